@@ -1,0 +1,134 @@
+//! [`BlockDevice`]: what a guest, an export or a job sees of a node.
+
+use std::fmt;
+
+use vellum_storage::{Buffer, Io, Result, Storage};
+
+/// What a device is and what it wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The format driver's name: `"qcow2"`, `"raw"`.
+    pub format: &'static str,
+    /// The name for messages: a path or a node name.
+    pub name: String,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Cluster size in bytes where the format has one.
+    pub cluster_size_bytes: Option<u64>,
+    /// Requests aligned to this run without read-modify-write (1 where any do).
+    pub request_alignment_bytes: u32,
+    /// Zero and discard requests aligned to this can be done without writing.
+    pub discard_alignment_bytes: u64,
+    /// Data never written reads as zeroes (no backing file shows through).
+    pub has_zero_init: bool,
+    /// The device grows when written beyond its end (a raw file being made).
+    pub growable: bool,
+}
+
+/// How a write is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RequestFlags {
+    /// Durable when the request completes.
+    pub fua: bool,
+}
+
+/// How zeroes are to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZeroRequest {
+    /// Space may be given back (`BDRV_REQ_MAY_UNMAP`).
+    pub may_unmap: bool,
+    /// Fail rather than write zeroes out (`BDRV_REQ_NO_FALLBACK`).
+    pub no_fallback: bool,
+    /// Durable when the request completes.
+    pub fua: bool,
+}
+
+/// Where an extent's bytes lie, when they can be read there as they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostLocation {
+    /// The storage's name (a path).
+    pub storage: String,
+    /// Offset in it in bytes.
+    pub offset_bytes: u64,
+}
+
+/// A run of guest bytes of one kind, as `qemu-img map` tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extent {
+    /// Length of the run in bytes; never 0 inside the device.
+    pub len_bytes: u64,
+    /// The bytes come from written data (they may still all be zero).
+    pub data: bool,
+    /// The bytes read as zeroes.
+    pub zero: bool,
+    /// The run is allocated at `depth`; `false`: no layer holds it.
+    pub present: bool,
+    /// The bytes are compressed on disk.
+    pub compressed: bool,
+    /// Where the bytes lie, for uncompressed, unencrypted data (or preallocated zeroes).
+    pub host: Option<HostLocation>,
+    /// The layer that decides: 0 is this device, 1 its backing file, and so on.
+    pub depth: u32,
+}
+
+/// A device of bytes. All offsets and lengths are in bytes of the guest's view.
+///
+/// Any alignment is accepted. A request beyond [`BlockDevice::size_bytes`] fails
+/// with [`vellum_storage::ErrorKind::OutOfRange`]. Requests run in parallel in any
+/// order; of overlapping writes each sector ends up as one of them. Requests must
+/// be made inside a lane (or an executor), and finish even if the returned [`Io`]
+/// of a changing request is dropped.
+pub trait BlockDevice: Send + Sync + fmt::Debug {
+    /// What the device is.
+    fn info(&self) -> DeviceInfo;
+
+    /// The virtual size in bytes.
+    fn size_bytes(&self) -> u64;
+
+    /// Reads `buffer.len()` bytes at `offset_bytes` and gives the buffer back filled.
+    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer>;
+
+    /// Writes the buffer at `offset_bytes` and gives it back.
+    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer>;
+
+    /// Makes a range read as zeroes.
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()>;
+
+    /// Gives a range's space back where that is possible; a hint, at cluster grain.
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()>;
+
+    /// Makes all completed writes durable.
+    fn flush(&self) -> Io<()>;
+
+    /// The first extent at `offset_bytes`, at most `len_bytes` long. With
+    /// `max_depth` 0 only this layer is asked (what it does not hold is not
+    /// `present`); `u32::MAX` asks the whole chain.
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent>;
+
+    /// Sets the virtual size.
+    fn truncate(&self, size_bytes: u64) -> Io<()>;
+
+    /// Writes back everything, releases reservations and marks the image clean.
+    /// Requests after it fail.
+    fn close(&self) -> Io<()>;
+
+    /// The backing device, if there is one.
+    fn backing(&self) -> Option<std::sync::Arc<dyn BlockDevice>> {
+        None
+    }
+
+    /// The storage that holds the image's own file.
+    fn storage(&self) -> Option<std::sync::Arc<dyn Storage>> {
+        None
+    }
+
+    /// This device as a qcow2 image, where it is one.
+    fn as_qcow2(&self) -> Option<&crate::qcow2::Qcow2> {
+        None
+    }
+
+    /// Bytes of storage that the image takes now, where known.
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}

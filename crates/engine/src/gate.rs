@@ -1,0 +1,60 @@
+//! The one gate through which an image may ask for other files.
+//!
+//! Invariant: no other code opens a file that an image names.
+
+use std::fmt;
+use std::sync::Arc;
+
+use vellum_storage::{Error, ErrorKind, Io, Storage};
+
+use crate::BlockDevice;
+
+/// What an image asks for, in its own words: nothing in it is trusted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileRequest {
+    /// The image that asks (its path or node name), for relative names and messages.
+    pub image: String,
+    /// The name that stands in the image.
+    pub name: String,
+    /// The format that stands in the image, if any.
+    pub format: Option<String>,
+    /// The file is to be opened for writing (a data file of a writable image).
+    pub writable: bool,
+}
+
+/// Opens, or refuses, the files that an image names.
+pub trait Gate: Send + Sync + fmt::Debug {
+    /// Opens a backing file, read-only.
+    fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>>;
+
+    /// Opens an external data file.
+    fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>>;
+}
+
+/// A gate that refuses everything.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DenyAll;
+
+impl DenyAll {
+    fn refuse<T>(what: &str, request: &FileRequest) -> Io<T> {
+        Io::ready(Err(Error::new(
+            ErrorKind::Denied,
+            "open",
+            format!(
+                "the image asks for the {what} '{}', and the policy allows no other files",
+                request.name
+            ),
+        )
+        .target(request.image.clone())))
+    }
+}
+
+impl Gate for DenyAll {
+    fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
+        Self::refuse("backing file", &request)
+    }
+
+    fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        Self::refuse("data file", &request)
+    }
+}

@@ -1,0 +1,18 @@
+//! Vellum: a qcow2 storage engine to embed.
+//!
+//! A [`BlockDevice`] is what a guest sees: bytes at guest offsets. [`Raw`] serves
+//! a storage as it is; `qcow2::Qcow2` maps guest clusters to host clusters.
+//!
+//! Invariants:
+//! - Opening an image never opens another file except through a [`gate::Gate`].
+//! - No code of this crate is unsafe.
+#![forbid(unsafe_code)]
+
+pub mod device;
+pub mod gate;
+pub mod raw;
+
+pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, ZeroRequest};
+pub use raw::Raw;
+pub use vellum_storage as storage;
+pub use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};

@@ -1,0 +1,1 @@
+//! The raw format: a storage, or a window of one, as it is.

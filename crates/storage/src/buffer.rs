@@ -1,0 +1,245 @@
+//! Owned, aligned memory for requests.
+//!
+//! A [`Buffer`] owns its range of one allocation. It can be split into disjoint
+//! pieces that travel to different requests and be joined again without a copy.
+//!
+//! Invariant: no two live buffers cover the same byte, so `&mut [u8]` of one
+//! never aliases another.
+
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+/// Alignment in bytes of every allocation: enough for direct I/O.
+pub const ALIGNMENT_BYTES: usize = 4096;
+
+/// The pieces of a vectored request, in order.
+pub type Buffers = SmallVec<[Buffer; 1]>;
+
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: an allocation is plain memory; access goes through `Buffer`s, whose
+// ranges are disjoint.
+unsafe impl Send for Allocation {}
+// SAFETY: as above; `Allocation` itself offers no access through `&self`.
+unsafe impl Sync for Allocation {}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: `start` came from the allocator with this very layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// An owned range of aligned memory.
+pub struct Buffer {
+    allocation: Option<Arc<Allocation>>,
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: a buffer owns its bytes like a `Box<[u8]>`.
+unsafe impl Send for Buffer {}
+// SAFETY: `&Buffer` gives only `&[u8]`.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A buffer of `len_bytes` zero bytes, aligned to [`ALIGNMENT_BYTES`].
+    pub fn zeroed(len_bytes: usize) -> Self {
+        Self::allocate(len_bytes, true)
+    }
+
+    /// A buffer for reading into: `len_bytes` bytes of unspecified content.
+    ///
+    /// The content is initialised memory (small buffers are zeroed; large ones
+    /// come zeroed from the system), never another request's data.
+    pub fn for_read(len_bytes: usize) -> Self {
+        Self::allocate(len_bytes, true)
+    }
+
+    fn allocate(len_bytes: usize, zero: bool) -> Self {
+        if len_bytes == 0 {
+            return Buffer { allocation: None, start: NonNull::dangling(), len_bytes };
+        }
+        let layout = Layout::from_size_align(len_bytes, ALIGNMENT_BYTES)
+            .unwrap_or_else(|_| panic!("buffer of {len_bytes} bytes"));
+        // SAFETY: the layout has a non-zero size.
+        let raw = unsafe { if zero { alloc_zeroed(layout) } else { alloc(layout) } };
+        let Some(start) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        let allocation = Arc::new(Allocation { start, layout });
+        Buffer { allocation: Some(allocation), start, len_bytes }
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut buffer = Self::for_read(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether the buffer has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// Splits off and returns the first `at_bytes` bytes; `self` keeps the rest.
+    ///
+    /// # Panics
+    /// If `at_bytes` is beyond the end.
+    #[must_use]
+    pub fn split_to(&mut self, at_bytes: usize) -> Buffer {
+        assert!(at_bytes <= self.len_bytes, "split at {at_bytes} of {}", self.len_bytes);
+        let head = Buffer {
+            allocation: self.allocation.clone(),
+            start: self.start,
+            len_bytes: at_bytes,
+        };
+        // SAFETY: `at_bytes` is within this buffer's range.
+        self.start = unsafe { self.start.add(at_bytes) };
+        self.len_bytes -= at_bytes;
+        head
+    }
+
+    /// Drops all bytes from `len_bytes` on.
+    pub fn truncate(&mut self, len_bytes: usize) {
+        self.len_bytes = self.len_bytes.min(len_bytes);
+    }
+
+    /// Joins two buffers that lie side by side in one allocation, as
+    /// [`Buffer::split_to`] leaves them; gives both back if they do not.
+    pub fn join(self, next: Buffer) -> std::result::Result<Buffer, (Buffer, Buffer)> {
+        if self.is_empty() {
+            return Ok(next);
+        }
+        if next.is_empty() {
+            return Ok(self);
+        }
+        let adjacent = match (&self.allocation, &next.allocation) {
+            (Some(a), Some(b)) => {
+                Arc::ptr_eq(a, b)
+                    && self.start.as_ptr().wrapping_add(self.len_bytes) == next.start.as_ptr()
+            }
+            _ => false,
+        };
+        if !adjacent {
+            return Err((self, next));
+        }
+        Ok(Buffer {
+            allocation: self.allocation.clone(),
+            start: self.start,
+            len_bytes: self.len_bytes + next.len_bytes,
+        })
+    }
+
+    /// Joins the pieces of a split buffer in order, copying only if they do not
+    /// lie side by side.
+    pub fn join_all(pieces: impl IntoIterator<Item = Buffer>) -> Buffer {
+        let mut joined = Buffer::zeroed(0);
+        for piece in pieces {
+            joined = match joined.join(piece) {
+                Ok(whole) => whole,
+                Err((a, b)) => {
+                    let mut copy = Buffer::for_read(a.len() + b.len());
+                    copy[..a.len()].copy_from_slice(&a);
+                    copy[a.len()..].copy_from_slice(&b);
+                    copy
+                }
+            };
+        }
+        joined
+    }
+
+    /// Whether all bytes are zero.
+    pub fn is_zero(&self) -> bool {
+        is_zero(self)
+    }
+}
+
+/// Whether all bytes of `bytes` are zero; stops early at the first that is not.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    let mut chunks = bytes.chunks_exact(256);
+    chunks.by_ref().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+        && chunks.remainder().iter().all(|&byte| byte == 0)
+}
+
+/// Total length in bytes of a vectored request.
+pub fn total_len(buffers: &[Buffer]) -> u64 {
+    buffers.iter().map(|b| b.len() as u64).sum()
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is initialised, owned by `self` and kept alive by
+        // `allocation`; for an empty buffer any dangling aligned pointer will do.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the ranges of live buffers are disjoint, so the
+        // exclusive borrow of `self` is exclusive for the bytes too.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_and_joins_without_a_copy() {
+        let mut whole = Buffer::zeroed(8192);
+        let address = whole.as_ptr();
+        let mut head = whole.split_to(512);
+        head.fill(1);
+        whole.fill(2);
+        let joined = Buffer::join_all([head, whole]);
+        assert_eq!(joined.as_ptr(), address);
+        assert_eq!(joined.len(), 8192);
+        assert_eq!((joined[511], joined[512]), (1, 2));
+    }
+
+    #[test]
+    fn joins_strangers_with_a_copy() {
+        let joined = Buffer::join_all([Buffer::copy_of(b"ab"), Buffer::copy_of(b"c")]);
+        assert_eq!(&joined[..], b"abc");
+    }
+
+    #[test]
+    fn zero_detection_sees_every_position() {
+        for len in [0, 1, 255, 256, 257, 1000] {
+            let mut buffer = Buffer::zeroed(len);
+            assert!(buffer.is_zero());
+            for at in 0..len {
+                buffer[at] = 1;
+                assert!(!buffer.is_zero(), "{at} of {len}");
+                buffer[at] = 0;
+            }
+        }
+    }
+
+    #[test]
+    fn allocations_are_aligned() {
+        assert_eq!(Buffer::for_read(512).as_ptr() as usize % ALIGNMENT_BYTES, 0);
+    }
+}

@@ -1,0 +1,238 @@
+//! The error type of storage and engine: a stable kind, what was being done, to
+//! what, where, and why.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Result of everything that touches storage.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, as a stable category that programs may match on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A file, node or export does not exist.
+    NotFound,
+    /// The operating system refused access.
+    PermissionDenied,
+    /// Another process holds a conflicting lock.
+    Locked,
+    /// The caller's arguments make no sense together.
+    InvalidArgument,
+    /// The request or the image needs something that is not supported.
+    Unsupported,
+    /// The bytes are not an image of the expected format, or break its limits.
+    InvalidImage,
+    /// The image's metadata contradicts itself.
+    Corrupt,
+    /// A write to something that may only be read.
+    ReadOnly,
+    /// The storage is full; the request may be retried after making room.
+    NoSpace,
+    /// A request beyond the end of the device.
+    OutOfRange,
+    /// A policy (the gate) refused to open another file.
+    Denied,
+    /// A peer broke its protocol or went away.
+    Protocol,
+    /// Any other failure of the operating system.
+    Io,
+}
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    operation: &'static str,
+    target: Option<String>,
+    offset_bytes: Option<u64>,
+    errno: Option<i32>,
+    message: String,
+    source: Option<Error>,
+}
+
+/// An error with its kind, operation, target (path or node), offset and source.
+///
+/// Cheap to clone: one failed load or barrier is reported to every waiter.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+impl Error {
+    /// A new error; `message` says what is wrong, in QEMU's words where QEMU has some.
+    pub fn new(kind: ErrorKind, operation: &'static str, message: impl Into<String>) -> Self {
+        Error(Arc::new(Inner {
+            kind,
+            operation,
+            target: None,
+            offset_bytes: None,
+            errno: None,
+            message: message.into(),
+            source: None,
+        }))
+    }
+
+    /// An error of the operating system, from `errno`.
+    pub fn from_errno(operation: &'static str, errno: i32) -> Self {
+        let kind = match errno {
+            libc::ENOENT => ErrorKind::NotFound,
+            libc::EACCES | libc::EPERM => ErrorKind::PermissionDenied,
+            libc::ENOSPC | libc::EDQUOT => ErrorKind::NoSpace,
+            libc::EROFS => ErrorKind::ReadOnly,
+            libc::EINVAL => ErrorKind::InvalidArgument,
+            libc::ENOTSUP | libc::ENOSYS | libc::ENOTTY => ErrorKind::Unsupported,
+            _ => ErrorKind::Io,
+        };
+        let mut error = Error::new(kind, operation, errno_text(errno));
+        error.edit(|inner| inner.errno = Some(errno));
+        error
+    }
+
+    /// An error of the operating system, from a `std::io::Error`.
+    pub fn from_io(operation: &'static str, error: &std::io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(errno) => Error::from_errno(operation, errno),
+            None => Error::new(ErrorKind::Io, operation, error.to_string()),
+        }
+    }
+
+    /// The last error of the calling thread (`errno`).
+    pub fn last_os(operation: &'static str) -> Self {
+        Error::from_io(operation, &std::io::Error::last_os_error())
+    }
+
+    fn edit(&mut self, change: impl FnOnce(&mut Inner)) {
+        if Arc::get_mut(&mut self.0).is_none() {
+            let old = &self.0;
+            self.0 = Arc::new(Inner {
+                kind: old.kind,
+                operation: old.operation,
+                target: old.target.clone(),
+                offset_bytes: old.offset_bytes,
+                errno: old.errno,
+                message: old.message.clone(),
+                source: old.source.clone(),
+            });
+        }
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            change(inner);
+        }
+    }
+
+    /// Names the path or node, unless one is named already.
+    #[must_use]
+    pub fn target(mut self, target: impl Into<String>) -> Self {
+        if self.0.target.is_none() {
+            self.edit(|inner| inner.target = Some(target.into()));
+        }
+        self
+    }
+
+    /// Names the offset in bytes, unless one is named already.
+    #[must_use]
+    pub fn at(mut self, offset_bytes: u64) -> Self {
+        if self.0.offset_bytes.is_none() {
+            self.edit(|inner| inner.offset_bytes = Some(offset_bytes));
+        }
+        self
+    }
+
+    /// Sets the `errno` that best describes this error to a client.
+    #[must_use]
+    pub fn with_errno(mut self, errno: i32) -> Self {
+        self.edit(|inner| inner.errno = Some(errno));
+        self
+    }
+
+    /// The same kind of failure seen from a higher level: `message` and
+    /// `operation` become the outer error, `self` its source.
+    #[must_use]
+    pub fn context(self, operation: &'static str, message: impl Into<String>) -> Self {
+        Error(Arc::new(Inner {
+            kind: self.0.kind,
+            operation,
+            target: None,
+            offset_bytes: None,
+            errno: self.0.errno,
+            message: message.into(),
+            source: Some(self),
+        }))
+    }
+
+    /// The stable category.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// What was being done: a verb such as `"read"` or `"open"`.
+    pub fn operation(&self) -> &'static str {
+        self.0.operation
+    }
+
+    /// The path or node concerned, where known.
+    pub fn target_name(&self) -> Option<&str> {
+        self.0.target.as_deref()
+    }
+
+    /// The offset concerned in bytes, where known.
+    pub fn offset_bytes(&self) -> Option<u64> {
+        self.0.offset_bytes
+    }
+
+    /// What is wrong, without operation, target and offset.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The error number that a block device's client should see.
+    pub fn errno(&self) -> i32 {
+        self.0.errno.unwrap_or(match self.0.kind {
+            ErrorKind::NotFound => libc::ENOENT,
+            ErrorKind::PermissionDenied | ErrorKind::Denied => libc::EPERM,
+            ErrorKind::Locked => libc::EAGAIN,
+            ErrorKind::InvalidArgument | ErrorKind::OutOfRange | ErrorKind::InvalidImage => {
+                libc::EINVAL
+            }
+            ErrorKind::Unsupported => libc::ENOTSUP,
+            ErrorKind::ReadOnly => libc::EROFS,
+            ErrorKind::NoSpace => libc::ENOSPC,
+            ErrorKind::Corrupt | ErrorKind::Protocol | ErrorKind::Io => libc::EIO,
+        })
+    }
+}
+
+/// The operating system's text for an error number, as `strerror` gives it.
+pub fn errno_text(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.0.kind)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.operation)?;
+        if let Some(target) = &self.0.target {
+            write!(f, " '{target}'")?;
+        }
+        if let Some(offset) = self.0.offset_bytes {
+            write!(f, " at {offset:#x}")?;
+        }
+        write!(f, ": {}", self.0.message)?;
+        if let Some(source) = &self.0.source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|e| e as _)
+    }
+}

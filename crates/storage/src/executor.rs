@@ -1,0 +1,337 @@
+//! A single-threaded executor: the slow path of a lane, and the whole world of a
+//! simulation.
+//!
+//! Tasks never leave their thread; wakers may be used from any thread. What
+//! waits for I/O is not this module's business: its owner calls
+//! [`Executor::run_ready`], and when that returns with nothing left to do, blocks
+//! as it likes until its `notify` callback is called.
+//!
+//! Invariant: a wake-up between the last [`Executor::run_ready`] and
+//! [`Executor::prepare_to_sleep`] makes the latter return `false`, so no wake-up
+//! is lost.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
+type RemoteStart = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Queue {
+    ready: VecDeque<usize>,
+    starts: Vec<RemoteStart>,
+    sleeping: bool,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    notify: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, change: impl FnOnce(&mut Queue)) {
+        let mut queue = self.lock();
+        change(&mut queue);
+        let wake = std::mem::take(&mut queue.sleeping);
+        drop(queue);
+        if wake {
+            (self.notify)();
+        }
+    }
+}
+
+struct TaskWaker {
+    shared: Arc<Shared>,
+    task: usize,
+    queued: AtomicBool,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            self.shared.push(|queue| queue.ready.push_back(self.task));
+        }
+    }
+}
+
+struct Slot {
+    /// `None` while the task is being polled.
+    future: Option<LocalTask>,
+    waker: Arc<TaskWaker>,
+}
+
+#[derive(Default)]
+struct Tasks {
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
+    live: usize,
+}
+
+struct Core {
+    tasks: RefCell<Tasks>,
+    shared: Arc<Shared>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+}
+
+/// A single-threaded executor; see the module's head.
+pub struct Executor {
+    core: Rc<Core>,
+}
+
+/// Starts tasks on an executor of another thread.
+#[derive(Clone)]
+pub struct Remote {
+    shared: Arc<Shared>,
+}
+
+impl Executor {
+    /// A new executor; `notify` is called, from any thread, when a task becomes
+    /// ready after [`Executor::prepare_to_sleep`] returned `true`.
+    pub fn new(notify: impl Fn() + Send + Sync + 'static) -> Self {
+        let shared =
+            Arc::new(Shared { queue: Mutex::new(Queue::default()), notify: Box::new(notify) });
+        Executor { core: Rc::new(Core { tasks: RefCell::default(), shared }) }
+    }
+
+    /// Runs `work` with this executor as the thread's current one, so that
+    /// [`spawn`] inside finds it.
+    pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
+        struct Restore(Option<Rc<Core>>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.with(|current| *current.borrow_mut() = self.0.take());
+            }
+        }
+        let before = CURRENT.with(|current| current.replace(Some(self.core.clone())));
+        let _restore = Restore(before);
+        work()
+    }
+
+    /// Starts a task.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        spawn_on(&self.core, future)
+    }
+
+    /// A handle that starts tasks from other threads.
+    pub fn remote(&self) -> Remote {
+        Remote { shared: self.core.shared.clone() }
+    }
+
+    /// Polls ready tasks until none is ready; returns whether any was.
+    pub fn run_ready(&self) -> bool {
+        self.enter(|| {
+            let mut any = false;
+            while self.run_batch() {
+                any = true;
+            }
+            any
+        })
+    }
+
+    /// Polls the tasks that are ready now, once each; returns whether any was.
+    /// Must be called inside [`Executor::enter`] to allow tasks to spawn.
+    pub fn run_batch(&self) -> bool {
+        let (ready, starts) = {
+            let mut queue = self.core.shared.lock();
+            queue.sleeping = false;
+            (std::mem::take(&mut queue.ready), std::mem::take(&mut queue.starts))
+        };
+        if ready.is_empty() && starts.is_empty() {
+            return false;
+        }
+        for start in starts {
+            start();
+        }
+        for task in ready {
+            self.poll_task(task);
+        }
+        true
+    }
+
+    fn poll_task(&self, task: usize) {
+        let (mut future, waker) = {
+            let mut tasks = self.core.tasks.borrow_mut();
+            let Some(Some(slot)) = tasks.slots.get_mut(task) else { return };
+            let Some(future) = slot.future.take() else { return };
+            (future, slot.waker.clone())
+        };
+        waker.queued.store(false, Ordering::Release);
+        let std_waker = Waker::from(waker);
+        let done = future.as_mut().poll(&mut Context::from_waker(&std_waker)).is_ready();
+        let mut tasks = self.core.tasks.borrow_mut();
+        if done {
+            tasks.slots[task] = None;
+            tasks.free.push(task);
+            tasks.live -= 1;
+            drop(tasks);
+            drop(future);
+        } else if let Some(slot) = &mut tasks.slots[task] {
+            slot.future = Some(future);
+        }
+    }
+
+    /// Declares that the owner is about to block. `false`: something is ready,
+    /// do not block. After `true`, the next wake-up calls `notify` once.
+    pub fn prepare_to_sleep(&self) -> bool {
+        let mut queue = self.core.shared.lock();
+        queue.sleeping = queue.ready.is_empty() && queue.starts.is_empty();
+        queue.sleeping
+    }
+
+    /// Tasks started and not finished.
+    pub fn live_tasks(&self) -> usize {
+        self.core.tasks.borrow().live
+    }
+}
+
+impl Remote {
+    /// Runs `make` on the executor's thread and spawns the future that it returns.
+    pub fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        self.shared.push(|queue| {
+            queue.starts.push(Box::new(move || {
+                drop(spawn(make()));
+            }));
+        });
+    }
+}
+
+/// Whether the calling thread is inside an executor, so that [`spawn`] works.
+pub fn is_entered() -> bool {
+    CURRENT.with(|current| current.borrow().is_some())
+}
+
+/// Starts a task on the thread's current executor. It runs to its end even if
+/// the handle is dropped.
+///
+/// # Panics
+/// Outside an executor: run inside a lane, or [`Executor::enter`].
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    let core = CURRENT.with(|current| current.borrow().clone());
+    let core = core.expect("spawn outside an executor: call it inside a lane");
+    spawn_on(&core, future)
+}
+
+fn spawn_on<T: 'static>(
+    core: &Rc<Core>,
+    future: impl Future<Output = T> + 'static,
+) -> JoinHandle<T> {
+    let join = Rc::new(RefCell::new(Join { result: None, waker: None }));
+    let result = join.clone();
+    let whole = async move {
+        let value = future.await;
+        let mut join = result.borrow_mut();
+        join.result = Some(value);
+        if let Some(waker) = join.waker.take() {
+            drop(join);
+            waker.wake();
+        }
+    };
+    let mut tasks = core.tasks.borrow_mut();
+    let task = tasks.free.pop().unwrap_or_else(|| {
+        tasks.slots.push(None);
+        tasks.slots.len() - 1
+    });
+    let waker =
+        Arc::new(TaskWaker { shared: core.shared.clone(), task, queued: AtomicBool::new(false) });
+    tasks.slots[task] = Some(Slot { future: Some(Box::pin(whole)), waker: waker.clone() });
+    tasks.live += 1;
+    drop(tasks);
+    waker.wake();
+    JoinHandle { join }
+}
+
+struct Join<T> {
+    result: Option<T>,
+    waker: Option<Waker>,
+}
+
+/// Waits for a task's result; dropping it lets the task run on by itself.
+pub struct JoinHandle<T> {
+    join: Rc<RefCell<Join<T>>>,
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let mut join = self.join.borrow_mut();
+        match join.result.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                join.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JoinHandle")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_run_join_and_wake_across_threads() {
+        let executor = Executor::new(|| {});
+        let (sender, receiver) = std::sync::mpsc::channel::<Waker>();
+        let flag = Arc::new(AtomicBool::new(false));
+        let seen = flag.clone();
+        let mut first = true;
+        let waits = executor.spawn(std::future::poll_fn(move |context| {
+            if seen.load(Ordering::SeqCst) {
+                return Poll::Ready(7);
+            }
+            if std::mem::take(&mut first) {
+                sender.send(context.waker().clone()).unwrap();
+            }
+            Poll::Pending
+        }));
+        let total = executor.spawn(async move { waits.await + spawn(async { 1 }).await });
+        let thread = std::thread::spawn(move || {
+            let waker = receiver.recv().unwrap();
+            flag.store(true, Ordering::SeqCst);
+            waker.wake();
+        });
+        executor.run_ready();
+        thread.join().unwrap();
+        executor.run_ready();
+        assert_eq!(executor.live_tasks(), 0);
+        assert_eq!(total.join.borrow().result, Some(8));
+    }
+
+    #[test]
+    fn a_wake_before_sleep_is_not_lost() {
+        let executor = Executor::new(|| {});
+        assert!(executor.prepare_to_sleep());
+        drop(executor.spawn(async {}));
+        assert!(!executor.prepare_to_sleep());
+        executor.run_ready();
+        assert!(executor.prepare_to_sleep());
+    }
+}

@@ -1,0 +1,25 @@
+//! Storage: where the bytes of an image live, and how requests on them run.
+//!
+//! This crate holds the [`Storage`] trait with owned, aligned [`Buffer`]s, the
+//! backends that implement it, the wrappers that tests put around them, and the
+//! machinery that runs requests: the single-threaded [`executor`] and the lane
+//! built on it.
+//!
+//! Invariants:
+//! - A buffer handed to a request belongs to the request until its completion
+//!   arrives; dropping an [`Io`] abandons a result, never an I/O.
+//! - Nothing here knows about image formats.
+
+pub mod buffer;
+pub mod error;
+pub mod executor;
+pub mod io;
+pub mod mem;
+mod storage;
+
+pub use buffer::{Buffer, Buffers};
+pub use error::{Error, ErrorKind, Result};
+pub use executor::{JoinHandle, spawn};
+pub use io::Io;
+pub use mem::MemStorage;
+pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

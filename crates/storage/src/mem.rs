@@ -1,0 +1,125 @@
+//! Storage in memory, for tests and for small images that never touch a disk.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::buffer::total_len;
+use crate::{
+    BlockStatus, Buffers, Capabilities, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags,
+};
+
+/// Bytes in memory; every request completes at once.
+#[derive(Debug, Default)]
+pub struct MemStorage {
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl MemStorage {
+    /// An empty storage.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A storage holding `bytes`.
+    pub fn with_bytes(bytes: Vec<u8>) -> Self {
+        MemStorage { bytes: Mutex::new(bytes) }
+    }
+
+    /// A copy of all bytes.
+    pub fn snapshot(&self) -> Vec<u8> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn grow(bytes: &mut Vec<u8>, end: usize) {
+    if bytes.len() < end {
+        bytes.resize(end, 0);
+    }
+}
+
+impl Storage for MemStorage {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            request_alignment_bytes: 1,
+            memory_alignment_bytes: 1,
+            can_punch: true,
+            can_zero: true,
+            has_zero_init: true,
+            read_only: false,
+            growable: true,
+        }
+    }
+
+    fn name(&self) -> &str {
+        "memory"
+    }
+
+    fn len_bytes(&self) -> Result<u64> {
+        Ok(self.lock().len() as u64)
+    }
+
+    fn read(&self, offset_bytes: u64, mut buffers: Buffers) -> Io<Buffers> {
+        let bytes = self.lock();
+        let mut at = offset_bytes as usize;
+        for buffer in &mut buffers {
+            let have = bytes.len().saturating_sub(at).min(buffer.len());
+            buffer[..have].copy_from_slice(&bytes[at.min(bytes.len())..][..have]);
+            buffer[have..].fill(0);
+            at += buffer.len();
+        }
+        Io::ready(Ok(buffers))
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, _flags: WriteFlags) -> Io<Buffers> {
+        let mut bytes = self.lock();
+        let mut at = offset_bytes as usize;
+        grow(&mut bytes, at + total_len(&buffers) as usize);
+        for buffer in &buffers {
+            bytes[at..at + buffer.len()].copy_from_slice(buffer);
+            at += buffer.len();
+        }
+        Io::ready(Ok(buffers))
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, _flags: ZeroFlags) -> Io<()> {
+        let mut bytes = self.lock();
+        let (start, end) = (offset_bytes as usize, (offset_bytes + len_bytes) as usize);
+        grow(&mut bytes, end);
+        bytes[start..end].fill(0);
+        Io::ready(Ok(()))
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        let mut bytes = self.lock();
+        let start = (offset_bytes as usize).min(bytes.len());
+        let end = ((offset_bytes + len_bytes) as usize).min(bytes.len());
+        bytes[start..end].fill(0);
+        Io::ready(Ok(()))
+    }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        grow(&mut self.lock(), (offset_bytes + len_bytes) as usize);
+        Io::ready(Ok(()))
+    }
+
+    fn flush(&self) -> Io<()> {
+        Io::ready(Ok(()))
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        self.lock().resize(len_bytes as usize, 0);
+        Io::ready(Ok(()))
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        let have = (self.lock().len() as u64).saturating_sub(offset_bytes);
+        let extent = match have {
+            0 => StorageExtent { status: BlockStatus::Hole, len_bytes },
+            _ => StorageExtent { status: BlockStatus::Data, len_bytes: have.min(len_bytes) },
+        };
+        Io::ready(Ok(extent))
+    }
+}

@@ -1,0 +1,118 @@
+//! The [`Storage`] trait: bytes at offsets, with owned buffers.
+
+use std::fmt;
+
+use crate::{Buffers, Io, Result};
+
+/// What a storage can do and what it wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Offsets and lengths below this alignment cost a read-modify-write (they
+    /// are always accepted). A power of two, 1 where there is no such cost.
+    pub request_alignment_bytes: u32,
+    /// Memory below this alignment costs a copy. A power of two.
+    pub memory_alignment_bytes: u32,
+    /// [`Storage::discard`] gives space back.
+    pub can_punch: bool,
+    /// [`Storage::write_zeroes`] is cheaper than writing zeroes.
+    pub can_zero: bool,
+    /// Bytes never written, and bytes that a growing `truncate` adds, read as zero.
+    pub has_zero_init: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The length follows the writes (a regular file, not a device).
+    pub growable: bool,
+}
+
+/// How a write is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteFlags {
+    /// Durable when the request completes (force unit access).
+    pub fua: bool,
+}
+
+/// How zeroes are to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZeroFlags {
+    /// The space may be given back.
+    pub may_unmap: bool,
+    /// Fail with [`crate::ErrorKind::Unsupported`] rather than write zeroes out.
+    pub no_fallback: bool,
+    /// Durable when the request completes.
+    pub fua: bool,
+}
+
+/// What a range of a storage holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockStatus {
+    /// Bytes that were written, or must be taken to be.
+    Data,
+    /// A hole: reads as zeroes and takes no space.
+    Hole,
+}
+
+/// A run of one status, from the offset that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StorageExtent {
+    /// What the run holds.
+    pub status: BlockStatus,
+    /// Length of the run in bytes, never 0 and never beyond what was asked for.
+    pub len_bytes: u64,
+}
+
+/// Bytes at offsets.
+///
+/// All offsets and lengths are in bytes. Any alignment is accepted; what is below
+/// [`Capabilities::request_alignment_bytes`] costs more. Requests may run and
+/// complete in any order; the caller keeps apart what must not overlap. Requests
+/// must be made inside a lane or an [`crate::executor::Executor`].
+pub trait Storage: Send + Sync + fmt::Debug {
+    /// What this storage can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The name for messages: a path or a node name.
+    fn name(&self) -> &str;
+
+    /// The length in bytes now. Plain call: it may cost a system call, never a wait.
+    fn len_bytes(&self) -> Result<u64>;
+
+    /// Reads into `buffers` in order and gives them back; what lies beyond the
+    /// end of the storage reads as zeroes.
+    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers>;
+
+    /// Writes `buffers` in order and gives them back; a growable storage grows.
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers>;
+
+    /// Makes a range read as zeroes; a growable storage grows if the range ends beyond it.
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()>;
+
+    /// Gives a range's space back. Its content is undefined afterwards (zeroes on
+    /// every backend that can punch). A hint: unsupported is success.
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()>;
+
+    /// Reserves space for a range without changing what it reads as; grows a
+    /// growable storage.
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()>;
+
+    /// Makes everything completed before this call durable.
+    fn flush(&self) -> Io<()>;
+
+    /// Sets the length; added bytes read as zeroes.
+    fn truncate(&self, len_bytes: u64) -> Io<()>;
+
+    /// The first run of one status at `offset_bytes`, at most `len_bytes` long.
+    /// Beyond the end is a hole.
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent>;
+
+    /// Tries to copy a range inside the storage without moving bytes through
+    /// memory; [`crate::ErrorKind::Unsupported`] where that cannot be had.
+    fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Io<()> {
+        let _ = (from_bytes, to_bytes, len_bytes);
+        Io::ready(Err(crate::Error::new(
+            crate::ErrorKind::Unsupported,
+            "copy range",
+            "the storage cannot copy by itself",
+        )
+        .target(self.name())))
+    }
+}
