@@ -5,8 +5,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::Result;
 use crate::executor::JoinHandle;
+use crate::{Buffer, Buffers, Result};
 
 /// A started request. It runs whether or not it is polled; dropping it abandons
 /// the result, not the request. (A [`Io::boxed`] request is the exception: it is
@@ -17,6 +17,13 @@ use crate::executor::JoinHandle;
 pub struct Io<T>(Repr<T>);
 
 enum Repr<T> {
+    Direct(Source<T>),
+    /// A storage request whose buffers become the result; see [`Io::map_buffers`].
+    Mapped(Source<Buffers>, fn(Buffers) -> T),
+}
+
+/// Where a result comes from.
+enum Source<T> {
     Ready(Option<Result<T>>),
     Task(JoinHandle<Result<T>>),
     Boxed(Pin<Box<dyn Future<Output = Result<T>>>>),
@@ -25,22 +32,65 @@ enum Repr<T> {
 impl<T> Io<T> {
     /// A request that is complete already.
     pub fn ready(result: Result<T>) -> Self {
-        Io(Repr::Ready(Some(result)))
+        Io(Repr::Direct(Source::Ready(Some(result))))
     }
 
     /// A request run by a task of the current executor.
     pub fn task(handle: JoinHandle<Result<T>>) -> Self {
-        Io(Repr::Task(handle))
+        Io(Repr::Direct(Source::Task(handle)))
     }
 
     /// A request that is a future: it advances only while polled.
     pub fn boxed(future: impl Future<Output = Result<T>> + 'static) -> Self {
-        Io(Repr::Boxed(Box::pin(future)))
+        Io(Repr::Direct(Source::Boxed(Box::pin(future))))
     }
 
     /// Whether the result is there without waiting.
     pub fn is_ready(&self) -> bool {
-        matches!(self.0, Repr::Ready(_))
+        match &self.0 {
+            Repr::Direct(source) => source.is_ready(),
+            Repr::Mapped(source, _) => source.is_ready(),
+        }
+    }
+}
+
+impl Io<Buffers> {
+    /// The same request with its buffers turned into another result: no task and
+    /// no box, so that a device on top of a storage costs nothing a request.
+    pub fn map_buffers<T: 'static>(self, map: fn(Buffers) -> T) -> Io<T> {
+        match self.0 {
+            Repr::Direct(source) => Io(Repr::Mapped(source, map)),
+            Repr::Mapped(..) => Io::boxed(async move { self.await.map(map) }),
+        }
+    }
+
+    /// The same request, of which the single buffer is the result.
+    pub fn into_single(self) -> Io<Buffer> {
+        self.map_buffers(Buffer::join_all)
+    }
+}
+
+impl<T> Source<T> {
+    fn is_ready(&self) -> bool {
+        matches!(self, Source::Ready(_))
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T>> {
+        match self {
+            Source::Ready(result) => {
+                Poll::Ready(result.take().expect("a completed Io was polled again"))
+            }
+            Source::Task(handle) => Pin::new(handle).poll(context),
+            Source::Boxed(future) => future.as_mut().poll(context),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Source::Ready(_) => "Io(ready)",
+            Source::Task(_) => "Io(task)",
+            Source::Boxed(_) => "Io(boxed)",
+        }
     }
 }
 
@@ -51,21 +101,17 @@ impl<T> Future for Io<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
         match &mut self.0 {
-            Repr::Ready(result) => {
-                Poll::Ready(result.take().expect("a completed Io was polled again"))
-            }
-            Repr::Task(handle) => Pin::new(handle).poll(context),
-            Repr::Boxed(future) => future.as_mut().poll(context),
+            Repr::Direct(source) => source.poll(context),
+            Repr::Mapped(source, map) => source.poll(context).map_ok(*map),
         }
     }
 }
 
 impl<T> fmt::Debug for Io<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            Repr::Ready(_) => "Io(ready)",
-            Repr::Task(_) => "Io(task)",
-            Repr::Boxed(_) => "Io(boxed)",
+        f.write_str(match &self.0 {
+            Repr::Direct(source) => source.name(),
+            Repr::Mapped(source, _) => source.name(),
         })
     }
 }
