@@ -1,1 +1,55 @@
-fn main() {}
+//! Chores of this repository: `cargo xtask TASK`.
+
+mod process;
+mod setup;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use lexopt::Arg;
+
+const USAGE: &str = "\
+usage: cargo xtask TASK [ARGUMENTS]
+
+  setup                      install the programs that the demo and the tests use
+  demo [--vellum PROGRAM]    a real disk from end to end, with real clients, measured
+  test                       every test; ends with 'N passed, N failed'
+  tidy                       layers, licences, duplicates, file sizes
+  fuzz [--seconds N] [TARGET...]
+                             run the fuzz targets, then shrink their corpora
+  golden                     make tests/golden anew with the real qemu-img
+";
+
+fn main() -> ExitCode {
+    match run_task(lexopt::Parser::from_env()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
+    let task = match arguments.next()? {
+        Some(Arg::Value(task)) => task,
+        Some(Arg::Long("help") | Arg::Short('h')) | None => {
+            print!("{USAGE}");
+            return Ok(());
+        }
+        Some(other) => return Err(other.unexpected().into()),
+    };
+    match task.to_string_lossy().as_ref() {
+        "setup" => setup::run(arguments),
+        other => bail!("no task is named '{other}'\n{USAGE}"),
+    }
+}
+
+/// Refuses arguments, for tasks that take none.
+fn no_arguments(arguments: &mut lexopt::Parser) -> Result<()> {
+    match arguments.next()? {
+        None => Ok(()),
+        Some(argument) => Err(argument.unexpected().into()),
+    }
+}
