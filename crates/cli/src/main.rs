@@ -1,1 +1,50 @@
-fn main() {}
+//! The `vellum` program: every tool in one binary.
+//!
+//! Called by the name of one of QEMU's programs (through a link) it is that
+//! program; called by its own name, the first word says which tool is meant:
+//! `vellum io`, `vellum nbd`, or a subcommand of the image tool.
+
+mod getopt;
+mod img;
+mod io;
+mod nbd;
+mod report;
+mod size;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    let called = words.next().unwrap_or_default();
+    let name = Path::new(&called).file_name().map_or_else(
+        || "vellum".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    );
+    report::set_program(&name);
+    let code = run(&name, words.collect());
+    // Codes beyond a byte do not exist; 255 stands for them as for -1.
+    ExitCode::from(u8::try_from(code).unwrap_or(255))
+}
+
+fn run(name: &str, mut words: Vec<OsString>) -> i32 {
+    match name {
+        "qemu-img" => return img::main(name, words),
+        "qemu-io" => return io::main(name, words),
+        "qemu-nbd" => return nbd::main(name, words),
+        "qemu-storage-daemon" => return no_daemon(),
+        _ => {}
+    }
+    match words.first().and_then(|word| word.to_str()) {
+        Some("io") => io::main(name, words.split_off(1)),
+        Some("nbd") => nbd::main(name, words.split_off(1)),
+        Some("daemon") => no_daemon(),
+        _ => img::main(name, words),
+    }
+}
+
+fn no_daemon() -> i32 {
+    report::error("the storage daemon is not part of this version");
+    1
+}

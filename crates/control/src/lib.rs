@@ -1,1 +1,39 @@
-//! Placeholder head.
+//! Control: from what a user writes to a graph of block devices.
+//!
+//! A user names an image by a plain file name, by `json:{...}` or by
+//! `key=value,...` options ([`ImageSpec`]), and says how to use it
+//! ([`OpenFlags`]); [`open_device`] makes the device. What an image itself names
+//! (its backing file, its data file) goes through the gate of this crate.
+//!
+//! Invariant: messages are QEMU's where QEMU has some; [`error_text`] gives the
+//! text that stands after `qemu-img: `.
+
+pub mod cache;
+pub mod open;
+pub mod options;
+pub mod size;
+pub mod spec;
+
+pub use cache::CacheMode;
+pub use open::{Aio, DetectZeroes, OpenFlags, open_device};
+pub use options::{Options, Scalar};
+pub use spec::{ImageSpec, Source};
+
+/// The text of an error as QEMU prints it after the program's name: messages
+/// from the outermost to the cause, joined by colons.
+pub fn error_text(error: &vellum::Error) -> String {
+    let mut text = error.message().to_owned();
+    let mut next = std::error::Error::source(error);
+    while let Some(source) = next {
+        let message = match source.downcast_ref::<vellum::Error>() {
+            Some(inner) => inner.message().to_owned(),
+            None => source.to_string(),
+        };
+        if !message.is_empty() {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
+        next = source.source();
+    }
+    text
+}

@@ -1,0 +1,274 @@
+//! Options as flat dotted keys: `file.filename=x,cache.direct=on`.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use vellum::{Error, ErrorKind, Result};
+
+use crate::size;
+
+/// The value of one option. `--image-opts` gives text only; `json:` gives types.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scalar {
+    /// Text.
+    Text(String),
+    /// A number of `json:`.
+    Number(serde_json::Number),
+    /// A boolean of `json:`.
+    Bool(bool),
+    /// `null` of `json:`.
+    Null,
+}
+
+/// Options by dotted key. Taking an option out marks it as understood; what is
+/// left in the end is unknown.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Options {
+    entries: BTreeMap<String, Scalar>,
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "parse options", message)
+}
+
+impl Options {
+    /// No options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Parses `key=value,...`; `,,` stands for a comma in a value, a key alone
+    /// means `key=on` (and `nokey` means `key=off`), as in QEMU.
+    pub fn parse(text: &str) -> Result<Options> {
+        let mut options = Options::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let key_end = rest.find(['=', ',']).unwrap_or(rest.len());
+            let key = &rest[..key_end];
+            rest = &rest[key_end..];
+            if let Some(value) = rest.strip_prefix('=') {
+                let (value, after) = unescape(value);
+                options.set(key, Scalar::Text(value));
+                rest = after;
+            } else {
+                let (key, value) = match key.strip_prefix("no") {
+                    Some(stem) if !stem.is_empty() => (stem, "off"),
+                    _ => (key, "on"),
+                };
+                options.set(key, Scalar::Text(value.to_owned()));
+                rest = rest.strip_prefix(',').unwrap_or(rest);
+            }
+        }
+        Ok(options)
+    }
+
+    /// Flattens the object of a `json:{...}` name.
+    pub fn from_json(text: &str) -> Result<Options> {
+        let value: Value = serde_json::from_str(text)
+            .map_err(|error| invalid(format!("Could not parse the JSON options: {error}")))?;
+        let Value::Object(_) = value else {
+            return Err(invalid("Invalid JSON object given".into()));
+        };
+        let mut options = Options::new();
+        options.flatten("", value);
+        Ok(options)
+    }
+
+    fn flatten(&mut self, prefix: &str, value: Value) {
+        let join = |key: &str| match prefix {
+            "" => key.to_owned(),
+            prefix => format!("{prefix}.{key}"),
+        };
+        match value {
+            Value::Object(map) => {
+                map.into_iter()
+                    .for_each(|(key, value)| self.flatten(&join(&key), value));
+            }
+            Value::Array(items) => {
+                let items = items.into_iter().enumerate();
+                items.for_each(|(index, value)| self.flatten(&join(&index.to_string()), value));
+            }
+            Value::String(text) => self.set(prefix, Scalar::Text(text)),
+            Value::Number(number) => self.set(prefix, Scalar::Number(number)),
+            Value::Bool(value) => self.set(prefix, Scalar::Bool(value)),
+            Value::Null => self.set(prefix, Scalar::Null),
+        }
+    }
+
+    /// Sets an option; the last one counts.
+    pub fn set(&mut self, key: &str, value: Scalar) {
+        self.entries.insert(key.to_owned(), value);
+    }
+
+    /// Sets an option to a text.
+    pub fn set_text(&mut self, key: &str, value: impl Into<String>) {
+        self.set(key, Scalar::Text(value.into()));
+    }
+
+    /// Whether an option is set.
+    pub fn contains(&self, key: &str) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// The value of an option, left in place.
+    pub fn get_text(&self, key: &str) -> Option<&str> {
+        match self.entries.get(key) {
+            Some(Scalar::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Takes an option out.
+    pub fn take(&mut self, key: &str) -> Option<Scalar> {
+        self.entries.remove(key)
+    }
+
+    /// Takes a text out.
+    pub fn take_text(&mut self, key: &str) -> Result<Option<String>> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Scalar::Text(text)) => Ok(Some(text)),
+            Some(_) => Err(invalid(format!(
+                "Invalid parameter type for '{key}', expected: string"
+            ))),
+        }
+    }
+
+    /// Takes a boolean out: `on`, `off`, or a boolean of JSON.
+    pub fn take_bool(&mut self, key: &str) -> Result<Option<bool>> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Scalar::Bool(value)) => Ok(Some(value)),
+            Some(Scalar::Text(text)) => match text.as_str() {
+                "on" | "yes" | "true" | "y" => Ok(Some(true)),
+                "off" | "no" | "false" | "n" => Ok(Some(false)),
+                _ => Err(invalid(format!("Parameter '{key}' expects 'on' or 'off'"))),
+            },
+            Some(_) => Err(invalid(format!(
+                "Invalid parameter type for '{key}', expected: boolean"
+            ))),
+        }
+    }
+
+    /// Takes a size out: a number with an optional suffix.
+    pub fn take_size(&mut self, key: &str) -> Result<Option<u64>> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Scalar::Number(number)) => match number.as_u64() {
+                Some(value) => Ok(Some(value)),
+                None => Err(invalid(format!("Parameter '{key}' expects uint64"))),
+            },
+            Some(Scalar::Text(text)) => match size::parse(&text) {
+                Ok(value) => Ok(Some(value)),
+                Err(size::SizeError::Range) => Err(invalid(format!(
+                    "Value '{text}' is out of range for parameter '{key}'"
+                ))),
+                Err(size::SizeError::Invalid) => Err(invalid(format!(
+                    "Parameter '{key}' expects a non-negative number below 2^64\n\
+                     Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
+                     and exabytes, respectively."
+                ))),
+            },
+            Some(_) => Err(invalid(format!("Parameter '{key}' expects a size"))),
+        }
+    }
+
+    /// Takes out everything under `prefix.`, with the prefix cut off.
+    pub fn take_group(&mut self, prefix: &str) -> Options {
+        let start = format!("{prefix}.");
+        let keys: Vec<String> = self
+            .entries
+            .keys()
+            .filter(|key| key.starts_with(&start))
+            .cloned()
+            .collect();
+        let entries = keys
+            .into_iter()
+            .filter_map(|key| {
+                let value = self.entries.remove(&key)?;
+                Some((key[start.len()..].to_owned(), value))
+            })
+            .collect();
+        Options { entries }
+    }
+
+    /// Whether nothing is left.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The keys that are left.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// All entries.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Scalar)> {
+        self.entries
+            .iter()
+            .map(|(key, value)| (key.as_str(), value))
+    }
+}
+
+/// The value up to a single comma, with `,,` turned into `,`, and what follows.
+fn unescape(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut rest = text;
+    loop {
+        let Some(comma) = rest.find(',') else {
+            value.push_str(rest);
+            return (value, "");
+        };
+        value.push_str(&rest[..comma]);
+        rest = &rest[comma + 1..];
+        match rest.strip_prefix(',') {
+            Some(after) => {
+                value.push(',');
+                rest = after;
+            }
+            None => return (value, rest),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_key_value_lists() {
+        let mut options = Options::parse("driver=qcow2,file.filename=a,,b,ro,nofoo,x=").unwrap();
+        assert_eq!(
+            options.take_text("driver").unwrap().as_deref(),
+            Some("qcow2")
+        );
+        assert_eq!(
+            options.take_text("file.filename").unwrap().as_deref(),
+            Some("a,b")
+        );
+        assert_eq!(options.take_bool("ro").unwrap(), Some(true));
+        assert_eq!(options.take_bool("foo").unwrap(), Some(false));
+        assert_eq!(options.take_text("x").unwrap().as_deref(), Some(""));
+        assert!(options.is_empty());
+    }
+
+    #[test]
+    fn flattens_json() {
+        let text =
+            r#"{"driver":"qcow2","file":{"driver":"file","filename":"x"},"l2-cache-size":1}"#;
+        let mut options = Options::from_json(text).unwrap();
+        let mut file = options.take_group("file");
+        assert_eq!(file.take_text("filename").unwrap().as_deref(), Some("x"));
+        assert_eq!(options.take_size("l2-cache-size").unwrap(), Some(1));
+        assert!(Options::from_json("[1]").is_err());
+        assert!(Options::from_json("{").is_err());
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let mut options = Options::parse("a=maybe,b=1x").unwrap();
+        let error = options.take_bool("a").unwrap_err();
+        assert_eq!(error.message(), "Parameter 'a' expects 'on' or 'off'");
+        assert!(options.take_size("b").is_err());
+    }
+}
