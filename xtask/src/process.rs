@@ -1,5 +1,7 @@
 //! Running other programs: errors that say what ran, and no process left behind.
 
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -147,9 +149,9 @@ impl Daemon {
     }
 
     /// Waits until the server accepts connections on a unix socket.
-    pub fn wait_for_socket(&mut self, socket: &Path, limit: Duration) -> Result<()> {
+    pub fn wait_for_socket(&mut self, socket: &str, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
-        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+        while UnixStream::connect(socket).is_err() {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended with {status}{}", self.shown, self.last_words());
             }
@@ -174,9 +176,14 @@ impl Daemon {
     }
 
     /// Asks the server to end and fails unless it does so in time and with success.
-    pub fn stop(mut self) -> Result<()> {
+    pub fn stop(self) -> Result<()> {
         self.signal(libc::SIGTERM);
-        let deadline = Instant::now() + STOP_LIMIT;
+        self.wait(STOP_LIMIT)
+    }
+
+    /// Waits until the program ends by itself and fails unless it does so in time and with success.
+    pub fn wait(mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 if !status.success() {
@@ -186,7 +193,7 @@ impl Daemon {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        bail!("{} does not end when asked to", self.shown)
+        bail!("{} did not end in {} s", self.shown, limit.as_secs())
     }
 
     fn signal(&self, signal: libc::c_int) {
@@ -206,6 +213,31 @@ impl Drop for Daemon {
         // After a successful `stop` the child is reaped and both calls do nothing.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// An absolute path that is short enough for a socket, however deep its folder
+/// lies. It holds for this process and its children while this value lives.
+#[derive(Debug)]
+pub struct ShortPath {
+    path: String,
+    _folder: std::fs::File,
+}
+
+impl ShortPath {
+    /// A name for `folder`/`name`.
+    pub fn new(folder: &Path, name: &str) -> Result<Self> {
+        let folder = std::fs::File::open(folder)?;
+        let (process, descriptor) = (std::process::id(), folder.as_raw_fd());
+        Ok(Self {
+            path: format!("/proc/{process}/fd/{descriptor}/{name}"),
+            _folder: folder,
+        })
+    }
+
+    /// The name.
+    pub fn path(&self) -> &str {
+        &self.path
     }
 }
 
@@ -245,7 +277,7 @@ mod tests {
             &folder.path().join("log"),
         )?;
         let error = daemon
-            .wait_for_socket(&folder.path().join("socket"), Duration::from_secs(10))
+            .wait_for_socket("/nonexistent/socket", Duration::from_secs(10))
             .expect_err("nothing listens");
         assert!(error.to_string().ends_with("\n    broken"), "{error}");
         Ok(())
