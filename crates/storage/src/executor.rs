@@ -10,7 +10,7 @@
 //! [`Executor::prepare_to_sleep`] makes the latter return `false`, so no wake-up
 //! is lost.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
@@ -22,6 +22,9 @@ use std::task::{Context, Poll, Wake, Waker};
 
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
 type RemoteStart = Box<dyn FnOnce() + Send>;
+
+/// The task number of the owner's root future; see [`Executor::root_waker`].
+const ROOT: usize = usize::MAX;
 
 #[derive(Default)]
 struct Queue {
@@ -85,6 +88,10 @@ struct Tasks {
 struct Core {
     tasks: RefCell<Tasks>,
     shared: Arc<Shared>,
+    root: Arc<TaskWaker>,
+    root_woken: Cell<bool>,
+    /// The queue's other half: swapped with it, so that neither is reallocated.
+    batch: RefCell<VecDeque<usize>>,
 }
 
 thread_local! {
@@ -108,7 +115,17 @@ impl Executor {
     pub fn new(notify: impl Fn() + Send + Sync + 'static) -> Self {
         let shared =
             Arc::new(Shared { queue: Mutex::new(Queue::default()), notify: Box::new(notify) });
-        Executor { core: Rc::new(Core { tasks: RefCell::default(), shared }) }
+        let queued = AtomicBool::new(false);
+        let root = Arc::new(TaskWaker { shared: shared.clone(), task: ROOT, queued });
+        Executor {
+            core: Rc::new(Core {
+                tasks: RefCell::default(),
+                shared,
+                root,
+                root_woken: Cell::new(false),
+                batch: RefCell::default(),
+            }),
+        }
     }
 
     /// Runs `work` with this executor as the thread's current one, so that
@@ -117,7 +134,8 @@ impl Executor {
         struct Restore(Option<Rc<Core>>);
         impl Drop for Restore {
             fn drop(&mut self) {
-                CURRENT.with(|current| *current.borrow_mut() = self.0.take());
+                let before = self.0.take();
+                let _ = CURRENT.try_with(|current| current.replace(before));
             }
         }
         let before = CURRENT.with(|current| current.replace(Some(self.core.clone())));
@@ -149,24 +167,46 @@ impl Executor {
     /// Polls the tasks that are ready now, once each; returns whether any was.
     /// Must be called inside [`Executor::enter`] to allow tasks to spawn.
     pub fn run_batch(&self) -> bool {
-        let (ready, starts) = {
+        let mut ready = self.core.batch.take();
+        let starts = {
             let mut queue = self.core.shared.lock();
             queue.sleeping = false;
-            (std::mem::take(&mut queue.ready), std::mem::take(&mut queue.starts))
+            std::mem::swap(&mut queue.ready, &mut ready);
+            std::mem::take(&mut queue.starts)
         };
-        if ready.is_empty() && starts.is_empty() {
-            return false;
-        }
+        let any = !ready.is_empty() || !starts.is_empty();
         for start in starts {
             start();
         }
-        for task in ready {
+        for task in ready.drain(..) {
             self.poll_task(task);
         }
-        true
+        *self.core.batch.borrow_mut() = ready;
+        any
+    }
+
+    /// A waker for a future that the owner polls itself, beside the tasks. A
+    /// wake-up shows in [`Executor::take_root_wake`] after the next batch.
+    pub fn root_waker(&self) -> Waker {
+        Waker::from(self.core.root.clone())
+    }
+
+    /// Whether the root waker was used since the last call.
+    pub fn take_root_wake(&self) -> bool {
+        self.core.root_woken.take()
+    }
+
+    /// Whether the root waker was used, without taking that in.
+    pub fn root_is_woken(&self) -> bool {
+        self.core.root_woken.get()
     }
 
     fn poll_task(&self, task: usize) {
+        if task == ROOT {
+            self.core.root.queued.store(false, Ordering::Release);
+            self.core.root_woken.set(true);
+            return;
+        }
         let (mut future, waker) = {
             let mut tasks = self.core.tasks.borrow_mut();
             let Some(Some(slot)) = tasks.slots.get_mut(task) else { return };
@@ -194,6 +234,18 @@ impl Executor {
         let mut queue = self.core.shared.lock();
         queue.sleeping = queue.ready.is_empty() && queue.starts.is_empty();
         queue.sleeping
+    }
+
+    /// Declares that the owner is awake again, so that wake-ups need no `notify`.
+    pub fn end_sleep(&self) {
+        self.core.shared.lock().sleeping = false;
+    }
+
+    /// Drops all tasks as they are.
+    pub fn drop_tasks(&self) {
+        // A task's drop may start or wake others: take them out first.
+        let slots = std::mem::take(&mut *self.core.tasks.borrow_mut());
+        drop(slots);
     }
 
     /// Tasks started and not finished.

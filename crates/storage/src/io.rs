@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::executor::JoinHandle;
+use crate::lane::Ticket;
 use crate::{Buffer, Buffers, Result};
 
 /// A started request. It runs whether or not it is polled; dropping it abandons
@@ -26,6 +27,7 @@ enum Repr<T> {
 enum Source<T> {
     Ready(Option<Result<T>>),
     Task(JoinHandle<Result<T>>),
+    Lane(Ticket<T>),
     Boxed(Pin<Box<dyn Future<Output = Result<T>>>>),
 }
 
@@ -38,6 +40,11 @@ impl<T> Io<T> {
     /// A request run by a task of the current executor.
     pub fn task(handle: JoinHandle<Result<T>>) -> Self {
         Io(Repr::Direct(Source::Task(handle)))
+    }
+
+    /// A request in a slot of the thread's lane.
+    pub(crate) fn lane(ticket: Ticket<T>) -> Self {
+        Io(Repr::Direct(Source::Lane(ticket)))
     }
 
     /// A request that is a future: it advances only while polled.
@@ -81,6 +88,7 @@ impl<T> Source<T> {
                 Poll::Ready(result.take().expect("a completed Io was polled again"))
             }
             Source::Task(handle) => Pin::new(handle).poll(context),
+            Source::Lane(ticket) => Pin::new(ticket).poll(context),
             Source::Boxed(future) => future.as_mut().poll(context),
         }
     }
@@ -89,6 +97,7 @@ impl<T> Source<T> {
         match self {
             Source::Ready(_) => "Io(ready)",
             Source::Task(_) => "Io(task)",
+            Source::Lane(_) => "Io(lane)",
             Source::Boxed(_) => "Io(boxed)",
         }
     }

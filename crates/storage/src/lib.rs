@@ -14,8 +14,10 @@ pub mod buffer;
 pub mod error;
 pub mod executor;
 pub mod io;
+pub mod lane;
 pub mod mem;
 mod storage;
+mod sys;
 
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};

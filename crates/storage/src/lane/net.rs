@@ -1,0 +1,186 @@
+//! Stream sockets on a lane: listeners and connections over unix and TCP.
+//!
+//! A listener or stream may be used from any lane thread; each request runs on
+//! the lane of the thread that makes it. Dropping a receive or an accept cancels
+//! it; a send goes on to its end.
+
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Descriptor, Done, Op, Request, finish_buffers, submit};
+use crate::sys;
+use crate::{Buffer, Buffers, Error, Io, Result};
+
+/// A socket that accepts connections. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Listener {
+    socket: Arc<Descriptor>,
+}
+
+/// A connection. Clones share it; it closes with the last one and the last
+/// request.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    socket: Arc<Descriptor>,
+}
+
+fn failure(operation: &'static str, target: &str, error: &io::Error) -> Error {
+    Error::from_io(operation, error).target(target)
+}
+
+impl Listener {
+    /// Listens on a unix socket; the path must not exist.
+    pub fn unix(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let listener = UnixListener::bind(path).map_err(|e| failure("listen", &name, &e))?;
+        Self::new(listener.into(), name)
+    }
+
+    /// Listens on a TCP address such as `("0.0.0.0", 10809)`.
+    pub fn tcp(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self> {
+        let name = format!("{address:?}");
+        let listener = TcpListener::bind(address).map_err(|e| failure("listen", &name, &e))?;
+        Self::new(listener.into(), name)
+    }
+
+    /// Takes over a socket that listens already (socket activation).
+    pub fn from_fd(fd: OwnedFd) -> Result<Self> {
+        Self::new(fd, "listener".to_owned())
+    }
+
+    fn new(fd: OwnedFd, name: String) -> Result<Self> {
+        // A connection that another process took first must not block the lane.
+        sys::set_nonblocking(fd.as_fd())
+            .map_err(|errno| Error::from_errno("listen", errno).target(name.as_str()))?;
+        Ok(Listener { socket: Arc::new(Descriptor::new(fd, name)) })
+    }
+
+    /// The address of a TCP listener.
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        let clone = self.as_fd().try_clone_to_owned();
+        clone
+            .and_then(|fd| TcpListener::from(fd).local_addr())
+            .map_err(|e| failure("listen", self.socket.name(), &e))
+    }
+
+    /// Accepts a connection.
+    pub fn accept(&self) -> Io<Stream> {
+        submit(Request::new(self.socket.clone(), Op::Accept, Buffers::new()), finish_stream)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The end of a request that makes a connection.
+fn finish_stream(mut done: Done) -> Result<Stream> {
+    done.value()?;
+    match done.request.made.take() {
+        Some(fd) => Ok(Stream::new(fd, done.request.file.name())),
+        None => Err(done.error(libc::EIO)),
+    }
+}
+
+/// The end of a receive.
+fn finish_receive(done: Done) -> Result<(Buffer, usize)> {
+    let count = done.value()? as usize;
+    Ok((Buffer::join_all(done.request.buffers), count))
+}
+
+impl Stream {
+    /// Connects to a unix socket.
+    pub fn connect_unix(path: &Path) -> Io<Self> {
+        let path = path.to_owned();
+        Self::connect(path.display().to_string(), move || {
+            UnixStream::connect(path).map(OwnedFd::from)
+        })
+    }
+
+    /// Connects to a TCP address; small packets are not delayed.
+    pub fn connect_tcp(host: &str, port: u16) -> Io<Self> {
+        let host = host.to_owned();
+        Self::connect(format!("{host}:{port}"), move || {
+            let stream = TcpStream::connect((host.as_str(), port))?;
+            stream.set_nodelay(true)?;
+            Ok(stream.into())
+        })
+    }
+
+    /// Connects on a worker thread, as names may take blocking look-ups.
+    fn connect(
+        name: String,
+        connect: impl FnOnce() -> io::Result<OwnedFd> + Send + 'static,
+    ) -> Io<Self> {
+        let work = move || match connect() {
+            Ok(fd) => Ok(i64::from(fd.into_raw_fd())),
+            // What has no error number is a name that could not be resolved.
+            Err(error) => Err(error.raw_os_error().unwrap_or(libc::EHOSTUNREACH)),
+        };
+        let op = Op::Connect { work: Some(Box::new(work)) };
+        let file = Arc::new(Descriptor::none(name));
+        submit(Request::new(file, op, Buffers::new()), finish_stream)
+    }
+
+    /// Takes over a connected socket.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self::new(fd, "connection")
+    }
+
+    fn new(fd: OwnedFd, name: &str) -> Self {
+        Stream { socket: Arc::new(Descriptor::new(fd, name)) }
+    }
+
+    /// Two streams connected to each other.
+    pub fn pair() -> Result<(Self, Self)> {
+        let (a, b) = UnixStream::pair().map_err(|e| Error::from_io("connect", &e))?;
+        Ok((Self::from_fd(a.into()), Self::from_fd(b.into())))
+    }
+
+    /// Receives what is there, at least one byte, at most the buffer's length.
+    /// Gives the buffer back with the count; 0 means that the peer is done.
+    pub fn recv(&self, buffer: Buffer) -> Io<(Buffer, usize)> {
+        let buffers = Buffers::from_buf([buffer]);
+        submit(Request::new(self.socket.clone(), Op::Receive, buffers), finish_receive)
+    }
+
+    /// Sends all of the buffers in order and gives them back. Of two sends on one
+    /// stream at a time the bytes may mix: wait for the first.
+    pub fn send(&self, buffers: Buffers) -> Io<Buffers> {
+        if crate::buffer::total_len(&buffers) == 0 {
+            return Io::ready(Ok(buffers));
+        }
+        submit(Request::new(self.socket.clone(), Op::Send, buffers), finish_buffers)
+    }
+
+    /// Ends one or both directions now: running requests on them end, and the
+    /// peer sees it.
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        match sys::shutdown(self.as_fd(), how) {
+            // Gone already: the peer was faster.
+            Ok(()) | Err(libc::ENOTCONN) => Ok(()),
+            Err(errno) => Err(Error::from_errno("shutdown", errno).target(self.socket.name())),
+        }
+    }
+
+    /// Turns off the delay of small packets on TCP; nothing on other sockets.
+    pub fn set_nodelay(&self) {
+        // Best effort: it costs latency, not correctness.
+        if let Ok(fd) = self.as_fd().try_clone_to_owned() {
+            let _ = TcpStream::from(fd).set_nodelay(true);
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

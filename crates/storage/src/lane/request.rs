@@ -1,0 +1,323 @@
+//! One request of a lane: what it is, what it owns, and how it goes on after the
+//! kernel has done a part of it. Both backends share this state machine.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::buffer::total_len;
+use crate::sys::{self, Errno};
+use crate::{Buffers, Error};
+
+/// An open descriptor that requests share, and its name for messages.
+#[derive(Debug)]
+pub(crate) struct Descriptor {
+    /// `None` for requests that need none.
+    fd: Option<OwnedFd>,
+    name: String,
+    /// What a short direct read must be a multiple of, or it met the end of the file.
+    read_unit_bytes: u32,
+    /// The error of the first failed flush. Afterwards the page cache may have
+    /// dropped dirty pages and report success for them, so no flush may succeed.
+    flush_errno: AtomicI32,
+}
+
+impl Descriptor {
+    /// A descriptor for buffered I/O or a socket.
+    pub(crate) fn new(fd: OwnedFd, name: impl Into<String>) -> Self {
+        Self::direct(fd, name, 1)
+    }
+
+    /// Only a name, for calls that make a descriptor.
+    pub(crate) fn none(name: String) -> Self {
+        Descriptor { fd: None, name, read_unit_bytes: 1, flush_errno: AtomicI32::new(0) }
+    }
+
+    /// A descriptor for direct I/O in units of `read_unit_bytes`.
+    pub(crate) fn direct(fd: OwnedFd, name: impl Into<String>, read_unit_bytes: u32) -> Self {
+        let (name, flush_errno) = (name.into(), AtomicI32::new(0));
+        Descriptor { fd: Some(fd), name, read_unit_bytes, flush_errno }
+    }
+
+    /// The descriptor's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The raw descriptor, valid as long as `self`; -1 if there is none.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let fd = self.fd.as_ref();
+        fd.expect("only a connect request is without a descriptor").as_fd()
+    }
+}
+
+/// Work for a worker thread.
+pub(crate) type Work = Box<dyn FnOnce() -> Result<i64, Errno> + Send>;
+
+/// What a request does.
+pub(crate) enum Op {
+    /// Fill the buffers from an offset; zeroes beyond the end.
+    Read {
+        /// Offset of the first byte.
+        offset_bytes: u64,
+    },
+    /// Write the buffers at an offset.
+    Write {
+        /// Offset of the first byte.
+        offset_bytes: u64,
+        /// Durable on completion.
+        durable: bool,
+    },
+    /// Make data durable.
+    Sync,
+    /// `fallocate(2)`.
+    Fallocate {
+        /// `FALLOC_FL_*`.
+        mode: i32,
+        /// Offset of the range.
+        offset_bytes: u64,
+        /// Length of the range.
+        len_bytes: u64,
+    },
+    /// Receive what is there into the only buffer, at least one byte.
+    Receive,
+    /// Send all of the buffers.
+    Send,
+    /// Accept a connection.
+    Accept,
+    /// Wait until the descriptor is ready.
+    Poll {
+        /// `POLL*`.
+        events: i16,
+    },
+    /// A blocking call, made by a worker thread on every backend.
+    Call {
+        /// What is being done, for messages.
+        name: &'static str,
+        /// The call, until it is made.
+        work: Option<Work>,
+    },
+    /// A blocking call that makes a connection and returns its descriptor.
+    Connect {
+        /// The call, until it is made.
+        work: Option<Work>,
+    },
+}
+
+impl Op {
+    /// The verb for messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Op::Read { .. } => "read",
+            Op::Write { .. } => "write",
+            Op::Sync => "flush",
+            Op::Fallocate { .. } => "fallocate",
+            Op::Receive => "receive",
+            Op::Send => "send",
+            Op::Accept => "accept",
+            Op::Poll { .. } => "poll",
+            Op::Connect { .. } => "connect",
+            Op::Call { name, .. } => name,
+        }
+    }
+
+    /// Whether only a worker thread can do it.
+    pub(crate) fn needs_worker(&self) -> bool {
+        matches!(self, Op::Call { .. } | Op::Connect { .. })
+    }
+
+    /// Whether the request is given up with its ticket: it might wait forever, or
+    /// take what the next one should get. All others run to their end.
+    pub(crate) fn ends_with_ticket(&self) -> bool {
+        matches!(self, Op::Receive | Op::Accept | Op::Poll { .. })
+    }
+
+    /// What must be ready for the request to go on; `None` for requests that
+    /// block in the kernel instead (files, calls).
+    pub(crate) fn readiness(&self) -> Option<i16> {
+        match self {
+            Op::Receive | Op::Accept => Some(libc::POLLIN),
+            Op::Send => Some(libc::POLLOUT),
+            Op::Poll { events } => Some(*events),
+            _ => None,
+        }
+    }
+}
+
+/// A request and all that it needs until its completion.
+pub(crate) struct Request {
+    pub(crate) file: Arc<Descriptor>,
+    pub(crate) op: Op,
+    pub(crate) buffers: Buffers,
+    /// The connection that the request made.
+    pub(crate) made: Option<OwnedFd>,
+    /// Bytes of the buffers that are done.
+    pub(crate) done_bytes: usize,
+    len_bytes: usize,
+}
+
+/// How a request goes on.
+pub(crate) enum Step {
+    /// It is over, with this result.
+    Finished(Result<i64, Errno>),
+    /// Ask the kernel for the rest.
+    Again,
+    /// Ask again when the descriptor is ready.
+    WhenReady,
+}
+
+/// A request that is over.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) request: Request,
+    pub(crate) result: Result<i64, Errno>,
+}
+
+impl Request {
+    /// A new request.
+    pub(crate) fn new(file: Arc<Descriptor>, op: Op, buffers: Buffers) -> Self {
+        let len_bytes = total_len(&buffers) as usize;
+        Request { file, op, buffers, made: None, done_bytes: 0, len_bytes }
+    }
+
+    /// Offset where the rest of a read or write begins.
+    pub(crate) fn rest_offset_bytes(&self, offset_bytes: u64) -> u64 {
+        offset_bytes + self.done_bytes as u64
+    }
+
+    /// Takes the kernel's answer to the last try.
+    pub(crate) fn advance(&mut self, answer: Result<i64, Errno>) -> Step {
+        match answer {
+            Err(libc::EINTR) => Step::Again,
+            Err(libc::EAGAIN) if self.op.readiness().is_some() => Step::WhenReady,
+            // Files answer EAGAIN only when the kernel is short of something.
+            Err(libc::EAGAIN) if !self.op.needs_worker() => Step::Again,
+            Err(errno) => Step::Finished(Err(self.note_failure(errno))),
+            Ok(value) => self.advance_by(value),
+        }
+    }
+
+    fn advance_by(&mut self, value: i64) -> Step {
+        match &self.op {
+            Op::Read { .. } => self.advance_read(value as usize),
+            Op::Write { .. } | Op::Send => {
+                self.done_bytes += value as usize;
+                match self.done_bytes >= self.len_bytes {
+                    true => Step::Finished(Ok(self.len_bytes as i64)),
+                    false if value == 0 => Step::Finished(Err(libc::ENOSPC)),
+                    false => Step::Again,
+                }
+            }
+            Op::Sync => match self.file.flush_errno.load(Ordering::Acquire) {
+                0 => Step::Finished(Ok(0)),
+                errno => Step::Finished(Err(errno)),
+            },
+            Op::Accept | Op::Connect { .. } => {
+                self.made = Some(sys::own(value as RawFd));
+                Step::Finished(Ok(0))
+            }
+            _ => Step::Finished(Ok(value)),
+        }
+    }
+
+    fn advance_read(&mut self, count: usize) -> Step {
+        self.done_bytes += count;
+        let at_end = count == 0 || !count.is_multiple_of(self.file.read_unit_bytes as usize);
+        if self.done_bytes < self.len_bytes && !at_end {
+            return Step::Again;
+        }
+        let mut skip = self.done_bytes;
+        for buffer in &mut self.buffers {
+            let start = skip.min(buffer.len());
+            buffer[start..].fill(0);
+            skip -= start;
+        }
+        Step::Finished(Ok(self.done_bytes as i64))
+    }
+
+    fn note_failure(&self, errno: Errno) -> Errno {
+        if matches!(self.op, Op::Sync) {
+            let latch = &self.file.flush_errno;
+            let _ = latch.compare_exchange(0, errno, Ordering::AcqRel, Ordering::Acquire);
+        }
+        errno
+    }
+
+    /// Tries the request once by plain system calls: blocking for files and
+    /// calls, without waiting for sockets.
+    pub(crate) fn attempt(&mut self) -> Result<i64, Errno> {
+        let (fd, skip) = (self.file.raw(), self.done_bytes);
+        match &mut self.op {
+            Op::Read { offset_bytes } => {
+                sys::read_at(fd, &mut self.buffers, skip, *offset_bytes + skip as u64)
+            }
+            Op::Write { offset_bytes, durable } => {
+                let at = *offset_bytes + skip as u64;
+                sys::write_at(fd, &mut self.buffers, skip, at, *durable)
+            }
+            Op::Sync => sys::sync_data(fd),
+            Op::Fallocate { mode, offset_bytes, len_bytes } => {
+                sys::fallocate(fd, *mode, *offset_bytes, *len_bytes)
+            }
+            Op::Receive => match self.buffers.first_mut() {
+                Some(buffer) => sys::receive(fd, buffer),
+                None => Ok(0),
+            },
+            Op::Send => sys::send(fd, &mut self.buffers, skip),
+            Op::Accept => sys::accept(fd),
+            Op::Poll { events } => poll_once(fd, *events),
+            Op::Call { work, .. } | Op::Connect { work } => work.take().map_or(Ok(0), |work| work()),
+        }
+    }
+
+    /// Runs a file request or a call to its end.
+    pub(crate) fn run(mut self) -> Done {
+        loop {
+            let answer = self.attempt();
+            match self.advance(answer) {
+                Step::Finished(result) => return Done { request: self, result },
+                Step::Again | Step::WhenReady => {}
+            }
+        }
+    }
+}
+
+fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
+    let mut set = [libc::pollfd { fd, events, revents: 0 }];
+    match sys::poll(&mut set, Some(std::time::Duration::ZERO))? {
+        0 => Err(libc::EAGAIN),
+        _ => Ok(i64::from(set[0].revents)),
+    }
+}
+
+impl Done {
+    /// The error that a failed request shows.
+    pub(crate) fn error(&self, errno: Errno) -> Error {
+        let error = Error::from_errno(self.request.op.name(), errno)
+            .target(self.request.file.name());
+        match self.request.op {
+            Op::Read { offset_bytes }
+            | Op::Write { offset_bytes, .. }
+            | Op::Fallocate { offset_bytes, .. } => error.at(offset_bytes),
+            _ => error,
+        }
+    }
+
+    /// The value of the request, or its error.
+    pub(crate) fn value(&self) -> crate::Result<i64> {
+        self.result.map_err(|errno| self.error(errno))
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ({} bytes)", self.op.name(), self.file.name(), self.len_bytes)
+    }
+}

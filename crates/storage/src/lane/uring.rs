@@ -1,0 +1,388 @@
+//! The io_uring backend of a lane.
+//!
+//! Invariants that the `unsafe` here rests on:
+//! - An entry of `entries` that the kernel works on is neither moved nor dropped
+//!   until its completion has arrived: entries are boxed, and [`Uring::finish`]
+//!   is the only place that takes one out.
+//! - The driver is never dropped with entries in the kernel: `Drop` cancels what
+//!   could wait forever and collects all the rest.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+
+use super::Wait;
+use super::request::{Done, Op, Request, Step};
+use super::workers::{self, Mailbox};
+use crate::sys::{self, Errno, EventFd, IoVecs, MAX_TRANSFER_BYTES};
+
+/// The completion of the read that waits for the event counter.
+const EVENT: u64 = u64::MAX;
+/// The completion of a cancellation; nobody waits for it.
+const CANCEL: u64 = u64::MAX - 1;
+
+/// What the kernel may point into while it works on a request.
+struct Entry {
+    request: Request,
+    vecs: IoVecs,
+    header: libc::msghdr,
+    /// The kernel waits for readiness, not for the request itself.
+    polling: bool,
+    /// Given up: it must not be tried again.
+    cancelled: bool,
+}
+
+/// One thread's ring.
+pub(crate) struct Uring {
+    ring: IoUring,
+    /// By slot; present while the request is here.
+    entries: Vec<Option<Box<Entry>>>,
+    /// Slots that found the ring full.
+    backlog: VecDeque<u32>,
+    /// Requests that the kernel has.
+    in_kernel: usize,
+    limit: usize,
+    /// Calls that workers have.
+    at_workers: usize,
+    mailbox: Arc<Mailbox>,
+    event: Arc<EventFd>,
+    event_count: Box<u64>,
+    event_armed: bool,
+}
+
+impl Uring {
+    /// Sets up a ring; fails where the kernel refuses io_uring.
+    pub(crate) fn new(entries: u32, event: Arc<EventFd>) -> io::Result<Self> {
+        let ring = build_ring(entries)?;
+        if !(ring.params().is_feature_nodrop()
+            && ring.params().is_feature_submit_stable()
+            && ring.params().is_feature_ext_arg())
+        {
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        let limit = ring.params().cq_entries() as usize;
+        Ok(Uring {
+            ring,
+            entries: Vec::new(),
+            backlog: VecDeque::new(),
+            in_kernel: 0,
+            limit,
+            at_workers: 0,
+            mailbox: Arc::new(Mailbox::new(event.clone())),
+            event,
+            event_count: Box::new(0),
+            event_armed: false,
+        })
+    }
+
+    /// Starts a request under a free slot.
+    pub(crate) fn start(&mut self, slot: u32, request: Request) {
+        if request.op.needs_worker() {
+            self.at_workers += 1;
+            workers::submit(request, slot, &self.mailbox);
+            return;
+        }
+        let index = slot as usize;
+        if index >= self.entries.len() {
+            self.entries.resize_with(index + 1, || None);
+        }
+        let header = sys::message_header(&mut IoVecs::new());
+        let entry = Entry { request, vecs: IoVecs::new(), header, polling: false, cancelled: false };
+        self.entries[index] = Some(Box::new(entry));
+        self.submit(slot);
+    }
+
+    /// Gives up a request that nobody waits for, if it might never end.
+    pub(crate) fn abandon(&mut self, slot: u32) {
+        let entry = self.entries.get(slot as usize).and_then(Option::as_ref);
+        if entry.is_some_and(|entry| entry.request.op.ends_with_ticket()) {
+            self.cancel(slot);
+        }
+    }
+
+    /// Asks the kernel to give up a request; its completion still comes.
+    fn cancel(&mut self, slot: u32) {
+        if let Some(entry) = self.entries[slot as usize].as_deref_mut() {
+            entry.cancelled = true;
+        }
+        if let Some(at) = self.backlog.iter().position(|&waiting| waiting == slot) {
+            // Never started: starting it is harmless, and then it can be cancelled.
+            self.backlog.remove(at);
+            self.push_slot(slot);
+        }
+        let entry = opcode::AsyncCancel::new(u64::from(slot)).build().user_data(CANCEL);
+        self.push(&entry);
+    }
+
+    /// Hands a slot's request to the kernel, or to the backlog if it is too busy.
+    fn submit(&mut self, slot: u32) {
+        if self.in_kernel < self.limit && self.backlog.is_empty() {
+            self.push_slot(slot);
+        } else {
+            self.backlog.push_back(slot);
+        }
+    }
+
+    fn push_slot(&mut self, slot: u32) {
+        let Some(entry) = self.entries[slot as usize].as_deref_mut() else { return };
+        let submission = entry.prepare().user_data(u64::from(slot));
+        self.in_kernel += 1;
+        self.push(&submission);
+    }
+
+    /// Queues a submission; what it points to stays in place until its completion.
+    fn push(&mut self, submission: &squeue::Entry) {
+        loop {
+            // SAFETY: the submission points into a boxed entry of `self.entries`,
+            // the buffers that it owns, or `self.event_count`; all stay where they
+            // are until the completion (see the module's head).
+            if unsafe { self.ring.submission().push(submission) }.is_ok() {
+                return;
+            }
+            // Full: hand over what is there. Errors (EBUSY, EAGAIN) pass.
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// Submits, waits as told, and collects what has finished.
+    pub(crate) fn turn(&mut self, wait: Wait, finished: &mut Vec<(u32, Done)>) {
+        self.arm_event();
+        if let Err(errno) = self.enter(wait) {
+            debug_assert!(
+                matches!(errno, libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME),
+                "io_uring_enter: {errno}"
+            );
+        }
+        self.collect(finished);
+        while self.in_kernel < self.limit
+            && let Some(slot) = self.backlog.pop_front()
+        {
+            self.push_slot(slot);
+        }
+    }
+
+    fn enter(&mut self, wait: Wait) -> Result<(), Errno> {
+        let waiting = !self.ring.completion().is_empty();
+        let wait = if waiting { Wait::No } else { wait };
+        let result = match wait {
+            Wait::No => {
+                let queue = self.ring.submission();
+                if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
+                    return Ok(());
+                }
+                drop(queue);
+                self.ring.submit()
+            }
+            Wait::Forever => self.ring.submit_and_wait(1),
+            Wait::Until(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let time = Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
+                let args = SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1, &args)
+            }
+        };
+        result.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    fn arm_event(&mut self) {
+        if self.event_armed {
+            return;
+        }
+        self.event_armed = true;
+        let count: *mut u64 = &raw mut *self.event_count;
+        let read = opcode::Read::new(Fd(self.event.raw()), count.cast(), 8).offset(u64::MAX);
+        self.push(&read.build().user_data(EVENT));
+    }
+
+    fn collect(&mut self, finished: &mut Vec<(u32, Done)>) {
+        loop {
+            let Some(completion) = self.ring.completion().next() else { break };
+            let result = i64::from(completion.result());
+            match completion.user_data() {
+                CANCEL => {}
+                EVENT => self.event_armed = false,
+                slot => self.complete(slot as u32, result, finished),
+            }
+        }
+        if self.at_workers > 0 {
+            self.at_workers -= self.mailbox.take(finished);
+        }
+    }
+
+    fn complete(&mut self, slot: u32, result: i64, finished: &mut Vec<(u32, Done)>) {
+        self.in_kernel -= 1;
+        let Some(entry) = self.entries[slot as usize].as_deref_mut() else { return };
+        let result = if result < 0 { Err(-result as Errno) } else { Ok(result) };
+        let is_poll = matches!(entry.request.op, Op::Poll { .. });
+        if std::mem::take(&mut entry.polling) && !is_poll && result.is_ok() {
+            return self.submit(slot);
+        }
+        let cancelled = entry.cancelled;
+        match entry.request.advance(result) {
+            Step::Finished(result) => self.finish(slot, result, finished),
+            _ if cancelled => self.finish(slot, Err(libc::ECANCELED), finished),
+            Step::Again => self.submit(slot),
+            Step::WhenReady => {
+                entry.polling = true;
+                self.submit(slot);
+            }
+        }
+    }
+
+    fn finish(
+        &mut self,
+        slot: u32,
+        result: Result<i64, Errno>,
+        finished: &mut Vec<(u32, Done)>,
+    ) {
+        if let Some(entry) = self.entries[slot as usize].take() {
+            finished.push((slot, Done { request: entry.request, result }));
+        }
+    }
+
+    fn busy(&self) -> bool {
+        self.in_kernel > 0 || !self.backlog.is_empty() || self.at_workers > 0
+    }
+
+    /// Cancels what could wait forever and waits for all the rest.
+    pub(crate) fn shut_down(&mut self) {
+        let endless: Vec<u32> = (0_u32..)
+            .zip(&self.entries)
+            .filter(|(_, entry)| {
+                entry.as_ref().is_some_and(|entry| entry.request.op.readiness().is_some())
+            })
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in endless {
+            self.cancel(slot);
+        }
+        let mut finished = Vec::new();
+        while self.busy() {
+            self.turn(Wait::Forever, &mut finished);
+            finished.clear();
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shut_down();
+        // The event counter's read is still in the kernel: complete it, so that
+        // nothing writes to `event_count` after it is freed.
+        while self.event_armed {
+            self.event.signal();
+            let _ = self.enter(Wait::Forever);
+            self.collect(&mut Vec::new());
+        }
+    }
+}
+
+impl Entry {
+    /// The submission for what is left of the request.
+    fn prepare(&mut self) -> squeue::Entry {
+        let fd = Fd(self.request.file.raw());
+        if self.polling {
+            let events = self.request.op.readiness().unwrap_or(libc::POLLIN);
+            return opcode::PollAdd::new(fd, events as u32).build();
+        }
+        let done = self.request.done_bytes;
+        match &self.request.op {
+            Op::Read { offset_bytes } => {
+                let offset = self.request.rest_offset_bytes(*offset_bytes);
+                self.read(fd, offset)
+            }
+            Op::Write { offset_bytes, durable } => {
+                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+                let offset = self.request.rest_offset_bytes(*offset_bytes);
+                self.write(fd, offset, flags)
+            }
+            Op::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Op::Fallocate { mode, offset_bytes, len_bytes } => {
+                opcode::Fallocate::new(fd, *len_bytes).offset(*offset_bytes).mode(*mode).build()
+            }
+            Op::Receive => match self.request.buffers.first_mut() {
+                Some(buffer) => {
+                    let len = buffer.len().min(MAX_TRANSFER_BYTES) as u32;
+                    opcode::Recv::new(fd, buffer.as_mut_ptr(), len).build()
+                }
+                None => opcode::Nop::new().build(),
+            },
+            Op::Send => self.send(fd, done),
+            Op::Accept => {
+                let none = std::ptr::null_mut();
+                opcode::Accept::new(fd, none, std::ptr::null_mut())
+                    .flags(libc::SOCK_CLOEXEC)
+                    .build()
+            }
+            Op::Poll { events } => opcode::PollAdd::new(fd, *events as u32).build(),
+            // Calls go to the workers and never come here.
+            Op::Call { .. } | Op::Connect { .. } => opcode::Nop::new().build(),
+        }
+    }
+
+    fn read(&mut self, fd: Fd, offset_bytes: u64) -> squeue::Entry {
+        self.vecs = sys::io_vecs(&mut self.request.buffers, self.request.done_bytes);
+        match self.vecs[..] {
+            [one] => {
+                let len = one.iov_len as u32;
+                opcode::Read::new(fd, one.iov_base.cast(), len).offset(offset_bytes).build()
+            }
+            ref many => opcode::Readv::new(fd, many.as_ptr(), many.len() as u32)
+                .offset(offset_bytes)
+                .build(),
+        }
+    }
+
+    fn write(&mut self, fd: Fd, offset_bytes: u64, flags: i32) -> squeue::Entry {
+        self.vecs = sys::io_vecs(&mut self.request.buffers, self.request.done_bytes);
+        match self.vecs[..] {
+            [one] => opcode::Write::new(fd, one.iov_base.cast(), one.iov_len as u32)
+                .offset(offset_bytes)
+                .rw_flags(flags)
+                .build(),
+            ref many => opcode::Writev::new(fd, many.as_ptr(), many.len() as u32)
+                .offset(offset_bytes)
+                .rw_flags(flags)
+                .build(),
+        }
+    }
+
+    fn send(&mut self, fd: Fd, done_bytes: usize) -> squeue::Entry {
+        self.vecs = sys::io_vecs(&mut self.request.buffers, done_bytes);
+        // MSG_WAITALL: the kernel itself goes on after a partial send.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        if let [one] = self.vecs[..] {
+            let len = one.iov_len as u32;
+            return opcode::Send::new(fd, one.iov_base.cast(), len).flags(flags).build();
+        }
+        self.header = sys::message_header(&mut self.vecs);
+        opcode::SendMsg::new(fd, &raw const self.header).flags(flags as u32).build()
+    }
+}
+
+/// A ring with the cheapest completion delivery that the kernel offers.
+fn build_ring(entries: u32) -> io::Result<IoUring> {
+    let completions = entries.saturating_mul(4);
+    let mut builder = IoUring::builder();
+    builder.setup_clamp().setup_cqsize(completions).setup_submit_all();
+    // Completions run in this thread's io_uring_enter only (Linux 6.1).
+    let deferred = builder
+        .clone()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .build(entries);
+    if deferred.is_ok() {
+        return deferred;
+    }
+    // Without inter-processor interrupts (5.19), then plain.
+    let cooperative = builder.clone().setup_coop_taskrun().setup_taskrun_flag().build(entries);
+    if cooperative.is_ok() {
+        return cooperative;
+    }
+    IoUring::builder().setup_clamp().setup_cqsize(completions).build(entries)
+}

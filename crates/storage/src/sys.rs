@@ -1,0 +1,316 @@
+//! System calls as safe functions: descriptors are borrowed, memory comes as
+//! slices or [`Buffers`], failures are the bare error number.
+
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::Buffers;
+
+/// A failed call's error number.
+pub(crate) type Errno = i32;
+
+/// Pieces of memory of one vectored call.
+pub(crate) type IoVecs = SmallVec<[libc::iovec; 4]>;
+
+/// The most bytes one read or write is asked to move; the kernel moves no more
+/// than a little under 2 GiB.
+pub(crate) const MAX_TRANSFER_BYTES: usize = 1 << 30;
+
+/// The most pieces one vectored call takes (`IOV_MAX`).
+const MAX_PIECES: usize = 1024;
+
+/// The error number of the call that just failed.
+fn errno() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Turns a call's return value into a result.
+fn check(value: i64) -> Result<i64, Errno> {
+    if value < 0 { Err(errno()) } else { Ok(value) }
+}
+
+/// Runs a call until it is not interrupted by a signal.
+fn retry(mut call: impl FnMut() -> i64) -> Result<i64, Errno> {
+    loop {
+        match check(call()) {
+            Err(libc::EINTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// The memory of `buffers` from `skip_bytes` on, as far as one call may take it.
+pub(crate) fn io_vecs(buffers: &mut Buffers, mut skip_bytes: usize) -> IoVecs {
+    let mut vecs = IoVecs::new();
+    let mut room_bytes = MAX_TRANSFER_BYTES;
+    for buffer in buffers {
+        if skip_bytes >= buffer.len() {
+            skip_bytes -= buffer.len();
+            continue;
+        }
+        if room_bytes == 0 || vecs.len() == MAX_PIECES {
+            break;
+        }
+        let piece = &mut buffer[std::mem::take(&mut skip_bytes)..];
+        let len = piece.len().min(room_bytes);
+        room_bytes -= len;
+        vecs.push(libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: len });
+    }
+    vecs
+}
+
+/// Reads into `buffers` after their first `skip_bytes` bytes.
+pub(crate) fn read_at(
+    fd: RawFd,
+    buffers: &mut Buffers,
+    skip_bytes: usize,
+    offset_bytes: u64,
+) -> Result<i64, Errno> {
+    let vecs = io_vecs(buffers, skip_bytes);
+    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
+    retry(|| unsafe {
+        libc::preadv(fd, vecs.as_ptr(), vecs.len() as i32, offset_bytes as i64) as i64
+    })
+}
+
+/// Writes `buffers` from `skip_bytes` on; `durable` writes through to the medium.
+pub(crate) fn write_at(
+    fd: RawFd,
+    buffers: &mut Buffers,
+    skip_bytes: usize,
+    offset_bytes: u64,
+    durable: bool,
+) -> Result<i64, Errno> {
+    let vecs = io_vecs(buffers, skip_bytes);
+    let (count, offset) = (vecs.len() as i32, offset_bytes as i64);
+    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
+    retry(|| unsafe {
+        if durable {
+            libc::pwritev2(fd, vecs.as_ptr(), count, offset, libc::RWF_DSYNC) as i64
+        } else {
+            libc::pwritev(fd, vecs.as_ptr(), count, offset) as i64
+        }
+    })
+}
+
+/// Makes data and the length durable.
+pub(crate) fn sync_data(fd: RawFd) -> Result<i64, Errno> {
+    // SAFETY: a call without pointers.
+    retry(|| i64::from(unsafe { libc::fdatasync(fd) }))
+}
+
+/// `fallocate(2)`.
+pub(crate) fn fallocate(
+    fd: RawFd,
+    mode: i32,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Result<i64, Errno> {
+    // SAFETY: a call without pointers.
+    retry(|| i64::from(unsafe { libc::fallocate(fd, mode, offset_bytes as i64, len_bytes as i64) }))
+}
+
+/// `ftruncate(2)`.
+pub(crate) fn truncate(fd: RawFd, len_bytes: u64) -> Result<i64, Errno> {
+    // SAFETY: a call without pointers.
+    retry(|| i64::from(unsafe { libc::ftruncate(fd, len_bytes as i64) }))
+}
+
+/// Copies a range inside one file or between two; returns the bytes copied.
+pub(crate) fn copy_file_range(
+    fd: RawFd,
+    from_bytes: u64,
+    to_bytes: u64,
+    len_bytes: u64,
+) -> Result<i64, Errno> {
+    let (mut from, mut to) = (from_bytes as i64, to_bytes as i64);
+    let len = (len_bytes as usize).min(MAX_TRANSFER_BYTES);
+    // SAFETY: both offsets are live locals for the whole call.
+    retry(|| unsafe { libc::copy_file_range(fd, &mut from, fd, &mut to, len, 0) as i64 })
+}
+
+/// `lseek(2)`; used with `SEEK_DATA`, `SEEK_HOLE` and `SEEK_END` only, as nothing
+/// here depends on a descriptor's position.
+pub(crate) fn seek(fd: RawFd, offset_bytes: u64, whence: i32) -> Result<u64, Errno> {
+    // SAFETY: a call without pointers.
+    retry(|| unsafe { libc::lseek(fd, offset_bytes as i64, whence) }).map(|at| at as u64)
+}
+
+/// What `fstat(2)` says.
+pub(crate) fn stat(fd: RawFd) -> Result<libc::stat, Errno> {
+    // SAFETY: `stat` is plain old data, for which zero bytes are a value.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is a live local for the whole call.
+    retry(|| i64::from(unsafe { libc::fstat(fd, &mut stat) }))?;
+    Ok(stat)
+}
+
+/// An `ioctl(2)` that fills one `u64`.
+pub(crate) fn ioctl_get_u64(fd: RawFd, request: libc::Ioctl) -> Result<u64, Errno> {
+    let mut value = 0_u64;
+    // SAFETY: the requests used here (`BLKGETSIZE64`) write one u64.
+    retry(|| i64::from(unsafe { libc::ioctl(fd, request, &raw mut value) }))?;
+    Ok(value)
+}
+
+/// An `ioctl(2)` that fills one `i32`.
+pub(crate) fn ioctl_get_i32(fd: RawFd, request: libc::Ioctl) -> Result<i32, Errno> {
+    let mut value = 0_i32;
+    // SAFETY: the requests used here (`BLKSSZGET`) write one int.
+    retry(|| i64::from(unsafe { libc::ioctl(fd, request, &raw mut value) }))?;
+    Ok(value)
+}
+
+/// An `ioctl(2)` that takes a byte range (`BLKDISCARD`, `BLKZEROOUT`).
+pub(crate) fn ioctl_range(
+    fd: RawFd,
+    request: libc::Ioctl,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Result<i64, Errno> {
+    let range = [offset_bytes, len_bytes];
+    // SAFETY: the requests used here read two u64 from the live array.
+    retry(|| i64::from(unsafe { libc::ioctl(fd, request, range.as_ptr()) }))
+}
+
+/// Waits until a descriptor of `set` is ready or the time is over.
+pub(crate) fn poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<i64, Errno> {
+    let time = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs().min(i64::MAX as u64) as i64,
+        tv_nsec: i64::from(t.subsec_nanos()),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the set and the time are live for the whole call; no signal mask.
+    check(i64::from(unsafe {
+        libc::ppoll(set.as_mut_ptr(), set.len() as libc::nfds_t, time, std::ptr::null())
+    }))
+}
+
+/// Receives what is there, without waiting.
+pub(crate) fn receive(fd: RawFd, buffer: &mut [u8]) -> Result<i64, Errno> {
+    // SAFETY: the buffer is borrowed exclusively for the call.
+    retry(|| unsafe {
+        libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) as i64
+    })
+}
+
+/// Sends `buffers` from `skip_bytes` on, as much as fits without waiting.
+pub(crate) fn send(fd: RawFd, buffers: &mut Buffers, skip_bytes: usize) -> Result<i64, Errno> {
+    let mut vecs = io_vecs(buffers, skip_bytes);
+    let header = message_header(&mut vecs);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the header points to `vecs`, and that into borrowed buffers.
+    retry(|| unsafe { libc::sendmsg(fd, &raw const header, flags) as i64 })
+}
+
+/// The header of a message made of `vecs`; valid as long as they stay in place.
+pub(crate) fn message_header(vecs: &mut IoVecs) -> libc::msghdr {
+    // SAFETY: `msghdr` is plain old data, for which zero bytes are a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = vecs.as_mut_ptr();
+    header.msg_iovlen = vecs.len() as _;
+    header
+}
+
+/// Accepts a connection; waits only if the listener is in blocking mode.
+pub(crate) fn accept(fd: RawFd) -> Result<i64, Errno> {
+    // SAFETY: no address is asked for, so there are no pointers.
+    retry(|| unsafe {
+        let none = std::ptr::null_mut();
+        i64::from(libc::accept4(fd, none, std::ptr::null_mut(), libc::SOCK_CLOEXEC))
+    })
+}
+
+/// Takes ownership of a descriptor that a call just returned.
+pub(crate) fn own(fd: RawFd) -> OwnedFd {
+    debug_assert!(fd >= 0);
+    // SAFETY: the kernel just made this descriptor for us; nobody else has it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Sets `O_NONBLOCK`.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: a call without pointers.
+    let flags = check(i64::from(unsafe { libc::fcntl(fd, libc::F_GETFL) }))? as i32;
+    // SAFETY: a call without pointers.
+    check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }))?;
+    Ok(())
+}
+
+/// `shutdown(2)`.
+pub(crate) fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Errno> {
+    let how = match how {
+        Shutdown::Read => libc::SHUT_RD,
+        Shutdown::Write => libc::SHUT_WR,
+        Shutdown::Both => libc::SHUT_RDWR,
+    };
+    // SAFETY: a call without pointers.
+    check(i64::from(unsafe { libc::shutdown(fd.as_raw_fd(), how) })).map(drop)
+}
+
+/// What to do with a byte range's lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LockAction {
+    /// Take it shared with other readers of the range.
+    Share,
+    /// Give it up.
+    Release,
+    /// Ask whether taking it exclusively would conflict.
+    TestExclusive,
+}
+
+/// An open-file-description lock on one byte. `Err(EAGAIN)` means a conflict.
+pub(crate) fn lock_byte(fd: RawFd, at_bytes: u64, action: LockAction) -> Result<(), Errno> {
+    // SAFETY: `flock` is plain old data, for which zero bytes are a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = at_bytes as i64;
+    lock.l_len = 1;
+    let (kind, command) = match action {
+        LockAction::Share => (libc::F_RDLCK, libc::F_OFD_SETLK),
+        LockAction::Release => (libc::F_UNLCK, libc::F_OFD_SETLK),
+        LockAction::TestExclusive => (libc::F_WRLCK, libc::F_OFD_GETLK),
+    };
+    lock.l_type = kind as i16;
+    // SAFETY: `lock` is a live local for the whole call.
+    retry(|| i64::from(unsafe { libc::fcntl(fd, command, &raw mut lock) }))?;
+    let free = i32::from(lock.l_type) == libc::F_UNLCK;
+    if action == LockAction::TestExclusive && !free { Err(libc::EAGAIN) } else { Ok(()) }
+}
+
+/// A counter that wakes whoever reads or polls it.
+#[derive(Debug)]
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A new counter at zero.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        // SAFETY: a call without pointers.
+        let fd = check(i64::from(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }))?;
+        Ok(EventFd(own(fd as RawFd)))
+    }
+
+    /// The raw descriptor.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Adds one.
+    pub(crate) fn signal(&self) {
+        let one = 1_u64;
+        // SAFETY: eight live bytes. A failure would mean 2^64 - 1 unread signals,
+        // in which case the reader wakes anyway.
+        let _ = retry(|| unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) as i64 });
+    }
+
+    /// Takes the count; call it only when the counter is known to be readable.
+    pub(crate) fn drain(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight live bytes.
+        let _ = retry(|| unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) as i64 });
+    }
+}
