@@ -7,6 +7,52 @@ use crate::types::HostOffset;
 use alloc::borrow::Cow;
 use alloc::format;
 
+mod directory;
+mod table;
+
+pub use directory::{
+    BITMAP_DIRECTORY_ENTRY_SIZE_BYTES, BitmapDirectoryEntry, decode_directory, encode_directory,
+};
+pub use table::{BITMAP_TABLE_ENTRY_SIZE_BYTES, BitmapCluster, BitmapTableEntry};
+
+/// The only type of bitmap that there is.
+const DIRTY_TRACKING: u8 = 1;
+
+/// Flags of a bitmap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct BitmapFlags(pub u32);
+
+impl BitmapFlags {
+    /// A program has the bitmap loaded, or had when it crashed: the content is
+    /// not to be trusted.
+    pub const IN_USE: Self = Self(1 << 0);
+    /// The bitmap records every write to the disk.
+    pub const AUTO: Self = Self(1 << 1);
+    /// The bitmap may be used by those who do not know its extra data.
+    pub const EXTRA_DATA_COMPATIBLE: Self = Self(1 << 2);
+
+    /// Whether every flag of `other` is set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// With the flags of `other` set.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// With the flags of `other` clear.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    const fn has_reserved(self) -> bool {
+        self.0 & !0b111 != 0
+    }
+}
+
 /// Bytes of the bitmaps extension.
 pub const BITMAPS_EXTENSION_SIZE_BYTES: usize = 24;
 

@@ -17,8 +17,6 @@ use alloc::vec::Vec;
 
 mod decode;
 mod encode;
-#[cfg(test)]
-mod tests;
 
 /// `QFI\xfb`: the first four bytes of every image.
 pub const MAGIC: u32 = 0x5146_49fb;

@@ -40,6 +40,8 @@ pub const MAX_BITMAPS: u32 = 65_535;
 pub const MAX_BITMAP_DIRECTORY_SIZE_BYTES: u64 = 1024 * MAX_BITMAPS as u64;
 /// Most entries of one bitmap table.
 pub const MAX_BITMAP_TABLE_ENTRIES: u32 = 1 << 27;
+/// Most data of one bitmap: the clusters that its table can point at.
+pub const MAX_BITMAP_DATA_SIZE_BYTES: u64 = 512 << 20;
 /// Finest granularity of a bitmap: 512 bytes a bit.
 pub const MIN_BITMAP_GRANULARITY_BITS: u8 = 9;
 /// Coarsest granularity of a bitmap: 2 GiB a bit.
