@@ -1,6 +1,7 @@
 //! Chores of this repository: `cargo xtask TASK`.
 
 mod demo;
+mod golden;
 mod guest;
 mod process;
 mod setup;
@@ -45,6 +46,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
     match task.to_string_lossy().as_ref() {
         "setup" => setup::run(arguments),
         "demo" => demo::run(arguments),
+        "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),
     }
 }
