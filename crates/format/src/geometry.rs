@@ -32,9 +32,11 @@ impl Geometry {
         refcount_order: u32,
         external_data: bool,
     ) -> Result<Self> {
+        crate::header::check_version(version)?;
         check_cluster_bits(cluster_bits)?;
         check_subcluster_size(cluster_bits, extended_l2)?;
         check_refcount_order(refcount_order)?;
+        check_features(version, extended_l2, refcount_order, external_data)?;
         Ok(Geometry {
             cluster_bits,
             extended_l2,
@@ -205,6 +207,26 @@ impl Geometry {
     pub const fn refcount_block_index(&self, cluster_index: u64) -> usize {
         (cluster_index & (self.refcount_block_entries() - 1)) as usize
     }
+}
+
+/// Version 2 has neither the features nor the field for other refcount widths.
+fn check_features(
+    version: u32,
+    extended_l2: bool,
+    refcount_order: u32,
+    external_data: bool,
+) -> Result<()> {
+    let plain = !extended_l2 && !external_data && refcount_order == limits::DEFAULT_REFCOUNT_ORDER;
+    if version >= 3 || plain {
+        return Ok(());
+    }
+    Err(FormatError::new(
+        FormatErrorKind::Invalid,
+        "header",
+        "version",
+        version.into(),
+        "Features and refcount widths other than 16 bits need version 3",
+    ))
 }
 
 pub(crate) fn check_cluster_bits(cluster_bits: u32) -> Result<()> {

@@ -18,6 +18,8 @@ use alloc::vec::Vec;
 mod decode;
 mod encode;
 
+pub(crate) use decode::check_version;
+
 /// `QFI\xfb`: the first four bytes of every image.
 pub const MAGIC: u32 = 0x5146_49fb;
 

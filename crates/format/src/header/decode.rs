@@ -134,7 +134,7 @@ pub(super) fn check_magic(bytes: &[u8]) -> Result<u32> {
     Ok(raw.be32(field::VERSION))
 }
 
-pub(super) fn check_version(version: u32) -> Result<()> {
+pub(crate) fn check_version(version: u32) -> Result<()> {
     if matches!(version, 2 | 3) {
         return Ok(());
     }
@@ -155,7 +155,7 @@ fn header_len(raw: &Raw, version: u32, cluster_size: usize) -> Result<usize> {
         "qcow2 header too short"
     } else if length as usize > cluster_size {
         "qcow2 header exceeds cluster size"
-    } else if length % 8 != 0 {
+    } else if !length.is_multiple_of(8) {
         "qcow2 header length is not a multiple of 8"
     } else {
         return Ok(length as usize);

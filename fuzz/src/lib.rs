@@ -1,0 +1,7 @@
+//! What the fuzz targets do with their bytes, as plain functions.
+//!
+//! They need no fuzzer: `crates/format/tests/corpus.rs` includes [`decoders`] by
+//! path and replays the corpora with the stable toolchain.
+#![forbid(unsafe_code)]
+
+pub mod decoders;
