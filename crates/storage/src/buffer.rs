@@ -66,15 +66,31 @@ impl Buffer {
 
     fn allocate(len_bytes: usize, zero: bool) -> Self {
         if len_bytes == 0 {
-            return Buffer { allocation: None, start: NonNull::dangling(), len_bytes };
+            return Buffer {
+                allocation: None,
+                start: NonNull::dangling(),
+                len_bytes,
+            };
         }
         let layout = Layout::from_size_align(len_bytes, ALIGNMENT_BYTES)
             .unwrap_or_else(|_| panic!("buffer of {len_bytes} bytes"));
         // SAFETY: the layout has a non-zero size.
-        let raw = unsafe { if zero { alloc_zeroed(layout) } else { alloc(layout) } };
-        let Some(start) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        let raw = unsafe {
+            if zero {
+                alloc_zeroed(layout)
+            } else {
+                alloc(layout)
+            }
+        };
+        let Some(start) = NonNull::new(raw) else {
+            handle_alloc_error(layout)
+        };
         let allocation = Arc::new(Allocation { start, layout });
-        Buffer { allocation: Some(allocation), start, len_bytes }
+        Buffer {
+            allocation: Some(allocation),
+            start,
+            len_bytes,
+        }
     }
 
     /// A copy of `bytes`.
@@ -100,7 +116,11 @@ impl Buffer {
     /// If `at_bytes` is beyond the end.
     #[must_use]
     pub fn split_to(&mut self, at_bytes: usize) -> Buffer {
-        assert!(at_bytes <= self.len_bytes, "split at {at_bytes} of {}", self.len_bytes);
+        assert!(
+            at_bytes <= self.len_bytes,
+            "split at {at_bytes} of {}",
+            self.len_bytes
+        );
         let head = Buffer {
             allocation: self.allocation.clone(),
             start: self.start,
@@ -170,7 +190,9 @@ impl Buffer {
 /// Whether all bytes of `bytes` are zero; stops early at the first that is not.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let mut chunks = bytes.chunks_exact(256);
-    chunks.by_ref().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+    chunks
+        .by_ref()
+        .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
         && chunks.remainder().iter().all(|&byte| byte == 0)
 }
 

@@ -113,10 +113,16 @@ impl Executor {
     /// A new executor; `notify` is called, from any thread, when a task becomes
     /// ready after [`Executor::prepare_to_sleep`] returned `true`.
     pub fn new(notify: impl Fn() + Send + Sync + 'static) -> Self {
-        let shared =
-            Arc::new(Shared { queue: Mutex::new(Queue::default()), notify: Box::new(notify) });
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue::default()),
+            notify: Box::new(notify),
+        });
         let queued = AtomicBool::new(false);
-        let root = Arc::new(TaskWaker { shared: shared.clone(), task: ROOT, queued });
+        let root = Arc::new(TaskWaker {
+            shared: shared.clone(),
+            task: ROOT,
+            queued,
+        });
         Executor {
             core: Rc::new(Core {
                 tasks: RefCell::default(),
@@ -150,7 +156,9 @@ impl Executor {
 
     /// A handle that starts tasks from other threads.
     pub fn remote(&self) -> Remote {
-        Remote { shared: self.core.shared.clone() }
+        Remote {
+            shared: self.core.shared.clone(),
+        }
     }
 
     /// Polls ready tasks until none is ready; returns whether any was.
@@ -209,13 +217,20 @@ impl Executor {
         }
         let (mut future, waker) = {
             let mut tasks = self.core.tasks.borrow_mut();
-            let Some(Some(slot)) = tasks.slots.get_mut(task) else { return };
-            let Some(future) = slot.future.take() else { return };
+            let Some(Some(slot)) = tasks.slots.get_mut(task) else {
+                return;
+            };
+            let Some(future) = slot.future.take() else {
+                return;
+            };
             (future, slot.waker.clone())
         };
         waker.queued.store(false, Ordering::Release);
         let std_waker = Waker::from(waker);
-        let done = future.as_mut().poll(&mut Context::from_waker(&std_waker)).is_ready();
+        let done = future
+            .as_mut()
+            .poll(&mut Context::from_waker(&std_waker))
+            .is_ready();
         let mut tasks = self.core.tasks.borrow_mut();
         if done {
             tasks.slots[task] = None;
@@ -288,7 +303,10 @@ fn spawn_on<T: 'static>(
     core: &Rc<Core>,
     future: impl Future<Output = T> + 'static,
 ) -> JoinHandle<T> {
-    let join = Rc::new(RefCell::new(Join { result: None, waker: None }));
+    let join = Rc::new(RefCell::new(Join {
+        result: None,
+        waker: None,
+    }));
     let result = join.clone();
     let whole = async move {
         let value = future.await;
@@ -304,9 +322,15 @@ fn spawn_on<T: 'static>(
         tasks.slots.push(None);
         tasks.slots.len() - 1
     });
-    let waker =
-        Arc::new(TaskWaker { shared: core.shared.clone(), task, queued: AtomicBool::new(false) });
-    tasks.slots[task] = Some(Slot { future: Some(Box::pin(whole)), waker: waker.clone() });
+    let waker = Arc::new(TaskWaker {
+        shared: core.shared.clone(),
+        task,
+        queued: AtomicBool::new(false),
+    });
+    tasks.slots[task] = Some(Slot {
+        future: Some(Box::pin(whole)),
+        waker: waker.clone(),
+    });
     tasks.live += 1;
     drop(tasks);
     waker.wake();

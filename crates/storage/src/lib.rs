@@ -10,11 +10,14 @@
 //!   arrives; dropping an [`Io`] abandons a result, never an I/O.
 //! - Nothing here knows about image formats.
 
+mod align;
 pub mod buffer;
 pub mod error;
 pub mod executor;
+pub mod file;
 pub mod io;
 pub mod lane;
+pub mod lock;
 pub mod mem;
 mod storage;
 mod sys;
@@ -22,6 +25,7 @@ mod sys;
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
 pub use executor::{JoinHandle, spawn};
+pub use file::{FileOptions, FileStorage};
 pub use io::Io;
 pub use mem::MemStorage;
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

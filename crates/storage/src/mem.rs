@@ -21,7 +21,9 @@ impl MemStorage {
 
     /// A storage holding `bytes`.
     pub fn with_bytes(bytes: Vec<u8>) -> Self {
-        MemStorage { bytes: Mutex::new(bytes) }
+        MemStorage {
+            bytes: Mutex::new(bytes),
+        }
     }
 
     /// A copy of all bytes.
@@ -34,8 +36,9 @@ impl MemStorage {
     }
 }
 
-fn grow(bytes: &mut Vec<u8>, end: usize) {
-    if bytes.len() < end {
+/// Makes room for a request; an empty one grows nothing.
+fn grow(bytes: &mut Vec<u8>, start: usize, end: usize) {
+    if start < end && bytes.len() < end {
         bytes.resize(end, 0);
     }
 }
@@ -76,7 +79,8 @@ impl Storage for MemStorage {
     fn write(&self, offset_bytes: u64, buffers: Buffers, _flags: WriteFlags) -> Io<Buffers> {
         let mut bytes = self.lock();
         let mut at = offset_bytes as usize;
-        grow(&mut bytes, at + total_len(&buffers) as usize);
+        let end = at + total_len(&buffers) as usize;
+        grow(&mut bytes, at, end);
         for buffer in &buffers {
             bytes[at..at + buffer.len()].copy_from_slice(buffer);
             at += buffer.len();
@@ -87,7 +91,10 @@ impl Storage for MemStorage {
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, _flags: ZeroFlags) -> Io<()> {
         let mut bytes = self.lock();
         let (start, end) = (offset_bytes as usize, (offset_bytes + len_bytes) as usize);
-        grow(&mut bytes, end);
+        if start == end {
+            return Io::ready(Ok(()));
+        }
+        grow(&mut bytes, start, end);
         bytes[start..end].fill(0);
         Io::ready(Ok(()))
     }
@@ -101,7 +108,11 @@ impl Storage for MemStorage {
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        grow(&mut self.lock(), (offset_bytes + len_bytes) as usize);
+        grow(
+            &mut self.lock(),
+            offset_bytes as usize,
+            (offset_bytes + len_bytes) as usize,
+        );
         Io::ready(Ok(()))
     }
 
@@ -117,8 +128,14 @@ impl Storage for MemStorage {
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
         let have = (self.lock().len() as u64).saturating_sub(offset_bytes);
         let extent = match have {
-            0 => StorageExtent { status: BlockStatus::Hole, len_bytes },
-            _ => StorageExtent { status: BlockStatus::Data, len_bytes: have.min(len_bytes) },
+            0 => StorageExtent {
+                status: BlockStatus::Hole,
+                len_bytes,
+            },
+            _ => StorageExtent {
+                status: BlockStatus::Data,
+                len_bytes: have.min(len_bytes),
+            },
         };
         Io::ready(Ok(extent))
     }

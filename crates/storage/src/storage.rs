@@ -104,6 +104,11 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// Beyond the end is a hole.
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent>;
 
+    /// The space that the storage takes, in bytes, where known.
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Tries to copy a range inside the storage without moving bytes through
     /// memory; [`crate::ErrorKind::Unsupported`] where that cannot be had.
     fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Io<()> {

@@ -1,6 +1,7 @@
 //! System calls as safe functions: descriptors are borrowed, memory comes as
 //! slices or [`Buffers`], failures are the bare error number.
 
+use std::ffi::CStr;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -24,7 +25,9 @@ const MAX_PIECES: usize = 1024;
 
 /// The error number of the call that just failed.
 fn errno() -> Errno {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+    std::io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EIO)
 }
 
 /// Turns a call's return value into a result.
@@ -57,7 +60,10 @@ pub(crate) fn io_vecs(buffers: &mut Buffers, mut skip_bytes: usize) -> IoVecs {
         let piece = &mut buffer[std::mem::take(&mut skip_bytes)..];
         let len = piece.len().min(room_bytes);
         room_bytes -= len;
-        vecs.push(libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: len });
+        vecs.push(libc::iovec {
+            iov_base: piece.as_mut_ptr().cast(),
+            iov_len: len,
+        });
     }
     vecs
 }
@@ -148,6 +154,26 @@ pub(crate) fn stat(fd: RawFd) -> Result<libc::stat, Errno> {
     Ok(stat)
 }
 
+/// Opens a file; one that is made may be read by all and written by its owner,
+/// less the process's mask.
+pub(crate) fn open(path: &CStr, flags: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: the path is a live C string.
+    let fd = retry(|| i64::from(unsafe { libc::open(path.as_ptr(), flags, 0o644) }))?;
+    Ok(own(fd as RawFd))
+}
+
+/// The alignment that direct I/O wants of memory and of offsets, if the kernel
+/// tells (Linux 6.1).
+pub(crate) fn direct_alignment(fd: RawFd) -> Option<(u32, u32)> {
+    // SAFETY: `statx` is plain old data, for which zero bytes are a value.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+    // SAFETY: an empty C string and a live local.
+    retry(|| i64::from(unsafe { libc::statx(fd, c"".as_ptr(), flags, mask, &mut stat) })).ok()?;
+    let told = stat.stx_mask & mask != 0 && stat.stx_dio_offset_align != 0;
+    told.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
 /// An `ioctl(2)` that fills one `u64`.
 pub(crate) fn ioctl_get_u64(fd: RawFd, request: libc::Ioctl) -> Result<u64, Errno> {
     let mut value = 0_u64;
@@ -185,7 +211,12 @@ pub(crate) fn poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Resul
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the set and the time are live for the whole call; no signal mask.
     check(i64::from(unsafe {
-        libc::ppoll(set.as_mut_ptr(), set.len() as libc::nfds_t, time, std::ptr::null())
+        libc::ppoll(
+            set.as_mut_ptr(),
+            set.len() as libc::nfds_t,
+            time,
+            std::ptr::null(),
+        )
     }))
 }
 
@@ -193,7 +224,12 @@ pub(crate) fn poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Resul
 pub(crate) fn receive(fd: RawFd, buffer: &mut [u8]) -> Result<i64, Errno> {
     // SAFETY: the buffer is borrowed exclusively for the call.
     retry(|| unsafe {
-        libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) as i64
+        libc::recv(
+            fd,
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            libc::MSG_DONTWAIT,
+        ) as i64
     })
 }
 
@@ -220,7 +256,12 @@ pub(crate) fn accept(fd: RawFd) -> Result<i64, Errno> {
     // SAFETY: no address is asked for, so there are no pointers.
     retry(|| unsafe {
         let none = std::ptr::null_mut();
-        i64::from(libc::accept4(fd, none, std::ptr::null_mut(), libc::SOCK_CLOEXEC))
+        i64::from(libc::accept4(
+            fd,
+            none,
+            std::ptr::null_mut(),
+            libc::SOCK_CLOEXEC,
+        ))
     })
 }
 
@@ -237,7 +278,9 @@ pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: a call without pointers.
     let flags = check(i64::from(unsafe { libc::fcntl(fd, libc::F_GETFL) }))? as i32;
     // SAFETY: a call without pointers.
-    check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }))?;
+    check(i64::from(unsafe {
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
+    }))?;
     Ok(())
 }
 
@@ -279,7 +322,11 @@ pub(crate) fn lock_byte(fd: RawFd, at_bytes: u64, action: LockAction) -> Result<
     // SAFETY: `lock` is a live local for the whole call.
     retry(|| i64::from(unsafe { libc::fcntl(fd, command, &raw mut lock) }))?;
     let free = i32::from(lock.l_type) == libc::F_UNLCK;
-    if action == LockAction::TestExclusive && !free { Err(libc::EAGAIN) } else { Ok(()) }
+    if action == LockAction::TestExclusive && !free {
+        Err(libc::EAGAIN)
+    } else {
+        Ok(())
+    }
 }
 
 /// A counter that wakes whoever reads or polls it.

@@ -82,7 +82,10 @@ pub struct LaneOptions {
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        LaneOptions { backend: Backend::Auto, ring_entries: 128 }
+        LaneOptions {
+            backend: Backend::Auto,
+            ring_entries: 128,
+        }
     }
 }
 
@@ -115,7 +118,11 @@ pub fn install(options: &LaneOptions) -> Result<()> {
         let mut lane = lane.borrow_mut();
         if lane.is_some() {
             let message = "the thread has a lane already";
-            return Err(Error::new(ErrorKind::InvalidArgument, "install lane", message));
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "install lane",
+                message,
+            ));
         }
         *lane = Some(Rc::new(Lane::new(options)?));
         Ok(())
@@ -132,7 +139,11 @@ fn current() -> Result<Rc<Lane>> {
             LANE.with(|current| current.replace(Some(lane.clone())));
             Ok(lane)
         }
-        Err(_) => Err(Error::new(ErrorKind::Io, "use lane", "the thread is ending")),
+        Err(_) => Err(Error::new(
+            ErrorKind::Io,
+            "use lane",
+            "the thread is ending",
+        )),
     }
 }
 
@@ -198,7 +209,10 @@ fn poll_descriptor(fd: BorrowedFd<'_>, events: i16) -> Io<()> {
     match fd.try_clone_to_owned() {
         Ok(fd) => {
             let file = Arc::new(Descriptor::new(fd, "descriptor"));
-            submit(Request::new(file, Op::Poll { events }, Buffers::new()), finish_unit)
+            submit(
+                Request::new(file, Op::Poll { events }, Buffers::new()),
+                finish_unit,
+            )
         }
         Err(error) => Io::ready(Err(Error::from_io("poll", &error))),
     }
@@ -219,7 +233,10 @@ pub(crate) fn call<T>(
     work: impl FnOnce() -> Result<i64, i32> + Send + 'static,
     finish: fn(Done) -> Result<T>,
 ) -> Io<T> {
-    let op = Op::Call { name, work: Some(Box::new(work)) };
+    let op = Op::Call {
+        name,
+        work: Some(Box::new(work)),
+    };
     submit(Request::new(file.clone(), op, Buffers::new()), finish)
 }
 
@@ -252,11 +269,19 @@ impl Lane {
         let event = Arc::new(event);
         let reactor = Rc::new(Reactor::new(options, &event)?);
         let executor = Executor::new(move || event.signal());
-        Ok(Lane { executor, reactor, timers: Rc::default(), running: Cell::new(false) })
+        Ok(Lane {
+            executor,
+            reactor,
+            timers: Rc::default(),
+            running: Cell::new(false),
+        })
     }
 
     fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
-        assert!(!self.running.replace(true), "lane::block_on inside a lane: await instead");
+        assert!(
+            !self.running.replace(true),
+            "lane::block_on inside a lane: await instead"
+        );
         let _running = Running(self);
         let mut future = pin!(future);
         let waker = self.executor.root_waker();

@@ -57,7 +57,9 @@ impl Listener {
         // A connection that another process took first must not block the lane.
         sys::set_nonblocking(fd.as_fd())
             .map_err(|errno| Error::from_errno("listen", errno).target(name.as_str()))?;
-        Ok(Listener { socket: Arc::new(Descriptor::new(fd, name)) })
+        Ok(Listener {
+            socket: Arc::new(Descriptor::new(fd, name)),
+        })
     }
 
     /// The address of a TCP listener.
@@ -70,7 +72,10 @@ impl Listener {
 
     /// Accepts a connection.
     pub fn accept(&self) -> Io<Stream> {
-        submit(Request::new(self.socket.clone(), Op::Accept, Buffers::new()), finish_stream)
+        submit(
+            Request::new(self.socket.clone(), Op::Accept, Buffers::new()),
+            finish_stream,
+        )
     }
 }
 
@@ -124,7 +129,9 @@ impl Stream {
             // What has no error number is a name that could not be resolved.
             Err(error) => Err(error.raw_os_error().unwrap_or(libc::EHOSTUNREACH)),
         };
-        let op = Op::Connect { work: Some(Box::new(work)) };
+        let op = Op::Connect {
+            work: Some(Box::new(work)),
+        };
         let file = Arc::new(Descriptor::none(name));
         submit(Request::new(file, op, Buffers::new()), finish_stream)
     }
@@ -135,7 +142,9 @@ impl Stream {
     }
 
     fn new(fd: OwnedFd, name: &str) -> Self {
-        Stream { socket: Arc::new(Descriptor::new(fd, name)) }
+        Stream {
+            socket: Arc::new(Descriptor::new(fd, name)),
+        }
     }
 
     /// Two streams connected to each other.
@@ -148,7 +157,10 @@ impl Stream {
     /// Gives the buffer back with the count; 0 means that the peer is done.
     pub fn recv(&self, buffer: Buffer) -> Io<(Buffer, usize)> {
         let buffers = Buffers::from_buf([buffer]);
-        submit(Request::new(self.socket.clone(), Op::Receive, buffers), finish_receive)
+        submit(
+            Request::new(self.socket.clone(), Op::Receive, buffers),
+            finish_receive,
+        )
     }
 
     /// Sends all of the buffers in order and gives them back. Of two sends on one
@@ -157,7 +169,10 @@ impl Stream {
         if crate::buffer::total_len(&buffers) == 0 {
             return Io::ready(Ok(buffers));
         }
-        submit(Request::new(self.socket.clone(), Op::Send, buffers), finish_buffers)
+        submit(
+            Request::new(self.socket.clone(), Op::Send, buffers),
+            finish_buffers,
+        )
     }
 
     /// Ends one or both directions now: running requests on them end, and the

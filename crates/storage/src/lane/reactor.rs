@@ -56,7 +56,10 @@ impl Reactor {
             first_free: None,
             finished: Vec::new(),
         };
-        Ok(Reactor { inner: RefCell::new(inner), backend })
+        Ok(Reactor {
+            inner: RefCell::new(inner),
+            backend,
+        })
     }
 
     /// What the reactor runs on; never `Auto`.
@@ -76,11 +79,18 @@ impl Reactor {
             Some(Driver::Uring(uring)) => uring.start(slot, request),
             Some(Driver::Threads(threads)) => threads.start(slot, request),
             None => {
-                let done = Done { request, result: Err(libc::ECANCELED) };
+                let done = Done {
+                    request,
+                    result: Err(libc::ECANCELED),
+                };
                 inner.slots[slot as usize] = Slot::Done(done);
             }
         }
-        Ticket { reactor: self.clone(), slot, finish }
+        Ticket {
+            reactor: self.clone(),
+            slot,
+            finish,
+        }
     }
 
     /// Submits what was started, waits as told, calls `awake`, and wakes whose
@@ -155,7 +165,11 @@ impl Inner {
             }
         };
         let old = std::mem::replace(&mut self.slots[slot as usize], Slot::Running(None));
-        self.first_free = if let Slot::Free(next) = old { next } else { None };
+        self.first_free = if let Slot::Free(next) = old {
+            next
+        } else {
+            None
+        };
         slot
     }
 
@@ -184,7 +198,10 @@ fn open_driver(options: &LaneOptions, event: &Arc<EventFd>) -> Result<(Driver, B
             Err(_) => {}
         }
     }
-    Ok((Driver::Threads(Threads::new(event.clone())), Backend::Threads))
+    Ok((
+        Driver::Threads(Threads::new(event.clone())),
+        Backend::Threads,
+    ))
 }
 
 /// The only handle of one running request.

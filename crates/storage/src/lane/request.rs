@@ -31,13 +31,23 @@ impl Descriptor {
 
     /// Only a name, for calls that make a descriptor.
     pub(crate) fn none(name: String) -> Self {
-        Descriptor { fd: None, name, read_unit_bytes: 1, flush_errno: AtomicI32::new(0) }
+        Descriptor {
+            fd: None,
+            name,
+            read_unit_bytes: 1,
+            flush_errno: AtomicI32::new(0),
+        }
     }
 
     /// A descriptor for direct I/O in units of `read_unit_bytes`.
     pub(crate) fn direct(fd: OwnedFd, name: impl Into<String>, read_unit_bytes: u32) -> Self {
         let (name, flush_errno) = (name.into(), AtomicI32::new(0));
-        Descriptor { fd: Some(fd), name, read_unit_bytes, flush_errno }
+        Descriptor {
+            fd: Some(fd),
+            name,
+            read_unit_bytes,
+            flush_errno,
+        }
     }
 
     /// The descriptor's name.
@@ -54,7 +64,8 @@ impl Descriptor {
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.as_ref();
-        fd.expect("only a connect request is without a descriptor").as_fd()
+        fd.expect("only a connect request is without a descriptor")
+            .as_fd()
     }
 }
 
@@ -184,7 +195,14 @@ impl Request {
     /// A new request.
     pub(crate) fn new(file: Arc<Descriptor>, op: Op, buffers: Buffers) -> Self {
         let len_bytes = total_len(&buffers) as usize;
-        Request { file, op, buffers, made: None, done_bytes: 0, len_bytes }
+        Request {
+            file,
+            op,
+            buffers,
+            made: None,
+            done_bytes: 0,
+            len_bytes,
+        }
     }
 
     /// Offset where the rest of a read or write begins.
@@ -242,10 +260,12 @@ impl Request {
         Step::Finished(Ok(self.done_bytes as i64))
     }
 
+    /// Remembers that a flush failed. (A direct file has no page cache that could
+    /// pretend.)
     fn note_failure(&self, errno: Errno) -> Errno {
-        if matches!(self.op, Op::Sync) {
-            let latch = &self.file.flush_errno;
-            let _ = latch.compare_exchange(0, errno, Ordering::AcqRel, Ordering::Acquire);
+        let flushes = matches!(self.op, Op::Sync | Op::Write { durable: true, .. });
+        if flushes && self.file.read_unit_bytes == 1 && errno == libc::EIO {
+            self.file.flush_errno.store(errno, Ordering::Release);
         }
         errno
     }
@@ -258,14 +278,19 @@ impl Request {
             Op::Read { offset_bytes } => {
                 sys::read_at(fd, &mut self.buffers, skip, *offset_bytes + skip as u64)
             }
-            Op::Write { offset_bytes, durable } => {
+            Op::Write {
+                offset_bytes,
+                durable,
+            } => {
                 let at = *offset_bytes + skip as u64;
                 sys::write_at(fd, &mut self.buffers, skip, at, *durable)
             }
             Op::Sync => sys::sync_data(fd),
-            Op::Fallocate { mode, offset_bytes, len_bytes } => {
-                sys::fallocate(fd, *mode, *offset_bytes, *len_bytes)
-            }
+            Op::Fallocate {
+                mode,
+                offset_bytes,
+                len_bytes,
+            } => sys::fallocate(fd, *mode, *offset_bytes, *len_bytes),
             Op::Receive => match self.buffers.first_mut() {
                 Some(buffer) => sys::receive(fd, buffer),
                 None => Ok(0),
@@ -273,7 +298,9 @@ impl Request {
             Op::Send => sys::send(fd, &mut self.buffers, skip),
             Op::Accept => sys::accept(fd),
             Op::Poll { events } => poll_once(fd, *events),
-            Op::Call { work, .. } | Op::Connect { work } => work.take().map_or(Ok(0), |work| work()),
+            Op::Call { work, .. } | Op::Connect { work } => {
+                work.take().map_or(Ok(0), |work| work())
+            }
         }
     }
 
@@ -282,7 +309,12 @@ impl Request {
         loop {
             let answer = self.attempt();
             match self.advance(answer) {
-                Step::Finished(result) => return Done { request: self, result },
+                Step::Finished(result) => {
+                    return Done {
+                        request: self,
+                        result,
+                    };
+                }
                 Step::Again | Step::WhenReady => {}
             }
         }
@@ -290,7 +322,11 @@ impl Request {
 }
 
 fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
-    let mut set = [libc::pollfd { fd, events, revents: 0 }];
+    let mut set = [libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }];
     match sys::poll(&mut set, Some(std::time::Duration::ZERO))? {
         0 => Err(libc::EAGAIN),
         _ => Ok(i64::from(set[0].revents)),
@@ -300,8 +336,8 @@ fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
 impl Done {
     /// The error that a failed request shows.
     pub(crate) fn error(&self, errno: Errno) -> Error {
-        let error = Error::from_errno(self.request.op.name(), errno)
-            .target(self.request.file.name());
+        let error =
+            Error::from_errno(self.request.op.name(), errno).target(self.request.file.name());
         match self.request.op {
             Op::Read { offset_bytes }
             | Op::Write { offset_bytes, .. }
@@ -318,6 +354,12 @@ impl Done {
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} ({} bytes)", self.op.name(), self.file.name(), self.len_bytes)
+        write!(
+            f,
+            "{} {} ({} bytes)",
+            self.op.name(),
+            self.file.name(),
+            self.len_bytes
+        )
     }
 }

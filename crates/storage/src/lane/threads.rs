@@ -51,7 +51,13 @@ impl Threads {
             let found = list.iter().position(|(other, _)| *other == slot);
             if let Some(at) = found.filter(|&at| list[at].1.op.ends_with_ticket()) {
                 let (slot, request) = list.swap_remove(at);
-                finished.push((slot, Done { request, result: Err(libc::ECANCELED) }));
+                finished.push((
+                    slot,
+                    Done {
+                        request,
+                        result: Err(libc::ECANCELED),
+                    },
+                ));
                 return;
             }
         }
@@ -80,7 +86,11 @@ impl Threads {
             events: request.op.readiness().unwrap_or_default(),
             revents: 0,
         };
-        let event = libc::pollfd { fd: self.event.raw(), events: libc::POLLIN, revents: 0 };
+        let event = libc::pollfd {
+            fd: self.event.raw(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
         self.set.clear();
         self.set.extend(self.waiting.iter().map(interest));
         self.set.push(event);

@@ -91,7 +91,13 @@ impl Uring {
             self.entries.resize_with(index + 1, || None);
         }
         let header = sys::message_header(&mut IoVecs::new());
-        let entry = Entry { request, vecs: IoVecs::new(), header, polling: false, cancelled: false };
+        let entry = Entry {
+            request,
+            vecs: IoVecs::new(),
+            header,
+            polling: false,
+            cancelled: false,
+        };
         self.entries[index] = Some(Box::new(entry));
         self.submit(slot);
     }
@@ -114,7 +120,9 @@ impl Uring {
             self.backlog.remove(at);
             self.push_slot(slot);
         }
-        let entry = opcode::AsyncCancel::new(u64::from(slot)).build().user_data(CANCEL);
+        let entry = opcode::AsyncCancel::new(u64::from(slot))
+            .build()
+            .user_data(CANCEL);
         self.push(&entry);
     }
 
@@ -128,7 +136,9 @@ impl Uring {
     }
 
     fn push_slot(&mut self, slot: u32) {
-        let Some(entry) = self.entries[slot as usize].as_deref_mut() else { return };
+        let Some(entry) = self.entries[slot as usize].as_deref_mut() else {
+            return;
+        };
         let submission = entry.prepare().user_data(u64::from(slot));
         self.in_kernel += 1;
         self.push(&submission);
@@ -153,7 +163,10 @@ impl Uring {
         self.arm_event();
         if let Err(errno) = self.enter(wait) {
             debug_assert!(
-                matches!(errno, libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME),
+                matches!(
+                    errno,
+                    libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME
+                ),
                 "io_uring_enter: {errno}"
             );
         }
@@ -180,12 +193,16 @@ impl Uring {
             Wait::Forever => self.ring.submit_and_wait(1),
             Wait::Until(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let time = Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
+                let time = Timespec::new()
+                    .sec(left.as_secs())
+                    .nsec(left.subsec_nanos());
                 let args = SubmitArgs::new().timespec(&time);
                 self.ring.submitter().submit_with_args(1, &args)
             }
         };
-        result.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+        result
+            .map(drop)
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
     fn arm_event(&mut self) {
@@ -200,7 +217,9 @@ impl Uring {
 
     fn collect(&mut self, finished: &mut Vec<(u32, Done)>) {
         loop {
-            let Some(completion) = self.ring.completion().next() else { break };
+            let Some(completion) = self.ring.completion().next() else {
+                break;
+            };
             let result = i64::from(completion.result());
             match completion.user_data() {
                 CANCEL => {}
@@ -215,8 +234,14 @@ impl Uring {
 
     fn complete(&mut self, slot: u32, result: i64, finished: &mut Vec<(u32, Done)>) {
         self.in_kernel -= 1;
-        let Some(entry) = self.entries[slot as usize].as_deref_mut() else { return };
-        let result = if result < 0 { Err(-result as Errno) } else { Ok(result) };
+        let Some(entry) = self.entries[slot as usize].as_deref_mut() else {
+            return;
+        };
+        let result = if result < 0 {
+            Err(-result as Errno)
+        } else {
+            Ok(result)
+        };
         let is_poll = matches!(entry.request.op, Op::Poll { .. });
         if std::mem::take(&mut entry.polling) && !is_poll && result.is_ok() {
             return self.submit(slot);
@@ -233,14 +258,15 @@ impl Uring {
         }
     }
 
-    fn finish(
-        &mut self,
-        slot: u32,
-        result: Result<i64, Errno>,
-        finished: &mut Vec<(u32, Done)>,
-    ) {
+    fn finish(&mut self, slot: u32, result: Result<i64, Errno>, finished: &mut Vec<(u32, Done)>) {
         if let Some(entry) = self.entries[slot as usize].take() {
-            finished.push((slot, Done { request: entry.request, result }));
+            finished.push((
+                slot,
+                Done {
+                    request: entry.request,
+                    result,
+                },
+            ));
         }
     }
 
@@ -253,7 +279,9 @@ impl Uring {
         let endless: Vec<u32> = (0_u32..)
             .zip(&self.entries)
             .filter(|(_, entry)| {
-                entry.as_ref().is_some_and(|entry| entry.request.op.readiness().is_some())
+                entry
+                    .as_ref()
+                    .is_some_and(|entry| entry.request.op.readiness().is_some())
             })
             .map(|(slot, _)| slot)
             .collect();
@@ -295,15 +323,23 @@ impl Entry {
                 let offset = self.request.rest_offset_bytes(*offset_bytes);
                 self.read(fd, offset)
             }
-            Op::Write { offset_bytes, durable } => {
+            Op::Write {
+                offset_bytes,
+                durable,
+            } => {
                 let flags = if *durable { libc::RWF_DSYNC } else { 0 };
                 let offset = self.request.rest_offset_bytes(*offset_bytes);
                 self.write(fd, offset, flags)
             }
             Op::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-            Op::Fallocate { mode, offset_bytes, len_bytes } => {
-                opcode::Fallocate::new(fd, *len_bytes).offset(*offset_bytes).mode(*mode).build()
-            }
+            Op::Fallocate {
+                mode,
+                offset_bytes,
+                len_bytes,
+            } => opcode::Fallocate::new(fd, *len_bytes)
+                .offset(*offset_bytes)
+                .mode(*mode)
+                .build(),
             Op::Receive => match self.request.buffers.first_mut() {
                 Some(buffer) => {
                     let len = buffer.len().min(MAX_TRANSFER_BYTES) as u32;
@@ -329,7 +365,9 @@ impl Entry {
         match self.vecs[..] {
             [one] => {
                 let len = one.iov_len as u32;
-                opcode::Read::new(fd, one.iov_base.cast(), len).offset(offset_bytes).build()
+                opcode::Read::new(fd, one.iov_base.cast(), len)
+                    .offset(offset_bytes)
+                    .build()
             }
             ref many => opcode::Readv::new(fd, many.as_ptr(), many.len() as u32)
                 .offset(offset_bytes)
@@ -357,10 +395,14 @@ impl Entry {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         if let [one] = self.vecs[..] {
             let len = one.iov_len as u32;
-            return opcode::Send::new(fd, one.iov_base.cast(), len).flags(flags).build();
+            return opcode::Send::new(fd, one.iov_base.cast(), len)
+                .flags(flags)
+                .build();
         }
         self.header = sys::message_header(&mut self.vecs);
-        opcode::SendMsg::new(fd, &raw const self.header).flags(flags as u32).build()
+        opcode::SendMsg::new(fd, &raw const self.header)
+            .flags(flags as u32)
+            .build()
     }
 }
 
@@ -368,7 +410,10 @@ impl Entry {
 fn build_ring(entries: u32) -> io::Result<IoUring> {
     let completions = entries.saturating_mul(4);
     let mut builder = IoUring::builder();
-    builder.setup_clamp().setup_cqsize(completions).setup_submit_all();
+    builder
+        .setup_clamp()
+        .setup_cqsize(completions)
+        .setup_submit_all();
     // Completions run in this thread's io_uring_enter only (Linux 6.1).
     let deferred = builder
         .clone()
@@ -380,9 +425,16 @@ fn build_ring(entries: u32) -> io::Result<IoUring> {
         return deferred;
     }
     // Without inter-processor interrupts (5.19), then plain.
-    let cooperative = builder.clone().setup_coop_taskrun().setup_taskrun_flag().build(entries);
+    let cooperative = builder
+        .clone()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .build(entries);
     if cooperative.is_ok() {
         return cooperative;
     }
-    IoUring::builder().setup_clamp().setup_cqsize(completions).build(entries)
+    IoUring::builder()
+        .setup_clamp()
+        .setup_cqsize(completions)
+        .build(entries)
 }

@@ -28,7 +28,10 @@ pub(crate) struct Mailbox {
 impl Mailbox {
     /// An empty mailbox; `event` is signalled when something arrives.
     pub(crate) fn new(event: Arc<EventFd>) -> Self {
-        Mailbox { done: Mutex::default(), event }
+        Mailbox {
+            done: Mutex::default(),
+            event,
+        }
     }
 
     fn put(&self, slot: u32, done: Done) {
@@ -82,7 +85,11 @@ fn pool() -> &'static Pool {
 pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<Mailbox>) {
     let pool = pool();
     let mut jobs = lock(&pool.jobs);
-    jobs.waiting.push_back(Job { request, slot, reply_to: reply_to.clone() });
+    jobs.waiting.push_back(Job {
+        request,
+        slot,
+        reply_to: reply_to.clone(),
+    });
     if jobs.idle >= jobs.waiting.len() || jobs.workers == MAX_WORKERS {
         drop(jobs);
         pool.arrived.notify_one();
@@ -90,7 +97,9 @@ pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<Mailbox>) {
     }
     jobs.workers += 1;
     drop(jobs);
-    let builder = std::thread::Builder::new().name("vellum-worker".into()).stack_size(STACK_BYTES);
+    let builder = std::thread::Builder::new()
+        .name("vellum-worker".into())
+        .stack_size(STACK_BYTES);
     if builder.spawn(work).is_err() {
         without_new_worker(pool);
     }

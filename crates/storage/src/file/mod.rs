@@ -1,0 +1,410 @@
+//! Files and block devices.
+//!
+//! A request that is aligned as the file wants it is a slot of the calling
+//! thread's lane and nothing else; what takes several steps (unaligned direct
+//! I/O, zeroes with fallbacks) runs as a task of the lane.
+
+mod extents;
+mod open;
+mod zero;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::align::{self, Alignment, RangeLocks};
+use crate::buffer::total_len;
+use crate::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
+use crate::lock::{self, Permissions};
+use crate::sys;
+use crate::{
+    Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
+    WriteFlags, ZeroFlags,
+};
+
+/// Whether opening may make or empty the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Create {
+    /// The file must exist.
+    #[default]
+    No,
+    /// Make the file if it does not exist.
+    IfMissing,
+    /// Make the file if it does not exist, empty it if it does (once its locks
+    /// are held).
+    Truncate,
+}
+
+/// What kind of file is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FileKind {
+    /// A regular file or a block device.
+    #[default]
+    Any,
+    /// A regular file (QEMU's `file` driver).
+    Regular,
+    /// A block or character device (QEMU's `host_device` driver).
+    Device,
+}
+
+/// How to open a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Open for reading only.
+    pub read_only: bool,
+    /// Go around the page cache (`O_DIRECT`: cache modes none and directsync).
+    pub direct: bool,
+    /// Whether to make the file.
+    pub create: Create,
+    /// What kind of file is wanted.
+    pub kind: FileKind,
+    /// Ignore flushes (cache mode unsafe).
+    pub no_flush: bool,
+    /// Give discarded space back; `false`: discards are ignored.
+    pub discard: bool,
+    /// The locks to take; `None`: no locking.
+    pub permissions: Option<Permissions>,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        FileOptions {
+            read_only: false,
+            direct: false,
+            create: Create::No,
+            kind: FileKind::Any,
+            no_flush: false,
+            discard: true,
+            permissions: None,
+        }
+    }
+}
+
+/// A regular file or a block device.
+pub struct FileStorage {
+    file: Arc<File>,
+    permissions: Mutex<Option<Permissions>>,
+}
+
+/// What the tasks of a file's requests share.
+struct File {
+    descriptor: Arc<Descriptor>,
+    alignment: Alignment,
+    /// Present for devices.
+    device: Option<Device>,
+    read_only: bool,
+    no_flush: bool,
+    discard: bool,
+    /// Ranges that unaligned requests are changing.
+    ranges: RangeLocks,
+    supports: Supports,
+    extents: extents::DataCache,
+}
+
+/// What a device never changes.
+#[derive(Debug, Clone, Copy)]
+struct Device {
+    len_bytes: u64,
+    blocks: Alignment,
+}
+
+/// What has not failed yet as unsupported.
+#[derive(Debug)]
+struct Supports {
+    punch_hole: AtomicBool,
+    zero_range: AtomicBool,
+    allocate: AtomicBool,
+    block_zero_out: AtomicBool,
+}
+
+impl FileStorage {
+    /// Opens a file, with its locks held as the options say.
+    pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<Arc<Self>> {
+        let file = open::open(path.as_ref(), options)?;
+        let permissions = Mutex::new(options.permissions);
+        Ok(Arc::new(FileStorage {
+            file: Arc::new(file),
+            permissions,
+        }))
+    }
+
+    /// Changes what this opener does and lets others do. Fails with
+    /// [`ErrorKind::Locked`], and changes nothing, if another opener conflicts.
+    pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
+        let mut held = self
+            .permissions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let old = held.unwrap_or(Permissions::NONE);
+        let descriptor = &self.file.descriptor;
+        lock::change(descriptor.raw(), descriptor.name(), old, permissions)?;
+        *held = Some(permissions);
+        Ok(())
+    }
+
+    /// Whether this is a device rather than a regular file.
+    pub fn is_device(&self) -> bool {
+        self.file.device.is_some()
+    }
+}
+
+impl File {
+    fn name(&self) -> &str {
+        self.descriptor.name()
+    }
+
+    fn len_bytes(&self) -> Result<u64> {
+        match self.device {
+            Some(device) => Ok(device.len_bytes),
+            None => self.stat().map(|stat| stat.st_size as u64),
+        }
+    }
+
+    fn stat(&self) -> Result<libc::stat> {
+        sys::stat(self.descriptor.raw())
+            .map_err(|errno| Error::from_errno("stat", errno).target(self.name()))
+    }
+
+    fn request(&self, op: Op, buffers: Buffers) -> Request {
+        Request::new(self.descriptor.clone(), op, buffers)
+    }
+
+    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+        lane::submit(
+            self.request(Op::Read { offset_bytes }, buffers),
+            finish_buffers,
+        )
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, durable: bool) -> Io<Buffers> {
+        let op = Op::Write {
+            offset_bytes,
+            durable,
+        };
+        lane::submit(self.request(op, buffers), finish_buffers)
+    }
+
+    fn sync(&self) -> Io<()> {
+        if self.no_flush {
+            return Io::ready(Ok(()));
+        }
+        lane::submit(self.request(Op::Sync, Buffers::new()), finish_unit)
+    }
+
+    fn refuse_if_read_only(&self, operation: &'static str) -> Result<()> {
+        if self.read_only {
+            let error = Error::new(ErrorKind::ReadOnly, operation, "the file is open read-only");
+            return Err(error.target(self.name()));
+        }
+        Ok(())
+    }
+
+    /// Reads through an aligned copy.
+    async fn read_copied(&self, offset_bytes: u64, mut buffers: Buffers) -> Result<Buffers> {
+        let len_bytes = total_len(&buffers);
+        let around = self.alignment.around(offset_bytes, len_bytes);
+        let copy = self.read_range(around.clone()).await?;
+        let skip = (offset_bytes - around.start) as usize;
+        align::scatter(&copy[skip..], &mut buffers);
+        Ok(buffers)
+    }
+
+    async fn read_range(&self, range: std::ops::Range<u64>) -> Result<Buffer> {
+        let buffer = Buffer::for_read((range.end - range.start) as usize);
+        self.read(range.start, Buffers::from_buf([buffer]))
+            .into_single()
+            .await
+    }
+
+    /// Writes through an aligned copy, whose first and last block are read first
+    /// where the request covers only a part of them.
+    async fn write_copied(
+        &self,
+        offset_bytes: u64,
+        buffers: Buffers,
+        durable: bool,
+    ) -> Result<Buffers> {
+        let len_bytes = total_len(&buffers);
+        let around = self.alignment.around(offset_bytes, len_bytes);
+        let end = offset_bytes + len_bytes;
+        let mut copy = Buffer::for_read((around.end - around.start) as usize);
+        let _held = match self.alignment.fits_range(offset_bytes, len_bytes) {
+            true => None,
+            false => Some(self.ranges.hold(around.clone()).await),
+        };
+        let unit = u64::from(self.alignment.request_bytes);
+        if offset_bytes > around.start {
+            let block = self.read_range(around.start..around.start + unit).await?;
+            copy[..block.len()].copy_from_slice(&block);
+        }
+        let last_is_read = offset_bytes > around.start && around.end - around.start == unit;
+        if end < around.end && !last_is_read {
+            let block = self.read_range(around.end - unit..around.end).await?;
+            let at = copy.len() - block.len();
+            copy[at..].copy_from_slice(&block);
+        }
+        let skip = (offset_bytes - around.start) as usize;
+        align::gather(&buffers, &mut copy[skip..skip + len_bytes as usize]);
+        self.write(around.start, Buffers::from_buf([copy]), durable)
+            .await?;
+        Ok(buffers)
+    }
+
+    async fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Result<()> {
+        let fd = self.descriptor.clone();
+        let work = move || {
+            let mut done = 0;
+            while done < len_bytes {
+                let rest = len_bytes - done;
+                let at = (from_bytes + done, to_bytes + done);
+                match sys::copy_file_range(fd.raw(), at.0, at.1, rest)? {
+                    // The source ended early: the caller must copy zeroes.
+                    0 => return Err(libc::EOPNOTSUPP),
+                    count => done += count as u64,
+                }
+            }
+            Ok(0)
+        };
+        self.extents.forget();
+        lane::call(&self.descriptor, "copy range", work, finish_unit).await
+    }
+}
+
+impl Storage for FileStorage {
+    fn capabilities(&self) -> Capabilities {
+        let file = &self.file;
+        let regular = file.device.is_none();
+        Capabilities {
+            request_alignment_bytes: file.alignment.request_bytes,
+            memory_alignment_bytes: file.alignment.memory_bytes,
+            can_punch: file.discard && file.supports.punch_hole.load(Ordering::Relaxed),
+            can_zero: file.can_zero(),
+            has_zero_init: regular,
+            read_only: file.read_only,
+            growable: regular,
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    fn len_bytes(&self) -> Result<u64> {
+        self.file.len_bytes()
+    }
+
+    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+        if buffers.iter().all(|buffer| buffer.is_empty()) {
+            return Io::ready(Ok(buffers));
+        }
+        if self.file.alignment.fits(offset_bytes, &buffers) {
+            return self.file.read(offset_bytes, buffers);
+        }
+        let file = self.file.clone();
+        lane::task(async move { file.read_copied(offset_bytes, buffers).await })
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        if let Err(error) = self.file.refuse_if_read_only("write") {
+            return Io::ready(Err(error));
+        }
+        if buffers.iter().all(|buffer| buffer.is_empty()) {
+            return Io::ready(Ok(buffers));
+        }
+        let durable = flags.fua && !self.file.no_flush;
+        let file = self.file.clone();
+        if !file.alignment.fits(offset_bytes, &buffers) {
+            return lane::task(
+                async move { file.write_copied(offset_bytes, buffers, durable).await },
+            );
+        }
+        file.write(offset_bytes, buffers, durable)
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
+        if let Err(error) = self.file.refuse_if_read_only("write zeroes") {
+            return Io::ready(Err(error));
+        }
+        if len_bytes == 0 {
+            return Io::ready(Ok(()));
+        }
+        let file = self.file.clone();
+        lane::task(async move { file.write_zeroes(offset_bytes, len_bytes, flags).await })
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        if let Err(error) = self.file.refuse_if_read_only("discard") {
+            return Io::ready(Err(error));
+        }
+        if len_bytes == 0 || !self.file.discard {
+            return Io::ready(Ok(()));
+        }
+        let file = self.file.clone();
+        lane::task(async move { file.discard(offset_bytes, len_bytes).await })
+    }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        if let Err(error) = self.file.refuse_if_read_only("allocate") {
+            return Io::ready(Err(error));
+        }
+        if len_bytes == 0 {
+            return Io::ready(Ok(()));
+        }
+        let file = self.file.clone();
+        lane::task(async move { file.allocate(offset_bytes, len_bytes).await })
+    }
+
+    fn flush(&self) -> Io<()> {
+        self.file.sync()
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        if let Err(error) = self.file.refuse_if_read_only("truncate") {
+            return Io::ready(Err(error));
+        }
+        match self.file.device {
+            // A device keeps its length; what lies beyond the new end is unused.
+            Some(device) if len_bytes <= device.len_bytes => return Io::ready(Ok(())),
+            Some(_) => {
+                let message = "Cannot grow device files";
+                let error = Error::new(ErrorKind::InvalidArgument, "truncate", message);
+                return Io::ready(Err(error.target(self.name())));
+            }
+            None => {}
+        }
+        self.file.extents.forget();
+        let fd = self.file.descriptor.clone();
+        let work = move || sys::truncate(fd.raw(), len_bytes);
+        lane::call(&self.file.descriptor, "truncate", work, finish_unit)
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        Io::ready(self.file.block_status(offset_bytes, len_bytes))
+    }
+
+    fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Io<()> {
+        if let Err(error) = self.file.refuse_if_read_only("copy range") {
+            return Io::ready(Err(error));
+        }
+        let file = self.file.clone();
+        lane::task(async move { file.copy_range(from_bytes, to_bytes, len_bytes).await })
+    }
+
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        // The kernel counts in units of 512 bytes, whatever the block size.
+        self.file
+            .stat()
+            .map(|stat| Some(stat.st_blocks as u64 * 512))
+    }
+}
+
+impl fmt::Debug for FileStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileStorage")
+            .field("name", &self.file.name())
+            .field("alignment", &self.file.alignment)
+            .field("read_only", &self.file.read_only)
+            .finish_non_exhaustive()
+    }
+}

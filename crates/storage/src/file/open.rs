@@ -1,0 +1,172 @@
+//! Opening files and finding out what they are.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Create, Device, File, FileKind, FileOptions, Supports};
+use crate::align::{Alignment, RangeLocks};
+use crate::error::errno_text;
+use crate::lane::Descriptor;
+use crate::lock::{self, Permissions};
+use crate::sys::{self, Errno};
+use crate::{Buffer, Buffers, Error, ErrorKind, Result};
+
+/// `BLKGETSIZE64`: a device's length in bytes.
+const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+
+/// The alignments that direct I/O may want, in bytes.
+const CANDIDATES: [u32; 4] = [512, 1024, 2048, 4096];
+
+/// What is taken if nothing else can be found out.
+const SAFE_ALIGNMENT_BYTES: u32 = 4096;
+
+/// Opens a file as `options` say.
+pub(super) fn open(path: &Path, options: &FileOptions) -> Result<File> {
+    let name = path.display().to_string();
+    let fd = open_fd(path, &name, options)?;
+    let raw = fd.as_raw_fd();
+    let stat = sys::stat(raw).map_err(|errno| {
+        Error::from_errno("open", errno)
+            .context("open", "Could not stat file")
+            .target(&*name)
+    })?;
+    let device = find_kind(raw, &stat, &name, options.kind)?;
+    if let Some(permissions) = options.permissions {
+        lock::change(raw, &name, Permissions::NONE, permissions)?;
+    }
+    if options.create == Create::Truncate && device.is_none() {
+        sys::truncate(raw, 0)
+            .map_err(|errno| Error::from_errno("truncate", errno).target(&*name))?;
+    }
+    let alignment = match options.direct {
+        true => find_alignment(raw),
+        false => Alignment::NONE,
+    };
+    let descriptor = Descriptor::direct(fd, name, alignment.request_bytes);
+    Ok(File {
+        descriptor: Arc::new(descriptor),
+        alignment,
+        device,
+        read_only: options.read_only,
+        no_flush: options.no_flush,
+        discard: options.discard,
+        ranges: RangeLocks::default(),
+        supports: Supports::new(),
+        extents: Default::default(),
+    })
+}
+
+fn open_fd(path: &Path, name: &str, options: &FileOptions) -> Result<OwnedFd> {
+    let mut flags = libc::O_CLOEXEC;
+    flags |= if options.read_only {
+        libc::O_RDONLY
+    } else {
+        libc::O_RDWR
+    };
+    if options.create != Create::No {
+        flags |= libc::O_CREAT;
+    }
+    let refused = |errno: Errno| {
+        let verb = if options.create == Create::No {
+            "open"
+        } else {
+            "create"
+        };
+        let reason = errno_text(errno);
+        let kind = Error::from_errno("open", errno).kind();
+        Error::new(kind, "open", format!("Could not {verb} '{name}': {reason}"))
+            .with_errno(errno)
+            .target(name)
+    };
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused(libc::EINVAL))?;
+    if !options.direct {
+        return sys::open(&path, flags).map_err(refused);
+    }
+    match sys::open(&path, flags | libc::O_DIRECT) {
+        Err(libc::EINVAL) if sys::open(&path, flags).is_ok() => {
+            let message = format!("Could not open '{name}': filesystem does not support O_DIRECT");
+            Err(Error::new(ErrorKind::InvalidArgument, "open", message).target(name))
+        }
+        result => result.map_err(refused),
+    }
+}
+
+/// Checks that the file is of the kind that is wanted; measures it if it is a
+/// device.
+fn find_kind(fd: RawFd, stat: &libc::stat, name: &str, wanted: FileKind) -> Result<Option<Device>> {
+    let invalid =
+        |message: String| Err(Error::new(ErrorKind::InvalidArgument, "open", message).target(name));
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFREG if wanted == FileKind::Device => invalid(format!(
+            "'host_device' driver requires '{name}' to be either a character or block device"
+        )),
+        libc::S_IFREG => Ok(None),
+        libc::S_IFBLK | libc::S_IFCHR if wanted != FileKind::Regular => {
+            let measure = measure_device(fd);
+            measure
+                .map(Some)
+                .map_err(|errno| Error::from_errno("open", errno).target(name))
+        }
+        _ => invalid(format!(
+            "'file' driver requires '{name}' to be a regular file"
+        )),
+    }
+}
+
+fn measure_device(fd: RawFd) -> Result<Device, Errno> {
+    let len_bytes = match sys::ioctl_get_u64(fd, BLKGETSIZE64) {
+        Ok(len) => len,
+        // Not a block device: the end is where seeking says.
+        Err(_) => sys::seek(fd, 0, libc::SEEK_END)?,
+    };
+    let block = sys::ioctl_get_i32(fd, libc::BLKSSZGET).unwrap_or(512);
+    let request_bytes = u32::try_from(block)
+        .unwrap_or(512)
+        .max(512)
+        .next_power_of_two();
+    Ok(Device {
+        len_bytes,
+        blocks: Alignment {
+            request_bytes,
+            memory_bytes: request_bytes,
+        },
+    })
+}
+
+/// What direct I/O wants: the kernel's word, or else the first that works.
+fn find_alignment(fd: RawFd) -> Alignment {
+    let sane = |bytes: u32| bytes.is_power_of_two() && bytes <= SAFE_ALIGNMENT_BYTES;
+    match sys::direct_alignment(fd) {
+        Some((memory_bytes, request_bytes)) if sane(memory_bytes) && sane(request_bytes) => {
+            Alignment {
+                request_bytes: request_bytes.max(512),
+                memory_bytes,
+            }
+        }
+        _ => probe_alignment(fd),
+    }
+}
+
+/// Tries reads of growing length. An empty file accepts any, so there only the
+/// safe choice is right.
+fn probe_alignment(fd: RawFd) -> Alignment {
+    let reads = |len_bytes: u32| {
+        let mut buffers = Buffers::from_buf([Buffer::for_read(len_bytes as usize)]);
+        sys::read_at(fd, &mut buffers, 0, 0)
+    };
+    let trustworthy = reads(1).is_err();
+    let found = CANDIDATES
+        .into_iter()
+        .find(|&candidate| reads(candidate).is_ok());
+    let request_bytes = match found {
+        Some(found) if trustworthy => found,
+        _ => SAFE_ALIGNMENT_BYTES,
+    };
+    Alignment {
+        request_bytes,
+        memory_bytes: request_bytes,
+    }
+}
