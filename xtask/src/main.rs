@@ -1,10 +1,14 @@
 //! Chores of this repository: `cargo xtask TASK`.
 
 mod demo;
+mod differential;
+mod fuzz;
 mod golden;
 mod guest;
 mod process;
 mod setup;
+mod test;
+mod tidy;
 mod workspace;
 
 use std::process::ExitCode;
@@ -17,10 +21,13 @@ usage: cargo xtask TASK [ARGUMENTS]
 
   setup                      install the programs that the demo and the tests use
   demo [--vellum PROGRAM]    a real disk from end to end, with real clients, measured
+  differential [--seeds A..B] [--jobs N] [--vellum PROGRAM]
+                             random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'
   tidy                       layers, licences, duplicates, file sizes
-  fuzz [--seconds N] [TARGET...]
-                             run the fuzz targets, then shrink their corpora
+  fuzz [--seconds N] [--keep] [TARGET...]
+                             run the fuzz targets; --keep adds what reaches new code
+                             to their corpora
   golden                     make tests/golden anew with the real qemu-img
 ";
 
@@ -46,6 +53,10 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
     match task.to_string_lossy().as_ref() {
         "setup" => setup::run(arguments),
         "demo" => demo::run(arguments),
+        "differential" => differential::run(arguments),
+        "test" => test::run(arguments),
+        "tidy" => tidy::run(arguments),
+        "fuzz" => fuzz::run(arguments),
         "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),
     }

@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -37,19 +37,19 @@ fn is_executable(path: &Path) -> bool {
 
 /// Runs a command that talks to the terminal itself; fails unless it exits with 0.
 pub fn run(command: &mut Command) -> Result<()> {
-    let status = status(command)?;
+    let status = spawn(command)?.wait()?;
     if !status.success() {
         bail!("{} ended with {status}", shown(command));
     }
     Ok(())
 }
 
-/// Runs a command that talks to the terminal itself and says how it ended.
-pub fn status(command: &mut Command) -> Result<ExitStatus> {
+/// Starts a command that ends with this program.
+pub fn spawn(command: &mut Command) -> Result<Child> {
     end_with_parent(command);
     command
         .stdin(Stdio::null())
-        .status()
+        .spawn()
         .with_context(|| format!("cannot run {}", shown(command)))
 }
 
@@ -134,13 +134,7 @@ impl Daemon {
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let file = std::fs::File::create(log)
             .with_context(|| format!("cannot create {}", log.display()))?;
-        end_with_parent(command);
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .with_context(|| format!("cannot run {}", shown(command)))?;
+        let child = spawn(command.stdout(file.try_clone()?).stderr(file))?;
         Ok(Self {
             child,
             shown: shown(command),

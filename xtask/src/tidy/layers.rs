@@ -1,0 +1,98 @@
+//! One-way dependencies: a crate uses only crates below it.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// The house from the ground up. A crate may use those of lower floors.
+const FLOORS: &[&[&str]] = &[
+    &["vellum-format", "vellum-storage"],
+    &["vellum"],
+    &[
+        "vellum-control",
+        "vellum-export",
+        "vellum-jobs",
+        "vellum-sim",
+    ],
+    &["vellum-cli"],
+];
+/// Drives finished programs, and so uses no crate of the house.
+const OUTSIDE: &str = "xtask";
+
+/// What breaks the rule.
+pub fn findings(metadata: &Value) -> Result<Vec<String>> {
+    let members = metadata["workspace_members"]
+        .as_array()
+        .context("cargo metadata lists no members")?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("cargo metadata lists no packages")?;
+    let own: Vec<&Value> = packages
+        .iter()
+        .filter(|package| members.contains(&package["id"]))
+        .collect();
+    let names: Vec<&str> = own.iter().filter_map(|one| one["name"].as_str()).collect();
+    let mut findings = Vec::new();
+    for package in &own {
+        let user = package["name"].as_str().unwrap_or_default();
+        let dependencies = package["dependencies"].as_array().into_iter().flatten();
+        for used in dependencies.filter_map(|dependency| dependency["name"].as_str()) {
+            if names.contains(&used) {
+                findings.extend(broken_rule(user, used));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+fn broken_rule(user: &str, used: &str) -> Option<String> {
+    let floor = |name: &str| FLOORS.iter().position(|floor| floor.contains(&name));
+    if user == OUTSIDE {
+        return Some(format!(
+            "{OUTSIDE} drives programs only, yet it uses {used}"
+        ));
+    }
+    match (floor(user), floor(used)) {
+        (Some(above), Some(below)) if above > below => None,
+        (Some(_), Some(_)) => Some(format!("{user} uses {used}, which is not below it")),
+        _ => Some(format!(
+            "{user} uses {used}: one of them stands on no floor"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn metadata(user: &str, used: &str) -> Value {
+        json!({
+            "workspace_members": ["1", "2"],
+            "packages": [
+                {"id": "1", "name": user, "dependencies": [{"name": used}, {"name": "libc"}]},
+                {"id": "2", "name": used, "dependencies": []},
+                {"id": "3", "name": "libc", "dependencies": []},
+            ],
+        })
+    }
+
+    #[test]
+    fn only_what_stands_below_may_be_used() -> Result<()> {
+        assert!(findings(&metadata("vellum-cli", "vellum-format"))?.is_empty());
+        assert!(findings(&metadata("vellum", "vellum-storage"))?.is_empty());
+        for (user, used) in [
+            ("vellum-format", "vellum"),
+            ("vellum-export", "vellum-jobs"),
+            ("vellum-storage", "vellum-format"),
+            ("xtask", "vellum"),
+            ("vellum-new", "vellum"),
+        ] {
+            assert_eq!(
+                findings(&metadata(user, used))?.len(),
+                1,
+                "{user} -> {used}"
+            );
+        }
+        Ok(())
+    }
+}

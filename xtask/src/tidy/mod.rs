@@ -1,0 +1,27 @@
+//! `cargo xtask tidy`: the rules of the house that no compiler knows.
+
+mod dependencies;
+mod layers;
+mod sources;
+
+use anyhow::{Result, bail};
+
+use crate::workspace::{self, Workspace};
+
+/// The task.
+pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
+    crate::no_arguments(&mut arguments)?;
+    let workspace = Workspace::locate()?;
+    let metadata = workspace::metadata(&workspace.root.join("Cargo.toml"), &["--locked"])?;
+    let mut findings = layers::findings(&metadata)?;
+    findings.extend(dependencies::findings(&workspace, &metadata)?);
+    findings.extend(sources::findings(&workspace)?);
+    for finding in &findings {
+        println!("tidy: {finding}");
+    }
+    if !findings.is_empty() {
+        bail!("{} findings", findings.len());
+    }
+    println!("tidy: all in order");
+    Ok(())
+}
