@@ -1,1 +1,384 @@
 //! The raw format: a storage, or a window of one, as it is.
+//!
+//! Requests inside the device go straight to the storage: no task, no copy, no
+//! state of their own. Only a write that makes the device grow takes a task,
+//! because the new size is known only once the write has succeeded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use vellum_storage::{BlockStatus, WriteFlags, ZeroFlags, spawn};
+
+use crate::{
+    BlockDevice, Buffer, Buffers, DeviceInfo, Error, ErrorKind, Extent, HostLocation, Io,
+    RequestFlags, Result, Storage, ZeroRequest,
+};
+
+/// Guest sizes are whole sectors; a file that ends inside one is padded with zeroes.
+const SECTOR_SIZE_BYTES: u64 = 512;
+
+/// Which part of a storage a [`Raw`] shows, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RawOptions {
+    /// Where the device starts in the storage.
+    pub offset_bytes: u64,
+    /// The size of the device; `None` takes the storage to its end, and lets the
+    /// device grow where the storage can.
+    pub size_bytes: Option<u64>,
+    /// Refuse changing requests.
+    pub read_only: bool,
+}
+
+/// A device whose bytes are the bytes of a storage.
+#[derive(Debug)]
+pub struct Raw {
+    storage: Arc<dyn Storage>,
+    offset_bytes: u64,
+    /// Shared with the tasks of growing writes, which may outlive a request's handle.
+    size_bytes: Arc<AtomicU64>,
+    fixed_size: bool,
+    read_only: bool,
+    closed: AtomicBool,
+}
+
+impl Raw {
+    /// Shows `storage`, or the window of it that `options` name, as a device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the window does not lie inside the
+    /// storage or is not made of whole sectors.
+    pub fn open(storage: Arc<dyn Storage>, options: RawOptions) -> Result<Arc<Raw>> {
+        let size_bytes = window_size(&*storage, &options)?;
+        let read_only = options.read_only || storage.capabilities().read_only;
+        Ok(Arc::new(Raw {
+            storage,
+            offset_bytes: options.offset_bytes,
+            size_bytes: Arc::new(AtomicU64::new(size_bytes)),
+            fixed_size: options.size_bytes.is_some(),
+            read_only,
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    fn is_growable(&self) -> bool {
+        !self.fixed_size && !self.read_only && self.storage.capabilities().growable
+    }
+
+    fn error(&self, kind: ErrorKind, operation: &'static str, message: &str) -> Error {
+        Error::new(kind, operation, message).target(self.storage.name())
+    }
+
+    /// Refuses requests on a closed device and beyond `limit_bytes`.
+    fn check_range(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        len_bytes: u64,
+        limit_bytes: u64,
+    ) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(self.error(ErrorKind::InvalidArgument, operation, "the device is closed"));
+        }
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= limit_bytes => Ok(()),
+            _ => Err(self
+                .error(ErrorKind::OutOfRange, operation, "request beyond the end of the device")
+                .at(offset_bytes)),
+        }
+    }
+
+    /// Refuses changing requests where they may not be made; `Ok(true)` means
+    /// that the request makes the device grow.
+    fn check_change(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<bool> {
+        if self.read_only {
+            return Err(self.error(ErrorKind::ReadOnly, operation, "the device is read-only"));
+        }
+        let size_bytes = self.size_bytes();
+        let limit_bytes = match self.is_growable() {
+            true => i64::MAX as u64 - self.offset_bytes,
+            false => size_bytes,
+        };
+        self.check_range(operation, offset_bytes, len_bytes, limit_bytes)?;
+        Ok(offset_bytes + len_bytes > size_bytes)
+    }
+
+    /// Raises the size to `end_bytes` once `request` has succeeded.
+    fn grow_after<T: 'static>(&self, end_bytes: u64, request: Io<T>) -> Io<T> {
+        let size_bytes = self.size_bytes.clone();
+        Io::task(spawn(async move {
+            let result = request.await?;
+            size_bytes.fetch_max(end_bytes.next_multiple_of(SECTOR_SIZE_BYTES), Ordering::AcqRel);
+            Ok(result)
+        }))
+    }
+}
+
+/// The size of the window that `options` name, checked against the storage.
+fn window_size(storage: &dyn Storage, options: &RawOptions) -> Result<u64> {
+    let len_bytes = storage.len_bytes()?;
+    let invalid = |message: String| {
+        Err(Error::new(ErrorKind::InvalidArgument, "open", message).target(storage.name()))
+    };
+    let rest_bytes = len_bytes.checked_sub(options.offset_bytes);
+    let fits = rest_bytes.is_some_and(|rest| options.size_bytes.is_none_or(|size| size <= rest));
+    let Some(rest_bytes) = rest_bytes.filter(|_| fits) else {
+        return invalid(format!(
+            "The sum of offset ({}) and size ({}) has to be smaller or equal to the  actual size \
+             of the containing file ({len_bytes})",
+            options.offset_bytes,
+            options.size_bytes.unwrap_or(0),
+        ));
+    };
+    match options.size_bytes {
+        Some(size) if size % SECTOR_SIZE_BYTES != 0 => {
+            invalid(format!("Specified size is not multiple of {SECTOR_SIZE_BYTES}"))
+        }
+        Some(size) => Ok(size),
+        None => Ok(rest_bytes.next_multiple_of(SECTOR_SIZE_BYTES)),
+    }
+}
+
+impl BlockDevice for Raw {
+    fn info(&self) -> DeviceInfo {
+        let capabilities = self.storage.capabilities();
+        DeviceInfo {
+            format: "raw",
+            name: self.storage.name().to_owned(),
+            read_only: self.read_only,
+            cluster_size_bytes: None,
+            request_alignment_bytes: capabilities.request_alignment_bytes,
+            discard_alignment_bytes: u64::from(capabilities.request_alignment_bytes),
+            has_zero_init: capabilities.has_zero_init,
+            growable: self.is_growable(),
+        }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        let len_bytes = buffer.len() as u64;
+        if let Err(error) = self.check_range("read", offset_bytes, len_bytes, self.size_bytes()) {
+            return Io::ready(Err(error));
+        }
+        let buffers = Buffers::from_buf([buffer]);
+        self.storage.read(self.offset_bytes + offset_bytes, buffers).into_single()
+    }
+
+    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        let len_bytes = buffer.len() as u64;
+        let grows = match self.check_change("write", offset_bytes, len_bytes) {
+            Ok(grows) => grows,
+            Err(error) => return Io::ready(Err(error)),
+        };
+        let buffers = Buffers::from_buf([buffer]);
+        let flags = WriteFlags { fua: flags.fua };
+        let request = self.storage.write(self.offset_bytes + offset_bytes, buffers, flags);
+        match grows {
+            true => self.grow_after(offset_bytes + len_bytes, request.into_single()),
+            false => request.into_single(),
+        }
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        let grows = match self.check_change("write zeroes", offset_bytes, len_bytes) {
+            Ok(grows) => grows,
+            Err(error) => return Io::ready(Err(error)),
+        };
+        let flags = ZeroFlags {
+            may_unmap: request.may_unmap,
+            no_fallback: request.no_fallback,
+            fua: request.fua,
+        };
+        let request =
+            self.storage.write_zeroes(self.offset_bytes + offset_bytes, len_bytes, flags);
+        match grows {
+            true => self.grow_after(offset_bytes + len_bytes, request),
+            false => request,
+        }
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        if self.read_only {
+            let error = self.error(ErrorKind::ReadOnly, "discard", "the device is read-only");
+            return Io::ready(Err(error));
+        }
+        match self.check_range("discard", offset_bytes, len_bytes, self.size_bytes()) {
+            Ok(()) => self.storage.discard(self.offset_bytes + offset_bytes, len_bytes),
+            Err(error) => Io::ready(Err(error)),
+        }
+    }
+
+    fn flush(&self) -> Io<()> {
+        match self.read_only {
+            true => Io::ready(Ok(())),
+            false => self.storage.flush(),
+        }
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64, _max_depth: u32) -> Io<Extent> {
+        let size_bytes = self.size_bytes();
+        if let Err(error) = self.check_range("block status", offset_bytes, len_bytes, size_bytes) {
+            return Io::ready(Err(error));
+        }
+        let storage = self.storage.clone();
+        let at_bytes = self.offset_bytes + offset_bytes;
+        Io::task(spawn(async move {
+            let extent = storage.block_status(at_bytes, len_bytes).await?;
+            let data = extent.status == BlockStatus::Data;
+            Ok(Extent {
+                len_bytes: extent.len_bytes,
+                data,
+                zero: !data,
+                present: true,
+                compressed: false,
+                host: Some(HostLocation {
+                    storage: storage.name().to_owned(),
+                    offset_bytes: at_bytes,
+                }),
+                depth: 0,
+            })
+        }))
+    }
+
+    fn truncate(&self, size_bytes: u64) -> Io<()> {
+        if self.read_only {
+            let error = self.error(ErrorKind::ReadOnly, "truncate", "the device is read-only");
+            return Io::ready(Err(error));
+        }
+        if self.fixed_size {
+            let message = "Cannot resize fixed-size raw disks";
+            let error = self.error(ErrorKind::Unsupported, "truncate", message);
+            return Io::ready(Err(error));
+        }
+        let Some(len_bytes) =
+            size_bytes.checked_add(self.offset_bytes).filter(|&len| len <= i64::MAX as u64)
+        else {
+            let message = "Disk size too large for the chosen offset";
+            let error = self.error(ErrorKind::InvalidArgument, "truncate", message);
+            return Io::ready(Err(error));
+        };
+        let request = self.storage.truncate(len_bytes);
+        let shared_size = self.size_bytes.clone();
+        Io::task(spawn(async move {
+            request.await?;
+            shared_size.store(size_bytes.next_multiple_of(SECTOR_SIZE_BYTES), Ordering::Release);
+            Ok(())
+        }))
+    }
+
+    fn close(&self) -> Io<()> {
+        self.closed.store(true, Ordering::Release);
+        self.flush()
+    }
+
+    fn storage(&self) -> Option<Arc<dyn Storage>> {
+        Some(self.storage.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+
+    use vellum_storage::MemStorage;
+    use vellum_storage::executor::Executor;
+
+    use super::*;
+
+    fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
+        let executor = Executor::new(|| {});
+        let (sender, receiver) = std::sync::mpsc::channel();
+        drop(executor.spawn(async move { sender.send(future.await) }));
+        executor.run_ready();
+        receiver.try_recv().expect("memory never waits")
+    }
+
+    fn device(bytes: &[u8], options: RawOptions) -> (Arc<MemStorage>, Arc<Raw>) {
+        let storage = Arc::new(MemStorage::with_bytes(bytes.to_vec()));
+        let raw = Raw::open(storage.clone(), options).expect("a valid window");
+        (storage, raw)
+    }
+
+    #[test]
+    fn a_window_reads_and_writes_only_itself() {
+        let options = RawOptions { offset_bytes: 512, size_bytes: Some(512), read_only: false };
+        let (storage, raw) = device(&[7; 1536], options);
+        assert_eq!(raw.size_bytes(), 512);
+        run(async move {
+            let buffer = raw.write(0, Buffer::copy_of(&[1; 512]), RequestFlags::default()).await;
+            assert_eq!(buffer.expect("inside the window").len(), 512);
+            let beyond = raw.read(1, Buffer::zeroed(512)).await;
+            assert_eq!(beyond.expect_err("beyond the window").kind(), ErrorKind::OutOfRange);
+            let resized = raw.truncate(1024).await;
+            assert_eq!(resized.expect_err("fixed").kind(), ErrorKind::Unsupported);
+        });
+        let bytes = storage.snapshot();
+        assert!(bytes[..512].iter().chain(&bytes[1024..]).all(|&byte| byte == 7));
+        assert!(bytes[512..1024].iter().all(|&byte| byte == 1));
+    }
+
+    #[test]
+    fn a_read_is_ready_when_the_storage_is() {
+        let (_, raw) = device(&[7; 1024], RawOptions::default());
+        let io = raw.read(512, Buffer::zeroed(512));
+        assert!(io.is_ready());
+        assert!(run(io).expect("in range").iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn the_device_grows_with_its_storage() {
+        let (storage, raw) = device(&[7; 700], RawOptions::default());
+        assert_eq!(raw.size_bytes(), 1024);
+        let device = raw.clone();
+        run(async move {
+            let tail = device.read(512, Buffer::zeroed(512)).await.expect("padded");
+            assert_eq!((tail[187], tail[188]), (7, 0));
+            let flags = RequestFlags::default();
+            device.write(2000, Buffer::copy_of(b"end"), flags).await.expect("grows");
+            device.write_zeroes(3000, 72, ZeroRequest::default()).await.expect("grows");
+        });
+        assert_eq!(raw.size_bytes(), 3072);
+        assert_eq!(storage.snapshot().len(), 3072);
+    }
+
+    #[test]
+    fn status_says_where_bytes_and_holes_lie() {
+        let (_, raw) = device(&[7; 700], RawOptions::default());
+        let (data, hole) = run(async move {
+            let data = raw.block_status(100, 924, u32::MAX).await.expect("in range");
+            (data, raw.block_status(700, 324, u32::MAX).await.expect("in range"))
+        });
+        assert_eq!((data.len_bytes, data.data, data.zero, data.present), (600, true, false, true));
+        assert_eq!((hole.len_bytes, hole.data, hole.zero, hole.present), (324, false, true, true));
+        assert_eq!(hole.host.map(|host| host.offset_bytes), Some(700));
+    }
+
+    #[test]
+    fn windows_outside_the_storage_are_refused() {
+        let storage: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(vec![0; 1024]));
+        for (offset_bytes, size_bytes) in [(2048, None), (512, Some(1024)), (0, Some(100))] {
+            let options = RawOptions { offset_bytes, size_bytes, read_only: false };
+            let error = Raw::open(storage.clone(), options).expect_err("outside");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+    }
+
+    #[test]
+    fn a_read_only_or_closed_device_refuses() {
+        let options = RawOptions { read_only: true, ..RawOptions::default() };
+        let (_, raw) = device(&[7; 512], options);
+        run(async move {
+            let request = raw.write(0, Buffer::zeroed(512), RequestFlags::default());
+            assert_eq!(request.await.expect_err("read-only").kind(), ErrorKind::ReadOnly);
+            raw.close().await.expect("nothing to flush");
+            assert!(raw.read(0, Buffer::zeroed(512)).await.is_err());
+        });
+    }
+}

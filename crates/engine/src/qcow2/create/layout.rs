@@ -1,0 +1,176 @@
+//! Where everything in a new image lies; pure arithmetic.
+
+use std::ops::Range;
+
+use vellum_format::{Geometry, HostOffset, limits};
+
+/// A new image, in the order of its file: header, refcount table, refcount blocks,
+/// L1 table, L2 tables and data, the last two only if everything is mapped.
+///
+/// Without preallocation that is where QEMU puts things. With it QEMU mixes tables
+/// and data; here the tables stay together, to be written and read in one go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) geometry: Geometry,
+    pub(super) guest_size_bytes: u64,
+    pub(super) refcount_table_clusters: u64,
+    pub(super) refcount_blocks: u64,
+    pub(super) l1_entries: u64,
+    pub(super) l2_tables: u64,
+    /// Clusters of guest data in the image file itself.
+    data_clusters: u64,
+    /// Whether every guest cluster has an L2 entry.
+    maps_everything: bool,
+}
+
+impl Layout {
+    /// `None` if the image would break a limit of the format.
+    pub(super) fn new(
+        geometry: Geometry,
+        guest_size_bytes: u64,
+        maps_everything: bool,
+    ) -> Option<Self> {
+        if guest_size_bytes > geometry.max_size_bytes() {
+            return None;
+        }
+        let l1_entries = geometry.l1_entries_for(guest_size_bytes);
+        let in_image = maps_everything && !geometry.external_data;
+        let mut layout = Layout {
+            geometry,
+            guest_size_bytes,
+            refcount_table_clusters: 1,
+            refcount_blocks: 1,
+            l1_entries,
+            l2_tables: if maps_everything { l1_entries } else { 0 },
+            data_clusters: if in_image { geometry.clusters_for(guest_size_bytes) } else { 0 },
+            maps_everything,
+        };
+        layout.count_refcount_structures();
+        let table_size = layout.refcount_table_clusters << geometry.cluster_bits;
+        let end = layout.total_clusters().checked_mul(geometry.cluster_size_bytes())?;
+        (table_size <= limits::MAX_REFCOUNT_TABLE_SIZE_BYTES && end <= limits::HOST_OFFSET_END)
+            .then_some(layout)
+    }
+
+    /// Refcount structures count themselves too: adds them until all are counted.
+    fn count_refcount_structures(&mut self) {
+        loop {
+            let blocks = self.total_clusters().div_ceil(self.geometry.refcount_block_entries());
+            let table_clusters = self.geometry.clusters_for(blocks * 8);
+            if (blocks, table_clusters) == (self.refcount_blocks, self.refcount_table_clusters) {
+                return;
+            }
+            self.refcount_blocks = blocks;
+            self.refcount_table_clusters = table_clusters;
+        }
+    }
+
+    fn l1_clusters(&self) -> u64 {
+        self.geometry.clusters_for(self.l1_entries * 8)
+    }
+
+    fn offset(&self, cluster: u64) -> HostOffset {
+        HostOffset(cluster << self.geometry.cluster_bits)
+    }
+
+    pub(super) fn refcount_table_offset(&self) -> HostOffset {
+        self.offset(1)
+    }
+
+    pub(super) fn refcount_blocks_offset(&self) -> HostOffset {
+        self.offset(1 + self.refcount_table_clusters)
+    }
+
+    fn l1_cluster(&self) -> u64 {
+        1 + self.refcount_table_clusters + self.refcount_blocks
+    }
+
+    /// Offset 0 if there is no L1 table, as QEMU has it.
+    pub(super) fn l1_table_offset(&self) -> HostOffset {
+        match self.l1_entries {
+            0 => HostOffset::ZERO,
+            _ => self.offset(self.l1_cluster()),
+        }
+    }
+
+    pub(super) fn l2_tables_offset(&self) -> HostOffset {
+        self.offset(self.l1_cluster() + self.l1_clusters())
+    }
+
+    fn data_cluster(&self) -> u64 {
+        self.l1_cluster() + self.l1_clusters() + self.l2_tables
+    }
+
+    /// Host cluster of guest cluster `index`; in an external data file that is the
+    /// same place.
+    pub(super) fn data_offset(&self, index: u64) -> Option<HostOffset> {
+        if !self.maps_everything || index >= self.geometry.clusters_for(self.guest_size_bytes) {
+            return None;
+        }
+        let first = if self.geometry.external_data { 0 } else { self.data_cluster() };
+        Some(self.offset(first + index))
+    }
+
+    /// Every cluster of the file, all of them in use.
+    pub(super) fn total_clusters(&self) -> u64 {
+        self.data_cluster() + self.data_clusters
+    }
+
+    /// The bytes of guest data in the image file.
+    pub(super) fn data_range(&self) -> Range<u64> {
+        self.offset(self.data_cluster()).0..self.offset(self.total_clusters()).0
+    }
+
+    /// The end of the file. As in QEMU's images the L1 table is not padded if
+    /// nothing follows it.
+    pub(super) fn file_size_bytes(&self) -> u64 {
+        if self.l2_tables + self.data_clusters > 0 || self.l1_entries == 0 {
+            return self.offset(self.total_clusters()).0;
+        }
+        self.l1_table_offset().0 + self.l1_entries * 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(cluster_bits: u32, order: u32, size: u64, everything: bool) -> Option<Layout> {
+        let geometry = Geometry::new(3, cluster_bits, false, order, false).expect("valid");
+        Layout::new(geometry, size, everything)
+    }
+
+    #[test]
+    fn files_have_the_length_of_qemus() {
+        let size = |bits, size, everything| {
+            layout(bits, 4, size, everything).expect("within the limits").file_size_bytes()
+        };
+        assert_eq!(size(16, 64 << 20, false), 196_616);
+        assert_eq!(size(9, 64 << 20, false), 17_920);
+        assert_eq!(size(21, 1 << 40, false), 6_291_472);
+        assert_eq!(size(16, 0, false), 196_608);
+        assert_eq!(size(16, 64 << 20, true), 67_436_544);
+        assert_eq!(size(16, 1 << 40, true), 1_099_679_662_080);
+    }
+
+    #[test]
+    fn refcount_structures_count_every_cluster() {
+        for order in 0..=6 {
+            for size in [0, 512, 1 << 20, 64 << 20, (1 << 30) + 512] {
+                let layout = layout(9, order, size, true).expect("within the limits");
+                let counted = layout.refcount_blocks * layout.geometry.refcount_block_entries();
+                assert!(counted >= layout.total_clusters(), "order {order}, size {size}");
+                let named = layout.refcount_table_clusters * 64;
+                assert!(named >= layout.refcount_blocks, "order {order}, size {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_breaks_a_limit_is_refused() {
+        assert!(layout(9, 4, 128 << 30, false).is_some());
+        assert!(layout(9, 4, (128 << 30) + 512, false).is_none());
+        assert!(layout(9, 6, 120 << 30, true).is_none(), "refcount table");
+        assert!(layout(21, 4, 1 << 60, true).is_none(), "host offsets");
+    }
+}

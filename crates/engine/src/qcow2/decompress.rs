@@ -1,0 +1,165 @@
+//! Decompression of one cluster: bytes in, a whole cluster out, nothing else.
+//!
+//! What is on disk has no exact length: a descriptor counts 512-byte sectors, so
+//! the stream is followed by whatever the last sector holds, and a stream that
+//! another program wrote may run on beyond the cluster. Both are accepted; a
+//! stream that ends before the cluster is full is not.
+
+use std::cell::RefCell;
+
+use flate2::{FlushDecompress, Status};
+use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
+
+use crate::{Error, ErrorKind, Result};
+
+thread_local! {
+    // Both decoders own tables of tens of kilobytes that are worth keeping.
+    static INFLATER: RefCell<libdeflater::Decompressor> =
+        RefCell::new(libdeflater::Decompressor::new());
+    static ZSTD: RefCell<Option<Decoder<'static>>> = const { RefCell::new(None) };
+}
+
+/// Inflates a raw deflate stream (without a zlib header) until `output` is full.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if `input` is no such stream or ends too soon; the
+/// content of `output` is then unspecified.
+pub fn inflate(input: &[u8], output: &mut [u8]) -> Result<()> {
+    let whole = INFLATER.with_borrow_mut(|inflater| inflater.deflate_decompress(input, output));
+    match whole {
+        Ok(len) if len == output.len() => Ok(()),
+        Ok(len) => Err(too_short(len, output.len())),
+        // The fast decoder wants the stream to end inside the cluster and refuses
+        // what goes wrong anywhere; the slow one stops where the cluster is full.
+        Err(_) => inflate_prefix(input, output),
+    }
+}
+
+/// Inflates as much of a stream as fills `output`, whatever follows.
+fn inflate_prefix(input: &[u8], output: &mut [u8]) -> Result<()> {
+    let mut inflater = flate2::Decompress::new(false);
+    loop {
+        let (read, written) = (inflater.total_in() as usize, inflater.total_out() as usize);
+        if written == output.len() {
+            return Ok(());
+        }
+        let status = inflater
+            .decompress(&input[read..], &mut output[written..], FlushDecompress::Finish)
+            .map_err(|error| broken(&error.to_string()))?;
+        let len = inflater.total_out() as usize;
+        let stuck = len == written && inflater.total_in() as usize == read;
+        if len < output.len() && (status == Status::StreamEnd || stuck) {
+            return Err(too_short(len, output.len()));
+        }
+    }
+}
+
+/// Decompresses zstd frames, one or several, until `output` is full.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if `input` holds no such frames or ends too soon; the
+/// content of `output` is then unspecified.
+pub fn unzstd(input: &[u8], output: &mut [u8]) -> Result<()> {
+    ZSTD.with_borrow_mut(|kept| {
+        let mut decoder = match kept.take() {
+            Some(decoder) => decoder,
+            None => Decoder::new().map_err(|error| broken(&error.to_string()))?,
+        };
+        decoder.reinit().map_err(|error| broken(&error.to_string()))?;
+        unzstd_with(&mut decoder, input, output)?;
+        *kept = Some(decoder);
+        Ok(())
+    })
+}
+
+fn unzstd_with(decoder: &mut Decoder<'_>, input: &[u8], output: &mut [u8]) -> Result<()> {
+    let cluster_len = output.len();
+    let mut input = InBuffer::around(input);
+    let mut output = OutBuffer::around(output);
+    while output.pos() < cluster_len {
+        let before = (input.pos(), output.pos());
+        decoder.run(&mut input, &mut output).map_err(|error| broken(&error.to_string()))?;
+        if (input.pos(), output.pos()) == before {
+            return Err(too_short(before.1, cluster_len));
+        }
+    }
+    Ok(())
+}
+
+fn broken(reason: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, "decompress", format!("broken compressed cluster: {reason}"))
+}
+
+fn too_short(len: usize, cluster_len: usize) -> Error {
+    broken(&format!("the stream ends after {len} of {cluster_len} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(len: usize) -> Vec<u8> {
+        (0..len).map(|i| ((i * i) >> 7) as u8 ^ (i as u8 & 3)).collect()
+    }
+
+    fn deflate(bytes: &[u8]) -> Vec<u8> {
+        let level = libdeflater::CompressionLvl::default();
+        let mut compressor = libdeflater::Compressor::new(level);
+        let mut packed = vec![0; compressor.deflate_compress_bound(bytes.len())];
+        let len = compressor.deflate_compress(bytes, &mut packed).expect("fits the bound");
+        packed.truncate(len);
+        packed
+    }
+
+    type Codec = (fn(&[u8]) -> Vec<u8>, fn(&[u8], &mut [u8]) -> Result<()>);
+
+    fn codecs() -> [Codec; 2] {
+        [(deflate, inflate), (|bytes| zstd::bulk::compress(bytes, 3).expect("compresses"), unzstd)]
+    }
+
+    #[test]
+    fn fills_a_cluster_whatever_follows_the_stream() {
+        for (compress, decompress) in codecs() {
+            let cluster = sample(65536);
+            let mut packed = compress(&cluster);
+            packed.extend_from_slice(&[0xa5; 511]);
+            let mut output = vec![0; cluster.len()];
+            decompress(&packed, &mut output).expect("a whole stream");
+            assert!(output == cluster);
+        }
+    }
+
+    #[test]
+    fn takes_the_head_of_a_stream_that_holds_more() {
+        for (compress, decompress) in codecs() {
+            let bytes = sample(100_000);
+            let mut output = vec![0; 65536];
+            decompress(&compress(&bytes), &mut output).expect("more than enough");
+            assert!(output == bytes[..65536]);
+        }
+    }
+
+    #[test]
+    fn joins_several_zstd_frames() {
+        let cluster = sample(4096);
+        let mut packed = zstd::bulk::compress(&cluster[..1000], 1).expect("compresses");
+        packed.extend(zstd::bulk::compress(&cluster[1000..], 1).expect("compresses"));
+        let mut output = vec![0; cluster.len()];
+        unzstd(&packed, &mut output).expect("two frames");
+        assert!(output == cluster);
+    }
+
+    #[test]
+    fn refuses_what_is_short_or_broken() {
+        for (compress, decompress) in codecs() {
+            let cluster = sample(65536);
+            let packed = compress(&cluster);
+            let mut output = vec![0; cluster.len()];
+            assert!(decompress(&packed[..packed.len() / 2], &mut output).is_err());
+            assert!(decompress(&compress(&cluster[..65000]), &mut output).is_err());
+            assert!(decompress(&[0xff; 600], &mut output).is_err());
+            assert!(decompress(&[], &mut output).is_err());
+            decompress(&packed, &mut output).expect("still works after a failure");
+        }
+    }
+}

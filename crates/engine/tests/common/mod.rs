@@ -1,0 +1,103 @@
+//! What the tests against the real QEMU tools share.
+#![allow(dead_code)]
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+use vellum::Storage;
+use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, check};
+use vellum_storage::file::Create;
+use vellum_storage::{FileOptions, FileStorage, lane};
+
+/// Runs a QEMU tool in `dir`.
+pub fn qemu(tool: &str, dir: &Path, args: &[&str]) -> Output {
+    match Command::new(tool).args(args).current_dir(dir).output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            panic!("{tool} is missing: `cargo xtask setup` installs it")
+        }
+        result => result.unwrap_or_else(|error| panic!("{tool}: {error}")),
+    }
+}
+
+/// Runs a QEMU tool that must succeed, and returns what it prints.
+pub fn qemu_ok(tool: &str, dir: &Path, args: &[&str]) -> String {
+    let output = qemu(tool, dir, args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{tool} {args:?}: {stderr}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Opens a file; `Create` says whether it may be made.
+pub fn open(path: &Path, create: Create) -> Arc<dyn Storage> {
+    let options = FileOptions { create, ..FileOptions::default() };
+    FileStorage::open(path, &options).expect("the test's own file")
+}
+
+/// What a check says: exit code, counts and messages in the order of the alphabet.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub exit_code: i32,
+    pub report: Option<CheckReport>,
+    pub messages: Vec<String>,
+}
+
+/// The verdict of `qemu-img check`.
+pub fn qemu_verdict(path: &Path) -> Verdict {
+    let name = path.to_str().expect("a plain name");
+    let dir = path.parent().expect("a file in a directory");
+    let output = qemu("qemu-img", dir, &["check", "-f", "qcow2", "--output=json", name]);
+    let json = String::from_utf8_lossy(&output.stdout);
+    let number = |key: &str| number_in(&json, key);
+    let report = (!json.trim().is_empty()).then(|| CheckReport {
+        corruptions: number("corruptions"),
+        leaks: number("leaks"),
+        check_errors: number("check-errors"),
+        image_end_offset: number("image-end-offset"),
+        total_clusters: number("total-clusters"),
+        allocated_clusters: number("allocated-clusters"),
+        fragmented_clusters: number("fragmented-clusters"),
+        compressed_clusters: number("compressed-clusters"),
+    });
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let ours = ["ERROR", "Leaked", "Can't", "Use qemu-img"];
+    let is_finding = |line: &&str| ours.iter().any(|start| line.starts_with(start));
+    let messages = stderr.lines().filter(is_finding).map(str::to_owned).collect();
+    Verdict { exit_code: output.status.code().unwrap_or(-1), report, messages }.sorted()
+}
+
+/// The number of a key in JSON that holds each key once; 0 if it is not there.
+fn number_in(json: &str, key: &str) -> u64 {
+    let Some((_, rest)) = json.split_once(&format!("\"{key}\": ")) else { return 0 };
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().expect("a number")
+}
+
+/// The verdict of [`check`].
+pub fn vellum_verdict(path: &Path) -> Verdict {
+    let found: Arc<Mutex<Vec<String>>> = Arc::default();
+    let sink = found.clone();
+    let on_finding = move |finding: &Finding| {
+        sink.lock().unwrap().extend(finding.message.lines().map(str::to_owned));
+    };
+    let options = CheckOptions { on_finding: Some(Arc::new(on_finding)) };
+    let storage = open(path, Create::No);
+    let result = lane::block_on(check(storage, &options));
+    let messages = std::mem::take(&mut *found.lock().unwrap());
+    let exit_code = match &result {
+        Err(_) => 1,
+        Ok(report) if report.check_errors > 0 => 1,
+        Ok(report) if report.corruptions > 0 => 2,
+        Ok(report) if report.leaks > 0 => 3,
+        Ok(_) => 0,
+    };
+    Verdict { exit_code, report: result.ok(), messages }.sorted()
+}
+
+impl Verdict {
+    fn sorted(mut self) -> Self {
+        self.messages.sort();
+        self
+    }
+}
