@@ -8,11 +8,13 @@
 //! - No code of this crate is unsafe.
 #![forbid(unsafe_code)]
 
+pub mod detect_zeroes;
 pub mod device;
 pub mod gate;
+pub mod qcow2;
 pub mod raw;
 
 pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, ZeroRequest};
-pub use raw::Raw;
+pub use raw::{Raw, RawOptions};
 pub use vellum_storage as storage;
 pub use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};

@@ -77,12 +77,20 @@ impl Raw {
         limit_bytes: u64,
     ) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(self.error(ErrorKind::InvalidArgument, operation, "the device is closed"));
+            return Err(self.error(
+                ErrorKind::InvalidArgument,
+                operation,
+                "the device is closed",
+            ));
         }
         match offset_bytes.checked_add(len_bytes) {
             Some(end) if end <= limit_bytes => Ok(()),
             _ => Err(self
-                .error(ErrorKind::OutOfRange, operation, "request beyond the end of the device")
+                .error(
+                    ErrorKind::OutOfRange,
+                    operation,
+                    "request beyond the end of the device",
+                )
                 .at(offset_bytes)),
         }
     }
@@ -112,7 +120,10 @@ impl Raw {
         let size_bytes = self.size_bytes.clone();
         Io::task(spawn(async move {
             let result = request.await?;
-            size_bytes.fetch_max(end_bytes.next_multiple_of(SECTOR_SIZE_BYTES), Ordering::AcqRel);
+            size_bytes.fetch_max(
+                end_bytes.next_multiple_of(SECTOR_SIZE_BYTES),
+                Ordering::AcqRel,
+            );
             Ok(result)
         }))
     }
@@ -135,9 +146,9 @@ fn window_size(storage: &dyn Storage, options: &RawOptions) -> Result<u64> {
         ));
     };
     match options.size_bytes {
-        Some(size) if size % SECTOR_SIZE_BYTES != 0 => {
-            invalid(format!("Specified size is not multiple of {SECTOR_SIZE_BYTES}"))
-        }
+        Some(size) if size % SECTOR_SIZE_BYTES != 0 => invalid(format!(
+            "Specified size is not multiple of {SECTOR_SIZE_BYTES}"
+        )),
         Some(size) => Ok(size),
         None => Ok(rest_bytes.next_multiple_of(SECTOR_SIZE_BYTES)),
     }
@@ -168,7 +179,9 @@ impl BlockDevice for Raw {
             return Io::ready(Err(error));
         }
         let buffers = Buffers::from_buf([buffer]);
-        self.storage.read(self.offset_bytes + offset_bytes, buffers).into_single()
+        self.storage
+            .read(self.offset_bytes + offset_bytes, buffers)
+            .into_single()
     }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
@@ -179,7 +192,9 @@ impl BlockDevice for Raw {
         };
         let buffers = Buffers::from_buf([buffer]);
         let flags = WriteFlags { fua: flags.fua };
-        let request = self.storage.write(self.offset_bytes + offset_bytes, buffers, flags);
+        let request = self
+            .storage
+            .write(self.offset_bytes + offset_bytes, buffers, flags);
         match grows {
             true => self.grow_after(offset_bytes + len_bytes, request.into_single()),
             false => request.into_single(),
@@ -196,8 +211,9 @@ impl BlockDevice for Raw {
             no_fallback: request.no_fallback,
             fua: request.fua,
         };
-        let request =
-            self.storage.write_zeroes(self.offset_bytes + offset_bytes, len_bytes, flags);
+        let request = self
+            .storage
+            .write_zeroes(self.offset_bytes + offset_bytes, len_bytes, flags);
         match grows {
             true => self.grow_after(offset_bytes + len_bytes, request),
             false => request,
@@ -210,7 +226,9 @@ impl BlockDevice for Raw {
             return Io::ready(Err(error));
         }
         match self.check_range("discard", offset_bytes, len_bytes, self.size_bytes()) {
-            Ok(()) => self.storage.discard(self.offset_bytes + offset_bytes, len_bytes),
+            Ok(()) => self
+                .storage
+                .discard(self.offset_bytes + offset_bytes, len_bytes),
             Err(error) => Io::ready(Err(error)),
         }
     }
@@ -257,8 +275,9 @@ impl BlockDevice for Raw {
             let error = self.error(ErrorKind::Unsupported, "truncate", message);
             return Io::ready(Err(error));
         }
-        let Some(len_bytes) =
-            size_bytes.checked_add(self.offset_bytes).filter(|&len| len <= i64::MAX as u64)
+        let Some(len_bytes) = size_bytes
+            .checked_add(self.offset_bytes)
+            .filter(|&len| len <= i64::MAX as u64)
         else {
             let message = "Disk size too large for the chosen offset";
             let error = self.error(ErrorKind::InvalidArgument, "truncate", message);
@@ -268,7 +287,10 @@ impl BlockDevice for Raw {
         let shared_size = self.size_bytes.clone();
         Io::task(spawn(async move {
             request.await?;
-            shared_size.store(size_bytes.next_multiple_of(SECTOR_SIZE_BYTES), Ordering::Release);
+            shared_size.store(
+                size_bytes.next_multiple_of(SECTOR_SIZE_BYTES),
+                Ordering::Release,
+            );
             Ok(())
         }))
     }
@@ -308,19 +330,33 @@ mod tests {
 
     #[test]
     fn a_window_reads_and_writes_only_itself() {
-        let options = RawOptions { offset_bytes: 512, size_bytes: Some(512), read_only: false };
+        let options = RawOptions {
+            offset_bytes: 512,
+            size_bytes: Some(512),
+            read_only: false,
+        };
         let (storage, raw) = device(&[7; 1536], options);
         assert_eq!(raw.size_bytes(), 512);
         run(async move {
-            let buffer = raw.write(0, Buffer::copy_of(&[1; 512]), RequestFlags::default()).await;
+            let buffer = raw
+                .write(0, Buffer::copy_of(&[1; 512]), RequestFlags::default())
+                .await;
             assert_eq!(buffer.expect("inside the window").len(), 512);
             let beyond = raw.read(1, Buffer::zeroed(512)).await;
-            assert_eq!(beyond.expect_err("beyond the window").kind(), ErrorKind::OutOfRange);
+            assert_eq!(
+                beyond.expect_err("beyond the window").kind(),
+                ErrorKind::OutOfRange
+            );
             let resized = raw.truncate(1024).await;
             assert_eq!(resized.expect_err("fixed").kind(), ErrorKind::Unsupported);
         });
         let bytes = storage.snapshot();
-        assert!(bytes[..512].iter().chain(&bytes[1024..]).all(|&byte| byte == 7));
+        assert!(
+            bytes[..512]
+                .iter()
+                .chain(&bytes[1024..])
+                .all(|&byte| byte == 7)
+        );
         assert!(bytes[512..1024].iter().all(|&byte| byte == 1));
     }
 
@@ -341,8 +377,14 @@ mod tests {
             let tail = device.read(512, Buffer::zeroed(512)).await.expect("padded");
             assert_eq!((tail[187], tail[188]), (7, 0));
             let flags = RequestFlags::default();
-            device.write(2000, Buffer::copy_of(b"end"), flags).await.expect("grows");
-            device.write_zeroes(3000, 72, ZeroRequest::default()).await.expect("grows");
+            device
+                .write(2000, Buffer::copy_of(b"end"), flags)
+                .await
+                .expect("grows");
+            device
+                .write_zeroes(3000, 72, ZeroRequest::default())
+                .await
+                .expect("grows");
         });
         assert_eq!(raw.size_bytes(), 3072);
         assert_eq!(storage.snapshot().len(), 3072);
@@ -352,11 +394,25 @@ mod tests {
     fn status_says_where_bytes_and_holes_lie() {
         let (_, raw) = device(&[7; 700], RawOptions::default());
         let (data, hole) = run(async move {
-            let data = raw.block_status(100, 924, u32::MAX).await.expect("in range");
-            (data, raw.block_status(700, 324, u32::MAX).await.expect("in range"))
+            let data = raw
+                .block_status(100, 924, u32::MAX)
+                .await
+                .expect("in range");
+            (
+                data,
+                raw.block_status(700, 324, u32::MAX)
+                    .await
+                    .expect("in range"),
+            )
         });
-        assert_eq!((data.len_bytes, data.data, data.zero, data.present), (600, true, false, true));
-        assert_eq!((hole.len_bytes, hole.data, hole.zero, hole.present), (324, false, true, true));
+        assert_eq!(
+            (data.len_bytes, data.data, data.zero, data.present),
+            (600, true, false, true)
+        );
+        assert_eq!(
+            (hole.len_bytes, hole.data, hole.zero, hole.present),
+            (324, false, true, true)
+        );
         assert_eq!(hole.host.map(|host| host.offset_bytes), Some(700));
     }
 
@@ -364,7 +420,11 @@ mod tests {
     fn windows_outside_the_storage_are_refused() {
         let storage: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(vec![0; 1024]));
         for (offset_bytes, size_bytes) in [(2048, None), (512, Some(1024)), (0, Some(100))] {
-            let options = RawOptions { offset_bytes, size_bytes, read_only: false };
+            let options = RawOptions {
+                offset_bytes,
+                size_bytes,
+                read_only: false,
+            };
             let error = Raw::open(storage.clone(), options).expect_err("outside");
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
@@ -372,11 +432,17 @@ mod tests {
 
     #[test]
     fn a_read_only_or_closed_device_refuses() {
-        let options = RawOptions { read_only: true, ..RawOptions::default() };
+        let options = RawOptions {
+            read_only: true,
+            ..RawOptions::default()
+        };
         let (_, raw) = device(&[7; 512], options);
         run(async move {
             let request = raw.write(0, Buffer::zeroed(512), RequestFlags::default());
-            assert_eq!(request.await.expect_err("read-only").kind(), ErrorKind::ReadOnly);
+            assert_eq!(
+                request.await.expect_err("read-only").kind(),
+                ErrorKind::ReadOnly
+            );
             raw.close().await.expect("nothing to flush");
             assert!(raw.read(0, Buffer::zeroed(512)).await.is_err());
         });

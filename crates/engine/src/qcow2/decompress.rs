@@ -44,7 +44,11 @@ fn inflate_prefix(input: &[u8], output: &mut [u8]) -> Result<()> {
             return Ok(());
         }
         let status = inflater
-            .decompress(&input[read..], &mut output[written..], FlushDecompress::Finish)
+            .decompress(
+                &input[read..],
+                &mut output[written..],
+                FlushDecompress::Finish,
+            )
             .map_err(|error| broken(&error.to_string()))?;
         let len = inflater.total_out() as usize;
         let stuck = len == written && inflater.total_in() as usize == read;
@@ -65,7 +69,9 @@ pub fn unzstd(input: &[u8], output: &mut [u8]) -> Result<()> {
             Some(decoder) => decoder,
             None => Decoder::new().map_err(|error| broken(&error.to_string()))?,
         };
-        decoder.reinit().map_err(|error| broken(&error.to_string()))?;
+        decoder
+            .reinit()
+            .map_err(|error| broken(&error.to_string()))?;
         unzstd_with(&mut decoder, input, output)?;
         *kept = Some(decoder);
         Ok(())
@@ -78,7 +84,9 @@ fn unzstd_with(decoder: &mut Decoder<'_>, input: &[u8], output: &mut [u8]) -> Re
     let mut output = OutBuffer::around(output);
     while output.pos() < cluster_len {
         let before = (input.pos(), output.pos());
-        decoder.run(&mut input, &mut output).map_err(|error| broken(&error.to_string()))?;
+        decoder
+            .run(&mut input, &mut output)
+            .map_err(|error| broken(&error.to_string()))?;
         if (input.pos(), output.pos()) == before {
             return Err(too_short(before.1, cluster_len));
         }
@@ -87,11 +95,17 @@ fn unzstd_with(decoder: &mut Decoder<'_>, input: &[u8], output: &mut [u8]) -> Re
 }
 
 fn broken(reason: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, "decompress", format!("broken compressed cluster: {reason}"))
+    Error::new(
+        ErrorKind::Corrupt,
+        "decompress",
+        format!("broken compressed cluster: {reason}"),
+    )
 }
 
 fn too_short(len: usize, cluster_len: usize) -> Error {
-    broken(&format!("the stream ends after {len} of {cluster_len} bytes"))
+    broken(&format!(
+        "the stream ends after {len} of {cluster_len} bytes"
+    ))
 }
 
 #[cfg(test)]
@@ -99,14 +113,18 @@ mod tests {
     use super::*;
 
     fn sample(len: usize) -> Vec<u8> {
-        (0..len).map(|i| ((i * i) >> 7) as u8 ^ (i as u8 & 3)).collect()
+        (0..len)
+            .map(|i| ((i * i) >> 7) as u8 ^ (i as u8 & 3))
+            .collect()
     }
 
     fn deflate(bytes: &[u8]) -> Vec<u8> {
         let level = libdeflater::CompressionLvl::default();
         let mut compressor = libdeflater::Compressor::new(level);
         let mut packed = vec![0; compressor.deflate_compress_bound(bytes.len())];
-        let len = compressor.deflate_compress(bytes, &mut packed).expect("fits the bound");
+        let len = compressor
+            .deflate_compress(bytes, &mut packed)
+            .expect("fits the bound");
         packed.truncate(len);
         packed
     }
@@ -114,7 +132,13 @@ mod tests {
     type Codec = (fn(&[u8]) -> Vec<u8>, fn(&[u8], &mut [u8]) -> Result<()>);
 
     fn codecs() -> [Codec; 2] {
-        [(deflate, inflate), (|bytes| zstd::bulk::compress(bytes, 3).expect("compresses"), unzstd)]
+        [
+            (deflate, inflate),
+            (
+                |bytes| zstd::bulk::compress(bytes, 3).expect("compresses"),
+                unzstd,
+            ),
+        ]
     }
 
     #[test]

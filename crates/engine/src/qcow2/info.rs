@@ -129,7 +129,10 @@ impl ImageInfo {
                     auto: bitmap.flags.contains(BitmapFlags::AUTO),
                 })
                 .collect(),
-            snapshots: snapshots.iter().map(|entry| snapshot_info(entry, size_bytes)).collect(),
+            snapshots: snapshots
+                .iter()
+                .map(|entry| snapshot_info(entry, size_bytes))
+                .collect(),
         })
     }
 }

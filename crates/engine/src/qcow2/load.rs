@@ -23,7 +23,10 @@ pub(crate) async fn read_bytes(
     len_bytes: u64,
 ) -> Result<Buffer> {
     let buffer = Buffer::for_read(len_bytes as usize);
-    storage.read(offset_bytes, Buffers::from_buf([buffer])).into_single().await
+    storage
+        .read(offset_bytes, Buffers::from_buf([buffer]))
+        .into_single()
+        .await
 }
 
 /// Reads and decodes the header.
@@ -55,7 +58,9 @@ pub(crate) fn check_snapshot_table(header: &Header) -> Result<()> {
     }
     let size = u64::from(header.snapshot_count) * SNAPSHOT_HEADER_SIZE_BYTES as u64;
     let end = header.snapshots_offset.checked_add(size);
-    let aligned = header.geometry().is_cluster_aligned(header.snapshots_offset.0);
+    let aligned = header
+        .geometry()
+        .is_cluster_aligned(header.snapshots_offset.0);
     if !aligned || end.is_none_or(|end| end.0 > limits::MAX_SIZE_BYTES) {
         return refuse("snapshot table offset invalid", EINVAL);
     }
@@ -63,7 +68,10 @@ pub(crate) fn check_snapshot_table(header: &Header) -> Result<()> {
 }
 
 /// Reads the snapshot table.
-pub(crate) async fn snapshots(storage: &Arc<dyn Storage>, header: &Header) -> Result<SnapshotTable> {
+pub(crate) async fn snapshots(
+    storage: &Arc<dyn Storage>,
+    header: &Header,
+) -> Result<SnapshotTable> {
     check_snapshot_table(header)?;
     if header.snapshot_count == 0 {
         return Ok(SnapshotTable::default());
@@ -74,7 +82,12 @@ pub(crate) async fn snapshots(storage: &Arc<dyn Storage>, header: &Header) -> Re
     loop {
         let bytes = read_bytes(storage, header.snapshots_offset.0, len_bytes).await?;
         match decode_table(&bytes, header.snapshot_count) {
-            Ok((entries, used)) => return Ok(SnapshotTable { entries, size_bytes: used as u64 }),
+            Ok((entries, used)) => {
+                return Ok(SnapshotTable {
+                    entries,
+                    size_bytes: used as u64,
+                });
+            }
             Err(error)
                 if error.kind() == FormatErrorKind::Truncated
                     && len_bytes <= limits::MAX_SNAPSHOT_TABLE_SIZE_BYTES =>
@@ -101,6 +114,15 @@ pub(crate) async fn bitmaps(
 ) -> Result<Vec<BitmapDirectoryEntry>> {
     let offset = extension.directory_offset.0;
     let bytes = read_bytes(storage, offset, extension.directory_size_bytes).await?;
-    decode_directory(&bytes, extension.count, &header.geometry(), header.guest_size_bytes())
-        .map_err(|error| bad_format("open", &error).with_errno(EINVAL).target(storage.name()))
+    decode_directory(
+        &bytes,
+        extension.count,
+        &header.geometry(),
+        header.guest_size_bytes(),
+    )
+    .map_err(|error| {
+        bad_format("open", &error)
+            .with_errno(EINVAL)
+            .target(storage.name())
+    })
 }

@@ -1,1 +1,33 @@
 //! qcow2 images. Each kind of thought has one room; see docs/ARCHITECTURE.md.
+
+pub mod check;
+pub mod create;
+pub mod decompress;
+pub mod info;
+
+mod alloc;
+mod bitmaps;
+mod cache;
+mod device;
+mod fault;
+mod grow;
+mod image;
+mod inflight;
+mod l1;
+mod load;
+mod map;
+mod open;
+mod options;
+mod order;
+mod plan;
+mod read;
+mod readers;
+mod refcounts;
+mod status;
+mod tables;
+mod write;
+mod zero;
+
+pub use device::Qcow2;
+pub use open::read_header;
+pub use options::{Backing, CacheOptions, OpenOptions};

@@ -31,7 +31,10 @@ pub fn qemu_ok(tool: &str, dir: &Path, args: &[&str]) -> String {
 
 /// Opens a file; `Create` says whether it may be made.
 pub fn open(path: &Path, create: Create) -> Arc<dyn Storage> {
-    let options = FileOptions { create, ..FileOptions::default() };
+    let options = FileOptions {
+        create,
+        ..FileOptions::default()
+    };
     FileStorage::open(path, &options).expect("the test's own file")
 }
 
@@ -47,7 +50,11 @@ pub struct Verdict {
 pub fn qemu_verdict(path: &Path) -> Verdict {
     let name = path.to_str().expect("a plain name");
     let dir = path.parent().expect("a file in a directory");
-    let output = qemu("qemu-img", dir, &["check", "-f", "qcow2", "--output=json", name]);
+    let output = qemu(
+        "qemu-img",
+        dir,
+        &["check", "-f", "qcow2", "--output=json", name],
+    );
     let json = String::from_utf8_lossy(&output.stdout);
     let number = |key: &str| number_in(&json, key);
     let report = (!json.trim().is_empty()).then(|| CheckReport {
@@ -63,14 +70,27 @@ pub fn qemu_verdict(path: &Path) -> Verdict {
     let stderr = String::from_utf8_lossy(&output.stderr);
     let ours = ["ERROR", "Leaked", "Can't", "Use qemu-img"];
     let is_finding = |line: &&str| ours.iter().any(|start| line.starts_with(start));
-    let messages = stderr.lines().filter(is_finding).map(str::to_owned).collect();
-    Verdict { exit_code: output.status.code().unwrap_or(-1), report, messages }.sorted()
+    let messages = stderr
+        .lines()
+        .filter(is_finding)
+        .map(str::to_owned)
+        .collect();
+    Verdict {
+        exit_code: output.status.code().unwrap_or(-1),
+        report,
+        messages,
+    }
+    .sorted()
 }
 
 /// The number of a key in JSON that holds each key once; 0 if it is not there.
 fn number_in(json: &str, key: &str) -> u64 {
-    let Some((_, rest)) = json.split_once(&format!("\"{key}\": ")) else { return 0 };
-    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let Some((_, rest)) = json.split_once(&format!("\"{key}\": ")) else {
+        return 0;
+    };
+    let end = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
     rest[..end].parse().expect("a number")
 }
 
@@ -79,9 +99,13 @@ pub fn vellum_verdict(path: &Path) -> Verdict {
     let found: Arc<Mutex<Vec<String>>> = Arc::default();
     let sink = found.clone();
     let on_finding = move |finding: &Finding| {
-        sink.lock().unwrap().extend(finding.message.lines().map(str::to_owned));
+        sink.lock()
+            .unwrap()
+            .extend(finding.message.lines().map(str::to_owned));
     };
-    let options = CheckOptions { on_finding: Some(Arc::new(on_finding)) };
+    let options = CheckOptions {
+        on_finding: Some(Arc::new(on_finding)),
+    };
     let storage = open(path, Create::No);
     let result = lane::block_on(check(storage, &options));
     let messages = std::mem::take(&mut *found.lock().unwrap());
@@ -92,7 +116,12 @@ pub fn vellum_verdict(path: &Path) -> Verdict {
         Ok(report) if report.leaks > 0 => 3,
         Ok(_) => 0,
     };
-    Verdict { exit_code, report: result.ok(), messages }.sorted()
+    Verdict {
+        exit_code,
+        report: result.ok(),
+        messages,
+    }
+    .sorted()
 }
 
 impl Verdict {

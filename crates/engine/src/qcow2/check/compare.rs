@@ -39,7 +39,11 @@ impl Outcome {
     pub(super) fn highest_cluster(&self) -> u64 {
         let mut end = self.clusters;
         loop {
-            let last = self.stored.counts().last_used(end).max(self.references.last_used(end));
+            let last = self
+                .stored
+                .counts()
+                .last_used(end)
+                .max(self.references.last_used(end));
             match last {
                 Some(cluster) if !self.stored.is_readable(cluster) => end = cluster,
                 last => return last.unwrap_or(0),

@@ -24,7 +24,11 @@ pub(super) async fn report(image: &Image, stored: &Stored, findings: &mut Findin
     let offsets: Vec<u64> = used.iter().map(|used| used.entry.raw_offset()).collect();
     let size = image.geometry.cluster_size_bytes();
     tables::for_each_table(&image.storage, &offsets, size, |number, table| {
-        let Used { index, entry, refcount } = used[number];
+        let Used {
+            index,
+            entry,
+            refcount,
+        } = used[number];
         if (refcount == 1) != entry.copied() {
             findings.corruption(|| {
                 format!(
@@ -57,7 +61,11 @@ async fn used_entries(image: &Image, stored: &Stored) -> Result<Vec<Used>> {
             return None;
         }
         let refcount = stored.get(image.cluster_of(entry.raw_offset()))?;
-        Some(Used { index, entry, refcount })
+        Some(Used {
+            index,
+            entry,
+            refcount,
+        })
     });
     Ok(used.collect())
 }
@@ -88,24 +96,36 @@ pub(super) async fn repair(image: &Image, stored: &Stored) -> Result<()> {
     let used = used_entries(image, stored).await?;
     let offsets: Vec<u64> = used.iter().map(|used| used.entry.raw_offset()).collect();
     let geometry = &image.geometry;
-    tables::for_each_table(&image.storage, &offsets, geometry.cluster_size_bytes(), |number, table| {
-        let Used { index, entry, refcount } = used[number];
-        if (refcount == 1) != entry.copied() {
-            let right = entry.with_copied(refcount == 1);
-            let at = image.header.l1_table_offset.0 + index as u64 * L1_ENTRY_SIZE_BYTES;
-            writes.push((at, right.0));
-        }
-        for (index, entry, refcount) in wrong_entries(image, stored, table) {
-            let right = entry.with_copied(refcount == 1);
-            let at = offsets[number] + index as u64 * geometry.l2_entry_size_bytes();
-            writes.push((at, right.descriptor));
-        }
-        Ok(())
-    })
+    tables::for_each_table(
+        &image.storage,
+        &offsets,
+        geometry.cluster_size_bytes(),
+        |number, table| {
+            let Used {
+                index,
+                entry,
+                refcount,
+            } = used[number];
+            if (refcount == 1) != entry.copied() {
+                let right = entry.with_copied(refcount == 1);
+                let at = image.header.l1_table_offset.0 + index as u64 * L1_ENTRY_SIZE_BYTES;
+                writes.push((at, right.0));
+            }
+            for (index, entry, refcount) in wrong_entries(image, stored, table) {
+                let right = entry.with_copied(refcount == 1);
+                let at = offsets[number] + index as u64 * geometry.l2_entry_size_bytes();
+                writes.push((at, right.descriptor));
+            }
+            Ok(())
+        },
+    )
     .await?;
     for (at, entry) in writes {
         let bytes = Buffers::from_buf([Buffer::copy_of(&entry.to_be_bytes())]);
-        image.storage.write(at, bytes, WriteFlags::default()).await?;
+        image
+            .storage
+            .write(at, bytes, WriteFlags::default())
+            .await?;
     }
     Ok(())
 }

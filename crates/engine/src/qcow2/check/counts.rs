@@ -74,7 +74,10 @@ pub(super) struct Counts {
 }
 
 fn place(cluster: u64) -> (usize, usize) {
-    ((cluster / CHUNK_CLUSTERS) as usize, (cluster % CHUNK_CLUSTERS) as usize)
+    (
+        (cluster / CHUNK_CLUSTERS) as usize,
+        (cluster % CHUNK_CLUSTERS) as usize,
+    )
 }
 
 impl Counts {
@@ -130,7 +133,13 @@ mod tests {
     #[test]
     fn counts_of_every_width_live_side_by_side() {
         let mut counts = Counts::default();
-        let values = [(0, 1), (1, 2), (5, 3), (CHUNK_CLUSTERS, 200), (CHUNK_CLUSTERS + 1, 1)];
+        let values = [
+            (0, 1),
+            (1, 2),
+            (5, 3),
+            (CHUNK_CLUSTERS, 200),
+            (CHUNK_CLUSTERS + 1, 1),
+        ];
         let wide = [(3 * CHUNK_CLUSTERS, 1), (3 * CHUNK_CLUSTERS + 7, u64::MAX)];
         for (cluster, value) in values.into_iter().chain(wide) {
             counts.set(cluster, value);

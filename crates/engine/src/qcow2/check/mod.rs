@@ -89,7 +89,9 @@ pub struct CheckOptions {
 
 impl fmt::Debug for CheckOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CheckOptions").field("on_finding", &self.on_finding.is_some()).finish()
+        f.debug_struct("CheckOptions")
+            .field("on_finding", &self.on_finding.is_some())
+            .finish()
     }
 }
 
@@ -101,7 +103,10 @@ impl fmt::Debug for CheckOptions {
 /// broken that QEMU gives up as well; what was found until then has been reported.
 pub async fn check(storage: Arc<dyn Storage>, options: &CheckOptions) -> Result<CheckReport> {
     let image = Image::open(storage).await?;
-    let mut findings = Findings { report: CheckReport::default(), sink: options.on_finding.clone() };
+    let mut findings = Findings {
+        report: CheckReport::default(),
+        sink: options.on_finding.clone(),
+    };
     let outcome = Outcome::new(&image, &mut findings).await?;
     outcome.compare(&mut findings);
     if outcome.copied_flags_differ {
@@ -131,7 +136,12 @@ impl Image {
                 .target(storage.name())
                 .with_errno(EFBIG));
         }
-        Ok(Image { storage, header, geometry, len_bytes })
+        Ok(Image {
+            storage,
+            header,
+            geometry,
+            len_bytes,
+        })
     }
 
     /// Clusters of the file, the last perhaps in part.
@@ -158,7 +168,10 @@ impl Findings {
             FindingKind::CheckError => &mut self.report.check_errors,
         } += times;
         if let Some(sink) = &self.sink {
-            let finding = Finding { kind, message: message() };
+            let finding = Finding {
+                kind,
+                message: message(),
+            };
             (0..times).for_each(|_| sink(&finding));
         }
     }

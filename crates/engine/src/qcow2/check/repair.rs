@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use vellum_format::HostOffset;
 use vellum_format::features::Incompatible;
 use vellum_format::header::field;
-use vellum_format::HostOffset;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_storage::WriteFlags;
 
@@ -25,7 +25,10 @@ use crate::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 /// [`ErrorKind::Corrupt`] if more is wrong than refcounts; nothing is written then.
 pub(crate) async fn repair_refcounts(storage: Arc<dyn Storage>) -> Result<()> {
     let image = Image::open(storage).await?;
-    let mut findings = Findings { report: CheckReport::default(), sink: None };
+    let mut findings = Findings {
+        report: CheckReport::default(),
+        sink: None,
+    };
     let outcome = Outcome::new(&image, &mut findings).await?;
     if findings.report.corruptions > 0 || !outcome.stored.all_readable() {
         return Err(cannot_repair(&image, "more than its refcounts is damaged"));
@@ -50,12 +53,24 @@ fn cannot_repair(image: &Image, why: &str) -> Error {
 }
 
 async fn clear_dirty_bit(image: &Image) -> Result<()> {
-    let bits = image.header.incompatible.without(Incompatible::DIRTY).bits();
-    write(image, field::INCOMPATIBLE_FEATURES as u64, Buffer::copy_of(&bits.to_be_bytes())).await
+    let bits = image
+        .header
+        .incompatible
+        .without(Incompatible::DIRTY)
+        .bits();
+    write(
+        image,
+        field::INCOMPATIBLE_FEATURES as u64,
+        Buffer::copy_of(&bits.to_be_bytes()),
+    )
+    .await
 }
 
 async fn write(image: &Image, offset: u64, buffer: Buffer) -> Result<()> {
-    image.storage.write(offset, Buffers::from_buf([buffer]), WriteFlags::default()).await?;
+    image
+        .storage
+        .write(offset, Buffers::from_buf([buffer]), WriteFlags::default())
+        .await?;
     Ok(())
 }
 
@@ -92,7 +107,13 @@ impl<'a> Repair<'a> {
             references: outcome.references,
         };
         for (number, entry) in repair.stored.entries() {
-            repair.blocks.insert(number, Block { offset: entry.raw_offset(), is_new: false });
+            repair.blocks.insert(
+                number,
+                Block {
+                    offset: entry.raw_offset(),
+                    is_new: false,
+                },
+            );
         }
         let per_block = image.geometry.refcount_block_entries();
         let table_entries = u64::from(image.header.refcount_table_clusters)
@@ -110,7 +131,13 @@ impl<'a> Repair<'a> {
                     return Err(cannot_repair(image, "its refcount table is too small"));
                 }
                 let offset = end << image.geometry.cluster_bits;
-                repair.blocks.insert(number, Block { offset, is_new: true });
+                repair.blocks.insert(
+                    number,
+                    Block {
+                        offset,
+                        is_new: true,
+                    },
+                );
                 repair.references.set(end, 1);
                 end += 1;
             }
@@ -138,8 +165,13 @@ impl<'a> Repair<'a> {
                     Pass::Raise => stored < reference,
                     Pass::Lower => stored > reference,
                 };
-                if count != 0 && !refcount::set(&mut bytes, geometry.refcount_order, index as usize, count) {
-                    return Err(cannot_repair(self.image, "a refcount does not fit its width"));
+                if count != 0
+                    && !refcount::set(&mut bytes, geometry.refcount_order, index as usize, count)
+                {
+                    return Err(cannot_repair(
+                        self.image,
+                        "a refcount does not fit its width",
+                    ));
                 }
             }
             if changed {

@@ -82,7 +82,10 @@ impl Stored {
 
     pub(super) fn is_readable(&self, cluster: u64) -> bool {
         self.unreadable.is_empty()
-            || self.unreadable.binary_search(&(cluster >> self.block_shift)).is_err()
+            || self
+                .unreadable
+                .binary_search(&(cluster >> self.block_shift))
+                .is_err()
     }
 
     pub(super) fn all_readable(&self) -> bool {

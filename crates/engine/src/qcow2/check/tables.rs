@@ -34,7 +34,9 @@ pub(super) async fn for_each_table(
             running.push_back(Read { first: next, io });
             next += count;
         }
-        let Some(Read { first, io }) = running.pop_front() else { return Ok(()) };
+        let Some(Read { first, io }) = running.pop_front() else {
+            return Ok(());
+        };
         let buffer = io.into_single().await?;
         for (index, table) in buffer.chunks_exact(table_size_bytes as usize).enumerate() {
             each(first + index, table)?;

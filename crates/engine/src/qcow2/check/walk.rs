@@ -34,13 +34,18 @@ pub(super) async fn snapshots(
     findings: &mut Findings,
 ) -> Result<load::SnapshotTable> {
     if let Err(error) = load::check_snapshot_table(&image.header) {
-        findings.report(FindingKind::CheckError, 1, || format!("ERROR {}", error.message()));
+        findings.report(FindingKind::CheckError, 1, || {
+            format!("ERROR {}", error.message())
+        });
         return Err(error);
     }
     let table = match load::snapshots(&image.storage, &image.header).await {
         Ok(table) => table,
         Err(error) => {
-            let message = format!("ERROR failed to read the snapshot table: {}", error.message());
+            let message = format!(
+                "ERROR failed to read the snapshot table: {}",
+                error.message()
+            );
             findings.report(FindingKind::CheckError, 1, || message);
             return Err(error);
         }
@@ -82,7 +87,8 @@ impl<'a> Walk<'a> {
     pub(super) async fn run(mut self, snapshots: &load::SnapshotTable) -> Result<Outcome> {
         let header = &self.image.header;
         self.add(0, self.image.geometry.cluster_size_bytes());
-        self.l1_table(header.l1_table_offset, header.l1_entries.into(), true).await?;
+        self.l1_table(header.l1_table_offset, header.l1_entries.into(), true)
+            .await?;
         self.snapshot_l1_tables(&snapshots.entries).await?;
         self.l2_tables().await?;
         self.add(header.snapshots_offset.0, snapshots.size_bytes);
@@ -189,7 +195,8 @@ impl<'a> Walk<'a> {
         self.add(offset.0, entries * 8);
         // What lies beyond the end of the file would read as zeroes.
         let len = (entries * 8).min(self.image.len_bytes.saturating_sub(offset.0));
-        let table = load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await?;
+        let table =
+            load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await?;
         for index in 0..table.len() / 8 {
             match L1Entry::read(&table, index) {
                 None | Some(L1Entry::UNALLOCATED) => {}
@@ -243,7 +250,9 @@ impl<'a> Walk<'a> {
         let cluster_size = geometry.cluster_size_bytes();
         let mut next_offset = 0;
         for index in 0..geometry.l2_entries() as usize {
-            let Some(entry) = L2Entry::read(table, index, &geometry) else { return };
+            let Some(entry) = L2Entry::read(table, index, &geometry) else {
+                return;
+            };
             if entry == L2Entry::UNALLOCATED {
                 continue;
             }

@@ -42,12 +42,18 @@ impl Layout {
             refcount_blocks: 1,
             l1_entries,
             l2_tables: if maps_everything { l1_entries } else { 0 },
-            data_clusters: if in_image { geometry.clusters_for(guest_size_bytes) } else { 0 },
+            data_clusters: if in_image {
+                geometry.clusters_for(guest_size_bytes)
+            } else {
+                0
+            },
             maps_everything,
         };
         layout.count_refcount_structures();
         let table_size = layout.refcount_table_clusters << geometry.cluster_bits;
-        let end = layout.total_clusters().checked_mul(geometry.cluster_size_bytes())?;
+        let end = layout
+            .total_clusters()
+            .checked_mul(geometry.cluster_size_bytes())?;
         (table_size <= limits::MAX_REFCOUNT_TABLE_SIZE_BYTES && end <= limits::HOST_OFFSET_END)
             .then_some(layout)
     }
@@ -55,7 +61,9 @@ impl Layout {
     /// Refcount structures count themselves too: adds them until all are counted.
     fn count_refcount_structures(&mut self) {
         loop {
-            let blocks = self.total_clusters().div_ceil(self.geometry.refcount_block_entries());
+            let blocks = self
+                .total_clusters()
+                .div_ceil(self.geometry.refcount_block_entries());
             let table_clusters = self.geometry.clusters_for(blocks * 8);
             if (blocks, table_clusters) == (self.refcount_blocks, self.refcount_table_clusters) {
                 return;
@@ -107,7 +115,11 @@ impl Layout {
         if !self.maps_everything || index >= self.geometry.clusters_for(self.guest_size_bytes) {
             return None;
         }
-        let first = if self.geometry.external_data { 0 } else { self.data_cluster() };
+        let first = if self.geometry.external_data {
+            0
+        } else {
+            self.data_cluster()
+        };
         Some(self.offset(first + index))
     }
 
@@ -143,7 +155,9 @@ mod tests {
     #[test]
     fn files_have_the_length_of_qemus() {
         let size = |bits, size, everything| {
-            layout(bits, 4, size, everything).expect("within the limits").file_size_bytes()
+            layout(bits, 4, size, everything)
+                .expect("within the limits")
+                .file_size_bytes()
         };
         assert_eq!(size(16, 64 << 20, false), 196_616);
         assert_eq!(size(9, 64 << 20, false), 17_920);
@@ -159,9 +173,15 @@ mod tests {
             for size in [0, 512, 1 << 20, 64 << 20, (1 << 30) + 512] {
                 let layout = layout(9, order, size, true).expect("within the limits");
                 let counted = layout.refcount_blocks * layout.geometry.refcount_block_entries();
-                assert!(counted >= layout.total_clusters(), "order {order}, size {size}");
+                assert!(
+                    counted >= layout.total_clusters(),
+                    "order {order}, size {size}"
+                );
                 let named = layout.refcount_table_clusters * 64;
-                assert!(named >= layout.refcount_blocks, "order {order}, size {size}");
+                assert!(
+                    named >= layout.refcount_blocks,
+                    "order {order}, size {size}"
+                );
             }
         }
     }

@@ -109,15 +109,15 @@ fn refuse(message: impl Into<String>) -> Error {
 
 fn too_large() -> Error {
     // EFBIG, which tells this refusal from the others.
-    refuse(
-        "The image size is too large for file format 'qcow2' (try using a larger cluster size)",
-    )
-    .with_errno(27)
+    refuse("The image size is too large for file format 'qcow2' (try using a larger cluster size)")
+        .with_errno(27)
 }
 
 /// What the caller is told of an option that needs version 3.
 fn needs_version_3(what: &str, above: &str) -> Error {
-    refuse(format!("{what} compatibility level 1.1 {above} above (use version=v3 or greater)"))
+    refuse(format!(
+        "{what} compatibility level 1.1 {above} above (use version=v3 or greater)"
+    ))
 }
 
 impl CreateOptions {
@@ -139,7 +139,10 @@ impl CreateOptions {
 
     fn layout(&self) -> Result<Layout> {
         if !matches!(self.version, 2 | 3) {
-            let message = format!("Parameter 'version' does not accept value '{}'", self.version);
+            let message = format!(
+                "Parameter 'version' does not accept value '{}'",
+                self.version
+            );
             return Err(refuse(message));
         }
         self.check_clusters()?;
@@ -166,14 +169,19 @@ impl CreateOptions {
 
     fn check_clusters(&self) -> Result<()> {
         if self.extended_l2 && self.version < 3 {
-            return Err(needs_version_3("Extended L2 entries are only supported with", "and"));
+            return Err(needs_version_3(
+                "Extended L2 entries are only supported with",
+                "and",
+            ));
         }
         let (min, max) = (1 << limits::MIN_CLUSTER_BITS, 1 << limits::MAX_CLUSTER_BITS);
         if !self.cluster_size_bytes.is_power_of_two()
             || !(min..=max).contains(&self.cluster_size_bytes)
         {
-            let message =
-                format!("Cluster size must be a power of two between {min} and {}k", max >> 10);
+            let message = format!(
+                "Cluster size must be a power of two between {min} and {}k",
+                max >> 10
+            );
             return Err(refuse(message));
         }
         let min = 1 << limits::MIN_EXTENDED_L2_CLUSTER_BITS;
@@ -204,10 +212,15 @@ impl CreateOptions {
             return Err(needs_version_3("Lazy refcounts only supported with", "and"));
         }
         if !self.refcount_bits.is_power_of_two() || self.refcount_bits > 64 {
-            return Err(refuse("Refcount width must be a power of two and may not exceed 64 bits"));
+            return Err(refuse(
+                "Refcount width must be a power of two and may not exceed 64 bits",
+            ));
         }
         if self.version < 3 && self.refcount_bits != 1 << limits::DEFAULT_REFCOUNT_ORDER {
-            return Err(needs_version_3("Different refcount widths than 16 bits require", "or"));
+            return Err(needs_version_3(
+                "Different refcount widths than 16 bits require",
+                "or",
+            ));
         }
         Ok(())
     }
@@ -217,10 +230,15 @@ impl CreateOptions {
             return Err(refuse("data-file-raw requires data-file"));
         }
         if self.data_file_raw && self.backing_file.is_some() {
-            return Err(refuse("Backing file and data-file-raw cannot be used at the same time"));
+            return Err(refuse(
+                "Backing file and data-file-raw cannot be used at the same time",
+            ));
         }
         if self.data_file.is_some() && self.version < 3 {
-            return Err(needs_version_3("External data files are only supported with", "and"));
+            return Err(needs_version_3(
+                "External data files are only supported with",
+                "and",
+            ));
         }
         Ok(())
     }
@@ -257,7 +275,10 @@ impl CreateOptions {
                     | when(self.extended_l2, Incompatible::EXTENDED_L2.bits()),
             ),
             compatible: Compatible(when(self.lazy_refcounts, Compatible::LAZY_REFCOUNTS.bits())),
-            autoclear: Autoclear(when(self.data_file_raw, Autoclear::RAW_EXTERNAL_DATA.bits())),
+            autoclear: Autoclear(when(
+                self.data_file_raw,
+                Autoclear::RAW_EXTERNAL_DATA.bits(),
+            )),
             refcount_order: layout.geometry.refcount_order,
             compression_type: self.compression_type,
             unknown_header_tail: Vec::new(),
@@ -279,7 +300,9 @@ impl CreateOptions {
         let bytes = header.encode().map_err(|error| {
             refuse(format!("Could not update qcow2 header: {}", reason(&error)))
         })?;
-        let Some(backing_file) = &self.backing_file else { return Ok(bytes) };
+        let Some(backing_file) = &self.backing_file else {
+            return Ok(bytes);
+        };
         header.backing_file = Some(backing_file.clone().into_bytes());
         if let Some(format) = &self.backing_format {
             header.set_extension(Extension::BackingFormat(format.clone().into_bytes()));

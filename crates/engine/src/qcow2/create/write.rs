@@ -37,16 +37,28 @@ pub(super) async fn tables(storage: &Arc<dyn Storage>, layout: &Layout) -> Resul
     let cluster_bits = geometry.cluster_bits;
     let start = layout.refcount_table_offset().0;
     let len = layout.refcount_table_clusters << cluster_bits;
-    region(storage, start..start + len, |at, bytes| fill_refcount_table(layout, at, bytes)).await?;
+    region(storage, start..start + len, |at, bytes| {
+        fill_refcount_table(layout, at, bytes)
+    })
+    .await?;
     let start = layout.refcount_blocks_offset().0;
     let len = layout.refcount_blocks << cluster_bits;
-    region(storage, start..start + len, |at, bytes| fill_refcounts(layout, at, bytes)).await?;
+    region(storage, start..start + len, |at, bytes| {
+        fill_refcounts(layout, at, bytes)
+    })
+    .await?;
     let start = layout.l1_table_offset().0;
     let len = layout.l1_entries * 8;
-    region(storage, start..start + len, |at, bytes| fill_l1(layout, at, bytes)).await?;
+    region(storage, start..start + len, |at, bytes| {
+        fill_l1(layout, at, bytes)
+    })
+    .await?;
     let start = layout.l2_tables_offset().0;
     let len = layout.l2_tables << cluster_bits;
-    region(storage, start..start + len, |at, bytes| fill_l2(layout, at, bytes)).await
+    region(storage, start..start + len, |at, bytes| {
+        fill_l2(layout, at, bytes)
+    })
+    .await
 }
 
 /// Reserves or fills the space of guest data, as asked for.
@@ -71,7 +83,9 @@ pub(super) async fn first_cluster(
 ) -> Result<()> {
     let mut cluster = Buffer::zeroed(geometry.cluster_size_bytes() as usize);
     cluster[..header.len()].copy_from_slice(header);
-    storage.write(0, Buffers::from_buf([cluster]), WriteFlags::default()).await?;
+    storage
+        .write(0, Buffers::from_buf([cluster]), WriteFlags::default())
+        .await?;
     Ok(())
 }
 
@@ -152,9 +166,12 @@ fn fill_l2(layout: &Layout, at: u64, bytes: &mut [u8]) {
         let mapping = match layout.data_offset(at / entry_size + index as u64) {
             None => Mapping::Unallocated,
             // A cluster of which nothing is used yet: the backing file shows through.
-            Some(host) if geometry.extended_l2 => {
-                Mapping::Subclusters { host: Some(host), copied: true, allocated: 0, zero: 0 }
-            }
+            Some(host) if geometry.extended_l2 => Mapping::Subclusters {
+                host: Some(host),
+                copied: true,
+                allocated: 0,
+                zero: 0,
+            },
             Some(host) => Mapping::Data { host, copied: true },
         };
         let written = mapping.encode(geometry).write(bytes, index, geometry);

@@ -1,0 +1,169 @@
+//! [`Qcow2`]: an image as a block device.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use vellum_format::header::Header;
+use vellum_storage::{Buffer, Error, ErrorKind, Io, Result, Storage, spawn};
+
+use super::image::Image;
+use super::open;
+use super::options::OpenOptions;
+use super::read::read;
+use super::status::block_status;
+use crate::gate::Gate;
+use crate::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
+
+/// An open qcow2 image.
+///
+/// Requests may be made from several lanes at once. Requests that change the
+/// image run to their end even if their [`Io`] is dropped.
+#[derive(Debug, Clone)]
+pub struct Qcow2 {
+    image: Arc<Image>,
+}
+
+impl Qcow2 {
+    /// Opens the image in `file`. Other files that the image names are opened
+    /// through `gate` alone.
+    ///
+    /// Opened for writing, an image that was not closed cleanly (dirty bit) gets
+    /// its refcounts repaired first, and unknown autoclear bits are cleared.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidImage`] and [`ErrorKind::Corrupt`] for what the file
+    /// holds, [`ErrorKind::Unsupported`] for features that are not known,
+    /// [`ErrorKind::InvalidArgument`] for options that contradict each other, and
+    /// whatever gate and storage report.
+    pub async fn open(
+        file: Arc<dyn Storage>,
+        gate: Arc<dyn Gate>,
+        options: OpenOptions,
+    ) -> Result<Arc<Qcow2>> {
+        let image = open::open(file, &*gate, options).await?;
+        Ok(Arc::new(Qcow2 { image }))
+    }
+
+    /// The image's header as it was when the image was opened.
+    pub fn header(&self) -> Arc<Header> {
+        self.image.header()
+    }
+
+    /// The external data file, or the image file if there is none.
+    pub fn data_storage(&self) -> Arc<dyn Storage> {
+        self.image.data.clone()
+    }
+
+    /// Drops tables from the caches that were not used since the last call, as
+    /// `cache-clean-interval` asks for.
+    pub fn clean_caches(&self) {
+        self.image.l2.drop_unused();
+        self.image.allocator.refcounts.cache.drop_unused();
+    }
+
+    /// Starts a request that changes the image.
+    fn change<T: 'static, F>(&self, work: impl FnOnce(Arc<Image>) -> F) -> Io<T>
+    where
+        F: Future<Output = Result<T>> + 'static,
+    {
+        let image = self.image.clone();
+        let work = work(image.clone());
+        Io::task(spawn(async move {
+            work.await.map_err(|error| image.name_error(error))
+        }))
+    }
+}
+
+impl BlockDevice for Qcow2 {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            format: "qcow2",
+            name: self.image.name.clone(),
+            read_only: self.image.read_only,
+            cluster_size_bytes: Some(self.image.geometry.cluster_size_bytes()),
+            request_alignment_bytes: 1,
+            discard_alignment_bytes: self.image.geometry.cluster_size_bytes(),
+            has_zero_init: self.image.backing.is_none(),
+            growable: false,
+        }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.image.size_bytes
+    }
+
+    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        read(&self.image, offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        if let Err(error) = self
+            .image
+            .check_range("write", offset_bytes, buffer.len() as u64)
+        {
+            return Io::ready(Err(error));
+        }
+        self.change(|image| async move { image.write(offset_bytes, buffer, flags).await })
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        if let Err(error) = self
+            .image
+            .check_range("write zeroes", offset_bytes, len_bytes)
+        {
+            return Io::ready(Err(error));
+        }
+        self.change(|image| async move { image.zero(offset_bytes, len_bytes, request).await })
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        if let Err(error) = self.image.check_range("discard", offset_bytes, len_bytes) {
+            return Io::ready(Err(error));
+        }
+        self.change(|image| async move { image.discard(offset_bytes, len_bytes).await })
+    }
+
+    fn flush(&self) -> Io<()> {
+        if self.image.read_only {
+            return Io::ready(Ok(()));
+        }
+        self.change(|image| async move { image.commit().await })
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
+        Io::boxed(block_status(
+            self.image.clone(),
+            offset_bytes,
+            len_bytes,
+            max_depth,
+        ))
+    }
+
+    fn truncate(&self, size_bytes: u64) -> Io<()> {
+        if size_bytes == self.image.size_bytes {
+            return Io::ready(Ok(()));
+        }
+        Io::ready(Err(Error::new(
+            ErrorKind::Unsupported,
+            "truncate",
+            "resizing qcow2 images is not supported yet",
+        )
+        .target(self.image.name.clone())))
+    }
+
+    fn close(&self) -> Io<()> {
+        self.change(|image| async move { image.close().await })
+    }
+
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.image.backing.clone()
+    }
+
+    fn storage(&self) -> Option<Arc<dyn Storage>> {
+        Some(self.image.file.clone())
+    }
+
+    fn as_qcow2(&self) -> Option<&Qcow2> {
+        Some(self)
+    }
+}

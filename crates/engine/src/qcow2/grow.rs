@@ -1,0 +1,153 @@
+//! Growth of the refcount structures.
+//!
+//! A new refcount block lies in the first cluster of the range that it counts, so
+//! it counts itself. A larger refcount table comes with the blocks that count it.
+//! In both cases content is made durable before anything points at it.
+
+use vellum_format::limits::MAX_REFCOUNT_TABLE_SIZE_BYTES;
+use vellum_format::refcount::{self, RefcountTableEntry};
+use vellum_format::types::{HostCluster, HostOffset};
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags};
+
+use super::alloc::Allocator;
+use super::fault::corrupt;
+use super::refcounts::RefcountTable;
+
+/// Offset of the header's fields refcount_table_offset and _clusters, which lie
+/// side by side (spec: header, bytes 48 to 59).
+const HEADER_TABLE_FIELDS: u64 = 48;
+
+/// Where a larger refcount table and the blocks that count it will lie.
+struct Layout {
+    first_block: u64,
+    blocks: u64,
+    table_clusters: u64,
+    start: u64,
+}
+
+impl Allocator {
+    /// Gives `cluster` a refcount block if it has none.
+    pub(super) async fn add_refcount_block(&self, cluster: HostCluster) -> Result<()> {
+        let _one = self.growing.lock().await;
+        if self.refcounts.place(cluster)?.is_some() {
+            return Ok(());
+        }
+        let geometry = self.refcounts.geometry;
+        let index = geometry.refcount_table_index(cluster.index());
+        if index == 0 {
+            return Err(corrupt("allocate", "the first refcount block is missing"));
+        }
+        let (table_offset, entries) = {
+            let table = self.refcounts.table();
+            (table.offset, table.entries.len() as u64)
+        };
+        if index >= entries {
+            return self.grow_table(index).await;
+        }
+        let block = HostOffset(index * geometry.bytes_per_refcount_block());
+        self.write_block(block, 1).await?;
+        self.refcounts.file.flush().await?;
+        let entry = RefcountTableEntry::new(block);
+        self.write(table_offset.bytes() + 8 * index, &entry.0.to_be_bytes())
+            .await?;
+        self.refcounts.table().entries[index as usize] = entry;
+        Ok(())
+    }
+
+    async fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
+        self.refcounts
+            .file
+            .write(offset_bytes, buffers, WriteFlags::default())
+            .await
+            .map(drop)
+    }
+
+    /// Writes a block at `offset` whose first `used` clusters have a count of one.
+    async fn write_block(&self, offset: HostOffset, used: u64) -> Result<()> {
+        let geometry = &self.refcounts.geometry;
+        let mut bytes = Buffer::zeroed(geometry.cluster_size_bytes() as usize);
+        for index in 0..used.min(geometry.refcount_block_entries()) {
+            let fits = refcount::set(&mut bytes, geometry.refcount_order, index as usize, 1);
+            debug_assert!(fits);
+        }
+        self.note_end(offset.bytes() + geometry.cluster_size_bytes());
+        let buffers = Buffers::from_iter([bytes]);
+        self.refcounts
+            .file
+            .write(offset.bytes(), buffers, WriteFlags::default())
+            .await
+            .map(drop)
+    }
+
+    fn plan_table(&self, index: u64) -> Result<Layout> {
+        let geometry = &self.refcounts.geometry;
+        let per_cluster = geometry.table_entries_per_cluster();
+        let entries = self.refcounts.table().entries.len() as u64;
+        let mut table_clusters = (index + 1).max(entries + entries / 2).div_ceil(per_cluster);
+        let mut blocks = 1;
+        loop {
+            let needed = (blocks + table_clusters).div_ceil(geometry.refcount_block_entries());
+            let tables_needed = (index + needed).div_ceil(per_cluster);
+            if needed <= blocks && tables_needed <= table_clusters {
+                break;
+            }
+            blocks = blocks.max(needed);
+            table_clusters = table_clusters.max(tables_needed);
+        }
+        if table_clusters * geometry.cluster_size_bytes() > MAX_REFCOUNT_TABLE_SIZE_BYTES {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                "allocate",
+                "the image has reached the largest size that its refcount table can count",
+            )
+            .with_errno(27));
+        }
+        let start = index * geometry.refcount_block_entries();
+        Ok(Layout {
+            first_block: index,
+            blocks,
+            table_clusters,
+            start,
+        })
+    }
+
+    /// Moves the refcount table to a larger place that has an entry for `index`.
+    async fn grow_table(&self, index: u64) -> Result<()> {
+        let geometry = self.refcounts.geometry;
+        let cluster_bytes = geometry.cluster_size_bytes();
+        let layout = self.plan_table(index)?;
+        let used = layout.blocks + layout.table_clusters;
+        let mut entries = self.refcounts.table().entries.clone();
+        let count = layout.table_clusters * geometry.table_entries_per_cluster();
+        entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);
+        for block in 0..layout.blocks {
+            let offset = HostOffset((layout.start + block) * cluster_bytes);
+            let counted_before = block * geometry.refcount_block_entries();
+            self.write_block(offset, used - counted_before).await?;
+            entries[(layout.first_block + block) as usize] = RefcountTableEntry::new(offset);
+        }
+        let offset = HostOffset((layout.start + layout.blocks) * cluster_bytes);
+        let bytes: Vec<u8> = entries
+            .iter()
+            .flat_map(|entry| entry.0.to_be_bytes())
+            .collect();
+        self.note_end(offset.bytes() + bytes.len() as u64);
+        self.write(offset.bytes(), &bytes).await?;
+        self.refcounts.file.flush().await?;
+        let mut fields = [0; 12];
+        fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
+        fields[8..].copy_from_slice(&(layout.table_clusters as u32).to_be_bytes());
+        self.write(HEADER_TABLE_FIELDS, &fields).await?;
+        self.refcounts.file.flush().await?;
+        let new = RefcountTable {
+            offset,
+            clusters: layout.table_clusters,
+            entries,
+        };
+        let old = std::mem::replace(&mut *self.refcounts.table(), new);
+        self.release(old.offset.cluster(&geometry), old.clusters)
+            .await
+            .map(drop)
+    }
+}

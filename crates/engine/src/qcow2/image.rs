@@ -1,0 +1,248 @@
+//! An open image: its parts, and the state that all requests share.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vellum_format::features::Autoclear;
+use vellum_format::geometry::Geometry;
+use vellum_format::header::Header;
+use vellum_format::types::{GuestOffset, HostCluster};
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
+
+use super::alloc::Allocator;
+use super::cache::TableCache;
+use super::inflight::{Guard, Inflight, Mode};
+use super::l1::L1Table;
+use super::map::{Lookup, Mapper, Slice, View};
+use super::order::Order;
+use super::readers::Readers;
+use super::refcounts::read_table;
+use crate::BlockDevice;
+
+/// Everything that the requests on one image share.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) name: String,
+    pub(crate) geometry: Geometry,
+    pub(crate) size_bytes: u64,
+    pub(crate) read_only: bool,
+    pub(crate) discard: bool,
+    pub(crate) discard_no_unref: bool,
+    pub(crate) header: Mutex<Arc<Header>>,
+    /// The image file: all metadata, and the data unless there is a data file.
+    pub(crate) file: Arc<dyn Storage>,
+    /// What holds the data clusters.
+    pub(crate) data: Arc<dyn Storage>,
+    pub(crate) backing: Option<Arc<dyn BlockDevice>>,
+    pub(crate) l1: L1Table,
+    pub(crate) l2: TableCache,
+    pub(crate) allocator: Allocator,
+    /// Guest ranges of running changing requests, in bytes.
+    pub(crate) guest_ranges: Arc<Inflight>,
+    /// L1 indexes whose L2 table is being made.
+    pub(crate) l1_entries: Arc<Inflight>,
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) order: Order,
+    pub(crate) latch: Latch,
+    /// What must happen once before the first change has happened.
+    pub(crate) prepared: AtomicBool,
+    pub(crate) preparing: async_lock::Mutex<()>,
+}
+
+/// Why the image accepts no changes any more, if so.
+#[derive(Debug, Default)]
+pub(crate) struct Latch {
+    closed: AtomicBool,
+    reason: Mutex<Option<Error>>,
+}
+
+impl Image {
+    /// The tables of a lookup.
+    pub(crate) fn mapper(&self) -> Mapper<'_> {
+        Mapper {
+            geometry: &self.geometry,
+            l1: &self.l1,
+            l2: &self.l2,
+        }
+    }
+
+    pub(crate) fn has_external_data(&self) -> bool {
+        self.geometry.external_data
+    }
+
+    /// Whether the data file, read as raw, must show what the guest sees.
+    pub(crate) fn data_is_raw(&self) -> bool {
+        self.header()
+            .autoclear
+            .contains(Autoclear::RAW_EXTERNAL_DATA)
+    }
+
+    /// Brings an L2 slice into memory.
+    pub(crate) async fn load_slice(&self, slice: Slice) -> Result<()> {
+        let read = read_table(&self.file, slice.key, self.l2.table_bytes());
+        self.l2.load(slice.key, read).await
+    }
+
+    /// A view that begins at `guest` and is not empty, loading what it needs.
+    pub(crate) async fn view(&self, guest: GuestOffset, len_bytes: u64) -> Result<View> {
+        loop {
+            match self
+                .mapper()
+                .view(guest, len_bytes)
+                .map_err(|e| self.name_error(e))?
+            {
+                Lookup::Hit(view) => return Ok(view),
+                Lookup::Miss(slice) => self.load_slice(slice).await?,
+            }
+        }
+    }
+
+    /// The refcount of a host cluster.
+    pub(crate) async fn refcount(&self, cluster: HostCluster) -> Result<u64> {
+        loop {
+            match self.allocator.refcounts.get(cluster)? {
+                Lookup::Hit(count) => return Ok(count),
+                Lookup::Miss(slice) => self.allocator.refcounts.load(slice.key).await?,
+            }
+        }
+    }
+
+    /// Names this image in an error that names nothing yet.
+    pub(crate) fn name_error(&self, error: Error) -> Error {
+        error.target(self.name.clone())
+    }
+
+    /// Refuses a range that is not inside the device.
+    pub(crate) fn check_range(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= self.size_bytes => Ok(()),
+            _ => Err(Error::new(
+                ErrorKind::OutOfRange,
+                operation,
+                format!(
+                    "{len_bytes} bytes reach beyond the end of the device ({})",
+                    self.size_bytes
+                ),
+            )
+            .target(self.name.clone())
+            .at(offset_bytes)),
+        }
+    }
+
+    /// Takes the guest range that covers whole clusters around `range`.
+    pub(crate) async fn lock_clusters(&self, range: Range<u64>, mode: Mode) -> Guard {
+        let cluster = self.geometry.cluster_size_bytes();
+        let start = self.geometry.cluster_start(range.start);
+        let end = range.end.div_ceil(cluster).saturating_mul(cluster);
+        self.guest_ranges.acquire(start..end, mode).await
+    }
+
+    /// Must be called before anything changes: refuses where changes are not
+    /// allowed, and once tells other programs through the header that this image
+    /// is changing.
+    pub(crate) async fn begin_change(&self, operation: &'static str) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                operation,
+                "the image is open read-only",
+            )
+            .target(self.name.clone()));
+        }
+        self.check_latch()?;
+        if self.prepared.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _one = self.preparing.lock().await;
+        if !self.prepared.load(Ordering::Acquire) {
+            self.mark_bitmaps_in_use().await?;
+            self.prepared.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Stops all changes from now on.
+    pub(crate) fn latch(&self, reason: Error) {
+        let mut latch = self
+            .latch
+            .reason
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        latch.get_or_insert(reason);
+        self.latch.closed.store(true, Ordering::Release);
+    }
+
+    /// Fails if an earlier failure has stopped all changes.
+    pub(crate) fn check_latch(&self) -> Result<()> {
+        if !self.latch.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let reason = self
+            .latch
+            .reason
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(reason) = reason.clone() else {
+            return Ok(());
+        };
+        Err(reason
+            .context(
+                "write",
+                "the image accepts no more writes since required metadata could not be written; \
+                 close it, and check it before the next use",
+            )
+            .target(self.name.clone()))
+    }
+
+    /// The header as it is now.
+    pub(crate) fn header(&self) -> Arc<Header> {
+        self.header
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Writes one field of the header in place. The known fields all lie in the
+    /// first 512 bytes, so a crash leaves the old or the new value.
+    pub(crate) async fn write_header_field(&self, offset_bytes: usize, bytes: &[u8]) -> Result<()> {
+        let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
+        self.file
+            .write(offset_bytes as u64, buffers, WriteFlags::default())
+            .await?;
+        self.file.flush().await
+    }
+
+    /// Writes back everything; afterwards all requests that change something fail.
+    pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
+        if self.read_only || self.latch.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Twice: the first commit lets go of dropped clusters, the second writes
+        // their refcounts.
+        self.commit().await?;
+        self.cover_last_cluster().await?;
+        self.commit().await?;
+        self.latch(Error::new(
+            ErrorKind::InvalidArgument,
+            "write",
+            "the image is closed",
+        ));
+        Ok(())
+    }
+
+    /// Lets the file reach to the end of its last cluster, for readers that take
+    /// a cluster cut short for damage.
+    async fn cover_last_cluster(&self) -> Result<()> {
+        let end = self.allocator.end_bytes();
+        if self.file.capabilities().growable && self.file.len_bytes()? < end {
+            self.file.truncate(end).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,227 @@
+//! Which ranges are in use by running requests.
+//!
+//! A request that only overwrites bytes in place holds its range *shared*; one
+//! that changes the mapping (allocates, zeroes, discards) holds it *exclusive*.
+//! Requests on overlapping ranges are granted in the order in which they came,
+//! so neither kind starves.
+//!
+//! Invariant: of two overlapping granted ranges, both are shared.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// How a range is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Together with other shared holders.
+    Shared,
+    /// Alone.
+    Exclusive,
+}
+
+struct Entry {
+    id: u64,
+    range: Range<u64>,
+    mode: Mode,
+    granted: bool,
+    waker: Option<Waker>,
+}
+
+impl Entry {
+    fn conflicts(&self, range: &Range<u64>, mode: Mode) -> bool {
+        (self.mode == Mode::Exclusive || mode == Mode::Exclusive)
+            && self.range.start < range.end
+            && range.start < self.range.end
+    }
+}
+
+#[derive(Default)]
+struct State {
+    next_id: u64,
+    /// In order of arrival.
+    entries: Vec<Entry>,
+}
+
+impl State {
+    fn free_before(&self, position: usize, range: &Range<u64>, mode: Mode) -> bool {
+        !self.entries[..position]
+            .iter()
+            .any(|entry| entry.conflicts(range, mode))
+    }
+
+    fn add(&mut self, range: Range<u64>, mode: Mode, granted: bool) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.entries.push(Entry {
+            id,
+            range,
+            mode,
+            granted,
+            waker: None,
+        });
+        id
+    }
+
+    fn position(&self, id: u64) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.id == id)
+    }
+
+    /// Removes an entry and grants what it alone held up.
+    fn remove(&mut self, id: u64) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        let Some(position) = self.position(id) else {
+            return wakers;
+        };
+        let gone = self.entries.remove(position);
+        for at in position..self.entries.len() {
+            let waiting = &self.entries[at];
+            if waiting.granted
+                || !gone.conflicts(&waiting.range, waiting.mode)
+                || !self.free_before(at, &waiting.range, waiting.mode)
+            {
+                continue;
+            }
+            let entry = &mut self.entries[at];
+            entry.granted = true;
+            wakers.extend(entry.waker.take());
+        }
+        wakers
+    }
+}
+
+/// The ranges in use, in bytes (or any other unit that its user sticks to).
+#[derive(Default)]
+pub(crate) struct Inflight {
+    state: Mutex<State>,
+}
+
+impl Inflight {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `range` if that is possible without waiting.
+    pub(crate) fn try_acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> Option<Guard> {
+        let mut state = self.lock();
+        let all = state.entries.len();
+        if !state.free_before(all, &range, mode) {
+            return None;
+        }
+        let id = state.add(range, mode, true);
+        Some(Guard {
+            inflight: self.clone(),
+            id,
+        })
+    }
+
+    /// Takes `range`, waiting for conflicting requests that came before.
+    pub(crate) async fn acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> Guard {
+        if let Some(guard) = self.try_acquire(range.clone(), mode) {
+            return guard;
+        }
+        let id = self.lock().add(range, mode, false);
+        let guard = Guard {
+            inflight: self.clone(),
+            id,
+        };
+        Granted { inflight: self, id }.await;
+        guard
+    }
+}
+
+struct Granted<'a> {
+    inflight: &'a Inflight,
+    id: u64,
+}
+
+impl Future for Granted<'_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.inflight.lock();
+        let Some(position) = state.position(self.id) else {
+            return Poll::Ready(());
+        };
+        let entry = &state.entries[position];
+        // A conflicting request may have gone between the failed try and now.
+        if entry.granted || state.free_before(position, &entry.range, entry.mode) {
+            state.entries[position].granted = true;
+            return Poll::Ready(());
+        }
+        state.entries[position].waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// Holds a range until dropped.
+pub(crate) struct Guard {
+    inflight: Arc<Inflight>,
+    id: u64,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let wakers = self.inflight.lock().remove(self.id);
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+}
+
+impl fmt::Debug for Inflight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Inflight({} ranges)", self.lock().entries.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[test]
+    fn shared_ranges_meet_and_exclusive_ones_wait() {
+        let inflight = Arc::new(Inflight::default());
+        let a = inflight.try_acquire(0..10, Mode::Shared).unwrap();
+        let b = inflight.try_acquire(5..15, Mode::Shared).unwrap();
+        assert!(inflight.try_acquire(14..20, Mode::Exclusive).is_none());
+        let c = inflight.try_acquire(15..20, Mode::Exclusive).unwrap();
+        drop((a, b));
+        assert!(inflight.try_acquire(0..15, Mode::Exclusive).is_some());
+        drop(c);
+    }
+
+    #[test]
+    fn requests_are_granted_in_order_of_arrival() {
+        let inflight = Arc::new(Inflight::default());
+        let first = inflight.try_acquire(0..10, Mode::Shared).unwrap();
+        let mut exclusive = Box::pin(inflight.acquire(0..10, Mode::Exclusive));
+        assert!(exclusive.as_mut().now_or_never().is_none());
+        assert!(
+            inflight.try_acquire(0..10, Mode::Shared).is_none(),
+            "a later reader must not overtake"
+        );
+        let mut later = Box::pin(inflight.acquire(0..10, Mode::Shared));
+        assert!(later.as_mut().now_or_never().is_none());
+        drop(first);
+        let held = exclusive.as_mut().now_or_never().expect("granted");
+        assert!(later.as_mut().now_or_never().is_none());
+        drop(held);
+        assert!(later.as_mut().now_or_never().is_some());
+    }
+
+    #[test]
+    fn a_waiter_that_gives_up_lets_others_pass() {
+        let inflight = Arc::new(Inflight::default());
+        let first = inflight.try_acquire(0..10, Mode::Shared).unwrap();
+        let mut exclusive = Box::pin(inflight.acquire(0..10, Mode::Exclusive));
+        assert!(exclusive.as_mut().now_or_never().is_none());
+        drop(exclusive);
+        assert!(inflight.try_acquire(0..10, Mode::Shared).is_some());
+        drop(first);
+    }
+}

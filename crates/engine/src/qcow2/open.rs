@@ -1,0 +1,248 @@
+//! Opening an image: nothing in it is trusted, and no other file is opened
+//! except through the gate.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use vellum_format::crypto::CryptMethod;
+use vellum_format::features::{Autoclear, Incompatible};
+use vellum_format::geometry::Geometry;
+use vellum_format::header::{Header, field, first_cluster_size_bytes};
+use vellum_format::refcount::RefcountTableEntry;
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
+
+use super::alloc::Allocator;
+use super::cache::TableCache;
+use super::check;
+use super::fault::bad_format;
+use super::image::Image;
+use super::l1::L1Table;
+use super::options::{Backing, OpenOptions};
+use super::refcounts::{RefcountTable, Refcounts};
+use crate::BlockDevice;
+use crate::gate::{FileRequest, Gate};
+
+fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) -> Error {
+    Error::new(kind, "open", message).target(file.name())
+}
+
+async fn read_bytes(file: &Arc<dyn Storage>, offset_bytes: u64, len_bytes: u64) -> Result<Buffer> {
+    let buffers = Buffers::from_iter([Buffer::for_read(len_bytes as usize)]);
+    file.read(offset_bytes, buffers).await.map(Buffer::join_all)
+}
+
+/// Reads and decodes the header of the image in `file`.
+///
+/// # Errors
+/// When the file is not a qcow2 image, or one that cannot be supported.
+pub async fn read_header(file: &Arc<dyn Storage>) -> Result<Header> {
+    let fail = |error| bad_format("open", &error).target(file.name());
+    let file_len = file.len_bytes()?;
+    let prefix = read_bytes(file, 0, file_len.min(512)).await?;
+    let cluster = first_cluster_size_bytes(&prefix).map_err(fail)?;
+    let first_cluster = read_bytes(file, 0, file_len.min(cluster)).await?;
+    Header::decode(&first_cluster).map_err(fail)
+}
+
+/// Opens the image in `file`.
+pub(crate) async fn open(
+    file: Arc<dyn Storage>,
+    gate: &dyn Gate,
+    options: OpenOptions,
+) -> Result<Arc<Image>> {
+    let mut header = read_header(&file).await?;
+    check_supported(&file, &header, &options)?;
+    let data = open_data_file(&file, gate, &header, &options).await?;
+    if !options.read_only {
+        header = make_writable(&file, header).await?;
+    }
+    let backing = open_backing(&file, gate, &header, &options).await?;
+    assemble(file, data, backing, header, &options).await
+}
+
+fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<()> {
+    if header.crypt_method != CryptMethod::None && !options.metadata_only {
+        return Err(refuse(
+            ErrorKind::Unsupported,
+            file,
+            "the image is encrypted, and encrypted images cannot be opened yet",
+        ));
+    }
+    if header.incompatible.contains(Incompatible::CORRUPT) && !options.read_only {
+        return Err(refuse(
+            ErrorKind::Corrupt,
+            file,
+            "qcow2: Image is corrupt; cannot be opened read/write",
+        ));
+    }
+    let geometry = header.geometry();
+    if u64::from(header.l1_entries) < geometry.l1_entries_for(header.guest_size_bytes()) {
+        return Err(refuse(
+            ErrorKind::InvalidImage,
+            file,
+            "L1 table is too small",
+        ));
+    }
+    if !options.read_only && file.capabilities().read_only {
+        return Err(refuse(
+            ErrorKind::ReadOnly,
+            file,
+            "the file is open read-only",
+        ));
+    }
+    Ok(())
+}
+
+/// Brings the image into a state in which it may be changed: its refcounts are
+/// right, and the header claims nothing that this program does not maintain.
+async fn make_writable(file: &Arc<dyn Storage>, mut header: Header) -> Result<Header> {
+    if header.incompatible.contains(Incompatible::DIRTY) {
+        check::repair_refcounts(file.clone()).await?;
+        header = read_header(file).await?;
+    }
+    let known = Autoclear(header.autoclear.bits() & Autoclear::KNOWN.bits());
+    if known != header.autoclear {
+        header.autoclear = known;
+        let bytes = Buffer::copy_of(&known.bits().to_be_bytes());
+        let at = field::AUTOCLEAR_FEATURES as u64;
+        file.write(at, Buffers::from_iter([bytes]), WriteFlags::default())
+            .await?;
+        file.flush().await?;
+    }
+    Ok(header)
+}
+
+async fn open_data_file(
+    file: &Arc<dyn Storage>,
+    gate: &dyn Gate,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<Arc<dyn Storage>> {
+    if !header.geometry().external_data {
+        if options.data_file.is_some() {
+            return Err(refuse(
+                ErrorKind::InvalidArgument,
+                file,
+                "'data-file' can only be set for images with an external data file",
+            ));
+        }
+        return Ok(file.clone());
+    }
+    if let Some(data) = &options.data_file {
+        return Ok(data.clone());
+    }
+    if options.metadata_only {
+        return Ok(file.clone());
+    }
+    let Some(name) = header.external_data_file() else {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            file,
+            "'data-file' is required for this image",
+        ));
+    };
+    let request = FileRequest {
+        image: file.name().to_owned(),
+        name: String::from_utf8_lossy(name).into_owned(),
+        format: None,
+        writable: !options.read_only,
+    };
+    gate.open_data_file(request).await
+}
+
+async fn open_backing(
+    file: &Arc<dyn Storage>,
+    gate: &dyn Gate,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<Option<Arc<dyn BlockDevice>>> {
+    match &options.backing {
+        Backing::None => return Ok(None),
+        Backing::Given(device) => return Ok(Some(device.clone())),
+        Backing::FromImage if options.metadata_only => return Ok(None),
+        Backing::FromImage => {}
+    }
+    let Some(name) = header.backing_file_text() else {
+        return Ok(None);
+    };
+    let request = FileRequest {
+        image: file.name().to_owned(),
+        name: name.into_owned(),
+        format: header.backing_format().map(|format| format.into_owned()),
+        writable: false,
+    };
+    gate.open_backing(request).await.map(Some)
+}
+
+async fn read_refcount_table(
+    file: &Arc<dyn Storage>,
+    header: &Header,
+    geometry: &Geometry,
+) -> Result<RefcountTable> {
+    let clusters = u64::from(header.refcount_table_clusters);
+    let len_bytes = clusters * geometry.cluster_size_bytes();
+    let bytes = read_bytes(file, header.refcount_table_offset.bytes(), len_bytes).await?;
+    let entries = (0..bytes.len() / 8).filter_map(|index| RefcountTableEntry::read(&bytes, index));
+    Ok(RefcountTable {
+        offset: header.refcount_table_offset,
+        clusters,
+        entries: entries.collect(),
+    })
+}
+
+async fn assemble(
+    file: Arc<dyn Storage>,
+    data: Arc<dyn Storage>,
+    backing: Option<Arc<dyn BlockDevice>>,
+    header: Header,
+    options: &OpenOptions,
+) -> Result<Arc<Image>> {
+    let geometry = header.geometry();
+    let sizes = options
+        .cache
+        .resolve(&geometry, header.guest_size_bytes())?;
+    let table = if options.read_only {
+        let offset = header.refcount_table_offset;
+        RefcountTable {
+            offset,
+            clusters: 0,
+            entries: Vec::new(),
+        }
+    } else {
+        read_refcount_table(&file, &header, &geometry).await?
+    };
+    let l1_bytes = if options.metadata_only {
+        0
+    } else {
+        u64::from(header.l1_entries) * 8
+    };
+    let l1 = read_bytes(&file, header.l1_table_offset.bytes(), l1_bytes).await?;
+    let capabilities = file.capabilities();
+    let zero_init = capabilities.growable && capabilities.has_zero_init;
+    let file_len = file
+        .len_bytes()?
+        .next_multiple_of(geometry.cluster_size_bytes());
+    let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
+    Ok(Arc::new(Image {
+        name: file.name().to_owned(),
+        geometry,
+        size_bytes: header.guest_size_bytes(),
+        read_only: options.read_only,
+        discard: options.discard,
+        discard_no_unref: options.discard_no_unref,
+        l1: L1Table::new(header.l1_table_offset, &l1),
+        l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
+        allocator: Allocator::new(refcounts, file_len, zero_init),
+        header: Mutex::new(Arc::new(header)),
+        file,
+        data,
+        backing,
+        guest_ranges: Arc::default(),
+        l1_entries: Arc::default(),
+        readers: Arc::default(),
+        order: Default::default(),
+        latch: Default::default(),
+        prepared: AtomicBool::new(false),
+        preparing: async_lock::Mutex::new(()),
+    }))
+}

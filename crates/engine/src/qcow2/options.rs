@@ -1,0 +1,203 @@
+//! How an image is opened: QEMU's option names, defaults, minima and errors.
+
+use std::sync::Arc;
+
+use vellum_format::geometry::Geometry;
+use vellum_storage::{Error, ErrorKind, Result, Storage};
+
+use crate::BlockDevice;
+
+/// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
+/// `None` takes its default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheOptions {
+    /// `l2-cache-size`: bytes for L2 tables. Default: what the whole image needs,
+    /// 32 MiB at most.
+    pub l2_cache_size_bytes: Option<u64>,
+    /// `refcount-cache-size`: bytes for refcount blocks. Default: four clusters.
+    pub refcount_cache_size_bytes: Option<u64>,
+    /// `cache-size`: both caches together.
+    pub cache_size_bytes: Option<u64>,
+    /// `l2-cache-entry-size`: what one miss reads; a power of two from 512 to the
+    /// cluster size. Default: 4 KiB, or the cluster size if that is less.
+    pub l2_cache_entry_size_bytes: Option<u64>,
+    /// `cache-clean-interval`: seconds after which an unused table is dropped;
+    /// 0 never.
+    pub cache_clean_interval_s: Option<u64>,
+}
+
+/// Where the backing device comes from.
+#[derive(Debug, Clone, Default)]
+pub enum Backing {
+    /// Opened through the gate, as the image says.
+    #[default]
+    FromImage,
+    /// None, whatever the image says: unallocated clusters read as zeroes.
+    None,
+    /// This device, whatever the image says.
+    Given(Arc<dyn BlockDevice>),
+}
+
+/// How to open a qcow2 image.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Refuse writes, and change nothing in the image.
+    pub read_only: bool,
+    /// Budgets of the metadata caches.
+    pub cache: CacheOptions,
+    /// The backing device.
+    pub backing: Backing,
+    /// The external data file, if it is not to be opened through the gate.
+    pub data_file: Option<Arc<dyn Storage>>,
+    /// Discards free host clusters and give their space back (`discard=unmap`).
+    /// Without it discards do nothing, as in QEMU.
+    pub discard: bool,
+    /// Keep discarded clusters allocated (`discard-no-unref`).
+    pub discard_no_unref: bool,
+    /// Open an image only to look at its metadata: neither backing file nor data
+    /// file is opened, and guest data cannot be read.
+    pub metadata_only: bool,
+}
+
+const DEFAULT_L2_CACHE_MAX_BYTES: u64 = 32 << 20;
+const DEFAULT_L2_ENTRY_BYTES: u64 = 4096;
+const MIN_L2_ENTRY_BYTES: u64 = 512;
+const MIN_REFCOUNT_CACHE_CLUSTERS: u64 = 4;
+
+/// Budgets with all defaults filled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CacheSizes {
+    pub(crate) l2_bytes: u64,
+    pub(crate) l2_entry_bytes: u64,
+    pub(crate) refcount_bytes: u64,
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "open", message)
+}
+
+impl CacheOptions {
+    /// Fills in defaults for an image of `size_bytes`; refuses what contradicts
+    /// itself, in QEMU's words.
+    pub(crate) fn resolve(&self, geometry: &Geometry, size_bytes: u64) -> Result<CacheSizes> {
+        let cluster = geometry.cluster_size_bytes();
+        let l2_entry_bytes = self
+            .l2_cache_entry_size_bytes
+            .unwrap_or(DEFAULT_L2_ENTRY_BYTES.min(cluster));
+        if !l2_entry_bytes.is_power_of_two()
+            || !(MIN_L2_ENTRY_BYTES..=cluster).contains(&l2_entry_bytes)
+        {
+            return Err(invalid(format!(
+                "L2 cache entry size must be a power of two between {MIN_L2_ENTRY_BYTES} and the \
+                 cluster size ({cluster})"
+            )));
+        }
+        let tables = size_bytes.div_ceil(cluster).div_ceil(geometry.l2_entries());
+        let whole_image = tables.saturating_mul(cluster);
+        let min_refcount = MIN_REFCOUNT_CACHE_CLUSTERS * cluster;
+        let (l2_bytes, refcount_bytes) = self.split(whole_image, min_refcount)?;
+        let limit = u64::from(i32::MAX.unsigned_abs());
+        if l2_bytes / l2_entry_bytes > limit {
+            return Err(invalid("L2 cache size too big"));
+        }
+        if refcount_bytes / cluster > limit {
+            return Err(invalid("Refcount cache size too big"));
+        }
+        Ok(CacheSizes {
+            l2_bytes: l2_bytes.max(2 * l2_entry_bytes),
+            l2_entry_bytes,
+            refcount_bytes: refcount_bytes.max(min_refcount),
+        })
+    }
+
+    fn split(&self, whole_image: u64, min_refcount: u64) -> Result<(u64, u64)> {
+        let default_l2 = whole_image.min(DEFAULT_L2_CACHE_MAX_BYTES);
+        let Some(both) = self.cache_size_bytes else {
+            return Ok((
+                self.l2_cache_size_bytes.unwrap_or(default_l2),
+                self.refcount_cache_size_bytes.unwrap_or(min_refcount),
+            ));
+        };
+        match (self.l2_cache_size_bytes, self.refcount_cache_size_bytes) {
+            (Some(_), Some(_)) => Err(invalid(
+                "cache-size, l2-cache-size and refcount-cache-size may not be set at the same time",
+            )),
+            (Some(l2), None) if l2 > both => {
+                Err(invalid("l2-cache-size may not exceed cache-size"))
+            }
+            (None, Some(refcount)) if refcount > both => {
+                Err(invalid("refcount-cache-size may not exceed cache-size"))
+            }
+            (Some(l2), None) => Ok((l2, both - l2)),
+            (None, Some(refcount)) => Ok((both - refcount, refcount)),
+            (None, None) if both >= whole_image.saturating_add(min_refcount) => {
+                Ok((whole_image, both - whole_image))
+            }
+            (None, None) => {
+                let refcount = both.min(min_refcount);
+                Ok((both - refcount, refcount))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn geometry() -> Geometry {
+        Geometry {
+            cluster_bits: 16,
+            extended_l2: false,
+            refcount_order: 4,
+            version: 3,
+            external_data: false,
+        }
+    }
+
+    fn resolve(options: CacheOptions, size: u64) -> Result<(u64, u64)> {
+        options
+            .resolve(&geometry(), size)
+            .map(|sizes| (sizes.l2_bytes, sizes.refcount_bytes))
+    }
+
+    #[test]
+    fn defaults_follow_the_image() {
+        let default = CacheOptions::default();
+        assert_eq!(resolve(default, 8 * GIB).unwrap(), (1 << 20, 256 << 10));
+        assert_eq!(resolve(default, 1024 * GIB).unwrap().0, 32 << 20);
+        assert_eq!(resolve(default, 0).unwrap().0, 8192, "two entries at least");
+    }
+
+    #[test]
+    fn a_combined_size_is_split_like_qemus() {
+        let both = |bytes| CacheOptions {
+            cache_size_bytes: Some(bytes),
+            ..Default::default()
+        };
+        assert_eq!(resolve(both(4 << 20), 8 * GIB).unwrap(), (1 << 20, 3 << 20));
+        assert_eq!(
+            resolve(both(1 << 20), 8 * GIB).unwrap(),
+            (768 << 10, 256 << 10)
+        );
+        let wrong = CacheOptions {
+            l2_cache_size_bytes: Some(2 << 20),
+            ..both(1 << 20)
+        };
+        let message = resolve(wrong, GIB).unwrap_err().message().to_owned();
+        assert_eq!(message, "l2-cache-size may not exceed cache-size");
+    }
+
+    #[test]
+    fn entry_sizes_are_checked() {
+        for bad in [256, 3000, 1 << 17] {
+            let options = CacheOptions {
+                l2_cache_entry_size_bytes: Some(bad),
+                ..Default::default()
+            };
+            assert!(resolve(options, GIB).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Reading. A range that lies in one piece on disk goes straight to the storage;
+//! anything else is read run by run, many runs at a time.
+
+use std::sync::Arc;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use vellum_format::compressed::CompressedDescriptor;
+use vellum_format::header::CompressionType;
+use vellum_format::types::GuestOffset;
+use vellum_storage::{Buffer, Buffers, Io, Result};
+
+use super::decompress;
+use super::image::Image;
+use super::map::{Lookup, Run, RunKind};
+use super::readers::Reading;
+
+/// Runs of one request read at the same time.
+const MAX_PARALLEL_RUNS: usize = 64;
+
+/// Reads `buffer.len()` bytes at `offset_bytes`.
+pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+    if let Err(error) = image.check_range("read", offset_bytes, buffer.len() as u64) {
+        return Io::ready(Err(error));
+    }
+    let reading = image.readers.enter();
+    let guest = GuestOffset(offset_bytes);
+    if let Ok(Lookup::Hit(view)) = image.mapper().view(guest, buffer.len() as u64)
+        && let [
+            Run {
+                kind: RunKind::Data { host, .. },
+                len_bytes,
+                ..
+            },
+        ] = view[..]
+        && len_bytes == buffer.len() as u64
+    {
+        let io = image.data.read(host.bytes(), Buffers::from_iter([buffer]));
+        return Io::boxed(async move {
+            let buffers = io.await?;
+            drop(reading);
+            Ok(Buffer::join_all(buffers))
+        });
+    }
+    let image = image.clone();
+    Io::boxed(async move { image.read_runs(guest, buffer, reading).await })
+}
+
+impl Image {
+    /// Reads a range run by run; `_reading` keeps its clusters from being reused.
+    async fn read_runs(
+        self: &Arc<Self>,
+        from: GuestOffset,
+        mut rest: Buffer,
+        _reading: Reading,
+    ) -> Result<Buffer> {
+        let mut at = from.bytes();
+        let mut done: Vec<(u64, Buffer)> = Vec::new();
+        let mut running = FuturesUnordered::new();
+        while !rest.is_empty() {
+            for run in self.view(GuestOffset(at), rest.len() as u64).await? {
+                if running.len() >= MAX_PARALLEL_RUNS
+                    && let Some(finished) = running.next().await
+                {
+                    done.push(finished?);
+                }
+                at += run.len_bytes;
+                let piece = rest.split_to(run.len_bytes as usize);
+                running.push(async move {
+                    let piece = self.read_run(&run, piece).await?;
+                    Ok((run.guest.bytes(), piece))
+                });
+            }
+        }
+        while let Some(finished) = running.next().await {
+            done.push(finished?);
+        }
+        drop(running);
+        done.sort_by_key(|(guest, _)| *guest);
+        Ok(Buffer::join_all(done.into_iter().map(|(_, piece)| piece)))
+    }
+
+    async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
+        match run.kind {
+            RunKind::Data { host, .. } => {
+                let buffers = self
+                    .data
+                    .read(host.bytes(), Buffers::from_iter([piece]))
+                    .await?;
+                Ok(Buffer::join_all(buffers))
+            }
+            RunKind::Zero { .. } => {
+                piece.fill(0);
+                Ok(piece)
+            }
+            RunKind::Unallocated { .. } => self.read_backing(run.guest.bytes(), piece).await,
+            RunKind::Compressed(descriptor) => {
+                let cluster = self.read_compressed(descriptor).await?;
+                let start = run.guest.in_cluster(&self.geometry) as usize;
+                let len = piece.len();
+                piece.copy_from_slice(&cluster[start..start + len]);
+                Ok(piece)
+            }
+        }
+    }
+
+    /// Reads from the backing device; beyond its end there are zeroes.
+    async fn read_backing(&self, offset_bytes: u64, mut piece: Buffer) -> Result<Buffer> {
+        let Some(backing) = &self.backing else {
+            piece.fill(0);
+            return Ok(piece);
+        };
+        let there = backing
+            .size_bytes()
+            .saturating_sub(offset_bytes)
+            .min(piece.len() as u64);
+        if there == 0 {
+            piece.fill(0);
+            return Ok(piece);
+        }
+        let inside = piece.split_to(there as usize);
+        piece.fill(0);
+        let inside = backing.read(offset_bytes, inside).await?;
+        Ok(Buffer::join_all([inside, piece]))
+    }
+
+    /// Reads and decompresses one whole cluster.
+    async fn read_compressed(&self, descriptor: CompressedDescriptor) -> Result<Buffer> {
+        let input = Buffer::for_read(descriptor.max_len_bytes() as usize);
+        let host = descriptor.host_offset.bytes();
+        let input = Buffer::join_all(self.file.read(host, Buffers::from_iter([input])).await?);
+        let mut cluster = Buffer::zeroed(self.geometry.cluster_size_bytes() as usize);
+        let result = match self.header().compression_type {
+            CompressionType::Zlib => decompress::inflate(&input, &mut cluster),
+            CompressionType::Zstd => decompress::unzstd(&input, &mut cluster),
+        };
+        result.map_err(|error| self.name_error(error).at(host))?;
+        Ok(cluster)
+    }
+
+    /// Reads a range of the image as it is before the caller changes it; the
+    /// caller holds the range. Beyond the end of the device there are zeroes.
+    pub(crate) async fn read_old(self: &Arc<Self>, guest: u64, len_bytes: u64) -> Result<Buffer> {
+        let inside = self.size_bytes.saturating_sub(guest).min(len_bytes);
+        let mut buffer = Buffer::zeroed(len_bytes as usize);
+        let head = buffer.split_to(inside as usize);
+        let reading = self.readers.enter();
+        let head = self.read_runs(GuestOffset(guest), head, reading).await?;
+        Ok(Buffer::join_all([head, buffer]))
+    }
+
+    /// Whether the mapping alone says that a range reads as zeroes.
+    pub(crate) async fn maps_to_zeroes(&self, guest: u64, len_bytes: u64) -> Result<bool> {
+        let end = (guest + len_bytes).min(self.size_bytes);
+        let mut at = guest;
+        while at < end {
+            for run in self.view(GuestOffset(at), end - at).await? {
+                let zero = match run.kind {
+                    RunKind::Zero { .. } => true,
+                    RunKind::Unallocated { .. } => self
+                        .backing
+                        .as_ref()
+                        .is_none_or(|b| b.size_bytes() <= run.guest.bytes()),
+                    _ => false,
+                };
+                if !zero {
+                    return Ok(false);
+                }
+                at += run.len_bytes;
+            }
+        }
+        Ok(true)
+    }
+}

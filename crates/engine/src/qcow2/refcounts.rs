@@ -1,0 +1,225 @@
+//! Refcounts: the refcount table in memory, refcount blocks through the cache.
+//!
+//! Invariants:
+//! - A count in memory is always safe to be on disk: it is raised before anything
+//!   points at the cluster, and lowered only when the mapping that dropped the
+//!   cluster is durable. Blocks may therefore be written at any time.
+//! - Two writes of one block never overlap: write-backs take turns.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::try_join_all;
+use vellum_format::geometry::Geometry;
+use vellum_format::refcount::{self, RefcountTableEntry};
+use vellum_format::types::{HostCluster, HostOffset};
+use vellum_storage::{Buffer, Buffers, Result, Storage, WriteFlags};
+
+use super::cache::{TableCache, WriteBack};
+use super::fault::{bad_format, corrupt};
+use super::map::Lookup;
+
+/// The refcount table.
+#[derive(Debug)]
+pub(crate) struct RefcountTable {
+    pub(crate) offset: HostOffset,
+    pub(crate) clusters: u64,
+    pub(crate) entries: Vec<RefcountTableEntry>,
+}
+
+/// Where a cluster's count lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CountPlace {
+    /// Host offset of the slice of the refcount block: its key in the cache.
+    pub(crate) key: u64,
+    /// Index in the slice.
+    pub(crate) index: usize,
+}
+
+/// All refcounts of an image.
+#[derive(Debug)]
+pub(crate) struct Refcounts {
+    pub(crate) geometry: Geometry,
+    pub(crate) file: Arc<dyn Storage>,
+    pub(crate) cache: TableCache,
+    table: Mutex<RefcountTable>,
+    writeback: async_lock::Mutex<()>,
+}
+
+const MAX_SLICE_BYTES: u64 = 4096;
+
+/// Reads one table of `len_bytes` at `key`.
+pub(crate) async fn read_table(
+    file: &Arc<dyn Storage>,
+    key: u64,
+    len_bytes: usize,
+) -> Result<Buffer> {
+    let buffers = file
+        .read(key, Buffers::from_iter([Buffer::for_read(len_bytes)]))
+        .await?;
+    Ok(Buffer::join_all(buffers))
+}
+
+/// Writes copies of tables, all at once.
+pub(crate) async fn write_tables(file: &Arc<dyn Storage>, tables: Vec<WriteBack>) -> Result<()> {
+    let writes = tables.into_iter().map(|table| {
+        file.write(
+            table.key,
+            Buffers::from_iter([table.bytes]),
+            WriteFlags::default(),
+        )
+    });
+    try_join_all(writes).await.map(drop)
+}
+
+impl Refcounts {
+    /// Refcounts of an image whose table is `table`.
+    pub(crate) fn new(
+        geometry: Geometry,
+        file: Arc<dyn Storage>,
+        budget_bytes: u64,
+        table: RefcountTable,
+    ) -> Self {
+        let slice_bytes = geometry.cluster_size_bytes().min(MAX_SLICE_BYTES);
+        Refcounts {
+            geometry,
+            file,
+            cache: TableCache::new(slice_bytes as usize, budget_bytes),
+            table: Mutex::new(table),
+            writeback: async_lock::Mutex::new(()),
+        }
+    }
+
+    /// The refcount table, locked; never across an I/O.
+    pub(crate) fn table(&self) -> MutexGuard<'_, RefcountTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts in one slice of a block.
+    pub(crate) fn entries_per_slice(&self) -> u64 {
+        (self.cache.table_bytes() as u64 * 8) >> self.geometry.refcount_order
+    }
+
+    /// Where the count of `cluster` lies; `None` if it has no refcount block.
+    pub(crate) fn place(&self, cluster: HostCluster) -> Result<Option<CountPlace>> {
+        let index = self.geometry.refcount_table_index(cluster.index());
+        let entry = {
+            let table = self.table();
+            usize::try_from(index)
+                .ok()
+                .and_then(|index| table.entries.get(index).copied())
+        };
+        let block = entry
+            .unwrap_or_default()
+            .decode(&self.geometry)
+            .map_err(|e| bad_format("refcount", &e))?;
+        let in_block = self.geometry.refcount_block_index(cluster.index()) as u64;
+        let per_slice = self.entries_per_slice();
+        Ok(block.map(|block| CountPlace {
+            key: block.bytes() + in_block / per_slice * self.cache.table_bytes() as u64,
+            index: (in_block % per_slice) as usize,
+        }))
+    }
+
+    /// The count of `cluster`, if its block is in memory.
+    pub(crate) fn get(&self, cluster: HostCluster) -> Result<Lookup<u64>> {
+        let Some(place) = self.place(cluster)? else {
+            return Ok(Lookup::Hit(0));
+        };
+        let order = self.geometry.refcount_order;
+        let count = self
+            .cache
+            .with(place.key, |block| refcount::get(block, order, place.index));
+        Ok(match count {
+            Some(count) => Lookup::Hit(count),
+            None => Lookup::Miss(super::map::Slice { key: place.key }),
+        })
+    }
+
+    /// Brings a slice of a refcount block into memory.
+    pub(crate) async fn load(&self, key: u64) -> Result<()> {
+        if self.cache.wants_writeback() {
+            self.write_back().await?;
+        }
+        self.cache
+            .load(key, read_table(&self.file, key, self.cache.table_bytes()))
+            .await
+    }
+
+    /// Writes all dirty blocks; no barrier.
+    pub(crate) async fn write_back(&self) -> Result<()> {
+        let _turn = self.writeback.lock().await;
+        let copies = self.cache.begin_writeback();
+        let keys: Vec<u64> = copies.iter().map(|copy| copy.key).collect();
+        let result = write_tables(&self.file, copies).await;
+        self.cache.end_writeback(keys, result.is_ok());
+        result
+    }
+
+    /// Lowers the counts of a run of clusters by one each; returns the clusters
+    /// that nobody uses any more.
+    pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<Vec<HostCluster>> {
+        let mut unused = Vec::new();
+        for cluster in (start.index()..start.index() + count).map(HostCluster) {
+            loop {
+                let Some(place) = self.place(cluster)? else {
+                    return Err(underflow(cluster));
+                };
+                let order = self.geometry.refcount_order;
+                let lowered = self.cache.update(place.key, |block| {
+                    let old = refcount::get(block, order, place.index);
+                    let new = old.checked_sub(1)?;
+                    refcount::set(block, order, place.index, new).then_some(new)
+                });
+                match lowered {
+                    None => self.load(place.key).await?,
+                    Some(None) => return Err(underflow(cluster)),
+                    Some(Some(new)) => {
+                        if new == 0 {
+                            unused.push(cluster);
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(unused)
+    }
+
+    /// The first run of up to `want` clusters nobody uses in `slice`, as indexes,
+    /// from index `from` on. `None`: the slice is not in memory.
+    pub(crate) fn find_unused(&self, key: u64, from: usize, want: u64) -> Option<Range<usize>> {
+        let order = self.geometry.refcount_order;
+        let entries = self.entries_per_slice() as usize;
+        self.cache.with(key, |block| {
+            let used = |index: &usize| refcount::get(block, order, *index) != 0;
+            let start = (from..entries)
+                .find(|index| !used(index))
+                .unwrap_or(entries);
+            let most = entries.min(start.saturating_add(usize::try_from(want).unwrap_or(entries)));
+            let end = (start..most).find(used).unwrap_or(most);
+            start..end
+        })
+    }
+
+    /// Sets the counts of `run` in a slice to one; `false` if the slice is not in
+    /// memory.
+    pub(crate) fn take(&self, key: u64, run: Range<usize>) -> bool {
+        let order = self.geometry.refcount_order;
+        let taken = self.cache.update(key, |block| {
+            run.into_iter()
+                .all(|index| refcount::set(block, order, index, 1))
+        });
+        taken.is_some()
+    }
+}
+
+fn underflow(cluster: HostCluster) -> vellum_storage::Error {
+    corrupt(
+        "refcount",
+        format!(
+            "the refcount of cluster {} is zero already",
+            cluster.index()
+        ),
+    )
+}

@@ -1,0 +1,87 @@
+//! L2 tables: made when first needed, and copied when a snapshot shares them.
+//!
+//! A new table's content is on disk before its L1 entry is set in memory, so the
+//! barrier between tables and mapping (see `order`) covers it.
+
+use std::sync::Arc;
+
+use vellum_format::l1::L1Entry;
+use vellum_format::types::{GuestOffset, HostOffset};
+use vellum_storage::{Buffers, Result, WriteFlags, ZeroFlags};
+
+use super::fault::{bad_format, corrupt};
+use super::image::Image;
+use super::inflight::Mode;
+use super::order::Dropped;
+use super::refcounts::read_table;
+
+impl Image {
+    /// Makes sure that the L2 table for `guest` exists and is this image state's
+    /// own, so that its entries may be changed.
+    pub(crate) async fn ensure_l2_table(self: &Arc<Self>, guest: GuestOffset) -> Result<()> {
+        let index = self.geometry.l1_index(guest);
+        if self.owned_table(index)?.is_some() {
+            return Ok(());
+        }
+        let _one = self
+            .l1_entries
+            .acquire(index..index + 1, Mode::Exclusive)
+            .await;
+        if self.owned_table(index)?.is_some() {
+            return Ok(());
+        }
+        let entry = self.l1.get(index);
+        let old = entry
+            .decode(&self.geometry)
+            .map_err(|e| bad_format("write", &e))?;
+        let table = self.allocator.allocate(1).await?.start;
+        self.fill_table(old, table).await?;
+        self.forget_slices(table);
+        if !self.l1.set(index, L1Entry::new(table, true)) {
+            return Err(self.name_error(corrupt("write", "the L1 table is too small")));
+        }
+        if let Some(old) = old {
+            let start = old.cluster(&self.geometry);
+            self.order.note_dropped(Dropped {
+                start,
+                count: 1,
+                discard: false,
+            });
+        }
+        Ok(())
+    }
+
+    fn owned_table(&self, index: u64) -> Result<Option<HostOffset>> {
+        let entry = self.l1.get(index);
+        let table = entry
+            .decode(&self.geometry)
+            .map_err(|e| bad_format("write", &e))?;
+        Ok(table.filter(|_| entry.copied()))
+    }
+
+    /// Writes the content of a new table: that of `old`, or nothing allocated. A
+    /// shared table is never changed in memory, so the disk has its content.
+    async fn fill_table(&self, old: Option<HostOffset>, new: HostOffset) -> Result<()> {
+        let table_bytes = self.geometry.cluster_size_bytes();
+        let Some(old) = old else {
+            return self
+                .file
+                .write_zeroes(new.bytes(), table_bytes, ZeroFlags::default())
+                .await;
+        };
+        let content = read_table(&self.file, old.bytes(), table_bytes as usize).await?;
+        let buffers = Buffers::from_iter([content]);
+        self.file
+            .write(new.bytes(), buffers, WriteFlags::default())
+            .await
+            .map(drop)
+    }
+
+    /// Forgets what the cache may still hold from an earlier use of the cluster.
+    fn forget_slices(&self, table: HostOffset) {
+        let table_bytes = self.geometry.cluster_size_bytes();
+        for inside in (0..table_bytes).step_by(self.l2.table_bytes()) {
+            self.l2.forget(table.bytes() + inside);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Writing guest data.
+//!
+//! Bytes that lie in clusters of this image alone are overwritten in place, many
+//! requests at a time. Everything else goes step by step under an exclusive hold
+//! of its clusters: allocate, write data and COW in one go, then link. A step
+//! that fails before the link changes nothing that anybody can see.
+
+use std::sync::Arc;
+
+use vellum_format::l2::Mapping;
+use vellum_format::types::{GuestOffset, HostOffset};
+use vellum_storage::{Buffer, Buffers, Result, WriteFlags, ZeroFlags};
+
+use super::alloc::Allocation;
+use super::fault::corrupt;
+use super::image::Image;
+use super::inflight::Mode;
+use super::map::{EntryPlace, Lookup, Run, RunKind};
+use super::order::Dropped;
+use super::plan::{self, Step, Target};
+use crate::RequestFlags;
+
+/// Clusters that one step handles at most.
+const MAX_STEP_CLUSTERS: u64 = 4096;
+/// Longer runs of zeroes are not written out beside the data.
+const MAX_ZERO_FILL_BYTES: u64 = 32 << 10;
+
+/// A step with everything known that it needs.
+struct Placed {
+    /// The old mappings of the clusters.
+    old: Vec<Mapping>,
+    /// Where the first cluster lies.
+    host: HostOffset,
+    /// The clusters read as zeroes on disk.
+    fresh: bool,
+    allocation: Option<Allocation>,
+    /// Guest range that the request covers in these clusters.
+    start: u64,
+    end: u64,
+    /// Guest range that is written.
+    fill_start: u64,
+    fill_end: u64,
+}
+
+impl Image {
+    /// Writes `buffer` at `offset_bytes`; the range was checked.
+    pub(crate) async fn write(
+        self: &Arc<Self>,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Result<Buffer> {
+        self.begin_change("write").await?;
+        let mut at = offset_bytes;
+        let mut rest = buffer;
+        let mut done = Vec::new();
+        let mut mapping_changed = false;
+        while !rest.is_empty() {
+            let piece = match self.write_in_place(at, &mut rest, flags).await? {
+                Some(piece) => piece,
+                None => {
+                    mapping_changed = true;
+                    self.write_step(at, &mut rest).await?
+                }
+            };
+            at += piece.len() as u64;
+            done.push(piece);
+        }
+        if flags.fua && mapping_changed {
+            self.commit().await?;
+        }
+        Ok(Buffer::join_all(done))
+    }
+
+    /// Writes the first bytes of `rest` if they can be overwritten in place;
+    /// `None` if not even the first one can.
+    async fn write_in_place(
+        self: &Arc<Self>,
+        at: u64,
+        rest: &mut Buffer,
+        flags: RequestFlags,
+    ) -> Result<Option<Buffer>> {
+        let len_bytes = rest.len() as u64;
+        let _shared = self
+            .guest_ranges
+            .acquire(at..at + len_bytes, Mode::Shared)
+            .await;
+        let first = self.view(GuestOffset(at), len_bytes).await?[0];
+        let Run {
+            kind: RunKind::Data { host, copied: true },
+            len_bytes,
+            ..
+        } = first
+        else {
+            return Ok(None);
+        };
+        let piece = rest.split_to(len_bytes as usize);
+        let flags = WriteFlags { fua: flags.fua };
+        let written = self
+            .data
+            .write(host.bytes(), Buffers::from_iter([piece]), flags)
+            .await?;
+        Ok(Some(Buffer::join_all(written)))
+    }
+
+    /// Writes the first bytes of `rest` with a change of the mapping.
+    async fn write_step(self: &Arc<Self>, at: u64, rest: &mut Buffer) -> Result<Buffer> {
+        let table_bytes = self.geometry.bytes_per_l2_table();
+        let most = MAX_STEP_CLUSTERS * self.geometry.cluster_size_bytes();
+        let table_end = (at / table_bytes + 1).saturating_mul(table_bytes);
+        let end = (at + rest.len() as u64)
+            .min(table_end)
+            .min(self.geometry.cluster_start(at) + most);
+        let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await;
+        self.ensure_l2_table(GuestOffset(at)).await?;
+        let mappings = self.mappings(at, end).await?;
+        let step = plan::first_step(&self.geometry, &mappings);
+        let placed = self.place_step(&step, mappings, at, end).await?;
+        let piece = rest.split_to((placed.end - placed.start) as usize);
+        let written = self.write_placed(&placed, piece).await;
+        if written.is_err()
+            && let Some(allocation) = placed.allocation
+        {
+            // Nothing points at the clusters. If even this fails they are leaked.
+            let start = allocation.start.cluster(&self.geometry);
+            drop(self.allocator.release(start, allocation.clusters).await);
+        }
+        let piece = written?;
+        self.link(&placed).await?;
+        if self.l2.wants_writeback() {
+            self.commit().await?;
+        }
+        Ok(piece)
+    }
+
+    /// The mappings of all clusters that `start..end` touches.
+    pub(crate) async fn mappings(&self, start: u64, end: u64) -> Result<Vec<Mapping>> {
+        let cluster = self.geometry.cluster_size_bytes();
+        let mut mappings = Vec::new();
+        let mut at = self.geometry.cluster_start(start);
+        while at < end {
+            mappings.push(self.mapping(GuestOffset(at)).await?);
+            at += cluster;
+        }
+        Ok(mappings)
+    }
+
+    /// The mapping of the cluster at `guest`.
+    pub(crate) async fn mapping(&self, guest: GuestOffset) -> Result<Mapping> {
+        loop {
+            match self
+                .mapper()
+                .cluster(guest)
+                .map_err(|e| self.name_error(e))?
+            {
+                Lookup::Hit(mapping) => return Ok(mapping),
+                Lookup::Miss(slice) => self.load_slice(slice).await?,
+            }
+        }
+    }
+
+    /// Finds room for a step, and what has to be written around the guest's bytes.
+    async fn place_step(
+        &self,
+        step: &Step,
+        mut mappings: Vec<Mapping>,
+        start: u64,
+        end: u64,
+    ) -> Result<Placed> {
+        let cluster_start = self.geometry.cluster_start(start);
+        let (host, fresh, allocation, clusters) = match step.target {
+            Target::Own(host) => (host, false, None, step.clusters),
+            Target::New if self.has_external_data() => {
+                (HostOffset(cluster_start), false, None, step.clusters)
+            }
+            Target::New => {
+                let allocation = self.allocator.allocate(step.clusters as u64).await?;
+                let clusters = allocation.clusters as usize;
+                (
+                    allocation.start,
+                    allocation.fresh,
+                    Some(allocation),
+                    clusters,
+                )
+            }
+        };
+        mappings.truncate(clusters);
+        let stop = cluster_start + clusters as u64 * self.geometry.cluster_size_bytes();
+        let end = end.min(stop);
+        let (first, last) = (mappings[0], mappings[mappings.len() - 1]);
+        Ok(Placed {
+            old: mappings,
+            host,
+            fresh,
+            allocation,
+            start,
+            end,
+            fill_start: plan::fill_start(&self.geometry, step, &first, start),
+            fill_end: plan::fill_end(&self.geometry, step, &last, end),
+        })
+    }
+
+    /// Writes the guest's bytes and the fill around them.
+    async fn write_placed(self: &Arc<Self>, placed: &Placed, piece: Buffer) -> Result<Buffer> {
+        let (head, tail) = futures_util::try_join!(
+            self.fill(placed, placed.fill_start, placed.start),
+            self.fill(placed, placed.end, placed.fill_end),
+        )?;
+        let first = placed.start - head.as_ref().map_or(0, |head| head.len() as u64);
+        let mut buffers = Buffers::new();
+        let skipped = usize::from(head.is_some());
+        buffers.extend(head);
+        buffers.push(piece);
+        buffers.extend(tail);
+        let host = placed.host.bytes() + (first - self.geometry.cluster_start(placed.start));
+        let mut written = self
+            .data
+            .write(host, buffers, WriteFlags::default())
+            .await?;
+        Ok(written.swap_remove(skipped))
+    }
+
+    /// What has to be written to `start..end` beside the guest's bytes, if
+    /// anything; long runs of zeroes are dealt with here.
+    async fn fill(
+        self: &Arc<Self>,
+        placed: &Placed,
+        start: u64,
+        end: u64,
+    ) -> Result<Option<Buffer>> {
+        let len_bytes = end - start;
+        if len_bytes == 0 {
+            return Ok(None);
+        }
+        if !self.maps_to_zeroes(start, len_bytes).await? {
+            return self.read_old(start, len_bytes).await.map(Some);
+        }
+        if placed.fresh {
+            return Ok(None);
+        }
+        if len_bytes <= MAX_ZERO_FILL_BYTES {
+            return Ok(Some(Buffer::zeroed(len_bytes as usize)));
+        }
+        let host = placed.host.bytes() + (start - self.geometry.cluster_start(placed.start));
+        self.data
+            .write_zeroes(host, len_bytes, ZeroFlags::default())
+            .await?;
+        Ok(None)
+    }
+
+    /// Points the mapping at what was written.
+    async fn link(&self, placed: &Placed) -> Result<()> {
+        let cluster = self.geometry.cluster_size_bytes();
+        let first = self.geometry.cluster_start(placed.start);
+        for (index, old) in placed.old.iter().enumerate() {
+            let inside = index as u64 * cluster;
+            let host = HostOffset(placed.host.bytes() + inside);
+            let (start, end) = (placed.fill_start, placed.fill_end);
+            let bits = plan::touched_bits(&self.geometry, first + inside, start, end);
+            let new = plan::written(&self.geometry, old, host, bits);
+            if new != *old {
+                self.set_mapping(GuestOffset(first + inside), new).await?;
+                self.drop_replaced(old, &new, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the mapping of the cluster at `guest`; its L2 table exists.
+    pub(crate) async fn set_mapping(&self, guest: GuestOffset, mapping: Mapping) -> Result<()> {
+        let entry = mapping.encode(&self.geometry);
+        let place = self.mapper().place(guest)?;
+        let EntryPlace { slice, index } =
+            place.ok_or_else(|| corrupt("write", "the L2 table has gone"))?;
+        loop {
+            let set = self
+                .l2
+                .update(slice.key, |slice| entry.write(slice, index, &self.geometry));
+            match set {
+                Some(true) => return Ok(()),
+                Some(false) => return Err(corrupt("write", "L2 entry outside its slice")),
+                None => self.load_slice(slice).await?,
+            }
+        }
+    }
+
+    /// Notes the clusters that `old` used and `new` does not. Call it after the
+    /// mapping has changed.
+    pub(crate) fn drop_replaced(&self, old: &Mapping, new: &Mapping, discard: bool) {
+        if self.has_external_data() {
+            return;
+        }
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let (start, end) = match old {
+            Mapping::Compressed(descriptor) => {
+                (descriptor.host_offset.bytes(), descriptor.end().bytes())
+            }
+            _ => match old.host() {
+                Some(host) if new.host() != Some(host) => {
+                    (host.bytes(), host.bytes() + cluster_bytes)
+                }
+                _ => return,
+            },
+        };
+        let first = HostOffset(start).cluster(&self.geometry);
+        let count = end.div_ceil(cluster_bytes) - first.index();
+        self.order.note_dropped(Dropped {
+            start: first,
+            count,
+            discard,
+        });
+    }
+}
