@@ -204,6 +204,7 @@ impl TableCache {
     }
 
     /// Puts a table into memory whose bytes are on disk already.
+    #[cfg(test)]
     pub(crate) fn insert_clean(&self, key: u64, bytes: &[u8]) {
         let capacity = self.capacity.load(Ordering::Relaxed) / self.shards.len();
         let mut shard = self.shard(key);

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vellum_format::features::Autoclear;
+use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
-use vellum_format::header::Header;
+use vellum_format::header::{Header, field};
 use vellum_format::types::{GuestOffset, HostCluster};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
@@ -87,13 +87,10 @@ impl Image {
     /// A view that begins at `guest` and is not empty, loading what it needs.
     pub(crate) async fn view(&self, guest: GuestOffset, len_bytes: u64) -> Result<View> {
         loop {
-            match self
-                .mapper()
-                .view(guest, len_bytes)
-                .map_err(|e| self.name_error(e))?
-            {
-                Lookup::Hit(view) => return Ok(view),
-                Lookup::Miss(slice) => self.load_slice(slice).await?,
+            match self.mapper().view(guest, len_bytes) {
+                Ok(Lookup::Hit(view)) => return Ok(view),
+                Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
+                Err(error) => return Err(self.mark_corrupt(error).await),
             }
         }
     }
@@ -111,6 +108,27 @@ impl Image {
     /// Names this image in an error that names nothing yet.
     pub(crate) fn name_error(&self, error: Error) -> Error {
         error.target(self.name.clone())
+    }
+
+    /// Deals with metadata that contradicts itself: a writable image is marked
+    /// corrupt and accepts no more changes, so that the damage does not spread.
+    pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
+        let error = self.name_error(error);
+        let may_mark = !self.read_only && self.geometry.version >= 3;
+        if error.kind() != ErrorKind::Corrupt || self.check_latch().is_err() {
+            return error;
+        }
+        self.latch(error.clone());
+        if may_mark {
+            let marked = self.header().incompatible.with(Incompatible::CORRUPT);
+            let bytes = marked.bits().to_be_bytes();
+            // The first error is the one to report, whether or not the mark holds.
+            drop(
+                self.write_header_field(field::INCOMPATIBLE_FEATURES, &bytes)
+                    .await,
+            );
+        }
+        error
     }
 
     /// Refuses a range that is not inside the device.

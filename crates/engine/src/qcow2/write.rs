@@ -148,13 +148,10 @@ impl Image {
     /// The mapping of the cluster at `guest`.
     pub(crate) async fn mapping(&self, guest: GuestOffset) -> Result<Mapping> {
         loop {
-            match self
-                .mapper()
-                .cluster(guest)
-                .map_err(|e| self.name_error(e))?
-            {
-                Lookup::Hit(mapping) => return Ok(mapping),
-                Lookup::Miss(slice) => self.load_slice(slice).await?,
+            match self.mapper().cluster(guest) {
+                Ok(Lookup::Hit(mapping)) => return Ok(mapping),
+                Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
+                Err(error) => return Err(self.mark_corrupt(error).await),
             }
         }
     }

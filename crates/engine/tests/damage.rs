@@ -1,0 +1,153 @@
+//! What an open image does when its metadata turns out to be damaged, or when it
+//! cannot be written.
+
+use std::sync::Arc;
+
+use vellum::gate::DenyAll;
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum::qcow2::{OpenOptions, Qcow2, read_header};
+use vellum::{BlockDevice, Buffer, Error, ErrorKind, RequestFlags, Storage};
+use vellum_format::features::Incompatible;
+use vellum_storage::executor::Executor;
+use vellum_storage::{Buffers, MemStorage, WriteFlags};
+
+const CLUSTER: u64 = 65536;
+
+fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
+    let executor = Executor::new(|| {});
+    let (sender, receiver) = std::sync::mpsc::channel();
+    drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
+    executor.run_ready();
+    receiver
+        .try_recv()
+        .expect("requests on memory never wait for long")
+}
+
+async fn new_image(options: CreateOptions) -> Arc<dyn Storage> {
+    let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+    create(file.clone(), None, &options).await.unwrap();
+    file
+}
+
+async fn open(file: &Arc<dyn Storage>, read_only: bool) -> Result<Arc<Qcow2>, Error> {
+    let options = OpenOptions {
+        read_only,
+        ..OpenOptions::default()
+    };
+    Qcow2::open(file.clone(), Arc::new(DenyAll), options).await
+}
+
+async fn put(file: &Arc<dyn Storage>, offset: u64, bytes: &[u8]) {
+    let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
+    file.write(offset, buffers, WriteFlags::default())
+        .await
+        .unwrap();
+}
+
+async fn write(image: &Qcow2, offset: u64) -> Result<Buffer, Error> {
+    image
+        .write(offset, Buffer::zeroed(512), RequestFlags::default())
+        .await
+}
+
+/// An image with one written cluster whose L2 entry is then made unaligned.
+async fn damaged() -> Arc<dyn Storage> {
+    let size_bytes = 16 * CLUSTER;
+    let file = new_image(CreateOptions {
+        size_bytes,
+        ..CreateOptions::default()
+    })
+    .await;
+    let image = open(&file, false).await.unwrap();
+    write(&image, 0).await.unwrap();
+    image.close().await.unwrap();
+    let header = read_header(&file).await.unwrap();
+    let l1 = file.read(
+        header.l1_table_offset.bytes(),
+        Buffers::from_iter([Buffer::zeroed(8)]),
+    );
+    let entry = Buffer::join_all(l1.await.unwrap());
+    let l2 = u64::from_be_bytes(entry[..8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;
+    put(&file, l2, &(1 << 63 | 0x50200_u64).to_be_bytes()).await;
+    file
+}
+
+#[test]
+fn damage_found_while_writing_marks_the_image_and_stops_writes() {
+    run(async {
+        let file = damaged().await;
+        let image = open(&file, false).await.unwrap();
+        let error = write(&image, 0).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("0x50200"), "{error}");
+        assert!(
+            write(&image, 5 * CLUSTER).await.is_err(),
+            "writes are stopped"
+        );
+        let sound = image.read(5 * CLUSTER, Buffer::for_read(512)).await;
+        assert!(sound.is_ok(), "what is not damaged can still be read");
+        let header = read_header(&file).await.unwrap();
+        assert!(header.incompatible.contains(Incompatible::CORRUPT));
+        let refused = open(&file, false).await.unwrap_err();
+        assert_eq!(
+            refused.message(),
+            "qcow2: Image is corrupt; cannot be opened read/write"
+        );
+        open(&file, true).await.expect("read-only is allowed");
+    });
+}
+
+#[test]
+fn damage_found_while_reading_only_leaves_the_file_alone() {
+    run(async {
+        let file = damaged().await;
+        let image = open(&file, true).await.unwrap();
+        let error = image.read(0, Buffer::for_read(512)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let header = read_header(&file).await.unwrap();
+        assert!(!header.incompatible.contains(Incompatible::CORRUPT));
+    });
+}
+
+#[test]
+fn requests_beyond_the_end_are_refused() {
+    run(async {
+        let size_bytes = 3 * 512;
+        let file = new_image(CreateOptions {
+            size_bytes,
+            ..CreateOptions::default()
+        })
+        .await;
+        let image = open(&file, false).await.unwrap();
+        for offset in [1025, 1536, u64::MAX] {
+            let error = write(&image, offset).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::OutOfRange, "{offset}");
+            let error = image.read(offset, Buffer::for_read(512)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::OutOfRange, "{offset}");
+            assert!(image.discard(offset, 512).await.is_err());
+            assert!(
+                image
+                    .write_zeroes(offset, 512, Default::default())
+                    .await
+                    .is_err()
+            );
+            assert!(image.block_status(offset, 512, 0).await.is_err());
+        }
+        write(&image, 1024).await.expect("the last sector");
+    });
+}
+
+#[test]
+fn a_closed_image_refuses_changes() {
+    run(async {
+        let size_bytes = CLUSTER;
+        let file = new_image(CreateOptions {
+            size_bytes,
+            ..CreateOptions::default()
+        })
+        .await;
+        let image = open(&file, false).await.unwrap();
+        image.close().await.unwrap();
+        assert!(write(&image, 0).await.is_err());
+    });
+}
