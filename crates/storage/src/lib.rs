@@ -21,6 +21,7 @@ pub mod lock;
 pub mod mem;
 mod storage;
 mod sys;
+pub mod wrap;
 
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};

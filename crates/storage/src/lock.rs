@@ -107,13 +107,30 @@ impl Permissions {
         shared: Self::READER.shared,
     };
 
+    /// The file of an image of which only the metadata is looked at.
+    pub const INSPECTOR: Self =
+        Permissions { used: PermissionSet::NONE, shared: Self::READER.shared };
+
+    /// A raw image that is written without a claim to it: others may do the same.
+    pub const RAW_WRITER: Self = Permissions {
+        used: PermissionSet::CONSISTENT_READ.with(PermissionSet::WRITE),
+        shared: PermissionSet::ALL,
+    };
+
+    /// A raw image that is served: others may write it, but not change its length.
+    pub const RAW_EXPORT: Self = Permissions {
+        used: Self::RAW_WRITER.used,
+        shared: PermissionSet::ALL.without(PermissionSet::RESIZE),
+    };
+
     /// A file that is being made: others may not make it too.
     pub const CREATOR: Self = Permissions {
         used: PermissionSet::WRITE.with(PermissionSet::RESIZE),
         shared: PermissionSet::ALL.without(PermissionSet::RESIZE),
     };
 
-    /// Reading whatever others do (`-U`): only those conflict who deny reads.
+    /// Reading whatever others do (`-U`, and raw images that are only read): only
+    /// those conflict who deny reads.
     pub const FORCE_SHARE: Self = Permissions {
         used: PermissionSet::CONSISTENT_READ,
         shared: PermissionSet::ALL,

@@ -4,9 +4,11 @@
 mod cases;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use vellum_storage::lane::{self, Backend, LaneOptions};
+use vellum_storage::wrap::{DelayStorage, FaultStorage, Matching, Operation, TraceStorage};
 use vellum_storage::{FileOptions, FileStorage, MemStorage, Storage, file::Create};
 
 /// Makes an empty storage; the folder is there for its files.
@@ -21,10 +23,17 @@ fn file(folder: &TempDir, direct: bool) -> Arc<dyn Storage> {
     FileStorage::open(folder.path().join("file"), &options).unwrap()
 }
 
-const MAKERS: [(&str, Make); 3] = [
+const MAKERS: [(&str, Make); 6] = [
     ("memory", |_| Arc::new(MemStorage::new())),
     ("buffered file", |folder| file(folder, false)),
     ("direct file", |folder| file(folder, true)),
+    ("faults", |folder| FaultStorage::new(file(folder, false))),
+    ("delays", |folder| {
+        let storage = DelayStorage::new(file(folder, true));
+        storage.delay(Matching::operation(Operation::Write), Duration::from_micros(50));
+        storage
+    }),
+    ("trace", |folder| TraceStorage::new(file(folder, true))),
 ];
 
 /// Runs one case over everything, each in a thread with a lane of its own.
