@@ -108,8 +108,10 @@ impl Permissions {
     };
 
     /// The file of an image of which only the metadata is looked at.
-    pub const INSPECTOR: Self =
-        Permissions { used: PermissionSet::NONE, shared: Self::READER.shared };
+    pub const INSPECTOR: Self = Permissions {
+        used: PermissionSet::NONE,
+        shared: Self::READER.shared,
+    };
 
     /// A raw image that is written without a claim to it: others may do the same.
     pub const RAW_WRITER: Self = Permissions {

@@ -300,3 +300,87 @@ impl File {
             .target(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::block_on;
+    use crate::{FileOptions, FileStorage, Storage, WriteFlags};
+
+    /// A file of ones on which no way of `fallocate` works any more.
+    fn plain_file(folder: &std::path::Path, len_bytes: usize, direct: bool) -> FileStorage {
+        std::fs::write(folder.join("file"), vec![1; len_bytes]).unwrap();
+        let options = FileOptions {
+            direct,
+            ..FileOptions::default()
+        };
+        let file = FileStorage::open(folder.join("file"), &options).unwrap();
+        let supports = &file.file.supports;
+        for flag in [
+            &supports.punch_hole,
+            &supports.zero_range,
+            &supports.allocate,
+        ] {
+            flag.store(false, Ordering::Relaxed);
+        }
+        std::sync::Arc::into_inner(file).unwrap()
+    }
+
+    #[test]
+    fn zeroes_are_written_where_nothing_else_works() {
+        // A folder on a real disk, for direct I/O.
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let len = 3 << 20;
+        for direct in [false, true] {
+            let file = plain_file(folder.path(), len, direct);
+            assert!(!file.capabilities().can_zero && !file.capabilities().can_punch);
+            for (from, to) in [
+                (5_usize, 10_usize),
+                (1000, 2_500_000),
+                (4096, 8192),
+                (600, 5000),
+            ] {
+                block_on(async {
+                    let ones = Buffers::from_buf([Buffer::copy_of(&vec![1; len])]);
+                    let ones = file.write(0, ones, WriteFlags::default()).await.unwrap();
+                    let flags = ZeroFlags {
+                        may_unmap: true,
+                        ..ZeroFlags::default()
+                    };
+                    file.write_zeroes(from as u64, (to - from) as u64, flags)
+                        .await
+                        .unwrap();
+                    let bytes = file.read(0, ones).into_single().await.unwrap();
+                    assert!(bytes[from..to].iter().all(|&byte| byte == 0));
+                    assert!(
+                        bytes[..from]
+                            .iter()
+                            .chain(&bytes[to..])
+                            .all(|&byte| byte == 1)
+                    );
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn without_fallback_nothing_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = plain_file(folder.path(), 4096, false);
+        let flags = ZeroFlags {
+            no_fallback: true,
+            ..ZeroFlags::default()
+        };
+        let error = block_on(file.write_zeroes(0, 4096, flags)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(
+            std::fs::read(folder.path().join("file")).unwrap(),
+            [1; 4096]
+        );
+        assert!(block_on(file.discard(0, 4096)).is_ok());
+        assert_eq!(
+            block_on(file.allocate(0, 4096)).unwrap_err().kind(),
+            ErrorKind::Unsupported
+        );
+    }
+}

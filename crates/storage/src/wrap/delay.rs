@@ -176,7 +176,10 @@ mod tests {
     #[test]
     fn delays_take_their_time() {
         let storage = DelayStorage::new(Arc::new(MemStorage::new()));
-        storage.delay(Matching::operation(Operation::Flush), Duration::from_millis(30));
+        storage.delay(
+            Matching::operation(Operation::Flush),
+            Duration::from_millis(30),
+        );
         let start = Instant::now();
         block_on(async { storage.flush().await.unwrap() });
         assert!(start.elapsed() >= Duration::from_millis(30));

@@ -34,7 +34,12 @@ impl FaultStorage {
     /// Lets `pass` requests of those that match go by, and fails the next with
     /// `errno`, once or always.
     pub fn fail(&self, matching: Matching, pass: usize, times: Times, errno: i32) {
-        self.policy.lock().push(Fault { matching, pass, times, errno });
+        self.policy.lock().push(Fault {
+            matching,
+            pass,
+            times,
+            errno,
+        });
     }
 
     /// Forgets all faults.
@@ -112,12 +117,20 @@ mod tests {
     #[test]
     fn the_third_write_fails_once() {
         let storage = FaultStorage::new(Arc::new(MemStorage::new()));
-        storage.fail(Matching::operation(Operation::Write), 2, Times::Once, libc::ENOSPC);
+        storage.fail(
+            Matching::operation(Operation::Write),
+            2,
+            Times::Once,
+            libc::ENOSPC,
+        );
         assert!(write(&storage, 0).is_ok());
         assert!(block_on(storage.flush()).is_ok());
         assert!(write(&storage, 512).is_ok());
         let error = write(&storage, 1024).unwrap_err();
-        assert_eq!((error.errno(), error.offset_bytes()), (libc::ENOSPC, Some(1024)));
+        assert_eq!(
+            (error.errno(), error.offset_bytes()),
+            (libc::ENOSPC, Some(1024))
+        );
         assert_eq!(storage.len_bytes().unwrap(), 1024);
         assert!(write(&storage, 1024).is_ok());
     }
@@ -125,7 +138,12 @@ mod tests {
     #[test]
     fn a_bad_sector_stays_bad_until_healed() {
         let storage = FaultStorage::new(Arc::new(MemStorage::new()));
-        storage.fail(Matching::any().touching(512..1024), 0, Times::Always, libc::EIO);
+        storage.fail(
+            Matching::any().touching(512..1024),
+            0,
+            Times::Always,
+            libc::EIO,
+        );
         assert!(write(&storage, 0).is_ok());
         assert!(write(&storage, 1024).is_ok());
         for _ in 0..2 {

@@ -70,7 +70,10 @@ impl Matching {
 
     /// Requests of one kind.
     pub fn operation(operation: Operation) -> Self {
-        Matching { operation: Some(operation), range: None }
+        Matching {
+            operation: Some(operation),
+            range: None,
+        }
     }
 
     /// Of these, only requests that touch a part of `range`.
@@ -82,7 +85,9 @@ impl Matching {
 
     /// Whether `call` is meant.
     pub fn accepts(&self, call: &Call) -> bool {
-        let kind = self.operation.is_none_or(|operation| operation == call.operation);
+        let kind = self
+            .operation
+            .is_none_or(|operation| operation == call.operation);
         let place = self.range.as_ref().is_none_or(|range| {
             call.offset_bytes < range.end && range.start < call.offset_bytes + call.len_bytes
         });
@@ -106,7 +111,10 @@ pub struct Wrapped<P> {
 impl<P: Policy + Default> Wrapped<P> {
     /// Wraps `inner`; at first every request passes.
     pub fn new(inner: Arc<dyn Storage>) -> Arc<Self> {
-        Arc::new(Wrapped { inner, policy: P::default() })
+        Arc::new(Wrapped {
+            inner,
+            policy: P::default(),
+        })
     }
 }
 
@@ -118,7 +126,12 @@ impl<P: Policy> Wrapped<P> {
         fua: bool,
         start: impl FnOnce(&dyn Storage) -> Io<T> + 'static,
     ) -> Io<T> {
-        let call = Call { operation, offset_bytes: range.0, len_bytes: range.1, fua };
+        let call = Call {
+            operation,
+            offset_bytes: range.0,
+            len_bytes: range.1,
+            fua,
+        };
         let inner = self.inner.clone();
         self.policy.handle(call, move || start(&*inner))
     }
@@ -139,7 +152,9 @@ impl<P: Policy> Storage for Wrapped<P> {
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let range = (offset_bytes, total_len(&buffers));
-        self.handle(Operation::Read, range, false, move |inner| inner.read(offset_bytes, buffers))
+        self.handle(Operation::Read, range, false, move |inner| {
+            inner.read(offset_bytes, buffers)
+        })
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
@@ -157,15 +172,21 @@ impl<P: Policy> Storage for Wrapped<P> {
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.handle(Operation::Discard, (offset_bytes, len_bytes), false, move |inner| {
-            inner.discard(offset_bytes, len_bytes)
-        })
+        self.handle(
+            Operation::Discard,
+            (offset_bytes, len_bytes),
+            false,
+            move |inner| inner.discard(offset_bytes, len_bytes),
+        )
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.handle(Operation::Allocate, (offset_bytes, len_bytes), false, move |inner| {
-            inner.allocate(offset_bytes, len_bytes)
-        })
+        self.handle(
+            Operation::Allocate,
+            (offset_bytes, len_bytes),
+            false,
+            move |inner| inner.allocate(offset_bytes, len_bytes),
+        )
     }
 
     fn flush(&self) -> Io<()> {
@@ -179,9 +200,12 @@ impl<P: Policy> Storage for Wrapped<P> {
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
-        self.handle(Operation::BlockStatus, (offset_bytes, len_bytes), false, move |inner| {
-            inner.block_status(offset_bytes, len_bytes)
-        })
+        self.handle(
+            Operation::BlockStatus,
+            (offset_bytes, len_bytes),
+            false,
+            move |inner| inner.block_status(offset_bytes, len_bytes),
+        )
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {
@@ -189,8 +213,11 @@ impl<P: Policy> Storage for Wrapped<P> {
     }
 
     fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.handle(Operation::CopyRange, (to_bytes, len_bytes), false, move |inner| {
-            inner.copy_range(from_bytes, to_bytes, len_bytes)
-        })
+        self.handle(
+            Operation::CopyRange,
+            (to_bytes, len_bytes),
+            false,
+            move |inner| inner.copy_range(from_bytes, to_bytes, len_bytes),
+        )
     }
 }

@@ -43,7 +43,11 @@ impl TraceStorage {
     /// The requests that match.
     pub fn matching(&self, matching: &Matching) -> Vec<Record> {
         let log = self.policy.lock();
-        log.records.iter().copied().filter(|record| matching.accepts(&record.call)).collect()
+        log.records
+            .iter()
+            .copied()
+            .filter(|record| matching.accepts(&record.call))
+            .collect()
     }
 
     /// How many requests match.
@@ -78,13 +82,20 @@ impl Log {
     /// Records a start; the result finds the record again.
     fn start(&mut self, call: Call) -> usize {
         let started = self.now();
-        self.records.push(Record { call, started, ended: None, succeeded: false });
+        self.records.push(Record {
+            call,
+            started,
+            ended: None,
+            succeeded: false,
+        });
         self.taken + self.records.len() - 1
     }
 
     fn end(&mut self, index: usize, succeeded: bool) {
         let ended = self.now();
-        let record = index.checked_sub(self.taken).and_then(|at| self.records.get_mut(at));
+        let record = index
+            .checked_sub(self.taken)
+            .and_then(|at| self.records.get_mut(at));
         if let Some(record) = record {
             record.ended = Some(ended);
             record.succeeded = succeeded;
@@ -122,8 +133,12 @@ mod tests {
             storage.flush().await.unwrap();
         });
         let records = storage.records();
-        let call =
-            Call { operation: Operation::Write, offset_bytes: 1024, len_bytes: 512, fua: true };
+        let call = Call {
+            operation: Operation::Write,
+            offset_bytes: 1024,
+            len_bytes: 512,
+            fua: true,
+        };
         assert_eq!(records[0].call, call);
         assert!(records[0].succeeded && records[0].ended < Some(records[1].started));
         assert_eq!(storage.count(&Matching::operation(Operation::Flush)), 1);

@@ -30,7 +30,10 @@ const MAKERS: [(&str, Make); 6] = [
     ("faults", |folder| FaultStorage::new(file(folder, false))),
     ("delays", |folder| {
         let storage = DelayStorage::new(file(folder, true));
-        storage.delay(Matching::operation(Operation::Write), Duration::from_micros(50));
+        storage.delay(
+            Matching::operation(Operation::Write),
+            Duration::from_micros(50),
+        );
         storage
     }),
     ("trace", |folder| TraceStorage::new(file(folder, true))),

@@ -1,0 +1,301 @@
+//! What only files and devices do: opening, kinds, holes on disk, read-only,
+//! lengths that direct I/O does not like, devices.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use vellum_storage::file::{Create, FileKind};
+use vellum_storage::lane::block_on;
+use vellum_storage::{
+    BlockStatus, Buffer, Buffers, ErrorKind, FileOptions, FileStorage, Storage, WriteFlags,
+    ZeroFlags,
+};
+
+fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn options() -> FileOptions {
+    FileOptions::default()
+}
+
+fn create(folder: &TempDir, direct: bool) -> Arc<FileStorage> {
+    let options = FileOptions {
+        create: Create::Truncate,
+        direct,
+        ..options()
+    };
+    FileStorage::open(folder.path().join("file"), &options).unwrap()
+}
+
+async fn write(storage: &dyn Storage, offset_bytes: u64, bytes: &[u8]) {
+    let buffers = Buffers::from_buf([Buffer::copy_of(bytes)]);
+    storage
+        .write(offset_bytes, buffers, WriteFlags::default())
+        .await
+        .unwrap();
+}
+
+async fn read(storage: &dyn Storage, offset_bytes: u64, len_bytes: usize) -> Buffer {
+    let buffers = Buffers::from_buf([Buffer::for_read(len_bytes)]);
+    storage
+        .read(offset_bytes, buffers)
+        .into_single()
+        .await
+        .unwrap()
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let folder = folder();
+    let missing = folder.path().join("missing");
+    let error = FileStorage::open(&missing, &options()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let expected = format!(
+        "Could not open '{}': No such file or directory",
+        missing.display()
+    );
+    assert_eq!(error.message(), expected);
+
+    let read_only = FileOptions {
+        read_only: true,
+        ..options()
+    };
+    let error = FileStorage::open(folder.path(), &read_only).unwrap_err();
+    assert!(error.message().contains("to be a regular file"), "{error}");
+
+    std::fs::write(folder.path().join("file"), b"x").unwrap();
+    let device = FileOptions {
+        kind: FileKind::Device,
+        ..options()
+    };
+    let error = FileStorage::open(folder.path().join("file"), &device).unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("either a character or block device"),
+        "{error}"
+    );
+
+    let nul = Path::new("a\0b");
+    assert_eq!(
+        FileStorage::open(nul, &options()).unwrap_err().errno(),
+        libc::EINVAL
+    );
+}
+
+#[test]
+fn a_file_is_made_emptied_or_kept_as_told() {
+    let folder = folder();
+    let path = folder.path().join("file");
+    let make = |create| {
+        FileStorage::open(
+            &path,
+            &FileOptions {
+                create,
+                ..options()
+            },
+        )
+        .unwrap()
+    };
+    make(Create::IfMissing);
+    std::fs::write(&path, b"content").unwrap();
+    assert_eq!(make(Create::IfMissing).len_bytes().unwrap(), 7);
+    assert_eq!(make(Create::Truncate).len_bytes().unwrap(), 0);
+}
+
+#[test]
+fn read_only_files_refuse_changes() {
+    let folder = folder();
+    std::fs::write(folder.path().join("file"), [1; 512]).unwrap();
+    let options = FileOptions {
+        read_only: true,
+        ..options()
+    };
+    let file = FileStorage::open(folder.path().join("file"), &options).unwrap();
+    assert!(file.capabilities().read_only);
+    block_on(async {
+        let buffers = Buffers::from_buf([Buffer::zeroed(512)]);
+        let errors = [
+            file.write(0, buffers, WriteFlags::default())
+                .await
+                .map(drop),
+            file.write_zeroes(0, 512, ZeroFlags::default()).await,
+            file.discard(0, 512).await,
+            file.allocate(0, 512).await,
+            file.truncate(0).await,
+        ];
+        for error in errors {
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::ReadOnly);
+        }
+        file.flush().await.unwrap();
+        assert_eq!(read(&*file, 0, 512).await[..], [1; 512]);
+    });
+}
+
+#[test]
+fn direct_reads_reach_an_end_that_is_not_aligned() {
+    let folder = folder();
+    for len in [1, 511, 513, 4095, 5000, 70_001] {
+        let bytes: Vec<u8> = (0..len).map(|at| at as u8 | 1).collect();
+        std::fs::write(folder.path().join("file"), &bytes).unwrap();
+        let options = FileOptions {
+            direct: true,
+            read_only: true,
+            ..options()
+        };
+        let file = FileStorage::open(folder.path().join("file"), &options).unwrap();
+        block_on(async {
+            let mut expected = bytes.clone();
+            expected.resize(80_000, 0);
+            assert!(read(&*file, 0, 80_000).await[..] == expected, "{len}");
+            assert!(read(&*file, 0, len).await[..] == bytes, "{len}");
+            let sector = len as u64 & !511;
+            assert!(read(&*file, sector, 512).await[..] == expected[sector as usize..][..512]);
+        });
+    }
+}
+
+#[test]
+fn zeroes_and_discards_are_holes_on_disk() {
+    for direct in [false, true] {
+        let folder = folder();
+        let file = create(&folder, direct);
+        block_on(async {
+            write(&*file, 0, &vec![1; 1 << 20]).await;
+            file.flush().await.unwrap();
+            let full = file.allocated_bytes().unwrap().unwrap();
+            assert!(full >= 1 << 20);
+            file.discard(0, 512 << 10).await.unwrap();
+            let flags = ZeroFlags {
+                may_unmap: true,
+                no_fallback: true,
+                fua: false,
+            };
+            file.write_zeroes(512 << 10, 256 << 10, flags)
+                .await
+                .unwrap();
+            let left = file.allocated_bytes().unwrap().unwrap();
+            assert!(left <= full - (768 << 10), "{left} of {full}");
+            let hole = file.block_status(0, 1 << 20).await.unwrap();
+            assert_eq!(
+                (hole.status, hole.len_bytes),
+                (BlockStatus::Hole, 768 << 10)
+            );
+            let data = file.block_status(768 << 10, 1 << 20).await.unwrap();
+            assert_eq!(
+                (data.status, data.len_bytes),
+                (BlockStatus::Data, 256 << 10)
+            );
+            // The extent just learned must not hide a hole made since.
+            file.discard(768 << 10, 256 << 10).await.unwrap();
+            let hole = file.block_status(768 << 10, 256 << 10).await.unwrap();
+            assert_eq!(hole.status, BlockStatus::Hole);
+            file.allocate(0, 256 << 10).await.unwrap();
+            assert!(file.allocated_bytes().unwrap().unwrap() >= 256 << 10);
+        });
+    }
+}
+
+#[test]
+fn discards_can_be_ignored() {
+    let folder = folder();
+    std::fs::write(folder.path().join("file"), [1; 8192]).unwrap();
+    let options = FileOptions {
+        discard: false,
+        ..options()
+    };
+    let file = FileStorage::open(folder.path().join("file"), &options).unwrap();
+    assert!(!file.capabilities().can_punch);
+    block_on(async {
+        file.discard(0, 8192).await.unwrap();
+        assert_eq!(read(&*file, 0, 8192).await[..], [1; 8192]);
+    });
+}
+
+/// A loop device over a file, where this process may have one.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn attach(path: &Path) -> Option<Self> {
+        let output = Command::new("losetup")
+            .args(["--show", "-f"])
+            .arg(path)
+            .output()
+            .ok()?;
+        let name = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        if output.status.success() && !name.is_empty() {
+            return Some(LoopDevice(name));
+        }
+        eprintln!("no loop device to be had: devices are not tested");
+        None
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+#[test]
+fn block_devices() {
+    let folder = folder();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let Some(device) = LoopDevice::attach(&path) else {
+        return;
+    };
+    for direct in [true, false] {
+        let options = FileOptions {
+            direct,
+            kind: FileKind::Device,
+            ..options()
+        };
+        let file = FileStorage::open(&device.0, &options).unwrap();
+        let capabilities = file.capabilities();
+        assert!(file.is_device() && !capabilities.growable && !capabilities.has_zero_init);
+        assert_eq!(file.len_bytes().unwrap(), 1 << 20);
+        block_on(async {
+            write(&*file, 0, &[1; 4096]).await;
+            write(&*file, 100, &[2; 1000]).await;
+            assert_eq!(read(&*file, 99, 1002).await[..3], [1, 2, 2]);
+            for may_unmap in [false, true] {
+                write(&*file, 0, &[3; 65_536]).await;
+                let flags = ZeroFlags {
+                    may_unmap,
+                    ..ZeroFlags::default()
+                };
+                file.write_zeroes(4096, 8192, flags).await.unwrap();
+                file.write_zeroes(20_001, 777, flags).await.unwrap();
+                let bytes = read(&*file, 0, 65_536).await;
+                let zeroes = |at| (4096..12_288).contains(&at) || (20_001..20_778).contains(&at);
+                for (at, &byte) in bytes.iter().enumerate() {
+                    assert_eq!(byte, if zeroes(at) { 0 } else { 3 }, "{at}");
+                }
+            }
+            file.discard(0, 65_536).await.unwrap();
+            file.discard(100, 200).await.unwrap();
+            file.allocate(0, 1 << 20).await.unwrap();
+            file.truncate(4096).await.unwrap();
+            assert_eq!(
+                file.truncate(2 << 20).await.unwrap_err().message(),
+                "Cannot grow device files"
+            );
+            assert_eq!(
+                file.allocate(0, 2 << 20).await.unwrap_err().kind(),
+                ErrorKind::NoSpace
+            );
+            let buffers = Buffers::from_buf([Buffer::zeroed(4096)]);
+            let error = file
+                .write(1 << 20, buffers, WriteFlags::default())
+                .await
+                .unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace);
+            assert_eq!(read(&*file, 1 << 20, 4096).await[..], [0; 4096]);
+            file.flush().await.unwrap();
+        });
+    }
+}

@@ -1,0 +1,216 @@
+//! Tasks, timers and wake-ups.
+
+use std::cell::Cell;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{Either, join_all, select};
+use vellum_storage::lane::{self, Backend, LaneOptions, block_on};
+use vellum_storage::{Buffer, Buffers, ErrorKind, FileOptions, FileStorage, Storage};
+use vellum_storage::{WriteFlags, file::Create, spawn};
+
+use crate::on_both;
+
+#[test]
+fn tasks_run_beside_the_root() {
+    on_both(|| {
+        let sum = block_on(async {
+            let tasks = (0..100).map(|n| {
+                spawn(async move {
+                    lane::yield_now().await;
+                    n
+                })
+            });
+            join_all(tasks).await.into_iter().sum::<i32>()
+        });
+        assert_eq!(sum, 4950);
+    });
+}
+
+#[test]
+fn tasks_go_on_in_the_next_block_on() {
+    on_both(|| {
+        let done = Rc::new(Cell::new(false));
+        let flag = done.clone();
+        let task = block_on(async {
+            spawn(async move {
+                lane::sleep(Duration::from_millis(5)).await;
+                flag.set(true);
+            })
+        });
+        assert!(!done.get());
+        block_on(task);
+        assert!(done.get());
+    });
+}
+
+#[test]
+fn sleeps_end_in_order_and_on_time() {
+    on_both(|| {
+        let start = Instant::now();
+        let order = block_on(async {
+            let order = Rc::new(std::cell::RefCell::new(Vec::new()));
+            let tasks = [30_u64, 10, 20].map(|time| {
+                let order = order.clone();
+                spawn(async move {
+                    lane::sleep(Duration::from_millis(time)).await;
+                    order.borrow_mut().push(time);
+                })
+            });
+            join_all(tasks).await;
+            order.take()
+        });
+        assert_eq!(order, [10, 20, 30]);
+        assert!(start.elapsed() >= Duration::from_millis(30));
+    });
+}
+
+#[test]
+fn remotes_start_tasks_and_wakers_cross_threads() {
+    on_both(|| {
+        let remote = lane::remote();
+        let total = block_on(async move {
+            let (sender, receiver) = futures_channel();
+            let thread = std::thread::spawn(move || {
+                for n in 0..1000_u64 {
+                    let sender = sender.clone();
+                    remote.spawn(move || async move { sender.add(n) });
+                }
+            });
+            let total = receiver.wait_for(1000).await;
+            thread.join().unwrap();
+            total
+        });
+        assert_eq!(total, 499_500);
+    });
+}
+
+/// A counter that can be awaited: how many numbers came, and their sum.
+#[derive(Clone)]
+struct Counter(std::sync::Arc<(std::sync::Mutex<(u64, u64)>, event_listener::Event)>);
+
+fn futures_channel() -> (Counter, Counter) {
+    let counter = Counter(Default::default());
+    (counter.clone(), counter)
+}
+
+impl Counter {
+    fn add(&self, n: u64) {
+        let mut state = self.0.0.lock().unwrap();
+        state.0 += 1;
+        state.1 += n;
+        drop(state);
+        self.0.1.notify(usize::MAX);
+    }
+
+    async fn wait_for(&self, count: u64) -> u64 {
+        loop {
+            let changed = self.0.1.listen();
+            let state = *self.0.0.lock().unwrap();
+            if state.0 == count {
+                return state.1;
+            }
+            changed.await;
+        }
+    }
+}
+
+#[test]
+fn readiness_is_seen_and_a_dropped_wait_is_gone() {
+    on_both(|| {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        block_on(async {
+            lane::poll_writable(ours.as_fd()).await.unwrap();
+            let readable = lane::poll_readable(ours.as_fd());
+            let sleep = lane::sleep(Duration::from_millis(5));
+            assert!(matches!(select(readable, sleep).await, Either::Right(_)));
+            theirs.write_all(b"x").unwrap();
+            lane::poll_readable(ours.as_fd()).await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_thread_may_end_with_requests_in_flight() {
+    on_both(|| {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = folder.path().join("file");
+        let backend = lane::backend();
+        let inner = path.clone();
+        std::thread::spawn(move || {
+            lane::install(&LaneOptions {
+                backend,
+                ..LaneOptions::default()
+            })
+            .unwrap();
+            let options = FileOptions {
+                create: Create::Truncate,
+                direct: true,
+                ..FileOptions::default()
+            };
+            let file = FileStorage::open(&inner, &options).unwrap();
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            drop(block_on(async {
+                spawn(async move { lane::poll_readable(ours.as_fd()).await })
+            }));
+            for n in 0..64 {
+                let buffers = Buffers::from_buf([Buffer::copy_of(&[7; 65_536])]);
+                drop(file.write(n * 65_536, buffers, WriteFlags::default()));
+            }
+        })
+        .join()
+        .unwrap();
+        assert!(std::fs::read(&path).unwrap() == vec![7; 64 * 65_536]);
+    });
+}
+
+#[test]
+fn more_requests_than_the_ring_holds() {
+    let options = LaneOptions {
+        backend: Backend::IoUring,
+        ring_entries: 2,
+    };
+    let thread = std::thread::spawn(move || {
+        lane::install(&options).unwrap();
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let options = FileOptions {
+            create: Create::Truncate,
+            ..FileOptions::default()
+        };
+        let file = FileStorage::open(folder.path().join("file"), &options).unwrap();
+        block_on(async {
+            let writes = (0..500).map(|n| {
+                let buffers = Buffers::from_buf([Buffer::copy_of(&[n as u8; 512])]);
+                file.write(n * 512, buffers, WriteFlags::default())
+            });
+            for write in join_all(writes).await {
+                write.unwrap();
+            }
+        });
+        assert_eq!(file.len_bytes().unwrap(), 500 * 512);
+    });
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_second_lane_and_a_nested_block_on_are_refused() {
+    on_both(|| {
+        let error = lane::install(&LaneOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    });
+    let nested = std::thread::spawn(|| block_on(async { block_on(async {}) })).join();
+    let message = *nested.unwrap_err().downcast::<&str>().unwrap();
+    assert!(message.contains("inside a lane"), "{message}");
+}
+
+#[test]
+fn a_panicking_future_leaves_the_lane_usable() {
+    on_both(|| {
+        let panic = std::panic::catch_unwind(|| block_on(async { panic!("on purpose") }));
+        assert!(panic.is_err());
+        assert_eq!(block_on(async { spawn(async { 5 }).await }), 5);
+    });
+}
