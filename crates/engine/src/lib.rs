@@ -18,3 +18,8 @@ pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, Ze
 pub use raw::{Raw, RawOptions};
 pub use vellum_storage as storage;
 pub use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
+
+/// The README's example, so that it compiles as long as it stands there.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
