@@ -1,9 +1,53 @@
-//! Not built yet.
+//! `vellum io`: exercises an image by small commands, as `qemu-io` does.
+//!
+//! The whole session runs on the lane of the calling thread; asynchronous
+//! requests (`aio_read`, `aio_write`) are tasks of that lane.
+
+mod aio;
+mod arguments;
+mod commands;
+mod image;
+mod info;
+mod options;
+mod print;
+mod session;
+mod space;
+mod transfer;
 
 use std::ffi::OsString;
 
-/// Runs the tool and returns its exit code.
-pub fn main(_program: &str, _args: Vec<OsString>) -> i32 {
-    crate::report::error("this tool is not part of this version");
-    1
+use vellum_control::Aio;
+use vellum_storage::lane::{self, Backend, LaneOptions};
+
+use crate::report;
+
+/// Runs the tool; `program` is the name it was called by.
+pub fn main(program: &str, arguments: Vec<OsString>) -> i32 {
+    let options = match options::parse(program, arguments) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
+    if let Err(error) = install_lane(options.flags.aio) {
+        return report::fail(&error);
+    }
+    lane::block_on(session::run(program, options))
 }
+
+/// Linux AIO is served by io_uring; only threads have to be asked for.
+fn install_lane(aio: Option<Aio>) -> vellum::Result<()> {
+    let backend = match aio {
+        Some(Aio::Threads) => Backend::Threads,
+        Some(Aio::Native | Aio::IoUring) | None => Backend::Auto,
+    };
+    lane::install(&LaneOptions {
+        backend,
+        ..LaneOptions::default()
+    })
+}
+
+/// A command failed and has said so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Failed;
+
+/// How a command ended.
+type Outcome<T = ()> = Result<T, Failed>;

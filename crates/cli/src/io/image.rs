@@ -1,0 +1,260 @@
+//! The open image, and the commands that open it.
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
+use vellum_control::{ImageSpec, OpenFlags, Options, Source, open_device};
+use vellum_storage::Buffer;
+
+use super::arguments::Words;
+use super::options::{
+    NO_CACHE, NO_COPY_ON_READ, NO_SNAPSHOT, default_flags, set_aio, set_cache, set_discard,
+};
+use super::session::Session;
+use super::{Failed, Outcome};
+use crate::report;
+
+/// An open image and how it was opened.
+#[derive(Debug, Clone)]
+pub struct Image {
+    device: Arc<dyn BlockDevice>,
+    spec: ImageSpec,
+    flags: OpenFlags,
+}
+
+impl Image {
+    /// Opens an image; a failure is reported.
+    pub async fn open(spec: ImageSpec, flags: OpenFlags) -> Outcome<Image> {
+        match open_device(&spec, &flags).await {
+            Ok(device) => Ok(Image {
+                device,
+                spec,
+                flags,
+            }),
+            Err(error) => {
+                let device = match &spec.source {
+                    Source::Filename(name) => format!(" device {name}"),
+                    Source::Options(_) => String::new(),
+                };
+                let text = report::error_text(&error);
+                report::error(format_args!("can't open{device}: {text}"));
+                Err(Failed)
+            }
+        }
+    }
+
+    /// Closes the image; what cannot be written back is reported.
+    pub async fn close(self) -> Outcome {
+        self.device.close().await.map_err(|error| {
+            report::fail(&error);
+            Failed
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
+    }
+
+    /// Whether writes are allowed.
+    pub fn is_writable(&self) -> bool {
+        !self.device.info().read_only
+    }
+
+    /// Reads a range inside the device.
+    pub async fn read(&self, offset_bytes: u64, buffer: Buffer) -> Result<Buffer> {
+        self.check_range(offset_bytes, buffer.len() as u64)?;
+        self.device.read(offset_bytes, buffer).await
+    }
+
+    /// Writes a range inside the device.
+    pub async fn write(
+        &self,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Result<()> {
+        self.check_range(offset_bytes, buffer.len() as u64)?;
+        self.device
+            .write(offset_bytes, buffer, flags)
+            .await
+            .map(drop)
+    }
+
+    /// Writes zeroes to a range inside the device.
+    pub async fn write_zeroes(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        request: ZeroRequest,
+    ) -> Result<()> {
+        self.check_range(offset_bytes, len_bytes)?;
+        self.device
+            .write_zeroes(offset_bytes, len_bytes, request)
+            .await
+    }
+
+    /// Discards a range inside the device.
+    pub async fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        self.check_range(offset_bytes, len_bytes)?;
+        self.device.discard(offset_bytes, len_bytes).await
+    }
+
+    /// QEMU's block layer answers a request beyond the end with EIO.
+    fn check_range(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        let end = offset_bytes.checked_add(len_bytes);
+        if end.is_some_and(|end| end <= self.device.size_bytes()) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::OutOfRange, "access", "beyond the end").with_errno(libc::EIO))
+    }
+}
+
+/// `open`
+pub async fn open(session: &mut Session, words: Words) -> Outcome {
+    let mut flags = default_flags();
+    for (letter, value) in &words.options {
+        apply(&mut flags, *letter, value)?;
+    }
+    let spec = spec_from(&words)?;
+    if session.image.is_some() {
+        report::error("file open already, try 'help close'");
+        return Err(Failed);
+    }
+    session.image = Some(Image::open(spec, flags).await?);
+    Ok(())
+}
+
+/// One option of `open`.
+fn apply(flags: &mut OpenFlags, letter: char, value: &str) -> Outcome {
+    let result = match letter {
+        'r' => {
+            flags.writable = false;
+            Ok(())
+        }
+        'n' => {
+            flags.cache = NO_CACHE;
+            Ok(())
+        }
+        'U' => {
+            flags.force_share = true;
+            Ok(())
+        }
+        'k' => set_aio(flags, "native"),
+        'i' => set_aio(flags, value),
+        't' => set_cache(flags, value),
+        'd' => set_discard(flags, value),
+        's' => Err(NO_SNAPSHOT.to_owned()),
+        'C' => Err(NO_COPY_ON_READ.to_owned()),
+        // `-o` is read with the path.
+        _ => Ok(()),
+    };
+    result.map_err(complain)
+}
+
+fn spec_from(words: &Words) -> Outcome<ImageSpec> {
+    let options = driver_options(words)?;
+    let path = match words.operands.as_slice() {
+        [] => None,
+        [path] => Some(path),
+        _ => return Err(words.usage()),
+    };
+    match (options, path) {
+        (None, Some(path)) => Ok(ImageSpec::filename(path.clone())),
+        (Some(mut options), path) => {
+            if let Some(path) = path {
+                options.set_text("file.filename", path.clone());
+            }
+            Ok(ImageSpec {
+                source: Source::Options(options),
+                format: None,
+                name: path.cloned().unwrap_or_default(),
+            })
+        }
+        (None, None) => Err(complain("Must specify either driver or file".into())),
+    }
+}
+
+/// All `-o` of a command as one set.
+fn driver_options(words: &Words) -> Outcome<Option<Options>> {
+    let texts = words.options.iter().filter(|(letter, _)| *letter == 'o');
+    let texts: Vec<&str> = texts.map(|(_, text)| text.as_str()).collect();
+    if texts.is_empty() {
+        return Ok(None);
+    }
+    Options::parse(&texts.join(","))
+        .map(Some)
+        .map_err(|error| complain(report::error_text(&error)))
+}
+
+/// `reopen`
+pub async fn reopen(session: &mut Session, words: Words) -> Outcome {
+    if !words.operands.is_empty() {
+        return Err(words.usage());
+    }
+    let Some(image) = &session.image else {
+        return Err(Failed);
+    };
+    let (old_spec, old_flags) = (image.spec.clone(), image.flags.clone());
+    let flags = reopen_flags(&words, &old_flags)?;
+    let spec = merge(&old_spec, driver_options(&words)?);
+    // The new opening would meet the locks of the old one.
+    session.close().await?;
+    match Image::open(spec, flags).await {
+        Ok(image) => session.image = Some(image),
+        Err(Failed) => {
+            session.image = Some(Image::open(old_spec, old_flags).await?);
+            return Err(Failed);
+        }
+    }
+    Ok(())
+}
+
+fn reopen_flags(words: &Words, old: &OpenFlags) -> Outcome<OpenFlags> {
+    let mut flags = old.clone();
+    let directions = words
+        .options
+        .iter()
+        .filter(|(letter, _)| matches!(letter, 'r' | 'w'));
+    if directions.count() > 1 {
+        return Err(complain("Only one -r/-w option may be given".into()));
+    }
+    for (letter, value) in &words.options {
+        match letter {
+            'c' => set_cache(&mut flags, value).map_err(complain)?,
+            'r' => flags.writable = false,
+            'w' => flags.writable = true,
+            _ => {}
+        }
+    }
+    Ok(flags)
+}
+
+/// The old options with the new ones over them.
+fn merge(old: &ImageSpec, new: Option<Options>) -> ImageSpec {
+    let Some(new) = new else { return old.clone() };
+    let mut options = match &old.source {
+        Source::Options(options) => options.clone(),
+        Source::Filename(name) => {
+            let mut options = Options::new();
+            options.set_text("file.filename", name.clone());
+            if let Some(format) = &old.format {
+                options.set_text("driver", format.clone());
+            }
+            options
+        }
+    };
+    for (key, value) in new.iter() {
+        options.set(key, value.clone());
+    }
+    ImageSpec {
+        source: Source::Options(options),
+        format: None,
+        name: old.name.clone(),
+    }
+}
+
+fn complain(message: String) -> Failed {
+    report::error(message);
+    Failed
+}

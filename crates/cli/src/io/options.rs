@@ -1,0 +1,271 @@
+//! The command line of the tool itself.
+
+use std::ffi::OsString;
+
+use vellum_control::{Aio, CacheMode, ImageSpec, OpenFlags};
+
+use crate::getopt::{OptionSpec, Parser, Takes};
+use crate::report;
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub struct SessionOptions {
+    /// The image to open first.
+    pub image: Option<ImageSpec>,
+    /// How to open it.
+    pub flags: OpenFlags,
+    /// The commands to run; without any they come from standard input.
+    pub commands: Vec<String>,
+    /// Buffers are misaligned.
+    pub misalign: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Id {
+    Help,
+    Version,
+    Command,
+    Format,
+    ReadOnly,
+    Snapshot,
+    NoCache,
+    CopyOnRead,
+    Misalign,
+    NativeAio,
+    Aio,
+    Cache,
+    Discard,
+    Trace,
+    ForceShare,
+    Object,
+    ImageOpts,
+}
+
+const OPTIONS: &[OptionSpec<Id>] = &[
+    OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
+    OptionSpec::new(Id::Command, 'c', "cmd", Takes::Value),
+    OptionSpec::new(Id::Format, 'f', "format", Takes::Value),
+    OptionSpec::new(Id::ReadOnly, 'r', "read-only", Takes::Nothing),
+    OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
+    OptionSpec::new(Id::NoCache, 'n', "nocache", Takes::Nothing),
+    OptionSpec::new(Id::CopyOnRead, 'C', "copy-on-read", Takes::Nothing),
+    OptionSpec::new(Id::Misalign, 'm', "misalign", Takes::Nothing),
+    OptionSpec::new(Id::NativeAio, 'k', "native-aio", Takes::Nothing),
+    OptionSpec::new(Id::Aio, 'i', "aio", Takes::Value),
+    OptionSpec::new(Id::Cache, 't', "cache", Takes::Value),
+    OptionSpec::new(Id::Discard, 'd', "discard", Takes::Value),
+    OptionSpec::new(Id::Trace, 'T', "trace", Takes::Value),
+    OptionSpec::new(Id::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Id::Object, "object", Takes::Value),
+    OptionSpec::long(Id::ImageOpts, "image-opts", Takes::Nothing),
+];
+
+const USAGE: &str = "\
+[OPTIONS]... [-c STRING]... [file]
+Exercises a disk image by commands, from -c or from standard input.
+
+  -c, --cmd STRING     run a command; may be given more than once
+  -f, --format FMT     the image's format; probed without it
+  --image-opts         the file is driver options, not a name
+  -r, --read-only      open read-only
+  -n, --nocache        bypass the page cache, as -t none
+  -t, --cache=MODE     none, writeback, writethrough, directsync or unsafe
+  -i, --aio=MODE       threads, native or io_uring
+  -k, --native-aio     as -i native
+  -d, --discard=MODE   what discards do: unmap (the default) or ignore
+  -m, --misalign       misalign buffers
+  -U, --force-share    take no locks
+  -h, --help           show this and end
+  -V, --version        show the version and end
+
+The command 'help' lists the commands.
+";
+
+/// Reads the command line; `Err` is the code to exit with at once.
+pub fn parse(program: &str, arguments: Vec<OsString>) -> Result<SessionOptions, i32> {
+    let mut reader = Reader::default();
+    let mut parser = Parser::new(OPTIONS, arguments);
+    loop {
+        match parser.next_option() {
+            Ok(Some((id, value))) => reader.take(program, id, value.unwrap_or_default())?,
+            Ok(None) => break,
+            Err(error) => {
+                report::error(error);
+                return Err(usage(program, 1));
+            }
+        }
+    }
+    let operands = parser.operands();
+    if operands.len() > 1 {
+        return Err(usage(program, 1));
+    }
+    reader.finish(operands.into_iter().next())
+}
+
+fn usage(program: &str, code: i32) -> i32 {
+    let tool = if program == "vellum" { " io" } else { "" };
+    report::print(format_args!("Usage: {program}{tool} {USAGE}"));
+    code
+}
+
+struct Reader {
+    flags: OpenFlags,
+    commands: Vec<String>,
+    format: Option<String>,
+    image_opts: bool,
+    misalign: bool,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Reader {
+            flags: default_flags(),
+            commands: Vec::new(),
+            format: None,
+            image_opts: false,
+            misalign: false,
+        }
+    }
+}
+
+/// Writable, and discards give space back.
+pub fn default_flags() -> OpenFlags {
+    OpenFlags {
+        writable: true,
+        discard: true,
+        ..OpenFlags::default()
+    }
+}
+
+impl Reader {
+    fn take(&mut self, program: &str, id: Id, value: String) -> Result<(), i32> {
+        match id {
+            Id::Help => return Err(usage(program, 0)),
+            Id::Version => return Err(version(program)),
+            Id::Command => self.commands.push(value),
+            Id::Format => self.format = Some(value),
+            Id::ImageOpts => self.image_opts = true,
+            Id::Misalign => self.misalign = true,
+            Id::Trace => report::warning("tracing is not built in"),
+            Id::Object => return refuse("user-creatable objects are not supported"),
+            Id::ReadOnly => self.flags.writable = false,
+            Id::NoCache => self.flags.cache = NO_CACHE,
+            Id::NativeAio => self.flags.aio = Some(Aio::Native),
+            Id::ForceShare => self.flags.force_share = true,
+            Id::Snapshot => return refuse(NO_SNAPSHOT),
+            Id::CopyOnRead => return refuse(NO_COPY_ON_READ),
+            Id::Aio => set_aio(&mut self.flags, &value).map_err(complain)?,
+            Id::Cache => set_cache(&mut self.flags, &value).map_err(complain)?,
+            Id::Discard => set_discard(&mut self.flags, &value).map_err(complain)?,
+        }
+        Ok(())
+    }
+
+    fn finish(self, operand: Option<String>) -> Result<SessionOptions, i32> {
+        if self.image_opts && self.format.is_some() {
+            return refuse("--image-opts and -f are mutually exclusive");
+        }
+        let image = operand
+            .map(|text| ImageSpec::from_argument(&text, self.image_opts, self.format.as_deref()))
+            .transpose()
+            .map_err(|error| report::fail(&error))?;
+        Ok(SessionOptions {
+            image,
+            flags: self.flags,
+            commands: self.commands,
+            misalign: self.misalign,
+        })
+    }
+}
+
+/// The cache mode of `-n`.
+pub const NO_CACHE: CacheMode = CacheMode {
+    direct: true,
+    no_flush: false,
+    writethrough: false,
+};
+/// Why `-s` is refused.
+pub const NO_SNAPSHOT: &str = "temporary overlays (-s) are not supported";
+/// Why `-C` is refused.
+pub const NO_COPY_ON_READ: &str = "copy-on-read (-C) is not supported";
+
+/// Sets the cache mode by its name.
+pub fn set_cache(flags: &mut OpenFlags, name: &str) -> Result<(), String> {
+    flags.cache = CacheMode::parse(name).ok_or(format!("Invalid cache option: {name}"))?;
+    Ok(())
+}
+
+/// Sets how requests run, by its name.
+pub fn set_aio(flags: &mut OpenFlags, name: &str) -> Result<(), String> {
+    flags.aio = Some(Aio::parse(name).ok_or(format!("Invalid aio option: {name}"))?);
+    Ok(())
+}
+
+/// Sets what discards do, by its name.
+pub fn set_discard(flags: &mut OpenFlags, name: &str) -> Result<(), String> {
+    flags.discard = match name {
+        "unmap" | "on" => true,
+        "ignore" | "off" => false,
+        _ => return Err(format!("Invalid discard option: {name}")),
+    };
+    Ok(())
+}
+
+fn complain(message: String) -> i32 {
+    report::error(message);
+    1
+}
+
+fn refuse<T>(message: &str) -> Result<T, i32> {
+    Err(complain(message.to_owned()))
+}
+
+fn version(program: &str) -> i32 {
+    report::print_line(format_args!(
+        "{program} version {}",
+        env!("CARGO_PKG_VERSION")
+    ));
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_words(words: &[&str]) -> Result<SessionOptions, i32> {
+        parse("qemu-io", words.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn the_defaults_are_writable_with_unmap() {
+        let options = parse_words(&["disk", "-c", "read 0 1k", "-c", "q"]).unwrap();
+        assert!(options.flags.writable && options.flags.discard);
+        assert_eq!(options.commands, ["read 0 1k", "q"]);
+        assert_eq!(options.image.unwrap().name, "disk");
+    }
+
+    #[test]
+    fn modes_are_set_by_name() {
+        let options = parse_words(&["-rn", "-d", "ignore", "--aio=threads", "-Um"]).unwrap();
+        assert!(!options.flags.writable && !options.flags.discard && options.flags.force_share);
+        assert!(options.flags.cache.direct && options.misalign);
+        assert_eq!(options.flags.aio, Some(Aio::Threads));
+        assert!(options.image.is_none());
+    }
+
+    #[test]
+    fn wrong_words_end_the_program() {
+        for words in [
+            &["-t", "bad"][..],
+            &["-d", "bad"],
+            &["-i", "bad"],
+            &["a", "b"],
+            &["-x"],
+            &["--image-opts", "-f", "raw", "a"],
+        ] {
+            assert_eq!(parse_words(words).unwrap_err(), 1, "{words:?}");
+        }
+        assert_eq!(parse_words(&["-h"]).unwrap_err(), 0);
+    }
+}
