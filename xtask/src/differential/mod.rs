@@ -1,0 +1,180 @@
+//! `cargo xtask differential`: random scenarios done by `vellum` and by QEMU's
+//! programs on twin images, which must end up alike.
+//!
+//! A seed names a scenario: how two images are made (by either side), what is
+//! done to both, and by whom. Afterwards both must have the same content and the
+//! same map, both sides must print the same about each, and find nothing wrong.
+//! A difference is made small and printed as a shell script.
+
+mod compare;
+mod operation;
+mod play;
+mod random;
+mod runner;
+mod scenario;
+mod shape;
+mod shrink;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use lexopt::{Arg, ValueExt as _};
+
+use crate::workspace::Workspace;
+use play::Difference;
+use runner::Programs;
+use scenario::Scenario;
+
+/// How often progress is told.
+const PROGRESS_SCENARIOS: u64 = 100;
+/// After so many differences the rest would tell nothing new.
+const MOST_DIFFERENCES: usize = 10;
+/// A folder in memory, where the machine has one.
+const MEMORY_FOLDER: &str = "/dev/shm";
+
+struct Arguments {
+    seeds: Range<u64>,
+    jobs: usize,
+    vellum: Option<PathBuf>,
+}
+
+/// The task.
+pub fn run(parser: lexopt::Parser) -> Result<()> {
+    let arguments = parse(parser)?;
+    let workspace = Workspace::locate()?;
+    let vellum = match arguments.vellum {
+        Some(path) => path,
+        None => workspace.build_vellum()?,
+    };
+    run_seeds(&workspace, vellum, arguments.seeds, arguments.jobs)
+}
+
+/// Plays a range of seeds; fails if anything differs.
+pub fn run_seeds(
+    workspace: &Workspace,
+    vellum: PathBuf,
+    seeds: Range<u64>,
+    jobs: usize,
+) -> Result<()> {
+    let programs = Programs::find(vellum)?;
+    let folder = temporary_folder(&workspace.target)?;
+    let started = Instant::now();
+    let campaign = Campaign {
+        programs: &programs,
+        folder: folder.path(),
+        next: AtomicU64::new(seeds.start),
+        end: seeds.end,
+        differing: Mutex::new(Vec::new()),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| campaign.work());
+        }
+    });
+    let played = campaign.next.into_inner().min(seeds.end) - seeds.start;
+    let differing = campaign.differing.into_inner().unwrap_or_default();
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "differential: {played} scenarios, {} differences, {seconds:.0} s",
+        differing.len()
+    );
+    match differing.is_empty() {
+        true => Ok(()),
+        false => bail!("seeds with differences: {differing:?}"),
+    }
+}
+
+fn temporary_folder(target: &Path) -> Result<tempfile::TempDir> {
+    let builder = || {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("vellum-differential-");
+        builder
+    };
+    builder()
+        .tempdir_in(MEMORY_FOLDER)
+        .or_else(|_| builder().tempdir_in(target))
+        .context("cannot make a temporary folder")
+}
+
+fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
+    let jobs = std::thread::available_parallelism().map_or(2, |count| count.get() + 1);
+    let mut arguments = Arguments {
+        seeds: 0..2000,
+        jobs,
+        vellum: None,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Long("seeds") => arguments.seeds = parse_seeds(&parser.value()?.string()?)?,
+            Arg::Long("jobs") => arguments.jobs = parser.value()?.parse::<usize>()?.max(1),
+            Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    Ok(arguments)
+}
+
+/// `A..B`, or one seed.
+fn parse_seeds(text: &str) -> Result<Range<u64>> {
+    let wrong = || format!("'{text}' is not a range of seeds such as 0..2000");
+    let number = |text: &str| text.parse::<u64>().with_context(wrong);
+    match text.split_once("..") {
+        Some((start, end)) => Ok(number(start)?..number(end)?),
+        None => {
+            let seed = number(text)?;
+            Ok(seed..seed + 1)
+        }
+    }
+}
+
+/// Seeds being played by several threads.
+struct Campaign<'a> {
+    programs: &'a Programs,
+    folder: &'a Path,
+    next: AtomicU64,
+    end: u64,
+    differing: Mutex<Vec<u64>>,
+}
+
+impl Campaign<'_> {
+    fn work(&self) {
+        loop {
+            let seed = self.next.fetch_add(1, Ordering::Relaxed);
+            if seed >= self.end || self.is_hopeless() {
+                return;
+            }
+            let folder = self.folder.join(format!("seed-{seed}"));
+            let scenario = Scenario::random(seed);
+            if let Err(difference) = play::play(self.programs, &folder, &scenario) {
+                self.report(seed, &folder, scenario, difference);
+            }
+            if (seed + 1) % PROGRESS_SCENARIOS == 0 {
+                println!("differential: up to seed {}", seed + 1);
+            }
+        }
+    }
+
+    fn is_hopeless(&self) -> bool {
+        let differing = self.differing.lock();
+        differing.is_ok_and(|differing| differing.len() >= MOST_DIFFERENCES)
+    }
+
+    fn report(&self, seed: u64, folder: &Path, scenario: Scenario, difference: Difference) {
+        let before = scenario.weight();
+        let play = |smaller: &Scenario| play::play(self.programs, folder, smaller);
+        let (small, difference) = shrink::shrink(scenario, difference, play);
+        if let Ok(mut differing) = self.differing.lock() {
+            differing.push(seed);
+        }
+        println!(
+            "\nseed {seed} differs ({before} commands, made {}): {}\n\nset -x\n{}\n",
+            small.weight(),
+            difference.what,
+            difference.script.join("\n")
+        );
+    }
+}

@@ -1,0 +1,152 @@
+//! What is done to an image, as commands of `qemu-io`.
+
+use super::random::Random;
+use super::shape::Shape;
+
+/// What one command line of the tool holds: its options and its commands.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// Options of the tool.
+    pub mode: Mode,
+    /// The commands, in groups that only make sense together.
+    pub groups: Vec<Vec<String>>,
+    /// Take an internal snapshot before.
+    pub snapshot: bool,
+}
+
+/// How the tool opens the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// As it does by itself.
+    Plain,
+    /// With options of the command line.
+    Flags(&'static [&'static str]),
+    /// By driver options; zeroes in writes are noticed.
+    DetectZeroes(&'static str),
+}
+
+impl Mode {
+    fn random(random: &mut Random) -> Mode {
+        match random.below(20) {
+            0 => Mode::Flags(&["-d", "ignore"]),
+            1 => Mode::Flags(&["-n"]),
+            2 => Mode::Flags(&["-t", "unsafe"]),
+            3 => Mode::Flags(&["-t", "writethrough"]),
+            4 => Mode::DetectZeroes("on"),
+            5 => Mode::DetectZeroes("unmap"),
+            _ => Mode::Plain,
+        }
+    }
+
+    /// The words of the command line before the commands.
+    pub fn words(self, image: &str) -> Vec<String> {
+        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+        match self {
+            Mode::Plain => owned(&["-f", "qcow2", image]),
+            Mode::Flags(flags) => [owned(flags), owned(&["-f", "qcow2", image])].concat(),
+            Mode::DetectZeroes(how) => {
+                let spec =
+                    format!("driver=qcow2,file.filename={image},discard=unmap,detect-zeroes={how}");
+                owned(&["--image-opts", &spec])
+            }
+        }
+    }
+}
+
+impl Batch {
+    /// A batch out of all there are.
+    pub fn random(random: &mut Random, shape: &Shape) -> Batch {
+        let snapshot = shape.can_snapshot() && random.chance(25);
+        let mode = Mode::random(random);
+        let count = random.between(1, 14);
+        let groups = (0..count).map(|_| group(random, shape)).collect();
+        Batch {
+            mode,
+            groups,
+            snapshot,
+        }
+    }
+}
+
+fn group(random: &mut Random, shape: &Shape) -> Vec<String> {
+    let (offset, len) = range(random, shape);
+    let pattern = if random.chance(20) {
+        0
+    } else {
+        random.below(256)
+    };
+    let one = match random.below(100) {
+        0..32 => format!("write -q -P {pattern} {offset} {len}"),
+        32..35 => format!("write -q -f -P {pattern} {offset} {len}"),
+        35..40 => {
+            let first = random.between(0, len);
+            format!("writev -q -P {pattern} {offset} {first} {}", len - first)
+        }
+        40..52 => format!("write -q -z {offset} {len}"),
+        52..64 => format!("write -q -z -u {offset} {len}"),
+        64..66 => format!("write -q -z -n {offset} {len}"),
+        66..80 => format!("discard -q {offset} {len}"),
+        80..86 => format!("read -v {offset} {}", len.min(600)),
+        86..88 => format!("readv -v {offset} {} 10", len.min(300)),
+        88..91 => format!("alloc {offset} {len}"),
+        91..92 => "map".into(),
+        92..94 => "flush".into(),
+        94..95 => "length".into(),
+        _ => return simultaneous(random, shape),
+    };
+    vec![one]
+}
+
+/// Several requests at once. They touch no cluster in common: what becomes of
+/// two at once in one cluster may depend on which comes first.
+fn simultaneous(random: &mut Random, shape: &Shape) -> Vec<String> {
+    let mut commands = Vec::new();
+    let mut taken: Vec<(u64, u64)> = Vec::new();
+    for _ in 0..random.between(2, 8) {
+        let (offset, len) = range(random, shape);
+        let clusters = (
+            offset / shape.cluster_bytes(),
+            (offset + len).div_ceil(shape.cluster_bytes()),
+        );
+        if taken
+            .iter()
+            .any(|&(start, end)| clusters.0 < end && start < clusters.1)
+        {
+            continue;
+        }
+        taken.push(clusters);
+        commands.push(match random.below(5) {
+            0 => format!("aio_write -q -z {offset} {len}"),
+            1 => format!("aio_write -q -z -u {offset} {len}"),
+            _ => format!("aio_write -q -P {} {offset} {len}", random.below(256)),
+        });
+    }
+    commands.push("aio_flush".into());
+    commands
+}
+
+/// A range: now at bytes, now at sectors, subclusters or clusters; sometimes up
+/// to the very end, rarely beyond it.
+fn range(random: &mut Random, shape: &Shape) -> (u64, u64) {
+    let (cluster, sub) = (shape.cluster_bytes(), shape.subcluster_bytes());
+    let unit = random.pick(&[1, 512, 512, 4096, sub, sub, cluster, cluster]);
+    let longest = random.pick(&[
+        unit,
+        4 * unit,
+        sub,
+        3 * sub,
+        cluster,
+        3 * cluster,
+        6 * cluster,
+    ]);
+    let longest = longest.clamp(1, 4 << 20);
+    let spot = random.pick(&shape.spots);
+    let offset = (spot + random.below(shape.reach_bytes)) / unit * unit;
+    let len = (random.between(1, longest) / unit * unit).max(unit.min(longest));
+    let left = shape.size_bytes.saturating_sub(offset);
+    match random.below(100) {
+        0..10 if left <= 8 << 20 => (offset, left.max(1)),
+        10..12 => (offset, len),
+        _ => (offset, len.min(left).max(1)),
+    }
+}

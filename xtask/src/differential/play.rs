@@ -1,0 +1,130 @@
+//! Plays a scenario and says what differed.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::compare::{self, IMAGES};
+use super::runner::{Programs, Runner};
+use super::scenario::{Scenario, Tool};
+use super::shape::Backing;
+
+/// A difference, and the commands that led to it.
+#[derive(Debug)]
+pub struct Difference {
+    /// What differed.
+    pub what: String,
+    /// The commands, as lines of a shell script.
+    pub script: Vec<String>,
+}
+
+/// Plays a scenario in a folder of its own, which is removed afterwards.
+pub fn play(programs: &Programs, folder: &Path, scenario: &Scenario) -> Result<(), Difference> {
+    let mut runner = Runner::new(programs, folder);
+    let result = std::fs::create_dir(folder)
+        .context("cannot make a folder")
+        .and_then(|()| play_all(&mut runner, scenario));
+    let script = runner.script;
+    // What cannot be removed now goes with the folder around it.
+    let _ = std::fs::remove_dir_all(folder);
+    result.map_err(|error| Difference {
+        what: format!("{error:#}"),
+        script,
+    })
+}
+
+fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
+    create(runner, scenario)?;
+    prepare(runner, scenario)?;
+    for (index, batch) in scenario.batches.iter().enumerate() {
+        if batch.snapshot {
+            for image in IMAGES {
+                let name = format!("s{index}");
+                let words = ["snapshot", "-c", &name, image].map(str::to_owned);
+                runner.img_done(Tool::Qemu, &words)?;
+            }
+        }
+        let commands: Vec<String> = batch.groups.concat();
+        if commands.is_empty() {
+            // Without commands the tools would talk to a person.
+            continue;
+        }
+        let tools = [scenario.writer(index), Tool::Qemu];
+        let mut answers = Vec::new();
+        for (image, tool) in IMAGES.into_iter().zip(tools) {
+            let mut words = command_words(&commands);
+            words.extend(batch.mode.words(image));
+            answers.push(runner.io(tool, &words)?);
+        }
+        ensure!(
+            answers[0] == answers[1],
+            "the tools answer differently:\nvellum: {:?}\nqemu: {:?}",
+            answers[0],
+            answers[1]
+        );
+    }
+    compare::compare(runner, &scenario.shape)
+}
+
+fn command_words(commands: &[String]) -> Vec<String> {
+    commands
+        .iter()
+        .flat_map(|command| ["-c".to_owned(), command.clone()])
+        .collect()
+}
+
+fn create(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
+    for backing in &scenario.shape.chain {
+        create_backing(runner, backing)?;
+    }
+    let size = scenario.shape.size_bytes.to_string();
+    for (image, tool) in IMAGES.into_iter().zip(scenario.creators) {
+        let options = scenario.shape.options(image);
+        let words = ["create", "-q", "-f", "qcow2", "-o", &options, image, &size];
+        runner
+            .img_done(tool, &words.map(str::to_owned))
+            .context("create")?;
+    }
+    Ok(())
+}
+
+fn create_backing(runner: &mut Runner, backing: &Backing) -> Result<()> {
+    let mut words = vec!["create", "-q", "-f", backing.format];
+    if !backing.options.is_empty() {
+        words.extend(["-o", &backing.options]);
+    }
+    let size = backing.size_bytes.to_string();
+    words.extend([backing.name.as_str(), &size]);
+    let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+    runner.img_done(Tool::Qemu, &words)?;
+    let mut words = command_words(&backing.commands);
+    if words.is_empty() {
+        return Ok(());
+    }
+    words.extend(["-f", backing.format, &backing.name].map(str::to_owned));
+    let answer = runner.io(Tool::Qemu, &words)?;
+    // A compressed write to a cluster that has data already fails, and may.
+    ensure!(
+        answer.errors.is_empty(),
+        "qemu-io on a backing file: {}",
+        answer.errors
+    );
+    Ok(())
+}
+
+fn prepare(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
+    if scenario.preparation.is_empty() {
+        return Ok(());
+    }
+    for image in IMAGES {
+        let mut words = command_words(&scenario.preparation);
+        words.extend(["-f", "qcow2", image].map(str::to_owned));
+        let answer = runner.io(Tool::Qemu, &words)?;
+        ensure!(
+            answer.errors.is_empty(),
+            "qemu-io on {image}: {}",
+            answer.errors
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Runs the tools in one folder and remembers how, as a script.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::scenario::Tool;
+use crate::process;
+
+/// How long one tool may take before it counts as hung.
+const LIMIT_SECONDS: &str = "60";
+const TIMED_OUT: i32 = 124;
+
+/// The programs that are compared.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// The program under test.
+    pub vellum: PathBuf,
+    qemu_img: PathBuf,
+    qemu_io: PathBuf,
+    timeout: PathBuf,
+}
+
+impl Programs {
+    /// Finds QEMU's programs beside the one under test.
+    pub fn find(vellum: PathBuf) -> Result<Programs> {
+        let find = |name: &str| {
+            process::find_program(name)
+                .with_context(|| format!("{name} is not installed; run `cargo xtask setup`"))
+        };
+        Ok(Programs {
+            vellum: vellum
+                .canonicalize()
+                .with_context(|| format!("cannot find {}", vellum.display()))?,
+            qemu_img: find("qemu-img")?,
+            qemu_io: find("qemu-io")?,
+            timeout: find("timeout")?,
+        })
+    }
+}
+
+/// What a tool printed, and its exit code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The exit code.
+    pub code: i32,
+    /// Standard output without the lines that tell times.
+    pub output: String,
+    /// Standard error, with the names of the programs made alike.
+    pub errors: String,
+}
+
+/// Runs tools in one folder.
+#[derive(Debug)]
+pub struct Runner<'a> {
+    programs: &'a Programs,
+    folder: &'a Path,
+    /// The commands so far, as lines of a shell script.
+    pub script: Vec<String>,
+}
+
+impl<'a> Runner<'a> {
+    /// A runner with an empty script.
+    pub fn new(programs: &'a Programs, folder: &'a Path) -> Self {
+        Runner {
+            programs,
+            folder,
+            script: Vec::new(),
+        }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        self.folder
+    }
+
+    /// `qemu-img` or its counterpart.
+    pub fn img(&mut self, tool: Tool, words: &[String]) -> Result<Answer> {
+        match tool {
+            Tool::Vellum => self.run("vellum", &self.programs.vellum, words),
+            Tool::Qemu => self.run("qemu-img", &self.programs.qemu_img, words),
+        }
+    }
+
+    /// `qemu-io` or its counterpart.
+    pub fn io(&mut self, tool: Tool, words: &[String]) -> Result<Answer> {
+        match tool {
+            Tool::Vellum => {
+                let words = [&["io".to_owned()], words].concat();
+                self.run("vellum", &self.programs.vellum, &words)
+            }
+            Tool::Qemu => self.run("qemu-io", &self.programs.qemu_io, words),
+        }
+    }
+
+    /// As [`Runner::img`], where only success will do.
+    pub fn img_done(&mut self, tool: Tool, words: &[String]) -> Result<()> {
+        let answer = self.img(tool, words)?;
+        if answer.code != 0 {
+            bail!(
+                "exit code {}: {}{}",
+                answer.code,
+                answer.output,
+                answer.errors
+            );
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, name: &str, program: &Path, words: &[String]) -> Result<Answer> {
+        let mut shown = Command::new(name);
+        self.script.push(process::shown(shown.args(words)));
+        let mut command = Command::new(&self.programs.timeout);
+        command
+            .args(["-k", "5", LIMIT_SECONDS])
+            .arg(program)
+            .args(words);
+        let output = process::capture(command.current_dir(self.folder))?;
+        let code = output.status.code().unwrap_or(-1);
+        if code == TIMED_OUT {
+            bail!("{name} did not end within {LIMIT_SECONDS} s");
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let kept = text.lines().filter(|line| !line.contains(" ops; "));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        Ok(Answer {
+            code,
+            output: kept.map(|line| format!("{line}\n")).collect(),
+            errors: errors
+                .replace("qemu-img: ", "vellum: ")
+                .replace("qemu-io: ", "vellum: "),
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! A scenario: two images made alike, and what is done to both.
+
+use super::operation::Batch;
+use super::random::Random;
+use super::shape::{DataFile, Shape, compressed_write};
+
+/// Who makes or writes an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tool {
+    /// The program under test.
+    Vellum,
+    /// QEMU's programs.
+    Qemu,
+}
+
+/// Two images and their lives. The second one is written by QEMU only.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// What both are like.
+    pub shape: Shape,
+    /// Who makes the first and the second.
+    pub creators: [Tool; 2],
+    /// Commands that QEMU runs on both first: compressed writes above all.
+    pub preparation: Vec<String>,
+    /// What is done to both.
+    pub batches: Vec<Batch>,
+    /// The writers of the first image take turns; otherwise it is Vellum alone.
+    pub alternate: bool,
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn random(seed: u64) -> Scenario {
+        let random = &mut Random::new(seed);
+        let shape = Shape::random(random);
+        let creators = [(); 2].map(|()| random.pick(&[Tool::Vellum, Tool::Qemu]));
+        let mut preparation = Vec::new();
+        if shape.data_file == DataFile::Inside && random.chance(40) {
+            let inside = shape.size_bytes.min(shape.reach_bytes);
+            for _ in 0..random.between(1, 4) {
+                preparation.extend(compressed_write(random, inside, shape.cluster_bits));
+            }
+        }
+        let count = random.between(1, 4);
+        let batches = (0..count).map(|_| Batch::random(random, &shape)).collect();
+        let alternate = random.chance(25);
+        Scenario {
+            shape,
+            creators,
+            preparation,
+            batches,
+            alternate,
+        }
+    }
+
+    /// Who writes the first image in a batch.
+    pub fn writer(&self, batch: usize) -> Tool {
+        match self.alternate && batch % 2 == 1 {
+            true => Tool::Qemu,
+            false => Tool::Vellum,
+        }
+    }
+
+    /// How many commands there are; a smaller scenario has fewer.
+    pub fn weight(&self) -> usize {
+        let groups: usize = self.batches.iter().map(|batch| batch.groups.len()).sum();
+        groups + self.preparation.len() + self.batches.len()
+    }
+}

@@ -1,0 +1,86 @@
+//! Makes a failing scenario smaller while it still fails.
+
+use super::operation::Mode;
+use super::play::Difference;
+use super::scenario::Scenario;
+
+/// How many smaller scenarios are tried at most.
+const MOST_TRIES: usize = 250;
+
+/// The smallest scenario found that still fails, with its failure.
+pub fn shrink(
+    scenario: Scenario,
+    difference: Difference,
+    mut play: impl FnMut(&Scenario) -> Result<(), Difference>,
+) -> (Scenario, Difference) {
+    let mut best = (scenario, difference);
+    let mut tries = 0;
+    'smaller: loop {
+        for candidate in candidates(&best.0) {
+            if tries == MOST_TRIES {
+                return best;
+            }
+            tries += 1;
+            if let Err(difference) = play(&candidate) {
+                best = (candidate, difference);
+                continue 'smaller;
+            }
+        }
+        return best;
+    }
+}
+
+/// Scenarios that are a little smaller, the smallest first.
+fn candidates(scenario: &Scenario) -> Vec<Scenario> {
+    let mut found = Vec::new();
+    let mut add = |change: &dyn Fn(&mut Scenario)| {
+        let mut smaller = scenario.clone();
+        change(&mut smaller);
+        found.push(smaller);
+    };
+    if !scenario.preparation.is_empty() {
+        add(&|smaller| smaller.preparation.clear());
+    }
+    for index in 0..scenario.batches.len() {
+        add(&|smaller| drop(smaller.batches.remove(index)));
+    }
+    for (index, batch) in scenario.batches.iter().enumerate() {
+        if batch.snapshot {
+            add(&|smaller| smaller.batches[index].snapshot = false);
+        }
+        if batch.mode != Mode::Plain {
+            add(&|smaller| smaller.batches[index].mode = Mode::Plain);
+        }
+        for (start, end) in halves(batch.groups.len()) {
+            add(&|smaller| drop(smaller.batches[index].groups.drain(start..end)));
+        }
+    }
+    for (start, end) in halves(scenario.preparation.len()) {
+        add(&|smaller| drop(smaller.preparation.drain(start..end)));
+    }
+    if !scenario.shape.chain.is_empty() {
+        add(&|smaller| smaller.shape.chain.clear());
+    }
+    for (level, backing) in scenario.shape.chain.iter().enumerate() {
+        for at in 0..backing.commands.len() {
+            add(&|smaller| drop(smaller.shape.chain[level].commands.remove(at)));
+        }
+    }
+    found
+}
+
+/// Ranges to leave out of so many things: halves, quarters, down to single ones.
+fn halves(count: usize) -> Vec<(usize, usize)> {
+    let mut ranges = Vec::new();
+    let mut len = count / 2;
+    while len > 1 {
+        ranges.extend(
+            (0..count)
+                .step_by(len)
+                .map(|start| (start, (start + len).min(count))),
+        );
+        len /= 2;
+    }
+    ranges.extend((0..count).map(|at| (at, at + 1)));
+    ranges
+}
