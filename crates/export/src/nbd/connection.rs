@@ -1,0 +1,253 @@
+//! The transmission phase of one connection: a reader that starts requests, any
+//! number of requests in flight, and a sender that takes their replies out.
+//!
+//! Invariant: every request that was let in by the window is answered exactly
+//! once (or the connection is over), and only its last reply leaves the window.
+
+use std::cell::Cell;
+use std::net::Shutdown;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use vellum_storage::lane::net::Stream;
+use vellum_storage::{Buffer, spawn};
+
+use super::export::{Export, MetaContext};
+use super::input::{Gone, Input};
+use super::outbox::{Heads, Outbox, Reply};
+use super::perform;
+use super::pool::Pool;
+use super::proto;
+use super::reply::{Address, Head};
+use super::request::{Command, Framing, RequestHeader, SessionLimits};
+use super::window::Window;
+
+/// Payloads of refused requests up to this many bytes are read and dropped, so
+/// that the connection stays usable.
+const MAX_SKIPPED_BYTES: u64 = 2 * proto::MAX_PAYLOAD_BYTES;
+
+/// What the handshake agreed on.
+#[derive(Debug)]
+pub(super) struct Agreement {
+    pub(super) export: Arc<Export>,
+    pub(super) framing: Framing,
+    pub(super) contexts: Vec<MetaContext>,
+}
+
+/// One connection in its transmission phase.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) agreement: Agreement,
+    pub(super) pool: Pool,
+    stream: Stream,
+    window: Window,
+    outbox: Outbox,
+    /// Nothing can be sent any more: replies are dropped.
+    mute: Cell<bool>,
+}
+
+/// A request in flight; it must be answered.
+#[derive(Debug)]
+#[must_use = "a request that is not answered holds its room forever"]
+pub(super) struct Request {
+    pub(super) connection: Rc<Connection>,
+    pub(super) address: Address,
+    /// Errors of this request are answered with a simple reply.
+    room_bytes: u64,
+}
+
+/// Serves requests until the client leaves, then finishes what is in flight.
+pub(super) async fn serve(stream: Stream, input: Input, agreement: Agreement) -> Gone {
+    let connection = Rc::new(Connection {
+        agreement,
+        pool: Pool::default(),
+        stream,
+        window: Window::default(),
+        outbox: Outbox::default(),
+        mute: Cell::new(false),
+    });
+    let sender = spawn(send_replies(connection.clone()));
+    let end = match read_requests(&connection, input).await {
+        Ok(()) => Gone::Closed,
+        Err(gone) => gone,
+    };
+    connection.window.drained().await;
+    connection.outbox.close();
+    sender.await;
+    end
+}
+
+/// Reads and starts requests; returns when the client says goodbye.
+async fn read_requests(connection: &Rc<Connection>, mut input: Input) -> Result<(), Gone> {
+    let framing = connection.agreement.framing;
+    let header_bytes = framing.request_header_bytes();
+    loop {
+        input.need(&connection.stream, header_bytes).await?;
+        let header = RequestHeader::decode(framing, &input.available()[..header_bytes])
+            .ok_or(Gone::Broken("a request with a wrong magic number"))?;
+        input.consume(header_bytes);
+        match Command::check(&header, &connection.limits()) {
+            Ok(Command::Disconnect) => return Ok(()),
+            Ok(command) => connection.admit(&mut input, &header, command).await?,
+            Err(refusal) => {
+                connection.skip_payload(&mut input, &header).await?;
+                let request = connection.request(&header, 0).await;
+                request.fail(refusal.error, refusal.message);
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn limits(&self) -> SessionLimits {
+        SessionLimits {
+            size_bytes: self.agreement.export.device.size_bytes(),
+            read_only: self.agreement.export.read_only,
+            framing: self.agreement.framing,
+            has_contexts: !self.agreement.contexts.is_empty(),
+        }
+    }
+
+    /// Waits for room in the window and takes it for the request.
+    async fn request(self: &Rc<Self>, header: &RequestHeader, room_bytes: u64) -> Request {
+        self.window.enter(room_bytes).await;
+        let address = Address {
+            framing: self.agreement.framing,
+            cookie: header.cookie,
+            offset_bytes: header.offset_bytes,
+        };
+        Request {
+            connection: self.clone(),
+            address,
+            room_bytes,
+        }
+    }
+
+    /// Receives the payload of a request, if it has one, and starts it.
+    async fn admit(
+        self: &Rc<Self>,
+        input: &mut Input,
+        header: &RequestHeader,
+        command: Command,
+    ) -> Result<(), Gone> {
+        let payload_bytes = header.payload_bytes(self.agreement.framing);
+        let room_bytes = match command {
+            Command::Read { range, .. } => range.len_bytes,
+            _ => payload_bytes,
+        };
+        let request = self.request(header, room_bytes).await;
+        let mut payload = None;
+        if payload_bytes > 0 {
+            // Checked by the command: at most `MAX_PAYLOAD_BYTES`.
+            let buffer = self.pool.take(payload_bytes as usize);
+            match input.fill(&self.stream, buffer).await {
+                Ok(filled) => payload = Some(filled),
+                Err(gone) => {
+                    request.abandon();
+                    return Err(gone);
+                }
+            }
+        }
+        perform::start(request, command, payload);
+        Ok(())
+    }
+
+    async fn skip_payload(&self, input: &mut Input, header: &RequestHeader) -> Result<(), Gone> {
+        match header.payload_bytes(self.agreement.framing) {
+            0 => Ok(()),
+            bytes if bytes <= MAX_SKIPPED_BYTES => input.skip(&self.stream, bytes).await,
+            _ => Err(Gone::Broken("a request with an absurdly long payload")),
+        }
+    }
+
+    fn push(&self, reply: Reply) {
+        if self.mute.get() {
+            self.settle(reply.releases);
+        } else {
+            self.outbox.push(reply);
+        }
+    }
+
+    fn settle(&self, releases: Option<u64>) {
+        if let Some(bytes) = releases
+            && self.window.leave(bytes)
+        {
+            self.pool.trim();
+        }
+    }
+}
+
+/// Sends replies until the outbox is closed; after a failure it only drops them.
+async fn send_replies(connection: Rc<Connection>) {
+    let mut heads = Heads::new();
+    let mut batch = Vec::new();
+    while connection.outbox.next_batch(&mut batch).await {
+        if !connection.mute.get() {
+            let pieces = heads.gather(&mut batch);
+            match connection.stream.send(pieces).await {
+                Ok(pieces) => heads.reclaim(pieces, |payload| connection.pool.give(payload)),
+                Err(_) => {
+                    connection.mute.set(true);
+                    heads = Heads::new();
+                    // The reader learns of it as the end of its input.
+                    let _ = connection.stream.shutdown(Shutdown::Both);
+                }
+            }
+        }
+        for reply in batch.drain(..) {
+            connection.settle(reply.releases);
+        }
+    }
+}
+
+impl Request {
+    /// The export that the request is for.
+    pub(super) fn export(&self) -> &Export {
+        &self.connection.agreement.export
+    }
+
+    fn push(&self, head: Head, payload: Option<Buffer>, last: bool) {
+        let releases = last.then_some(self.room_bytes);
+        self.connection.push(Reply {
+            head,
+            payload,
+            releases,
+        });
+    }
+
+    /// Sends a chunk that is not the last of its reply.
+    pub(super) fn send(&self, head: Head, payload: Option<Buffer>) {
+        self.push(head, payload, false);
+    }
+
+    /// Sends the last (or only) chunk of the reply.
+    pub(super) fn finish(self, head: Head, payload: Option<Buffer>) {
+        self.push(head, payload, true);
+    }
+
+    /// Answers success without data.
+    pub(super) fn done(self) {
+        let head = self.address.done();
+        self.finish(head, None);
+    }
+
+    /// Answers an error.
+    pub(super) fn fail(self, error: u32, message: &str) {
+        if self.address.framing == Framing::Simple {
+            let head = self.address.simple(error);
+            return self.finish(head, None);
+        }
+        let mut end = message.len().min(proto::MAX_STRING_BYTES);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        let text = &message.as_bytes()[..end];
+        let head = self.address.error_chunk(error, text.len() as u16);
+        self.finish(head, (!text.is_empty()).then(|| Buffer::copy_of(text)));
+    }
+
+    /// Gives up without an answer: the connection is over.
+    fn abandon(self) {
+        self.connection.settle(Some(self.room_bytes));
+    }
+}

@@ -1,0 +1,110 @@
+//! Threads that serve connections: started as they are needed, each a lane.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use vellum_storage::lane::{self, Remote};
+
+use super::stop::Stop;
+
+/// The lanes of a server; the first is the caller's own.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    lanes: Vec<Lane>,
+    most: usize,
+    end: Stop,
+}
+
+struct Lane {
+    remote: Remote,
+    connections: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lane")
+            .field("connections", &self.connections)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A connection's place on a lane, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Seat(Arc<AtomicUsize>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Lanes {
+    /// The calling thread's lane, and room for up to `most` in all.
+    pub(super) fn new(most: usize) -> Self {
+        let own = Lane {
+            remote: lane::remote(),
+            connections: Arc::default(),
+            thread: None,
+        };
+        Lanes {
+            lanes: vec![own],
+            most: most.max(1),
+            end: Stop::new(),
+        }
+    }
+
+    /// A place on the lane with the fewest connections; on a new lane if all
+    /// are busy and another one may be started.
+    pub(super) fn take_seat(&mut self) -> (Remote, Seat) {
+        let load = |lane: &Lane| lane.connections.load(Ordering::Relaxed);
+        let all_busy = self.lanes.iter().all(|lane| load(lane) > 0);
+        if all_busy && self.lanes.len() < self.most {
+            // Without another thread the ones that run must do.
+            if let Ok(lane) = start_lane(self.lanes.len(), self.end.clone()) {
+                self.lanes.push(lane);
+            }
+        }
+        let mut best = &self.lanes[0];
+        for lane in &self.lanes[1..] {
+            if load(lane) < load(best) {
+                best = lane;
+            }
+        }
+        best.connections.fetch_add(1, Ordering::Relaxed);
+        (best.remote.clone(), Seat(best.connections.clone()))
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.end.request();
+        for thread in self.lanes.drain(..).filter_map(|lane| lane.thread) {
+            // A lane that panicked has said so on standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start_lane(number: usize, end: Stop) -> io::Result<Lane> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new()
+        .name(format!("lane-{number}"))
+        .spawn(move || {
+            lane::block_on(async move {
+                // Nobody listens only if the server has given up on this lane.
+                let _ = sender.send(lane::remote());
+                end.wait().await;
+            });
+        })?;
+    let remote = receiver
+        .recv()
+        .map_err(|_| io::Error::other("the lane did not start"))?;
+    Ok(Lane {
+        remote,
+        connections: Arc::default(),
+        thread: Some(thread),
+    })
+}

@@ -1,0 +1,307 @@
+//! Carrying out requests on the device.
+
+use futures_util::FutureExt;
+use vellum::{Extent, RequestFlags, ZeroRequest};
+use vellum_storage::{Buffer, Error, Io, Result, spawn};
+
+use super::connection::Request;
+use super::export::MetaContext;
+use super::proto;
+use super::request::{Command, Framing, Range, Selection};
+
+/// Reads from this length on ask the device where its holes are.
+const SPARSE_READ_BYTES: u64 = 64 << 10;
+/// Most extents in one answer to a block status request.
+const MAX_EXTENTS: usize = 16 << 10;
+/// How much is read at once to fill a cache.
+const CACHE_STEP_BYTES: u64 = 1 << 20;
+
+/// Starts a request that was checked; it answers by itself.
+pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>) {
+    let device = request.export().device.clone();
+    match command {
+        Command::Read { range, whole } => start_read(request, range, whole),
+        Command::Write { range, fua } => match payload {
+            Some(data) => {
+                let io = device.write(range.offset_bytes, data, RequestFlags { fua });
+                when_done(request, io, |request, data| {
+                    request.connection.pool.give(data);
+                    request.done();
+                });
+            }
+            None => request.done(),
+        },
+        Command::Flush => when_done(request, device.flush(), |request, ()| request.done()),
+        Command::Trim { range, fua } => when_done(
+            request,
+            Io::boxed(async move {
+                if range.len_bytes > 0 {
+                    device.discard(range.offset_bytes, range.len_bytes).await?;
+                }
+                if fua { device.flush().await } else { Ok(()) }
+            }),
+            |request, ()| request.done(),
+        ),
+        Command::WriteZeroes { range, .. } if range.len_bytes == 0 => request.done(),
+        Command::WriteZeroes {
+            range,
+            fua,
+            may_unmap,
+            fast,
+        } => {
+            let flags = ZeroRequest {
+                may_unmap,
+                no_fallback: fast,
+                fua,
+            };
+            let io = device.write_zeroes(range.offset_bytes, range.len_bytes, flags);
+            when_done(request, io, |request, ()| request.done());
+        }
+        Command::Cache { range } => start_cache(request, range),
+        Command::BlockStatus {
+            range,
+            one,
+            selected,
+        } => {
+            start_block_status(request, range, one, selected.then_some(payload).flatten());
+        }
+        // The reader has left already.
+        Command::Disconnect => request.done(),
+    }
+}
+
+/// Answers when `io` is complete: at once if it is already.
+fn when_done<T: 'static>(request: Request, io: Io<T>, answer: impl FnOnce(Request, T) + 'static) {
+    let finish = move |result: Result<T>| match result {
+        Ok(value) => answer(request, value),
+        Err(error) => fail(request, &error),
+    };
+    if io.is_ready() {
+        // Ready means that the first poll yields the result.
+        if let Some(result) = io.now_or_never() {
+            finish(result);
+        }
+    } else {
+        drop(spawn(async move { finish(io.await) }));
+    }
+}
+
+fn fail(request: Request, error: &Error) {
+    request.fail(proto::error_number(error.errno()), &error.to_string());
+}
+
+fn start_read(request: Request, range: Range, whole: bool) {
+    let framing = request.address.framing;
+    if range.len_bytes == 0 {
+        let head = match framing {
+            Framing::Simple => request.address.simple(0),
+            _ => request.address.end_of_chunks(),
+        };
+        return request.finish(head, None);
+    }
+    if framing > Framing::Simple && !whole && range.len_bytes >= SPARSE_READ_BYTES {
+        drop(spawn(read_sparse(request, range)));
+        return;
+    }
+    let io = start_data(&request, range);
+    when_done(request, io, move |request, data| {
+        finish_data(request, range.offset_bytes, data)
+    });
+}
+
+/// Lengths here are those of reads, so at most [`proto::MAX_PAYLOAD_BYTES`].
+fn start_data(request: &Request, range: Range) -> Io<Buffer> {
+    let buffer = request.connection.pool.take(range.len_bytes as usize);
+    request.export().device.read(range.offset_bytes, buffer)
+}
+
+fn finish_data(request: Request, offset_bytes: u64, data: Buffer) {
+    let head = request.address.data(offset_bytes, data.len() as u32, true);
+    request.finish(head, Some(data));
+}
+
+/// Reads a range in chunks of data and holes.
+async fn read_sparse(request: Request, range: Range) {
+    let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
+    while at < end {
+        let (run, zero) = match next_run(&request, at, end).await {
+            Ok(run) => run,
+            Err(error) => return fail(request, &error),
+        };
+        let last = at + run.len_bytes == end;
+        let (head, data) = if zero {
+            (request.address.hole(at, run.len_bytes as u32, last), None)
+        } else {
+            match start_data(&request, run).await {
+                Ok(data) => (
+                    request.address.data(at, data.len() as u32, last),
+                    Some(data),
+                ),
+                Err(error) => return fail(request, &error),
+            }
+        };
+        if last {
+            return request.finish(head, data);
+        }
+        request.send(head, data);
+        at += run.len_bytes;
+    }
+}
+
+/// The run of zeroes, or of anything else, that begins at `at`.
+async fn next_run(request: &Request, at: u64, end: u64) -> Result<(Range, bool)> {
+    let device = &request.export().device;
+    let mut len_bytes = 0;
+    let mut zero = None;
+    while at + len_bytes < end {
+        let from = at + len_bytes;
+        let extent = device.block_status(from, end - from, u32::MAX).await?;
+        if *zero.get_or_insert(extent.zero) != extent.zero {
+            break;
+        }
+        len_bytes += extent.len_bytes.clamp(1, end - from);
+    }
+    Ok((
+        Range {
+            offset_bytes: at,
+            len_bytes,
+        },
+        zero.unwrap_or(false),
+    ))
+}
+
+/// Reads the range and drops it, so that the caches below have it.
+fn start_cache(request: Request, range: Range) {
+    let device = request.export().device.clone();
+    let whole = async move {
+        let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
+        while at < end {
+            let step = CACHE_STEP_BYTES.min(end - at);
+            device.read(at, Buffer::for_read(step as usize)).await?;
+            at += step;
+        }
+        Ok(())
+    };
+    when_done(request, Io::boxed(whole), |request, ()| request.done());
+}
+
+fn start_block_status(request: Request, range: Range, one: bool, selection: Option<Buffer>) {
+    let mut contexts = request.connection.agreement.contexts.clone();
+    let mut range = range;
+    if let Some(bytes) = selection {
+        let Some(selection) = Selection::decode(&bytes) else {
+            return request.fail(proto::EINVAL, "malformed selection of contexts");
+        };
+        let known = |id: &u32| contexts.iter().any(|context| context.id() == *id);
+        if !selection.contexts.iter().all(known) {
+            return request.fail(proto::EINVAL, "a context that was not negotiated");
+        }
+        contexts.retain(|context| selection.contexts.contains(&context.id()));
+        range.len_bytes = selection.len_bytes;
+        if !range.fits(request.export().device.size_bytes()) {
+            return request.fail(
+                proto::EINVAL,
+                "the request goes beyond the end of the export",
+            );
+        }
+    }
+    drop(spawn(report_status(request, range, one, contexts)));
+}
+
+async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<MetaContext>) {
+    let mut lists: Vec<_> = contexts.into_iter().map(ExtentList::new).collect();
+    let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
+    while at < end {
+        let status = request.export().device.block_status(at, end - at, u32::MAX);
+        let extent = match status.await {
+            Ok(extent) => extent,
+            Err(error) => return fail(request, &error),
+        };
+        let len_bytes = extent.len_bytes.clamp(1, end - at);
+        at += len_bytes;
+        for list in &mut lists {
+            list.push(&extent, len_bytes);
+        }
+        let satisfied = |list: &ExtentList| list.extents.len() > if one { 1 } else { MAX_EXTENTS };
+        if lists.iter().all(satisfied) || lists.iter().any(|list| list.is_full()) {
+            break;
+        }
+    }
+    finish_status(request, lists, one);
+}
+
+fn finish_status(request: Request, lists: Vec<ExtentList>, one: bool) {
+    let count = lists.len();
+    let address = request.address;
+    let mut last = None;
+    for (place, mut list) in lists.into_iter().enumerate() {
+        list.extents.truncate(if one { 1 } else { MAX_EXTENTS });
+        let payload = list.encode(address.framing);
+        let is_last = place + 1 == count;
+        let extents = list.extents.len() as u32;
+        let id = list.context.id();
+        let head = address.block_status(id, payload.len() as u32, extents, is_last);
+        if is_last {
+            last = Some((head, payload));
+        } else {
+            request.send(head, Some(payload));
+        }
+    }
+    match last {
+        Some((head, payload)) => request.finish(head, Some(payload)),
+        None => request.fail(proto::EINVAL, "block status without a metadata context"),
+    }
+}
+
+/// The extents of one context, neighbours of one state merged.
+struct ExtentList {
+    context: MetaContext,
+    extents: Vec<(u64, u32)>,
+}
+
+impl ExtentList {
+    fn new(context: MetaContext) -> Self {
+        ExtentList {
+            context,
+            extents: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, extent: &Extent, len_bytes: u64) {
+        let state = match self.context {
+            MetaContext::Allocation => allocation_state(extent),
+            MetaContext::Depth if extent.present => extent.depth.saturating_add(1),
+            MetaContext::Depth => 0,
+        };
+        match self.extents.last_mut() {
+            Some((len, last)) if *last == state => *len += len_bytes,
+            _ => self.extents.push((len_bytes, state)),
+        }
+    }
+
+    /// One extent beyond the limit: the last that is kept is complete.
+    fn is_full(&self) -> bool {
+        self.extents.len() > MAX_EXTENTS
+    }
+
+    fn encode(&self, framing: Framing) -> Buffer {
+        let mut bytes = Vec::with_capacity(self.extents.len() * 16);
+        for &(len_bytes, state) in &self.extents {
+            if framing == Framing::Extended {
+                bytes.extend(len_bytes.to_be_bytes());
+                bytes.extend(u64::from(state).to_be_bytes());
+            } else {
+                // A compact request spans less than 4 GiB.
+                bytes.extend((len_bytes as u32).to_be_bytes());
+                bytes.extend(state.to_be_bytes());
+            }
+        }
+        Buffer::copy_of(&bytes)
+    }
+}
+
+fn allocation_state(extent: &Extent) -> u32 {
+    let hole = if extent.data { 0 } else { proto::STATE_HOLE };
+    let zero = if extent.zero { proto::STATE_ZERO } else { 0 };
+    hole | zero
+}

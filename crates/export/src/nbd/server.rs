@@ -1,0 +1,262 @@
+//! The server: takes clients in, spreads them over lanes, and ends in order.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::net::Shutdown;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use event_listener::Event;
+use futures_util::future::{Either, select};
+use vellum_storage::lane::{self, net::Stream};
+use vellum_storage::spawn;
+
+use super::connection;
+use super::export::Export;
+use super::input::{Gone, Input};
+use super::lanes::{Lanes, Seat};
+use super::listener::Listener;
+use super::negotiate::negotiate;
+use super::stop::Stop;
+
+/// How long clients may take to fetch their last replies when the server stops.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// Pause after a failed accept: the cause (no file descriptors) will not go at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server offers.
+#[derive(Debug, Clone, Default)]
+pub struct Exports(Vec<Arc<Export>>);
+
+impl Exports {
+    /// A set of exports; of two with one name the first is found.
+    pub fn new(exports: impl IntoIterator<Item = Export>) -> Self {
+        Exports(exports.into_iter().map(Arc::new).collect())
+    }
+
+    /// The export called `name`.
+    pub fn find(&self, name: &str) -> Option<Arc<Export>> {
+        self.0.iter().find(|export| export.name == name).cloned()
+    }
+
+    /// All exports.
+    pub fn iter(&self) -> impl Iterator<Item = &Export> {
+        self.0.iter().map(|export| &**export)
+    }
+}
+
+/// Where a server tells what it makes of its clients.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// How a server treats its clients.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// Most connections at once; others wait in the socket's queue. 0: no limit.
+    pub max_connections: usize,
+    /// Keep running when the last client that chose an export has left.
+    pub persistent: bool,
+    /// How long a client may take to choose an export; `None`: forever.
+    pub handshake_limit: Option<Duration>,
+    /// Most threads that serve connections, the caller's included.
+    pub max_lanes: usize,
+    /// Receives a line for each client that breaks the protocol.
+    pub log: Option<Log>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            max_connections: 1,
+            persistent: false,
+            handshake_limit: Some(Duration::from_secs(10)),
+            max_lanes: std::thread::available_parallelism().map_or(1, usize::from),
+            log: None,
+        }
+    }
+}
+
+impl fmt::Debug for ServerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerOptions")
+            .field("max_connections", &self.max_connections)
+            .field("persistent", &self.persistent)
+            .field("handshake_limit", &self.handshake_limit)
+            .field("max_lanes", &self.max_lanes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the threads of a server share.
+struct Shared {
+    exports: Exports,
+    options: ServerOptions,
+    stop: Stop,
+    guests: Mutex<Guests>,
+    /// A connection has ended.
+    ended: Event,
+}
+
+/// The open connections, to hang up from outside.
+#[derive(Default)]
+struct Guests {
+    next: u64,
+    open: HashMap<u64, Stream>,
+}
+
+/// Serves `exports` on `listeners` until `stop` is requested, or (unless
+/// persistent) the last client has left. Clients then get their last replies;
+/// everything that was begun on the devices is complete on return. Must run
+/// inside a lane.
+pub async fn serve(
+    listeners: Vec<Listener>,
+    exports: Exports,
+    options: ServerOptions,
+    stop: &Stop,
+) {
+    let max_lanes = options.max_lanes;
+    let shared = Arc::new(Shared {
+        exports,
+        options,
+        stop: stop.clone(),
+        guests: Mutex::default(),
+        ended: Event::new(),
+    });
+    let lanes = Rc::new(RefCell::new(Lanes::new(max_lanes)));
+    let acceptors: Vec<_> = listeners
+        .into_iter()
+        .map(|listener| spawn(accept_clients(listener, shared.clone(), lanes.clone())))
+        .collect();
+    stop.wait().await;
+    for acceptor in acceptors {
+        acceptor.await;
+    }
+    shared.hang_up(Shutdown::Read);
+    let farewell = lane::sleep(FAREWELL);
+    if let Either::Right(_) = select(pin!(shared.all_gone()), pin!(farewell)).await {
+        shared.hang_up(Shutdown::Both);
+        shared.all_gone().await;
+    }
+}
+
+async fn accept_clients(listener: Listener, shared: Arc<Shared>, lanes: Rc<RefCell<Lanes>>) {
+    loop {
+        let next = pin!(next_client(&listener, &shared));
+        let Either::Left((client, _)) = select(next, pin!(shared.stop.wait())).await else {
+            return;
+        };
+        let ticket = shared.register(client.clone());
+        let (remote, seat) = lanes.borrow_mut().take_seat();
+        let shared = shared.clone();
+        remote.spawn(move || serve_client(client, shared, ticket, seat));
+    }
+}
+
+/// Waits until another client may come in, and for the client.
+async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
+    loop {
+        shared.room().await;
+        match listener.accept().await {
+            Ok(client) => return client,
+            Err(_) => lane::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
+async fn serve_client(client: Stream, shared: Arc<Shared>, ticket: u64, seat: Seat) {
+    let negotiated = converse(client, &shared).await;
+    drop(seat);
+    shared.unregister(ticket, negotiated);
+}
+
+/// The whole life of a connection; returns whether it got to an export.
+async fn converse(client: Stream, shared: &Shared) -> bool {
+    let mut input = Input::new();
+    let handshake = negotiate(&client, &mut input, &shared.exports);
+    let agreement = match shared.options.handshake_limit {
+        None => handshake.await,
+        Some(limit) => match select(pin!(handshake), pin!(lane::sleep(limit))).await {
+            Either::Left((result, _)) => result,
+            Either::Right(_) => Err(Gone::Broken("the handshake took too long")),
+        },
+    };
+    match agreement {
+        Ok(Some(agreement)) => {
+            let end = connection::serve(client, input, agreement).await;
+            if !matches!(end, Gone::Closed) {
+                shared.log(&end);
+            }
+            true
+        }
+        Ok(None) => false,
+        Err(gone) => {
+            shared.log(&gone);
+            false
+        }
+    }
+}
+
+impl Shared {
+    fn log(&self, what: &dyn fmt::Display) {
+        if let Some(log) = &self.options.log {
+            log(&what.to_string());
+        }
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Guests> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_room(&self) -> bool {
+        let most = self.options.max_connections;
+        most == 0 || self.guests().open.len() < most
+    }
+
+    /// Waits until another connection may be open.
+    async fn room(&self) {
+        while !self.has_room() {
+            let ended = self.ended.listen();
+            if !self.has_room() {
+                ended.await;
+            }
+        }
+    }
+
+    async fn all_gone(&self) {
+        while !self.guests().open.is_empty() {
+            let ended = self.ended.listen();
+            if !self.guests().open.is_empty() {
+                ended.await;
+            }
+        }
+    }
+
+    fn register(&self, client: Stream) -> u64 {
+        let mut guests = self.guests();
+        let ticket = guests.next;
+        guests.next += 1;
+        guests.open.insert(ticket, client);
+        ticket
+    }
+
+    fn unregister(&self, ticket: u64, negotiated: bool) {
+        let mut guests = self.guests();
+        guests.open.remove(&ticket);
+        let last = guests.open.is_empty();
+        drop(guests);
+        if last && negotiated && !self.options.persistent {
+            self.stop.request();
+        }
+        self.ended.notify(usize::MAX);
+    }
+
+    /// Shuts all connections down, in one direction or both.
+    fn hang_up(&self, how: Shutdown) {
+        for client in self.guests().open.values() {
+            // It may have gone by itself.
+            let _ = client.shutdown(how);
+        }
+    }
+}
