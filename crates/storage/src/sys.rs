@@ -284,6 +284,17 @@ pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Has small packets sent at once on TCP; sockets that are not TCP refuse.
+pub(crate) fn set_no_delay(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let (on, len) = (1_i32, size_of::<i32>() as libc::socklen_t);
+    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+    // SAFETY: a live int and its length.
+    let result = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const on).cast(), len)
+    };
+    check(i64::from(result)).map(drop)
+}
+
 /// `shutdown(2)`.
 pub(crate) fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Errno> {
     let how = match how {

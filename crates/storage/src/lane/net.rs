@@ -109,13 +109,11 @@ impl Stream {
         })
     }
 
-    /// Connects to a TCP address; small packets are not delayed.
+    /// Connects to a TCP address.
     pub fn connect_tcp(host: &str, port: u16) -> Io<Self> {
         let host = host.to_owned();
         Self::connect(format!("{host}:{port}"), move || {
-            let stream = TcpStream::connect((host.as_str(), port))?;
-            stream.set_nodelay(true)?;
-            Ok(stream.into())
+            TcpStream::connect((host.as_str(), port)).map(OwnedFd::from)
         })
     }
 
@@ -142,6 +140,9 @@ impl Stream {
     }
 
     fn new(fd: OwnedFd, name: &str) -> Self {
+        // Requests and replies are sent whole: waiting for more only delays them.
+        // What is not TCP refuses, and has no such delay.
+        let _ = sys::set_no_delay(fd.as_fd());
         Stream {
             socket: Arc::new(Descriptor::new(fd, name)),
         }
@@ -182,14 +183,6 @@ impl Stream {
             // Gone already: the peer was faster.
             Ok(()) | Err(libc::ENOTCONN) => Ok(()),
             Err(errno) => Err(Error::from_errno("shutdown", errno).target(self.socket.name())),
-        }
-    }
-
-    /// Turns off the delay of small packets on TCP; nothing on other sockets.
-    pub fn set_nodelay(&self) {
-        // Best effort: it costs latency, not correctness.
-        if let Ok(fd) = self.as_fd().try_clone_to_owned() {
-            let _ = TcpStream::from(fd).set_nodelay(true);
         }
     }
 }
