@@ -3,12 +3,14 @@
 //! The search goes upward from the lowest cluster that may be unused; freed
 //! clusters pull that mark down again. Everything below the mark is in use.
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum_format::limits::HOST_OFFSET_END;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Error, ErrorKind, Result};
 
+use super::fault::corrupt;
 use super::refcounts::Refcounts;
 
 /// A run of newly allocated clusters.
@@ -28,6 +30,15 @@ struct State {
     lowest: u64,
     /// Everything from here on was never written, in bytes.
     end_bytes: u64,
+    /// Clusters were handed out beyond the end of the file.
+    grown: bool,
+}
+
+impl State {
+    fn note_end(&mut self, end_bytes: u64) {
+        self.grown |= end_bytes > self.end_bytes;
+        self.end_bytes = self.end_bytes.max(end_bytes);
+    }
 }
 
 enum Attempt {
@@ -44,21 +55,31 @@ pub(crate) struct Allocator {
     pub(crate) growing: async_lock::Mutex<()>,
     state: Mutex<State>,
     zero_init: bool,
+    /// Clusters of the header, the L1 table and the snapshot table: a refcount of
+    /// zero there is damage, not room.
+    reserved: Vec<Range<u64>>,
 }
 
 impl Allocator {
     /// An allocator over `refcounts` for a file of `file_len_bytes`; `zero_init`:
     /// what lies beyond the end of the file reads as zeroes.
-    pub(crate) fn new(refcounts: Refcounts, file_len_bytes: u64, zero_init: bool) -> Self {
+    pub(crate) fn new(
+        refcounts: Refcounts,
+        file_len_bytes: u64,
+        zero_init: bool,
+        reserved: Vec<Range<u64>>,
+    ) -> Self {
         let state = Mutex::new(State {
             lowest: 0,
             end_bytes: file_len_bytes,
+            grown: false,
         });
         Allocator {
             refcounts,
             growing: async_lock::Mutex::new(()),
             state,
             zero_init,
+            reserved,
         }
     }
 
@@ -99,21 +120,37 @@ impl Allocator {
                 state.lowest = slice_start + per_slice;
                 continue;
             }
+            let clusters = slice_start + run.start as u64..slice_start + run.end as u64;
+            self.refuse_reserved(&clusters)?;
             if !self.refcounts.take(place.key, run.clone()) {
                 return Ok(Attempt::Load(place.key));
             }
-            let start = slice_start + run.start as u64;
-            state.lowest = slice_start + run.end as u64;
-            let clusters = run.len() as u64;
-            return Ok(Attempt::Done(self.place(&mut state, start, clusters)));
+            state.lowest = clusters.end;
+            return Ok(Attempt::Done(self.place(&mut state, clusters)));
         }
     }
 
-    fn place(&self, state: &mut State, start: u64, clusters: u64) -> Allocation {
+    fn refuse_reserved(&self, clusters: &Range<u64>) -> Result<()> {
+        let table = {
+            let table = self.refcounts.table();
+            let start = table.offset.cluster(&self.refcounts.geometry).index();
+            start..start + table.clusters
+        };
+        let hit = |r: &Range<u64>| r.start < clusters.end && clusters.start < r.end;
+        if !hit(&table) && !self.reserved.iter().any(hit) {
+            return Ok(());
+        }
+        let start = clusters.start;
+        let message = format!("the refcount of metadata in clusters from {start} on is zero");
+        Err(corrupt("allocate", message))
+    }
+
+    fn place(&self, state: &mut State, run: Range<u64>) -> Allocation {
         let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
-        let start_bytes = start * cluster_bytes;
+        let start_bytes = run.start * cluster_bytes;
+        let clusters = run.end - run.start;
         let fresh = self.zero_init && start_bytes >= state.end_bytes;
-        state.end_bytes = state.end_bytes.max(start_bytes + clusters * cluster_bytes);
+        state.note_end(run.end * cluster_bytes);
         Allocation {
             start: HostOffset(start_bytes),
             clusters,
@@ -123,13 +160,13 @@ impl Allocator {
 
     /// Notes that everything below `end_bytes` may have been written.
     pub(crate) fn note_end(&self, end_bytes: u64) {
-        let mut state = self.lock();
-        state.end_bytes = state.end_bytes.max(end_bytes);
+        self.lock().note_end(end_bytes);
     }
 
-    /// The end of everything that may have been written, in bytes.
-    pub(crate) fn end_bytes(&self) -> u64 {
-        self.lock().end_bytes
+    /// Where the file should end since clusters were added to it, in bytes.
+    pub(crate) fn grown_end_bytes(&self) -> Option<u64> {
+        let state = self.lock();
+        state.grown.then_some(state.end_bytes)
     }
 
     /// Lowers the counts of a run of clusters that no durable mapping and no

@@ -169,6 +169,11 @@ impl TableCache {
         2 * self.dirty.load(Ordering::Relaxed) > self.capacity.load(Ordering::Relaxed)
     }
 
+    /// Whether every table is on disk as it is in memory.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.dirty.load(Ordering::Acquire) == 0
+    }
+
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard> {
         let table = key / self.table_bytes as u64;
         let hash = table.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -257,7 +257,9 @@ impl Image {
     /// Lets the file reach to the end of its last cluster, for readers that take
     /// a cluster cut short for damage.
     async fn cover_last_cluster(&self) -> Result<()> {
-        let end = self.allocator.end_bytes();
+        let Some(end) = self.allocator.grown_end_bytes() else {
+            return Ok(());
+        };
         if self.file.capabilities().growable && self.file.len_bytes()? < end {
             self.file.truncate(end).await?;
         }

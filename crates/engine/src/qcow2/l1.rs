@@ -74,6 +74,11 @@ impl L1Table {
         true
     }
 
+    /// Whether no sector waits for being written.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// Copies every dirty sector for writing and counts it as clean.
     pub(crate) fn take_dirty(&self) -> Vec<L1Sector> {
         let sectors = std::mem::take(&mut *self.lock());

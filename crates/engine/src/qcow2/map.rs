@@ -394,7 +394,7 @@ mod tests {
         look(geometry(true), &[mapping], |mapper| {
             let view = hit(mapper.view(GuestOffset(0), 0x10000));
             let kinds: Vec<_> = view.iter().map(|run| (run.len_bytes, run.kind)).collect();
-            let at = |offset| HostOffset(0x100000 + offset);
+            let at = |offset: u64| HostOffset(0x100000 + offset);
             assert_eq!(
                 kinds,
                 [

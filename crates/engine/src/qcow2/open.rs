@@ -1,6 +1,7 @@
 //! Opening an image: nothing in it is trusted, and no other file is opened
 //! except through the gate.
 
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +10,7 @@ use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, field, first_cluster_size_bytes};
 use vellum_format::refcount::RefcountTableEntry;
+use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::Allocator;
@@ -190,6 +192,23 @@ async fn read_refcount_table(
     })
 }
 
+/// The clusters of the header and of those of its tables that never move.
+fn reserved_clusters(header: &Header) -> Vec<Range<u64>> {
+    let geometry = header.geometry();
+    let clusters = |start: HostOffset, len_bytes: u64| {
+        let first = start.cluster(&geometry).index();
+        first..first + geometry.clusters_for(len_bytes)
+    };
+    vec![
+        0..1,
+        clusters(header.l1_table_offset, u64::from(header.l1_entries) * 8),
+        clusters(
+            header.snapshots_offset,
+            u64::from(header.snapshot_count.min(1)),
+        ),
+    ]
+}
+
 async fn assemble(
     file: Arc<dyn Storage>,
     data: Arc<dyn Storage>,
@@ -232,7 +251,7 @@ async fn assemble(
         discard_no_unref: options.discard_no_unref,
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
-        allocator: Allocator::new(refcounts, file_len, zero_init),
+        allocator: Allocator::new(refcounts, file_len, zero_init, reserved_clusters(&header)),
         header: Mutex::new(Arc::new(header)),
         file,
         data,

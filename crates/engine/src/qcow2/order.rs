@@ -20,6 +20,7 @@
 //! Concurrent flushes share commits: a flush is served by any commit that starts
 //! after it.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
@@ -115,6 +116,11 @@ impl MappingCopies {
 }
 
 impl Image {
+    /// Whether the mapping in memory is the one that a crash would leave.
+    pub(crate) fn mapping_is_durable(&self) -> bool {
+        !self.order.turns().running && self.l2.is_clean() && self.l1.is_clean()
+    }
+
     /// Makes everything completed before this call durable.
     pub(crate) async fn commit(self: &Arc<Self>) -> Result<()> {
         let wanted = self.order.turns().started + 1;
@@ -243,29 +249,38 @@ impl Image {
         if dropped.discard {
             self.punch_unshared(dropped).await?;
         }
-        self.allocator
-            .release(dropped.start, dropped.count)
-            .await
-            .map(drop)
+        match self.allocator.release(dropped.start, dropped.count).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.mark_corrupt(error).await),
+        }
     }
 
     /// Punches those clusters whose last user is gone, while their count still
     /// keeps them from being allocated.
     async fn punch_unshared(&self, dropped: Dropped) -> Result<()> {
-        let cluster_bytes = self.geometry.cluster_size_bytes();
-        for cluster in
-            (dropped.start.index()..dropped.start.index() + dropped.count).map(HostCluster)
-        {
-            if self.refcount(cluster).await? == 1 {
-                // A hint: that it failed does not matter to anybody.
-                drop(
-                    self.file
-                        .discard(cluster.index() * cluster_bytes, cluster_bytes)
-                        .await,
-                );
+        let end = dropped.start.index() + dropped.count;
+        let mut run = dropped.start.index();
+        for cluster in run..end {
+            if self.refcount(HostCluster(cluster)).await? != 1 {
+                self.punch(run..cluster).await;
+                run = cluster + 1;
             }
         }
+        self.punch(run..end).await;
         Ok(())
+    }
+
+    async fn punch(&self, clusters: Range<u64>) {
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let len_bytes = (clusters.end - clusters.start) * cluster_bytes;
+        if len_bytes > 0 {
+            // A hint: that it failed does not matter to anybody.
+            drop(
+                self.file
+                    .discard(clusters.start * cluster_bytes, len_bytes)
+                    .await,
+            );
+        }
     }
 
     /// After a failed write of required metadata nothing more is written: memory

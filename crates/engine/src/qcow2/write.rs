@@ -54,19 +54,23 @@ impl Image {
         let mut at = offset_bytes;
         let mut rest = buffer;
         let mut done = Vec::new();
-        let mut mapping_changed = false;
+        // A durable byte is one that the mapping on disk leads to.
+        let direct = WriteFlags {
+            fua: flags.fua && self.mapping_is_durable(),
+        };
+        let mut commit = flags.fua && !direct.fua;
         while !rest.is_empty() {
-            let piece = match self.write_in_place(at, &mut rest, flags).await? {
+            let piece = match self.write_in_place(at, &mut rest, direct).await? {
                 Some(piece) => piece,
                 None => {
-                    mapping_changed = true;
+                    commit |= flags.fua;
                     self.write_step(at, &mut rest).await?
                 }
             };
             at += piece.len() as u64;
             done.push(piece);
         }
-        if flags.fua && mapping_changed {
+        if commit {
             self.commit().await?;
         }
         Ok(Buffer::join_all(done))
@@ -78,7 +82,7 @@ impl Image {
         self: &Arc<Self>,
         at: u64,
         rest: &mut Buffer,
-        flags: RequestFlags,
+        flags: WriteFlags,
     ) -> Result<Option<Buffer>> {
         let len_bytes = rest.len() as u64;
         let _shared = self
@@ -95,7 +99,6 @@ impl Image {
             return Ok(None);
         };
         let piece = rest.split_to(len_bytes as usize);
-        let flags = WriteFlags { fua: flags.fua };
         let written = self
             .data
             .write(host.bytes(), Buffers::from_iter([piece]), flags)
