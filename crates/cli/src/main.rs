@@ -7,6 +7,7 @@
 mod getopt;
 mod img;
 mod io;
+mod localtime;
 mod nbd;
 mod report;
 mod size;

@@ -5,6 +5,14 @@
 
 pub use vellum_control::size::{SizeError, parse, parse_prefix, parse_with_unit};
 
+/// A number without a suffix.
+pub fn parse_plain(text: &str) -> Result<u64, SizeError> {
+    match text.chars().all(|c| c.is_ascii_digit()) {
+        true => parse(text),
+        false => Err(SizeError::Invalid),
+    }
+}
+
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
 /// Three significant digits and a unit, switching units at 1000 as QEMU does:

@@ -9,13 +9,24 @@
 //! text that stands after `qemu-img: `.
 
 pub mod cache;
+pub mod create;
+pub mod create_options;
+mod file_node;
+pub mod filename;
+pub mod flags;
+pub mod gate;
+pub mod json;
 pub mod open;
 pub mod options;
+pub mod probe;
+mod qcow2_node;
 pub mod size;
 pub mod spec;
+pub mod wrap;
 
 pub use cache::CacheMode;
-pub use open::{Aio, DetectZeroes, OpenFlags, open_device};
+pub use flags::{Aio, DetectZeroes, OpenFlags};
+pub use open::{open_device, open_device_with};
 pub use options::{Options, Scalar};
 pub use spec::{ImageSpec, Source};
 

@@ -20,6 +20,17 @@ pub enum Scalar {
     Null,
 }
 
+impl From<Scalar> for Value {
+    fn from(scalar: Scalar) -> Value {
+        match scalar {
+            Scalar::Text(text) => Value::String(text),
+            Scalar::Number(number) => Value::Number(number),
+            Scalar::Bool(value) => Value::Bool(value),
+            Scalar::Null => Value::Null,
+        }
+    }
+}
+
 /// Options by dotted key. Taking an option out marks it as understood; what is
 /// left in the end is unknown.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -40,8 +51,22 @@ impl Options {
     /// Parses `key=value,...`; `,,` stands for a comma in a value, a key alone
     /// means `key=on` (and `nokey` means `key=off`), as in QEMU.
     pub fn parse(text: &str) -> Result<Options> {
+        Options::parse_with_implied(text, None)
+    }
+
+    /// Like [`Options::parse`]; a first word without `=` is the value of the key
+    /// `implied`.
+    pub fn parse_with_implied(text: &str, implied: Option<&str>) -> Result<Options> {
         let mut options = Options::new();
         let mut rest = text;
+        if let Some(key) = implied
+            && !text.is_empty()
+            && !text[..text.find(',').unwrap_or(text.len())].contains('=')
+        {
+            let (value, after) = unescape(text);
+            options.set_text(key, value);
+            rest = after;
+        }
         while !rest.is_empty() {
             let key_end = rest.find(['=', ',']).unwrap_or(rest.len());
             let key = &rest[..key_end];
@@ -150,6 +175,20 @@ impl Options {
         }
     }
 
+    /// Takes a plain number out.
+    pub fn take_number(&mut self, key: &str) -> Result<Option<u64>> {
+        let number = match self.take(key) {
+            None => return Ok(None),
+            Some(Scalar::Number(number)) => number.as_u64(),
+            Some(Scalar::Text(text)) => parse_number(&text),
+            Some(_) => None,
+        };
+        match number {
+            Some(number) => Ok(Some(number)),
+            None => Err(invalid(format!("Parameter '{key}' expects a number"))),
+        }
+    }
+
     /// Takes a size out: a number with an optional suffix.
     pub fn take_size(&mut self, key: &str) -> Result<Option<u64>> {
         match self.take(key) {
@@ -192,6 +231,27 @@ impl Options {
         Options { entries }
     }
 
+    /// The options as a tree of JSON objects.
+    pub fn to_json(&self) -> Value {
+        let mut tree = serde_json::Map::new();
+        for (key, value) in self.iter() {
+            let mut parts: Vec<&str> = key.split('.').collect();
+            let last = parts.pop().unwrap_or_default();
+            let mut branch = &mut tree;
+            for part in parts {
+                let below = branch
+                    .entry(part)
+                    .or_insert_with(|| Value::Object(Default::default()));
+                let Value::Object(inner) = below else {
+                    return Value::Null;
+                };
+                branch = inner;
+            }
+            branch.insert(last.to_owned(), value.clone().into());
+        }
+        Value::Object(tree)
+    }
+
     /// Whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -207,6 +267,14 @@ impl Options {
         self.entries
             .iter()
             .map(|(key, value)| (key.as_str(), value))
+    }
+}
+
+/// A decimal or hexadecimal number.
+fn parse_number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
     }
 }
 

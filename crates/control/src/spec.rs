@@ -37,7 +37,7 @@ impl ImageSpec {
 
     /// An image by `key=value,...` (`--image-opts`).
     pub fn image_opts(text: &str) -> Result<Self> {
-        let options = Options::parse(text)?;
+        let options = Options::parse_with_implied(text, Some("file"))?;
         Ok(ImageSpec {
             source: Source::Options(options),
             format: None,

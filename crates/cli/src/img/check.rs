@@ -1,0 +1,197 @@
+//! `check`: looks for inconsistencies in an image's metadata.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use vellum::Error;
+use vellum::qcow2::check::{CheckOptions, CheckReport, check};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, json, open_device};
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, Outcome, Output, cache_mode, check_object, fail, image_spec, open_failure,
+    reading,
+};
+use super::help;
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Quiet,
+    Format,
+    ImageOpts,
+    Output,
+    Repair,
+    Cache,
+    ForceShare,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::long(Opt::Output, "output", Takes::Value),
+    OptionSpec::new(Opt::Repair, 'r', "repair", Takes::Value),
+    OptionSpec::new(Opt::Cache, 'T', "cache", Takes::Value),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+/// Exit codes: damage, leaks only, and formats that have nothing to check.
+const CORRUPT: i32 = 2;
+const LEAKS: i32 = 3;
+const NOT_SUPPORTED: i32 = 63;
+
+#[derive(Debug, Default)]
+struct Arguments {
+    quiet: bool,
+    format: Option<String>,
+    image_opts: bool,
+    output: Output,
+    cache: CacheMode,
+    force_share: bool,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let mut repair = false;
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Quiet => arguments.quiet = true,
+            Opt::Format => arguments.format = Some(value),
+            Opt::ImageOpts => arguments.image_opts = true,
+            Opt::Output => arguments.output = Output::parse(&value)?,
+            Opt::Repair if matches!(value.as_str(), "leaks" | "all") => repair = true,
+            Opt::Repair => {
+                return Err(Failure::Usage(format!(
+                    "--repair (-r) expects 'leaks' or 'all' not '{value}'"
+                )));
+            }
+            Opt::Cache => arguments.cache = cache_mode("source cache", &value)?,
+            Opt::ForceShare => arguments.force_share = true,
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let operands = parser.operands();
+    let [name] = operands.as_slice() else {
+        return Err(Failure::Usage("Expecting one image file name".into()));
+    };
+    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    if repair && arguments.force_share {
+        let message = "force-share=on can only be used with read-only images";
+        return fail(format!("Could not open '{name}': {message}"));
+    }
+    if repair {
+        return fail(
+            "check --repair is not part of this version; without it the image is only read",
+        );
+    }
+    lane::block_on(check_image(&spec, &arguments))
+}
+
+async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
+    let flags = OpenFlags {
+        no_backing: true,
+        ..reading(arguments.cache, arguments.force_share)
+    };
+    let failed = |error: Error| open_failure(&spec.name, &error);
+    let device = open_device(spec, &flags).await.map_err(failed)?;
+    let Some(storage) = device.storage().filter(|_| device.as_qcow2().is_some()) else {
+        report::error("This image format does not support checks");
+        return Ok(NOT_SUPPORTED);
+    };
+    let on_finding: vellum::qcow2::check::FindingSink =
+        Arc::new(|finding| report::eprint_line(&finding.message));
+    let options = CheckOptions {
+        on_finding: Some(on_finding),
+    };
+    let found = match check(storage, &options).await {
+        Ok(found) => found,
+        Err(error) => return fail(format!("Check failed: {}", error_text(&error))),
+    };
+    match arguments.output {
+        Output::Human if arguments.quiet => {}
+        Output::Human => report::print(human(&found)),
+        Output::Json => report::print_line(to_json(&spec.name, &found)),
+    }
+    Ok(match found {
+        CheckReport {
+            check_errors: 1.., ..
+        } => 1,
+        CheckReport {
+            corruptions: 1.., ..
+        } => CORRUPT,
+        CheckReport { leaks: 1.., .. } => LEAKS,
+        _ => 0,
+    })
+}
+
+fn human(found: &CheckReport) -> String {
+    let mut text = String::new();
+    if found.corruptions + found.leaks + found.check_errors == 0 {
+        text.push_str("No errors were found on the image.\n");
+    }
+    if found.corruptions > 0 {
+        text.push_str(&format!(
+            "\n{} errors were found on the image.\nData may be corrupted, or further writes to \
+             the image may corrupt it.\n",
+            found.corruptions
+        ));
+    }
+    if found.leaks > 0 {
+        text.push_str(&format!(
+            "\n{} leaked clusters were found on the image.\nThis means waste of disk space, but \
+             no harm to data.\n",
+            found.leaks
+        ));
+    }
+    if found.check_errors > 0 {
+        text.push_str(&format!(
+            "\n{} internal errors have occurred during the check.\n",
+            found.check_errors
+        ));
+    }
+    if found.total_clusters > 0 && found.allocated_clusters > 0 {
+        let share = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
+        text.push_str(&format!(
+            "{}/{} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters\n",
+            found.allocated_clusters,
+            found.total_clusters,
+            share(found.allocated_clusters, found.total_clusters),
+            share(found.fragmented_clusters, found.allocated_clusters),
+            share(found.compressed_clusters, found.allocated_clusters),
+        ));
+    }
+    if found.image_end_offset > 0 {
+        text.push_str(&format!("Image end offset: {}\n", found.image_end_offset));
+    }
+    text
+}
+
+fn to_json(name: &str, found: &CheckReport) -> String {
+    let mut members = Map::new();
+    members.insert("filename".into(), name.into());
+    members.insert("format".into(), "qcow2".into());
+    members.insert("check-errors".into(), found.check_errors.into());
+    let counts = [
+        ("image-end-offset", found.image_end_offset),
+        ("corruptions", found.corruptions),
+        ("leaks", found.leaks),
+        ("total-clusters", found.total_clusters),
+        ("allocated-clusters", found.allocated_clusters),
+        ("fragmented-clusters", found.fragmented_clusters),
+        ("compressed-clusters", found.compressed_clusters),
+    ];
+    for (key, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+        members.insert(key.into(), count.into());
+    }
+    json::pretty(&Value::Object(members))
+}

@@ -1,0 +1,208 @@
+//! What all subcommands share: their options, failures and messages.
+
+use std::ffi::OsString;
+
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, Options, error_text};
+
+use crate::getopt::{OptionSpec, Parser, UsageError};
+use crate::report;
+use crate::size::{self, SizeError};
+
+/// A subcommand that is being run.
+#[derive(Debug, Clone, Copy)]
+pub struct Command<'a> {
+    /// The name that the program was called by.
+    pub program: &'a str,
+    /// The subcommand's name.
+    pub name: &'static str,
+}
+
+/// Why a subcommand did not do its work.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something that stands by itself.
+    Message(String),
+    /// A wrong command line; the help is pointed to.
+    Usage(String),
+    /// A wrong option, told by the option parser.
+    Option(UsageError),
+    /// All has been said already.
+    Told,
+}
+
+impl From<UsageError> for Failure {
+    fn from(error: UsageError) -> Self {
+        Failure::Option(error)
+    }
+}
+
+impl From<vellum::Error> for Failure {
+    fn from(error: vellum::Error) -> Self {
+        Failure::Message(error_text(&error))
+    }
+}
+
+/// The exit code of a subcommand, or why it has none.
+pub type Outcome = Result<i32, Failure>;
+
+impl Command<'_> {
+    /// A parser of this subcommand's options.
+    pub fn parser<T: Copy>(
+        &self,
+        options: &'static [OptionSpec<T>],
+        args: Vec<OsString>,
+    ) -> Parser<T> {
+        Parser::new(options, args)
+    }
+
+    /// Reports a failure.
+    pub fn tell(&self, failure: &Failure) {
+        let hint = || {
+            report::eprint_line(&format!(
+                "Try '{} {} --help' for more info",
+                self.program, self.name
+            ));
+        };
+        match failure {
+            Failure::Message(message) => report::error(message),
+            Failure::Usage(message) => {
+                report::error(message);
+                hint();
+            }
+            Failure::Option(error) => {
+                report::eprint_line(&format!("{} {}: {error}", self.program, self.name));
+                hint();
+            }
+            Failure::Told => {}
+        }
+    }
+}
+
+/// A failure that stands by itself.
+pub fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Message(message.into()))
+}
+
+/// What `qemu-img` says when an image cannot be opened.
+pub fn open_failure(name: &str, error: &vellum::Error) -> Failure {
+    Failure::Message(format!("Could not open '{name}': {}", error_text(error)))
+}
+
+/// How results are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Human,
+    /// For programs.
+    Json,
+}
+
+impl Output {
+    /// The value of `--output`.
+    pub fn parse(name: &str) -> Result<Output, Failure> {
+        match name {
+            "human" => Ok(Output::Human),
+            "json" => Ok(Output::Json),
+            other => Err(Failure::Usage(format!(
+                "--output expects 'human' or 'json' not '{other}'"
+            ))),
+        }
+    }
+}
+
+/// The image that the options name, as far as options alone can tell.
+pub fn image_spec(
+    name: &str,
+    image_opts: bool,
+    format: Option<&str>,
+) -> Result<ImageSpec, Failure> {
+    if image_opts && format.is_some() {
+        return fail("--image-opts and --format are mutually exclusive");
+    }
+    ImageSpec::from_argument(name, image_opts, format).map_err(|error| open_failure(name, &error))
+}
+
+/// Flags for reading an image.
+pub fn reading(cache: CacheMode, force_share: bool) -> OpenFlags {
+    OpenFlags {
+        cache,
+        force_share,
+        discard: true,
+        ..OpenFlags::default()
+    }
+}
+
+/// A size or count within limits, with QEMU's words for what is wrong.
+pub fn number(what: &str, text: &str, min: u64, max: u64) -> Result<u64, Failure> {
+    within(what, text, size::parse_plain(text), min, max)
+}
+
+/// A number with an optional suffix, within limits.
+pub fn size(what: &str, text: &str, min: u64, max: u64) -> Result<u64, Failure> {
+    within(what, text, size::parse(text), min, max)
+}
+
+fn within(
+    what: &str,
+    text: &str,
+    parsed: Result<u64, SizeError>,
+    min: u64,
+    max: u64,
+) -> Result<u64, Failure> {
+    match parsed {
+        Ok(value) if (min..=max).contains(&value) => Ok(value),
+        Ok(_) | Err(SizeError::Range) => fail(format!(
+            "Invalid {what} specified. Must be between {min} and {max}."
+        )),
+        Err(SizeError::Invalid) => fail(format!("Invalid {what} specified: '{text}'.")),
+    }
+}
+
+/// The largest offset and size.
+pub const MAX_BYTES: u64 = i64::MAX as u64;
+
+/// The types that `--object` knows. No subcommand of this version needs one, so
+/// they are checked and left alone.
+const OBJECT_TYPES: &[&str] = &[
+    "secret",
+    "secret_keyring",
+    "tls-creds-anon",
+    "tls-creds-psk",
+    "tls-creds-x509",
+    "tls-cipher-suites",
+    "authz-list",
+    "authz-list-file",
+    "authz-pam",
+    "authz-simple",
+    "throttle-group",
+    "iothread",
+    "main-loop",
+];
+
+/// Checks the value of `--object`.
+pub fn check_object(text: &str) -> Result<(), Failure> {
+    let mut options = if text.starts_with('{') {
+        Options::from_json(text)?
+    } else {
+        Options::parse_with_implied(text, Some("qom-type"))?
+    };
+    match options.take_text("qom-type")? {
+        Some(kind) if OBJECT_TYPES.contains(&kind.as_str()) => match options.contains("id") {
+            true => Ok(()),
+            false => fail("Parameter 'id' is missing"),
+        },
+        Some(kind) => fail(format!(
+            "Parameter 'qom-type' does not accept value '{kind}'"
+        )),
+        None => fail("Parameter 'qom-type' is missing"),
+    }
+}
+
+/// The cache mode of a name; `what` says whose it is.
+pub fn cache_mode(what: &str, name: &str) -> Result<CacheMode, Failure> {
+    match CacheMode::parse(name) {
+        Some(mode) => Ok(mode),
+        None => fail(format!("Invalid {what} option: {name}")),
+    }
+}

@@ -1,0 +1,179 @@
+//! `compare`: says whether two images hold the same.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_control::{CacheMode, open_device};
+use vellum_jobs::compare::{CompareError, CompareOptions, Outcome as Found, Side, compare};
+use vellum_storage::error::errno_text;
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, Outcome, cache_mode, check_object, image_spec, open_failure, reading,
+};
+use super::help;
+use super::progress::Progress;
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Quiet,
+    Progress,
+    FirstFormat,
+    SecondFormat,
+    ImageOpts,
+    Strict,
+    Cache,
+    ForceShare,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
+    OptionSpec::new(Opt::FirstFormat, 'f', "a-format", Takes::Value),
+    OptionSpec::new(Opt::SecondFormat, 'F', "b-format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::new(Opt::Strict, 's', "strict", Takes::Nothing),
+    OptionSpec::new(Opt::Cache, 'T', "cache", Takes::Value),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+/// Exit codes: the images differ, something is wrong with the command line or
+/// the images, the allocation or the data could not be read.
+const DIFFERENT: i32 = 1;
+pub const FAILED: i32 = 2;
+const STATUS_FAILED: i32 = 3;
+const READ_FAILED: i32 = 4;
+
+#[derive(Debug, Default)]
+struct Arguments {
+    quiet: bool,
+    progress: bool,
+    formats: [Option<String>; 2],
+    image_opts: bool,
+    strict: bool,
+    cache: CacheMode,
+    force_share: bool,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Quiet => arguments.quiet = true,
+            Opt::Progress => arguments.progress = true,
+            Opt::FirstFormat => arguments.formats[0] = Some(value),
+            Opt::SecondFormat => arguments.formats[1] = Some(value),
+            Opt::ImageOpts => arguments.image_opts = true,
+            Opt::Strict => arguments.strict = true,
+            Opt::Cache => arguments.cache = cache_mode("source cache", &value)?,
+            Opt::ForceShare => arguments.force_share = true,
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let operands = parser.operands();
+    let [first, second] = operands.as_slice() else {
+        return Err(Failure::Usage("Expecting two image file names".into()));
+    };
+    lane::block_on(compare_images(command, [first, second], &arguments))
+}
+
+/// Opens one of the images. A failure has an exit code of its own.
+async fn open(
+    command: Command<'_>,
+    name: &str,
+    format: Option<&str>,
+    arguments: &Arguments,
+) -> Result<Arc<dyn BlockDevice>, i32> {
+    let told = |failure: Failure| {
+        command.tell(&failure);
+        FAILED
+    };
+    let spec = image_spec(name, arguments.image_opts, format).map_err(told)?;
+    let flags = reading(arguments.cache, arguments.force_share);
+    open_device(&spec, &flags)
+        .await
+        .map_err(|error| told(open_failure(name, &error)))
+}
+
+async fn compare_images(
+    command: Command<'_>,
+    names: [&String; 2],
+    arguments: &Arguments,
+) -> Outcome {
+    let mut devices = Vec::new();
+    for (name, format) in names.into_iter().zip(&arguments.formats) {
+        match open(command, name, format.as_deref(), arguments).await {
+            Ok(device) => devices.push(device),
+            Err(code) => return Ok(code),
+        }
+    }
+    let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet);
+    progress.show(0, 1);
+    let options = CompareOptions {
+        strict: arguments.strict,
+    };
+    let compared = compare(&devices[0], &devices[1], options, |done, all| {
+        progress.show(done, all);
+    });
+    let code = match compared.await {
+        Ok(found) => {
+            let sizes_differ = devices[0].size_bytes() != devices[1].size_bytes();
+            tell(&found, sizes_differ, arguments.quiet)
+        }
+        Err(error) => tell_error(&error, names),
+    };
+    progress.end();
+    Ok(code)
+}
+
+fn tell(found: &Found, sizes_differ: bool, quiet: bool) -> i32 {
+    let say = |text: String| {
+        if !quiet {
+            report::print_line(text);
+        }
+    };
+    match found {
+        Found::Identical => {
+            if sizes_differ {
+                say("Warning: Image size mismatch!".into());
+            }
+            say("Images are identical.".into());
+            return 0;
+        }
+        Found::SizeMismatch => say("Strict mode: Image size mismatch!".into()),
+        Found::StatusMismatch(offset) => {
+            say(format!(
+                "Strict mode: Offset {offset} block status mismatch!"
+            ));
+        }
+        Found::ContentMismatch(offset) => say(format!("Content mismatch at offset {offset}!")),
+    }
+    DIFFERENT
+}
+
+fn tell_error(error: &CompareError, names: [&String; 2]) -> i32 {
+    let name = match error.side {
+        Side::First => names[0],
+        Side::Second => names[1],
+    };
+    if !error.reading {
+        report::error(format_args!("Sector allocation test failed for {name}"));
+        return STATUS_FAILED;
+    }
+    report::error(format_args!(
+        "Error while reading offset {} of {name}: {}",
+        error.offset_bytes,
+        errno_text(error.cause.errno())
+    ));
+    READ_FAILED
+}

@@ -1,0 +1,273 @@
+//! `convert`: copies one or more images into a new one.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Error};
+use vellum_control::create_options::{CreateSettings, asks_for_help};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, create, error_text, open_device};
+use vellum_jobs::copy::{CopyError, CopyOptions, Observer, TargetBacking, copy};
+use vellum_storage::error::errno_text;
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, Outcome, cache_mode, fail, image_spec, open_failure, reading,
+};
+use super::convert_args::Arguments;
+use super::create::print_option_help;
+use super::help;
+use super::progress::Progress;
+use crate::report;
+
+const DEFAULT_SPARSE_BYTES: u64 = 4096;
+const DEFAULT_PARALLEL: u64 = 8;
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::parse(command, args)?;
+    if arguments.help {
+        return help::subcommand(command);
+    }
+    arguments.check()?;
+    let format = arguments
+        .target_format
+        .clone()
+        .unwrap_or_else(|| "raw".to_owned());
+    let target = match arguments.names.len() {
+        0 | 1 => None,
+        _ => arguments.names.pop(),
+    };
+    if arguments
+        .target_options
+        .as_deref()
+        .is_some_and(asks_for_help)
+    {
+        return print_option_help(&format, target.as_deref());
+    }
+    let Some(target) = target else {
+        return fail("Must specify image file name");
+    };
+    lane::block_on(convert(command, &arguments, &format, &target))
+}
+
+async fn convert(
+    command: Command<'_>,
+    arguments: &Arguments,
+    format: &str,
+    target_name: &str,
+) -> Outcome {
+    let sources = open_sources(arguments).await?;
+    let source_bytes = sources
+        .iter()
+        .map(|source| source.size_bytes())
+        .sum::<u64>();
+    refuse_missing_parts(arguments)?;
+    let settings = match arguments.no_create {
+        true => None,
+        false => Some(target_settings(
+            arguments,
+            format,
+            target_name,
+            source_bytes,
+        )?),
+    };
+    let has_backing = match &settings {
+        Some(settings) => settings.text("backing_file").is_some(),
+        None => arguments.backing.is_some(),
+    };
+    if has_backing && sources.len() > 1 {
+        return fail(
+            "Having a backing file for the target makes no sense when concatenating multiple \
+             input images",
+        );
+    }
+    let cache = match &arguments.target_cache {
+        Some(name) => cache_mode("cache", name)?,
+        None => CacheMode::UNSAFE,
+    };
+    if let Some(settings) = &settings {
+        create::make(target_name, format, settings)
+            .await
+            .map_err(|error| {
+                Failure::Message(format!(
+                    "{target_name}: error while converting {format}: {}",
+                    error_text(&error)
+                ))
+            })?;
+    }
+    let target = open_target(arguments, format, target_name, cache).await?;
+    if has_backing && arguments.target_is_zero {
+        report::error("Cannot use --target-is-zero when the destination image has a backing file");
+        return Ok(0);
+    }
+    let target_bytes = target.size_bytes();
+    if arguments.no_create && target_bytes < source_bytes {
+        return fail("output file is smaller than input file");
+    }
+    let options = copy_options(arguments, &target, has_backing);
+    let mut observer = Teller::new(command, arguments);
+    let copied = copy(&sources, &target, &options, &mut observer).await;
+    if copied.is_ok() {
+        observer.progress.show(1, 1);
+    }
+    observer.progress.end();
+    copied.map_err(copy_failure)?;
+    target.close().await.map_err(|error| {
+        Failure::Message(format!("error while writing: {}", error_text(&error)))
+    })?;
+    Ok(0)
+}
+
+async fn open_sources(arguments: &Arguments) -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
+    let cache = match &arguments.source_cache {
+        Some(name) => cache_mode("source cache", name)?,
+        None => CacheMode::default(),
+    };
+    let flags = OpenFlags {
+        no_share: true,
+        ..reading(cache, arguments.force_share)
+    };
+    let mut sources = Vec::new();
+    for name in &arguments.names {
+        let format = arguments.source_format.as_deref();
+        let spec = image_spec(name, arguments.source_image_opts, format)?;
+        let opened = open_device(&spec, &flags).await;
+        sources.push(opened.map_err(|error| open_failure(name, &error))?);
+    }
+    Ok(sources)
+}
+
+/// Says clearly what this version cannot do yet.
+fn refuse_missing_parts(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.source_snapshot.is_some() {
+        return fail("convert -l (reading an internal snapshot) is not part of this version");
+    }
+    if arguments.bitmaps {
+        return fail("convert --bitmaps is not part of this version");
+    }
+    Ok(())
+}
+
+/// The settings of a target to make.
+fn target_settings(
+    arguments: &Arguments,
+    format: &str,
+    name: &str,
+    source_bytes: u64,
+) -> Result<CreateSettings, Failure> {
+    let mut settings = create::settings(name, format)?;
+    if let Some(options) = &arguments.target_options {
+        settings.parse(options)?;
+    }
+    // A size among the options does not count: the sources decide.
+    settings.set("size", &source_bytes.to_string())?;
+    let (backing, backing_format) = (&arguments.backing, &arguments.backing_format);
+    create::set_backing(
+        &mut settings,
+        format,
+        backing.as_deref(),
+        backing_format.as_deref(),
+    )?;
+    let has_backing = settings.text("backing_file").is_some();
+    if has_backing && settings.text("backing_fmt").is_none() {
+        return fail("Use of backing file requires explicit backing format");
+    }
+    if arguments.compress {
+        return fail(match format {
+            "qcow2" => "convert -c (writing compressed clusters) is not part of this version",
+            _ => "Compression not supported for this file format",
+        });
+    }
+    Ok(settings)
+}
+
+async fn open_target(
+    arguments: &Arguments,
+    format: &str,
+    name: &str,
+    cache: CacheMode,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let failed = |error: Error| open_failure(name, &error);
+    let spec = if arguments.target_image_opts {
+        ImageSpec::image_opts(name).map_err(failed)?
+    } else {
+        ImageSpec::filename(name).with_format(Some(format))
+    };
+    let flags = OpenFlags {
+        writable: true,
+        cache,
+        discard: true,
+        ..OpenFlags::default()
+    };
+    open_device(&spec, &flags).await.map_err(failed)
+}
+
+fn copy_options(
+    arguments: &Arguments,
+    target: &Arc<dyn BlockDevice>,
+    has_backing: bool,
+) -> CopyOptions {
+    let min_sparse_bytes = match arguments.sparse_bytes {
+        Some(0) => None,
+        Some(bytes) => Some(bytes),
+        None => Some(DEFAULT_SPARSE_BYTES),
+    };
+    let fresh = !arguments.no_create && !has_backing && min_sparse_bytes.is_some();
+    CopyOptions {
+        parallel: arguments.parallel.unwrap_or(DEFAULT_PARALLEL) as usize,
+        out_of_order: arguments.out_of_order,
+        min_sparse_bytes,
+        target_is_zero: arguments.target_is_zero || (fresh && target.info().has_zero_init),
+        target_backing: has_backing.then(|| TargetBacking {
+            size_bytes: target
+                .backing()
+                .map_or(u64::MAX, |backing| backing.size_bytes()),
+        }),
+        salvage: arguments.salvage,
+        rate_limit_bytes: arguments.rate_bytes.filter(|bytes| *bytes > 0),
+        len_bytes: Some(target.size_bytes()),
+    }
+}
+
+fn copy_failure(error: CopyError) -> Failure {
+    let cause = errno_text(error.cause.errno());
+    Failure::Message(format!(
+        "error while {} byte {}: {cause}",
+        error.step, error.offset_bytes
+    ))
+}
+
+/// Tells the user how a copy goes.
+struct Teller {
+    progress: Progress,
+    quiet: bool,
+}
+
+impl Teller {
+    fn new(command: Command<'_>, arguments: &Arguments) -> Self {
+        let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet);
+        progress.show(0, 1);
+        Teller {
+            progress,
+            quiet: arguments.quiet,
+        }
+    }
+}
+
+impl Observer for Teller {
+    fn wants_progress(&self) -> bool {
+        self.progress.is_on()
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.progress.show(done_bytes, total_bytes);
+    }
+
+    fn unreadable(&mut self, offset_bytes: u64, error: &Error) {
+        if !self.quiet {
+            report::warning(format_args!(
+                "error while reading offset {offset_bytes}: {}",
+                errno_text(error.errno())
+            ));
+        }
+    }
+}

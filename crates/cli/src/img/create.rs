@@ -1,0 +1,136 @@
+//! `create`: makes a new image.
+
+use std::ffi::OsString;
+
+use vellum_control::create::{self, CreateRequest};
+use vellum_control::create_options::{
+    all_options, asks_for_help, format_options, help_text, is_option_list,
+};
+use vellum_control::error_text;
+use vellum_storage::lane;
+
+use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};
+use super::help;
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+use crate::size::SizeError;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Quiet,
+    Format,
+    Options,
+    Backing,
+    BackingFormat,
+    Unsafe,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::new(Opt::Options, 'o', "options", Takes::Value),
+    OptionSpec::new(Opt::Backing, 'b', "backing", Takes::Value),
+    OptionSpec::new(Opt::BackingFormat, 'F', "backing-format", Takes::Value),
+    OptionSpec::new(Opt::Unsafe, 'u', "backing-unsafe", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+/// Adds one `-o` text to those before it.
+pub fn add_options(all: &mut Option<String>, text: String) -> Result<(), Failure> {
+    if !is_option_list(&text) {
+        return fail(format!("Invalid option list: {text}"));
+    }
+    *all = Some(match all.take() {
+        Some(before) => format!("{before},{text}"),
+        None => text,
+    });
+    Ok(())
+}
+
+/// Prints the options of a format, and those that a named file adds.
+pub fn print_option_help(format: &str, filename: Option<&str>) -> Outcome {
+    let unknown = || Failure::Message(format!("Unknown file format '{format}'"));
+    match filename {
+        Some(_) => {
+            let options = all_options(format).ok_or_else(unknown)?;
+            report::print(format_args!("Supported options:\n{}", help_text(&options)));
+        }
+        None => {
+            let options = format_options(format).ok_or_else(unknown)?;
+            report::print(format_args!(
+                "Supported {format} options:\n{}\nThe protocol level may support further options.\n\
+                 Specify the target filename to include those options.\n",
+                help_text(options)
+            ));
+        }
+    }
+    Ok(0)
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut request = CreateRequest {
+        format: "raw".to_owned(),
+        ..CreateRequest::default()
+    };
+    let mut quiet = false;
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Quiet => quiet = true,
+            Opt::Format => request.format = value,
+            Opt::Options => add_options(&mut request.options, value)?,
+            Opt::Backing => request.backing = Some(value),
+            Opt::BackingFormat => request.backing_format = Some(value),
+            Opt::Unsafe => request.unchecked_backing = true,
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let mut operands = parser.operands().into_iter();
+    let filename = operands.next();
+    if request.options.as_deref().is_some_and(asks_for_help) {
+        return print_option_help(&request.format, filename.as_deref());
+    }
+    let Some(filename) = filename else {
+        return Err(Failure::Usage("Expecting image file name".into()));
+    };
+    request.filename = filename;
+    request.size_bytes = match operands.next() {
+        Some(text) => Some(image_size(&text)?),
+        None => None,
+    };
+    if let Some(extra) = operands.next() {
+        return Err(Failure::Usage(format!("Unexpected argument: {extra}")));
+    }
+    lane::block_on(make(&request, quiet))
+}
+
+/// A size operand. Unlike elsewhere a negative one is said to be out of range.
+fn image_size(text: &str) -> Result<u64, Failure> {
+    let negative = text.strip_prefix('-').map(crate::size::parse);
+    match negative {
+        Some(Ok(_) | Err(SizeError::Range)) => size("image size", "16E", 0, MAX_BYTES),
+        _ => size("image size", text, 0, MAX_BYTES),
+    }
+}
+
+async fn make(request: &CreateRequest, quiet: bool) -> Outcome {
+    let name = &request.filename;
+    let failed = |error: vellum::Error| Failure::Message(format!("{name}: {}", error_text(&error)));
+    let settings = create::prepare(request).await.map_err(failed)?;
+    if !quiet {
+        report::print_line(format_args!(
+            "Formatting '{name}', fmt={} {}",
+            request.format,
+            settings.summary()
+        ));
+    }
+    create::make(name, &request.format, &settings)
+        .await
+        .map_err(failed)?;
+    Ok(0)
+}

@@ -1,0 +1,209 @@
+//! The facts that `info` prints, gathered without opening what the image names.
+
+use std::os::unix::fs::MetadataExt;
+
+use serde_json::{Map, Value, json};
+use vellum::qcow2::info::ImageInfo;
+use vellum::{Result, Storage};
+use vellum_control::{ImageSpec, OpenFlags, filename, open};
+
+/// A backing file as the image names it.
+#[derive(Debug, Clone)]
+pub struct BackingName {
+    /// The name in the image.
+    pub name: String,
+    /// The name as seen from here; `None` if that cannot be told.
+    pub full: Option<String>,
+    /// The format in the image.
+    pub format: Option<String>,
+}
+
+/// What is known about an image.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// The name shown for it.
+    pub filename: String,
+    /// The path of its file.
+    pub file_name: String,
+    /// The format's name.
+    pub format: &'static str,
+    /// The virtual size.
+    pub size_bytes: u64,
+    /// What it takes on the host.
+    pub disk_bytes: Option<u64>,
+    /// The length of its file.
+    pub file_bytes: u64,
+    /// The backing file.
+    pub backing: Option<BackingName>,
+    /// What a qcow2 image says of itself.
+    pub qcow2: Option<ImageInfo>,
+}
+
+/// Gathers the facts about an image.
+pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description> {
+    let flags = OpenFlags {
+        metadata_only: true,
+        force_share,
+        ..OpenFlags::default()
+    };
+    let (file, format) = open::open_file(spec, &flags).await?;
+    let file_name = file.name().to_owned();
+    let file_bytes = file.len_bytes()?;
+    let mut description = Description {
+        filename: open::display_name(spec, format),
+        disk_bytes: std::fs::metadata(&file_name)
+            .ok()
+            .map(|file| file.blocks() * 512),
+        file_name,
+        format,
+        size_bytes: file_bytes,
+        file_bytes,
+        backing: None,
+        qcow2: None,
+    };
+    if format == "qcow2" {
+        let info = ImageInfo::read(file).await?;
+        // The driver's options are checked although nothing here needs them.
+        open::check_options(spec, &flags).await?;
+        description.size_bytes = info.size_bytes;
+        description.backing = info.backing_file.as_ref().map(|name| BackingName {
+            name: name.clone(),
+            full: filename::resolve(&description.file_name, name).ok(),
+            format: info.backing_format.clone(),
+        });
+        description.qcow2 = Some(info);
+    } else {
+        description.size_bytes = open::open_device(spec, &flags).await?.size_bytes();
+    }
+    Ok(description)
+}
+
+fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
+    Value::Object(
+        members
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect(),
+    )
+}
+
+impl Description {
+    /// What the format alone knows, as QEMU's tree of members.
+    pub fn format_specific(&self) -> Option<Value> {
+        let info = self.qcow2.as_ref()?;
+        let mut members: Map<String, Value> = Map::new();
+        let mut add = |key: &str, value: Value| drop(members.insert(key.to_owned(), value));
+        add("compat", info.compat().into());
+        add("compression-type", info.compression_type.name().into());
+        add("refcount-bits", info.refcount_bits.into());
+        if info.version >= 3 {
+            add("lazy-refcounts", info.lazy_refcounts.into());
+            add("corrupt", info.corrupt.into());
+            add("extended-l2", info.extended_l2.into());
+            if let Some(name) = &info.data_file {
+                add("data-file", name.as_str().into());
+                add("data-file-raw", info.data_file_raw.into());
+            }
+            if !info.bitmaps.is_empty() {
+                add("bitmaps", info.bitmaps.iter().map(bitmap).collect());
+            }
+        }
+        if info.encrypted {
+            add("encrypt", object([("format", "luks".into())]));
+        }
+        Some(Value::Object(members))
+    }
+
+    /// The image as `--output=json` shows it.
+    pub fn to_json(&self) -> Value {
+        let mut members: Map<String, Value> = Map::new();
+        let mut add = |key: &str, value: Value| drop(members.insert(key.to_owned(), value));
+        add("filename", self.filename.as_str().into());
+        add("format", self.format.into());
+        add(
+            "dirty-flag",
+            self.qcow2.as_ref().is_some_and(|info| info.dirty).into(),
+        );
+        if let Some(bytes) = self.disk_bytes {
+            add("actual-size", bytes.into());
+        }
+        add("virtual-size", self.size_bytes.into());
+        if let Some(info) = &self.qcow2 {
+            add("cluster-size", info.cluster_size_bytes.into());
+            if info.encrypted {
+                add("encrypted", true.into());
+            }
+            if !info.snapshots.is_empty() {
+                add("snapshots", info.snapshots.iter().map(snapshot).collect());
+            }
+        }
+        if let Some(backing) = &self.backing {
+            add("backing-filename", backing.name.as_str().into());
+            if let Some(full) = &backing.full {
+                add("full-backing-filename", full.as_str().into());
+            }
+            if let Some(format) = &backing.format {
+                add("backing-filename-format", format.as_str().into());
+            }
+        }
+        if let Some(data) = self.format_specific() {
+            add(
+                "format-specific",
+                object([("type", self.format.into()), ("data", data)]),
+            );
+        }
+        add(
+            "children",
+            json!([{ "name": "file", "info": self.file_to_json() }]),
+        );
+        Value::Object(members)
+    }
+
+    fn file_to_json(&self) -> Value {
+        let mut members = vec![
+            ("filename", self.file_name.as_str().into()),
+            ("format", "file".into()),
+            ("dirty-flag", false.into()),
+            ("virtual-size", self.file_bytes.into()),
+            ("children", json!([])),
+            ("format-specific", json!({ "type": "file", "data": {} })),
+        ];
+        members.extend(self.disk_bytes.map(|bytes| ("actual-size", bytes.into())));
+        object(members)
+    }
+}
+
+fn bitmap(info: &vellum::qcow2::info::BitmapInfo) -> Value {
+    let flags = [("in-use", info.in_use), ("auto", info.auto)];
+    let flags: Vec<Value> = flags
+        .into_iter()
+        .filter(|(_, set)| *set)
+        .map(|(name, _)| name.into())
+        .collect();
+    object([
+        ("flags", flags.into()),
+        ("name", info.name.as_str().into()),
+        ("granularity", info.granularity_bytes.into()),
+    ])
+}
+
+fn snapshot(info: &vellum::qcow2::info::SnapshotInfo) -> Value {
+    const NANOSECONDS: u64 = 1_000_000_000;
+    let mut members = vec![
+        ("id", info.id.as_str().into()),
+        ("name", info.name.as_str().into()),
+        ("vm-state-size", info.vm_state_size_bytes.into()),
+        ("date-sec", info.date_seconds.into()),
+        ("date-nsec", info.date_nanoseconds.into()),
+        (
+            "vm-clock-sec",
+            (info.vm_clock_nanoseconds / NANOSECONDS).into(),
+        ),
+        (
+            "vm-clock-nsec",
+            (info.vm_clock_nanoseconds % NANOSECONDS).into(),
+        ),
+    ];
+    members.extend(info.icount.map(|count| ("icount", count.into())));
+    object(members)
+}

@@ -1,0 +1,180 @@
+//! `--help` and `--version`.
+
+use super::command::{Command, Outcome};
+use super::{SUBCOMMANDS, Subcommand};
+use crate::report;
+
+/// The version of QEMU whose tools are matched. Programs that call `qemu-img`
+/// look at this number to know what it can do.
+const QEMU_VERSION: &str = "10.0.2";
+
+/// What `--version` prints.
+pub fn version(program: &str) -> String {
+    let own = env!("CARGO_PKG_VERSION");
+    if program.starts_with("qemu-") {
+        format!("{program} version {QEMU_VERSION} (vellum {own})\n")
+    } else {
+        format!("{program} {own}\n")
+    }
+}
+
+/// Prints the help of the whole tool.
+pub fn tool(program: &str) {
+    let mut text = version(program);
+    text.push_str(&format!(
+        "Usage: {program} [OPTIONS] SUBCOMMAND [--help | ARGUMENTS]\n\nOptions:\n  \
+         -h, --help           print this help\n  \
+         -V, --version        print the version\n  \
+         -T, --trace TRACE    accepted and ignored\n\nSubcommands:\n"
+    ));
+    for subcommand in SUBCOMMANDS {
+        let missing = if subcommand.run.is_none() {
+            " (not in this version)"
+        } else {
+            ""
+        };
+        text.push_str(&format!(
+            "  {:<10} {}{missing}\n",
+            subcommand.name, subcommand.about
+        ));
+    }
+    if !program.starts_with("qemu-") {
+        text.push_str(
+            "\nOther tools:\n  io         Read and write single requests (qemu-io)\n  \
+             nbd        Serve an image over NBD (qemu-nbd)\n",
+        );
+    }
+    text.push_str("\nSupported image formats: qcow2 raw\n");
+    report::print(text);
+}
+
+/// Prints the help of a subcommand.
+pub fn subcommand(command: Command<'_>) -> Outcome {
+    let about = SUBCOMMANDS.iter().find(|other| other.name == command.name);
+    let about = about.map_or("", |Subcommand { about, .. }| about);
+    let (usage, options) = text(command.name);
+    report::print(format_args!(
+        "{about}.  Usage:\n\n  {} {} {usage}\n\nArguments:\n  -h, --help\n{options}",
+        command.program, command.name
+    ));
+    Ok(0)
+}
+
+/// The arguments of a subcommand and what its options mean.
+fn text(name: &str) -> (&'static str, &'static str) {
+    match name {
+        "check" => ("[OPTIONS] FILENAME", CHECK),
+        "compare" => ("[OPTIONS] FILENAME1 FILENAME2", COMPARE),
+        "convert" => ("[OPTIONS] SOURCE [SOURCE...] TARGET", CONVERT),
+        "create" => ("[OPTIONS] FILENAME [SIZE]", CREATE),
+        "dd" => (
+            "[OPTIONS] if=INPUT of=OUTPUT [bs=SIZE] [count=BLOCKS] [skip=BLOCKS]",
+            DD,
+        ),
+        "info" => ("[OPTIONS] FILENAME", INFO),
+        "map" => ("[OPTIONS] FILENAME", MAP),
+        "measure" => ("[OPTIONS] (--size SIZE | FILENAME)", MEASURE),
+        _ => ("", ""),
+    }
+}
+
+const CHECK: &str = "\
+  -q, --quiet               print errors only
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -T, --cache MODE          cache mode (writeback)
+  -U, --force-share         share the image with writers
+  --output human|json       how to print the result
+  --object DEFINITION       an object such as a secret
+Exit codes: 0 sound, 1 the check failed, 2 damaged, 3 leaks only, 63 nothing to check.
+";
+
+const COMPARE: &str = "\
+  -q, --quiet               print errors only
+  -p, --progress            show the progress
+  -f, --a-format FMT        the format of FILENAME1
+  -F, --b-format FMT        the format of FILENAME2
+  --image-opts              both names are lists of options
+  -s, --strict              sizes and allocation have to agree too
+  -T, --cache MODE          cache mode (writeback)
+  -U, --force-share         share the images with writers
+  --object DEFINITION       an object such as a secret
+Exit codes: 0 the same, 1 different, 2 and more: the comparison failed.
+";
+
+const CONVERT: &str = "\
+  -q, --quiet               print errors only
+  -p, --progress            show the progress
+  -f, --source-format FMT   the format of the sources
+  --image-opts              the sources are lists of options
+  -T, --source-cache MODE   cache mode of the sources (writeback)
+  -O, --target-format FMT   the format of the target (raw)
+  --target-image-opts       the target is a list of options (with -n)
+  -o, --target-options LIST options of the target; '-o help' lists them
+  -t, --target-cache MODE   cache mode of the target (unsafe)
+  -B, --backing FILENAME    the target's backing file
+  -F, --backing-format FMT  the backing file's format
+  -n, --no-create           write into a target that exists
+  --target-is-zero          the target reads as zeroes (with -n)
+  -S, --sparse-size SIZE    runs of zeroes from this length on are not written (4k)
+  -m, --parallel N          requests in flight, 1 to 16 (8)
+  -W, --oob-writes          write in any order
+  -r, --rate RATE           bytes a second at most
+  -C, --copy-range-offloading  let the host copy where it can
+  --salvage                 take what cannot be read as zeroes
+  -U, --force-share         share the sources with writers
+  --object DEFINITION       an object such as a secret
+";
+
+const CREATE: &str = "\
+  -q, --quiet               print errors only
+  -f, --format FMT          the format of the image (raw)
+  -o, --options LIST        options of the format; '-o help' lists them
+  -b, --backing FILENAME    the backing file
+  -F, --backing-format FMT  the backing file's format
+  -u, --backing-unsafe      do not look at the backing file
+  --object DEFINITION       an object such as a secret
+  SIZE                      size with an optional suffix b, k, M, G, T, P or E; the
+                            backing file's size if there is one
+";
+
+const DD: &str = "\
+  -f, --format FMT          the format of INPUT
+  --image-opts              INPUT is a list of options
+  -O, --output-format FMT   the format of OUTPUT (raw)
+  -U, --force-share         share the input with writers
+  --object DEFINITION       an object such as a secret
+  bs=SIZE                   the size of a block (512)
+  count=BLOCKS              blocks to copy
+  skip=BLOCKS               blocks of the input to leave out
+";
+
+const INFO: &str = "\
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -b, --backing-chain       tell about the backing files too
+  -U, --force-share         share the image with writers
+  --output human|json       how to print
+  --object DEFINITION       an object such as a secret
+";
+
+const MAP: &str = "\
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -s, --start-offset OFFSET where to begin
+  -l, --max-length LENGTH   how far to go
+  -U, --force-share         share the image with writers
+  --output human|json       how to print
+  --object DEFINITION       an object such as a secret
+";
+
+const MEASURE: &str = "\
+  -O, --target-format FMT   the format of the copy (raw)
+  -o OPTIONS                options of the copy
+  -s, --size SIZE           an image of this size, without content
+  -f, --format FMT          the format of FILENAME
+  --image-opts              FILENAME is a list of options
+  -U, --force-share         share the image with writers
+  --output human|json       how to print
+  --object DEFINITION       an object such as a secret
+";

@@ -1,0 +1,224 @@
+//! `map`: prints what every part of an image is and where it lies.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+
+use vellum_control::{CacheMode, ImageSpec, open_device};
+use vellum_jobs::map::{MapEntry, map};
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, MAX_BYTES, Outcome, Output, check_object, image_spec, open_failure, reading,
+    size,
+};
+use super::help;
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Format,
+    ImageOpts,
+    Output,
+    Start,
+    Length,
+    ForceShare,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::long(Opt::Output, "output", Takes::Value),
+    OptionSpec::new(Opt::Start, 's', "start-offset", Takes::Value),
+    OptionSpec::new(Opt::Length, 'l', "max-length", Takes::Value),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+#[derive(Debug, Default)]
+struct Arguments {
+    format: Option<String>,
+    image_opts: bool,
+    output: Output,
+    start_bytes: u64,
+    length_bytes: Option<u64>,
+    force_share: bool,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Format => arguments.format = Some(value),
+            Opt::ImageOpts => arguments.image_opts = true,
+            Opt::Output => arguments.output = Output::parse(&value)?,
+            Opt::Start => arguments.start_bytes = size("start offset", &value, 0, MAX_BYTES)?,
+            Opt::Length => {
+                arguments.length_bytes = Some(size("max length", &value, 0, MAX_BYTES)?);
+            }
+            Opt::ForceShare => arguments.force_share = true,
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let operands = parser.operands();
+    let [name] = operands.as_slice() else {
+        return Err(Failure::Usage("Expecting one image file name".into()));
+    };
+    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    lane::block_on(print_map(&spec, &arguments))
+}
+
+async fn print_map(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
+    let flags = reading(CacheMode::default(), arguments.force_share);
+    let device = open_device(spec, &flags)
+        .await
+        .map_err(|e| open_failure(&spec.name, &e))?;
+    let start = arguments.start_bytes;
+    let mut end = device.size_bytes();
+    if let Some(length) = arguments.length_bytes {
+        end = end.min(start.saturating_add(length));
+    }
+    let mut printer = Printer {
+        output: arguments.output,
+        text: String::new(),
+        unmappable: false,
+    };
+    printer.begin();
+    let mut count = 0_u64;
+    let mapped = map(&device, start, end, |entry| {
+        printer.entry(&entry, count == 0);
+        count += 1;
+    });
+    if let Err(error) = mapped.await {
+        report::print(&printer.text);
+        return Err(Failure::Message(format!(
+            "Failed to read image metadata: {}",
+            error.message()
+        )));
+    }
+    if count == 0 {
+        printer.nothing(start);
+    }
+    printer.end();
+    report::print(&printer.text);
+    if printer.unmappable {
+        return Err(Failure::Message(
+            "File contains external, encrypted or compressed clusters.".into(),
+        ));
+    }
+    Ok(0)
+}
+
+/// Collects the text; a map is small next to its image.
+struct Printer {
+    output: Output,
+    text: String,
+    /// The human format met data that lies nowhere it could name.
+    unmappable: bool,
+}
+
+impl Printer {
+    fn begin(&mut self) {
+        match self.output {
+            Output::Human => {
+                let head = ("Offset", "Length", "Mapped to", "File");
+                // Writing to a string cannot fail.
+                let _ = writeln!(
+                    self.text,
+                    "{:<16}{:<16}{:<16}{}",
+                    head.0, head.1, head.2, head.3
+                );
+            }
+            Output::Json => self.text.push('['),
+        }
+    }
+
+    fn entry(&mut self, entry: &MapEntry, first: bool) {
+        match self.output {
+            Output::Human => self.human(entry),
+            Output::Json => self.json(entry, first),
+        }
+    }
+
+    fn human(&mut self, entry: &MapEntry) {
+        let extent = &entry.extent;
+        if self.unmappable || !extent.data || extent.zero {
+            return;
+        }
+        let Some(host) = &extent.host else {
+            self.unmappable = true;
+            return;
+        };
+        let _ = writeln!(
+            self.text,
+            "{:<16}{:<16}{:<16}{}",
+            hexadecimal(entry.start_bytes),
+            hexadecimal(extent.len_bytes),
+            hexadecimal(host.offset_bytes),
+            host.storage
+        );
+    }
+
+    fn json(&mut self, entry: &MapEntry, first: bool) {
+        if !first {
+            self.text.push_str(",\n");
+        }
+        let extent = &entry.extent;
+        let _ = write!(
+            self.text,
+            "{{ \"start\": {}, \"length\": {}, \"depth\": {}, \"present\": {}, \"zero\": {}, \
+             \"data\": {}, \"compressed\": {}",
+            entry.start_bytes,
+            extent.len_bytes,
+            extent.depth,
+            extent.present,
+            extent.zero,
+            extent.data,
+            extent.compressed
+        );
+        if let Some(host) = &extent.host {
+            let _ = write!(self.text, ", \"offset\": {}", host.offset_bytes);
+        }
+        self.text.push('}');
+    }
+
+    /// A range without any entries is shown as one empty entry.
+    fn nothing(&mut self, start_bytes: u64) {
+        let extent = vellum::Extent {
+            len_bytes: 0,
+            data: false,
+            zero: false,
+            present: false,
+            compressed: false,
+            host: None,
+            depth: 0,
+        };
+        self.entry(
+            &MapEntry {
+                start_bytes,
+                extent,
+            },
+            true,
+        );
+    }
+
+    fn end(&mut self) {
+        if self.output == Output::Json {
+            self.text.push_str("]\n");
+        }
+    }
+}
+
+/// C's `%#x`: zero has no prefix.
+fn hexadecimal(value: u64) -> String {
+    match value {
+        0 => "0".to_owned(),
+        value => format!("{value:#x}"),
+    }
+}

@@ -1,0 +1,83 @@
+//! Progress of long work: QEMU's `(50.00/100%)` with `-p`, a bar on a terminal
+//! when called by our own name.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::report;
+
+/// Steps below this many percent are not printed.
+const MIN_STEP_PERCENT: f64 = 1.0;
+
+/// Shows how far some work is.
+pub enum Progress {
+    /// Not at all.
+    Off,
+    /// As QEMU's tools do.
+    Percent {
+        /// What was printed last.
+        printed: Option<f64>,
+    },
+    /// As a bar that vanishes in the end.
+    Bar(ProgressBar),
+}
+
+impl Progress {
+    /// The progress for a tool called `program`: `wanted` by `-p`, `quiet` by `-q`.
+    pub fn new(program: &str, wanted: bool, quiet: bool) -> Progress {
+        if quiet {
+            return Progress::Off;
+        }
+        if wanted {
+            return Progress::Percent { printed: None };
+        }
+        if program.starts_with("qemu-") || !std::io::stderr().is_terminal() {
+            return Progress::Off;
+        }
+        let bar = ProgressBar::new(1);
+        // The template is a constant and valid; the default style would do too.
+        if let Ok(style) = ProgressStyle::with_template(
+            "{wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        ) {
+            bar.set_style(style);
+        }
+        Progress::Bar(bar)
+    }
+
+    /// Whether anything is shown.
+    pub fn is_on(&self) -> bool {
+        !matches!(self, Progress::Off)
+    }
+
+    /// `done` of `total` is done.
+    pub fn show(&mut self, done: u64, total: u64) {
+        match self {
+            Progress::Off => {}
+            Progress::Percent { printed } => {
+                let percent = match total {
+                    0 => 100.0,
+                    total => (done as f64 * 100.0 / total as f64).min(100.0),
+                };
+                let step = printed.map_or(f64::INFINITY, |last| (percent - last).abs());
+                if step > MIN_STEP_PERCENT || percent == 0.0 || percent >= 100.0 {
+                    *printed = Some(percent);
+                    report::print(format_args!("    ({percent:.2}/100%)\r"));
+                }
+            }
+            Progress::Bar(bar) => {
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+        }
+    }
+
+    /// The work is over.
+    pub fn end(self) {
+        match self {
+            Progress::Off => {}
+            Progress::Percent { .. } => report::print("\n"),
+            Progress::Bar(bar) => bar.finish_and_clear(),
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Making images: `create`, and the target of `convert`.
+
+use std::sync::Arc;
+
+use vellum::qcow2::create::{self, CreateOptions, Preallocation};
+use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
+use vellum_format::header::CompressionType;
+use vellum_storage::WriteFlags;
+use vellum_storage::file::{Create, FileOptions, FileStorage};
+use vellum_storage::lock::Permissions;
+
+use crate::create_options::{CreateSettings, format_options};
+use crate::{ImageSpec, OpenFlags, error_text, filename, open_device};
+
+const SECTOR_BYTES: u64 = 512;
+
+/// Zeroes are written out in pieces of this size (`preallocation=full`).
+const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+
+/// What `create` was asked for.
+#[derive(Debug, Clone, Default)]
+pub struct CreateRequest {
+    /// The image to make.
+    pub filename: String,
+    /// Its format.
+    pub format: String,
+    /// The `-o` texts, joined by commas.
+    pub options: Option<String>,
+    /// The backing file (`-b`), named as it is to stand in the image.
+    pub backing: Option<String>,
+    /// Its format (`-F`).
+    pub backing_format: Option<String>,
+    /// The size in bytes, where one is given as an argument.
+    pub size_bytes: Option<u64>,
+    /// Do not look at the backing file (`-u`).
+    pub unchecked_backing: bool,
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "create", message)
+}
+
+/// Settings of a format on a file; an error names what cannot be made.
+pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
+    let known = matches!(format, "raw" | "qcow2" | "file");
+    if !known || format_options(format).is_none() {
+        return Err(invalid(format!("Unknown file format '{format}'")));
+    }
+    if filename.starts_with("json:") {
+        return Err(invalid("Unknown protocol 'json'"));
+    }
+    filename::local_path(filename)?;
+    CreateSettings::new(format).ok_or_else(|| {
+        invalid(format!(
+            "Format driver '{format}' does not support image creation"
+        ))
+    })
+}
+
+/// Takes the names of a backing file and of its format into settings.
+pub fn set_backing(
+    settings: &mut CreateSettings,
+    format: &str,
+    backing: Option<&str>,
+    backing_format: Option<&str>,
+) -> Result<()> {
+    if let Some(backing) = backing {
+        if !settings.knows("backing_file") {
+            return Err(invalid(format!(
+                "Backing file not supported for file format '{format}'"
+            )));
+        }
+        settings.set("backing_file", backing)?;
+    }
+    if let Some(backing_format) = backing_format {
+        if !settings.knows("backing_fmt") {
+            return Err(invalid(format!(
+                "Backing file format not supported for file format '{format}'"
+            )));
+        }
+        settings.set("backing_fmt", backing_format)?;
+    }
+    Ok(())
+}
+
+/// Checks a request and fills in what follows from the backing file. Nothing is
+/// made yet.
+pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
+    let mut settings = settings(&request.filename, &request.format)?;
+    if let Some(options) = &request.options {
+        settings.parse(options)?;
+    }
+    if let Some(size_bytes) = request.size_bytes {
+        if settings.is_given("size") {
+            return Err(invalid("The image size must be specified only once"));
+        }
+        settings.set("size", &size_bytes.to_string())?;
+    }
+    let backing_format = request.backing_format.as_deref();
+    set_backing(
+        &mut settings,
+        &request.format,
+        request.backing.as_deref(),
+        backing_format,
+    )?;
+    if let Some(backing) = settings.text("backing_file").map(str::to_owned) {
+        if backing.is_empty() {
+            return Err(invalid("Expected backing file name, got empty string"));
+        }
+        if backing == request.filename {
+            return Err(invalid(
+                "Error: Trying to create an image with the same filename as the backing file",
+            ));
+        }
+        check_backing(request, &mut settings, &backing).await?;
+    }
+    if settings.integer("size").is_none() {
+        return Err(invalid("Image creation needs a size parameter"));
+    }
+    Ok(settings)
+}
+
+async fn check_backing(
+    request: &CreateRequest,
+    settings: &mut CreateSettings,
+    backing: &str,
+) -> Result<()> {
+    let format = settings.text("backing_fmt").map(str::to_owned);
+    let unnamed = "Backing file specified without backing format";
+    if request.unchecked_backing {
+        return match format {
+            Some(_) => Ok(()),
+            None => Err(invalid(unnamed)),
+        };
+    }
+    let full = filename::resolve(&request.filename, backing)?;
+    let spec = ImageSpec::filename(full).with_format(format.as_deref());
+    let device = open_device(&spec, &OpenFlags::default())
+        .await
+        .map_err(|error| {
+            invalid(format!(
+                "{}\nCould not open backing image.",
+                error_text(&error)
+            ))
+        })?;
+    if format.is_none() {
+        let detected = device.info().format;
+        return Err(invalid(format!(
+            "{unnamed}\nDetected format of {detected}."
+        )));
+    }
+    if settings.integer("size").is_none() {
+        settings.set("size", &device.size_bytes().to_string())?;
+    }
+    Ok(())
+}
+
+/// Makes an image from checked settings.
+pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result<()> {
+    match format {
+        "qcow2" => make_qcow2(name, settings).await,
+        _ => make_raw(name, settings).await,
+    }
+}
+
+/// Opens a file to make an image in it: others are kept away, and it is emptied.
+fn create_file(path: &str) -> Result<Arc<FileStorage>> {
+    FileStorage::open(
+        path,
+        &FileOptions {
+            create: Create::Truncate,
+            permissions: Some(Permissions::CREATOR),
+            ..FileOptions::default()
+        },
+    )
+}
+
+/// A half-made image is of no use to anybody.
+fn remove_after_failure<T>(path: &str, result: Result<T>) -> Result<T> {
+    if result.is_err() && std::fs::metadata(path).is_ok_and(|file| file.is_file()) {
+        // The first error is the one to tell.
+        let _ = std::fs::remove_file(path);
+    }
+    result
+}
+
+async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
+    let path = filename::local_path(name)?;
+    let size_bytes = settings.integer("size").unwrap_or(0);
+    let size_bytes = size_bytes
+        .checked_next_multiple_of(SECTOR_BYTES)
+        .ok_or_else(|| invalid("The image size is too large for file format 'raw'"))?;
+    let preallocation = preallocation(settings)?;
+    if preallocation == Preallocation::Metadata {
+        return Err(invalid("Unsupported preallocation mode: metadata"));
+    }
+    let file = create_file(path)?;
+    let filled = fill_raw(&file, size_bytes, preallocation).await;
+    remove_after_failure(path, filled)
+}
+
+async fn fill_raw(
+    file: &Arc<FileStorage>,
+    size_bytes: u64,
+    preallocation: Preallocation,
+) -> Result<()> {
+    if file.is_device() {
+        return match file.len_bytes()? {
+            len if len < size_bytes => Err(invalid("The device is too small for the image")),
+            _ => Ok(()),
+        };
+    }
+    let reserve = |error: Error| {
+        let message = format!(
+            "Could not preallocate data for the new file: {}",
+            error.message()
+        );
+        error.context("create", message)
+    };
+    match preallocation {
+        Preallocation::Falloc if size_bytes > 0 => {
+            file.allocate(0, size_bytes).await.map_err(reserve)?;
+        }
+        Preallocation::Full => {
+            let mut at = 0;
+            while at < size_bytes {
+                let len_bytes = ZERO_CHUNK_BYTES.min(size_bytes - at);
+                let zeroes = Buffers::from_iter([Buffer::zeroed(len_bytes as usize)]);
+                file.write(at, zeroes, WriteFlags::default())
+                    .await
+                    .map_err(reserve)?;
+                at += len_bytes;
+            }
+            file.flush().await?;
+        }
+        _ => {}
+    }
+    file.truncate(size_bytes).await.map_err(|error| {
+        let message = format!("Could not resize file: {}", error.message());
+        Error::new(error.kind(), "create", message).with_errno(error.errno())
+    })
+}
+
+async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
+    let path = filename::local_path(name)?;
+    let options = qcow2_options(settings)?;
+    options.validate()?;
+    let file = create_file(path)?;
+    let made = fill_qcow2(file, &options).await;
+    remove_after_failure(path, made)
+}
+
+async fn fill_qcow2(file: Arc<FileStorage>, options: &CreateOptions) -> Result<()> {
+    file.set_permissions(Permissions::WRITER)?;
+    let data: Option<Arc<dyn Storage>> = match &options.data_file {
+        Some(name) => Some(create_file(filename::local_path(name)?)?),
+        None => None,
+    };
+    create::create(file, data, options).await
+}
+
+fn preallocation(settings: &CreateSettings) -> Result<Preallocation> {
+    let name = settings.text("preallocation").unwrap_or("off");
+    Preallocation::from_name(name).ok_or_else(|| not_accepted("preallocation", name))
+}
+
+fn not_accepted(name: &str, value: &str) -> Error {
+    invalid(format!(
+        "Parameter '{name}' does not accept value '{value}'"
+    ))
+}
+
+/// The engine's creation options for settings of a qcow2 image.
+pub fn qcow2_options(settings: &CreateSettings) -> Result<CreateOptions> {
+    if settings.bool("encryption") || settings.text("encrypt.format").is_some() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "create",
+            "Encrypted images cannot be made by this version",
+        ));
+    }
+    let text = |name| settings.text(name).map(str::to_owned);
+    let version = match settings.text("compat") {
+        Some("0.10" | "v2") => 2,
+        None | Some("1.1" | "v3") => 3,
+        Some(other) => return Err(not_accepted("version", other)),
+    };
+    let compression_type = match settings.text("compression_type") {
+        None | Some("zlib") => CompressionType::Zlib,
+        Some("zstd") => CompressionType::Zstd,
+        Some(other) => return Err(not_accepted("compression-type", other)),
+    };
+    let defaults = CreateOptions::default();
+    Ok(CreateOptions {
+        size_bytes: settings.integer("size").unwrap_or(0),
+        version,
+        cluster_size_bytes: settings
+            .integer("cluster_size")
+            .unwrap_or(defaults.cluster_size_bytes),
+        refcount_bits: settings
+            .integer("refcount_bits")
+            .unwrap_or(defaults.refcount_bits),
+        extended_l2: settings.bool("extended_l2"),
+        lazy_refcounts: settings.bool("lazy_refcounts"),
+        compression_type,
+        backing_file: text("backing_file"),
+        backing_format: text("backing_fmt"),
+        data_file: text("data_file"),
+        data_file_raw: settings.bool("data_file_raw"),
+        preallocation: preallocation(settings)?,
+    })
+}

@@ -1,0 +1,402 @@
+//! The options of `create -o`: which there are, their types, and their texts.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use vellum::{Error, ErrorKind, Result};
+
+use crate::options::{Options, Scalar};
+
+/// The type of a creation option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OptionType {
+    /// Any text.
+    Text,
+    /// `on` or `off`.
+    Bool,
+    /// A number.
+    Number,
+    /// A number of bytes with an optional suffix.
+    Size,
+}
+
+/// One creation option of a format.
+#[derive(Debug, Clone, Copy)]
+pub struct OptionDescription {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: OptionType,
+    /// What it does, in the words that `-o help` prints.
+    pub help: &'static str,
+    /// The value that stands where none is given, if it is always shown.
+    pub default: Option<&'static str>,
+}
+
+const fn option(
+    name: &'static str,
+    kind: OptionType,
+    help: &'static str,
+    default: Option<&'static str>,
+) -> OptionDescription {
+    OptionDescription {
+        name,
+        kind,
+        help,
+        default,
+    }
+}
+
+use OptionType::{Bool, Number, Size, Text};
+
+const SIZE: OptionDescription = option("size", Size, "Virtual disk size", None);
+const PREALLOCATION_QCOW2: &str =
+    "Preallocation mode (allowed values: off, metadata, falloc, full)";
+const PREALLOCATION_FILE: &str = "Preallocation mode (allowed values: off, falloc, full)";
+
+/// Options of qcow2, in the order in which they are shown.
+const QCOW2: &[OptionDescription] = &[
+    option(
+        "encryption",
+        Bool,
+        "Encrypt the image with format 'aes'. (Deprecated in favor of encrypt.format=aes)",
+        None,
+    ),
+    option(
+        "encrypt.format",
+        Text,
+        "Encrypt the image, format choices: 'aes', 'luks'",
+        None,
+    ),
+    option(
+        "encrypt.key-secret",
+        Text,
+        "ID of secret providing qcow AES key or LUKS passphrase",
+        None,
+    ),
+    option(
+        "encrypt.cipher-alg",
+        Text,
+        "Name of encryption cipher algorithm",
+        None,
+    ),
+    option(
+        "encrypt.cipher-mode",
+        Text,
+        "Name of encryption cipher mode",
+        None,
+    ),
+    option(
+        "encrypt.ivgen-alg",
+        Text,
+        "Name of IV generator algorithm",
+        None,
+    ),
+    option(
+        "encrypt.ivgen-hash-alg",
+        Text,
+        "Name of IV generator hash algorithm",
+        None,
+    ),
+    option(
+        "encrypt.hash-alg",
+        Text,
+        "Name of encryption hash algorithm",
+        None,
+    ),
+    option(
+        "encrypt.iter-time",
+        Number,
+        "Time to spend in PBKDF in milliseconds",
+        None,
+    ),
+    option("cluster_size", Size, "qcow2 cluster size", Some("65536")),
+    option("extended_l2", Bool, "Extended L2 tables", Some("off")),
+    option("preallocation", Text, PREALLOCATION_QCOW2, None),
+    option(
+        "compression_type",
+        Text,
+        "Compression method used for image cluster compression",
+        Some("zlib"),
+    ),
+    SIZE,
+    option(
+        "compat",
+        Text,
+        "Compatibility level (v2 [0.10] or v3 [1.1])",
+        None,
+    ),
+    option("backing_file", Text, "File name of a base image", None),
+    option("backing_fmt", Text, "Image format of the base image", None),
+    option(
+        "data_file",
+        Text,
+        "File name of an external data file",
+        None,
+    ),
+    option(
+        "data_file_raw",
+        Bool,
+        "The external data file must stay valid as a raw image",
+        None,
+    ),
+    option(
+        "lazy_refcounts",
+        Bool,
+        "Postpone refcount updates",
+        Some("off"),
+    ),
+    option(
+        "refcount_bits",
+        Number,
+        "Width of a reference count entry in bits",
+        Some("16"),
+    ),
+];
+
+const RAW: &[OptionDescription] = &[SIZE];
+
+/// Options of files, which every format on a file takes too.
+const FILE: &[OptionDescription] = &[
+    SIZE,
+    option(
+        "nocow",
+        Bool,
+        "Turn off copy-on-write (valid only on btrfs)",
+        None,
+    ),
+    option("preallocation", Text, PREALLOCATION_FILE, None),
+    option(
+        "extent_size_hint",
+        Size,
+        "Extent size hint for the image file, 0 to disable",
+        None,
+    ),
+];
+
+/// The options that a format takes by itself; `None` for formats that cannot be made.
+pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
+    match format {
+        "qcow2" => Some(QCOW2),
+        "raw" => Some(RAW),
+        "file" => Some(FILE),
+        _ => None,
+    }
+}
+
+/// The options of a format on a file: its own first, then what files add.
+pub fn all_options(format: &str) -> Option<Vec<OptionDescription>> {
+    let mut all = format_options(format)?.to_vec();
+    let own = all.len();
+    for extra in FILE {
+        if !all[..own].iter().any(|option| option.name == extra.name) {
+            all.push(*extra);
+        }
+    }
+    Some(all)
+}
+
+/// The list that `-o help` prints.
+pub fn help_text(options: &[OptionDescription]) -> String {
+    let mut sorted = options.to_vec();
+    sorted.sort_by_key(|option| option.name);
+    let mut text = String::new();
+    for option in sorted {
+        let kind = match option.kind {
+            Text => "str",
+            Bool => "bool (on/off)",
+            Number => "num",
+            Size => "size",
+        };
+        let head = format!("  {}=<{kind}>", option.name);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{head:<24} - {}", option.help);
+    }
+    text
+}
+
+/// Whether `-o` texts ask for the list of options.
+pub fn asks_for_help(text: &str) -> bool {
+    text.split(',').any(|word| word == "help" || word == "?")
+}
+
+/// Whether a text can be joined to others of its kind: it is not empty and no
+/// comma is left open at either end.
+pub fn is_option_list(text: &str) -> bool {
+    let open_at_end = text.chars().rev().take_while(|&c| c == ',').count() % 2 == 1;
+    let open_at_start = text.starts_with(',') && !text.starts_with(",,");
+    !text.is_empty() && !open_at_end && !open_at_start
+}
+
+/// A value that was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Given {
+    Text(String),
+    Bool(bool, String),
+    Integer(u64),
+}
+
+/// Creation options with their values, checked against their types.
+#[derive(Debug, Clone)]
+pub struct CreateSettings {
+    descriptions: Vec<OptionDescription>,
+    given: BTreeMap<&'static str, Given>,
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "parse options", message)
+}
+
+impl CreateSettings {
+    /// Settings of a format on a file, all at their defaults; `None` for formats
+    /// that cannot be made.
+    pub fn new(format: &str) -> Option<Self> {
+        let descriptions = all_options(format)?;
+        Some(CreateSettings {
+            descriptions,
+            given: BTreeMap::new(),
+        })
+    }
+
+    /// Takes a `-o` text in.
+    pub fn parse(&mut self, text: &str) -> Result<()> {
+        let options = Options::parse(text)?;
+        for (key, value) in options.iter() {
+            let Scalar::Text(value) = value else { continue };
+            self.set(key, value)?;
+        }
+        Ok(())
+    }
+
+    /// Sets one option from its text.
+    pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
+        let Some(description) = self.descriptions.iter().find(|known| known.name == name) else {
+            return Err(invalid(format!("Invalid parameter '{name}'")));
+        };
+        let mut one = Options::new();
+        one.set_text(name, text);
+        let given = match description.kind {
+            Text => Given::Text(text.to_owned()),
+            Bool => Given::Bool(one.take_bool(name)?.unwrap_or(false), text.to_owned()),
+            Size => Given::Integer(one.take_size(name)?.unwrap_or(0)),
+            Number => Given::Integer(one.take_number(name)?.unwrap_or(0)),
+        };
+        self.given.insert(description.name, given);
+        Ok(())
+    }
+
+    /// Whether the format has an option.
+    pub fn knows(&self, name: &str) -> bool {
+        self.descriptions.iter().any(|known| known.name == name)
+    }
+
+    /// Whether an option was given.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.given.contains_key(name)
+    }
+
+    /// A text option: what was given, or its default.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.given.get(name) {
+            Some(Given::Text(text)) => Some(text),
+            Some(_) => None,
+            None => self.default(name),
+        }
+    }
+
+    /// A boolean option.
+    pub fn bool(&self, name: &str) -> bool {
+        match self.given.get(name) {
+            Some(Given::Bool(value, _)) => *value,
+            _ => self.default(name) == Some("on"),
+        }
+    }
+
+    /// A size or number.
+    pub fn integer(&self, name: &str) -> Option<u64> {
+        match self.given.get(name) {
+            Some(Given::Integer(value)) => Some(*value),
+            Some(_) => None,
+            None => self.default(name).and_then(|text| text.parse().ok()),
+        }
+    }
+
+    fn default(&self, name: &str) -> Option<&'static str> {
+        self.descriptions
+            .iter()
+            .find(|known| known.name == name)
+            .and_then(|known| known.default)
+    }
+
+    /// All values in their order, as the line `Formatting ...` shows them.
+    pub fn summary(&self) -> String {
+        let mut words = Vec::new();
+        for description in &self.descriptions {
+            let name = description.name;
+            match (self.given.get(name), description.default) {
+                (Some(Given::Text(text)), _) => {
+                    words.push(format!("{name}={}", text.replace(',', ",,")));
+                }
+                (Some(Given::Bool(_, text)), _) => words.push(format!("{name}={text}")),
+                (Some(Given::Integer(value)), _) => words.push(format!("{name}={value}")),
+                (None, Some(default)) => words.push(format!("{name}={default}")),
+                (None, None) => {}
+            }
+        }
+        words.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_is_qemus() {
+        let mut settings = CreateSettings::new("qcow2").unwrap();
+        settings
+            .parse("lazy_refcounts=yes,backing_file=a,,b,nocow=on")
+            .unwrap();
+        settings.set("size", "1M").unwrap();
+        assert_eq!(
+            settings.summary(),
+            "cluster_size=65536 extended_l2=off compression_type=zlib size=1048576 \
+             backing_file=a,,b lazy_refcounts=yes refcount_bits=16 nocow=on"
+        );
+        assert!(settings.bool("lazy_refcounts"));
+        assert_eq!(settings.integer("cluster_size"), Some(65536));
+    }
+
+    #[test]
+    fn unknown_and_ill_typed_options_are_named() {
+        let mut settings = CreateSettings::new("qcow2").unwrap();
+        let message = |result: Result<()>| result.unwrap_err().message().to_owned();
+        assert_eq!(message(settings.parse("foo=1")), "Invalid parameter 'foo'");
+        assert_eq!(
+            message(settings.parse("refcount_bits=x")),
+            "Parameter 'refcount_bits' expects a number"
+        );
+        assert_eq!(
+            message(settings.parse("extended_l2=2")),
+            "Parameter 'extended_l2' expects 'on' or 'off'"
+        );
+        assert!(CreateSettings::new("vmdk").is_none());
+    }
+
+    #[test]
+    fn lists_with_open_commas_are_refused() {
+        for good in ["a", "a,b", "a,,"] {
+            assert!(is_option_list(good), "{good}");
+        }
+        for bad in ["", ",", "a,", ",a", "a,,,"] {
+            assert!(!is_option_list(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn help_is_sorted_and_aligned() {
+        let text = help_text(format_options("raw").unwrap());
+        assert_eq!(text, "  size=<size>            - Virtual disk size\n");
+        assert!(asks_for_help("a=b,help") && asks_for_help("?") && !asks_for_help("helper=1"));
+    }
+}

@@ -1,0 +1,224 @@
+//! The `file` and `host_device` drivers: options in, an open file out.
+
+use std::sync::Arc;
+
+use vellum::{Error, ErrorKind, Result};
+use vellum_storage::file::{FileKind, FileOptions, FileStorage};
+use vellum_storage::lock::{PermissionSet, Permissions};
+
+use crate::flags::{Aio, OpenFlags};
+use crate::options::{Options, Scalar};
+
+/// What stands on the file; it decides how others are kept away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// An image format with metadata.
+    Format,
+    /// The raw format: whoever shares the guest's data may share the file.
+    Raw,
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "open", message)
+}
+
+/// Drivers of files, as `driver` names them.
+pub fn is_file_driver(name: &str) -> bool {
+    matches!(name, "file" | "host_device")
+}
+
+/// Opens the file that `options` name, with the locks that its use needs.
+pub fn open(options: Options, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
+    open_unlocked(options, flags)?.lock(flags, user)
+}
+
+/// A file that is open, but not yet protected from others.
+#[derive(Debug)]
+pub struct Unlocked {
+    /// The file.
+    pub file: Arc<FileStorage>,
+    common: Common,
+    locking: bool,
+}
+
+impl Unlocked {
+    /// Takes the locks that a use needs.
+    pub fn lock(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
+        if self.locking {
+            self.file
+                .set_permissions(permissions(flags, &self.common, user))?;
+        }
+        Ok(self.file)
+    }
+}
+
+/// Opens the file that `options` name without any locks.
+pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked> {
+    let driver = options.take_text("driver")?;
+    let kind = match driver.as_deref() {
+        None => FileKind::Any,
+        Some("file") => FileKind::Regular,
+        Some("host_device") => FileKind::Device,
+        Some(other) => return Err(unknown_driver(other)),
+    };
+    let name = driver.unwrap_or_else(|| "file".to_owned());
+    let Some(filename) = options.take_text("filename")? else {
+        return Err(invalid(format!(
+            "The '{name}' block driver requires a file name"
+        )));
+    };
+    let common = Common::take(&mut options, flags)?;
+    let aio = take_aio(&mut options)?.or(flags.aio);
+    if aio == Some(Aio::Native) && !common.direct {
+        return Err(invalid(
+            "aio=native was specified, but it requires cache.direct=on, which was not specified.",
+        ));
+    }
+    let locking = take_locking(&mut options)?;
+    for accepted in [
+        "x-check-cache-dropped",
+        "drop-cache",
+        "aio-max-batch",
+        "pr-manager",
+    ] {
+        options.take(accepted);
+    }
+    if let Some(unknown) = options.keys().next() {
+        return Err(invalid(format!(
+            "Block protocol '{name}' doesn't support the option '{unknown}'"
+        )));
+    }
+    let file = FileStorage::open(
+        &filename,
+        &FileOptions {
+            read_only: !common.writable,
+            direct: common.direct,
+            kind,
+            no_flush: common.no_flush,
+            discard: common.discard,
+            ..FileOptions::default()
+        },
+    )?;
+    Ok(Unlocked {
+        file,
+        common,
+        locking,
+    })
+}
+
+/// What a node does not support, in QEMU's words.
+pub fn unknown_driver(name: &str) -> Error {
+    invalid(format!("Unknown driver '{name}'"))
+}
+
+/// Options that every node has. What is not given is inherited.
+#[derive(Debug, Clone, Copy)]
+pub struct Common {
+    /// Writes are possible.
+    pub writable: bool,
+    /// Bypass the page cache.
+    pub direct: bool,
+    /// Ignore flushes.
+    pub no_flush: bool,
+    /// Discards are passed on.
+    pub discard: bool,
+    /// Take no conflicting locks.
+    pub force_share: bool,
+}
+
+impl Common {
+    /// Takes them out of a node's options.
+    pub fn take(options: &mut Options, inherited: &OpenFlags) -> Result<Common> {
+        let read_only = options
+            .take_bool("read-only")?
+            .unwrap_or(!inherited.writable);
+        options.take_bool("auto-read-only")?;
+        options.take_text("node-name")?;
+        let discard = match options.take("discard") {
+            None => inherited.discard,
+            Some(Scalar::Text(text)) => match text.as_str() {
+                "unmap" | "on" => true,
+                "ignore" | "off" => false,
+                _ => return Err(invalid("Invalid discard option")),
+            },
+            Some(_) => return Err(invalid("Invalid discard option")),
+        };
+        let common = Common {
+            writable: !read_only,
+            direct: options
+                .take_bool("cache.direct")?
+                .unwrap_or(inherited.cache.direct),
+            no_flush: options
+                .take_bool("cache.no-flush")?
+                .unwrap_or(inherited.cache.no_flush),
+            discard,
+            force_share: options
+                .take_bool("force-share")?
+                .unwrap_or(inherited.force_share),
+        };
+        if common.force_share && common.writable {
+            return Err(invalid(
+                "force-share=on can only be used with read-only images",
+            ));
+        }
+        Ok(common)
+    }
+
+    /// The flags that nodes below inherit.
+    pub fn pass_on(&self, flags: &OpenFlags) -> OpenFlags {
+        let mut flags = flags.clone();
+        flags.writable = self.writable;
+        flags.cache.direct = self.direct;
+        flags.cache.no_flush = self.no_flush;
+        flags.discard = self.discard;
+        flags.force_share = self.force_share;
+        flags
+    }
+}
+
+fn take_aio(options: &mut Options) -> Result<Option<Aio>> {
+    match options.take_text("aio")? {
+        None => Ok(None),
+        Some(name) => match Aio::parse(&name) {
+            Some(aio) => Ok(Some(aio)),
+            None => Err(invalid(format!("invalid parameter value: {name}"))),
+        },
+    }
+}
+
+fn take_locking(options: &mut Options) -> Result<bool> {
+    match options.take_text("locking")?.as_deref() {
+        None | Some("auto" | "on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(other) => Err(invalid(format!("invalid parameter value: {other}"))),
+    }
+}
+
+/// The locks of a file, as QEMU's tools take them.
+fn permissions(flags: &OpenFlags, common: &Common, user: Use) -> Permissions {
+    let mut permissions = match (user, common.writable) {
+        (Use::Format, true) => Permissions::WRITER,
+        (Use::Format, false) => Permissions::READER,
+        (Use::Raw, writable) => {
+            let used = PermissionSet::CONSISTENT_READ;
+            let shared = if flags.no_share {
+                Permissions::READER.shared
+            } else {
+                PermissionSet::ALL
+            };
+            let used = if writable {
+                used.with(PermissionSet::WRITE)
+            } else {
+                used
+            };
+            Permissions { used, shared }
+        }
+    };
+    if flags.metadata_only {
+        permissions.used = permissions.used.without(PermissionSet::CONSISTENT_READ);
+    }
+    if common.force_share {
+        permissions.shared = PermissionSet::ALL;
+    }
+    permissions
+}

@@ -1,0 +1,104 @@
+//! [`OpenFlags`]: how an image is to be used.
+
+use vellum_storage::lane;
+
+use crate::CacheMode;
+
+/// How requests on files run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    /// Blocking calls on threads.
+    Threads,
+    /// Linux AIO; served by io_uring here.
+    Native,
+    /// io_uring.
+    IoUring,
+}
+
+impl Aio {
+    /// The backend of a name as `-i` and `--aio` take it.
+    pub fn parse(name: &str) -> Option<Aio> {
+        match name {
+            "threads" => Some(Aio::Threads),
+            "native" => Some(Aio::Native),
+            "io_uring" => Some(Aio::IoUring),
+            _ => None,
+        }
+    }
+
+    /// The backend of the lanes that serve it.
+    pub fn lane_backend(self) -> lane::Backend {
+        match self {
+            Aio::Threads => lane::Backend::Threads,
+            Aio::Native | Aio::IoUring => lane::Backend::IoUring,
+        }
+    }
+}
+
+/// What to do with writes of zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DetectZeroes {
+    /// Write them like anything else.
+    #[default]
+    Off,
+    /// Turn them into zero requests.
+    On,
+    /// Turn them into zero requests that may give space back.
+    Unmap,
+}
+
+impl DetectZeroes {
+    /// The mode of a name as `--detect-zeroes` takes it.
+    pub fn parse(name: &str) -> Option<DetectZeroes> {
+        match name {
+            "off" => Some(DetectZeroes::Off),
+            "on" => Some(DetectZeroes::On),
+            "unmap" => Some(DetectZeroes::Unmap),
+            _ => None,
+        }
+    }
+}
+
+/// How an image is to be used. Options of the image itself (`--image-opts`,
+/// `json:`) win over these.
+#[derive(Debug, Clone)]
+pub struct OpenFlags {
+    /// Writes are wanted.
+    pub writable: bool,
+    /// The cache mode.
+    pub cache: CacheMode,
+    /// How requests run; `None` takes the default.
+    pub aio: Option<Aio>,
+    /// Discards give space back (`discard=unmap`) rather than doing nothing.
+    pub discard: bool,
+    /// What to do with writes of zeroes.
+    pub detect_zeroes: DetectZeroes,
+    /// Take no lock that another process could conflict with (`-U`).
+    pub force_share: bool,
+    /// Keep writers away even where the format would let them be (the source of
+    /// a conversion).
+    pub no_share: bool,
+    /// Leave the backing file alone.
+    pub no_backing: bool,
+    /// Only metadata is wanted: neither backing file nor data file is opened.
+    pub metadata_only: bool,
+    /// Hears warnings for the user.
+    pub warn: fn(&str),
+}
+
+impl Default for OpenFlags {
+    fn default() -> Self {
+        OpenFlags {
+            writable: false,
+            cache: CacheMode::default(),
+            aio: None,
+            discard: false,
+            detect_zeroes: DetectZeroes::Off,
+            force_share: false,
+            no_share: false,
+            no_backing: false,
+            metadata_only: false,
+            warn: |message| eprintln!("{message}"),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The gate of the tools: opens what an image names, as QEMU would.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vellum::gate::{FileRequest, Gate};
+use vellum::{BlockDevice, Error, ErrorKind, Io, Result, Storage};
+
+use crate::file_node;
+use crate::filename;
+use crate::open::{self, Place};
+use crate::options::Options;
+use crate::{ImageSpec, OpenFlags};
+
+/// Which files an image may name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum FilePolicy {
+    /// Any, as QEMU's tools allow.
+    #[default]
+    Any,
+    /// Only files below this directory, named by path.
+    Within(PathBuf),
+    /// None.
+    Nothing,
+}
+
+impl FilePolicy {
+    fn admit(&self, image: &str, name: &str) -> Result<()> {
+        let allowed = match self {
+            FilePolicy::Any => true,
+            FilePolicy::Nothing => false,
+            FilePolicy::Within(directory) => lies_within(name, directory),
+        };
+        if allowed {
+            return Ok(());
+        }
+        let message = format!("the policy does not allow the file '{name}' that the image names");
+        Err(Error::new(ErrorKind::Denied, "open", message).target(image))
+    }
+}
+
+/// Whether a name is a plain path to something below `directory`, with all
+/// links followed.
+fn lies_within(name: &str, directory: &std::path::Path) -> bool {
+    let Ok(path) = filename::local_path(name) else {
+        return false;
+    };
+    match (
+        std::fs::canonicalize(path),
+        std::fs::canonicalize(directory),
+    ) {
+        (Ok(path), Ok(directory)) => path.starts_with(directory),
+        _ => false,
+    }
+}
+
+/// A gate for one image, which knows the images that led to it.
+#[derive(Debug, Clone)]
+pub struct FileGate {
+    pub(crate) flags: OpenFlags,
+    pub(crate) policy: FilePolicy,
+    pub(crate) place: Place,
+}
+
+impl FileGate {
+    async fn backing(self, request: FileRequest) -> Result<Arc<dyn BlockDevice>> {
+        let full = filename::resolve(&request.image, &request.name)?;
+        self.policy.admit(&request.image, &full)?;
+        let spec = ImageSpec::filename(full).with_format(request.format.as_deref());
+        let flags = open::backing_flags(&self.flags);
+        let opened = open::open_spec(&spec, &flags, &self.policy, self.place).await;
+        opened.map_err(|error| error.context("open", "Could not open backing file"))
+    }
+
+    fn data_file(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
+        let full = filename::resolve(&request.image, &request.name)?;
+        self.policy.admit(&request.image, &full)?;
+        let flags = OpenFlags {
+            writable: request.writable,
+            ..self.flags
+        };
+        let mut options = Options::new();
+        options.set_text("filename", filename::local_path(&full)?);
+        let node = file_node::open(options, &flags, file_node::Use::Format)?;
+        Ok(node)
+    }
+}
+
+impl Gate for FileGate {
+    fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
+        Io::boxed(self.clone().backing(request))
+    }
+
+    fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        Io::ready(self.clone().data_file(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_confines() {
+        let directory = tempfile::tempdir().unwrap();
+        let inside = directory.path().join("a");
+        std::fs::write(&inside, b"").unwrap();
+        let policy = FilePolicy::Within(directory.path().to_owned());
+        assert!(policy.admit("i", inside.to_str().unwrap()).is_ok());
+        assert!(policy.admit("i", "/etc/passwd").is_err());
+        assert!(policy.admit("i", "nbd:localhost:1").is_err());
+        let escape = format!("{}/../../etc/passwd", directory.path().display());
+        assert!(policy.admit("i", &escape).is_err());
+        assert!(FilePolicy::Nothing.admit("i", "a").is_err());
+    }
+}

@@ -1,0 +1,168 @@
+//! JSON as QEMU prints it.
+//!
+//! QEMU's objects are hash tables, and their members come out in the order of
+//! the table's buckets. Scripts compare that text, so the order is reproduced.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+const BUCKETS: u32 = 512;
+
+/// The bucket that QEMU's dictionary keeps a key in.
+fn bucket(key: &str) -> u32 {
+    let start = 0x238f_13af_u32.wrapping_mul(key.len() as u32);
+    let sum = key.bytes().enumerate().fold(start, |sum, (index, byte)| {
+        sum.wrapping_add(u32::from(byte) << (index * 5 % 24))
+    });
+    sum.wrapping_mul(1_103_515_243).wrapping_add(12345) % BUCKETS
+}
+
+/// The members of an object in the order in which QEMU prints them.
+pub fn ordered(object: &Map<String, Value>) -> Vec<(&str, &Value)> {
+    // Within a bucket the member that was added last comes first.
+    let mut members: Vec<_> = object
+        .iter()
+        .map(|(key, value)| (key.as_str(), value))
+        .rev()
+        .collect();
+    members.sort_by_key(|(key, _)| bucket(key));
+    members
+}
+
+/// A value over several lines, indented by four spaces a level.
+pub fn pretty(value: &Value) -> String {
+    let mut text = String::new();
+    write_value(&mut text, value, Some(0));
+    text
+}
+
+/// A value on one line.
+pub fn compact(value: &Value) -> String {
+    let mut text = String::new();
+    write_value(&mut text, value, None);
+    text
+}
+
+fn write_value(text: &mut String, value: &Value, level: Option<usize>) {
+    match value {
+        Value::Object(object) => {
+            let members = ordered(object);
+            write_items(
+                text,
+                ('{', '}'),
+                level,
+                &members,
+                |text, (key, value), level| {
+                    write_string(text, key);
+                    text.push_str(": ");
+                    write_value(text, value, level);
+                },
+            );
+        }
+        Value::Array(items) => {
+            let items: Vec<_> = items.iter().collect();
+            write_items(text, ('[', ']'), level, &items, |text, item, level| {
+                write_value(text, item, level);
+            });
+        }
+        Value::String(string) => write_string(text, string),
+        // Writing to a string cannot fail.
+        other => drop(write!(text, "{other}")),
+    }
+}
+
+fn write_items<T>(
+    text: &mut String,
+    brackets: (char, char),
+    level: Option<usize>,
+    items: &[T],
+    write_item: impl Fn(&mut String, &T, Option<usize>),
+) {
+    let inner = level.map(|level| level + 1);
+    let new_line = |text: &mut String, level: Option<usize>| {
+        if let Some(level) = level {
+            text.push('\n');
+            text.push_str(&"    ".repeat(level));
+        }
+    };
+    text.push(brackets.0);
+    for (index, item) in items.iter().enumerate() {
+        match (index, level) {
+            (0, _) => {}
+            (_, Some(_)) => text.push(','),
+            (_, None) => text.push_str(", "),
+        }
+        new_line(text, inner);
+        write_item(text, item, inner);
+    }
+    new_line(text, level);
+    text.push(brackets.1);
+}
+
+fn write_string(text: &mut String, string: &str) {
+    text.push('"');
+    for letter in string.chars() {
+        match letter {
+            '"' => text.push_str("\\\""),
+            '\\' => text.push_str("\\\\"),
+            '\u{8}' => text.push_str("\\b"),
+            '\u{c}' => text.push_str("\\f"),
+            '\n' => text.push_str("\\n"),
+            '\r' => text.push_str("\\r"),
+            '\t' => text.push_str("\\t"),
+            ' '..='~' => text.push(letter),
+            _ => {
+                let mut units = [0; 2];
+                for unit in letter.encode_utf16(&mut units) {
+                    // Writing to a string cannot fail.
+                    let _ = write!(text, "\\u{unit:04X}");
+                }
+            }
+        }
+    }
+    text.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn members_come_in_qemus_order() {
+        let value = json!({
+            "filename": "x", "format": "raw", "virtual-size": 1, "actual-size": 2,
+            "children": [], "dirty-flag": false,
+        });
+        let Value::Object(object) = &value else {
+            panic!()
+        };
+        let keys: Vec<_> = ordered(object).into_iter().map(|(key, _)| key).collect();
+        let expected = [
+            "children",
+            "virtual-size",
+            "filename",
+            "format",
+            "actual-size",
+            "dirty-flag",
+        ];
+        assert_eq!(keys, expected);
+    }
+
+    #[test]
+    fn layout_is_qemus() {
+        let value = json!({"data": {}, "flags": [], "name": "a\"\u{e9}"});
+        assert_eq!(
+            pretty(&json!([value])),
+            "[\n    {\n        \"flags\": [\n        ],\n        \"name\": \"a\\\"\\u00E9\",\n        \
+             \"data\": {\n        }\n    }\n]"
+        );
+        let one_line = json!({"driver": "raw", "offset": "512", "size": "1024"});
+        assert_eq!(
+            compact(&one_line),
+            r#"{"offset": "512", "driver": "raw", "size": "1024"}"#
+        );
+    }
+}

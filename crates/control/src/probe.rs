@@ -1,0 +1,64 @@
+//! Guessing a format from the first bytes of a file.
+
+/// What a file seems to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probed {
+    /// A qcow2 image.
+    Qcow2,
+    /// A format that QEMU knows and this version does not have.
+    Foreign(&'static str),
+    /// Anything else.
+    Raw,
+}
+
+/// How many bytes the guess looks at.
+pub const PROBE_BYTES: usize = 2048;
+
+/// Signatures at their offsets, by the name of the format.
+const FOREIGN: &[(&str, usize, &[u8])] = &[
+    ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
+    ("qed", 0, b"QED\0"),
+    ("vmdk", 0, b"KDMV"),
+    ("vmdk", 0, b"COWD"),
+    ("vmdk", 0, b"# Disk DescriptorFile"),
+    ("vdi", 64, b"\x7f\x10\xda\xbe"),
+    ("vhdx", 0, b"vhdxfile"),
+    ("vpc", 0, b"conectix"),
+    ("parallels", 0, b"WithoutFreeSpace"),
+    ("parallels", 0, b"WithouFreSpacExt"),
+    ("luks", 0, b"LUKS\xba\xbe\0\x01"),
+    ("bochs", 0, b"Bochs Virtual HD Image\0"),
+];
+
+/// Guesses the format from the first [`PROBE_BYTES`] of a file (fewer if the
+/// file is shorter).
+pub fn probe(start: &[u8]) -> Probed {
+    if start.starts_with(b"QFI\xfb") {
+        let version = start
+            .get(4..8)
+            .map(|bytes| bytes.iter().fold(0_u32, |v, &b| v << 8 | u32::from(b)));
+        if version.is_some_and(|version| version >= 2) {
+            return Probed::Qcow2;
+        }
+    }
+    let found = FOREIGN.iter().find(|(_, offset, signature)| {
+        start
+            .get(*offset..)
+            .is_some_and(|bytes| bytes.starts_with(signature))
+    });
+    found.map_or(Probed::Raw, |(name, _, _)| Probed::Foreign(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signatures_are_seen() {
+        assert_eq!(probe(b"QFI\xfb\0\0\0\x03"), Probed::Qcow2);
+        assert_eq!(probe(b"QFI\xfb\0\0\0\x01"), Probed::Foreign("qcow"));
+        assert_eq!(probe(b"QFI\xfb"), Probed::Raw);
+        assert_eq!(probe(b""), Probed::Raw);
+        assert_eq!(probe(b"conectix..."), Probed::Foreign("vpc"));
+    }
+}

@@ -1,0 +1,84 @@
+//! The options of the `qcow2` driver.
+
+use vellum::qcow2::{CacheOptions, OpenOptions};
+use vellum::{Error, ErrorKind, Result};
+
+use crate::file_node::Common;
+use crate::options::Options;
+
+const OVERLAP_TEMPLATES: [&str; 4] = ["none", "constant", "cached", "all"];
+
+/// Structures that `overlap-check.NAME` can switch one by one.
+const OVERLAP_STRUCTURES: [&str; 9] = [
+    "main-header",
+    "active-l1",
+    "active-l2",
+    "refcount-table",
+    "refcount-block",
+    "snapshot-table",
+    "inactive-l1",
+    "inactive-l2",
+    "bitmap-directory",
+];
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "open", message)
+}
+
+/// Takes the options of a qcow2 node out; backing and data file are not among them.
+pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
+    let cache = CacheOptions {
+        l2_cache_size_bytes: options.take_size("l2-cache-size")?,
+        refcount_cache_size_bytes: options.take_size("refcount-cache-size")?,
+        cache_size_bytes: options.take_size("cache-size")?,
+        l2_cache_entry_size_bytes: options.take_size("l2-cache-entry-size")?,
+        cache_clean_interval_s: options.take_number("cache-clean-interval")?,
+    };
+    // The engine keeps refcounts right without postponing them, and passes every
+    // discard on that `discard` allows.
+    for accepted in [
+        "lazy-refcounts",
+        "pass-discard-request",
+        "pass-discard-snapshot",
+        "pass-discard-other",
+    ] {
+        options.take_bool(accepted)?;
+    }
+    let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
+    take_overlap_checks(options)?;
+    Ok(OpenOptions {
+        read_only: !common.writable,
+        cache,
+        discard: common.discard,
+        discard_no_unref,
+        ..OpenOptions::default()
+    })
+}
+
+/// The engine never writes where metadata lies, so the extent of these checks
+/// changes nothing; their values are still checked.
+fn take_overlap_checks(options: &mut Options) -> Result<()> {
+    let short = options.take_text("overlap-check")?;
+    let long = options.take_text("overlap-check.template")?;
+    if let (Some(short), Some(long)) = (&short, &long)
+        && short != long
+    {
+        return Err(invalid(format!(
+            "Conflicting values for qcow2 options 'overlap-check' ('{short}') and \
+             'overlap-check.template' ('{long}')"
+        )));
+    }
+    if let Some(template) = short.or(long)
+        && !OVERLAP_TEMPLATES.contains(&template.as_str())
+    {
+        return Err(invalid(format!(
+            "Unsupported value '{template}' for qcow2 option 'overlap-check'. Allowed are any of \
+             the following: {}",
+            OVERLAP_TEMPLATES.join(", ")
+        )));
+    }
+    for structure in OVERLAP_STRUCTURES {
+        options.take_bool(&format!("overlap-check.{structure}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! Comparing two devices by content.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Buffer, Error, Extent, Io, Result};
+
+use crate::copy::CHUNK_BYTES;
+
+/// How devices are compared.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CompareOptions {
+    /// Sizes and allocation have to agree too.
+    pub strict: bool,
+}
+
+/// Which of the two devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The first one.
+    First,
+    /// The second one.
+    Second,
+}
+
+/// What the comparison found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The content is the same (sizes may differ by zeroes unless strict).
+    Identical,
+    /// Strict mode: the sizes differ.
+    SizeMismatch,
+    /// Strict mode: the allocation differs at an offset in bytes.
+    StatusMismatch(u64),
+    /// The content differs at an offset in bytes.
+    ContentMismatch(u64),
+}
+
+/// Why a comparison could not be finished.
+#[derive(Debug, Clone)]
+pub struct CompareError {
+    /// The device that failed.
+    pub side: Side,
+    /// Reading failed (rather than asking for the allocation).
+    pub reading: bool,
+    /// Where, in bytes.
+    pub offset_bytes: u64,
+    /// Why.
+    pub cause: Error,
+}
+
+type Found = Result<Option<u64>, CompareError>;
+
+/// Requests in flight at once.
+const PARALLEL: usize = 4;
+
+/// A device of the pair.
+#[derive(Debug, Clone)]
+struct Half {
+    side: Side,
+    device: Arc<dyn BlockDevice>,
+}
+
+impl Half {
+    async fn status(&self, at: u64) -> Result<Extent, CompareError> {
+        let len_bytes = self.device.size_bytes() - at;
+        let status = self.device.block_status(at, len_bytes, u32::MAX).await;
+        status.map_err(|cause| CompareError {
+            side: self.side,
+            reading: false,
+            offset_bytes: at,
+            cause,
+        })
+    }
+
+    fn read(&self, at: u64, len_bytes: u64) -> Io<Buffer> {
+        self.device.read(at, Buffer::for_read(len_bytes as usize))
+    }
+
+    fn read_error(&self, offset_bytes: u64, cause: Error) -> CompareError {
+        CompareError {
+            side: self.side,
+            reading: true,
+            offset_bytes,
+            cause,
+        }
+    }
+}
+
+/// Compares two devices; `progress` hears the bytes done of all.
+pub async fn compare(
+    first: &Arc<dyn BlockDevice>,
+    second: &Arc<dyn BlockDevice>,
+    options: CompareOptions,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Outcome, CompareError> {
+    let first = Half {
+        side: Side::First,
+        device: first.clone(),
+    };
+    let second = Half {
+        side: Side::Second,
+        device: second.clone(),
+    };
+    let sizes = [first.device.size_bytes(), second.device.size_bytes()];
+    if options.strict && sizes[0] != sizes[1] {
+        return Ok(Outcome::SizeMismatch);
+    }
+    let (common, all) = (sizes[0].min(sizes[1]), sizes[0].max(sizes[1]));
+    let mut checks = Checks::default();
+    let mut at = 0;
+    while at < common {
+        let (one, two) = (first.status(at).await?, second.status(at).await?);
+        let mut len_bytes = one.len_bytes.min(two.len_bytes).clamp(1, common - at);
+        if options.strict && kind(&one, sizes[0] - at) != kind(&two, sizes[1] - at) {
+            let found = checks.finish().await?;
+            return Ok(found.map_or(Outcome::StatusMismatch(at), Outcome::ContentMismatch));
+        }
+        if !(one.zero && two.zero) {
+            len_bytes = len_bytes.min(CHUNK_BYTES);
+            match (reads(&one), reads(&two)) {
+                (true, true) => checks.push(same(first.clone(), second.clone(), at, len_bytes)),
+                (true, false) => checks.push(empty(first.clone(), at, len_bytes)),
+                (false, true) => checks.push(empty(second.clone(), at, len_bytes)),
+                (false, false) => {}
+            }
+        }
+        if let Some(offset) = checks.keep_below(PARALLEL).await? {
+            return Ok(Outcome::ContentMismatch(offset));
+        }
+        at += len_bytes;
+        progress(at, all);
+    }
+    let longer = if sizes[0] > sizes[1] { first } else { second };
+    while at < all {
+        let status = longer.status(at).await?;
+        let mut len_bytes = status.len_bytes.clamp(1, all - at);
+        if reads(&status) && !status.zero {
+            len_bytes = len_bytes.min(CHUNK_BYTES);
+            checks.push(empty(longer.clone(), at, len_bytes));
+        }
+        if let Some(offset) = checks.keep_below(PARALLEL).await? {
+            return Ok(Outcome::ContentMismatch(offset));
+        }
+        at += len_bytes;
+        progress(at, all);
+    }
+    let found = checks.finish().await?;
+    Ok(found.map_or(Outcome::Identical, Outcome::ContentMismatch))
+}
+
+/// Whether an extent's bytes have to be read to know them.
+fn reads(extent: &Extent) -> bool {
+    !extent.zero && (extent.present || extent.data)
+}
+
+/// What strict mode compares of an extent.
+fn kind(extent: &Extent, left_bytes: u64) -> (bool, bool, bool, bool, bool, bool) {
+    (
+        extent.data,
+        extent.zero,
+        extent.present,
+        extent.compressed,
+        extent.host.is_some(),
+        extent.len_bytes >= left_bytes,
+    )
+}
+
+/// Compares a range of both devices.
+async fn same(first: Half, second: Half, at: u64, len_bytes: u64) -> Found {
+    let reads = (first.read(at, len_bytes), second.read(at, len_bytes));
+    let one = reads.0.await.map_err(|cause| first.read_error(at, cause))?;
+    let two = reads
+        .1
+        .await
+        .map_err(|cause| second.read_error(at, cause))?;
+    Ok(first_difference(&one, &two).map(|position| at + position as u64))
+}
+
+/// Looks for anything but zeroes in a range of one device.
+async fn empty(half: Half, at: u64, len_bytes: u64) -> Found {
+    let bytes = half
+        .read(at, len_bytes)
+        .await
+        .map_err(|cause| half.read_error(at, cause))?;
+    if bytes.is_zero() {
+        return Ok(None);
+    }
+    Ok(bytes
+        .chunks(SECTOR_BYTES)
+        .position(|sector| sector.iter().any(|&byte| byte != 0))
+        .map(|sector| at + (sector * SECTOR_BYTES) as u64))
+}
+
+/// Differences are told by sector.
+const SECTOR_BYTES: usize = 512;
+
+fn first_difference(one: &[u8], two: &[u8]) -> Option<usize> {
+    if one == two {
+        return None;
+    }
+    let sectors = one.chunks(SECTOR_BYTES).zip(two.chunks(SECTOR_BYTES));
+    let sector = sectors.into_iter().position(|(a, b)| a != b)?;
+    Some(sector * SECTOR_BYTES)
+}
+
+/// Checks in flight; their results count in the order they were made.
+#[derive(Default)]
+struct Checks {
+    running: VecDeque<vellum_storage::JoinHandle<Found>>,
+}
+
+impl Checks {
+    fn push(&mut self, check: impl Future<Output = Found> + 'static) {
+        self.running.push_back(vellum_storage::spawn(check));
+    }
+
+    /// Waits until fewer than `limit` checks run; tells the first difference.
+    async fn keep_below(&mut self, limit: usize) -> Found {
+        while self.running.len() >= limit.max(1) {
+            let Some(check) = self.running.pop_front() else {
+                break;
+            };
+            if let Some(offset) = check.await? {
+                return Ok(Some(offset));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn finish(&mut self) -> Found {
+        self.keep_below(1).await
+    }
+}

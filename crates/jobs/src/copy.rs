@@ -1,0 +1,421 @@
+//! The one copy loop.
+//!
+//! The sources are walked piece by piece; up to [`CopyOptions::parallel`] pieces
+//! are in flight. Each is read, searched for zeroes, and written. Unless
+//! [`CopyOptions::out_of_order`] is set, writes start in the order of their
+//! offsets, so that the target's clusters are laid out in guest order.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use vellum::{BlockDevice, Buffer, Error, RequestFlags, Result, ZeroRequest};
+
+pub use crate::scan::TargetBacking;
+use crate::scan::{Content, Piece, Scan};
+use crate::sparse::{Sparse, zero_runs};
+use crate::turn::Turns;
+
+/// Bytes of one data request, as QEMU's tools use.
+pub const CHUNK_BYTES: u64 = 2 << 20;
+
+/// The smallest piece a salvaging copy gives up on.
+const SALVAGE_BYTES: usize = 512;
+
+/// How a copy is done.
+#[derive(Debug, Clone)]
+pub struct CopyOptions {
+    /// How many pieces are in flight at once.
+    pub parallel: usize,
+    /// Writes may start in any order.
+    pub out_of_order: bool,
+    /// Runs of zeroes from this length on are not written as data; `None`
+    /// writes everything, known zeroes too.
+    pub min_sparse_bytes: Option<u64>,
+    /// The target reads as zeroes where nothing is written.
+    pub target_is_zero: bool,
+    /// The target's backing file, which shows what the source does not hold itself.
+    pub target_backing: Option<TargetBacking>,
+    /// Take unreadable sectors as zeroes instead of failing.
+    pub salvage: bool,
+    /// At most this many bytes a second.
+    pub rate_limit_bytes: Option<u64>,
+    /// Bytes to copy, where it is not all of the sources.
+    pub len_bytes: Option<u64>,
+}
+
+impl Default for CopyOptions {
+    fn default() -> Self {
+        CopyOptions {
+            parallel: 8,
+            out_of_order: false,
+            min_sparse_bytes: Some(4096),
+            target_is_zero: false,
+            target_backing: None,
+            salvage: false,
+            rate_limit_bytes: None,
+            len_bytes: None,
+        }
+    }
+}
+
+/// Hears what a copy has to tell.
+pub trait Observer {
+    /// Whether [`Observer::progress`] is wanted; it costs a walk over the source.
+    fn wants_progress(&self) -> bool {
+        false
+    }
+
+    /// `done_bytes` of `total_bytes` that have to be written are written.
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        let _ = (done_bytes, total_bytes);
+    }
+
+    /// A sector could not be read and was taken as zeroes.
+    fn unreadable(&mut self, offset_bytes: u64, error: &Error) {
+        let _ = (offset_bytes, error);
+    }
+}
+
+/// An observer that hears nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Observer for Silent {}
+
+/// Where a copy failed.
+#[derive(Debug, Clone)]
+pub struct CopyError {
+    /// Which step failed.
+    pub step: Step,
+    /// Where in the target, in bytes.
+    pub offset_bytes: u64,
+    /// Why.
+    pub cause: Error,
+}
+
+/// The steps of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Asking the source what it holds.
+    Status,
+    /// Reading the source.
+    Read,
+    /// Writing the target.
+    Write,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Step::Status => "reading block status at",
+            Step::Read => "reading at",
+            Step::Write => "writing at",
+        })
+    }
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "error while {} byte {}: {}",
+            self.step,
+            self.offset_bytes,
+            self.cause.message()
+        )
+    }
+}
+
+impl std::error::Error for CopyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
+/// What all pieces of one copy share.
+struct Shared<'a> {
+    sources: &'a [Arc<dyn BlockDevice>],
+    target: &'a Arc<dyn BlockDevice>,
+    options: &'a CopyOptions,
+    sparse: Option<Sparse>,
+    turns: Turns,
+    observer: RefCell<&'a mut dyn Observer>,
+    done_bytes: Cell<u64>,
+    total_bytes: u64,
+}
+
+/// Copies the sources, laid end to end, to the target.
+pub async fn copy(
+    sources: &[Arc<dyn BlockDevice>],
+    target: &Arc<dyn BlockDevice>,
+    options: &CopyOptions,
+    observer: &mut dyn Observer,
+) -> Result<(), CopyError> {
+    let all_bytes = sources
+        .iter()
+        .map(|source| source.size_bytes())
+        .sum::<u64>();
+    let end_bytes = options.len_bytes.unwrap_or(all_bytes).min(all_bytes);
+    let total_bytes = match observer.wants_progress() {
+        true => count(sources, options, end_bytes).await?,
+        false => 0,
+    };
+    let alignment = u64::from(target.info().request_alignment_bytes).max(512);
+    let shared = Shared {
+        sources,
+        target,
+        options,
+        sparse: options
+            .min_sparse_bytes
+            .map(|min| Sparse::new(min, alignment)),
+        turns: Turns::default(),
+        observer: RefCell::new(observer),
+        done_bytes: Cell::new(0),
+        total_bytes,
+    };
+    let mut scan = Scan::new(sources, options.target_backing, end_bytes);
+    let mut running = FuturesUnordered::new();
+    let mut limit = options.rate_limit_bytes.map(RateLimit::new);
+    let mut ticket = 0;
+    loop {
+        while running.len() >= options.parallel.max(1) {
+            running.next().await.transpose()?;
+        }
+        let Some(piece) = next_piece(&mut scan).await? else {
+            break;
+        };
+        if !shared.has_work(&piece) {
+            continue;
+        }
+        if let Some(limit) = &mut limit {
+            limit.wait_for(piece.len_bytes).await;
+        }
+        running.push(shared.copy_piece(piece, ticket));
+        ticket += 1;
+    }
+    while let Some(result) = running.next().await {
+        result?;
+    }
+    Ok(())
+}
+
+async fn next_piece(scan: &mut Scan<'_>) -> Result<Option<Piece>, CopyError> {
+    let at = scan.offset_bytes();
+    scan.next_piece(CHUNK_BYTES)
+        .await
+        .map_err(|cause| CopyError {
+            step: Step::Status,
+            offset_bytes: at,
+            cause,
+        })
+}
+
+/// How many bytes have to be written, for the progress.
+async fn count(
+    sources: &[Arc<dyn BlockDevice>],
+    options: &CopyOptions,
+    end_bytes: u64,
+) -> Result<u64, CopyError> {
+    let mut scan = Scan::new(sources, options.target_backing, end_bytes);
+    let mut total_bytes = 0;
+    while let Some(piece) = next_piece(&mut scan).await? {
+        let written_zeroes = options.min_sparse_bytes.is_none() && piece.content == Content::Zero;
+        if piece.content == Content::Data || written_zeroes {
+            total_bytes += piece.len_bytes;
+        }
+    }
+    Ok(total_bytes)
+}
+
+impl Shared<'_> {
+    /// Whether a piece needs any request at all.
+    fn has_work(&self, piece: &Piece) -> bool {
+        match piece.content {
+            Content::Data => true,
+            Content::Zero => self.sparse.is_none() || !self.options.target_is_zero,
+            Content::Backing => false,
+        }
+    }
+
+    async fn copy_piece(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
+        match (piece.content, self.sparse) {
+            (Content::Backing, _) => Ok(()),
+            (Content::Zero, Some(_)) => {
+                self.my_turn(ticket).await;
+                let zeroes = self.zero(piece.offset_bytes, piece.len_bytes);
+                self.turns.pass();
+                zeroes.await
+            }
+            (Content::Zero, None) => self.write_known_zeroes(piece, ticket).await,
+            (Content::Data, _) => {
+                let data = self.read(&piece).await;
+                self.my_turn(ticket).await;
+                // Even a failed read lets the next piece pass: nobody may wait for ever.
+                let written = data.map(|data| self.write_data(piece.offset_bytes, data));
+                self.turns.pass();
+                written?.await?;
+                self.account(piece.len_bytes);
+                Ok(())
+            }
+        }
+    }
+
+    async fn my_turn(&self, ticket: u64) {
+        if !self.options.out_of_order {
+            self.turns.wait(ticket).await;
+        }
+    }
+
+    fn account(&self, len_bytes: u64) {
+        self.done_bytes.set(self.done_bytes.get() + len_bytes);
+        self.observer
+            .borrow_mut()
+            .progress(self.done_bytes.get(), self.total_bytes);
+    }
+
+    async fn read(&self, piece: &Piece) -> Result<Buffer, CopyError> {
+        let source = &self.sources[piece.source];
+        let buffer = Buffer::for_read(piece.len_bytes as usize);
+        match source.read(piece.source_offset_bytes, buffer).await {
+            Ok(buffer) => Ok(buffer),
+            Err(_) if self.options.salvage => Ok(self.salvage(piece).await),
+            Err(cause) => Err(CopyError {
+                step: Step::Read,
+                offset_bytes: piece.offset_bytes,
+                cause,
+            }),
+        }
+    }
+
+    /// Reads sector by sector and takes what cannot be read as zeroes.
+    async fn salvage(&self, piece: &Piece) -> Buffer {
+        let source = &self.sources[piece.source];
+        let mut whole = Buffer::zeroed(piece.len_bytes as usize);
+        let mut at = 0;
+        for sector in whole.chunks_mut(SALVAGE_BYTES) {
+            let offset = piece.source_offset_bytes + at;
+            match source.read(offset, Buffer::for_read(sector.len())).await {
+                Ok(bytes) => sector.copy_from_slice(&bytes),
+                Err(error) => {
+                    let mut observer = self.observer.borrow_mut();
+                    observer.unreadable(piece.offset_bytes + at, &error);
+                }
+            }
+            at += sector.len() as u64;
+        }
+        whole
+    }
+
+    /// Starts the writes of a chunk of data in order; the future waits for them.
+    fn write_data(
+        &self,
+        offset_bytes: u64,
+        mut data: Buffer,
+    ) -> impl Future<Output = Result<(), CopyError>> + use<> {
+        let whole = [crate::Run {
+            len_bytes: data.len(),
+            zero: false,
+        }];
+        let runs = match self.sparse {
+            Some(sparse) => zero_runs(&data, offset_bytes, sparse),
+            None => whole.to_vec(),
+        };
+        let mut at = offset_bytes;
+        let mut writes = Vec::with_capacity(runs.len());
+        let mut zeroes = Vec::new();
+        for run in runs {
+            let bytes = data.split_to(run.len_bytes);
+            match run.zero {
+                true if self.options.target_is_zero => {}
+                true => zeroes.push((at, self.zero(at, run.len_bytes as u64))),
+                false => writes.push((at, self.target.write(at, bytes, RequestFlags::default()))),
+            }
+            at += run.len_bytes as u64;
+        }
+        async move {
+            for (offset_bytes, write) in writes {
+                let failed = |cause| CopyError {
+                    step: Step::Write,
+                    offset_bytes,
+                    cause,
+                };
+                write.await.map_err(failed)?;
+            }
+            for (_, zero) in zeroes {
+                zero.await?;
+            }
+            Ok(())
+        }
+    }
+
+    /// Starts zeroing a range of the target.
+    fn zero(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Future<Output = Result<(), CopyError>> + use<> {
+        let request = ZeroRequest {
+            may_unmap: true,
+            ..ZeroRequest::default()
+        };
+        let io = self.target.write_zeroes(offset_bytes, len_bytes, request);
+        async move {
+            io.await.map_err(|cause| CopyError {
+                step: Step::Write,
+                offset_bytes,
+                cause,
+            })
+        }
+    }
+
+    /// Writes zeroes out as data, chunk by chunk (`-S 0`).
+    async fn write_known_zeroes(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
+        self.my_turn(ticket).await;
+        let end = piece.offset_bytes + piece.len_bytes;
+        let mut at = piece.offset_bytes;
+        let mut result = Ok(());
+        while at < end && result.is_ok() {
+            let len_bytes = (end - at).min(CHUNK_BYTES);
+            let zeroes = Buffer::zeroed(len_bytes as usize);
+            let write = self.target.write(at, zeroes, RequestFlags::default()).await;
+            result = write.map(drop).map_err(|cause| CopyError {
+                step: Step::Write,
+                offset_bytes: at,
+                cause,
+            });
+            at += len_bytes;
+            self.account(len_bytes);
+        }
+        self.turns.pass();
+        result
+    }
+}
+
+/// Spreads work so that it stays below a number of bytes a second.
+struct RateLimit {
+    bytes_per_second: u64,
+    started: Instant,
+    granted_bytes: u64,
+}
+
+impl RateLimit {
+    fn new(bytes_per_second: u64) -> Self {
+        RateLimit {
+            bytes_per_second: bytes_per_second.max(1),
+            started: Instant::now(),
+            granted_bytes: 0,
+        }
+    }
+
+    async fn wait_for(&mut self, len_bytes: u64) {
+        let due = Duration::from_secs_f64(self.granted_bytes as f64 / self.bytes_per_second as f64);
+        self.granted_bytes += len_bytes;
+        let passed = self.started.elapsed();
+        if due > passed {
+            vellum_storage::lane::sleep(due - passed).await;
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Walking over the sources of a copy: which piece comes next and what it holds.
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Result};
+
+/// What a piece of the source holds, as the target sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Bytes to read and write.
+    Data,
+    /// Zeroes.
+    Zero,
+    /// What the target's backing file shows already.
+    Backing,
+}
+
+/// A piece of the concatenated sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins in the target, in bytes.
+    pub offset_bytes: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+    /// What it holds.
+    pub content: Content,
+    /// Which source holds it.
+    pub source: usize,
+    /// Where it begins in that source, in bytes.
+    pub source_offset_bytes: u64,
+}
+
+/// A backing file of the target that shows what the source's own one shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetBacking {
+    /// Its size in bytes: beyond it the target shows zeroes.
+    pub size_bytes: u64,
+}
+
+/// The walk.
+#[derive(Debug)]
+pub struct Scan<'a> {
+    sources: &'a [Arc<dyn BlockDevice>],
+    backing: Option<TargetBacking>,
+    end_bytes: u64,
+    at_bytes: u64,
+    source: usize,
+    source_start_bytes: u64,
+    /// The status found last and where it ends.
+    known: Option<(Content, u64)>,
+}
+
+impl<'a> Scan<'a> {
+    /// A walk over the first `end_bytes` of the sources, laid end to end.
+    pub fn new(
+        sources: &'a [Arc<dyn BlockDevice>],
+        backing: Option<TargetBacking>,
+        end_bytes: u64,
+    ) -> Self {
+        Scan {
+            sources,
+            backing,
+            end_bytes,
+            at_bytes: 0,
+            source: 0,
+            source_start_bytes: 0,
+            known: None,
+        }
+    }
+
+    /// Where the next piece begins.
+    pub fn offset_bytes(&self) -> u64 {
+        self.at_bytes
+    }
+
+    /// The next piece; pieces of data are at most `chunk_bytes` long, all
+    /// others are as long as what they hold.
+    pub async fn next_piece(&mut self, chunk_bytes: u64) -> Result<Option<Piece>> {
+        if !self.enter_source() {
+            return Ok(None);
+        }
+        let (content, status_end) = match self.known {
+            Some((content, end)) if end > self.at_bytes => (content, end),
+            _ => self.look().await?,
+        };
+        self.known = Some((content, status_end));
+        let mut len_bytes = status_end - self.at_bytes;
+        if content == Content::Data {
+            // Pieces end at multiples of the chunk size, so that aligned
+            // clusters are written whole.
+            len_bytes = len_bytes.min(chunk_bytes - self.at_bytes % chunk_bytes);
+        }
+        let piece = Piece {
+            offset_bytes: self.at_bytes,
+            len_bytes,
+            content,
+            source: self.source,
+            source_offset_bytes: self.at_bytes - self.source_start_bytes,
+        };
+        self.at_bytes += len_bytes;
+        Ok(Some(piece))
+    }
+
+    /// Moves to the source that holds the current offset; `false` at the end.
+    fn enter_source(&mut self) -> bool {
+        while self.at_bytes < self.end_bytes {
+            let Some(source) = self.sources.get(self.source) else {
+                return false;
+            };
+            let source_end = self.source_start_bytes + source.size_bytes();
+            if self.at_bytes < source_end {
+                return true;
+            }
+            self.source_start_bytes = source_end;
+            self.source += 1;
+        }
+        false
+    }
+
+    /// What the current offset holds, and up to where.
+    async fn look(&self) -> Result<(Content, u64)> {
+        let device = &self.sources[self.source];
+        let within = self.at_bytes - self.source_start_bytes;
+        let source_end = self.source_start_bytes + device.size_bytes();
+        let mut end = source_end.min(self.end_bytes);
+        let mut beyond_backing = false;
+        if let Some(backing) = self.backing {
+            beyond_backing = self.at_bytes >= backing.size_bytes;
+            if !beyond_backing {
+                end = end.min(backing.size_bytes);
+            }
+        }
+        let depth = if self.backing.is_some() { 0 } else { u32::MAX };
+        let extent = device
+            .block_status(within, end - self.at_bytes, depth)
+            .await?;
+        let content = match self.backing {
+            // Zeroes beyond the target's backing file are there already.
+            Some(_) if extent.zero && beyond_backing => Content::Backing,
+            Some(_) if !extent.present => Content::Backing,
+            _ if extent.zero => Content::Zero,
+            _ => Content::Data,
+        };
+        let len_bytes = self.aligned_len(within, extent.len_bytes, end - self.at_bytes);
+        Ok((content, self.at_bytes + len_bytes))
+    }
+
+    /// Keeps the end of a status at the source's request alignment, so that no
+    /// block is read twice.
+    fn aligned_len(&self, within: u64, len_bytes: u64, limit_bytes: u64) -> u64 {
+        let alignment = u64::from(
+            self.sources[self.source]
+                .info()
+                .request_alignment_bytes
+                .max(512),
+        );
+        let len_bytes = len_bytes.clamp(1, limit_bytes);
+        let tail = (within + len_bytes) % alignment;
+        match len_bytes {
+            len if len == limit_bytes => len,
+            len if len > tail => len - tail,
+            _ => (len_bytes + alignment - tail).min(limit_bytes),
+        }
+    }
+}
