@@ -1,9 +1,129 @@
-//! Not built yet.
+//! `vellum nbd`, also known as `qemu-nbd`: serves an image to NBD clients.
+
+mod arguments;
+mod daemon;
+mod list;
+mod serve;
 
 use std::ffi::OsString;
+use std::io;
+
+use arguments::{Action, Arguments};
+
+use crate::getopt::UsageError;
+use crate::report;
+
+/// Where the server listens if nothing else is said.
+const DEFAULT_ADDRESS: &str = "0.0.0.0";
+/// The port that is set aside for NBD.
+const DEFAULT_PORT: &str = "10809";
+
+/// Why the program ends with an error.
+#[derive(Debug)]
+enum Failure {
+    /// What the user should read.
+    Message(String),
+    /// The command line cannot be understood.
+    Usage(UsageError),
+    /// The process in the background has told the user already.
+    Told,
+}
+
+impl Failure {
+    fn usage(error: UsageError) -> Self {
+        Failure::Usage(error)
+    }
+
+    fn report(&self) {
+        match self {
+            Failure::Message(text) => report::error(text),
+            Failure::Usage(error) => {
+                report::error(error);
+                report::error("Try `qemu-nbd --help' for more information.");
+            }
+            Failure::Told => {}
+        }
+    }
+}
+
+/// The text of a system error without its number.
+fn os_text(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => vellum_storage::error::errno_text(errno),
+        None => error.to_string(),
+    }
+}
+
+fn bad_port(host: &str, port: &str) -> Failure {
+    Failure::Message(format!(
+        "address resolution failed for {host}:{port}: Servname not supported for ai_socktype"
+    ))
+}
 
 /// Runs the tool and returns its exit code.
-pub fn main(_program: &str, _args: Vec<OsString>) -> i32 {
-    crate::report::error("this tool is not part of this version");
-    1
+pub fn main(program: &str, args: Vec<OsString>) -> i32 {
+    let done = Arguments::parse(args).and_then(|arguments| match arguments.action {
+        Action::Help => {
+            report::print(help(program));
+            Ok(())
+        }
+        Action::Version => {
+            report::print_line(format_args!("{program} {} (Vellum)", env!("CARGO_PKG_VERSION")));
+            Ok(())
+        }
+        Action::List => list::list(&arguments),
+        Action::Serve => serve::serve(arguments),
+    });
+    match done {
+        Ok(()) => 0,
+        Err(failure) => {
+            failure.report();
+            1
+        }
+    }
+}
+
+fn help(program: &str) -> String {
+    let call = if program == "vellum" { "vellum nbd" } else { program };
+    format!(
+        "Usage: {call} [OPTIONS] IMAGE
+  or:  {call} --list [OPTIONS]
+Serves a disk image to clients of the NBD protocol.
+
+  -h, --help                 print this text
+  -V, --version              print the version
+
+Where to listen, and to whom:
+  -k, --socket=PATH          unix socket to listen on (an absolute path)
+  -p, --port=PORT            TCP port to listen on (default {DEFAULT_PORT})
+  -b, --bind=ADDRESS         TCP address to listen on (default {DEFAULT_ADDRESS})
+  -e, --shared=N             clients served at once (default 1; 0: any number)
+  -t, --persistent           stay when the last client leaves
+  -x, --export-name=NAME     name of the export (default: empty)
+  -D, --description=TEXT     description of the export
+      --handshake-limit=N    seconds a client may take to choose (default 10; 0: any)
+
+What to show:
+  -r, --read-only            refuse writes
+  -o, --offset=N             leave out the first N bytes
+  -A, --allocation-depth     let clients ask which layer holds a range
+
+How to open the image:
+  -f, --format=FORMAT        format of the image (raw, qcow2)
+      --image-opts           IMAGE is a list of key=value options
+  -n, --nocache              the same as --cache=none
+      --cache=MODE           none, writeback (default), writethrough, directsync, unsafe
+      --aio=MODE             threads, native, io_uring
+      --discard=MODE         ignore, unmap
+      --detect-zeroes=MODE   off, on, unmap
+
+How to run:
+  -v, --verbose              tell what clients do wrong
+      --fork                 go to the background once clients can connect
+      --pid-file=PATH        write the process id to PATH
+
+Another server:
+  -L, --list                 list what the server at -k, or -b and -p, offers
+"
+    )
 }

@@ -56,10 +56,7 @@ impl Listener {
     }
 
     pub(super) async fn accept(&self) -> Result<Stream> {
-        let stream = self.socket.accept().await?;
-        // A small reply must not wait for a big one.
-        stream.set_nodelay();
-        Ok(stream)
+        self.socket.accept().await
     }
 }
 

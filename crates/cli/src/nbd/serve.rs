@@ -1,0 +1,271 @@
+//! Opening the image, listening, serving, and ending in order.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::ToSocketAddrs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_control::{ImageSpec, OpenFlags, open_device};
+use vellum_export::Slice;
+use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
+use vellum_storage::{lane, spawn};
+
+use super::arguments::Arguments;
+use super::daemon::{self, Ready, Side};
+use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
+use crate::report;
+
+/// Longest path in bytes that a unix socket can have, with its terminator.
+const MAX_SOCKET_PATH_BYTES: usize = 108;
+
+fn message(text: impl Into<String>) -> Failure {
+    Failure::Message(text.into())
+}
+
+/// Serves the image until the clients or a signal end it.
+pub(super) fn serve(arguments: Arguments) -> Result<(), Failure> {
+    let activated = daemon::activated_sockets();
+    if activated > 0 {
+        check_activation(&arguments)?;
+    }
+    let mut ready = None;
+    if arguments.fork {
+        match daemon::fork().map_err(|e| message(format!("Failed to fork: {}", os_text(&e))))? {
+            Side::Parent(parent) => {
+                return if parent.wait() {
+                    Ok(())
+                } else {
+                    Err(Failure::Told)
+                };
+            }
+            Side::Child(child) => ready = Some(child),
+        }
+    }
+    let stop = Stop::new();
+    let signals = catch_signals()?;
+    lane::block_on(async {
+        drop(spawn(stop_on_signal(signals, stop.clone())));
+        run(&arguments, activated, ready, &stop).await
+    })
+}
+
+fn check_activation(arguments: &Arguments) -> Result<(), Failure> {
+    let conflicts = [
+        (arguments.socket.is_some(), "Unix socket"),
+        (arguments.bind.is_some(), "The interface"),
+        (arguments.port.is_some(), "TCP port number"),
+    ];
+    match conflicts.iter().find(|(set, _)| *set) {
+        Some((_, what)) => Err(message(format!(
+            "{what} can't be set when using socket activation"
+        ))),
+        None => Ok(()),
+    }
+}
+
+async fn run(
+    arguments: &Arguments,
+    activated: i32,
+    ready: Option<Ready>,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let device = open(arguments).await?;
+    let served = async {
+        let export = make_export(arguments, device.clone())?;
+        let listeners = listen(arguments, activated)?;
+        if let Some(path) = &arguments.pid_file {
+            write_pid_file(path)?;
+        }
+        if let Some(ready) = ready {
+            ready
+                .tell(arguments.verbose)
+                .map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
+        }
+        let options = server_options(arguments);
+        vellum_export::nbd::serve(listeners, Exports::new([export]), options, stop).await;
+        Ok(())
+    }
+    .await;
+    // Also after an error: the image was opened, so it must be left clean.
+    let closed = device.close().await;
+    served?;
+    closed.map_err(|error| {
+        let text = report::error_text(&error);
+        message(format!("Failed to close '{}': {text}", arguments.image))
+    })
+}
+
+async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let name = &arguments.image;
+    let format = arguments.format.as_deref();
+    let failed = |error: vellum_storage::Error| {
+        message(format!(
+            "Failed to blk_new_open '{name}': {}",
+            report::error_text(&error)
+        ))
+    };
+    let spec = ImageSpec::from_argument(name, arguments.image_opts, format).map_err(failed)?;
+    let flags = OpenFlags {
+        writable: !arguments.read_only && arguments.snapshot.is_none(),
+        cache: arguments.cache.unwrap_or_default(),
+        aio: arguments.aio,
+        discard: arguments.discard.unwrap_or(false),
+        detect_zeroes: arguments.detect_zeroes,
+        ..OpenFlags::default()
+    };
+    let device = open_device(&spec, &flags).await.map_err(failed)?;
+    match check_parts(arguments, &*device) {
+        Ok(()) => Ok(device),
+        Err(failure) => {
+            // The first error is the one to report.
+            let _ = device.close().await;
+            Err(failure)
+        }
+    }
+}
+
+/// Parts of an image that are asked for and cannot be had.
+fn check_parts(arguments: &Arguments, device: &dyn BlockDevice) -> Result<(), Failure> {
+    let header = device.as_qcow2().map(|qcow2| qcow2.header());
+    if arguments.snapshot.is_some() {
+        return Err(message(match header {
+            Some(header) if header.snapshot_count > 0 => {
+                "Failed to load snapshot: internal snapshots are not part of this version"
+            }
+            _ => "Failed to load snapshot: Can't find snapshot",
+        }));
+    }
+    match arguments.bitmaps.first() {
+        Some(name) => Err(message(format!("Bitmap '{name}' is not found"))),
+        None => Ok(()),
+    }
+}
+
+fn make_export(arguments: &Arguments, device: Arc<dyn BlockDevice>) -> Result<Export, Failure> {
+    let shown: Arc<dyn BlockDevice> = match arguments.offset_bytes {
+        0 => device,
+        offset_bytes => {
+            Slice::new(device, offset_bytes).map_err(|error| message(report::error_text(&error)))?
+        }
+    };
+    let mut export = Export::new(arguments.export_name.clone().unwrap_or_default(), shown);
+    export.description.clone_from(&arguments.description);
+    export.read_only |= arguments.read_only;
+    export.multi_conn = arguments.shared.unwrap_or(1) != 1;
+    export.allocation_depth = arguments.allocation_depth;
+    Ok(export)
+}
+
+fn server_options(arguments: &Arguments) -> ServerOptions {
+    let defaults = ServerOptions::default();
+    ServerOptions {
+        max_connections: arguments.shared.unwrap_or(1),
+        persistent: arguments.persistent,
+        handshake_limit: arguments
+            .handshake_limit
+            .unwrap_or(defaults.handshake_limit),
+        log: arguments
+            .verbose
+            .then(|| Arc::new(|line: &str| report::info(line)) as vellum_export::nbd::Log),
+        ..defaults
+    }
+}
+
+fn listen(arguments: &Arguments, activated: i32) -> Result<Vec<Listener>, Failure> {
+    if activated > 0 {
+        let sockets = daemon::take_sockets(activated).map_err(message)?;
+        return sockets
+            .into_iter()
+            .map(|socket| {
+                Listener::from_fd(socket).map_err(|error| {
+                    let text = report::error_text(&error);
+                    message(format!("Failed to use socket activation: {text}"))
+                })
+            })
+            .collect();
+    }
+    let listener = match &arguments.socket {
+        Some(path) => listen_unix(path)?,
+        None => listen_tcp(arguments)?,
+    };
+    Ok(vec![listener])
+}
+
+fn listen_unix(path: &str) -> Result<Listener, Failure> {
+    if path.len() >= MAX_SOCKET_PATH_BYTES {
+        return Err(message(format!(
+            "UNIX socket path '{path}' is too long\nPath must be less than \
+             {MAX_SOCKET_PATH_BYTES} bytes"
+        )));
+    }
+    Listener::bind_unix(Path::new(path)).map_err(|error| {
+        let text = report::error_text(&error);
+        message(format!("Failed to bind socket to {path}: {text}"))
+    })
+}
+
+fn listen_tcp(arguments: &Arguments) -> Result<Listener, Failure> {
+    let host = arguments.bind.as_deref().unwrap_or(DEFAULT_ADDRESS);
+    let port = arguments.port.as_deref().unwrap_or(DEFAULT_PORT);
+    let number: u16 = port.parse().map_err(|_| super::bad_port(host, port))?;
+    let addresses: Vec<_> = (host, number)
+        .to_socket_addrs()
+        .map_err(|error| {
+            let text = error.to_string();
+            let text = text.rsplit(": ").next().unwrap_or_default();
+            message(format!(
+                "address resolution failed for {host}:{port}: {text}"
+            ))
+        })?
+        .collect();
+    Listener::bind_tcp(&addresses[..]).map_err(|error| {
+        message(format!(
+            "Failed to bind socket: {}",
+            report::error_text(&error)
+        ))
+    })
+}
+
+fn write_pid_file(path: &str) -> Result<(), Failure> {
+    let failed = |what: &str, error: std::io::Error| {
+        message(format!("Could not {what} '{path}': {}", os_text(&error)))
+    };
+    let mut file = fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .open(path)
+        .map_err(|error| failed("create", error))?;
+    writeln!(file, "{}", std::process::id()).map_err(|error| failed("write", error))
+}
+
+/// Arranges that the signals that end a program arrive as bytes on a socket.
+fn catch_signals() -> Result<UnixStream, Failure> {
+    let catch = || {
+        let (reader, writer) = UnixStream::pair()?;
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+        }
+        reader.set_nonblocking(true)?;
+        Ok(reader)
+    };
+    catch().map_err(|error: std::io::Error| {
+        message(format!("Failed to set up signals: {}", os_text(&error)))
+    })
+}
+
+async fn stop_on_signal(mut signals: UnixStream, stop: Stop) {
+    // An error of the poll would mean that no signal can arrive any more.
+    while signals.read(&mut [0]).is_err() {
+        if lane::poll_readable(signals.as_fd()).await.is_err() {
+            return;
+        }
+    }
+    stop.request();
+}
