@@ -6,7 +6,7 @@
 //! Invariant: no two live buffers cover the same byte, so `&mut [u8]` of one
 //! never aliases another.
 
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -14,15 +14,37 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::pool;
+
 /// Alignment in bytes of every allocation: enough for direct I/O.
 pub const ALIGNMENT_BYTES: usize = 4096;
 
 /// The pieces of a vectored request, in order.
 pub type Buffers = SmallVec<[Buffer; 1]>;
 
-struct Allocation {
+/// One block of memory, initialised.
+pub(crate) struct Allocation {
     start: NonNull<u8>,
     layout: Layout,
+}
+
+impl Allocation {
+    /// A block of zeroes.
+    fn zeroed(len_bytes: usize) -> Self {
+        let layout = Layout::from_size_align(len_bytes, ALIGNMENT_BYTES)
+            .unwrap_or_else(|_| panic!("buffer of {len_bytes} bytes"));
+        // SAFETY: the layout has a non-zero size, as all callers see to.
+        let raw = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(raw) else {
+            handle_alloc_error(layout)
+        };
+        Allocation { start, layout }
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.layout.size()
+    }
 }
 
 // SAFETY: an allocation is plain memory; access goes through `Buffer`s, whose
@@ -53,44 +75,51 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// A buffer of `len_bytes` zero bytes, aligned to [`ALIGNMENT_BYTES`].
     pub fn zeroed(len_bytes: usize) -> Self {
-        Self::allocate(len_bytes, true)
+        let (mut buffer, is_fresh) = Self::allocate(len_bytes);
+        if !is_fresh {
+            buffer.fill(0);
+        }
+        buffer
     }
 
-    /// A buffer for reading into: `len_bytes` bytes of unspecified content.
-    ///
-    /// The content is initialised memory (small buffers are zeroed; large ones
-    /// come zeroed from the system), never another request's data.
+    /// A buffer for reading into: `len_bytes` bytes of unspecified content, which
+    /// may be that of an earlier request of this thread. Whoever does not fill
+    /// all of it must not pass it on.
     pub fn for_read(len_bytes: usize) -> Self {
-        Self::allocate(len_bytes, true)
+        let (mut buffer, _) = Self::allocate(len_bytes);
+        if cfg!(debug_assertions) {
+            // So that tests see who takes the content for zeroes.
+            buffer.fill(0xa7);
+        }
+        buffer
     }
 
-    fn allocate(len_bytes: usize, zero: bool) -> Self {
+    /// A buffer, and whether its memory is fresh, and so zero.
+    fn allocate(len_bytes: usize) -> (Self, bool) {
         if len_bytes == 0 {
-            return Buffer {
-                allocation: None,
-                start: NonNull::dangling(),
+            let start = NonNull::dangling();
+            return (
+                Buffer {
+                    allocation: None,
+                    start,
+                    len_bytes,
+                },
+                true,
+            );
+        }
+        let block_bytes = pool::block_bytes(len_bytes);
+        let kept = pool::take(block_bytes);
+        let is_fresh = kept.is_none();
+        let allocation = kept.unwrap_or_else(|| Arc::new(Allocation::zeroed(block_bytes)));
+        let start = allocation.start;
+        (
+            Buffer {
+                allocation: Some(allocation),
+                start,
                 len_bytes,
-            };
-        }
-        let layout = Layout::from_size_align(len_bytes, ALIGNMENT_BYTES)
-            .unwrap_or_else(|_| panic!("buffer of {len_bytes} bytes"));
-        // SAFETY: the layout has a non-zero size.
-        let raw = unsafe {
-            if zero {
-                alloc_zeroed(layout)
-            } else {
-                alloc(layout)
-            }
-        };
-        let Some(start) = NonNull::new(raw) else {
-            handle_alloc_error(layout)
-        };
-        let allocation = Arc::new(Allocation { start, layout });
-        Buffer {
-            allocation: Some(allocation),
-            start,
-            len_bytes,
-        }
+            },
+            is_fresh,
+        )
     }
 
     /// A copy of `bytes`.
@@ -156,11 +185,9 @@ impl Buffer {
         if !adjacent {
             return Err((self, next));
         }
-        Ok(Buffer {
-            allocation: self.allocation.clone(),
-            start: self.start,
-            len_bytes: self.len_bytes + next.len_bytes,
-        })
+        let mut joined = self;
+        joined.len_bytes += next.len_bytes;
+        Ok(joined)
     }
 
     /// Joins the pieces of a split buffer in order, copying only if they do not
@@ -215,6 +242,19 @@ impl DerefMut for Buffer {
         // SAFETY: as in `deref`; the ranges of live buffers are disjoint, so the
         // exclusive borrow of `self` is exclusive for the bytes too.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Some(mut allocation) = self.allocation.take() else {
+            return;
+        };
+        // The last buffer of the block: the memory is free. (Two that are dropped
+        // at the same moment both see the other; then the block just goes.)
+        if Arc::get_mut(&mut allocation).is_some() {
+            pool::give(allocation);
+        }
     }
 }
 

@@ -19,6 +19,7 @@ pub mod io;
 pub mod lane;
 pub mod lock;
 pub mod mem;
+mod pool;
 mod storage;
 mod sys;
 pub mod wrap;

@@ -289,9 +289,8 @@ pub(crate) fn set_no_delay(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let (on, len) = (1_i32, size_of::<i32>() as libc::socklen_t);
     let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
     // SAFETY: a live int and its length.
-    let result = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const on).cast(), len)
-    };
+    let result =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const on).cast(), len) };
     check(i64::from(result)).map(drop)
 }
 
