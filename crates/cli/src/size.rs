@@ -3,7 +3,7 @@
 //! Parsing lives in `vellum-control`, because options have sizes too; here are
 //! the printed forms.
 
-pub use vellum_control::size::{SizeError, parse, parse_prefix, parse_with_unit};
+pub use vellum_control::size::{SizeError, parse};
 
 /// A number without a suffix.
 pub fn parse_plain(text: &str) -> Result<u64, SizeError> {

@@ -358,7 +358,7 @@ async fn open_qcow2(
     let mut open = qcow2_node::take(&mut options, common)?;
     let flags = &gate.flags;
     open.metadata_only = flags.metadata_only;
-    let backing = take_backing(&mut options)?;
+    let backing = take_backing(&mut options, flags)?;
     let data_file = options.take_group("data-file");
     refuse_unknown(&options, "qcow2")?;
     if !data_file.is_empty() {
@@ -392,8 +392,12 @@ enum Override {
     Options(Options),
 }
 
-fn take_backing(options: &mut Options) -> Result<Override> {
-    let group = options.take_group("backing");
+fn take_backing(options: &mut Options, flags: &OpenFlags) -> Result<Override> {
+    // Where only metadata is wanted no backing file can be given.
+    let group = match flags.metadata_only {
+        true => Options::new(),
+        false => options.take_group("backing"),
+    };
     match options.take("backing") {
         Some(Scalar::Null) => return Ok(Override::None),
         Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),

@@ -89,8 +89,15 @@ impl Options {
 
     /// Flattens the object of a `json:{...}` name.
     pub fn from_json(text: &str) -> Result<Options> {
-        let value: Value = serde_json::from_str(text)
-            .map_err(|error| invalid(format!("Could not parse the JSON options: {error}")))?;
+        let value: Value = serde_json::from_str(text).map_err(|error| {
+            let reason = match error.is_eof() {
+                true => "premature EOI".to_owned(),
+                false => error.to_string(),
+            };
+            invalid(format!(
+                "Could not parse the JSON options: JSON parse error, {reason}"
+            ))
+        })?;
         let Value::Object(_) = value else {
             return Err(invalid("Invalid JSON object given".into()));
         };

@@ -107,46 +107,74 @@ pub async fn compare(
         return Ok(Outcome::SizeMismatch);
     }
     let (common, all) = (sizes[0].min(sizes[1]), sizes[0].max(sizes[1]));
+    let longer = if sizes[0] > sizes[1] { &first } else { &second };
     let mut checks = Checks::default();
     let mut at = 0;
-    while at < common {
-        let (one, two) = (first.status(at).await?, second.status(at).await?);
-        let mut len_bytes = one.len_bytes.min(two.len_bytes).clamp(1, common - at);
-        if options.strict && kind(&one, sizes[0] - at) != kind(&two, sizes[1] - at) {
+    while at < all {
+        let step = match at < common {
+            true => step_both(&first, &second, at, options.strict, &mut checks).await?,
+            false => step_rest(longer, at, &mut checks).await?,
+        };
+        let Some(end) = step else {
             let found = checks.finish().await?;
             return Ok(found.map_or(Outcome::StatusMismatch(at), Outcome::ContentMismatch));
-        }
-        if !(one.zero && two.zero) {
-            len_bytes = len_bytes.min(CHUNK_BYTES);
-            match (reads(&one), reads(&two)) {
-                (true, true) => checks.push(same(first.clone(), second.clone(), at, len_bytes)),
-                (true, false) => checks.push(empty(first.clone(), at, len_bytes)),
-                (false, true) => checks.push(empty(second.clone(), at, len_bytes)),
-                (false, false) => {}
-            }
-        }
+        };
+        at = end;
+        checks.reach(at);
         if let Some(offset) = checks.keep_below(PARALLEL).await? {
             return Ok(Outcome::ContentMismatch(offset));
         }
-        at += len_bytes;
-        progress(at, all);
-    }
-    let longer = if sizes[0] > sizes[1] { first } else { second };
-    while at < all {
-        let status = longer.status(at).await?;
-        let mut len_bytes = status.len_bytes.clamp(1, all - at);
-        if reads(&status) && !status.zero {
-            len_bytes = len_bytes.min(CHUNK_BYTES);
-            checks.push(empty(longer.clone(), at, len_bytes));
-        }
-        if let Some(offset) = checks.keep_below(PARALLEL).await? {
-            return Ok(Outcome::ContentMismatch(offset));
-        }
-        at += len_bytes;
-        progress(at, all);
+        progress(checks.done_bytes, all);
     }
     let found = checks.finish().await?;
+    if found.is_none() {
+        progress(all, all);
+    }
     Ok(found.map_or(Outcome::Identical, Outcome::ContentMismatch))
+}
+
+/// Starts checking what both devices have at `at`; tells where that ends, or
+/// `None` if strict mode finds the allocation different.
+async fn step_both(
+    first: &Half,
+    second: &Half,
+    at: u64,
+    strict: bool,
+    checks: &mut Checks,
+) -> Result<Option<u64>, CompareError> {
+    let sizes = [first.device.size_bytes(), second.device.size_bytes()];
+    let (one, two) = (first.status(at).await?, second.status(at).await?);
+    if strict && kind(&one, sizes[0] - at) != kind(&two, sizes[1] - at) {
+        return Ok(None);
+    }
+    let left = sizes[0].min(sizes[1]) - at;
+    let mut len_bytes = one.len_bytes.min(two.len_bytes).clamp(1, left);
+    if !(one.zero && two.zero) {
+        len_bytes = len_bytes.min(CHUNK_BYTES);
+        let end = at + len_bytes;
+        match (reads(&one), reads(&two)) {
+            (true, true) => checks.push(end, same(first.clone(), second.clone(), at, len_bytes)),
+            (true, false) => checks.push(end, empty(first.clone(), at, len_bytes)),
+            (false, true) => checks.push(end, empty(second.clone(), at, len_bytes)),
+            (false, false) => {}
+        }
+    }
+    Ok(Some(at + len_bytes))
+}
+
+/// Starts checking that the longer device has only zeroes at `at`.
+async fn step_rest(
+    longer: &Half,
+    at: u64,
+    checks: &mut Checks,
+) -> Result<Option<u64>, CompareError> {
+    let status = longer.status(at).await?;
+    let mut len_bytes = status.len_bytes.clamp(1, longer.device.size_bytes() - at);
+    if reads(&status) {
+        len_bytes = len_bytes.min(CHUNK_BYTES);
+        checks.push(at + len_bytes, empty(longer.clone(), at, len_bytes));
+    }
+    Ok(Some(at + len_bytes))
 }
 
 /// Whether an extent's bytes have to be read to know them.
@@ -207,23 +235,34 @@ fn first_difference(one: &[u8], two: &[u8]) -> Option<usize> {
 /// Checks in flight; their results count in the order they were made.
 #[derive(Default)]
 struct Checks {
-    running: VecDeque<vellum_storage::JoinHandle<Found>>,
+    running: VecDeque<(u64, vellum_storage::JoinHandle<Found>)>,
+    /// Everything below this offset is done.
+    done_bytes: u64,
 }
 
 impl Checks {
-    fn push(&mut self, check: impl Future<Output = Found> + 'static) {
-        self.running.push_back(vellum_storage::spawn(check));
+    /// Starts a check of what ends at `end`.
+    fn push(&mut self, end: u64, check: impl Future<Output = Found> + 'static) {
+        self.running.push_back((end, vellum_storage::spawn(check)));
+    }
+
+    /// Notes that everything up to `end` is covered by checks.
+    fn reach(&mut self, end: u64) {
+        if self.running.is_empty() {
+            self.done_bytes = end;
+        }
     }
 
     /// Waits until fewer than `limit` checks run; tells the first difference.
     async fn keep_below(&mut self, limit: usize) -> Found {
         while self.running.len() >= limit.max(1) {
-            let Some(check) = self.running.pop_front() else {
+            let Some((end, check)) = self.running.pop_front() else {
                 break;
             };
             if let Some(offset) = check.await? {
                 return Ok(Some(offset));
             }
+            self.done_bytes = end;
         }
         Ok(None)
     }

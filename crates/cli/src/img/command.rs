@@ -26,8 +26,6 @@ pub enum Failure {
     Usage(String),
     /// A wrong option, told by the option parser.
     Option(UsageError),
-    /// All has been said already.
-    Told,
 }
 
 impl From<UsageError> for Failure {
@@ -73,7 +71,6 @@ impl Command<'_> {
                 report::eprint_line(&format!("{} {}: {error}", self.program, self.name));
                 hint();
             }
-            Failure::Told => {}
         }
     }
 }

@@ -47,7 +47,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
 /// Exit codes: the images differ, something is wrong with the command line or
 /// the images, the allocation or the data could not be read.
 const DIFFERENT: i32 = 1;
-pub const FAILED: i32 = 2;
+const FAILED: i32 = 2;
 const STATUS_FAILED: i32 = 3;
 const READ_FAILED: i32 = 4;
 
@@ -117,7 +117,7 @@ async fn compare_images(
             Err(code) => return Ok(code),
         }
     }
-    let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet);
+    let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet, 2.0);
     progress.show(0, 1);
     let options = CompareOptions {
         strict: arguments.strict,

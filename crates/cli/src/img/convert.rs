@@ -244,7 +244,7 @@ struct Teller {
 
 impl Teller {
     fn new(command: Command<'_>, arguments: &Arguments) -> Self {
-        let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet);
+        let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet, 1.0);
         progress.show(0, 1);
         Teller {
             progress,

@@ -48,7 +48,8 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
     };
     let (file, format) = open::open_file(spec, &flags).await?;
     let file_name = file.name().to_owned();
-    let file_bytes = file.len_bytes()?;
+    // Lengths are told in whole sectors.
+    let file_bytes = file.len_bytes()?.next_multiple_of(512);
     let mut description = Description {
         filename: open::display_name(spec, format),
         disk_bytes: std::fs::metadata(&file_name)

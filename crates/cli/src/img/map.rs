@@ -106,13 +106,11 @@ async fn print_map(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
         printer.nothing(start);
     }
     printer.end();
-    report::print(&printer.text);
     if printer.unmappable {
-        return Err(Failure::Message(
-            "File contains external, encrypted or compressed clusters.".into(),
-        ));
+        report::error("File contains external, encrypted or compressed clusters.");
     }
-    Ok(0)
+    report::print(&printer.text);
+    Ok(i32::from(printer.unmappable))
 }
 
 /// Collects the text; a map is small next to its image.

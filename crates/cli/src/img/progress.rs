@@ -7,9 +7,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::report;
 
-/// Steps below this many percent are not printed.
-const MIN_STEP_PERCENT: f64 = 1.0;
-
 /// Shows how far some work is.
 pub enum Progress {
     /// Not at all.
@@ -18,6 +15,8 @@ pub enum Progress {
     Percent {
         /// What was printed last.
         printed: Option<f64>,
+        /// Smaller steps, in percent, are not printed.
+        min_step: f64,
     },
     /// As a bar that vanishes in the end.
     Bar(ProgressBar),
@@ -25,12 +24,13 @@ pub enum Progress {
 
 impl Progress {
     /// The progress for a tool called `program`: `wanted` by `-p`, `quiet` by `-q`.
-    pub fn new(program: &str, wanted: bool, quiet: bool) -> Progress {
+    /// Steps up to `min_step` percent are not printed.
+    pub fn new(program: &str, wanted: bool, quiet: bool, min_step: f64) -> Progress {
         if quiet {
             return Progress::Off;
         }
         if wanted {
-            return Progress::Percent { printed: None };
+            return Progress::Percent { printed: None, min_step };
         }
         if program.starts_with("qemu-") || !std::io::stderr().is_terminal() {
             return Progress::Off;
@@ -54,13 +54,13 @@ impl Progress {
     pub fn show(&mut self, done: u64, total: u64) {
         match self {
             Progress::Off => {}
-            Progress::Percent { printed } => {
+            Progress::Percent { printed, min_step } => {
                 let percent = match total {
                     0 => 100.0,
                     total => (done as f64 * 100.0 / total as f64).min(100.0),
                 };
                 let step = printed.map_or(f64::INFINITY, |last| (percent - last).abs());
-                if step > MIN_STEP_PERCENT || percent == 0.0 || percent >= 100.0 {
+                if step > *min_step || percent == 0.0 || percent >= 100.0 {
                     *printed = Some(percent);
                     report::print(format_args!("    ({percent:.2}/100%)\r"));
                 }
