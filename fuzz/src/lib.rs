@@ -1,7 +1,9 @@
 //! What the fuzz targets do with their bytes, as plain functions.
 //!
 //! They need no fuzzer: `crates/format/tests/corpus.rs` includes [`decoders`] by
-//! path and replays the corpora with the stable toolchain.
+//! path and replays the corpora with the stable toolchain, and
+//! `crates/engine/tests/image_corpus.rs` does so with [`image`].
 #![forbid(unsafe_code)]
 
 pub mod decoders;
+pub mod image;
