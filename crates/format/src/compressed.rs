@@ -86,7 +86,7 @@ impl CompressedDescriptor {
         HostOffset(self.host_offset.0 + self.max_len_bytes())
     }
 
-    /// The first host byte beyond what a descriptor can point at.
+    /// The first host byte beyond what a descriptor can point at (I23).
     pub const fn offset_end(cluster_bits: u32) -> u64 {
         let by_width = 1 << offset_bits(cluster_bits);
         if by_width < HOST_OFFSET_END {

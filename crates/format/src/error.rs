@@ -39,7 +39,8 @@ struct Inner {
 /// A fault in an on-disk structure: which structure, which field, what value.
 ///
 /// [`Display`](fmt::Display) prints QEMU's words where QEMU has some, since that
-/// is what users and scripts see. The fault is boxed to keep hot results small.
+/// is what users and scripts see; `{:#}` puts structure, field and value before
+/// them. The fault is boxed to keep hot results small.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormatError(Box<Inner>);
 
@@ -88,6 +89,15 @@ impl FormatError {
 
 impl fmt::Display for FormatError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() {
+            let Inner {
+                structure,
+                field,
+                value,
+                ..
+            } = &*self.0;
+            write!(f, "{structure}: {field} = {value:#x}: ")?;
+        }
         f.write_str(&self.0.message)
     }
 }

@@ -44,7 +44,7 @@ impl L1Entry {
     }
 
     /// Where the L2 table is: `None` if nothing is mapped, an error if the
-    /// offset is not the start of a cluster.
+    /// offset is not the start of a cluster (I1).
     #[inline]
     pub fn decode(self, geometry: &Geometry) -> Result<Option<HostOffset>> {
         let offset = self.raw_offset();

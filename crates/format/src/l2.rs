@@ -135,7 +135,7 @@ impl L2Entry {
 
     /// What the entry means, or why it means nothing.
     ///
-    /// Refused, as QEMU does: host offsets that do not start a cluster, a zero
+    /// Refused, as QEMU does (I17 to I19, I21): host offsets that do not start a cluster, a zero
     /// flag in version 2, compressed clusters with an external data file,
     /// subclusters that are both data and zero or data without a host cluster.
     #[inline]

@@ -124,7 +124,7 @@ impl SnapshotEntry {
     }
 
     /// Checks the L1 table's place and size, which decoding leaves alone: one
-    /// bad snapshot must not make the others, and the disk, unreadable.
+    /// bad snapshot must not make the others, and the disk, unreadable (I32).
     pub fn check_l1_table(&self, geometry: &Geometry) -> Result<()> {
         let size = u64::from(self.l1_entries) * 8;
         if size > limits::MAX_L1_SIZE_BYTES {
@@ -167,7 +167,7 @@ impl SnapshotEntry {
 /// Decodes the `count` entries of a snapshot table and says how many bytes they
 /// fill.
 ///
-/// The header does not tell the table's length: `raw` may go on beyond it, and
+/// The header does not tell the table's length (I29): `raw` may go on beyond it, and
 /// [`FormatErrorKind::Truncated`] means that it ends too early.
 pub fn decode_table(raw: &[u8], count: u32) -> Result<(Vec<SnapshotEntry>, usize)> {
     // A count is only believed once the bytes are there.

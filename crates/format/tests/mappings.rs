@@ -172,6 +172,10 @@ fn l1_entries() {
     let error = L1Entry(0x50200).decode(g).expect_err("unaligned");
     assert_eq!(error.to_string(), "L2 table offset 0x50200 unaligned");
     assert_eq!((error.structure(), error.value()), ("L1 entry", 0x50200));
+    assert_eq!(
+        format!("{error:#}"),
+        "L1 entry: l2_offset = 0x50200: L2 table offset 0x50200 unaligned"
+    );
 }
 
 #[test]

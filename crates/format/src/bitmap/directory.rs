@@ -159,8 +159,8 @@ struct Disk<'a> {
     guest_size_bytes: u64,
 }
 
-/// Decodes a bitmap directory: all of its bytes, and the number of bitmaps that
-/// the header extension claims.
+/// Decodes a bitmap directory (I33, I34): all of its bytes, and the number of
+/// bitmaps that the header extension claims.
 pub fn decode_directory(
     directory: &[u8],
     count: u32,

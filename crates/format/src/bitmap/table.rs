@@ -39,7 +39,7 @@ impl BitmapTableEntry {
         bytes::put_be64(table, index.checked_mul(8), self.0)
     }
 
-    /// Where the bits are; unlike in L1 and L2 tables, reserved bits are refused.
+    /// Where the bits are; unlike in L1 and L2 tables, reserved bits are refused (I35).
     pub fn decode(self, geometry: &Geometry) -> Result<BitmapCluster> {
         let offset = self.0 & OFFSET_MASK;
         let rest = self.0 & !OFFSET_MASK;

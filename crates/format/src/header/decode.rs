@@ -48,7 +48,7 @@ impl<'a> Raw<'a> {
 }
 
 impl Header {
-    /// Decodes the header of an image that is to be used.
+    /// Decodes the header of an image that is to be used (I5 to I16).
     ///
     /// `bytes` is the file's first cluster (see
     /// [`first_cluster_size_bytes`](super::first_cluster_size_bytes)), or the
