@@ -14,6 +14,10 @@ use crate::{ImageSpec, OpenFlags, error_text, filename, open_device};
 
 const SECTOR_BYTES: u64 = 512;
 
+/// The first block of a new raw file is allocated, as QEMU does it: what direct
+/// I/O needs can only be found out by reading data that is there.
+const FIRST_BLOCK_BYTES: u64 = 4096;
+
 /// Zeroes are written out in pieces of this size (`preallocation=full`).
 const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 
@@ -194,9 +198,9 @@ async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
     if preallocation == Preallocation::Metadata {
         return Err(invalid("Unsupported preallocation mode: metadata"));
     }
-    let file = create_file(path)?;
+    let file = create_file(&path)?;
     let filled = fill_raw(&file, size_bytes, preallocation).await;
-    remove_after_failure(path, filled)
+    remove_after_failure(&path, filled)
 }
 
 async fn fill_raw(
@@ -233,7 +237,15 @@ async fn fill_raw(
             }
             file.flush().await?;
         }
-        _ => {}
+        _ => {
+            let len_bytes = if size_bytes < FIRST_BLOCK_BYTES {
+                SECTOR_BYTES
+            } else {
+                FIRST_BLOCK_BYTES
+            };
+            let zeroes = Buffers::from_iter([Buffer::zeroed(len_bytes.min(size_bytes) as usize)]);
+            file.write(0, zeroes, WriteFlags::default()).await?;
+        }
     }
     file.truncate(size_bytes).await.map_err(|error| {
         let message = format!("Could not resize file: {}", error.message());
@@ -245,15 +257,15 @@ async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
     let path = filename::local_path(name)?;
     let options = qcow2_options(settings)?;
     options.validate()?;
-    let file = create_file(path)?;
+    let file = create_file(&path)?;
     let made = fill_qcow2(file, &options).await;
-    remove_after_failure(path, made)
+    remove_after_failure(&path, made)
 }
 
 async fn fill_qcow2(file: Arc<FileStorage>, options: &CreateOptions) -> Result<()> {
     file.set_permissions(Permissions::WRITER)?;
     let data: Option<Arc<dyn Storage>> = match &options.data_file {
-        Some(name) => Some(create_file(filename::local_path(name)?)?),
+        Some(name) => Some(create_file(&filename::local_path(name)?)?),
         None => None,
     };
     create::create(file, data, options).await

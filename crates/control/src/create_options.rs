@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use vellum::{Error, ErrorKind, Result};
 
-use crate::options::{Options, Scalar};
+use crate::options::{Options, Scalar, words};
 
 /// The type of a creation option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,7 +217,7 @@ pub fn help_text(options: &[OptionDescription]) -> String {
 
 /// Whether `-o` texts ask for the list of options.
 pub fn asks_for_help(text: &str) -> bool {
-    text.split(',').any(|word| word == "help" || word == "?")
+    words(text).iter().any(|word| word == "help" || word == "?")
 }
 
 /// Whether a text can be joined to others of its kind: it is not empty and no
@@ -338,7 +338,7 @@ impl CreateSettings {
                     words.push(format!("{name}={}", text.replace(',', ",,")));
                 }
                 (Some(Given::Bool(_, text)), _) => words.push(format!("{name}={text}")),
-                (Some(Given::Integer(value)), _) => words.push(format!("{name}={value}")),
+                (Some(Given::Integer(value)), _) => words.push(format!("{name}={}", *value as i64)),
                 (None, Some(default)) => words.push(format!("{name}={default}")),
                 (None, None) => {}
             }

@@ -62,7 +62,8 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
         Some(other) => return Err(unknown_driver(other)),
     };
     let name = driver.unwrap_or_else(|| "file".to_owned());
-    let Some(filename) = options.take_text("filename")? else {
+    let filename = options.take_text("filename")?;
+    let Some(filename) = filename.filter(|filename| !filename.is_empty()) else {
         return Err(invalid(format!(
             "The '{name}' block driver requires a file name"
         )));

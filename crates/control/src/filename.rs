@@ -9,10 +9,18 @@ pub fn protocol(name: &str) -> Option<&str> {
 }
 
 /// The path that a name without options means, or why it means none.
-pub fn local_path(name: &str) -> Result<&str> {
+pub fn local_path(name: &str) -> Result<String> {
     match protocol(name) {
-        None => Ok(name),
-        Some("file") => Ok(&name["file:".len()..]),
+        None => Ok(name.to_owned()),
+        Some("file") => {
+            let path = &name["file:".len()..];
+            // What looks like a protocol once more must not be taken for one.
+            Ok(if protocol(path).is_some() {
+                format!("./{path}")
+            } else {
+                path.to_owned()
+            })
+        }
         Some(known) if is_known_protocol(known) => Err(Error::new(
             ErrorKind::Unsupported,
             "open",
@@ -93,6 +101,7 @@ mod tests {
         assert_eq!(protocol("./nbd:x"), None);
         assert_eq!(protocol("plain"), None);
         assert_eq!(local_path("file:a").unwrap(), "a");
+        assert_eq!(local_path("file:a:b").unwrap(), "./a:b");
         assert_eq!(
             local_path("foo:a").unwrap_err().message(),
             "Unknown protocol 'foo'"

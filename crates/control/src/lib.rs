@@ -16,6 +16,7 @@ pub mod filename;
 pub mod flags;
 pub mod gate;
 pub mod json;
+pub mod measure;
 pub mod open;
 pub mod options;
 pub mod probe;

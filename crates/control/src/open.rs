@@ -57,7 +57,8 @@ pub async fn open_device_with(
     Ok(device)
 }
 
-/// Opens only the file of an image, and says which format it has.
+/// Opens only the file of an image, and says which format it has (`"file"` if
+/// the file itself is meant).
 pub async fn open_file(
     spec: &ImageSpec,
     flags: &OpenFlags,
@@ -67,10 +68,10 @@ pub async fn open_file(
     let common = Common::take(&mut options, flags)?;
     let flags = common.pass_on(flags);
     let (file, format) = match driver.as_deref() {
-        Some(name) if file_node::is_file_driver(name) => (
-            file_node::open(options, &flags, Use::Raw)?,
-            Format::Raw { probed: false },
-        ),
+        Some(name) if file_node::is_file_driver(name) => {
+            options.set_text("driver", name);
+            return Ok((file_node::open(options, &flags, Use::Raw)?, "file"));
+        }
         driver => open_format_file(&mut options, driver, &flags).await?,
     };
     Ok((file, format.name()))
@@ -169,12 +170,7 @@ fn node_options(spec: &ImageSpec) -> Result<Options> {
         },
     };
     if let Some(format) = &spec.format {
-        match options.get_text("driver") {
-            Some(driver) if driver != format => {
-                return Err(invalid("Driver specified twice"));
-            }
-            _ => options.set_text("driver", format.as_str()),
-        }
+        options.set_text("driver", format.as_str());
     }
     Ok(options)
 }
@@ -336,6 +332,13 @@ fn open_raw(
     };
     refuse_unknown(&options, "raw")?;
     let name = file.name().to_owned();
+    let file_bytes = file.len_bytes()?.next_multiple_of(512);
+    if raw.offset_bytes > file_bytes {
+        return Err(invalid(format!(
+            "Offset ({}) cannot be greater than size of the containing file ({file_bytes})",
+            raw.offset_bytes
+        )));
+    }
     let device = Raw::open(file, raw)?;
     if !(probed && flags.writable) {
         return Ok(device);

@@ -277,12 +277,27 @@ impl Options {
     }
 }
 
-/// A decimal or hexadecimal number.
+/// A decimal or hexadecimal number; a negative one wraps around, as in C.
 fn parse_number(text: &str) -> Option<u64> {
+    if let Some(positive) = text.strip_prefix('-') {
+        return Some(parse_number(positive)?.wrapping_neg());
+    }
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     }
+}
+
+/// The words of a list that is separated by commas, with `,,` turned into `,`.
+pub fn words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (word, after) = unescape(rest);
+        words.push(word);
+        rest = after;
+    }
+    words
 }
 
 /// The value up to a single comma, with `,,` turned into `,`, and what follows.

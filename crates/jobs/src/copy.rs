@@ -42,8 +42,10 @@ pub struct CopyOptions {
     pub salvage: bool,
     /// At most this many bytes a second.
     pub rate_limit_bytes: Option<u64>,
-    /// Bytes to copy, where it is not all of the sources.
+    /// Where in the sources to end, where that is not their end.
     pub len_bytes: Option<u64>,
+    /// Bytes of the sources to leave out at the beginning.
+    pub skip_bytes: u64,
 }
 
 impl Default for CopyOptions {
@@ -57,6 +59,7 @@ impl Default for CopyOptions {
             salvage: false,
             rate_limit_bytes: None,
             len_bytes: None,
+            skip_bytes: 0,
         }
     }
 }
@@ -176,7 +179,11 @@ pub async fn copy(
         done_bytes: Cell::new(0),
         total_bytes,
     };
-    let mut scan = Scan::new(sources, options.target_backing, end_bytes);
+    let mut scan = Scan::new(
+        sources,
+        options.target_backing,
+        options.skip_bytes..end_bytes,
+    );
     let mut running = FuturesUnordered::new();
     let mut limit = options.rate_limit_bytes.map(RateLimit::new);
     let mut ticket = 0;
@@ -219,7 +226,11 @@ async fn count(
     options: &CopyOptions,
     end_bytes: u64,
 ) -> Result<u64, CopyError> {
-    let mut scan = Scan::new(sources, options.target_backing, end_bytes);
+    let mut scan = Scan::new(
+        sources,
+        options.target_backing,
+        options.skip_bytes..end_bytes,
+    );
     let mut total_bytes = 0;
     while let Some(piece) = next_piece(&mut scan).await? {
         let written_zeroes = options.min_sparse_bytes.is_none() && piece.content == Content::Zero;

@@ -1,8 +1,11 @@
 //! Walking over the sources of a copy: which piece comes next and what it holds.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Result};
+
+const SECTOR_BYTES: u64 = 512;
 
 /// What a piece of the source holds, as the target sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,7 @@ pub struct TargetBacking {
 pub struct Scan<'a> {
     sources: &'a [Arc<dyn BlockDevice>],
     backing: Option<TargetBacking>,
+    skip_bytes: u64,
     end_bytes: u64,
     at_bytes: u64,
     source: usize,
@@ -51,17 +55,18 @@ pub struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// A walk over the first `end_bytes` of the sources, laid end to end.
+    /// A walk over a range of the sources, laid end to end.
     pub fn new(
         sources: &'a [Arc<dyn BlockDevice>],
         backing: Option<TargetBacking>,
-        end_bytes: u64,
+        range: Range<u64>,
     ) -> Self {
         Scan {
             sources,
             backing,
-            end_bytes,
-            at_bytes: 0,
+            skip_bytes: range.start,
+            end_bytes: range.end,
+            at_bytes: range.start,
             source: 0,
             source_start_bytes: 0,
             known: None,
@@ -91,7 +96,7 @@ impl<'a> Scan<'a> {
             len_bytes = len_bytes.min(chunk_bytes - self.at_bytes % chunk_bytes);
         }
         let piece = Piece {
-            offset_bytes: self.at_bytes,
+            offset_bytes: self.at_bytes - self.skip_bytes,
             len_bytes,
             content,
             source: self.source,
@@ -154,7 +159,11 @@ impl<'a> Scan<'a> {
                 .request_alignment_bytes
                 .max(512),
         );
-        let len_bytes = len_bytes.clamp(1, limit_bytes);
+        // A file may end inside a sector; what follows reads as zeroes.
+        let len_bytes = len_bytes
+            .max(1)
+            .next_multiple_of(SECTOR_BYTES)
+            .min(limit_bytes);
         let tail = (within + len_bytes) % alignment;
         match len_bytes {
             len if len == limit_bytes => len,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use vellum::Error;
 use vellum::qcow2::check::{CheckOptions, CheckReport, check};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, json, open_device};
+use vellum_control::{CacheMode, ImageSpec, error_text, json, open_device};
 use vellum_storage::lane;
 
 use super::command::{
@@ -98,10 +98,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
 }
 
 async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
-    let flags = OpenFlags {
-        no_backing: true,
-        ..reading(arguments.cache, arguments.force_share)
-    };
+    let flags = reading(arguments.cache, arguments.force_share);
     let failed = |error: Error| open_failure(&spec.name, &error);
     let device = open_device(spec, &flags).await.map_err(failed)?;
     let Some(storage) = device.storage().filter(|_| device.as_qcow2().is_some()) else {

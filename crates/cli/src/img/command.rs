@@ -132,21 +132,26 @@ pub fn reading(cache: CacheMode, force_share: bool) -> OpenFlags {
 
 /// A size or count within limits, with QEMU's words for what is wrong.
 pub fn number(what: &str, text: &str, min: u64, max: u64) -> Result<u64, Failure> {
-    within(what, text, size::parse_plain(text), min, max)
+    within(what, text, size::parse_plain, min, max)
 }
 
 /// A number with an optional suffix, within limits.
 pub fn size(what: &str, text: &str, min: u64, max: u64) -> Result<u64, Failure> {
-    within(what, text, size::parse(text), min, max)
+    within(what, text, size::parse, min, max)
 }
 
 fn within(
     what: &str,
     text: &str,
-    parsed: Result<u64, SizeError>,
+    parse: fn(&str) -> Result<u64, SizeError>,
     min: u64,
     max: u64,
 ) -> Result<u64, Failure> {
+    // A negative number is a number, but never within the limits.
+    let parsed = match text.strip_prefix('-').map(parse) {
+        Some(Ok(_)) => Err(SizeError::Range),
+        _ => parse(text),
+    };
     match parsed {
         Ok(value) if (min..=max).contains(&value) => Ok(value),
         Ok(_) | Err(SizeError::Range) => fail(format!(

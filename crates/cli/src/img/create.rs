@@ -13,7 +13,6 @@ use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, s
 use super::help;
 use crate::getopt::{OptionSpec, Takes};
 use crate::report;
-use crate::size::SizeError;
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -100,22 +99,13 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     };
     request.filename = filename;
     request.size_bytes = match operands.next() {
-        Some(text) => Some(image_size(&text)?),
+        Some(text) => Some(size("image size", &text, 0, MAX_BYTES)?),
         None => None,
     };
     if let Some(extra) = operands.next() {
         return Err(Failure::Usage(format!("Unexpected argument: {extra}")));
     }
     lane::block_on(make(&request, quiet))
-}
-
-/// A size operand. Unlike elsewhere a negative one is said to be out of range.
-fn image_size(text: &str) -> Result<u64, Failure> {
-    let negative = text.strip_prefix('-').map(crate::size::parse);
-    match negative {
-        Some(Ok(_) | Err(SizeError::Range)) => size("image size", "16E", 0, MAX_BYTES),
-        _ => size("image size", text, 0, MAX_BYTES),
-    }
 }
 
 async fn make(request: &CreateRequest, quiet: bool) -> Outcome {

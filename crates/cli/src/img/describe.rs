@@ -25,6 +25,8 @@ pub struct Description {
     pub filename: String,
     /// The path of its file.
     pub file_name: String,
+    /// The driver of its file.
+    pub protocol: &'static str,
     /// The format's name.
     pub format: &'static str,
     /// The virtual size.
@@ -48,6 +50,12 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
     };
     let (file, format) = open::open_file(spec, &flags).await?;
     let file_name = file.name().to_owned();
+    let protocol = if file.is_device() {
+        "host_device"
+    } else {
+        "file"
+    };
+    let format = if format == "file" { protocol } else { format };
     // Lengths are told in whole sectors.
     let file_bytes = file.len_bytes()?.next_multiple_of(512);
     let mut description = Description {
@@ -56,6 +64,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
             .ok()
             .map(|file| file.blocks() * 512),
         file_name,
+        protocol,
         format,
         size_bytes: file_bytes,
         file_bytes,
@@ -163,11 +172,14 @@ impl Description {
     fn file_to_json(&self) -> Value {
         let mut members = vec![
             ("filename", self.file_name.as_str().into()),
-            ("format", "file".into()),
+            ("format", self.protocol.into()),
             ("dirty-flag", false.into()),
             ("virtual-size", self.file_bytes.into()),
             ("children", json!([])),
-            ("format-specific", json!({ "type": "file", "data": {} })),
+            (
+                "format-specific",
+                json!({ "type": self.protocol, "data": {} }),
+            ),
         ];
         members.extend(self.disk_bytes.map(|bytes| ("actual-size", bytes.into())));
         object(members)

@@ -65,16 +65,19 @@ pub fn image(image: &Description) -> String {
         line(format_args!("Format specific information:"));
         dump(&mut text, &specific, 1);
     }
-    text.push_str(&file(image, &disk));
+    if image.format != image.protocol {
+        text.push_str(&file(image, &disk));
+    }
     text
 }
 
 /// The file below the image.
 fn file(image: &Description, disk: &str) -> String {
     format!(
-        "Child node '/file':\n    filename: {}\n    protocol type: file\n    file length: {} ({} \
+        "Child node '/file':\n    filename: {}\n    protocol type: {}\n    file length: {} ({} \
          bytes)\n    disk size: {disk}\n",
         image.file_name,
+        image.protocol,
         human(image.file_bytes),
         image.file_bytes
     )

@@ -6,11 +6,13 @@ mod compare;
 mod convert;
 mod convert_args;
 mod create;
+mod dd;
 mod describe;
 mod help;
 mod human;
 mod info;
 mod map;
+mod measure;
 mod progress;
 
 use std::ffi::OsString;
@@ -75,7 +77,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "dd",
         about: "Copy blocks of an image",
-        run: None,
+        run: Some(dd::run),
     },
     Subcommand {
         name: "info",
@@ -90,7 +92,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "measure",
         about: "Tell what a copy would take",
-        run: None,
+        run: Some(measure::run),
     },
     Subcommand {
         name: "rebase",

@@ -30,7 +30,10 @@ impl Progress {
             return Progress::Off;
         }
         if wanted {
-            return Progress::Percent { printed: None, min_step };
+            return Progress::Percent {
+                printed: None,
+                min_step,
+            };
         }
         if program.starts_with("qemu-") || !std::io::stderr().is_terminal() {
             return Progress::Off;

@@ -1,0 +1,154 @@
+//! `dd`: copies blocks of an image into a new one.
+
+use std::ffi::OsString;
+
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, create, error_text, open_device};
+use vellum_jobs::copy::{CopyError, CopyOptions, Silent, Step, copy};
+use vellum_storage::error::errno_text;
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, number, open_failure,
+    reading, size,
+};
+use super::help;
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Format,
+    ImageOpts,
+    OutputFormat,
+    ForceShare,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::new(Opt::OutputFormat, 'O', "output-format", Takes::Value),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+const DEFAULT_BLOCK_BYTES: u64 = 512;
+const MAX_BLOCK_BYTES: u64 = i32::MAX as u64;
+
+#[derive(Debug)]
+struct Arguments {
+    format: Option<String>,
+    image_opts: bool,
+    output_format: String,
+    force_share: bool,
+    input: Option<String>,
+    output: Option<String>,
+    block_bytes: u64,
+    count: Option<u64>,
+    skip: u64,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments {
+        format: None,
+        image_opts: false,
+        output_format: "raw".to_owned(),
+        force_share: false,
+        input: None,
+        output: None,
+        block_bytes: DEFAULT_BLOCK_BYTES,
+        count: None,
+        skip: 0,
+    };
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Format => arguments.format = Some(value),
+            Opt::ImageOpts => arguments.image_opts = true,
+            Opt::OutputFormat => arguments.output_format = value,
+            Opt::ForceShare => arguments.force_share = true,
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    for operand in parser.operands() {
+        take_operand(&mut arguments, &operand)?;
+    }
+    let (Some(input), Some(output)) = (&arguments.input, &arguments.output) else {
+        return fail("Must specify both input and output files");
+    };
+    lane::block_on(copy_blocks(&arguments, input, output))
+}
+
+fn take_operand(arguments: &mut Arguments, operand: &str) -> Result<(), Failure> {
+    let (name, value) = operand.split_once('=').unwrap_or((operand, ""));
+    match name {
+        "if" => arguments.input = Some(value.to_owned()),
+        "of" => arguments.output = Some(value.to_owned()),
+        "bs" => arguments.block_bytes = size("bs", value, 1, MAX_BLOCK_BYTES)?,
+        "count" => arguments.count = Some(number("count", value, 0, MAX_BYTES)?),
+        "skip" => arguments.skip = number("skip", value, 0, MAX_BYTES)?,
+        _ => return fail(format!("unrecognized operand {name}")),
+    }
+    Ok(())
+}
+
+async fn copy_blocks(arguments: &Arguments, input: &str, output: &str) -> Outcome {
+    let spec = image_spec(input, arguments.image_opts, arguments.format.as_deref())?;
+    let flags = reading(CacheMode::default(), arguments.force_share);
+    let opened = open_device(&spec, &flags).await;
+    let source = opened.map_err(|error| open_failure(input, &error))?;
+    let format = &arguments.output_format;
+    if !matches!(format.as_str(), "raw" | "qcow2") {
+        return fail("Unknown file format");
+    }
+    let wanted = arguments
+        .count
+        .map_or(u64::MAX, |n| n.saturating_mul(arguments.block_bytes));
+    let end_bytes = source.size_bytes().min(wanted);
+    let skip_bytes = arguments.skip.saturating_mul(arguments.block_bytes);
+    let mut settings = create::settings(output, format)?;
+    settings.set("size", &end_bytes.saturating_sub(skip_bytes).to_string())?;
+    create::make(output, format, &settings)
+        .await
+        .map_err(|error| {
+            Failure::Message(format!(
+                "{output}: error while creating output image: {}",
+                error_text(&error)
+            ))
+        })?;
+    let spec = ImageSpec::filename(output).with_format(Some(format));
+    let flags = OpenFlags {
+        writable: true,
+        discard: true,
+        ..OpenFlags::default()
+    };
+    let opened = open_device(&spec, &flags).await;
+    let target = opened.map_err(|error| open_failure(output, &error))?;
+    if skip_bytes > end_bytes {
+        report::error(format_args!("{input}: cannot skip to specified offset"));
+    }
+    let options = CopyOptions {
+        min_sparse_bytes: None,
+        len_bytes: Some(end_bytes),
+        skip_bytes: skip_bytes.min(end_bytes),
+        ..CopyOptions::default()
+    };
+    copy(&[source], &target, &options, &mut Silent)
+        .await
+        .map_err(copy_failure)?;
+    target.close().await?;
+    Ok(0)
+}
+
+fn copy_failure(error: CopyError) -> Failure {
+    let step = match error.step {
+        Step::Write => "writing to output",
+        Step::Status | Step::Read => "reading from input",
+    };
+    let cause = errno_text(error.cause.errno());
+    Failure::Message(format!("error while {step} image file: {cause}"))
+}

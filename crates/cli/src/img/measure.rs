@@ -1,0 +1,143 @@
+//! `measure`: says how much space a copy of an image would take.
+
+use std::ffi::OsString;
+
+use serde_json::json;
+use vellum_control::measure::{Measure, Subject, measure, settings};
+use vellum_control::{CacheMode, json, open_device};
+use vellum_storage::lane;
+
+use super::command::{
+    Command, MAX_BYTES, Outcome, Output, check_object, fail, image_spec, open_failure, reading,
+    size,
+};
+use super::create::add_options;
+use super::help;
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Format,
+    ImageOpts,
+    TargetFormat,
+    Options,
+    Output,
+    Size,
+    Snapshot,
+    ForceShare,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::new(Opt::TargetFormat, 'O', "target-format", Takes::Value),
+    OptionSpec::new(Opt::Options, 'o', "options", Takes::Value),
+    OptionSpec::long(Opt::Output, "output", Takes::Value),
+    OptionSpec::new(Opt::Size, 's', "size", Takes::Value),
+    OptionSpec::new(Opt::Snapshot, 'l', "snapshot", Takes::Value),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+#[derive(Debug, Default)]
+struct Arguments {
+    format: Option<String>,
+    image_opts: bool,
+    target_format: Option<String>,
+    options: Option<String>,
+    output: Output,
+    size_bytes: Option<u64>,
+    force_share: bool,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Format => arguments.format = Some(value),
+            Opt::ImageOpts => arguments.image_opts = true,
+            Opt::TargetFormat => arguments.target_format = Some(value),
+            Opt::Options => add_options(&mut arguments.options, value)?,
+            Opt::Output => arguments.output = Output::parse(&value)?,
+            Opt::Size => arguments.size_bytes = Some(size("image size", &value, 0, MAX_BYTES)?),
+            Opt::Snapshot => return fail("measure -l is not part of this version"),
+            Opt::ForceShare => arguments.force_share = true,
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let operands = parser.operands();
+    if operands.len() > 1 {
+        return fail("At most one filename argument is allowed.");
+    }
+    let name = operands.first().map(String::as_str);
+    match (name, arguments.size_bytes) {
+        (None, Some(_)) if arguments.image_opts || arguments.format.is_some() => {
+            fail("--image-opts, -f, and -l require a filename argument.")
+        }
+        (None, None) => fail("Either --size N or one filename must be specified."),
+        (Some(_), Some(_)) => fail("--size N cannot be used together with a filename."),
+        _ => lane::block_on(print_measure(&arguments, name)),
+    }
+}
+
+async fn print_measure(arguments: &Arguments, name: Option<&str>) -> Outcome {
+    let device = match name {
+        None => None,
+        Some(name) => {
+            let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+            let flags = reading(CacheMode::default(), arguments.force_share);
+            let opened = open_device(&spec, &flags).await;
+            Some(opened.map_err(|error| open_failure(name, &error))?)
+        }
+    };
+    let subject = match (&device, arguments.size_bytes) {
+        (Some(device), _) => Subject::Device(device),
+        (None, bytes) => Subject::Size(bytes.unwrap_or(0)),
+    };
+    let format = arguments.target_format.as_deref().unwrap_or("raw");
+    let settings = match settings(format, arguments.options.as_deref()) {
+        Ok(settings) => settings,
+        Err(error) if error.message().starts_with("Unknown file format") => {
+            return Err(error.into());
+        }
+        Err(error) => {
+            report::error(error.message());
+            return fail(format!("Invalid options for file format '{format}'"));
+        }
+    };
+    let found = measure(subject, format, &settings).await?;
+    report::print(match arguments.output {
+        Output::Human => human(&found),
+        Output::Json => to_json(&found),
+    });
+    Ok(0)
+}
+
+fn human(found: &Measure) -> String {
+    let mut text = format!(
+        "required size: {}\nfully allocated size: {}\n",
+        found.required_bytes, found.full_bytes
+    );
+    if let Some(bytes) = found.bitmaps_bytes {
+        text.push_str(&format!("bitmaps size: {bytes}\n"));
+    }
+    text
+}
+
+fn to_json(found: &Measure) -> String {
+    let mut members = json!({
+        "required": found.required_bytes,
+        "fully-allocated": found.full_bytes,
+    });
+    if let Some(bytes) = found.bitmaps_bytes {
+        members["bitmaps"] = bytes.into();
+    }
+    json::pretty(&members) + "\n"
+}

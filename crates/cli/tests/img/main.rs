@@ -1,0 +1,12 @@
+//! The image tool beside the real `qemu-img`: the same command lines on twin
+//! folders must print the same and end with the same code.
+
+mod check;
+mod compare;
+mod convert;
+mod create;
+mod info;
+mod map;
+mod measure;
+mod own;
+mod twins;

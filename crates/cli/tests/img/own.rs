@@ -1,0 +1,60 @@
+//! What the image tool does on its own account.
+
+use crate::twins::Twins;
+
+#[test]
+fn missing_subcommands_are_named() {
+    let twins = Twins::new(&[]);
+    for name in [
+        "amend", "bench", "bitmap", "commit", "rebase", "resize", "snapshot",
+    ] {
+        let answer = twins.run_ours(&[name, "image"]);
+        assert_eq!(answer.code, Some(1));
+        let message = format!("qemu-img: The subcommand '{name}' is not part of this version\n");
+        assert_eq!(answer.err, message);
+    }
+    twins.all_same(&["frobnicate", "--frobnicate"]);
+}
+
+#[test]
+fn help_and_version_are_there() {
+    let twins = Twins::new(&[]);
+    let version = twins.run_ours(&["--version"]);
+    assert!(
+        version.out.starts_with("qemu-img version 10.0.2 (vellum "),
+        "{version:?}"
+    );
+    for name in [
+        "check", "compare", "convert", "create", "dd", "info", "map", "measure",
+    ] {
+        let answer = twins.run_ours(&[name, "--help"]);
+        assert_eq!(answer.code, Some(0), "{name}");
+        assert!(
+            answer.out.contains(&format!("qemu-img {name} ")),
+            "{answer:?}"
+        );
+    }
+}
+
+#[test]
+fn a_chain_that_bites_its_tail_is_refused() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f qcow2 loop 1M",
+        "qemu-img rebase -u -b loop -F qcow2 loop",
+    ]);
+    let answer = twins.run_ours(&["map", "loop"]);
+    assert_eq!(answer.code, Some(1));
+    assert!(
+        answer.err.contains("creates an infinite loop"),
+        "{answer:?}"
+    );
+    twins.same("info --backing-chain loop");
+}
+
+#[test]
+fn a_failed_create_leaves_no_file() {
+    let twins = Twins::new(&[]);
+    let answer = twins.run_ours(&["create", "-f", "qcow2", "-o", "data_file=none/d", "x", "1M"]);
+    assert_eq!(answer.code, Some(1));
+    assert!(!twins.ours("x").exists());
+}

@@ -1,0 +1,136 @@
+//! Two folders with the same files, one for each tool.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// What a command said and how it ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs a program; its absence is an error that says what to do.
+fn run(program: &Path, folder: &Path, words: &[&str]) -> Answer {
+    let output = Command::new(program)
+        .args(words)
+        .current_dir(folder)
+        .env("LC_ALL", "C")
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}; run `cargo xtask setup`", program.display()));
+    let text = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        text.lines().map(|line| steady(line) + "\n").collect()
+    };
+    Answer {
+        code: output.status.code(),
+        out: text(&output.stdout),
+        err: text(&output.stderr),
+    }
+}
+
+/// A line without what the file system decides.
+fn steady(line: &str) -> String {
+    for word in ["disk size: ", "\"actual-size\": "] {
+        if let Some((head, _)) = line.split_once(word) {
+            return format!("{head}{word}?");
+        }
+    }
+    line.to_owned()
+}
+
+/// The twin folders. `qemu-img` in `ours` is Vellum.
+pub struct Twins {
+    root: TempDir,
+}
+
+impl Twins {
+    /// Folders in which `prepare` has been done by the real tools: each line is
+    /// a command line of `qemu-img` or `qemu-io`.
+    pub fn new(prepare: &[&str]) -> Twins {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let theirs = root.path().join("theirs");
+        std::fs::create_dir(&theirs).expect("a folder");
+        for line in prepare {
+            let (program, rest) = line.split_once(' ').unwrap_or((line, ""));
+            // The last word of qemu-io is the image, what stands before are its options.
+            let words: Vec<String> = match program {
+                "qemu-io" => qemu_io_words(rest),
+                _ => rest.split_whitespace().map(str::to_owned).collect(),
+            };
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let answer = run(Path::new(program), &theirs, &words);
+            assert_eq!(answer.code, Some(0), "{line}: {answer:?}");
+        }
+        let copied = Command::new("cp")
+            .args(["-a", "theirs", "ours"])
+            .current_dir(&root)
+            .status();
+        assert!(copied.is_ok_and(|status| status.success()));
+        std::fs::create_dir(root.path().join("bin")).expect("a folder");
+        let link = root.path().join("bin/qemu-img");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vellum"), link).expect("a link");
+        Twins { root }
+    }
+
+    /// A path in our folder.
+    pub fn ours(&self, name: &str) -> PathBuf {
+        self.root.path().join("ours").join(name)
+    }
+
+    /// Runs our tool only.
+    pub fn run_ours(&self, words: &[&str]) -> Answer {
+        run(
+            &self.root.path().join("bin/qemu-img"),
+            &self.root.path().join("ours"),
+            words,
+        )
+    }
+
+    /// Runs the real tool on our folder.
+    pub fn run_theirs_on_ours(&self, words: &[&str]) -> Answer {
+        run(Path::new("qemu-img"), &self.root.path().join("ours"), words)
+    }
+
+    /// Runs both, and demands the same answer.
+    #[track_caller]
+    pub fn same_words(&self, words: &[&str]) -> Answer {
+        let theirs = run(
+            Path::new("qemu-img"),
+            &self.root.path().join("theirs"),
+            words,
+        );
+        let ours = self.run_ours(words);
+        assert_eq!(
+            ours, theirs,
+            "ours (left) and theirs (right) differ: {words:?}"
+        );
+        ours
+    }
+
+    /// Like [`Twins::same_words`] for a command line.
+    #[track_caller]
+    pub fn same(&self, line: &str) -> Answer {
+        self.same_words(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Runs several command lines with both tools.
+    #[track_caller]
+    pub fn all_same(&self, lines: &[&str]) {
+        lines.iter().for_each(|line| drop(self.same(line)));
+    }
+}
+
+/// `IMAGE: COMMAND; COMMAND` as options of qemu-io.
+fn qemu_io_words(text: &str) -> Vec<String> {
+    let (image, commands) = text.split_once(": ").expect("IMAGE: COMMAND; ...");
+    let mut words: Vec<String> = Vec::new();
+    for command in commands.split("; ") {
+        words.extend(["-c".to_owned(), command.to_owned()]);
+    }
+    words.extend(image.split_whitespace().map(str::to_owned));
+    words
+}

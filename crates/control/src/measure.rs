@@ -1,0 +1,198 @@
+//! How much space an image would take (`measure`).
+
+use std::sync::Arc;
+
+use vellum::qcow2::create::{CreateOptions, Preallocation};
+use vellum::qcow2::info::{BitmapInfo, ImageInfo};
+use vellum::{BlockDevice, Error, ErrorKind, Result};
+
+use crate::create::qcow2_options;
+use crate::create_options::CreateSettings;
+
+const SECTOR_BYTES: u64 = 512;
+
+/// Bytes of a bitmap directory entry before its name, and its alignment.
+const BITMAP_ENTRY_BYTES: u64 = 24;
+const BITMAP_ENTRY_ALIGNMENT_BYTES: u64 = 8;
+
+/// Bytes of an entry of the L1, refcount or bitmap table.
+const TABLE_ENTRY_BYTES: u64 = 8;
+
+/// What a new image would take, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measure {
+    /// For what the source holds.
+    pub required_bytes: u64,
+    /// If all of it were written.
+    pub full_bytes: u64,
+    /// For the source's bitmaps, where there could be some.
+    pub bitmaps_bytes: Option<u64>,
+}
+
+/// What is to be measured.
+#[derive(Debug, Clone, Copy)]
+pub enum Subject<'a> {
+    /// A device of that size without content.
+    Size(u64),
+    /// A device with what it holds.
+    Device(&'a Arc<dyn BlockDevice>),
+}
+
+impl Subject<'_> {
+    fn size_bytes(&self) -> u64 {
+        match self {
+            Subject::Size(bytes) => bytes.next_multiple_of(SECTOR_BYTES),
+            Subject::Device(device) => device.size_bytes().next_multiple_of(SECTOR_BYTES),
+        }
+    }
+}
+
+/// Measures an image of a format made with `settings` to hold `subject`.
+pub async fn measure(
+    subject: Subject<'_>,
+    format: &str,
+    settings: &CreateSettings,
+) -> Result<Measure> {
+    let size_bytes = subject.size_bytes();
+    if format != "qcow2" {
+        return Ok(Measure {
+            required_bytes: size_bytes,
+            full_bytes: size_bytes,
+            bitmaps_bytes: None,
+        });
+    }
+    let options = CreateOptions {
+        size_bytes,
+        ..qcow2_options(settings)?
+    };
+    // A backing file is only named here: nobody has to know its format.
+    let checked = CreateOptions {
+        backing_file: None,
+        backing_format: None,
+        ..options.clone()
+    };
+    checked.validate()?;
+    let cluster = options.cluster_size_bytes;
+    let virtual_bytes = size_bytes.next_multiple_of(cluster);
+    let everything = options.backing_file.is_some()
+        || matches!(
+            options.preallocation,
+            Preallocation::Full | Preallocation::Falloc
+        );
+    let used_bytes = match subject {
+        _ if everything => virtual_bytes,
+        Subject::Size(_) => 0,
+        Subject::Device(device) => allocated_bytes(device, cluster).await?,
+    };
+    let full_bytes = virtual_bytes + metadata_bytes(&options, virtual_bytes);
+    Ok(Measure {
+        // Metadata is counted as for the full image: a little too much.
+        required_bytes: full_bytes - virtual_bytes + used_bytes.min(virtual_bytes),
+        full_bytes,
+        bitmaps_bytes: match subject {
+            Subject::Device(device) if options.version >= 3 => {
+                bitmaps_bytes(device, cluster).await?
+            }
+            _ => None,
+        },
+    })
+}
+
+/// Bytes of the clusters that hold data.
+async fn allocated_bytes(device: &Arc<dyn BlockDevice>, cluster: u64) -> Result<u64> {
+    let size_bytes = device.size_bytes();
+    let mut used_bytes = 0;
+    let mut at = 0;
+    while at < size_bytes {
+        let extent = device.block_status(at, size_bytes - at, u32::MAX).await?;
+        let mut end = at + extent.len_bytes.max(1);
+        if extent.data && extent.present && !extent.zero {
+            end = end.next_multiple_of(cluster);
+            used_bytes += end - at / cluster * cluster;
+        }
+        at = end;
+    }
+    Ok(used_bytes)
+}
+
+/// Bytes of all metadata of a full image.
+fn metadata_bytes(options: &CreateOptions, virtual_bytes: u64) -> u64 {
+    let cluster = options.cluster_size_bytes;
+    let l2_entry_bytes = if options.extended_l2 { 16 } else { 8 };
+    let l2_entries = (virtual_bytes / cluster).next_multiple_of(cluster / l2_entry_bytes);
+    let l2_bytes = l2_entries * l2_entry_bytes;
+    let l1_entries = (l2_bytes / cluster).next_multiple_of(cluster / TABLE_ENTRY_BYTES);
+    let tables_bytes = cluster + l2_bytes + l1_entries * TABLE_ENTRY_BYTES;
+    tables_bytes + refcount_bytes(options, (tables_bytes + virtual_bytes) / cluster)
+}
+
+/// Bytes of the refcount table and blocks that count `clusters` and themselves.
+fn refcount_bytes(options: &CreateOptions, clusters: u64) -> u64 {
+    let cluster = options.cluster_size_bytes;
+    let counts_per_block = cluster * 8 / options.refcount_bits;
+    let (mut table, mut blocks) = (0, 0);
+    loop {
+        let total = clusters + table + blocks;
+        blocks = total.div_ceil(counts_per_block);
+        table = blocks.div_ceil(cluster / TABLE_ENTRY_BYTES);
+        if clusters + table + blocks == total {
+            return (blocks + table) * cluster;
+        }
+    }
+}
+
+/// Bytes for copies of a qcow2 image's bitmaps.
+async fn bitmaps_bytes(device: &Arc<dyn BlockDevice>, cluster: u64) -> Result<Option<u64>> {
+    let (Some(_), Some(storage)) = (device.as_qcow2(), device.storage()) else {
+        return Ok(None);
+    };
+    let info = ImageInfo::read(storage).await?;
+    if info.version < 3 {
+        return Ok(None);
+    }
+    let sound: Vec<&BitmapInfo> = info
+        .bitmaps
+        .iter()
+        .filter(|bitmap| !bitmap.in_use)
+        .collect();
+    let directory: u64 = sound
+        .iter()
+        .map(|bitmap| BITMAP_ENTRY_BYTES + bitmap.name.len() as u64)
+        .map(|bytes| bytes.next_multiple_of(BITMAP_ENTRY_ALIGNMENT_BYTES))
+        .sum();
+    let bitmaps: u64 = sound
+        .iter()
+        .map(|bitmap| {
+            let bits = info.size_bytes.div_ceil(bitmap.granularity_bytes);
+            let clusters = bits.div_ceil(8).div_ceil(cluster);
+            clusters * cluster + (clusters * TABLE_ENTRY_BYTES).next_multiple_of(cluster)
+        })
+        .sum();
+    Ok(Some(bitmaps + directory.next_multiple_of(cluster)))
+}
+
+/// Settings to measure a format with; an error names what cannot be measured.
+pub fn settings(format: &str, options: Option<&str>) -> Result<CreateSettings> {
+    let unknown = || {
+        let message = format!("Unknown file format '{format}'");
+        Error::new(ErrorKind::InvalidArgument, "measure", message)
+    };
+    let mut settings = CreateSettings::new(format).ok_or_else(unknown)?;
+    if let Some(options) = options {
+        settings.parse(options)?;
+    }
+    Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refcounts_count_themselves() {
+        let options = CreateOptions::default();
+        // A gibibyte: one table and one block.
+        assert_eq!(refcount_bytes(&options, 16384), 2 * 65536);
+        assert_eq!(metadata_bytes(&options, 1 << 30), 393_216);
+    }
+}
