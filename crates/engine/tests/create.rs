@@ -141,10 +141,6 @@ fn cases() -> Vec<CreateOptions> {
         };
         cases.push(base.clone());
         cases.push(CreateOptions {
-            size_bytes: 0,
-            ..base.clone()
-        });
-        cases.push(CreateOptions {
             size_bytes: 8 * MIB - 1536,
             ..base.clone()
         });

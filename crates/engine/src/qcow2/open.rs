@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use vellum_format::crypto::CryptMethod;
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
-use vellum_format::header::{Header, field, first_cluster_size_bytes};
+use vellum_format::header::{Header, Purpose, field};
 use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
@@ -16,9 +16,9 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 use super::alloc::Allocator;
 use super::cache::TableCache;
 use super::check;
-use super::fault::bad_format;
 use super::image::Image;
 use super::l1::L1Table;
+use super::load::{self, read_bytes};
 use super::options::{Backing, OpenOptions};
 use super::refcounts::{RefcountTable, Refcounts};
 use crate::BlockDevice;
@@ -28,22 +28,12 @@ fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) 
     Error::new(kind, "open", message).target(file.name())
 }
 
-async fn read_bytes(file: &Arc<dyn Storage>, offset_bytes: u64, len_bytes: u64) -> Result<Buffer> {
-    let buffers = Buffers::from_iter([Buffer::for_read(len_bytes as usize)]);
-    file.read(offset_bytes, buffers).await.map(Buffer::join_all)
-}
-
 /// Reads and decodes the header of the image in `file`.
 ///
 /// # Errors
 /// When the file is not a qcow2 image, or one that cannot be supported.
 pub async fn read_header(file: &Arc<dyn Storage>) -> Result<Header> {
-    let fail = |error| bad_format("open", &error).target(file.name());
-    let file_len = file.len_bytes()?;
-    let prefix = read_bytes(file, 0, file_len.min(512)).await?;
-    let cluster = first_cluster_size_bytes(&prefix).map_err(fail)?;
-    let first_cluster = read_bytes(file, 0, file_len.min(cluster)).await?;
-    Header::decode(&first_cluster).map_err(fail)
+    load::header(file, Purpose::Use).await
 }
 
 /// Opens the image in `file`.
@@ -263,5 +253,6 @@ async fn assemble(
         latch: Default::default(),
         prepared: AtomicBool::new(false),
         preparing: async_lock::Mutex::new(()),
+        preallocated: std::sync::OnceLock::new(),
     }))
 }

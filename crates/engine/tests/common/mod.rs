@@ -68,19 +68,20 @@ pub fn qemu_verdict(path: &Path) -> Verdict {
         compressed_clusters: number("compressed-clusters"),
     });
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let ours = ["ERROR", "Leaked", "Can't", "Use qemu-img"];
-    let is_finding = |line: &&str| ours.iter().any(|start| line.starts_with(start));
-    let messages = stderr
-        .lines()
-        .filter(is_finding)
-        .map(str::to_owned)
-        .collect();
+    let messages = stderr.lines().filter_map(finding_in).collect();
     Verdict {
         exit_code: output.status.code().unwrap_or(-1),
         report,
         messages,
     }
     .sorted()
+}
+
+/// The finding in a line of QEMU's; a warning without an end may come before it.
+fn finding_in(line: &str) -> Option<String> {
+    let starts = ["ERROR", "Leaked", "Can't get", "Use qemu-img"];
+    let at = starts.iter().filter_map(|start| line.find(start)).min()?;
+    Some(line[at..].to_owned())
 }
 
 /// The number of a key in JSON that holds each key once; 0 if it is not there.

@@ -9,6 +9,7 @@
 //!
 //! Invariant: [`check`] writes nothing. Only [`repair`] does.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -107,9 +108,10 @@ pub async fn check(storage: Arc<dyn Storage>, options: &CheckOptions) -> Result<
         report: CheckReport::default(),
         sink: options.on_finding.clone(),
     };
-    let outcome = Outcome::new(&image, &mut findings).await?;
+    let mut outcome = Outcome::new(&image, &mut findings).await?;
     outcome.compare(&mut findings);
     if outcome.copied_flags_differ {
+        outcome.stored.load_beyond(&image, &outcome.beyond).await?;
         copied::report(&image, &outcome.stored, &mut findings).await?;
     }
     findings.report.image_end_offset =
@@ -194,6 +196,8 @@ struct Outcome {
     clusters: u64,
     /// Some copied flag of the active tables is not what the refcount on disk says.
     copied_flags_differ: bool,
+    /// Clusters beyond the file that those flags speak of.
+    beyond: BTreeSet<u64>,
 }
 
 impl Outcome {
@@ -205,3 +209,6 @@ impl Outcome {
         Walk::new(image, stored, findings).run(&snapshots).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,15 +33,14 @@ pub(crate) async fn repair_refcounts(storage: Arc<dyn Storage>) -> Result<()> {
     if findings.report.corruptions > 0 || !outcome.stored.all_readable() {
         return Err(cannot_repair(&image, "more than its refcounts is damaged"));
     }
-    let mut repair = Repair::plan(&image, outcome)?;
+    let repair = Repair::plan(&image, outcome)?;
     repair.write_counts(Pass::Raise).await?;
     image.storage.flush().await?;
     if repair.write_table_entries().await? {
         image.storage.flush().await?;
     }
     repair.write_counts(Pass::Lower).await?;
-    repair.load_again().await?;
-    copied::repair(&image, &repair.stored).await?;
+    repair_copied_flags(image.storage.clone()).await?;
     image.storage.flush().await?;
     clear_dirty_bit(&image).await?;
     image.storage.flush().await
@@ -50,6 +49,13 @@ pub(crate) async fn repair_refcounts(storage: Arc<dyn Storage>) -> Result<()> {
 fn cannot_repair(image: &Image, why: &str) -> Error {
     let message = format!("Could not repair dirty image: {why}");
     Error::new(ErrorKind::Corrupt, "open", message).target(image.storage.name())
+}
+
+/// Puts the copied flags right by what is on disk now: the file may have grown.
+async fn repair_copied_flags(storage: Arc<dyn Storage>) -> Result<()> {
+    let image = Image::open(storage).await?;
+    let stored = Stored::load(&image).await?;
+    copied::repair(&image, &stored).await
 }
 
 async fn clear_dirty_bit(image: &Image) -> Result<()> {
@@ -192,11 +198,5 @@ impl<'a> Repair<'a> {
             any = true;
         }
         Ok(any)
-    }
-
-    /// Reads the counts back: copied flags are judged by what is on disk.
-    async fn load_again(&mut self) -> Result<()> {
-        self.stored = Stored::load(self.image).await?;
-        Ok(())
     }
 }

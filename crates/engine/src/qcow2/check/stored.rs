@@ -1,5 +1,7 @@
 //! The refcounts on disk, read once into memory.
 
+use std::collections::{BTreeSet, HashMap};
+
 use vellum_format::refcount::{self, RefcountTableEntry};
 
 use super::counts::Counts;
@@ -7,10 +9,15 @@ use super::{Image, tables};
 use crate::qcow2::load;
 use crate::{Buffer, Result};
 
-/// The refcount table and all refcounts of the file's clusters.
+/// The refcount table and the refcounts of the file's clusters.
 pub(super) struct Stored {
     table: Buffer,
     counts: Counts,
+    /// `counts` is about the clusters below this one: those of the file, and the
+    /// one behind it, of which a part may be in use.
+    limit: u64,
+    /// The counts of single clusters further on that damaged tables lead to.
+    beyond: HashMap<u64, u64>,
     /// Numbers of the refcount blocks that are nowhere, in ascending order.
     unreadable: Vec<u64>,
     /// `cluster >> block_shift` is the number of its refcount block.
@@ -27,33 +34,29 @@ impl Stored {
         let mut stored = Stored {
             table,
             counts: Counts::default(),
+            limit: image.file_clusters() + 1,
+            beyond: HashMap::new(),
             unreadable: Vec::new(),
             block_shift: geometry.refcount_block_entries().trailing_zeros(),
         };
-        let (mut numbers, mut offsets, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, entry) in stored.entries() {
-            let offset = entry.raw_offset();
-            if !geometry.is_cluster_aligned(offset) {
-                unreadable.push(number);
-            } else if offset != 0 && offset < image.len_bytes {
-                numbers.push(number);
-                offsets.push(offset);
-            }
-        }
-        stored.unreadable = unreadable;
-        stored.read_blocks(image, &numbers, &offsets).await?;
+        let is_unaligned =
+            |entry: RefcountTableEntry| !geometry.is_cluster_aligned(entry.raw_offset());
+        stored.unreadable = stored
+            .entries()
+            .filter_map(|(number, entry)| is_unaligned(entry).then_some(number))
+            .collect();
+        stored.load_counts(image).await?;
         Ok(stored)
     }
 
-    async fn read_blocks(&mut self, image: &Image, numbers: &[u64], offsets: &[u64]) -> Result<()> {
-        let (order, shift) = (image.geometry.refcount_order, self.block_shift);
-        let clusters = image.file_clusters();
+    async fn load_counts(&mut self, image: &Image) -> Result<()> {
+        let (order, shift, limit) = (image.geometry.refcount_order, self.block_shift, self.limit);
+        let (numbers, offsets) = self.blocks(image, |number| number << shift < limit);
         let counts = &mut self.counts;
         let block_size = image.geometry.cluster_size_bytes();
-        tables::for_each_table(&image.storage, offsets, block_size, |index, block| {
+        tables::for_each_table(&image.storage, &offsets, block_size, |index, block| {
             let first = numbers[index] << shift;
-            let used = clusters.saturating_sub(first).min(1 << shift);
-            for index in 0..used {
+            for index in 0..(limit - first).min(1 << shift) {
                 match refcount::get(block, order, index as usize) {
                     0 => {}
                     count => counts.set(first + index, count),
@@ -64,7 +67,42 @@ impl Stored {
         .await
     }
 
-    /// The entries of the refcount table with their numbers.
+    /// Loads the counts of `clusters`, which lie beyond the others.
+    pub(super) async fn load_beyond(
+        &mut self,
+        image: &Image,
+        clusters: &BTreeSet<u64>,
+    ) -> Result<()> {
+        let (order, shift) = (image.geometry.refcount_order, self.block_shift);
+        let wanted = |number: u64| clusters.range(number << shift..(number + 1) << shift);
+        let (numbers, offsets) = self.blocks(image, |number| wanted(number).next().is_some());
+        let beyond = &mut self.beyond;
+        let block_size = image.geometry.cluster_size_bytes();
+        tables::for_each_table(&image.storage, &offsets, block_size, |index, block| {
+            for &cluster in wanted(numbers[index]) {
+                let index = image.geometry.refcount_block_index(cluster);
+                beyond.insert(cluster, refcount::get(block, order, index));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Numbers and places of the refcount blocks that are `wanted` and in the file;
+    /// beyond its end there are only zeroes.
+    fn blocks(&self, image: &Image, wanted: impl Fn(u64) -> bool) -> (Vec<u64>, Vec<u64>) {
+        self.entries()
+            .map(|(number, entry)| (number, entry.raw_offset()))
+            .filter(|&(number, offset)| {
+                image.geometry.is_cluster_aligned(offset)
+                    && offset != 0
+                    && offset < image.len_bytes
+                    && wanted(number)
+            })
+            .unzip()
+    }
+
+    /// The entries of the refcount table that are not 0, with their numbers.
     pub(super) fn entries(&self) -> impl Iterator<Item = (u64, RefcountTableEntry)> {
         let entries = self.table.len() / 8;
         (0..entries)
@@ -74,10 +112,18 @@ impl Stored {
 
     /// The refcount of a cluster; `None` if it cannot be read.
     pub(super) fn get(&self, cluster: u64) -> Option<u64> {
-        match self.is_readable(cluster) {
-            true => Some(self.counts.get(cluster)),
-            false => None,
+        if !self.is_readable(cluster) {
+            return None;
         }
+        Some(match self.is_loaded(cluster) {
+            true => self.counts.get(cluster),
+            false => self.beyond.get(&cluster).copied().unwrap_or(0),
+        })
+    }
+
+    /// Whether the count of a cluster is among those that are loaded at once.
+    pub(super) fn is_loaded(&self, cluster: u64) -> bool {
+        cluster < self.limit
     }
 
     pub(super) fn is_readable(&self, cluster: u64) -> bool {

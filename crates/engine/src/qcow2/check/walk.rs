@@ -1,6 +1,6 @@
 //! Walks everything that the header leads to and counts references to clusters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, limits};
@@ -10,6 +10,10 @@ use super::stored::Stored;
 use super::{FindingKind, Findings, Image, Outcome, bitmaps, tables};
 use crate::Result;
 use crate::qcow2::load;
+
+/// Clusters beyond the end of the file whose refcounts are looked up; for more than
+/// these they are taken as 0.
+const MAX_BEYOND: usize = 1 << 20;
 
 /// How often an L1 table leads to an L2 table.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,6 +71,7 @@ pub(super) struct Walk<'a> {
     max_refcount: u64,
     l2_tables: BTreeMap<u64, Uses>,
     copied_flags_differ: bool,
+    beyond: BTreeSet<u64>,
 }
 
 impl<'a> Walk<'a> {
@@ -80,6 +85,7 @@ impl<'a> Walk<'a> {
             max_refcount: image.geometry.max_refcount(),
             l2_tables: BTreeMap::new(),
             copied_flags_differ: false,
+            beyond: BTreeSet::new(),
         }
     }
 
@@ -105,6 +111,7 @@ impl<'a> Walk<'a> {
             references: self.references,
             clusters: self.clusters,
             copied_flags_differ: self.copied_flags_differ,
+            beyond: self.beyond,
         })
     }
 
@@ -372,8 +379,14 @@ impl<'a> Walk<'a> {
     /// read once more, to report in order what is.
     #[inline]
     fn note_copied_flag(&mut self, offset: u64, copied: bool) {
-        let refcount = self.stored.counts().get(self.image.cluster_of(offset));
-        self.copied_flags_differ |= (refcount == 1) != copied;
+        let cluster = self.image.cluster_of(offset);
+        if self.stored.is_loaded(cluster) {
+            let refcount = self.stored.counts().get(cluster);
+            self.copied_flags_differ |= (refcount == 1) != copied;
+        } else if self.beyond.len() < MAX_BEYOND {
+            self.beyond.insert(cluster);
+            self.copied_flags_differ = true;
+        }
     }
 
     /// Counts the refcount blocks, each of which must have one reference: its own.

@@ -288,7 +288,8 @@ impl CreateOptions {
         if let Some(name) = &self.data_file {
             header.set_extension(Extension::ExternalDataFile(name.clone().into_bytes()));
         }
-        if self.version >= 3 {
+        // In a small first cluster they would leave no room for a backing file's name.
+        if self.version >= 3 && layout.geometry.cluster_size_bytes() > 4096 {
             header.set_extension(Extension::FeatureNames(default_feature_names()));
         }
         header
