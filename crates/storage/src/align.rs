@@ -140,3 +140,64 @@ impl Drop for RangeGuard<'_> {
         self.locks.released.notify(usize::MAX);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::lane::{block_on, yield_now};
+    use crate::spawn;
+
+    const SECTORS: Alignment = Alignment {
+        request_bytes: 512,
+        memory_bytes: 512,
+    };
+
+    #[test]
+    fn ranges_grow_and_shrink_to_blocks() {
+        assert_eq!(SECTORS.around(513, 1), 512..1024);
+        assert_eq!(SECTORS.around(512, 512), 512..1024);
+        assert_eq!(SECTORS.inside(1, 2000), 512..1536);
+        assert!(SECTORS.inside(1, 511).is_empty());
+        assert!(SECTORS.inside(100, 200).is_empty());
+        assert_eq!(Alignment::NONE.around(7, 9), 7..16);
+    }
+
+    #[test]
+    fn offset_length_and_memory_all_count() {
+        let mut buffer = Buffer::zeroed(2048);
+        assert!(SECTORS.fits(1024, std::slice::from_ref(&buffer)));
+        assert!(!SECTORS.fits(1000, std::slice::from_ref(&buffer)));
+        let head = buffer.split_to(100);
+        assert!(!SECTORS.fits(0, &[head]));
+        buffer.truncate(512);
+        assert!(!SECTORS.fits(0, std::slice::from_ref(&buffer)));
+        assert!(Alignment::NONE.fits(1, &[buffer]));
+    }
+
+    #[test]
+    fn overlapping_holds_take_turns() {
+        let locks = std::rc::Rc::new(RangeLocks::default());
+        let order = std::rc::Rc::new(RefCell::new(Vec::new()));
+        block_on(async {
+            let tasks = [(0..10, 1), (5..6, 2), (20..30, 3)].map(|(range, name)| {
+                let (locks, order) = (locks.clone(), order.clone());
+                spawn(async move {
+                    let _held = locks.hold(range).await;
+                    order.borrow_mut().push((name, "in"));
+                    yield_now().await;
+                    yield_now().await;
+                    order.borrow_mut().push((name, "out"));
+                })
+            });
+            for task in tasks {
+                task.await;
+            }
+        });
+        let order = order.borrow();
+        let at = |event| order.iter().position(|other| *other == event);
+        assert!(at((1, "out")) < at((2, "in")));
+        assert!(at((3, "in")) < at((1, "out")));
+    }
+}

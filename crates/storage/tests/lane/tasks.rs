@@ -35,14 +35,14 @@ fn tasks_go_on_in_the_next_block_on() {
     on_both(|| {
         let done = Rc::new(Cell::new(false));
         let flag = done.clone();
-        let task = block_on(async {
-            spawn(async move {
-                lane::sleep(Duration::from_millis(5)).await;
-                flag.set(true);
-            })
-        });
+        let work = async move {
+            lane::sleep(Duration::from_millis(5)).await;
+            flag.set(true);
+        };
+        let mut task = None;
+        block_on(async { task = Some(spawn(work)) });
         assert!(!done.get());
-        block_on(task);
+        block_on(task.unwrap());
         assert!(done.get());
     });
 }
@@ -153,9 +153,11 @@ fn a_thread_may_end_with_requests_in_flight() {
             };
             let file = FileStorage::open(&inner, &options).unwrap();
             let (ours, _theirs) = UnixStream::pair().unwrap();
-            drop(block_on(async {
-                spawn(async move { lane::poll_readable(ours.as_fd()).await })
-            }));
+            block_on(async {
+                drop(spawn(
+                    async move { lane::poll_readable(ours.as_fd()).await },
+                ));
+            });
             for n in 0..64 {
                 let buffers = Buffers::from_buf([Buffer::copy_of(&[7; 65_536])]);
                 drop(file.write(n * 65_536, buffers, WriteFlags::default()));
@@ -191,6 +193,63 @@ fn more_requests_than_the_ring_holds() {
             }
         });
         assert_eq!(file.len_bytes().unwrap(), 500 * 512);
+    });
+    thread.join().unwrap();
+}
+
+/// Has the kernel refuse io_uring to the calling thread, as containers do.
+fn refuse_io_uring() {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let mut filter = [
+        // The number of the call; if it is not io_uring_setup, skip the refusal.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_io_uring_setup as u32,
+        ),
+        statement(
+            libc::BPF_RET,
+            0,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+        ),
+        statement(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: plain flags, and a live program whose filter lives as long.
+    let result = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        )
+    };
+    assert_eq!(result, 0);
+}
+
+#[test]
+fn where_io_uring_is_refused_threads_take_over() {
+    let thread = std::thread::spawn(|| {
+        refuse_io_uring();
+        let insisting = LaneOptions {
+            backend: Backend::IoUring,
+            ..LaneOptions::default()
+        };
+        let error = lane::install(&insisting).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert_eq!(lane::backend(), Backend::Threads);
+        assert_eq!(block_on(async { spawn(async { 5 }).await }), 5);
     });
     thread.join().unwrap();
 }
