@@ -41,7 +41,9 @@ async fn count_clusters(
     let start = bitmap.table_offset.0;
     let end = start + u64::from(bitmap.table_entries) * 8;
     // Beyond the end of the file all bits are zero.
-    let pieces: Vec<u64> = (start..end.min(image.len_bytes))
+    let file_end = end.min(image.len_bytes);
+    image.spend(file_end.saturating_sub(start))?;
+    let pieces: Vec<u64> = (start..file_end)
         .step_by(PIECE_SIZE_BYTES as usize)
         .collect();
     let cluster_size = image.geometry.cluster_size_bytes();

@@ -67,7 +67,9 @@ async fn used_entries(image: &Image, stored: &Stored) -> Result<Vec<Used>> {
             refcount,
         })
     });
-    Ok(used.collect())
+    let used: Vec<Used> = used.collect();
+    image.spend(used.len() as u64 * image.geometry.cluster_size_bytes())?;
+    Ok(used)
 }
 
 /// The entries of an L2 table whose flag is wrong, with their index and refcount.

@@ -9,6 +9,7 @@
 //!
 //! Invariant: [`check`] writes nothing. Only [`repair`] does.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -36,6 +37,12 @@ pub(crate) use repair::repair_refcounts;
 /// Most clusters of a file that can be checked, as in QEMU.
 const MAX_CLUSTERS: u64 = i32::MAX as u64;
 const EFBIG: i32 = 27;
+
+/// How many bytes of tables are read for each byte of the file, and in any case.
+/// The tables of a sound image share no bytes and are read twice at most; a hostile
+/// one can lay millions of them over each other, and a check would take for ever.
+const TABLE_BYTES_PER_FILE_BYTE: u64 = 8;
+const MIN_TABLE_BYTES: u64 = 16 << 20;
 
 /// What a check found, with the counts of `qemu-img check`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -125,6 +132,8 @@ struct Image {
     header: Header,
     geometry: Geometry,
     len_bytes: u64,
+    /// Bytes of tables that may still be read.
+    table_bytes_left: Cell<u64>,
 }
 
 impl Image {
@@ -138,12 +147,26 @@ impl Image {
                 .target(storage.name())
                 .with_errno(EFBIG));
         }
+        let table_bytes = len_bytes
+            .saturating_mul(TABLE_BYTES_PER_FILE_BYTE)
+            .max(MIN_TABLE_BYTES);
         Ok(Image {
             storage,
             header,
             geometry,
             len_bytes,
+            table_bytes_left: Cell::new(table_bytes),
         })
+    }
+
+    /// Takes tables of `size_bytes` off what may still be read.
+    fn spend(&self, size_bytes: u64) -> Result<()> {
+        let left = self.table_bytes_left.get().checked_sub(size_bytes);
+        self.table_bytes_left.set(left.ok_or_else(|| {
+            let message = "the tables of the image overlap too much to be checked";
+            Error::new(ErrorKind::Corrupt, "check", message).target(self.storage.name())
+        })?);
+        Ok(())
     }
 
     /// Clusters of the file, the last perhaps in part.

@@ -78,6 +78,7 @@ impl Stored {
         let (numbers, offsets) = self.blocks(image, |number| wanted(number).next().is_some());
         let beyond = &mut self.beyond;
         let block_size = image.geometry.cluster_size_bytes();
+        image.spend(offsets.len() as u64 * block_size)?;
         tables::for_each_table(&image.storage, &offsets, block_size, |index, block| {
             for &cluster in wanted(numbers[index]) {
                 let index = image.geometry.refcount_block_index(cluster);

@@ -199,9 +199,10 @@ impl<'a> Walk<'a> {
 
     /// Counts an L1 table and notes which L2 tables it leads to.
     async fn l1_table(&mut self, offset: HostOffset, entries: u64, active: bool) -> Result<()> {
-        self.add(offset.0, entries * 8);
         // What lies beyond the end of the file would read as zeroes.
         let len = (entries * 8).min(self.image.len_bytes.saturating_sub(offset.0));
+        self.image.spend(len)?;
+        self.add(offset.0, entries * 8);
         let table =
             load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await?;
         for index in 0..table.len() / 8 {
@@ -245,6 +246,7 @@ impl<'a> Walk<'a> {
         let uses: Vec<Uses> = l2_tables.into_values().collect();
         let image = self.image;
         let size = image.geometry.cluster_size_bytes();
+        image.spend(offsets.len() as u64 * size)?;
         tables::for_each_table(&image.storage, &offsets, size, |number, table| {
             self.l2_table(table, uses[number]);
             Ok(())
