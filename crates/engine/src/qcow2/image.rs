@@ -48,6 +48,8 @@ pub(crate) struct Image {
     /// What must happen once before the first change has happened.
     pub(crate) prepared: AtomicBool,
     pub(crate) preparing: async_lock::Mutex<()>,
+    /// Whether data may lie in holes of the file, once that is known.
+    pub(crate) preallocated: std::sync::OnceLock<bool>,
 }
 
 /// Why the image accepts no changes any more, if so.

@@ -23,6 +23,7 @@ mod plan;
 mod read;
 mod readers;
 mod refcounts;
+mod sparse;
 mod status;
 mod tables;
 mod write;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::Result;
+use vellum_storage::{BlockStatus, Result};
 
 use super::image::Image;
 use super::map::{Run, RunKind};
@@ -26,17 +26,30 @@ impl Image {
                 host: self.location(host),
                 ..own(run.len_bytes)
             }),
-            RunKind::Data { host, .. } => Ok(Extent {
-                data: true,
-                host: self.location(Some(host)),
-                ..own(run.len_bytes)
-            }),
+            RunKind::Data { host, .. } => self.status_of_data(host, run.len_bytes).await,
             RunKind::Compressed(_) => Ok(Extent {
                 data: true,
                 compressed: true,
                 ..own(run.len_bytes)
             }),
         }
+    }
+
+    async fn status_of_data(&self, host: HostOffset, len_bytes: u64) -> Result<Extent> {
+        let data = Extent {
+            data: true,
+            host: self.location(Some(host)),
+            ..own(len_bytes)
+        };
+        if !self.looks_preallocated().await? {
+            return Ok(data);
+        }
+        let found = self.data.block_status(host.bytes(), len_bytes).await?;
+        Ok(Extent {
+            len_bytes: found.len_bytes,
+            zero: found.status == BlockStatus::Hole,
+            ..data
+        })
     }
 
     fn location(&self, host: Option<HostOffset>) -> Option<HostLocation> {

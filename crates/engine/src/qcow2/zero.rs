@@ -59,7 +59,9 @@ impl Image {
         no_fallback: bool,
     ) -> Result<()> {
         while !piece.is_empty() {
-            if self.zero_mapping(piece.clone(), may_unmap).await? == Outcome::Done {
+            // Version 2 promises nothing, though it could where nothing lies behind.
+            let refused = no_fallback && self.geometry.version < 3;
+            if !refused && self.zero_mapping(piece.clone(), may_unmap).await? == Outcome::Done {
                 return Ok(());
             }
             if no_fallback {
