@@ -7,7 +7,7 @@
 //! share it. Nothing is looked up on disk for a single entry, so the work grows
 //! with the metadata and not with what it says.
 //!
-//! Invariant: [`check`] writes nothing. Only [`repair`] does.
+//! Invariant: [`check`] writes nothing. Only the repair of a dirty image does.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
