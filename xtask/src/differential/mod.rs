@@ -77,11 +77,10 @@ pub fn run_seeds(
     });
     let played = campaign.next.into_inner().min(seeds.end) - seeds.start;
     let differing = campaign.differing.into_inner().unwrap_or_default();
+    let differences = differing.len() as u64;
     let seconds = started.elapsed().as_secs_f64();
-    println!(
-        "differential: {played} scenarios, {} differences, {seconds:.0} s",
-        differing.len()
-    );
+    println!("differential: {played} scenarios in {seconds:.0} s");
+    println!("{} passed, {differences} failed", played - differences);
     match differing.is_empty() {
         true => Ok(()),
         false => bail!("seeds with differences: {differing:?}"),
