@@ -24,7 +24,7 @@ const SAMPLE_BYTES: u64 = 64 << 10;
 
 /// Bytes of an image, from records of a sector number (2 bytes), a length (2
 /// bytes) and as many bytes. Images are mostly zeros; this keeps inputs short.
-fn unpack(mut records: &[u8]) -> Vec<u8> {
+pub fn unpack(mut records: &[u8]) -> Vec<u8> {
     let mut image = Vec::new();
     while let Some(([s1, s0, l1, l0], rest)) = records.split_first_chunk() {
         let start = usize::from(u16::from_be_bytes([*s1, *s0])) % SECTORS * SECTOR_BYTES;
@@ -55,7 +55,7 @@ pub fn check_image(records: &[u8]) {
 }
 
 /// Runs one future on an executor of its own.
-fn run(future: impl Future<Output = ()> + 'static) {
+pub fn run(future: impl Future<Output = ()> + 'static) {
     let done = Rc::new(Cell::new(false));
     let finished = done.clone();
     let executor = Executor::new(|| {});

@@ -5,6 +5,11 @@
 mod image;
 
 use std::path::Path;
+use std::sync::Arc;
+
+use vellum::ErrorKind;
+use vellum::qcow2::check::{CheckOptions, check};
+use vellum::storage::MemStorage;
 
 #[test]
 fn corpus_holds() {
@@ -17,4 +22,17 @@ fn corpus_holds() {
         count += 1;
     }
     assert!(count > 0, "the corpus is empty");
+}
+
+#[test]
+fn tables_laid_over_each_other_end_a_check() {
+    let records = include_bytes!("../../../fuzz/corpus/image/overlapping-l2-tables");
+    let storage = Arc::new(MemStorage::with_bytes(image::unpack(records)));
+    image::run(async move {
+        let error = check(storage, &CheckOptions::default()).await;
+        assert_eq!(
+            error.expect_err("too much to read").kind(),
+            ErrorKind::Corrupt
+        );
+    });
 }
