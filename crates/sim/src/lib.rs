@@ -1,1 +1,61 @@
-//! Placeholder head.
+//! A power-cut simulator for the qcow2 engine.
+//!
+//! A seed makes a story: an image with some options, a guest that does requests,
+//! and a disk that completes them in a seeded order. At many moments of the story
+//! the power fails: any subset of what was not flushed survives, torn at sectors of
+//! 512 bytes. Then the machine starts again, and these invariants are checked:
+//!
+//! 1. Every flushed byte is there; every unflushed sector reads as it did before or
+//!    after the writes that were not flushed, never as a third thing.
+//! 2. No host cluster serves two guest clusters, or two purposes ([`audit`]).
+//! 3. The engine's check and the simulator's own audit find leaks at worst.
+//! 4. What a snapshot refers to has not changed.
+//! 5. The image can be opened, read, written, closed, and cut again.
+//! 6. While the guest runs, every read sees what the requests before it and beside
+//!    it allow, no request fails, none waits for ever, and nothing panics.
+//!
+//! All is deterministic: a failure is a [`scenario::Story`], and [`replay`] repeats
+//! it. [`lies`] make the disk break its word, to show that the simulator notices.
+#![forbid(unsafe_code)]
+
+pub mod audit;
+pub mod cut;
+pub mod disk;
+mod drive;
+pub mod engine;
+pub mod exhaust;
+pub mod explore;
+pub mod failure;
+pub mod generate;
+pub mod layout;
+pub mod lies;
+pub mod machine;
+pub mod model;
+pub mod pages;
+pub mod pattern;
+mod prepare;
+pub mod record;
+pub mod rng;
+pub mod scenario;
+pub mod schedule;
+pub mod shrink;
+pub mod storage;
+pub mod subject;
+pub mod verify;
+pub mod world;
+
+use std::sync::Arc;
+
+pub use explore::{Explorer, Found, Totals};
+pub use failure::{Failure, FailureKind};
+pub use storage::SimStorage;
+
+/// Vellum's engine, as a subject.
+pub fn engine() -> Arc<dyn subject::Subject> {
+    Arc::new(engine::Engine)
+}
+
+/// Repeats a story with all its crashes.
+pub fn replay(subject: &Arc<dyn subject::Subject>, story: &scenario::Story) -> Result<(), Failure> {
+    Explorer::new(subject.clone()).replay(story)
+}

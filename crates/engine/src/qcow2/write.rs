@@ -54,14 +54,13 @@ impl Image {
         let mut at = offset_bytes;
         let mut rest = buffer;
         let mut done = Vec::new();
-        // A durable byte is one that the mapping on disk leads to.
-        let direct = WriteFlags {
-            fua: flags.fua && self.mapping_is_durable(),
-        };
-        let mut commit = flags.fua && !direct.fua;
+        let mut commit = false;
         while !rest.is_empty() {
-            let piece = match self.write_in_place(at, &mut rest, direct).await? {
-                Some(piece) => piece,
+            let piece = match self.write_in_place(at, &mut rest, flags.fua).await? {
+                Some((piece, durable)) => {
+                    commit |= flags.fua && !durable;
+                    piece
+                }
                 None => {
                     commit |= flags.fua;
                     self.write_step(at, &mut rest).await?
@@ -76,14 +75,14 @@ impl Image {
         Ok(Buffer::join_all(done))
     }
 
-    /// Writes the first bytes of `rest` if they can be overwritten in place;
-    /// `None` if not even the first one can.
+    /// Writes the first bytes of `rest` if they can be overwritten in place, and
+    /// says whether `fua` made them durable; `None` if not even the first one can.
     async fn write_in_place(
         self: &Arc<Self>,
         at: u64,
         rest: &mut Buffer,
-        flags: WriteFlags,
-    ) -> Result<Option<Buffer>> {
+        fua: bool,
+    ) -> Result<Option<(Buffer, bool)>> {
         let len_bytes = rest.len() as u64;
         let _shared = self
             .guest_ranges
@@ -98,12 +97,17 @@ impl Image {
         else {
             return Ok(None);
         };
+        // A durable byte is one that the mapping on disk leads to. Only now, with the
+        // range held, can no other request change that mapping any more.
+        let flags = WriteFlags {
+            fua: fua && self.mapping_is_durable(),
+        };
         let piece = rest.split_to(len_bytes as usize);
         let written = self
             .data
             .write(host.bytes(), Buffers::from_iter([piece]), flags)
             .await?;
-        Ok(Some(Buffer::join_all(written)))
+        Ok(Some((Buffer::join_all(written), flags.fua)))
     }
 
     /// Writes the first bytes of `rest` with a change of the mapping.

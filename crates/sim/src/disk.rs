@@ -1,0 +1,319 @@
+//! A machine's disk: files, requests in flight, and what a power cut leaves.
+//!
+//! Invariants:
+//! - A request takes effect when the scheduler completes it, in any order.
+//! - A completed flush has made durable exactly the records of its file that were
+//!   complete when the flush was asked for.
+//! - Nothing here depends on time, threads or addresses: equal schedules give
+//!   equal disks.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use vellum_storage::{BlockStatus, Buffers, Io, Result, StorageExtent};
+
+use crate::lies::Lie;
+use crate::pages::Pages;
+use crate::record::{CutPoint, Record};
+use crate::schedule::{RequestKind, Scheduler};
+use crate::storage::{SimStorage, Traits};
+
+/// When requests complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// At once; nothing is recorded, so there is nothing to cut.
+    Instant,
+    /// When the scheduler says so.
+    Scheduled,
+}
+
+/// A set of simulated files that lose power together.
+#[derive(Debug)]
+pub struct Disk {
+    core: Mutex<Core>,
+}
+
+#[derive(Debug)]
+struct Core {
+    mode: Mode,
+    files: Vec<File>,
+    pending: Vec<Pending>,
+    lie: Option<Lie>,
+    /// Numbers completed records.
+    next_landing: u64,
+    flushes: u64,
+}
+
+#[derive(Debug)]
+struct File {
+    durable: Pages,
+    volatile: Pages,
+    landed: Vec<Landed>,
+}
+
+#[derive(Debug)]
+struct Landed {
+    number: u64,
+    record: Record,
+}
+
+/// A request in flight.
+#[derive(Debug)]
+struct Pending {
+    file: usize,
+    request: Request,
+}
+
+/// What is asked of a file.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Read { offset_bytes: u64, buffers: Buffers, reply: Reply<Buffers> },
+    Write { record: Record, buffers: Buffers, reply: Reply<Buffers> },
+    Change { record: Record, reply: Reply<()> },
+    Flush { before: u64, reply: Reply<()> },
+    Status { offset_bytes: u64, len_bytes: u64, reply: Reply<StorageExtent> },
+}
+
+impl Request {
+    fn kind(&self) -> RequestKind {
+        match self {
+            Request::Read { .. } | Request::Status { .. } => RequestKind::Read,
+            Request::Write { .. } | Request::Change { .. } => RequestKind::Write,
+            Request::Flush { .. } => RequestKind::Flush,
+        }
+    }
+
+    fn record(&self) -> Option<&Record> {
+        match self {
+            Request::Write { record, .. } | Request::Change { record, .. } => Some(record),
+            _ => None,
+        }
+    }
+}
+
+impl Disk {
+    /// A disk without files.
+    pub fn new(mode: Mode) -> Arc<Disk> {
+        let core = Core {
+            mode,
+            files: Vec::new(),
+            pending: Vec::new(),
+            lie: None,
+            next_landing: 0,
+            flushes: 0,
+        };
+        Arc::new(Disk { core: Mutex::new(core) })
+    }
+
+    /// Makes the disk break its word; see [`crate::lies`].
+    pub fn set_lie(&self, lie: Option<Lie>) {
+        self.lock().lie = lie;
+    }
+
+    /// Adds a file that holds `pages` durably.
+    pub fn add_file(self: &Arc<Self>, name: &str, pages: Pages, traits: Traits) -> Arc<SimStorage> {
+        let mut core = self.lock();
+        core.files.push(File { durable: pages.clone(), volatile: pages, landed: Vec::new() });
+        Arc::new(SimStorage::new(self.clone(), core.files.len() - 1, name, traits))
+    }
+
+    /// Completes one request in flight; `false` if there is none.
+    pub fn complete_one(&self, scheduler: &mut Scheduler) -> bool {
+        let mut core = self.lock();
+        if core.pending.is_empty() {
+            return false;
+        }
+        let kinds: Vec<RequestKind> = core.pending.iter().map(|p| p.request.kind()).collect();
+        let pending = core.pending.remove(scheduler.pick(&kinds));
+        core.complete(pending);
+        true
+    }
+
+    /// How many requests are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.lock().pending.len()
+    }
+
+    /// This moment, as a power cut sees it.
+    pub fn cut_point(&self) -> CutPoint {
+        let core = self.lock();
+        let mut landed: Vec<&Landed> = core.files.iter().flat_map(|file| &file.landed).collect();
+        landed.sort_by_key(|landed| landed.number);
+        let mut records: Vec<Record> = landed.iter().map(|landed| landed.record.clone()).collect();
+        let completed = records.len();
+        // A write in flight with `forced` promises nothing before it completes.
+        let in_flight = core.pending.iter().filter_map(|pending| pending.request.record());
+        records.extend(in_flight.map(|record| Record { forced: false, ..record.clone() }));
+        CutPoint {
+            durable: core.files.iter().map(|file| file.durable.clone()).collect(),
+            volatile: core.files.iter().map(|file| file.volatile.clone()).collect(),
+            records,
+            completed,
+        }
+    }
+
+    /// What a reader of a file sees now.
+    pub fn contents(&self, file: usize) -> Pages {
+        self.lock().files[file].volatile.clone()
+    }
+
+    pub(crate) fn len_bytes(&self, file: usize) -> u64 {
+        self.lock().files[file].volatile.len_bytes()
+    }
+
+    /// Starts a request that replies with `T`.
+    pub(crate) fn submit<T: 'static>(
+        &self,
+        file: usize,
+        request: impl FnOnce(Reply<T>) -> Request,
+    ) -> Io<T> {
+        let reply = Reply::new();
+        let request = request(reply.clone());
+        let mut core = self.lock();
+        let pending = Pending { file, request: core.stamp(request) };
+        if core.mode == Mode::Instant {
+            core.complete(pending);
+            drop(core);
+            return Io::ready(reply.take().expect("an instant request is complete"));
+        }
+        core.pending.push(pending);
+        Io::boxed(reply)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Core {
+    /// Notes what was complete when a flush was asked for.
+    fn stamp(&self, request: Request) -> Request {
+        match request {
+            Request::Flush { reply, .. } => Request::Flush { before: self.next_landing, reply },
+            other => other,
+        }
+    }
+
+    fn complete(&mut self, pending: Pending) {
+        let file = pending.file;
+        match pending.request {
+            Request::Read { mut offset_bytes, mut buffers, reply } => {
+                for buffer in &mut buffers {
+                    self.files[file].volatile.read(offset_bytes, buffer);
+                    offset_bytes += buffer.len() as u64;
+                }
+                reply.send(Ok(buffers));
+            }
+            Request::Write { record, buffers, reply } => {
+                self.land(&record);
+                reply.send(Ok(buffers));
+            }
+            Request::Change { record, reply } => {
+                self.land(&record);
+                reply.send(Ok(()));
+            }
+            Request::Flush { before, reply } => {
+                self.flush(file, before);
+                reply.send(Ok(()));
+            }
+            Request::Status { offset_bytes, len_bytes, reply } => {
+                let (hole, len_bytes) = self.files[file].volatile.run(offset_bytes, len_bytes);
+                let status = if hole { BlockStatus::Hole } else { BlockStatus::Data };
+                reply.send(Ok(StorageExtent { status, len_bytes }));
+            }
+        }
+    }
+
+    fn land(&mut self, record: &Record) {
+        let file = &mut self.files[record.file];
+        let mut record = record.landed(&file.volatile);
+        if let Some(lie) = &self.lie {
+            record.late = lie.delays(&file.volatile, &record);
+        }
+        record.apply(&mut file.volatile);
+        if self.mode == Mode::Scheduled {
+            file.landed.push(Landed { number: self.next_landing, record });
+        }
+        self.next_landing += 1;
+    }
+
+    fn flush(&mut self, file: usize, before: u64) {
+        self.flushes += 1;
+        if self.lie.as_ref().is_some_and(|lie| lie.swallows(self.flushes)) {
+            return;
+        }
+        let file = &mut self.files[file];
+        let landed = std::mem::take(&mut file.landed);
+        let (covered, mut left): (Vec<_>, Vec<_>) =
+            landed.into_iter().partition(|landed| landed.number < before);
+        for at in 0..covered.len() {
+            let record = &covered[at].record;
+            // A late record that a later one covers is durable with it.
+            let late = record.late
+                && !covered[at + 1..].iter().any(|next| next.record.overlaps(record));
+            if late {
+                let record = Record { late: false, ..record.clone() };
+                left.push(Landed { number: covered[at].number, record });
+            } else {
+                record.apply(&mut file.durable);
+            }
+        }
+        left.sort_by_key(|landed| landed.number);
+        file.landed = left;
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    result: Option<Result<T>>,
+    waker: Option<Waker>,
+}
+
+/// Where the result of a request arrives.
+#[derive(Debug)]
+pub(crate) struct Reply<T>(Arc<Mutex<Slot<T>>>);
+
+impl<T> Clone for Reply<T> {
+    fn clone(&self) -> Self {
+        Reply(self.0.clone())
+    }
+}
+
+impl<T> Reply<T> {
+    fn new() -> Self {
+        Reply(Arc::new(Mutex::new(Slot { result: None, waker: None })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slot<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, result: Result<T>) {
+        let mut slot = self.lock();
+        slot.result = Some(result);
+        if let Some(waker) = slot.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn take(&self) -> Option<Result<T>> {
+        self.lock().result.take()
+    }
+}
+
+impl<T> Future for Reply<T> {
+    type Output = Result<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let mut slot = self.lock();
+        match slot.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                slot.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}

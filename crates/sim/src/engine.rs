@@ -1,0 +1,105 @@
+//! Vellum's own engine as the subject of a simulation.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vellum::BlockDevice;
+use vellum::gate::DenyAll;
+use vellum::qcow2::check::{CheckOptions, FindingKind, check};
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum::qcow2::{Backing as OpenBacking, CacheOptions, OpenOptions, Qcow2};
+use vellum_storage::Io;
+
+use crate::scenario::{Backing, DataFile, ImageOptions};
+use crate::subject::{Files, Findings, Subject};
+
+/// Vellum's qcow2 engine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Engine;
+
+fn create_options(options: &ImageOptions) -> CreateOptions {
+    let backing = match options.backing {
+        // The feature names leave no room for more in so small a header cluster.
+        _ if options.version == 3 && options.cluster_bits == 9 => None,
+        Backing::None => None,
+        Backing::Raw(_) => Some("raw"),
+        Backing::Qcow2 { .. } => Some("qcow2"),
+    };
+    CreateOptions {
+        size_bytes: options.size_bytes,
+        version: options.version,
+        cluster_size_bytes: 1 << options.cluster_bits,
+        refcount_bits: 1 << options.refcount_order,
+        extended_l2: options.extended_l2,
+        lazy_refcounts: options.lazy_refcounts,
+        backing_file: backing.map(|_| "backing".to_owned()),
+        backing_format: backing.map(str::to_owned),
+        data_file: (options.data_file != DataFile::Inside).then(|| "data".to_owned()),
+        data_file_raw: options.data_file == DataFile::ExternalRaw,
+        ..CreateOptions::default()
+    }
+}
+
+fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
+    let smallest = CacheOptions {
+        l2_cache_size_bytes: Some(1),
+        refcount_cache_size_bytes: Some(1),
+        l2_cache_entry_size_bytes: Some(512),
+        ..CacheOptions::default()
+    };
+    OpenOptions {
+        cache: if options.tiny_cache { smallest } else { CacheOptions::default() },
+        backing: match &files.backing {
+            Some(device) => OpenBacking::Given(device.clone()),
+            None => OpenBacking::None,
+        },
+        data_file: files.data.clone(),
+        discard: true,
+        ..OpenOptions::default()
+    }
+}
+
+impl Subject for Engine {
+    fn create(&self, files: Files, options: &ImageOptions) -> Io<()> {
+        let options = create_options(options);
+        Io::boxed(async move { create(files.image, files.data, &options).await })
+    }
+
+    fn open(&self, files: Files, options: &ImageOptions) -> Io<Arc<dyn BlockDevice>> {
+        let options = open_options(&files, options);
+        Io::boxed(async move {
+            let image = Qcow2::open(files.image, Arc::new(DenyAll), options).await?;
+            Ok(image as Arc<dyn BlockDevice>)
+        })
+    }
+
+    fn open_backing(&self, files: Files, options: &ImageOptions) -> Io<Arc<dyn BlockDevice>> {
+        let options = OpenOptions { read_only: true, ..open_options(&files, options) };
+        Io::boxed(async move {
+            let image = Qcow2::open(files.image, Arc::new(DenyAll), options).await?;
+            Ok(image as Arc<dyn BlockDevice>)
+        })
+    }
+
+    fn check(&self, files: Files) -> Io<Findings> {
+        Io::boxed(async move {
+            let messages = Arc::new(Mutex::new(Vec::new()));
+            let sink = messages.clone();
+            let options = CheckOptions {
+                on_finding: Some(Arc::new(move |finding| {
+                    if finding.kind != FindingKind::Leak {
+                        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+                        sink.push(finding.message.clone());
+                    }
+                })),
+            };
+            let report = check(files.image, &options).await?;
+            let messages = messages.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            Ok(Findings {
+                corruptions: report.corruptions,
+                check_errors: report.check_errors,
+                leaks: report.leaks,
+                messages,
+            })
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! Makes stories out of seeds.
+
+use crate::pages::SECTOR_BYTES;
+use crate::rng::Rng;
+use crate::scenario::{Backing, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
+use crate::storage::Traits;
+
+/// Requests are at most this long, so that a seed takes milliseconds.
+const MAX_REQUEST_BYTES: u64 = 64 << 10;
+
+/// Cluster sizes: the small ones more often, for they put more events into less
+/// time, and the largest seldom, for every start reads tables as large as they are.
+const CLUSTER_BITS: [(u32, u64); 13] = [
+    (9, 24),
+    (10, 12),
+    (11, 10),
+    (12, 18),
+    (13, 6),
+    (14, 9),
+    (15, 4),
+    (16, 9),
+    (17, 2),
+    (18, 1),
+    (19, 1),
+    (20, 1),
+    (21, 1),
+];
+
+/// The story of a seed: one leg, without a crash yet.
+pub fn story(seed: u64) -> Story {
+    let mut rng = Rng::new(seed);
+    let image = image(&mut rng);
+    story_of(image, &mut rng)
+}
+
+/// A story on an image with these options.
+pub fn story_of(image: ImageOptions, rng: &mut Rng) -> Story {
+    let places = Places::new(&image, rng);
+    let setup_ops = if rng.chance(1, 4) { 0 } else { rng.between(1, 12) };
+    let setup = (0..setup_ops).map(|_| places.setup_op(rng)).collect();
+    let preparations = preparations(&image, rng);
+    let legs = vec![leg_of(&places, rng)];
+    Story { image, setup, preparations, legs }
+}
+
+/// One more leg for a story.
+pub fn leg(image: &ImageOptions, rng: &mut Rng) -> Leg {
+    leg_of(&Places::new(image, rng), rng)
+}
+
+fn image(rng: &mut Rng) -> ImageOptions {
+    let cluster_bits = cluster_bits(rng);
+    let cluster = 1 << cluster_bits;
+    let version = if rng.chance(1, 5) { 2 } else { 3 };
+    let extended_l2 = version == 3 && cluster_bits >= 14 && rng.chance(1, 2);
+    let refcount_order = if version == 2 { 4 } else { *rng.pick(&[0, 1, 2, 3, 4, 4, 4, 5, 6]) };
+    let clusters = match cluster_bits {
+        ..=9 => rng.between(8, 200),
+        10..=12 => rng.between(6, 60),
+        13..=16 => rng.between(3, 16),
+        _ => rng.between(2, 5),
+    };
+    // Not every disk ends at a cluster's end.
+    let cut_off = if rng.chance(1, 3) { rng.below(cluster / SECTOR_BYTES) * SECTOR_BYTES } else { 0 };
+    let size_bytes = clusters * cluster - cut_off;
+    // The names of other files do not fit into the header cluster of the smallest kind.
+    let names_fit = version == 3 && cluster_bits > 9;
+    let data_file = match rng.below(10) {
+        0 if names_fit => DataFile::External,
+        1 if names_fit => DataFile::ExternalRaw,
+        _ => DataFile::Inside,
+    };
+    let backing = match data_file {
+        DataFile::ExternalRaw => Backing::None,
+        _ => backing(size_bytes, rng),
+    };
+    let traits = Traits {
+        can_punch: rng.chance(3, 4),
+        can_zero: rng.chance(3, 4),
+        growable: !rng.chance(1, 8),
+        read_only: false,
+    };
+    ImageOptions {
+        version,
+        cluster_bits,
+        refcount_order,
+        extended_l2,
+        lazy_refcounts: version == 3 && rng.chance(1, 8),
+        size_bytes,
+        backing,
+        data_file,
+        tiny_cache: rng.chance(1, 2),
+        traits,
+    }
+}
+
+fn cluster_bits(rng: &mut Rng) -> u32 {
+    let mut place = rng.below(CLUSTER_BITS.iter().map(|(_, weight)| weight).sum());
+    for (bits, weight) in CLUSTER_BITS {
+        if place < weight {
+            return bits;
+        }
+        place -= weight;
+    }
+    16
+}
+
+fn backing(size_bytes: u64, rng: &mut Rng) -> Backing {
+    let sectors = size_bytes / SECTOR_BYTES;
+    let below = match rng.below(3) {
+        0 => sectors,
+        1 => rng.between(1, sectors),
+        _ => sectors + rng.below(64),
+    } * SECTOR_BYTES;
+    // A large backing file costs more time than it can teach.
+    let below = below.min(256 << 10);
+    match rng.below(4) {
+        0 => Backing::Raw(below),
+        1 => Backing::Qcow2 { size_bytes: below, cluster_bits: rng.between(9, 12) as u32 },
+        _ => Backing::None,
+    }
+}
+
+fn preparations(image: &ImageOptions, rng: &mut Rng) -> Vec<Preparation> {
+    let mut preparations = Vec::new();
+    if image.version == 3 && image.data_file == DataFile::Inside && rng.chance(1, 5) {
+        preparations.push(Preparation::ZeroFlags(rng.between(1, 4)));
+    }
+    let inside = image.data_file == DataFile::Inside && image.traits.growable;
+    if inside && image.refcount_order >= 3 && image.cluster_bits <= 16 && rng.chance(1, 5) {
+        preparations.push(Preparation::Compress(rng.between(1, 4)));
+    }
+    if inside && image.refcount_order >= 3 && rng.chance(1, 3) {
+        preparations.push(Preparation::Snapshot);
+    }
+    if inside && image.version == 3 && rng.chance(1, 16) {
+        preparations.push(Preparation::Dirty(rng.below(4)));
+    }
+    preparations
+}
+
+/// Where the guest works: a few windows of a few clusters, so that requests meet.
+struct Places {
+    windows: Vec<(u64, u64)>,
+    cluster: u64,
+    subcluster: u64,
+}
+
+impl Places {
+    fn new(image: &ImageOptions, rng: &mut Rng) -> Self {
+        let cluster = 1 << image.cluster_bits;
+        let clusters = image.size_bytes.div_ceil(cluster);
+        let windows = (0..rng.between(1, 3)).map(|_| {
+            let first = rng.below(clusters);
+            let count = rng.between(1, 6);
+            (first * cluster, ((first + count) * cluster).min(image.size_bytes))
+        });
+        let subcluster = if image.extended_l2 { cluster / 32 } else { cluster };
+        Places { windows: windows.collect(), cluster, subcluster }
+    }
+
+    /// A byte range inside a window: (offset, length), never empty.
+    fn range(&self, rng: &mut Rng) -> (u64, u64) {
+        let (start, end) = *rng.pick(&self.windows);
+        let grain = match rng.below(8) {
+            0..=2 => self.cluster,
+            3..=4 => self.subcluster,
+            5..=6 => SECTOR_BYTES,
+            _ => 1,
+        };
+        let offset = start + rng.below((end - start).div_ceil(grain)) * grain;
+        let grains = if rng.chance(1, 3) { rng.between(1, 4) } else { 1 };
+        let mut len = grains * grain;
+        if grain == SECTOR_BYTES {
+            len *= rng.between(1, 8);
+        } else if grain == 1 {
+            len = rng.between(1, 1500);
+        }
+        let most = if rng.chance(1, 16) { self.cluster } else { MAX_REQUEST_BYTES };
+        (offset, len.min(end - offset).min(most))
+    }
+
+    fn setup_op(&self, rng: &mut Rng) -> Op {
+        let (offset, len) = self.range(rng);
+        match rng.below(8) {
+            0 => Op::WriteZeroes { offset, len, unmap: rng.chance(1, 2), fua: false },
+            1 => Op::Discard { offset, len },
+            _ => Op::Write { offset, len, fua: false },
+        }
+    }
+
+    fn op(&self, rng: &mut Rng) -> Op {
+        let (offset, len) = self.range(rng);
+        let fua = rng.chance(1, 16);
+        match rng.below(20) {
+            0..=9 => Op::Write { offset, len, fua },
+            10..=12 => Op::WriteZeroes { offset, len, unmap: rng.chance(1, 2), fua },
+            13..=15 => Op::Discard { offset, len },
+            16 => Op::Read { offset, len },
+            _ => Op::Flush,
+        }
+    }
+}
+
+fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
+    let count = if rng.chance(1, 8) { rng.between(20, 40) } else { rng.between(2, 20) };
+    // How seldom the guest waits decides how much runs at once.
+    let patience = *rng.pick(&[1, 2, 4, 16]);
+    let mut steps = Vec::new();
+    for _ in 0..count {
+        steps.push(Step::Start(places.op(rng)));
+        if rng.chance(1, patience) {
+            steps.push(Step::Wait);
+        }
+        if rng.chance(1, 24) {
+            steps.push(Step::Reopen);
+        }
+    }
+    Leg { steps, schedule_seed: rng.next_u64(), crash: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_lie_inside_the_device() {
+        for seed in 0..2000 {
+            let story = story(seed);
+            let steps = story.legs[0].steps.iter().filter_map(|step| match step {
+                Step::Start(op) => Some(*op),
+                _ => None,
+            });
+            for op in story.setup.iter().copied().chain(steps) {
+                let (offset, len) = op.range();
+                assert!(offset + len <= story.image.size_bytes, "seed {seed}: {op:?}");
+                assert!(len > 0 || op == Op::Flush, "seed {seed}: {op:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_of_image_comes_up() {
+        let stories: Vec<Story> = (0..3000).map(story).collect();
+        let has = |test: &dyn Fn(&ImageOptions) -> bool| stories.iter().any(|s| test(&s.image));
+        for (bits, _) in CLUSTER_BITS {
+            assert!(has(&|image| image.cluster_bits == bits));
+        }
+        for order in 0..=6 {
+            assert!(has(&|image| image.refcount_order == order));
+        }
+        assert!(has(&|image| image.version == 2) && has(&|image| image.extended_l2));
+        assert!(has(&|image| image.data_file == DataFile::External));
+        assert!(has(&|image| image.data_file == DataFile::ExternalRaw));
+        assert!(has(&|image| matches!(image.backing, Backing::Raw(len) if len < image.size_bytes)));
+        assert!(has(&|image| matches!(image.backing, Backing::Qcow2 { .. })));
+        assert!(has(&|image| !image.traits.growable));
+        assert!(stories.iter().any(|s| s.preparations.len() == 3));
+    }
+}

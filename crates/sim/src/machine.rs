@@ -1,0 +1,106 @@
+//! A machine that is off: what its files hold, and what its guest may expect.
+
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum::raw::{Raw, RawOptions};
+
+use crate::audit::Frozen;
+use crate::disk::{Disk, Mode};
+use crate::failure::{Failure, FailureKind};
+use crate::model::Model;
+use crate::pages::Pages;
+use crate::scenario::{Backing, DataFile, ImageOptions};
+use crate::storage::Traits;
+use crate::subject::{Files, Subject};
+
+/// A machine that is off; see the module's head.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// The image, and after it the data file if there is one.
+    pub files: Vec<Pages>,
+    /// The backing file.
+    pub backing: Option<Pages>,
+    /// What the guest's sectors may hold.
+    pub model: Model,
+    /// What the snapshots refer to.
+    pub frozen: Frozen,
+}
+
+/// The storages of a machine that is on, all on one disk.
+#[derive(Debug, Clone)]
+pub(crate) struct Plugged {
+    pub(crate) disk: Arc<Disk>,
+    files: Files,
+    backing: Option<Arc<dyn vellum_storage::Storage>>,
+}
+
+impl Machine {
+    /// Puts the files on a disk.
+    pub(crate) fn plug(&self, options: &ImageOptions, mode: Mode) -> Plugged {
+        let disk = Disk::new(mode);
+        let image = disk.add_file("image", self.files[0].clone(), options.traits);
+        let data = self.files.get(1).map(|pages| {
+            let data = disk.add_file("data", pages.clone(), options.traits);
+            data as Arc<dyn vellum_storage::Storage>
+        });
+        let read_only = Traits { read_only: true, ..Traits::default() };
+        let backing = self.backing.as_ref().map(|pages| {
+            let backing = disk.add_file("backing", pages.clone(), read_only);
+            backing as Arc<dyn vellum_storage::Storage>
+        });
+        Plugged { disk, files: Files { image, data, backing: None }, backing }
+    }
+}
+
+impl Plugged {
+    /// The image and its data file alone.
+    pub(crate) fn files(&self) -> Files {
+        self.files.clone()
+    }
+
+    /// Opens the image over its backing file.
+    pub(crate) async fn open(
+        &self,
+        subject: &dyn Subject,
+        options: &ImageOptions,
+    ) -> Result<Arc<dyn BlockDevice>, Failure> {
+        let failed = |error| Failure::error(FailureKind::Open, "open", &error);
+        let mut files = self.files();
+        files.backing = match (&self.backing, options.backing) {
+            (Some(storage), Backing::Raw(_)) => {
+                let raw = RawOptions { read_only: true, ..RawOptions::default() };
+                Some(Raw::open(storage.clone(), raw).map_err(failed)?)
+            }
+            (Some(storage), Backing::Qcow2 { size_bytes, cluster_bits }) => {
+                let below = Files { image: storage.clone(), data: None, backing: None };
+                let options = backing_options(size_bytes, cluster_bits);
+                Some(subject.open_backing(below, &options).await.map_err(failed)?)
+            }
+            _ => None,
+        };
+        subject.open(files, options).await.map_err(failed)
+    }
+
+    /// What the image, and the data file, hold now.
+    pub(crate) fn contents(&self) -> Vec<Pages> {
+        let count = 1 + usize::from(self.files.data.is_some());
+        (0..count).map(|file| self.disk.contents(file)).collect()
+    }
+}
+
+/// How a qcow2 backing file is made.
+pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOptions {
+    ImageOptions {
+        version: 3,
+        cluster_bits,
+        refcount_order: 4,
+        extended_l2: false,
+        lazy_refcounts: false,
+        size_bytes,
+        backing: Backing::None,
+        data_file: DataFile::Inside,
+        tiny_cache: false,
+        traits: Traits::default(),
+    }
+}

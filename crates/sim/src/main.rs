@@ -1,0 +1,117 @@
+//! Runs seeds on all cores: `vellum-sim --seeds 0..10000 --cuts 100 --threads 2`.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use vellum_sim::shrink::shrink;
+use vellum_sim::{Explorer, Found, Totals, engine};
+
+const USAGE: &str = "usage: vellum-sim [--seeds FROM..TO] [--cuts N] [--threads N] [--keep-going]";
+
+struct Options {
+    from: u64,
+    to: u64,
+    cuts: u64,
+    threads: u64,
+    keep_going: bool,
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let mut options = Options { from: 0, to: 1000, cuts: 100, threads: cores, keep_going: false };
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--seeds" => {
+                let seeds = arguments.next()?;
+                let (from, to) = seeds.split_once("..")?;
+                (options.from, options.to) = (from.parse().ok()?, to.parse().ok()?);
+            }
+            "--cuts" => options.cuts = arguments.next()?.parse().ok()?,
+            "--threads" => options.threads = arguments.next()?.parse().ok()?,
+            "--keep-going" => options.keep_going = true,
+            _ => return None,
+        }
+    }
+    Some(options)
+}
+
+#[derive(Default)]
+struct Progress {
+    next: AtomicU64,
+    cuts: AtomicU64,
+    steps: AtomicU64,
+    done: AtomicU64,
+    stop: AtomicBool,
+    failed: Mutex<Vec<(u64, Found)>>,
+}
+
+fn work(options: &Options, progress: &Progress) {
+    let explorer = Explorer::new(engine());
+    while !progress.stop.load(Ordering::Relaxed) {
+        let seed = progress.next.fetch_add(1, Ordering::Relaxed);
+        if seed >= options.to {
+            return;
+        }
+        match explorer.seed(seed, options.cuts) {
+            Ok(Totals { cuts, steps }) => {
+                progress.cuts.fetch_add(cuts, Ordering::Relaxed);
+                progress.steps.fetch_add(steps, Ordering::Relaxed);
+            }
+            Err(found) => {
+                eprintln!("seed {seed}: {}", found.failure);
+                progress.stop.fetch_or(!options.keep_going, Ordering::Relaxed);
+                let mut failed = progress.failed.lock().unwrap_or_else(|lock| lock.into_inner());
+                failed.push((seed, *found));
+            }
+        }
+        progress.done.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn report(options: &Options, progress: &Progress, start: Instant) {
+    let seconds = start.elapsed().as_secs_f64();
+    let cuts = progress.cuts.load(Ordering::Relaxed);
+    println!(
+        "{} of {} seeds, {cuts} cuts, {} disk requests, {seconds:.0} s, {:.0} cuts/s",
+        progress.done.load(Ordering::Relaxed),
+        options.to - options.from,
+        progress.steps.load(Ordering::Relaxed),
+        cuts as f64 / seconds,
+    );
+}
+
+fn main() -> ExitCode {
+    let Some(options) = parse(std::env::args().skip(1)) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    // A panic of the engine is a finding that is told below, once.
+    std::panic::set_hook(Box::new(|_| {}));
+    let start = Instant::now();
+    let progress = Progress::default();
+    progress.next.store(options.from, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..options.threads).map(|_| scope.spawn(|| work(&options, &progress))).collect();
+        let mut told = Instant::now();
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            std::thread::sleep(Duration::from_millis(50));
+            if told.elapsed() > Duration::from_secs(10) {
+                report(&options, &progress, start);
+                told = Instant::now();
+            }
+        }
+    });
+    report(&options, &progress, start);
+    let mut failed = progress.failed.into_inner().unwrap_or_else(|lock| lock.into_inner());
+    failed.sort_by_key(|(seed, _)| *seed);
+    println!("{} failures", failed.len());
+    let Some((seed, found)) = failed.into_iter().next() else { return ExitCode::SUCCESS };
+    println!("shrinking seed {seed}: {}", found.failure);
+    let small = shrink(&Explorer::new(engine()), found, Duration::from_secs(60));
+    let name = format!("seed_{seed}");
+    println!("{}", small.story.to_test(&name, &small.failure.to_string()));
+    ExitCode::FAILURE
+}

@@ -1,0 +1,511 @@
+//! The reference model: for every guest sector, the values it may hold.
+//!
+//! Invariants:
+//! - A sector's *candidates* are the values it may hold now, each with the set of
+//!   running changes that it already includes. They are closed under "one more
+//!   running change takes effect", so racing requests may take effect in any order.
+//! - When a change completes, the candidates without it go; they are *retired* with
+//!   the time at which they stopped being possible.
+//! - A read that began at time `t` may see a candidate or a value retired at `t` or
+//!   later. After a power cut, `t` is the beginning of the last completed flush.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::pages::SECTOR_BYTES;
+use crate::pattern::{self, SECTOR_LEN, Value, WriteId};
+
+/// The model's clock: it advances with every beginning and end of a request.
+pub type Tick = u64;
+
+/// How many changes may run at once.
+pub const MAX_RUNNING: usize = 16;
+
+/// A change of guest bytes that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Bytes of a write.
+    Write(WriteId),
+    /// Zeroes.
+    Zeroes,
+    /// Zeroes or nothing, sector by sector.
+    Discard,
+}
+
+#[derive(Debug, Clone)]
+struct Change {
+    effect: Effect,
+    range: Range<u64>,
+}
+
+/// A change that was begun; see [`Model::begin`].
+#[derive(Debug, Clone, Copy)]
+#[must_use = "a change that is not ended stays possible for ever"]
+pub struct Ticket(usize);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Candidate {
+    value: Value,
+    /// One bit for each running change that is included.
+    includes: u16,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Sector {
+    candidates: Vec<Candidate>,
+    retired: Vec<(Value, Tick)>,
+    durable_since: Tick,
+    changed_at: Tick,
+}
+
+/// A sector that holds what it must not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The guest sector's number.
+    pub sector: u64,
+    /// What it holds and what it may hold.
+    pub message: String,
+}
+
+/// The values that each guest sector may hold; see the module's head.
+#[derive(Debug, Clone)]
+pub struct Model {
+    size_bytes: u64,
+    /// The write that stands below the image, and how many bytes it covers.
+    backing: Option<(WriteId, u64)>,
+    sectors: BTreeMap<u64, Sector>,
+    mixed: Vec<[u8; SECTOR_LEN]>,
+    running: [Option<Change>; MAX_RUNNING],
+    now: Tick,
+    durable_since: Tick,
+    next_write: WriteId,
+}
+
+impl Model {
+    /// A device of zeroes.
+    pub fn new(size_bytes: u64) -> Self {
+        Model {
+            size_bytes,
+            backing: None,
+            sectors: BTreeMap::new(),
+            mixed: Vec::new(),
+            running: Default::default(),
+            now: 1,
+            durable_since: 0,
+            next_write: 1,
+        }
+    }
+
+    /// Makes the first `len_bytes` bytes hold one write, as a backing file does
+    /// through an empty overlay, and returns that write's number.
+    pub fn set_backing(&mut self, len_bytes: u64) -> WriteId {
+        let id = self.new_write();
+        self.backing = Some((id, len_bytes));
+        id
+    }
+
+    /// The device's size in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// A number for a new write.
+    pub fn new_write(&mut self) -> WriteId {
+        self.next_write += 1;
+        self.next_write - 1
+    }
+
+    /// The sectors that were ever changed.
+    pub fn touched(&self) -> impl Iterator<Item = u64> + '_ {
+        self.sectors.keys().copied()
+    }
+
+    /// Declares that a sector holds a value, durably.
+    pub fn settle(&mut self, sector: u64, value: Value) {
+        let candidates = vec![Candidate { value, includes: 0 }];
+        self.sectors.insert(sector, Sector { candidates, ..Sector::default() });
+    }
+
+    /// The only value that a sector may hold now, if there is just one.
+    pub fn only_value(&self, sector: u64) -> Option<Value> {
+        match self.sectors.get(&sector) {
+            None => Some(self.base(sector)),
+            Some(state) => match state.candidates[..] {
+                [only] => Some(only.value),
+                _ => None,
+            },
+        }
+    }
+
+    /// The 512 bytes of a value in a sector.
+    pub fn content(&self, value: Value, sector: u64) -> [u8; SECTOR_LEN] {
+        let mut bytes = [0; SECTOR_LEN];
+        match value {
+            Value::Zero => {}
+            Value::Written(id) => pattern::fill(id, sector * SECTOR_BYTES, &mut bytes),
+            Value::Mixed(index) => bytes = self.mixed[index as usize],
+        }
+        bytes
+    }
+
+    /// Begins a change of a byte range: from now on it may have taken effect.
+    ///
+    /// # Panics
+    /// If [`MAX_RUNNING`] changes run already.
+    pub fn begin(&mut self, effect: Effect, range: Range<u64>) -> Ticket {
+        self.now += 1;
+        let slot = self.running.iter().position(Option::is_none);
+        let slot = slot.expect("the driver limits the requests in flight");
+        self.running[slot] = Some(Change { effect, range: range.clone() });
+        for sector in sectors_of(&range) {
+            let mut state = self.sectors.remove(&sector).unwrap_or_else(|| self.untouched(sector));
+            self.close(sector, &mut state.candidates);
+            state.changed_at = self.now;
+            self.sectors.insert(sector, state);
+        }
+        Ticket(slot)
+    }
+
+    /// Ends a change: from now on it has taken effect, durably if `fua`.
+    pub fn end(&mut self, ticket: Ticket, fua: bool) {
+        self.now += 1;
+        let Some(change) = self.running[ticket.0].take() else { return };
+        let bit = 1 << ticket.0;
+        for sector in sectors_of(&change.range) {
+            let Some(state) = self.sectors.get_mut(&sector) else { continue };
+            let before = std::mem::take(&mut state.candidates);
+            for mut candidate in before.iter().copied().filter(|c| c.includes & bit != 0) {
+                candidate.includes &= !bit;
+                if !state.candidates.contains(&candidate) {
+                    state.candidates.push(candidate);
+                }
+            }
+            state.retire(&before, self.now);
+            state.changed_at = self.now;
+            if fua {
+                state.durable_since = self.now + 1;
+            }
+        }
+    }
+
+    /// Begins a flush or a read.
+    pub fn begin_watch(&mut self) -> Tick {
+        self.now += 1;
+        self.now
+    }
+
+    /// Ends a flush: what was complete when it began is durable.
+    pub fn end_flush(&mut self, begun: Tick) {
+        self.now += 1;
+        self.durable_since = self.durable_since.max(begun);
+    }
+
+    /// Checks the bytes that a read, begun at `begun`, has seen. A sector that no
+    /// running change covers keeps from now on the value that was seen.
+    pub fn end_read(&mut self, begun: Tick, offset_bytes: u64, bytes: &[u8]) -> Result<(), Mismatch> {
+        self.now += 1;
+        for (sector, start, part) in pieces(offset_bytes, bytes) {
+            if !self.sectors.contains_key(&sector) {
+                self.check_base(sector, start, part)?;
+                continue;
+            }
+            let value = self.find(sector, begun, start, part)?;
+            let now = self.now;
+            let Some(state) = self.sectors.get_mut(&sector) else { continue };
+            let settled = state.changed_at <= begun
+                && part.len() == SECTOR_LEN
+                && state.candidates.iter().all(|candidate| candidate.includes == 0);
+            if settled && state.candidates.len() > 1 {
+                let before = std::mem::take(&mut state.candidates);
+                state.candidates.push(Candidate { value, includes: 0 });
+                state.retire(&before, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// The model of the device after a power cut, before anything was read.
+    ///
+    /// Each sector may hold what it may have held since the last completed flush.
+    #[must_use]
+    pub fn after_cut(&self) -> Model {
+        let mut after = self.clone();
+        after.running = Default::default();
+        for state in after.sectors.values_mut() {
+            let since = self.durable_since.max(state.durable_since);
+            let mut values: Vec<Value> = state.candidates.iter().map(|c| c.value).collect();
+            values.extend(state.retired.iter().filter(|(_, at)| *at >= since).map(|(v, _)| *v));
+            values.sort_unstable();
+            values.dedup();
+            let candidates = values.into_iter().map(|value| Candidate { value, includes: 0 });
+            *state = Sector { candidates: candidates.collect(), ..Sector::default() };
+        }
+        after
+    }
+
+    /// Makes everything as it is now durable, so that no cut can undo it.
+    pub fn make_durable(&mut self) {
+        self.sectors.values_mut().for_each(|state| state.retired.clear());
+    }
+
+    fn base(&self, sector: u64) -> Value {
+        match self.backing {
+            Some((id, len_bytes)) if (sector + 1) * SECTOR_BYTES <= len_bytes => Value::Written(id),
+            _ => Value::Zero,
+        }
+    }
+
+    fn untouched(&self, sector: u64) -> Sector {
+        let candidates = vec![Candidate { value: self.base(sector), includes: 0 }];
+        Sector { candidates, ..Sector::default() }
+    }
+
+    /// Adds every candidate that one more running change makes of another.
+    fn close(&mut self, sector: u64, candidates: &mut Vec<Candidate>) {
+        let mut at = 0;
+        while at < candidates.len() {
+            let from = candidates[at];
+            for slot in 0..MAX_RUNNING {
+                let bit = 1 << slot;
+                let Some(change) = &self.running[slot] else { continue };
+                if from.includes & bit != 0 || !sectors_of(&change.range).contains(&sector) {
+                    continue;
+                }
+                let change = change.clone();
+                let includes = from.includes | bit;
+                for value in self.apply(&change, sector, from.value) {
+                    let next = Candidate { value, includes };
+                    if !candidates.contains(&next) {
+                        candidates.push(next);
+                    }
+                }
+            }
+            at += 1;
+        }
+    }
+
+    /// What a change may make of a value.
+    fn apply(&mut self, change: &Change, sector: u64, value: Value) -> Vec<Value> {
+        let start = sector * SECTOR_BYTES;
+        let (from, to) =
+            (change.range.start.max(start), change.range.end.min(start + SECTOR_BYTES));
+        let whole = to - from == SECTOR_BYTES;
+        match (change.effect, whole) {
+            (Effect::Write(id), true) => vec![Value::Written(id)],
+            (Effect::Zeroes, true) => vec![Value::Zero],
+            (Effect::Discard, true) => vec![value, Value::Zero],
+            (Effect::Discard, false) => vec![value],
+            (effect, false) => {
+                let mut bytes = self.content(value, sector);
+                let part = &mut bytes[(from - start) as usize..(to - start) as usize];
+                match effect {
+                    Effect::Write(id) => pattern::fill(id, from, part),
+                    _ => part.fill(0),
+                }
+                vec![self.intern(bytes)]
+            }
+        }
+    }
+
+    fn intern(&mut self, bytes: [u8; SECTOR_LEN]) -> Value {
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Value::Zero;
+        }
+        // The newest are the likeliest; there are few.
+        let index = self.mixed.iter().rposition(|known| *known == bytes).unwrap_or_else(|| {
+            self.mixed.push(bytes);
+            self.mixed.len() - 1
+        });
+        Value::Mixed(index as u32)
+    }
+
+    fn holds(&self, value: Value, start: u64, part: &[u8]) -> bool {
+        match value {
+            Value::Zero => vellum_storage::buffer::is_zero(part),
+            Value::Written(id) => pattern::matches(id, start, part),
+            Value::Mixed(index) => {
+                let inside = (start % SECTOR_BYTES) as usize;
+                self.mixed[index as usize][inside..inside + part.len()] == *part
+            }
+        }
+    }
+
+    fn check_base(&self, sector: u64, start: u64, part: &[u8]) -> Result<(), Mismatch> {
+        let value = self.base(sector);
+        if self.holds(value, start, part) {
+            return Ok(());
+        }
+        Err(self.mismatch(sector, part, &[value]))
+    }
+
+    /// The allowed value that `part` of a sector holds.
+    fn find(&self, sector: u64, begun: Tick, start: u64, part: &[u8]) -> Result<Value, Mismatch> {
+        let state = &self.sectors[&sector];
+        let now = state.candidates.iter().map(|candidate| candidate.value);
+        let before = state.retired.iter().filter(|(_, at)| *at >= begun).map(|(value, _)| *value);
+        let mut allowed = Vec::new();
+        for value in now.chain(before) {
+            if self.holds(value, start, part) {
+                return Ok(value);
+            }
+            allowed.push(value);
+        }
+        Err(self.mismatch(sector, part, &allowed))
+    }
+
+    fn mismatch(&self, sector: u64, part: &[u8], allowed: &[Value]) -> Mismatch {
+        let allowed: Vec<String> = allowed
+            .iter()
+            .map(|value| match value {
+                Value::Zero => "zeroes".to_owned(),
+                Value::Written(id) => format!("write {id}"),
+                Value::Mixed(_) => pattern::describe(&self.content(*value, sector)),
+            })
+            .collect();
+        let found = pattern::describe(part);
+        let message = format!("guest sector {sector} holds {found}, not {}", allowed.join(" or "));
+        Mismatch { sector, message }
+    }
+}
+
+impl Sector {
+    /// Retires the values of `before` that are no candidates any more.
+    fn retire(&mut self, before: &[Candidate], now: Tick) {
+        for candidate in before {
+            if self.candidates.iter().any(|kept| kept.value == candidate.value) {
+                continue;
+            }
+            match self.retired.iter_mut().find(|(value, _)| *value == candidate.value) {
+                Some((_, at)) => *at = now,
+                None => self.retired.push((candidate.value, now)),
+            }
+        }
+    }
+}
+
+/// The sectors that a byte range touches.
+fn sectors_of(range: &Range<u64>) -> Range<u64> {
+    range.start / SECTOR_BYTES..range.end.div_ceil(SECTOR_BYTES)
+}
+
+/// Cuts bytes at sector boundaries: (sector, offset in bytes, bytes).
+fn pieces(offset_bytes: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, u64, &[u8])> {
+    let mut at = offset_bytes;
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let take = rest.len().min((SECTOR_BYTES - at % SECTOR_BYTES) as usize);
+        let (part, later) = rest.split_at(take);
+        let piece = (at / SECTOR_BYTES, at, part);
+        at += take as u64;
+        rest = later;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of(id: WriteId, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        pattern::fill(id, offset, &mut bytes);
+        bytes
+    }
+
+    fn sees(model: &Model, sector: u64, bytes: &[u8]) -> bool {
+        let mut copy = model.clone();
+        let begun = copy.begin_watch();
+        copy.end_read(begun, sector * 512, bytes).is_ok()
+    }
+
+    fn write(model: &mut Model, range: Range<u64>) -> WriteId {
+        let id = model.new_write();
+        let ticket = model.begin(Effect::Write(id), range);
+        model.end(ticket, false);
+        id
+    }
+
+    #[test]
+    fn a_completed_write_replaces_what_was_before() {
+        let mut model = Model::new(4096);
+        let id = write(&mut model, 512..1024);
+        assert!(sees(&model, 1, &bytes_of(id, 512, 512)));
+        assert!(!sees(&model, 1, &[0; 512]));
+        assert!(sees(&model, 0, &[0; 512]));
+        assert!(!sees(&model, 0, &bytes_of(id, 512, 512)));
+    }
+
+    #[test]
+    fn a_cut_may_lose_unflushed_writes_and_no_others() {
+        let mut model = Model::new(4096);
+        let first = write(&mut model, 0..512);
+        let flush = model.begin_watch();
+        let second = write(&mut model, 0..512);
+        model.end_flush(flush);
+        let third = write(&mut model, 0..512);
+        let after = model.after_cut();
+        assert!(!sees(&after, 0, &[0; 512]));
+        for id in [first, second, third] {
+            assert!(sees(&after, 0, &bytes_of(id, 0, 512)));
+        }
+        let flush = model.begin_watch();
+        model.end_flush(flush);
+        assert!(!sees(&model.after_cut(), 0, &bytes_of(second, 0, 512)));
+        assert!(sees(&model.after_cut(), 0, &bytes_of(third, 0, 512)));
+    }
+
+    #[test]
+    fn a_write_with_fua_is_durable_alone() {
+        let mut model = Model::new(4096);
+        let id = model.new_write();
+        let ticket = model.begin(Effect::Write(id), 0..512);
+        assert!(sees(&model.after_cut(), 0, &[0; 512]));
+        model.end(ticket, true);
+        assert!(!sees(&model.after_cut(), 0, &[0; 512]));
+        assert!(sees(&model.after_cut(), 0, &bytes_of(id, 0, 512)));
+    }
+
+    #[test]
+    fn racing_writes_end_in_any_order_but_both_take_effect() {
+        let mut model = Model::new(4096);
+        let (a, b) = (model.new_write(), model.new_write());
+        let first = model.begin(Effect::Write(a), 0..100);
+        let second = model.begin(Effect::Write(b), 50..512);
+        let mut a_last = bytes_of(b, 0, 512);
+        a_last[..100].copy_from_slice(&bytes_of(a, 0, 100));
+        let mut b_last = a_last.clone();
+        b_last[50..].copy_from_slice(&bytes_of(b, 50, 462));
+        model.end(first, false);
+        assert!(!sees(&model, 0, &[0; 512]));
+        model.end(second, false);
+        assert!(sees(&model, 0, &a_last) && sees(&model, 0, &b_last));
+        let mut lost = vec![0; 512];
+        lost[..100].copy_from_slice(&bytes_of(a, 0, 100));
+        assert!(!sees(&model, 0, &lost));
+        let begun = model.begin_watch();
+        model.end_read(begun, 0, &a_last).unwrap();
+        assert!(!sees(&model, 0, &b_last), "what was seen must stay");
+    }
+
+    #[test]
+    fn a_discard_gives_old_or_zero() {
+        let mut model = Model::new(4096);
+        let id = write(&mut model, 0..1024);
+        let ticket = model.begin(Effect::Discard, 0..1000);
+        model.end(ticket, false);
+        assert!(sees(&model, 0, &[0; 512]) && sees(&model, 0, &bytes_of(id, 0, 512)));
+        assert!(!sees(&model, 1, &[0; 512]));
+    }
+
+    #[test]
+    fn a_backing_file_shows_where_it_reaches() {
+        let mut model = Model::new(4096);
+        let id = model.set_backing(512);
+        assert!(sees(&model, 0, &bytes_of(id, 0, 512)));
+        assert!(sees(&model, 1, &[0; 512]));
+        assert_eq!(model.only_value(0), Some(Value::Written(id)));
+    }
+}

@@ -1,0 +1,188 @@
+//! What a simulation does: the image, the requests, and where the power fails.
+//!
+//! All of it is plain data: a failure is printed as the data that makes it.
+
+use crate::cut::Cut;
+use crate::storage::Traits;
+
+/// A request of the guest. Offsets and lengths are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Writes new bytes.
+    Write {
+        /// Where.
+        offset: u64,
+        /// How many.
+        len: u64,
+        /// Durable at its end.
+        fua: bool,
+    },
+    /// Writes zeroes.
+    WriteZeroes {
+        /// Where.
+        offset: u64,
+        /// How many.
+        len: u64,
+        /// The space may be given back.
+        unmap: bool,
+        /// Durable at its end.
+        fua: bool,
+    },
+    /// Gives space back.
+    Discard {
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// Reads and compares.
+    Read {
+        /// Where.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+    /// Makes everything completed durable.
+    Flush,
+}
+
+impl Op {
+    /// The byte range of the request: (offset, length).
+    pub fn range(&self) -> (u64, u64) {
+        match *self {
+            Op::Write { offset, len, .. }
+            | Op::WriteZeroes { offset, len, .. }
+            | Op::Discard { offset, len }
+            | Op::Read { offset, len } => (offset, len),
+            Op::Flush => (0, 0),
+        }
+    }
+}
+
+/// One thing that the guest does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Starts a request, beside those that run already.
+    Start(Op),
+    /// Waits for all running requests.
+    Wait,
+    /// Waits, closes the image and opens it again.
+    Reopen,
+}
+
+/// What stands below the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// Nothing.
+    None,
+    /// A raw file of this size.
+    Raw(u64),
+    /// A qcow2 file of this size and cluster size.
+    Qcow2 {
+        /// Its virtual size in bytes.
+        size_bytes: u64,
+        /// Logarithm of its cluster size.
+        cluster_bits: u32,
+    },
+}
+
+/// Where the guest's data lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataFile {
+    /// In the image.
+    Inside,
+    /// In an external data file.
+    External,
+    /// In an external data file that is a raw image too.
+    ExternalRaw,
+}
+
+/// How the image is made and opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageOptions {
+    /// Format version, 2 or 3.
+    pub version: u32,
+    /// Logarithm of the cluster size.
+    pub cluster_bits: u32,
+    /// Logarithm of the refcount width in bits.
+    pub refcount_order: u32,
+    /// Subclusters.
+    pub extended_l2: bool,
+    /// Refcounts may be stale while the image is dirty.
+    pub lazy_refcounts: bool,
+    /// Virtual size in bytes.
+    pub size_bytes: u64,
+    /// What stands below.
+    pub backing: Backing,
+    /// Where data lies.
+    pub data_file: DataFile,
+    /// The smallest caches that can be had, so that tables come and go.
+    pub tiny_cache: bool,
+    /// What the disk can do.
+    pub traits: Traits,
+}
+
+/// A change of the image's bytes that stands in for tools that are not under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preparation {
+    /// Compresses up to this many guest clusters that are not allocated.
+    Compress(u64),
+    /// Turns up to this many allocated clusters into zero clusters that keep
+    /// their allocation.
+    ZeroFlags(u64),
+    /// Makes an internal snapshot: every cluster is shared from then on.
+    Snapshot,
+    /// Leaves the image dirty, with the refcounts of up to this many data clusters
+    /// not written, as an engine with lazy refcounts does when it is killed.
+    Dirty(u64),
+}
+
+/// Where the power fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Crash {
+    /// Before this many requests on the disk have completed.
+    pub step: u64,
+    /// What survives.
+    pub cut: Cut,
+}
+
+/// The life of the machine from one start to the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leg {
+    /// What the guest does.
+    pub steps: Vec<Step>,
+    /// The order in which requests on the disk complete.
+    pub schedule_seed: u64,
+    /// How it ends.
+    pub crash: Option<Crash>,
+}
+
+/// A whole simulation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Story {
+    /// The image.
+    pub image: ImageOptions,
+    /// Requests, one after the other, before the disk can fail.
+    pub setup: Vec<Op>,
+    /// Changes of the image after that.
+    pub preparations: Vec<Preparation>,
+    /// The machine's lives.
+    pub legs: Vec<Leg>,
+}
+
+impl Story {
+    /// The story as a Rust test that needs nothing else.
+    pub fn to_test(&self, name: &str, message: &str) -> String {
+        let data = format!("{self:#?}").replace('[', "vec![");
+        let message = message.replace('\n', "\n/// ");
+        format!(
+            "/// {message}\n#[test]\nfn {name}() {{\n    use vellum_sim::scenario::{{Backing::*, \
+             DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
+             Kept}}, storage::Traits}};\n    let story = {};\n    \
+             vellum_sim::replay(&vellum_sim::engine(), &story).unwrap();\n}}\n",
+            data.replace('\n', "\n    ")
+                .replace("backing: None", "backing: Backing::None")
+                .replace("crash: None", "crash: Option::None")
+        )
+    }
+}

@@ -1,0 +1,110 @@
+//! The simulator on a toy engine: it accepts one that keeps the rules of ordering,
+//! and objects, for the right reason, to one that breaks any of them.
+
+mod toy;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use toy::{Break, CLUSTER_BITS, ToySubject};
+use vellum_sim::generate;
+use vellum_sim::rng::Rng;
+use vellum_sim::scenario::{Backing, DataFile, ImageOptions, Preparation, Story};
+use vellum_sim::shrink::shrink;
+use vellum_sim::storage::Traits;
+use vellum_sim::{Explorer, FailureKind, Found};
+
+fn story(seed: u64) -> Story {
+    let image = ImageOptions {
+        version: 3,
+        cluster_bits: CLUSTER_BITS,
+        refcount_order: 4,
+        extended_l2: false,
+        lazy_refcounts: false,
+        size_bytes: 16 << CLUSTER_BITS,
+        backing: Backing::None,
+        data_file: DataFile::Inside,
+        tiny_cache: false,
+        traits: Traits::default(),
+    };
+    let mut story = generate::story_of(image, &mut Rng::new(seed));
+    story.preparations.retain(|preparation| *preparation == Preparation::Snapshot);
+    story
+}
+
+fn explorer(broken: Break) -> Explorer {
+    Explorer::new(Arc::new(ToySubject(broken)))
+}
+
+fn hunt(broken: Break, seeds: u64) -> Option<Found> {
+    let explorer = explorer(broken);
+    let failed = |seed| explorer.story(&story(seed), &mut Rng::new(seed), 100).err();
+    (0..seeds).find_map(failed).map(|found| *found)
+}
+
+fn objects(broken: Break, kinds: &[FailureKind]) {
+    let found = hunt(broken, 400).unwrap_or_else(|| panic!("{broken:?} was not noticed"));
+    assert!(kinds.contains(&found.failure.kind), "{broken:?}: {}", found.failure);
+}
+
+#[test]
+fn a_right_engine_is_accepted() {
+    if let Some(found) = hunt(Break::Nothing, 200) {
+        let found = shrink(&explorer(Break::Nothing), found, Duration::from_secs(20));
+        panic!("{}\n{}", found.failure, found.story.to_test("shrunk", "A right engine fails."));
+    }
+}
+
+#[test]
+fn refcounts_must_rise_before_anything_points_there() {
+    objects(Break::RefcountsWithMapping, &[FailureKind::Audit]);
+}
+
+#[test]
+fn data_must_be_there_before_its_l2_entry() {
+    objects(Break::DataWithMapping, &[FailureKind::Content]);
+}
+
+#[test]
+fn a_new_l2_table_must_be_there_before_its_l1_entry() {
+    objects(Break::L2WithL1, &[FailureKind::Content]);
+}
+
+#[test]
+fn refcounts_must_not_fall_before_the_mapping_has_changed() {
+    objects(Break::RefcountsDownEarly, &[FailureKind::Audit]);
+}
+
+#[test]
+fn a_dropped_cluster_must_not_be_used_again_too_early() {
+    objects(Break::ReuseEarly, &[FailureKind::Content, FailureKind::Audit]);
+}
+
+#[test]
+fn a_dropped_cluster_must_not_be_punched_too_early() {
+    objects(Break::PunchEarly, &[FailureKind::Content]);
+}
+
+#[test]
+fn a_dropped_cluster_must_not_be_used_again_while_a_request_uses_it() {
+    objects(Break::ReuseWhileUsed, &[FailureKind::Content]);
+}
+
+#[test]
+fn a_flush_must_end_with_a_barrier() {
+    objects(Break::NoLastBarrier, &[FailureKind::Content]);
+}
+
+#[test]
+fn a_failure_shrinks_to_a_short_test_that_still_fails() {
+    let found = hunt(Break::PunchEarly, 400).expect("noticed");
+    let explorer = explorer(Break::PunchEarly);
+    let kind = found.failure.kind;
+    let small = shrink(&explorer, found, Duration::from_secs(20));
+    let replayed = explorer.replay(&small.story).expect_err("the shrunk story still fails");
+    assert_eq!(replayed.kind, kind);
+    let leg = &small.story.legs[0];
+    assert!(small.story.legs.len() == 1 && leg.steps.len() <= 4, "{:#?}", small.story);
+    let text = small.story.to_test("shrunk", "A cluster was punched too early.");
+    assert!(text.contains("steps: vec![") && text.contains("crash: Some("), "{text}");
+}
