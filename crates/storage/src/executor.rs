@@ -73,7 +73,7 @@ impl Wake for TaskWaker {
 }
 
 struct Slot {
-    /// `None` while the task is being polled.
+    /// `None` while the task is being polled, and after its end.
     future: Option<LocalTask>,
     waker: Arc<TaskWaker>,
 }
@@ -233,7 +233,7 @@ impl Executor {
             .is_ready();
         let mut tasks = self.core.tasks.borrow_mut();
         if done {
-            tasks.slots[task] = None;
+            // The slot keeps its waker for the next task.
             tasks.free.push(task);
             tasks.live -= 1;
             drop(tasks);
@@ -322,12 +322,15 @@ fn spawn_on<T: 'static>(
         tasks.slots.push(None);
         tasks.slots.len() - 1
     });
-    let waker = Arc::new(TaskWaker {
-        shared: core.shared.clone(),
-        task,
-        queued: AtomicBool::new(false),
+    let slot = &mut tasks.slots[task];
+    let waker = reusable_waker(slot).unwrap_or_else(|| {
+        Arc::new(TaskWaker {
+            shared: core.shared.clone(),
+            task,
+            queued: AtomicBool::new(false),
+        })
     });
-    tasks.slots[task] = Some(Slot {
+    *slot = Some(Slot {
         future: Some(Box::pin(whole)),
         waker: waker.clone(),
     });
@@ -335,6 +338,13 @@ fn spawn_on<T: 'static>(
     drop(tasks);
     waker.wake();
     JoinHandle { join }
+}
+
+/// The waker of a slot's last task, if nobody else can use it any more.
+fn reusable_waker(slot: &mut Option<Slot>) -> Option<Arc<TaskWaker>> {
+    let mut waker = slot.take()?.waker;
+    *Arc::get_mut(&mut waker)?.queued.get_mut() = false;
+    Some(waker)
 }
 
 struct Join<T> {

@@ -15,6 +15,7 @@
 pub mod net;
 mod reactor;
 mod request;
+mod submission;
 mod threads;
 mod timer;
 mod uring;

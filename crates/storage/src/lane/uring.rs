@@ -1,9 +1,9 @@
 //! The io_uring backend of a lane.
 //!
 //! Invariants that the `unsafe` here rests on:
-//! - An entry of `entries` that the kernel works on is neither moved nor dropped
-//!   until its completion has arrived: entries are boxed, and [`Uring::finish`]
-//!   is the only place that takes one out.
+//! - An entry of `entries` stays where it is, boxed, as long as the driver; its
+//!   request is neither moved nor dropped while the kernel works on it:
+//!   [`Uring::finish`] is the only place that takes one out.
 //! - The driver is never dropped with entries in the kernel: `Drop` cancels what
 //!   could wait forever and collects all the rest.
 
@@ -12,24 +12,25 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
 use super::Wait;
 use super::request::{Done, Op, Request, Step};
+use super::submission::Memory;
 use super::workers::{self, Mailbox};
-use crate::sys::{self, Errno, EventFd, IoVecs, MAX_TRANSFER_BYTES};
+use crate::sys::{Errno, EventFd};
 
 /// The completion of the read that waits for the event counter.
 const EVENT: u64 = u64::MAX;
 /// The completion of a cancellation; nobody waits for it.
 const CANCEL: u64 = u64::MAX - 1;
 
-/// What the kernel may point into while it works on a request.
+/// A slot's request, and what the kernel may point into while it works on it.
 struct Entry {
-    request: Request,
-    vecs: IoVecs,
-    header: libc::msghdr,
+    /// Present while the request is here.
+    request: Option<Request>,
+    memory: Memory,
     /// The kernel waits for readiness, not for the request itself.
     polling: bool,
     /// Given up: it must not be tried again.
@@ -39,8 +40,9 @@ struct Entry {
 /// One thread's ring.
 pub(crate) struct Uring {
     ring: IoUring,
-    /// By slot; present while the request is here.
-    entries: Vec<Option<Box<Entry>>>,
+    /// By slot, used again and again. The boxes must not move with the vector.
+    #[allow(clippy::vec_box)]
+    entries: Vec<Box<Entry>>,
     /// Slots that found the ring full.
     backlog: VecDeque<u32>,
     /// Requests that the kernel has.
@@ -87,34 +89,27 @@ impl Uring {
             return;
         }
         let index = slot as usize;
-        if index >= self.entries.len() {
-            self.entries.resize_with(index + 1, || None);
+        while index >= self.entries.len() {
+            self.entries.push(Box::new(Entry::free()));
         }
-        let header = sys::message_header(&mut IoVecs::new());
-        let entry = Entry {
-            request,
-            vecs: IoVecs::new(),
-            header,
-            polling: false,
-            cancelled: false,
-        };
-        self.entries[index] = Some(Box::new(entry));
+        let entry = &mut self.entries[index];
+        entry.request = Some(request);
+        (entry.polling, entry.cancelled) = (false, false);
         self.submit(slot);
     }
 
     /// Gives up a request that nobody waits for, if it might never end.
     pub(crate) fn abandon(&mut self, slot: u32) {
-        let entry = self.entries.get(slot as usize).and_then(Option::as_ref);
-        if entry.is_some_and(|entry| entry.request.op.ends_with_ticket()) {
+        let entry = self.entries.get(slot as usize);
+        let request = entry.and_then(|entry| entry.request.as_ref());
+        if request.is_some_and(|request| request.op.ends_with_ticket()) {
             self.cancel(slot);
         }
     }
 
     /// Asks the kernel to give up a request; its completion still comes.
     fn cancel(&mut self, slot: u32) {
-        if let Some(entry) = self.entries[slot as usize].as_deref_mut() {
-            entry.cancelled = true;
-        }
+        self.entries[slot as usize].cancelled = true;
         if let Some(at) = self.backlog.iter().position(|&waiting| waiting == slot) {
             // Never started: starting it is harmless, and then it can be cancelled.
             self.backlog.remove(at);
@@ -136,10 +131,15 @@ impl Uring {
     }
 
     fn push_slot(&mut self, slot: u32) {
-        let Some(entry) = self.entries[slot as usize].as_deref_mut() else {
+        let entry = &mut *self.entries[slot as usize];
+        let Some(request) = &mut entry.request else {
             return;
         };
-        let submission = entry.prepare().user_data(u64::from(slot));
+        let submission = match entry.polling {
+            true => Memory::readiness(request),
+            false => entry.memory.rest(request),
+        };
+        let submission = submission.user_data(u64::from(slot));
         self.in_kernel += 1;
         self.push(&submission);
     }
@@ -234,7 +234,8 @@ impl Uring {
 
     fn complete(&mut self, slot: u32, result: i64, finished: &mut Vec<(u32, Done)>) {
         self.in_kernel -= 1;
-        let Some(entry) = self.entries[slot as usize].as_deref_mut() else {
+        let entry = &mut *self.entries[slot as usize];
+        let Some(request) = &mut entry.request else {
             return;
         };
         let result = if result < 0 {
@@ -242,12 +243,12 @@ impl Uring {
         } else {
             Ok(result)
         };
-        let is_poll = matches!(entry.request.op, Op::Poll { .. });
+        let is_poll = matches!(request.op, Op::Poll { .. });
         if std::mem::take(&mut entry.polling) && !is_poll && result.is_ok() {
             return self.submit(slot);
         }
         let cancelled = entry.cancelled;
-        match entry.request.advance(result) {
+        match request.advance(result) {
             Step::Finished(result) => self.finish(slot, result, finished),
             _ if cancelled => self.finish(slot, Err(libc::ECANCELED), finished),
             Step::Again => self.submit(slot),
@@ -259,14 +260,8 @@ impl Uring {
     }
 
     fn finish(&mut self, slot: u32, result: Result<i64, Errno>, finished: &mut Vec<(u32, Done)>) {
-        if let Some(entry) = self.entries[slot as usize].take() {
-            finished.push((
-                slot,
-                Done {
-                    request: entry.request,
-                    result,
-                },
-            ));
+        if let Some(request) = self.entries[slot as usize].request.take() {
+            finished.push((slot, Done { request, result }));
         }
     }
 
@@ -279,9 +274,8 @@ impl Uring {
         let endless: Vec<u32> = (0_u32..)
             .zip(&self.entries)
             .filter(|(_, entry)| {
-                entry
-                    .as_ref()
-                    .is_some_and(|entry| entry.request.op.readiness().is_some())
+                let request = entry.request.as_ref();
+                request.is_some_and(|request| request.op.readiness().is_some())
             })
             .map(|(slot, _)| slot)
             .collect();
@@ -310,99 +304,14 @@ impl Drop for Uring {
 }
 
 impl Entry {
-    /// The submission for what is left of the request.
-    fn prepare(&mut self) -> squeue::Entry {
-        let fd = Fd(self.request.file.raw());
-        if self.polling {
-            let events = self.request.op.readiness().unwrap_or(libc::POLLIN);
-            return opcode::PollAdd::new(fd, events as u32).build();
+    /// An entry without a request.
+    fn free() -> Self {
+        Entry {
+            request: None,
+            memory: Memory::new(),
+            polling: false,
+            cancelled: false,
         }
-        let done = self.request.done_bytes;
-        match &self.request.op {
-            Op::Read { offset_bytes } => {
-                let offset = self.request.rest_offset_bytes(*offset_bytes);
-                self.read(fd, offset)
-            }
-            Op::Write {
-                offset_bytes,
-                durable,
-            } => {
-                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
-                let offset = self.request.rest_offset_bytes(*offset_bytes);
-                self.write(fd, offset, flags)
-            }
-            Op::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-            Op::Fallocate {
-                mode,
-                offset_bytes,
-                len_bytes,
-            } => opcode::Fallocate::new(fd, *len_bytes)
-                .offset(*offset_bytes)
-                .mode(*mode)
-                .build(),
-            Op::Receive => match self.request.buffers.first_mut() {
-                Some(buffer) => {
-                    let len = buffer.len().min(MAX_TRANSFER_BYTES) as u32;
-                    opcode::Recv::new(fd, buffer.as_mut_ptr(), len).build()
-                }
-                None => opcode::Nop::new().build(),
-            },
-            Op::Send => self.send(fd, done),
-            Op::Accept => {
-                let none = std::ptr::null_mut();
-                opcode::Accept::new(fd, none, std::ptr::null_mut())
-                    .flags(libc::SOCK_CLOEXEC)
-                    .build()
-            }
-            Op::Poll { events } => opcode::PollAdd::new(fd, *events as u32).build(),
-            // Calls go to the workers and never come here.
-            Op::Call { .. } | Op::Connect { .. } => opcode::Nop::new().build(),
-        }
-    }
-
-    fn read(&mut self, fd: Fd, offset_bytes: u64) -> squeue::Entry {
-        self.vecs = sys::io_vecs(&mut self.request.buffers, self.request.done_bytes);
-        match self.vecs[..] {
-            [one] => {
-                let len = one.iov_len as u32;
-                opcode::Read::new(fd, one.iov_base.cast(), len)
-                    .offset(offset_bytes)
-                    .build()
-            }
-            ref many => opcode::Readv::new(fd, many.as_ptr(), many.len() as u32)
-                .offset(offset_bytes)
-                .build(),
-        }
-    }
-
-    fn write(&mut self, fd: Fd, offset_bytes: u64, flags: i32) -> squeue::Entry {
-        self.vecs = sys::io_vecs(&mut self.request.buffers, self.request.done_bytes);
-        match self.vecs[..] {
-            [one] => opcode::Write::new(fd, one.iov_base.cast(), one.iov_len as u32)
-                .offset(offset_bytes)
-                .rw_flags(flags)
-                .build(),
-            ref many => opcode::Writev::new(fd, many.as_ptr(), many.len() as u32)
-                .offset(offset_bytes)
-                .rw_flags(flags)
-                .build(),
-        }
-    }
-
-    fn send(&mut self, fd: Fd, done_bytes: usize) -> squeue::Entry {
-        self.vecs = sys::io_vecs(&mut self.request.buffers, done_bytes);
-        // MSG_WAITALL: the kernel itself goes on after a partial send.
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        if let [one] = self.vecs[..] {
-            let len = one.iov_len as u32;
-            return opcode::Send::new(fd, one.iov_base.cast(), len)
-                .flags(flags)
-                .build();
-        }
-        self.header = sys::message_header(&mut self.vecs);
-        opcode::SendMsg::new(fd, &raw const self.header)
-            .flags(flags as u32)
-            .build()
     }
 }
 

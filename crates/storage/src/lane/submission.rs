@@ -1,0 +1,127 @@
+//! From a request to what io_uring is asked to do for it.
+
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
+
+use super::request::{Op, Request};
+use crate::sys::{self, IoVecs, MAX_TRANSFER_BYTES};
+
+/// What a submission points into besides the request's buffers. It must stay in
+/// place, like the request, until the completion.
+pub(crate) struct Memory {
+    vecs: IoVecs,
+    header: libc::msghdr,
+}
+
+impl Memory {
+    /// Memory that nothing points into yet.
+    pub(crate) fn new() -> Self {
+        Memory {
+            vecs: IoVecs::new(),
+            header: sys::message_header(&mut IoVecs::new()),
+        }
+    }
+
+    /// Waits until the request's descriptor is ready for it.
+    pub(crate) fn readiness(request: &Request) -> squeue::Entry {
+        let events = request.op.readiness().unwrap_or(libc::POLLIN);
+        opcode::PollAdd::new(Fd(request.file.raw()), events as u32).build()
+    }
+
+    /// Does what is left of the request.
+    pub(crate) fn rest(&mut self, request: &mut Request) -> squeue::Entry {
+        let fd = Fd(request.file.raw());
+        match request.op {
+            Op::Read { offset_bytes } => {
+                let offset = request.rest_offset_bytes(offset_bytes);
+                self.read(fd, request, offset)
+            }
+            Op::Write {
+                offset_bytes,
+                durable,
+            } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                let offset = request.rest_offset_bytes(offset_bytes);
+                self.write(fd, request, offset, flags)
+            }
+            Op::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Op::Fallocate {
+                mode,
+                offset_bytes,
+                len_bytes,
+            } => opcode::Fallocate::new(fd, len_bytes)
+                .offset(offset_bytes)
+                .mode(mode)
+                .build(),
+            Op::Receive => receive(fd, request),
+            Op::Send => self.send(fd, request),
+            Op::Accept => {
+                let none = std::ptr::null_mut();
+                opcode::Accept::new(fd, none, std::ptr::null_mut())
+                    .flags(libc::SOCK_CLOEXEC)
+                    .build()
+            }
+            Op::Poll { .. } => Self::readiness(request),
+            // Calls go to the workers and never come here.
+            Op::Call { .. } | Op::Connect { .. } => opcode::Nop::new().build(),
+        }
+    }
+
+    fn read(&mut self, fd: Fd, request: &mut Request, offset_bytes: u64) -> squeue::Entry {
+        self.vecs = sys::io_vecs(&mut request.buffers, request.done_bytes);
+        match self.vecs[..] {
+            [one] => opcode::Read::new(fd, one.iov_base.cast(), one.iov_len as u32)
+                .offset(offset_bytes)
+                .build(),
+            ref many => opcode::Readv::new(fd, many.as_ptr(), many.len() as u32)
+                .offset(offset_bytes)
+                .build(),
+        }
+    }
+
+    fn write(
+        &mut self,
+        fd: Fd,
+        request: &mut Request,
+        offset_bytes: u64,
+        flags: i32,
+    ) -> squeue::Entry {
+        self.vecs = sys::io_vecs(&mut request.buffers, request.done_bytes);
+        match self.vecs[..] {
+            [one] => opcode::Write::new(fd, one.iov_base.cast(), one.iov_len as u32)
+                .offset(offset_bytes)
+                .rw_flags(flags)
+                .build(),
+            ref many => opcode::Writev::new(fd, many.as_ptr(), many.len() as u32)
+                .offset(offset_bytes)
+                .rw_flags(flags)
+                .build(),
+        }
+    }
+
+    fn send(&mut self, fd: Fd, request: &mut Request) -> squeue::Entry {
+        self.vecs = sys::io_vecs(&mut request.buffers, request.done_bytes);
+        // MSG_WAITALL: the kernel itself goes on after a partial send.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        if let [one] = self.vecs[..] {
+            let len = one.iov_len as u32;
+            return opcode::Send::new(fd, one.iov_base.cast(), len)
+                .flags(flags)
+                .build();
+        }
+        self.header = sys::message_header(&mut self.vecs);
+        opcode::SendMsg::new(fd, &raw const self.header)
+            .flags(flags as u32)
+            .build()
+    }
+}
+
+fn receive(fd: Fd, request: &mut Request) -> squeue::Entry {
+    match request.buffers.first_mut() {
+        Some(buffer) => {
+            let len = buffer.len().min(MAX_TRANSFER_BYTES) as u32;
+            opcode::Recv::new(fd, buffer.as_mut_ptr(), len).build()
+        }
+        None => opcode::Nop::new().build(),
+    }
+}
