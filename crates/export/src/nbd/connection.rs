@@ -52,7 +52,7 @@ pub(super) struct Connection {
 pub(super) struct Request {
     pub(super) connection: Rc<Connection>,
     pub(super) address: Address,
-    /// Errors of this request are answered with a simple reply.
+    /// Payload bytes that the request holds in the window.
     room_bytes: u64,
 }
 
