@@ -166,7 +166,8 @@ async fn open_backing(
     gate.open_backing(request).await.map(Some)
 }
 
-async fn read_refcount_table(
+/// Reads the refcount table where the header says it lies.
+pub(crate) async fn read_refcount_table(
     file: &Arc<dyn Storage>,
     header: &Header,
     geometry: &Geometry,

@@ -9,6 +9,7 @@ use vellum_format::types::HostCluster;
 use vellum_storage::Result;
 
 use super::image::Image;
+use super::open::read_refcount_table;
 use super::refcounts::Refcounts;
 
 impl Image {
@@ -29,6 +30,7 @@ impl Image {
         let taken = taken_bytes / cluster_bytes;
         let threshold = (taken * 10 / 9).max(taken + 2);
         let clusters = self.file.len_bytes()?.div_ceil(cluster_bytes);
+        self.require_refcount_table().await?;
         let refcounts = &self.allocator.refcounts;
         let per_slice = refcounts.entries_per_slice();
         let (mut counted, mut start) = (0, 0);
@@ -38,6 +40,17 @@ impl Image {
             start = end;
         }
         Ok(counted >= threshold)
+    }
+
+    /// An image that is only read is opened without its refcount table.
+    async fn require_refcount_table(&self) -> Result<()> {
+        let refcounts = &self.allocator.refcounts;
+        if refcounts.table().clusters == 0 {
+            let header = self.header();
+            let table = read_refcount_table(&self.file, &header, &self.geometry).await?;
+            *refcounts.table() = table;
+        }
+        Ok(())
     }
 }
 
