@@ -52,8 +52,10 @@ pub(super) async fn report(image: &Image, stored: &Stored, findings: &mut Findin
 }
 
 async fn used_entries(image: &Image, stored: &Stored) -> Result<Vec<Used>> {
-    let size = u64::from(image.header.l1_entries) * 8;
     let offset = image.header.l1_table_offset.0;
+    // What lies beyond the end of the file would read as zeroes.
+    let in_file = image.len_bytes.saturating_sub(offset).next_multiple_of(8);
+    let size = (u64::from(image.header.l1_entries) * 8).min(in_file);
     let table = load::read_bytes(&image.storage, offset, size).await?;
     let used = (0..table.len() / 8).filter_map(|index| {
         let entry = L1Entry::read(&table, index)?;
