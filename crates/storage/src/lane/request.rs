@@ -363,3 +363,97 @@ impl fmt::Debug for Request {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Buffer;
+
+    fn request(op: Op, len_bytes: usize, read_unit_bytes: u32) -> Request {
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        let file = Arc::new(Descriptor::direct(fd, "null", read_unit_bytes));
+        let mut buffer = Buffer::for_read(len_bytes);
+        buffer.fill(1);
+        let tail = buffer.split_to(len_bytes / 2);
+        Request::new(file, op, Buffers::from_iter([tail, buffer]))
+    }
+
+    fn read(len_bytes: usize, read_unit_bytes: u32) -> Request {
+        request(Op::Read { offset_bytes: 0 }, len_bytes, read_unit_bytes)
+    }
+
+    fn bytes(request: &Request) -> Vec<u8> {
+        request
+            .buffers
+            .iter()
+            .flat_map(|buffer| buffer.iter().copied())
+            .collect()
+    }
+
+    #[test]
+    fn a_short_read_goes_on_until_the_end_of_the_file() {
+        let mut request = read(2048, 1);
+        assert!(matches!(request.advance(Ok(100)), Step::Again));
+        assert_eq!(request.rest_offset_bytes(0), 100);
+        assert!(matches!(request.advance(Err(libc::EINTR)), Step::Again));
+        assert!(matches!(request.advance(Err(libc::EAGAIN)), Step::Again));
+        assert!(matches!(request.advance(Ok(1000)), Step::Again));
+        assert!(matches!(request.advance(Ok(0)), Step::Finished(Ok(1100))));
+        assert_eq!(bytes(&request), [[1; 1100].as_slice(), &[0; 948]].concat());
+    }
+
+    #[test]
+    fn a_short_direct_read_that_is_not_whole_blocks_met_the_end() {
+        let mut request = read(2048, 512);
+        assert!(matches!(request.advance(Ok(512)), Step::Again));
+        assert!(matches!(request.advance(Ok(7)), Step::Finished(Ok(519))));
+        assert_eq!(bytes(&request), [[1; 519].as_slice(), &[0; 1529]].concat());
+    }
+
+    #[test]
+    fn a_short_write_goes_on_and_an_empty_one_is_no_space() {
+        let op = || Op::Write {
+            offset_bytes: 0,
+            durable: false,
+        };
+        let mut short = request(op(), 2048, 1);
+        assert!(matches!(short.advance(Ok(2047)), Step::Again));
+        assert!(matches!(short.advance(Ok(1)), Step::Finished(Ok(2048))));
+        let mut full = request(op(), 2048, 1);
+        assert!(matches!(
+            full.advance(Ok(0)),
+            Step::Finished(Err(libc::ENOSPC))
+        ));
+    }
+
+    #[test]
+    fn sockets_wait_where_files_try_again() {
+        let mut receive = request(Op::Receive, 100, 1);
+        assert!(matches!(
+            receive.advance(Err(libc::EAGAIN)),
+            Step::WhenReady
+        ));
+        assert!(matches!(receive.advance(Ok(0)), Step::Finished(Ok(0))));
+    }
+
+    #[test]
+    fn after_a_failed_flush_no_flush_succeeds() {
+        let mut flush = request(Op::Sync, 0, 1);
+        assert!(matches!(
+            flush.advance(Err(libc::EIO)),
+            Step::Finished(Err(libc::EIO))
+        ));
+        let mut next = Request::new(flush.file.clone(), Op::Sync, Buffers::new());
+        assert!(matches!(
+            next.advance(Ok(0)),
+            Step::Finished(Err(libc::EIO))
+        ));
+        // A direct file has nothing in a cache that could have been dropped.
+        let mut direct = request(Op::Sync, 0, 512);
+        assert!(matches!(
+            direct.advance(Err(libc::EIO)),
+            Step::Finished(Err(libc::EIO))
+        ));
+        assert!(matches!(direct.advance(Ok(0)), Step::Finished(Ok(0))));
+    }
+}

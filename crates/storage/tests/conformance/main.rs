@@ -2,6 +2,7 @@
 //! (buffered and direct, io_uring and threads) and through the wrappers.
 
 mod cases;
+mod random;
 
 use std::sync::Arc;
 use std::time::Duration;
