@@ -151,7 +151,7 @@ impl Campaign<'_> {
             if let Err(difference) = play::play(self.programs, &folder, &scenario) {
                 self.report(seed, &folder, scenario, difference);
             }
-            if (seed + 1) % PROGRESS_SCENARIOS == 0 {
+            if (seed + 1).is_multiple_of(PROGRESS_SCENARIOS) {
                 println!("differential: up to seed {}", seed + 1);
             }
         }

@@ -160,7 +160,7 @@ fn vector(words: &[String]) -> Outcome<Vec<u64>> {
 
 /// Refuses a value that is not a whole number of sectors.
 pub fn require_sectors(value: u64, name: &str) -> Outcome {
-    if value % SECTOR_BYTES == 0 {
+    if value.is_multiple_of(SECTOR_BYTES) {
         return Ok(());
     }
     report::print_line(format_args!(

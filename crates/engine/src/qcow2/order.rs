@@ -259,8 +259,9 @@ impl Image {
     /// keeps them from being allocated.
     async fn punch_unshared(&self, dropped: Dropped) -> Result<()> {
         let end = dropped.start.index() + dropped.count;
-        let mut run = dropped.start.index();
-        for cluster in run..end {
+        let start = dropped.start.index();
+        let mut run = start;
+        for cluster in start..end {
             if self.refcount(HostCluster(cluster)).await? != 1 {
                 self.punch(run..cluster).await;
                 run = cluster + 1;
