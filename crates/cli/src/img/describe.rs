@@ -118,8 +118,8 @@ impl Description {
                 add("bitmaps", info.bitmaps.iter().map(bitmap).collect());
             }
         }
-        if info.encrypted {
-            add("encrypt", object([("format", "luks".into())]));
+        if let Some(method) = info.encryption {
+            add("encrypt", object([("format", method.into())]));
         }
         Some(Value::Object(members))
     }
@@ -140,7 +140,7 @@ impl Description {
         add("virtual-size", self.size_bytes.into());
         if let Some(info) = &self.qcow2 {
             add("cluster-size", info.cluster_size_bytes.into());
-            if info.encrypted {
+            if info.encryption.is_some() {
                 add("encrypted", true.into());
             }
             if !info.snapshots.is_empty() {

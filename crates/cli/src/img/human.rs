@@ -28,7 +28,7 @@ pub fn image(image: &Description) -> String {
     ));
     line(format_args!("disk size: {disk}"));
     if let Some(info) = &image.qcow2 {
-        if info.encrypted {
+        if info.encryption.is_some() {
             line(format_args!("encrypted: yes"));
         }
         line(format_args!("cluster_size: {}", info.cluster_size_bytes));

@@ -66,8 +66,8 @@ pub struct ImageInfo {
     pub corrupt: bool,
     /// Clusters are made of 32 subclusters.
     pub extended_l2: bool,
-    /// Guest data is encrypted.
-    pub encrypted: bool,
+    /// How guest data is encrypted, by QEMU's name, where it is.
+    pub encryption: Option<&'static str>,
     /// Name of the external data file, where the image uses one.
     pub data_file: Option<String>,
     /// The external data file is a raw image of the disk.
@@ -115,7 +115,7 @@ impl ImageInfo {
             dirty: header.incompatible.contains(Incompatible::DIRTY),
             corrupt: header.incompatible.contains(Incompatible::CORRUPT),
             extended_l2: header.geometry().extended_l2,
-            encrypted: header.crypt_method != CryptMethod::None,
+            encryption: encryption_name(header.crypt_method),
             data_file: data_file.map(|name| String::from_utf8_lossy(name).into_owned()),
             data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
             backing_file: header.backing_file_text().map(|name| name.into_owned()),
@@ -147,5 +147,13 @@ fn snapshot_info(entry: &SnapshotEntry, size_bytes: u64) -> SnapshotInfo {
         vm_clock_nanoseconds: entry.vm_clock_nanoseconds,
         icount: entry.icount,
         disk_size_bytes: entry.disk_size_bytes.unwrap_or(size_bytes),
+    }
+}
+
+fn encryption_name(method: CryptMethod) -> Option<&'static str> {
+    match method {
+        CryptMethod::None => None,
+        CryptMethod::Aes => Some("aes"),
+        CryptMethod::Luks => Some("luks"),
     }
 }
