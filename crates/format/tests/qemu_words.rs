@@ -95,21 +95,6 @@ fn fixed_field_cases() -> Vec<Case> {
         ),
         case(
             V3,
-            &[(field::COMPRESSION_TYPE, vec![2])],
-            "qcow2: unknown compression type: 2",
-        ),
-        case(
-            V3,
-            &[(field::COMPRESSION_TYPE, vec![1])],
-            "qcow2: Compression type incompatible feature bit must be set",
-        ),
-        case(
-            V3,
-            &[be64(field::INCOMPATIBLE_FEATURES, 8)],
-            "qcow2: Compression type incompatible feature bit must not be set",
-        ),
-        case(
-            V3,
             &[be32(field::REFCOUNT_ORDER, 7)],
             "Reference count entry width too large; may not exceed 64 bits",
         ),
@@ -177,6 +162,21 @@ fn table_cases() -> Vec<Case> {
 
 fn feature_cases() -> Vec<Case> {
     vec![
+        case(
+            V3,
+            &[(field::COMPRESSION_TYPE, vec![2])],
+            "qcow2: unknown compression type: 2",
+        ),
+        case(
+            V3,
+            &[(field::COMPRESSION_TYPE, vec![1])],
+            "qcow2: Compression type incompatible feature bit must be set",
+        ),
+        case(
+            V3,
+            &[be64(field::INCOMPATIBLE_FEATURES, 8)],
+            "qcow2: Compression type incompatible feature bit must not be set",
+        ),
         case(
             V3,
             &[be64(field::INCOMPATIBLE_FEATURES, 0x60)],
