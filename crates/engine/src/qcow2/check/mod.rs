@@ -41,7 +41,7 @@ const EFBIG: i32 = 27;
 /// How many bytes of tables are read for each byte of the file, and in any case.
 /// The tables of a sound image share no bytes and are read twice at most; a hostile
 /// one can lay millions of them over each other, and a check would take for ever.
-const TABLE_BYTES_PER_FILE_BYTE: u64 = 8;
+const TABLE_BYTES_PER_FILE_BYTE: u64 = 4;
 const MIN_TABLE_BYTES: u64 = 16 << 20;
 
 /// What a check found, with the counts of `qemu-img check`.
