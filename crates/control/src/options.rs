@@ -89,7 +89,7 @@ impl Options {
 
     /// Flattens the object of a `json:{...}` name.
     pub fn from_json(text: &str) -> Result<Options> {
-        let value: Value = serde_json::from_str(text).map_err(|error| {
+        let value: Value = serde_json::from_str(&double_quoted(text)).map_err(|error| {
             let reason = match error.is_eof() {
                 true => "premature EOI".to_owned(),
                 false => error.to_string(),
@@ -277,6 +277,35 @@ impl Options {
     }
 }
 
+/// JSON with its strings in double quotes: QEMU takes single quotes too.
+fn double_quoted(text: &str) -> String {
+    let mut standard = String::with_capacity(text.len());
+    let mut quote = None;
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match (quote, letter) {
+            (None, '"' | '\'') => {
+                quote = Some(letter);
+                standard.push('"');
+            }
+            (Some(open), _) if letter == open => {
+                quote = None;
+                standard.push('"');
+            }
+            (Some(_), '"') => standard.push_str("\\\""),
+            (Some(_), '\\') => match letters.next() {
+                Some('\'') => standard.push('\''),
+                escaped => {
+                    standard.push('\\');
+                    standard.extend(escaped);
+                }
+            },
+            _ => standard.push(letter),
+        }
+    }
+    standard
+}
+
 /// A decimal or hexadecimal number; a negative one wraps around, as in C.
 fn parse_number(text: &str) -> Option<u64> {
     if let Some(positive) = text.strip_prefix('-') {
@@ -350,6 +379,10 @@ mod tests {
         let mut file = options.take_group("file");
         assert_eq!(file.take_text("filename").unwrap().as_deref(), Some("x"));
         assert_eq!(options.take_size("l2-cache-size").unwrap(), Some(1));
+        let mut single = Options::from_json(r#"{'a': 'it\'s "so"', "b": "don't"}"#).unwrap();
+        let taken = |value: Result<Option<String>>| value.unwrap().unwrap();
+        assert_eq!(taken(single.take_text("a")), "it's \"so\"");
+        assert_eq!(taken(single.take_text("b")), "don't");
         assert!(Options::from_json("[1]").is_err());
         assert!(Options::from_json("{").is_err());
     }

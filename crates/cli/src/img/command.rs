@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, Options, error_text};
+use vellum_storage::lane;
 
 use crate::getopt::{OptionSpec, Parser, UsageError};
 use crate::report;
@@ -128,6 +129,20 @@ pub fn reading(cache: CacheMode, force_share: bool) -> OpenFlags {
         discard: true,
         ..OpenFlags::default()
     }
+}
+
+/// Sets up this thread for bulk work. Through the page cache requests are copies
+/// between memory and memory, which worker threads share out best; around it
+/// they belong into a ring.
+pub fn install_bulk_lane(direct: bool) -> Result<(), Failure> {
+    if !direct {
+        let backend = lane::Backend::Threads;
+        lane::install(&lane::LaneOptions {
+            backend,
+            ..Default::default()
+        })?;
+    }
+    Ok(())
 }
 
 /// A size or count within limits, with QEMU's words for what is wrong.

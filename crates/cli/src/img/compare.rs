@@ -10,7 +10,8 @@ use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, check_object, image_spec, open_failure, reading,
+    Command, Failure, Outcome, cache_mode, check_object, image_spec, install_bulk_lane,
+    open_failure, reading,
 };
 use super::help;
 use super::progress::Progress;
@@ -84,6 +85,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let [first, second] = operands.as_slice() else {
         return Err(Failure::Usage("Expecting two image file names".into()));
     };
+    install_bulk_lane(arguments.cache.direct)?;
     lane::block_on(compare_images(command, [first, second], &arguments))
 }
 

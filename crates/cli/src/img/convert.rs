@@ -11,7 +11,8 @@ use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, image_spec, open_failure, reading,
+    Command, Failure, Outcome, cache_mode, fail, image_spec, install_bulk_lane, open_failure,
+    reading,
 };
 use super::convert_args::Arguments;
 use super::create::print_option_help;
@@ -46,6 +47,12 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let Some(target) = target else {
         return fail("Must specify image file name");
     };
+    let direct = [&arguments.source_cache, &arguments.target_cache]
+        .into_iter()
+        .flatten()
+        .filter_map(|name| CacheMode::parse(name))
+        .any(|cache| cache.direct);
+    install_bulk_lane(direct)?;
     lane::block_on(convert(command, &arguments, &format, &target))
 }
 
@@ -63,23 +70,12 @@ async fn convert(
     refuse_missing_parts(arguments)?;
     let settings = match arguments.no_create {
         true => None,
-        false => Some(target_settings(
-            arguments,
-            format,
-            target_name,
-            source_bytes,
-        )?),
+        false => Some(target_settings(arguments, format, target_name, &sources)?),
     };
     let has_backing = match &settings {
         Some(settings) => settings.text("backing_file").is_some(),
         None => arguments.backing.is_some(),
     };
-    if has_backing && sources.len() > 1 {
-        return fail(
-            "Having a backing file for the target makes no sense when concatenating multiple \
-             input images",
-        );
-    }
     let cache = match &arguments.target_cache {
         Some(name) => cache_mode("cache", name)?,
         None => CacheMode::UNSAFE,
@@ -152,13 +148,17 @@ fn target_settings(
     arguments: &Arguments,
     format: &str,
     name: &str,
-    source_bytes: u64,
+    sources: &[Arc<dyn BlockDevice>],
 ) -> Result<CreateSettings, Failure> {
     let mut settings = create::settings(name, format)?;
     if let Some(options) = &arguments.target_options {
         settings.parse(options)?;
     }
     // A size among the options does not count: the sources decide.
+    let source_bytes = sources
+        .iter()
+        .map(|source| source.size_bytes())
+        .sum::<u64>();
     settings.set("size", &source_bytes.to_string())?;
     let (backing, backing_format) = (&arguments.backing, &arguments.backing_format);
     create::set_backing(
@@ -168,6 +168,12 @@ fn target_settings(
         backing_format.as_deref(),
     )?;
     let has_backing = settings.text("backing_file").is_some();
+    if has_backing && sources.len() > 1 {
+        return fail(
+            "Having a backing file for the target makes no sense when concatenating multiple \
+             input images",
+        );
+    }
     if has_backing && settings.text("backing_fmt").is_none() {
         return fail("Use of backing file requires explicit backing format");
     }

@@ -8,8 +8,8 @@ use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, number, open_failure,
-    reading, size,
+    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, install_bulk_lane,
+    number, open_failure, reading, size,
 };
 use super::help;
 use crate::getopt::{OptionSpec, Takes};
@@ -80,6 +80,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let (Some(input), Some(output)) = (&arguments.input, &arguments.output) else {
         return fail("Must specify both input and output files");
     };
+    install_bulk_lane(false)?;
     lane::block_on(copy_blocks(&arguments, input, output))
 }
 
