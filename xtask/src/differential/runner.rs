@@ -9,7 +9,7 @@ use super::scenario::Tool;
 use crate::process;
 
 /// How long one tool may take before it counts as hung.
-const LIMIT_SECONDS: &str = "60";
+const LIMIT_SECONDS: &str = "120";
 const TIMED_OUT: i32 = 124;
 
 /// The programs that are compared.

@@ -1,11 +1,15 @@
 //! Makes a failing scenario smaller while it still fails.
 
+use std::time::{Duration, Instant};
+
 use super::operation::Mode;
 use super::play::Difference;
 use super::scenario::Scenario;
 
 /// How many smaller scenarios are tried at most.
 const MOST_TRIES: usize = 250;
+/// How long that may take: a tool that hangs takes its whole limit each time.
+const MOST_TIME: Duration = Duration::from_secs(300);
 
 /// The smallest scenario found that still fails, with its failure.
 pub fn shrink(
@@ -15,9 +19,10 @@ pub fn shrink(
 ) -> (Scenario, Difference) {
     let mut best = (scenario, difference);
     let mut tries = 0;
+    let started = Instant::now();
     'smaller: loop {
         for candidate in candidates(&best.0) {
-            if tries == MOST_TRIES {
+            if tries == MOST_TRIES || started.elapsed() > MOST_TIME {
                 return best;
             }
             tries += 1;
