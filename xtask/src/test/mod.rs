@@ -11,7 +11,9 @@ use crate::workspace::Workspace;
 use crate::{fuzz, process, setup};
 use tally::Tally;
 
-/// A slice that takes about two minutes; docs/TESTING.md tells of the long runs.
+/// Slices that take about a minute each; docs/TESTING.md tells of the long runs.
+const SIMULATOR_SEEDS: u64 = 1000;
+const SIMULATOR_CUTS_PER_SEED: u64 = 100;
 const DIFFERENTIAL_SEEDS: &str = "0..60";
 
 /// The task.
@@ -20,13 +22,14 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     setup::ensure()?;
     let workspace = Workspace::locate()?;
     let mut tally = Tally::default();
-    // Unit, integration and documentation tests, and the simulator's slice.
+    // Unit, integration and documentation tests.
     tally += counted(
         workspace
             .cargo()
             .args(["test", "--workspace", "--no-fail-fast"]),
     )?;
     tally += corpora(&workspace)?;
+    tally += simulator(&workspace)?;
     tally += counted(
         Command::new(std::env::current_exe()?)
             .current_dir(&workspace.root)
@@ -56,6 +59,23 @@ fn counted(command: &mut Command) -> Result<Tally> {
         // It broke before it could count: that is a failure too.
         println!("{} ended with {status}", process::shown(command));
         tally.failed = 1;
+    }
+    Ok(tally)
+}
+
+/// Power cuts, optimised: each seed is one test.
+fn simulator(workspace: &Workspace) -> Result<Tally> {
+    let seeds = format!("0..{SIMULATOR_SEEDS}");
+    let cuts = SIMULATOR_CUTS_PER_SEED.to_string();
+    let mut tally = counted(
+        workspace
+            .cargo()
+            .args(["run", "--release", "--package", "vellum-sim", "--"])
+            .args(["--seeds", &seeds, "--cuts", &cuts]),
+    )?;
+    // It stops at the first seed that fails, so all or nothing passed.
+    if tally.failed == 0 {
+        tally.passed += SIMULATOR_SEEDS;
     }
     Ok(tally)
 }
