@@ -429,3 +429,35 @@ fn a_part_of_an_image_is_served() {
     assert!(fs::read(&out).expect("read the copy") == pattern()[1 << 20..]);
     served.terminate();
 }
+
+/// Runs the server in a shell that sets `LISTEN_PID` to the server's own.
+fn activated(place: &Place, redirection: &str) -> Output {
+    let script =
+        format!("LISTEN_PID=$$ LISTEN_FDS=1 exec ./qemu-nbd -f raw disk.raw {redirection}");
+    let mut command = Command::new("bash");
+    output(
+        command
+            .current_dir(place.folder.path())
+            .args(["-c", &script]),
+    )
+}
+
+#[test]
+fn a_socket_that_was_promised_must_be_there_and_be_a_socket() {
+    let place = Place::new();
+    for (redirection, reason) in [
+        (
+            "3>&-",
+            "invalid file descriptor fd = 3: Bad file descriptor",
+        ),
+        ("3</dev/null", "Socket operation on non-socket"),
+    ] {
+        let done = activated(&place, redirection);
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("ocket activation") && text.contains(reason),
+            "{text}"
+        );
+    }
+}

@@ -83,7 +83,8 @@ pub(super) fn activated_sockets() -> RawFd {
     }
 }
 
-/// Takes over the sockets that were handed down. Must be called once.
+/// Takes over the sockets that were handed down. Must be called once, before
+/// the program opens anything.
 pub(super) fn take_sockets(count: RawFd) -> Result<Vec<OwnedFd>, String> {
     let end = FIRST_ACTIVATED_FD.saturating_add(count);
     (FIRST_ACTIVATED_FD..end).map(take_socket).collect()

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::ToSocketAddrs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -29,10 +29,15 @@ fn message(text: impl Into<String>) -> Failure {
 
 /// Serves the image until the clients or a signal end it.
 pub(super) fn serve(arguments: Arguments) -> Result<(), Failure> {
-    let activated = daemon::activated_sockets();
-    if activated > 0 {
-        check_activation(&arguments)?;
-    }
+    let activated = match daemon::activated_sockets() {
+        0 => None,
+        count => {
+            check_activation(&arguments)?;
+            // Before anything else is opened: a descriptor that was promised and
+            // is not there must not turn out to be one of ours.
+            Some(daemon::take_sockets(count).map_err(message)?)
+        }
+    };
     let mut ready = None;
     if arguments.fork {
         match daemon::fork().map_err(|e| message(format!("Failed to fork: {}", os_text(&e))))? {
@@ -70,7 +75,7 @@ fn check_activation(arguments: &Arguments) -> Result<(), Failure> {
 
 async fn run(
     arguments: &Arguments,
-    activated: i32,
+    activated: Option<Vec<OwnedFd>>,
     ready: Option<Ready>,
     stop: &Stop,
 ) -> Result<(), Failure> {
@@ -176,18 +181,18 @@ fn server_options(arguments: &Arguments) -> ServerOptions {
     }
 }
 
-fn listen(arguments: &Arguments, activated: i32) -> Result<Vec<Listener>, Failure> {
-    if activated > 0 {
-        let sockets = daemon::take_sockets(activated).map_err(message)?;
-        return sockets
-            .into_iter()
-            .map(|socket| {
-                Listener::from_fd(socket).map_err(|error| {
-                    let text = report::error_text(&error);
-                    message(format!("Failed to use socket activation: {text}"))
-                })
+fn listen(
+    arguments: &Arguments,
+    activated: Option<Vec<OwnedFd>>,
+) -> Result<Vec<Listener>, Failure> {
+    if let Some(sockets) = activated {
+        let take = |socket| {
+            Listener::from_fd(socket).map_err(|error| {
+                let text = report::error_text(&error);
+                message(format!("Failed to use socket activation: {text}"))
             })
-            .collect();
+        };
+        return sockets.into_iter().map(take).collect();
     }
     let listener = match &arguments.socket {
         Some(path) => listen_unix(path)?,

@@ -1,9 +1,10 @@
 //! Sockets that wait for clients: unix and TCP.
 
 use std::fmt;
-use std::io::ErrorKind;
-use std::net::ToSocketAddrs;
+use std::io::{self, ErrorKind};
+use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use vellum_storage::lane::net::{self, Stream};
@@ -43,7 +44,11 @@ impl Listener {
     }
 
     /// Takes over a socket that listens already, as a service manager hands it down.
+    ///
+    /// # Errors
+    /// If it is no unix or TCP socket.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
+        let fd = check_socket(fd).map_err(|error| Error::from_io("listen", &error))?;
         Ok(Listener {
             socket: net::Listener::from_fd(fd)?,
             path: None,
@@ -58,6 +63,17 @@ impl Listener {
     pub(super) async fn accept(&self) -> Result<Stream> {
         self.socket.accept().await
     }
+}
+
+/// Gives the socket back if it has a unix or an IP address.
+fn check_socket(fd: OwnedFd) -> io::Result<OwnedFd> {
+    let unix = UnixListener::from(fd);
+    if unix.local_addr().is_ok() {
+        return Ok(unix.into());
+    }
+    let tcp = TcpListener::from(OwnedFd::from(unix));
+    tcp.local_addr()?;
+    Ok(tcp.into())
 }
 
 impl Drop for Listener {
