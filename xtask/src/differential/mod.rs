@@ -35,6 +35,8 @@ const PROGRESS_SCENARIOS: u64 = 100;
 const MOST_DIFFERENCES: usize = 10;
 /// A folder in memory, where the machine has one.
 const MEMORY_FOLDER: &str = "/dev/shm";
+/// How the names of this task's folders begin; the process's number follows.
+const FOLDER_PREFIX: &str = "vellum-differential-";
 
 struct Arguments {
     seeds: Range<u64>,
@@ -87,16 +89,38 @@ pub fn run_seeds(
     }
 }
 
+/// A folder in memory, or in the target folder. Its name tells whose it is, so
+/// that what an interrupted run left goes when the next one starts.
 fn temporary_folder(target: &Path) -> Result<tempfile::TempDir> {
+    let memory = Path::new(MEMORY_FOLDER);
+    remove_left_folders(memory);
+    let prefix = format!("{FOLDER_PREFIX}{}-", std::process::id());
     let builder = || {
         let mut builder = tempfile::Builder::new();
-        builder.prefix("vellum-differential-");
+        builder.prefix(&prefix);
         builder
     };
     builder()
-        .tempdir_in(MEMORY_FOLDER)
+        .tempdir_in(memory)
         .or_else(|_| builder().tempdir_in(target))
         .context("cannot make a temporary folder")
+}
+
+fn remove_left_folders(parent: &Path) {
+    let Ok(entries) = std::fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(FOLDER_PREFIX);
+        let owner = owner
+            .and_then(|rest| rest.split_once('-'))
+            .map(|(owner, _)| owner);
+        if owner.is_some_and(|owner| !Path::new("/proc").join(owner).exists()) {
+            // Another run may be removing it as well.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
