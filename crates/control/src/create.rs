@@ -9,7 +9,7 @@ use vellum_storage::WriteFlags;
 use vellum_storage::file::{Create, FileOptions, FileStorage};
 use vellum_storage::lock::Permissions;
 
-use crate::create_options::{CreateSettings, format_options};
+use crate::create_options::{CreateSettings, not_creatable};
 use crate::{ImageSpec, OpenFlags, error_text, filename, open_device};
 
 const SECTOR_BYTES: u64 = 512;
@@ -46,19 +46,12 @@ fn invalid(message: impl Into<String>) -> Error {
 
 /// Settings of a format on a file; an error names what cannot be made.
 pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
-    let known = matches!(format, "raw" | "qcow2" | "file");
-    if !known || format_options(format).is_none() {
-        return Err(invalid(format!("Unknown file format '{format}'")));
-    }
+    let settings = CreateSettings::new(format).ok_or_else(|| invalid(not_creatable(format)))?;
     if filename.starts_with("json:") {
         return Err(invalid("Unknown protocol 'json'"));
     }
     filename::local_path(filename)?;
-    CreateSettings::new(format).ok_or_else(|| {
-        invalid(format!(
-            "Format driver '{format}' does not support image creation"
-        ))
-    })
+    Ok(settings)
 }
 
 /// Takes the names of a backing file and of its format into settings.

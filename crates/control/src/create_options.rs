@@ -184,6 +184,16 @@ pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
     }
 }
 
+/// Why images of a format cannot be made: QEMU knows some only to read.
+pub fn not_creatable(format: &str) -> String {
+    match format {
+        "bochs" | "cloop" | "dmg" => {
+            format!("Format driver '{format}' does not support image creation")
+        }
+        _ => format!("Unknown file format '{format}'"),
+    }
+}
+
 /// The options of a format on a file: its own first, then what files add.
 pub fn all_options(format: &str) -> Option<Vec<OptionDescription>> {
     let mut all = format_options(format)?.to_vec();
@@ -220,12 +230,11 @@ pub fn asks_for_help(text: &str) -> bool {
     words(text).iter().any(|word| word == "help" || word == "?")
 }
 
-/// Whether a text can be joined to others of its kind: it is not empty and no
-/// comma is left open at either end.
+/// Whether a text can be joined to others of its kind: it is not empty, begins
+/// with no comma, and leaves none open at its end.
 pub fn is_option_list(text: &str) -> bool {
     let open_at_end = text.chars().rev().take_while(|&c| c == ',').count() % 2 == 1;
-    let open_at_start = text.starts_with(',') && !text.starts_with(",,");
-    !text.is_empty() && !open_at_end && !open_at_start
+    !text.is_empty() && !open_at_end && !text.starts_with(',')
 }
 
 /// A value that was given.
@@ -388,7 +397,7 @@ mod tests {
         for good in ["a", "a,b", "a,,"] {
             assert!(is_option_list(good), "{good}");
         }
-        for bad in ["", ",", "a,", ",a", "a,,,"] {
+        for bad in ["", ",", ",,", "a,", ",a", "a,,,"] {
             assert!(!is_option_list(bad), "{bad}");
         }
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use vellum_control::create::{self, CreateRequest};
 use vellum_control::create_options::{
-    all_options, asks_for_help, format_options, help_text, is_option_list,
+    all_options, asks_for_help, format_options, help_text, is_option_list, not_creatable,
 };
 use vellum_control::error_text;
 use vellum_storage::lane;
@@ -51,7 +51,7 @@ pub fn add_options(all: &mut Option<String>, text: String) -> Result<(), Failure
 
 /// Prints the options of a format, and those that a named file adds.
 pub fn print_option_help(format: &str, filename: Option<&str>) -> Outcome {
-    let unknown = || Failure::Message(format!("Unknown file format '{format}'"));
+    let unknown = || Failure::Message(not_creatable(format));
     match filename {
         Some(_) => {
             let options = all_options(format).ok_or_else(unknown)?;
