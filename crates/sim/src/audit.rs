@@ -58,7 +58,10 @@ impl Frozen {
                 }
             }
         }
-        Ok(Frozen { pages: pages.clone(), ranges })
+        Ok(Frozen {
+            pages: pages.clone(),
+            ranges,
+        })
     }
 }
 
@@ -77,13 +80,20 @@ pub fn audit(pages: &Pages, frozen: &Frozen) -> Vec<String> {
     };
     let clusters = pages.len_bytes().div_ceil(layout.cluster_bytes());
     let uses = vec![(Use::Nothing, 0); clusters as usize];
-    let mut audit = Audit { pages, layout, uses, problems: Vec::new() };
+    let mut audit = Audit {
+        pages,
+        layout,
+        uses,
+        problems: Vec::new(),
+    };
     audit.count_metadata();
     audit.count_guest();
     audit.compare_refcounts();
     for &(offset, len) in &frozen.ranges {
         if !pages.same(&frozen.pages, offset, len) {
-            audit.problems.push(format!("the snapshot's bytes at {offset:#x} have changed"));
+            audit
+                .problems
+                .push(format!("the snapshot's bytes at {offset:#x} have changed"));
         }
     }
     audit.problems
@@ -95,8 +105,16 @@ impl Audit<'_> {
         let size = layout.cluster_bytes();
         let mut found = vec![
             (Use::Metadata("the header"), 0, size),
-            (Use::Metadata("the L1 table"), layout.l1_offset, layout.l1_entries * 8),
-            (Use::Metadata("the refcount table"), layout.table_offset, layout.table_clusters * size),
+            (
+                Use::Metadata("the L1 table"),
+                layout.l1_offset,
+                layout.l1_entries * 8,
+            ),
+            (
+                Use::Metadata("the refcount table"),
+                layout.table_offset,
+                layout.table_clusters * size,
+            ),
         ];
         let block = |(_, offset): &(u64, u64)| (Use::Metadata("a refcount block"), *offset, size);
         found.extend(layout.blocks.iter().map(block));
@@ -113,8 +131,9 @@ impl Audit<'_> {
 
     fn count_guest(&mut self) {
         let active = (self.layout.l1_offset, self.layout.l1_entries);
-        let tables: Vec<_> =
-            std::iter::once(active).chain(self.layout.snapshots.iter().copied()).collect();
+        let tables: Vec<_> = std::iter::once(active)
+            .chain(self.layout.snapshots.iter().copied())
+            .collect();
         for (number, (offset, entries)) in tables.into_iter().enumerate() {
             for (index, entry) in self.layout.read_l1(self.pages, offset, entries) {
                 self.count_l2(index, entry, number == 0);
@@ -142,7 +161,9 @@ impl Audit<'_> {
     }
 
     fn check_copied(&mut self, table: &str, index: u64, entry: u64, host: u64) {
-        let refcount = self.layout.refcount(self.pages, host >> self.layout.cluster_bits);
+        let refcount = self
+            .layout
+            .refcount(self.pages, host >> self.layout.cluster_bits);
         if (entry & COPIED != 0) != (refcount == 1) {
             self.problems.push(format!(
                 "the {table} entry {index} is {entry:#x}, but the refcount there is {refcount}"
@@ -154,7 +175,8 @@ impl Audit<'_> {
         let size = self.layout.cluster_bytes();
         let last = (offset + len.max(1) - 1) / size;
         if last > self.pages.len_bytes() / size + SLACK_CLUSTERS {
-            self.problems.push(format!("{what} lies far beyond the end, at {offset:#x}"));
+            self.problems
+                .push(format!("{what} lies far beyond the end, at {offset:#x}"));
             return;
         }
         if self.uses.len() as u64 <= last {
@@ -166,7 +188,8 @@ impl Audit<'_> {
                 *user = what;
             } else if *user != what || matches!(what, Use::Metadata(_)) {
                 let at = cluster * size;
-                self.problems.push(format!("the host cluster {at:#x} is {user} and {what}"));
+                self.problems
+                    .push(format!("the host cluster {at:#x} is {user} and {what}"));
             }
             *count += 1;
         }

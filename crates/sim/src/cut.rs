@@ -22,7 +22,11 @@ impl Kept {
     /// All of a record.
     pub fn whole(record: usize, of: &Record) -> Self {
         let sectors = 0..of.sectors();
-        Kept { record, sectors: vec![sectors], grows: true }
+        Kept {
+            record,
+            sectors: vec![sectors],
+            grows: true,
+        }
     }
 }
 
@@ -83,7 +87,11 @@ impl Cut {
                     split => vec![split - count..count],
                 },
             };
-            kept.push(Kept { record, sectors, grows });
+            kept.push(Kept {
+                record,
+                sectors,
+                grows,
+            });
         }
         Cut { kept }
     }
@@ -91,14 +99,17 @@ impl Cut {
     /// The bytes of every file after this cut.
     pub fn apply(&self, point: &CutPoint) -> Vec<Pages> {
         let mut files = point.durable.clone();
-        let mut seen = point.volatile.clone();
+        let mut seen: Option<Vec<Pages>> = None;
         for kept in &self.kept {
-            let Some(record) = point.records.get(kept.record) else { continue };
+            let Some(record) = point.records.get(kept.record) else {
+                continue;
+            };
             if kept.record < point.completed {
                 record.apply_part(&mut files[record.file], kept);
                 continue;
             }
             // A request still in flight lands on the bytes that the device holds by then.
+            let seen = seen.get_or_insert_with(|| point.volatile.clone());
             let landed = record.landed(&seen[record.file]);
             landed.apply(&mut seen[record.file]);
             landed.apply_part(&mut files[record.file], kept);
@@ -130,7 +141,11 @@ fn torn(record: usize, of: &Record, rng: &mut Rng) -> Kept {
             vec![0..split / 2, split..end]
         }
     };
-    Kept { record, sectors, grows }
+    Kept {
+        record,
+        sectors,
+        grows,
+    }
 }
 
 /// The sectors whose bits are set.
@@ -179,7 +194,12 @@ mod tests {
             record.apply(&mut volatile);
         }
         let completed = records.len();
-        CutPoint { durable: vec![durable], volatile: vec![volatile], records, completed }
+        CutPoint {
+            durable: vec![durable],
+            volatile: vec![volatile],
+            records,
+            completed,
+        }
     }
 
     fn write(offset: u64, byte: u8, len: usize) -> Record {
@@ -206,7 +226,11 @@ mod tests {
 
     #[test]
     fn random_cuts_see_every_subset_too() {
-        let point = point(vec![write(0, 1, 512), write(512, 1, 512), write(1024, 1, 512)]);
+        let point = point(vec![
+            write(0, 1, 512),
+            write(512, 1, 512),
+            write(1024, 1, 512),
+        ]);
         let mut rng = Rng::new(5);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..500 {

@@ -69,11 +69,29 @@ struct Pending {
 /// What is asked of a file.
 #[derive(Debug)]
 pub(crate) enum Request {
-    Read { offset_bytes: u64, buffers: Buffers, reply: Reply<Buffers> },
-    Write { record: Record, buffers: Buffers, reply: Reply<Buffers> },
-    Change { record: Record, reply: Reply<()> },
-    Flush { before: u64, reply: Reply<()> },
-    Status { offset_bytes: u64, len_bytes: u64, reply: Reply<StorageExtent> },
+    Read {
+        offset_bytes: u64,
+        buffers: Buffers,
+        reply: Reply<Buffers>,
+    },
+    Write {
+        record: Record,
+        buffers: Buffers,
+        reply: Reply<Buffers>,
+    },
+    Change {
+        record: Record,
+        reply: Reply<()>,
+    },
+    Flush {
+        before: u64,
+        reply: Reply<()>,
+    },
+    Status {
+        offset_bytes: u64,
+        len_bytes: u64,
+        reply: Reply<StorageExtent>,
+    },
 }
 
 impl Request {
@@ -104,7 +122,9 @@ impl Disk {
             next_landing: 0,
             flushes: 0,
         };
-        Arc::new(Disk { core: Mutex::new(core) })
+        Arc::new(Disk {
+            core: Mutex::new(core),
+        })
     }
 
     /// Makes the disk break its word; see [`crate::lies`].
@@ -115,8 +135,21 @@ impl Disk {
     /// Adds a file that holds `pages` durably.
     pub fn add_file(self: &Arc<Self>, name: &str, pages: Pages, traits: Traits) -> Arc<SimStorage> {
         let mut core = self.lock();
-        core.files.push(File { durable: pages.clone(), volatile: pages, landed: Vec::new() });
-        Arc::new(SimStorage::new(self.clone(), core.files.len() - 1, name, traits))
+        let durable = match core.mode {
+            Mode::Instant => Pages::new(),
+            Mode::Scheduled => pages.clone(),
+        };
+        core.files.push(File {
+            durable,
+            volatile: pages,
+            landed: Vec::new(),
+        });
+        Arc::new(SimStorage::new(
+            self.clone(),
+            core.files.len() - 1,
+            name,
+            traits,
+        ))
     }
 
     /// Completes one request in flight; `false` if there is none.
@@ -144,11 +177,21 @@ impl Disk {
         let mut records: Vec<Record> = landed.iter().map(|landed| landed.record.clone()).collect();
         let completed = records.len();
         // A write in flight with `forced` promises nothing before it completes.
-        let in_flight = core.pending.iter().filter_map(|pending| pending.request.record());
-        records.extend(in_flight.map(|record| Record { forced: false, ..record.clone() }));
+        let in_flight = core
+            .pending
+            .iter()
+            .filter_map(|pending| pending.request.record());
+        records.extend(in_flight.map(|record| Record {
+            forced: false,
+            ..record.clone()
+        }));
         CutPoint {
             durable: core.files.iter().map(|file| file.durable.clone()).collect(),
-            volatile: core.files.iter().map(|file| file.volatile.clone()).collect(),
+            volatile: core
+                .files
+                .iter()
+                .map(|file| file.volatile.clone())
+                .collect(),
             records,
             completed,
         }
@@ -172,7 +215,10 @@ impl Disk {
         let reply = Reply::new();
         let request = request(reply.clone());
         let mut core = self.lock();
-        let pending = Pending { file, request: core.stamp(request) };
+        let pending = Pending {
+            file,
+            request: core.stamp(request),
+        };
         if core.mode == Mode::Instant {
             core.complete(pending);
             drop(core);
@@ -191,7 +237,10 @@ impl Core {
     /// Notes what was complete when a flush was asked for.
     fn stamp(&self, request: Request) -> Request {
         match request {
-            Request::Flush { reply, .. } => Request::Flush { before: self.next_landing, reply },
+            Request::Flush { reply, .. } => Request::Flush {
+                before: self.next_landing,
+                reply,
+            },
             other => other,
         }
     }
@@ -199,14 +248,22 @@ impl Core {
     fn complete(&mut self, pending: Pending) {
         let file = pending.file;
         match pending.request {
-            Request::Read { mut offset_bytes, mut buffers, reply } => {
+            Request::Read {
+                mut offset_bytes,
+                mut buffers,
+                reply,
+            } => {
                 for buffer in &mut buffers {
                     self.files[file].volatile.read(offset_bytes, buffer);
                     offset_bytes += buffer.len() as u64;
                 }
                 reply.send(Ok(buffers));
             }
-            Request::Write { record, buffers, reply } => {
+            Request::Write {
+                record,
+                buffers,
+                reply,
+            } => {
                 self.land(&record);
                 reply.send(Ok(buffers));
             }
@@ -218,9 +275,17 @@ impl Core {
                 self.flush(file, before);
                 reply.send(Ok(()));
             }
-            Request::Status { offset_bytes, len_bytes, reply } => {
+            Request::Status {
+                offset_bytes,
+                len_bytes,
+                reply,
+            } => {
                 let (hole, len_bytes) = self.files[file].volatile.run(offset_bytes, len_bytes);
-                let status = if hole { BlockStatus::Hole } else { BlockStatus::Data };
+                let status = if hole {
+                    BlockStatus::Hole
+                } else {
+                    BlockStatus::Data
+                };
                 reply.send(Ok(StorageExtent { status, len_bytes }));
             }
         }
@@ -229,33 +294,53 @@ impl Core {
     fn land(&mut self, record: &Record) {
         let file = &mut self.files[record.file];
         let mut record = record.landed(&file.volatile);
+        if record.end_bytes() <= file.durable.len_bytes() && record.sectors() > 0 {
+            // The length that it needs cannot be lost any more.
+            record.grows_to = None;
+        }
         if let Some(lie) = &self.lie {
             record.late = lie.delays(&file.volatile, &record);
         }
         record.apply(&mut file.volatile);
         if self.mode == Mode::Scheduled {
-            file.landed.push(Landed { number: self.next_landing, record });
+            file.landed.push(Landed {
+                number: self.next_landing,
+                record,
+            });
         }
         self.next_landing += 1;
     }
 
     fn flush(&mut self, file: usize, before: u64) {
         self.flushes += 1;
-        if self.lie.as_ref().is_some_and(|lie| lie.swallows(self.flushes)) {
+        if self
+            .lie
+            .as_ref()
+            .is_some_and(|lie| lie.swallows(self.flushes))
+        {
             return;
         }
         let file = &mut self.files[file];
         let landed = std::mem::take(&mut file.landed);
-        let (covered, mut left): (Vec<_>, Vec<_>) =
-            landed.into_iter().partition(|landed| landed.number < before);
+        let (covered, mut left): (Vec<_>, Vec<_>) = landed
+            .into_iter()
+            .partition(|landed| landed.number < before);
         for at in 0..covered.len() {
             let record = &covered[at].record;
             // A late record that a later one covers is durable with it.
             let late = record.late
-                && !covered[at + 1..].iter().any(|next| next.record.overlaps(record));
+                && !covered[at + 1..]
+                    .iter()
+                    .any(|next| next.record.overlaps(record));
             if late {
-                let record = Record { late: false, ..record.clone() };
-                left.push(Landed { number: covered[at].number, record });
+                let record = Record {
+                    late: false,
+                    ..record.clone()
+                };
+                left.push(Landed {
+                    number: covered[at].number,
+                    record,
+                });
             } else {
                 record.apply(&mut file.durable);
             }
@@ -283,7 +368,10 @@ impl<T> Clone for Reply<T> {
 
 impl<T> Reply<T> {
     fn new() -> Self {
-        Reply(Arc::new(Mutex::new(Slot { result: None, waker: None })))
+        Reply(Arc::new(Mutex::new(Slot {
+            result: None,
+            waker: None,
+        })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Slot<T>> {

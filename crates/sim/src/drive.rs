@@ -56,7 +56,10 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
 /// Closes a device; a close makes everything durable, as a flush does.
 pub(crate) async fn close(guest: &Guest, device: &dyn BlockDevice) -> Result<(), Failure> {
     let begun = guest.model.borrow_mut().begin_watch();
-    device.close().await.map_err(|error| Failure::error(FailureKind::Request, "close", &error))?;
+    device
+        .close()
+        .await
+        .map_err(|error| Failure::error(FailureKind::Request, "close", &error))?;
     guest.model.borrow_mut().end_flush(begun);
     Ok(())
 }
@@ -80,18 +83,42 @@ pub(crate) async fn perform(
             let mut buffer = Buffer::zeroed(len as usize);
             let id = guest.model.borrow_mut().new_write();
             pattern::fill(id, offset, &mut buffer);
-            let ticket = guest.model.borrow_mut().begin(Effect::Write(id), offset..offset + len);
-            device.write(offset, buffer, RequestFlags { fua }).await.map_err(failed)?;
+            let ticket = guest
+                .model
+                .borrow_mut()
+                .begin(Effect::Write(id), offset..offset + len);
+            device
+                .write(offset, buffer, RequestFlags { fua })
+                .await
+                .map_err(failed)?;
             guest.model.borrow_mut().end(ticket, fua);
         }
-        Op::WriteZeroes { offset, len, unmap, fua } => {
-            let ticket = guest.model.borrow_mut().begin(Effect::Zeroes, offset..offset + len);
-            let request = ZeroRequest { may_unmap: unmap, fua, no_fallback: false };
-            device.write_zeroes(offset, len, request).await.map_err(failed)?;
+        Op::WriteZeroes {
+            offset,
+            len,
+            unmap,
+            fua,
+        } => {
+            let ticket = guest
+                .model
+                .borrow_mut()
+                .begin(Effect::Zeroes, offset..offset + len);
+            let request = ZeroRequest {
+                may_unmap: unmap,
+                fua,
+                no_fallback: false,
+            };
+            device
+                .write_zeroes(offset, len, request)
+                .await
+                .map_err(failed)?;
             guest.model.borrow_mut().end(ticket, fua);
         }
         Op::Discard { offset, len } => {
-            let ticket = guest.model.borrow_mut().begin(Effect::Discard, offset..offset + len);
+            let ticket = guest
+                .model
+                .borrow_mut()
+                .begin(Effect::Discard, offset..offset + len);
             device.discard(offset, len).await.map_err(failed)?;
             guest.model.borrow_mut().end(ticket, false);
         }

@@ -47,7 +47,11 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
         ..CacheOptions::default()
     };
     OpenOptions {
-        cache: if options.tiny_cache { smallest } else { CacheOptions::default() },
+        cache: if options.tiny_cache {
+            smallest
+        } else {
+            CacheOptions::default()
+        },
         backing: match &files.backing {
             Some(device) => OpenBacking::Given(device.clone()),
             None => OpenBacking::None,
@@ -73,7 +77,10 @@ impl Subject for Engine {
     }
 
     fn open_backing(&self, files: Files, options: &ImageOptions) -> Io<Arc<dyn BlockDevice>> {
-        let options = OpenOptions { read_only: true, ..open_options(&files, options) };
+        let options = OpenOptions {
+            read_only: true,
+            ..open_options(&files, options)
+        };
         Io::boxed(async move {
             let image = Qcow2::open(files.image, Arc::new(DenyAll), options).await?;
             Ok(image as Arc<dyn BlockDevice>)
@@ -93,7 +100,10 @@ impl Subject for Engine {
                 })),
             };
             let report = check(files.image, &options).await?;
-            let messages = messages.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let messages = messages
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
             Ok(Findings {
                 corruptions: report.corruptions,
                 check_errors: report.check_errors,

@@ -50,7 +50,10 @@ impl Exhaust {
             self.digits.push(Digit { value: 0, bound });
         }
         let digit = self.digits[self.at];
-        assert_eq!(digit.bound, bound, "the code under enumeration is not deterministic");
+        assert_eq!(
+            digit.bound, bound,
+            "the code under enumeration is not deterministic"
+        );
         self.at += 1;
         digit.value
     }

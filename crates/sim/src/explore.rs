@@ -1,7 +1,7 @@
 //! Runs stories and cuts their power.
 
-use std::collections::BTreeSet;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::machine::Machine;
 use crate::prepare::prepare;
 use crate::record::CutPoint;
 use crate::rng::Rng;
-use crate::scenario::{Crash, Leg, Story};
+use crate::scenario::{Crash, DataFile, Leg, Story};
 use crate::subject::Subject;
 use crate::verify::{Depth, verify};
 use crate::world::World;
@@ -74,11 +74,19 @@ impl Explorer {
     /// Runs a story of one leg and cuts its power `cuts` times.
     pub fn story(&self, story: &Story, rng: &mut Rng, cuts: u64) -> Result<Totals, Box<Found>> {
         let found = |failure, legs| {
-            Box::new(Found { failure, story: Story { legs, ..story.clone() } })
+            Box::new(Found {
+                failure,
+                story: Story {
+                    legs,
+                    ..story.clone()
+                },
+            })
         };
         let machine =
             prepare(&self.subject, story).map_err(|failure| found(failure, story.legs.clone()))?;
-        let Some(leg) = story.legs.first() else { return Ok(Totals::default()) };
+        let Some(leg) = story.legs.first() else {
+            return Ok(Totals::default());
+        };
         let mut totals = Totals::default();
         totals.steps = self
             .run_leg(story, &machine, leg, &mut |_, _| true)
@@ -98,8 +106,14 @@ impl Explorer {
             for _ in 0..per_point.min(left) {
                 left -= 1;
                 totals.cuts += 1;
-                let crash = Crash { step, cut: Cut::random(&point, rng) };
-                let crashed = Leg { crash: Some(crash), ..leg.clone() };
+                let crash = Crash {
+                    step,
+                    cut: Cut::random(&point, rng),
+                };
+                let crashed = Leg {
+                    crash: Some(crash),
+                    ..leg.clone()
+                };
                 if let Err(failed) = self.follow(story, &point, machine.clone(), crashed, rng) {
                     broken = Some(failed);
                     return false;
@@ -123,8 +137,11 @@ impl Explorer {
         leg: Leg,
         rng: &mut Rng,
     ) -> Result<(), (Failure, Vec<Leg>)> {
-        let depth =
-            if rng.chance(1, THOROUGH_EVERY) { Depth::Thorough } else { Depth::Quick };
+        let depth = if rng.chance(1, THOROUGH_EVERY) {
+            Depth::Thorough
+        } else {
+            Depth::Quick
+        };
         let recovered = self
             .crash(story, point, machine, &leg, depth)
             .map_err(|failure| (failure, vec![leg.clone()]))?;
@@ -132,15 +149,26 @@ impl Explorer {
             return Ok(());
         }
         let mut next = generate::leg(&story.image, rng);
-        let at = rng.below(40);
-        let mut last = None;
-        self.run_leg(story, &recovered, &next, &mut |step, here| {
-            last = Some((step, here()));
-            step < at
+        let both = |next: &Leg| vec![leg.clone(), next.clone()];
+        let steps = self
+            .run_leg(story, &recovered, &next, &mut |_, _| true)
+            .map_err(|failure| (failure, both(&next)))?;
+        let step = rng.below(steps + 1);
+        let mut reached = None;
+        self.run_leg(story, &recovered, &next, &mut |now, here| {
+            if now == step {
+                reached = Some(here());
+            }
+            now < step
         })
-        .map_err(|failure| (failure, vec![leg.clone(), next.clone()]))?;
-        let Some((step, (point, machine))) = last else { return Ok(()) };
-        next.crash = Some(Crash { step, cut: Cut::random(&point, rng) });
+        .map_err(|failure| (failure, both(&next)))?;
+        let Some((point, machine)) = reached else {
+            return Ok(());
+        };
+        next.crash = Some(Crash {
+            step,
+            cut: Cut::random(&point, rng),
+        });
         self.crash(story, &point, machine, &next, Depth::Thorough)
             .map(|_| ())
             .map_err(|failure| (failure, vec![leg, next]))
@@ -155,10 +183,14 @@ impl Explorer {
         leg: &Leg,
         depth: Depth,
     ) -> Result<Machine, Failure> {
-        let Some(crash) = &leg.crash else { return Ok(machine) };
-        let count = machine.files.len();
+        let Some(crash) = &leg.crash else {
+            return Ok(machine);
+        };
         machine.files = crash.cut.apply(point);
-        machine.files.truncate(count);
+        // The backing file, which nobody writes, is the last on the disk.
+        machine
+            .files
+            .truncate(1 + usize::from(story.image.data_file != DataFile::Inside));
         verify(&self.subject, &story.image, machine, depth)
     }
 
@@ -181,12 +213,13 @@ impl Explorer {
                 model: RefCell::new(machine.model.clone()),
             });
             let here = |disk: &Disk| {
-                let model = guest.model.borrow().clone();
-                (disk.cut_point(), Machine { model, ..machine.clone() })
+                let model = guest.model.borrow().after_cut();
+                (disk.cut_point(), machine.with_model(model))
             };
-            let driven = world.watch(drive(guest.clone(), leg.steps.clone()), &mut |step, disk| {
-                watch(step, &|| here(disk))
-            })?;
+            let driven = world.watch(
+                drive(guest.clone(), leg.steps.clone()),
+                &mut |step, disk| watch(step, &|| here(disk)),
+            )?;
             match driven {
                 None => {}
                 Some(Err(failure)) => return Err(failure),
@@ -202,17 +235,27 @@ impl Explorer {
     /// leg; points with more than `limit` cuts are cut at random so many times.
     pub fn exhaust(&self, story: &Story, limit: u64) -> Result<Totals, Box<Found>> {
         let found = |failure, legs| {
-            Box::new(Found { failure, story: Story { legs, ..story.clone() } })
+            Box::new(Found {
+                failure,
+                story: Story {
+                    legs,
+                    ..story.clone()
+                },
+            })
         };
         let machine =
             prepare(&self.subject, story).map_err(|failure| found(failure, story.legs.clone()))?;
         let mut totals = Totals::default();
-        let Some(leg) = story.legs.first() else { return Ok(totals) };
+        let Some(leg) = story.legs.first() else {
+            return Ok(totals);
+        };
         let mut broken = None;
         let ran = self.run_leg(story, &machine, leg, &mut |step, here| {
             let (point, machine) = here();
             let cut = self.exhaust_point(story, &point, &machine, (leg, step), limit);
-            cut.map(|cuts| totals.cuts += cuts).map_err(|failed| broken = Some(failed)).is_ok()
+            cut.map(|cuts| totals.cuts += cuts)
+                .map_err(|failed| broken = Some(failed))
+                .is_ok()
         });
         match (broken, ran) {
             (Some((failure, leg)), _) => Err(found(failure, vec![leg])),
@@ -232,7 +275,10 @@ impl Explorer {
         let mut exhaust = Exhaust::new();
         let mut count = 0;
         let try_cut = |cut: Cut| {
-            let leg = Leg { crash: Some(Crash { step, cut }), ..leg.clone() };
+            let leg = Leg {
+                crash: Some(Crash { step, cut }),
+                ..leg.clone()
+            };
             self.crash(story, point, machine.clone(), &leg, Depth::Quick)
                 .map_err(|failure| (failure, leg))
         };
@@ -271,15 +317,25 @@ impl Explorer {
 
     /// Looks for a failure of a story with any crashes at all, `tries` times.
     pub(crate) fn search(&self, story: &Story, rng: &mut Rng, tries: u64) -> Option<Found> {
-        let first = Story { legs: story.legs.iter().take(1).cloned().collect(), ..story.clone() };
+        let first = Story {
+            legs: story.legs.iter().take(1).cloned().collect(),
+            ..story.clone()
+        };
         if story.legs.len() <= 1 {
-            let without: Vec<Leg> =
-                first.legs.into_iter().map(|leg| Leg { crash: None, ..leg }).collect();
-            let story = Story { legs: without, ..story.clone() };
+            let without: Vec<Leg> = first
+                .legs
+                .into_iter()
+                .map(|leg| Leg { crash: None, ..leg })
+                .collect();
+            let story = Story {
+                legs: without,
+                ..story.clone()
+            };
             return self.story(&story, rng, tries).err().map(|found| *found);
         }
-        self.replay(story)
-            .err()
-            .map(|failure| Found { failure, story: story.clone() })
+        self.replay(story).err().map(|failure| Found {
+            failure,
+            story: story.clone(),
+        })
     }
 }

@@ -42,7 +42,10 @@ pub struct Failure {
 impl Failure {
     /// A failure of some kind.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Failure { kind, message: message.into() }
+        Failure {
+            kind,
+            message: message.into(),
+        }
     }
 
     /// A request, or an open, that failed.
@@ -74,7 +77,10 @@ impl From<Mismatch> for Failure {
 
 impl From<Stuck> for Failure {
     fn from(_: Stuck) -> Self {
-        Failure::new(FailureKind::Stuck, "requests wait, and nothing is in flight")
+        Failure::new(
+            FailureKind::Stuck,
+            "requests wait, and nothing is in flight",
+        )
     }
 }
 
@@ -86,5 +92,6 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T,
 
 fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic".to_owned())
 }

@@ -36,11 +36,20 @@ pub fn story(seed: u64) -> Story {
 /// A story on an image with these options.
 pub fn story_of(image: ImageOptions, rng: &mut Rng) -> Story {
     let places = Places::new(&image, rng);
-    let setup_ops = if rng.chance(1, 4) { 0 } else { rng.between(1, 12) };
+    let setup_ops = if rng.chance(1, 4) {
+        0
+    } else {
+        rng.between(1, 12)
+    };
     let setup = (0..setup_ops).map(|_| places.setup_op(rng)).collect();
     let preparations = preparations(&image, rng);
     let legs = vec![leg_of(&places, rng)];
-    Story { image, setup, preparations, legs }
+    Story {
+        image,
+        setup,
+        preparations,
+        legs,
+    }
 }
 
 /// One more leg for a story.
@@ -53,7 +62,11 @@ fn image(rng: &mut Rng) -> ImageOptions {
     let cluster = 1 << cluster_bits;
     let version = if rng.chance(1, 5) { 2 } else { 3 };
     let extended_l2 = version == 3 && cluster_bits >= 14 && rng.chance(1, 2);
-    let refcount_order = if version == 2 { 4 } else { *rng.pick(&[0, 1, 2, 3, 4, 4, 4, 5, 6]) };
+    let refcount_order = if version == 2 {
+        4
+    } else {
+        *rng.pick(&[0, 1, 2, 3, 4, 4, 4, 5, 6])
+    };
     let clusters = match cluster_bits {
         ..=9 => rng.between(8, 200),
         10..=12 => rng.between(6, 60),
@@ -61,7 +74,11 @@ fn image(rng: &mut Rng) -> ImageOptions {
         _ => rng.between(2, 5),
     };
     // Not every disk ends at a cluster's end.
-    let cut_off = if rng.chance(1, 3) { rng.below(cluster / SECTOR_BYTES) * SECTOR_BYTES } else { 0 };
+    let cut_off = if rng.chance(1, 3) {
+        rng.below(cluster / SECTOR_BYTES) * SECTOR_BYTES
+    } else {
+        0
+    };
     let size_bytes = clusters * cluster - cut_off;
     // The names of other files do not fit into the header cluster of the smallest kind.
     let names_fit = version == 3 && cluster_bits > 9;
@@ -116,7 +133,10 @@ fn backing(size_bytes: u64, rng: &mut Rng) -> Backing {
     let below = below.min(256 << 10);
     match rng.below(4) {
         0 => Backing::Raw(below),
-        1 => Backing::Qcow2 { size_bytes: below, cluster_bits: rng.between(9, 12) as u32 },
+        1 => Backing::Qcow2 {
+            size_bytes: below,
+            cluster_bits: rng.between(9, 12) as u32,
+        },
         _ => Backing::None,
     }
 }
@@ -153,10 +173,21 @@ impl Places {
         let windows = (0..rng.between(1, 3)).map(|_| {
             let first = rng.below(clusters);
             let count = rng.between(1, 6);
-            (first * cluster, ((first + count) * cluster).min(image.size_bytes))
+            (
+                first * cluster,
+                ((first + count) * cluster).min(image.size_bytes),
+            )
         });
-        let subcluster = if image.extended_l2 { cluster / 32 } else { cluster };
-        Places { windows: windows.collect(), cluster, subcluster }
+        let subcluster = if image.extended_l2 {
+            cluster / 32
+        } else {
+            cluster
+        };
+        Places {
+            windows: windows.collect(),
+            cluster,
+            subcluster,
+        }
     }
 
     /// A byte range inside a window: (offset, length), never empty.
@@ -169,23 +200,40 @@ impl Places {
             _ => 1,
         };
         let offset = start + rng.below((end - start).div_ceil(grain)) * grain;
-        let grains = if rng.chance(1, 3) { rng.between(1, 4) } else { 1 };
+        let grains = if rng.chance(1, 3) {
+            rng.between(1, 4)
+        } else {
+            1
+        };
         let mut len = grains * grain;
         if grain == SECTOR_BYTES {
             len *= rng.between(1, 8);
         } else if grain == 1 {
             len = rng.between(1, 1500);
         }
-        let most = if rng.chance(1, 16) { self.cluster } else { MAX_REQUEST_BYTES };
+        let most = if rng.chance(1, 16) {
+            self.cluster
+        } else {
+            MAX_REQUEST_BYTES
+        };
         (offset, len.min(end - offset).min(most))
     }
 
     fn setup_op(&self, rng: &mut Rng) -> Op {
         let (offset, len) = self.range(rng);
         match rng.below(8) {
-            0 => Op::WriteZeroes { offset, len, unmap: rng.chance(1, 2), fua: false },
+            0 => Op::WriteZeroes {
+                offset,
+                len,
+                unmap: rng.chance(1, 2),
+                fua: false,
+            },
             1 => Op::Discard { offset, len },
-            _ => Op::Write { offset, len, fua: false },
+            _ => Op::Write {
+                offset,
+                len,
+                fua: false,
+            },
         }
     }
 
@@ -194,7 +242,12 @@ impl Places {
         let fua = rng.chance(1, 16);
         match rng.below(20) {
             0..=9 => Op::Write { offset, len, fua },
-            10..=12 => Op::WriteZeroes { offset, len, unmap: rng.chance(1, 2), fua },
+            10..=12 => Op::WriteZeroes {
+                offset,
+                len,
+                unmap: rng.chance(1, 2),
+                fua,
+            },
             13..=15 => Op::Discard { offset, len },
             16 => Op::Read { offset, len },
             _ => Op::Flush,
@@ -203,7 +256,11 @@ impl Places {
 }
 
 fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
-    let count = if rng.chance(1, 8) { rng.between(20, 40) } else { rng.between(2, 20) };
+    let count = if rng.chance(1, 8) {
+        rng.between(20, 40)
+    } else {
+        rng.between(2, 20)
+    };
     // How seldom the guest waits decides how much runs at once.
     let patience = *rng.pick(&[1, 2, 4, 16]);
     let mut steps = Vec::new();
@@ -216,7 +273,11 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
             steps.push(Step::Reopen);
         }
     }
-    Leg { steps, schedule_seed: rng.next_u64(), crash: None }
+    Leg {
+        steps,
+        schedule_seed: rng.next_u64(),
+        crash: None,
+    }
 }
 
 #[cfg(test)]
@@ -233,7 +294,10 @@ mod tests {
             });
             for op in story.setup.iter().copied().chain(steps) {
                 let (offset, len) = op.range();
-                assert!(offset + len <= story.image.size_bytes, "seed {seed}: {op:?}");
+                assert!(
+                    offset + len <= story.image.size_bytes,
+                    "seed {seed}: {op:?}"
+                );
                 assert!(len > 0 || op == Op::Flush, "seed {seed}: {op:?}");
             }
         }
@@ -252,7 +316,9 @@ mod tests {
         assert!(has(&|image| image.version == 2) && has(&|image| image.extended_l2));
         assert!(has(&|image| image.data_file == DataFile::External));
         assert!(has(&|image| image.data_file == DataFile::ExternalRaw));
-        assert!(has(&|image| matches!(image.backing, Backing::Raw(len) if len < image.size_bytes)));
+        assert!(has(
+            &|image| matches!(image.backing, Backing::Raw(len) if len < image.size_bytes)
+        ));
         assert!(has(&|image| matches!(image.backing, Backing::Qcow2 { .. })));
         assert!(has(&|image| !image.traits.growable));
         assert!(stories.iter().any(|s| s.preparations.len() == 3));

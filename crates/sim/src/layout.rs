@@ -114,8 +114,9 @@ impl Layout {
         layout.l1 = layout.read_l1(pages, layout.l1_offset, layout.l1_entries);
         let table_len = layout.table_clusters * layout.cluster_bytes();
         let blocks = pages.words(layout.table_offset, table_len).into_iter();
-        layout.blocks =
-            blocks.map(|(at, entry)| ((at - layout.table_offset) / 8, entry & !0x1ff)).collect();
+        layout.blocks = blocks
+            .map(|(at, entry)| ((at - layout.table_offset) / 8, entry & !0x1ff))
+            .collect();
         layout.read_snapshots(pages, word32(60));
         Ok(layout)
     }
@@ -125,7 +126,9 @@ impl Layout {
         for _ in 0..count {
             let entry = pages.bytes(at, 40);
             let be = |range: std::ops::Range<usize>| {
-                entry[range].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+                entry[range]
+                    .iter()
+                    .fold(0, |number, byte| number << 8 | u64::from(*byte))
             };
             self.snapshots.push((be(0..8), be(8..12)));
             at += (40 + be(36..40) + be(12..14) + be(14..16)).next_multiple_of(8);
@@ -136,7 +139,9 @@ impl Layout {
     /// The L1 entries that are not zero, by index.
     pub fn read_l1(&self, pages: &Pages, offset: u64, entries: u64) -> Vec<(u64, u64)> {
         let words = pages.words(offset, entries * 8).into_iter();
-        words.map(|(at, entry)| ((at - offset) / 8, entry)).collect()
+        words
+            .map(|(at, entry)| ((at - offset) / 8, entry))
+            .collect()
     }
 
     /// The cluster size in bytes.
@@ -161,13 +166,16 @@ impl Layout {
 
     /// The active L2 tables: (L1 index, host offset).
     pub fn l2_tables(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.l1.iter().map(|(index, entry)| (*index, entry & OFFSET))
+        self.l1
+            .iter()
+            .map(|(index, entry)| (*index, entry & OFFSET))
     }
 
     /// Whether an offset lies in the refcount table or one of its blocks.
     pub fn is_refcount_metadata(&self, at: u64) -> bool {
         let cluster = at / self.cluster_bytes() * self.cluster_bytes();
-        let table = self.table_offset..self.table_offset + self.table_clusters * self.cluster_bytes();
+        let table =
+            self.table_offset..self.table_offset + self.table_clusters * self.cluster_bytes();
         table.contains(&at) || self.blocks.iter().any(|(_, block)| *block == cluster)
     }
 
@@ -180,7 +188,11 @@ impl Layout {
         entries
             .map(|(at, entry)| {
                 let guest = first + (at - table) / self.entry_bytes();
-                Mapped { guest, entry_offset: at, entry }
+                Mapped {
+                    guest,
+                    entry_offset: at,
+                    entry,
+                }
             })
             .collect()
     }
@@ -188,7 +200,10 @@ impl Layout {
     /// A host cluster's refcount.
     pub fn refcount(&self, pages: &Pages, cluster: u64) -> u64 {
         let index = cluster / self.block_entries();
-        let Ok(found) = self.blocks.binary_search_by_key(&index, |(index, _)| *index) else {
+        let Ok(found) = self
+            .blocks
+            .binary_search_by_key(&index, |(index, _)| *index)
+        else {
             return 0;
         };
         let (bit, width) = self.refcount_bits(cluster);
@@ -283,7 +298,11 @@ mod tests {
                 layout.set_refcount(&mut pages, cluster, cluster % 7 & most);
             }
             for cluster in 0..layout.block_entries() {
-                assert_eq!(layout.refcount(&pages, cluster), cluster % 7 & most, "order {order}");
+                assert_eq!(
+                    layout.refcount(&pages, cluster),
+                    cluster % 7 & most,
+                    "order {order}"
+                );
             }
         }
     }
@@ -302,7 +321,11 @@ mod tests {
     #[test]
     fn compressed_descriptors_give_their_bytes() {
         let entry = COMPRESSED | 1 << 54 | 0x1234;
-        let mapped = Mapped { guest: 0, entry_offset: 0, entry };
+        let mapped = Mapped {
+            guest: 0,
+            entry_offset: 0,
+            entry,
+        };
         assert_eq!(mapped.compressed(16), Some((0x1234, 1024 - 0x34)));
         assert_eq!(mapped.host(), None);
     }

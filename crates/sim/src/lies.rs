@@ -34,7 +34,9 @@ pub enum Kind {
 
 /// The kind of a record, seen by what the file holds before it.
 pub fn kind_of(before: &Pages, record: &Record) -> Kind {
-    let Ok(layout) = Layout::parse(before) else { return Kind::Other };
+    let Ok(layout) = Layout::parse(before) else {
+        return Kind::Other;
+    };
     let at = record.offset_bytes;
     let cluster = at / layout.cluster_bytes() * layout.cluster_bytes();
     if at < layout.cluster_bytes() {
@@ -77,20 +79,30 @@ impl Lie {
 
     /// The writes for which `delays` is true become durable one flush too late.
     pub fn late_if(delays: impl Fn(&Pages, &Record) -> bool + Send + Sync + 'static) -> Lie {
-        Lie { delays: Some(Arc::new(delays)), swallows: None }
+        Lie {
+            delays: Some(Arc::new(delays)),
+            swallows: None,
+        }
     }
 
     /// The flushes for which `swallows` is true, counted from 1, do nothing.
     pub fn no_flush(swallows: impl Fn(u64) -> bool + Send + Sync + 'static) -> Lie {
-        Lie { delays: None, swallows: Some(Arc::new(swallows)) }
+        Lie {
+            delays: None,
+            swallows: Some(Arc::new(swallows)),
+        }
     }
 
     pub(crate) fn delays(&self, before: &Pages, record: &Record) -> bool {
-        self.delays.as_ref().is_some_and(|delays| delays(before, record))
+        self.delays
+            .as_ref()
+            .is_some_and(|delays| delays(before, record))
     }
 
     pub(crate) fn swallows(&self, flush: u64) -> bool {
-        self.swallows.as_ref().is_some_and(|swallows| swallows(flush))
+        self.swallows
+            .as_ref()
+            .is_some_and(|swallows| swallows(flush))
     }
 }
 

@@ -20,11 +20,11 @@ pub struct Machine {
     /// The image, and after it the data file if there is one.
     pub files: Vec<Pages>,
     /// The backing file.
-    pub backing: Option<Pages>,
+    pub backing: Option<Arc<Pages>>,
     /// What the guest's sectors may hold.
     pub model: Model,
     /// What the snapshots refer to.
-    pub frozen: Frozen,
+    pub frozen: Arc<Frozen>,
 }
 
 /// The storages of a machine that is on, all on one disk.
@@ -36,6 +36,17 @@ pub(crate) struct Plugged {
 }
 
 impl Machine {
+    /// This machine with other expectations and no files yet.
+    pub(crate) fn with_model(&self, model: Model) -> Machine {
+        let (backing, frozen) = (self.backing.clone(), self.frozen.clone());
+        Machine {
+            files: Vec::new(),
+            backing,
+            model,
+            frozen,
+        }
+    }
+
     /// Puts the files on a disk.
     pub(crate) fn plug(&self, options: &ImageOptions, mode: Mode) -> Plugged {
         let disk = Disk::new(mode);
@@ -44,12 +55,23 @@ impl Machine {
             let data = disk.add_file("data", pages.clone(), options.traits);
             data as Arc<dyn vellum_storage::Storage>
         });
-        let read_only = Traits { read_only: true, ..Traits::default() };
+        let read_only = Traits {
+            read_only: true,
+            ..Traits::default()
+        };
         let backing = self.backing.as_ref().map(|pages| {
-            let backing = disk.add_file("backing", pages.clone(), read_only);
+            let backing = disk.add_file("backing", Pages::clone(pages), read_only);
             backing as Arc<dyn vellum_storage::Storage>
         });
-        Plugged { disk, files: Files { image, data, backing: None }, backing }
+        Plugged {
+            disk,
+            files: Files {
+                image,
+                data,
+                backing: None,
+            },
+            backing,
+        }
     }
 }
 
@@ -69,13 +91,31 @@ impl Plugged {
         let mut files = self.files();
         files.backing = match (&self.backing, options.backing) {
             (Some(storage), Backing::Raw(_)) => {
-                let raw = RawOptions { read_only: true, ..RawOptions::default() };
+                let raw = RawOptions {
+                    read_only: true,
+                    ..RawOptions::default()
+                };
                 Some(Raw::open(storage.clone(), raw).map_err(failed)?)
             }
-            (Some(storage), Backing::Qcow2 { size_bytes, cluster_bits }) => {
-                let below = Files { image: storage.clone(), data: None, backing: None };
+            (
+                Some(storage),
+                Backing::Qcow2 {
+                    size_bytes,
+                    cluster_bits,
+                },
+            ) => {
+                let below = Files {
+                    image: storage.clone(),
+                    data: None,
+                    backing: None,
+                };
                 let options = backing_options(size_bytes, cluster_bits);
-                Some(subject.open_backing(below, &options).await.map_err(failed)?)
+                Some(
+                    subject
+                        .open_backing(below, &options)
+                        .await
+                        .map_err(failed)?,
+                )
             }
             _ => None,
         };

@@ -20,7 +20,13 @@ struct Options {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    let mut options = Options { from: 0, to: 1000, cuts: 100, threads: cores, keep_going: false };
+    let mut options = Options {
+        from: 0,
+        to: 1000,
+        cuts: 100,
+        threads: cores,
+        keep_going: false,
+    };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--seeds" => {
@@ -61,8 +67,13 @@ fn work(options: &Options, progress: &Progress) {
             }
             Err(found) => {
                 eprintln!("seed {seed}: {}", found.failure);
-                progress.stop.fetch_or(!options.keep_going, Ordering::Relaxed);
-                let mut failed = progress.failed.lock().unwrap_or_else(|lock| lock.into_inner());
+                progress
+                    .stop
+                    .fetch_or(!options.keep_going, Ordering::Relaxed);
+                let mut failed = progress
+                    .failed
+                    .lock()
+                    .unwrap_or_else(|lock| lock.into_inner());
                 failed.push((seed, *found));
             }
         }
@@ -93,8 +104,9 @@ fn main() -> ExitCode {
     let progress = Progress::default();
     progress.next.store(options.from, Ordering::Relaxed);
     std::thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..options.threads).map(|_| scope.spawn(|| work(&options, &progress))).collect();
+        let workers: Vec<_> = (0..options.threads)
+            .map(|_| scope.spawn(|| work(&options, &progress)))
+            .collect();
         let mut told = Instant::now();
         while workers.iter().any(|worker| !worker.is_finished()) {
             std::thread::sleep(Duration::from_millis(50));
@@ -105,10 +117,15 @@ fn main() -> ExitCode {
         }
     });
     report(&options, &progress, start);
-    let mut failed = progress.failed.into_inner().unwrap_or_else(|lock| lock.into_inner());
+    let mut failed = progress
+        .failed
+        .into_inner()
+        .unwrap_or_else(|lock| lock.into_inner());
     failed.sort_by_key(|(seed, _)| *seed);
     println!("{} failures", failed.len());
-    let Some((seed, found)) = failed.into_iter().next() else { return ExitCode::SUCCESS };
+    let Some((seed, found)) = failed.into_iter().next() else {
+        return ExitCode::SUCCESS;
+    };
     println!("shrinking seed {seed}: {}", found.failure);
     let small = shrink(&Explorer::new(engine()), found, Duration::from_secs(60));
     let name = format!("seed_{seed}");

@@ -8,6 +8,8 @@
 //!   the time at which they stopped being possible.
 //! - A read that began at time `t` may see a candidate or a value retired at `t` or
 //!   later. After a power cut, `t` is the beginning of the last completed flush.
+//! - A change that ends with FUA takes the values that never included it away from
+//!   what a cut may show; what raced with it may still be lost.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -36,6 +38,7 @@ pub enum Effect {
 struct Change {
     effect: Effect,
     range: Range<u64>,
+    begun: Tick,
 }
 
 /// A change that was begun; see [`Model::begin`].
@@ -50,11 +53,19 @@ struct Candidate {
     includes: u16,
 }
 
+/// A value that is no candidate any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Retired {
+    candidate: Candidate,
+    at: Tick,
+    /// No power cut brings it back.
+    gone: bool,
+}
+
 #[derive(Debug, Clone, Default)]
 struct Sector {
     candidates: Vec<Candidate>,
-    retired: Vec<(Value, Tick)>,
-    durable_since: Tick,
+    retired: Vec<Retired>,
     changed_at: Tick,
 }
 
@@ -68,7 +79,7 @@ pub struct Mismatch {
 }
 
 /// The values that each guest sector may hold; see the module's head.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Model {
     size_bytes: u64,
     /// The write that stands below the image, and how many bytes it covers.
@@ -123,7 +134,13 @@ impl Model {
     /// Declares that a sector holds a value, durably.
     pub fn settle(&mut self, sector: u64, value: Value) {
         let candidates = vec![Candidate { value, includes: 0 }];
-        self.sectors.insert(sector, Sector { candidates, ..Sector::default() });
+        self.sectors.insert(
+            sector,
+            Sector {
+                candidates,
+                ..Sector::default()
+            },
+        );
     }
 
     /// The only value that a sector may hold now, if there is just one.
@@ -156,9 +173,16 @@ impl Model {
         self.now += 1;
         let slot = self.running.iter().position(Option::is_none);
         let slot = slot.expect("the driver limits the requests in flight");
-        self.running[slot] = Some(Change { effect, range: range.clone() });
+        self.running[slot] = Some(Change {
+            effect,
+            range: range.clone(),
+            begun: self.now,
+        });
         for sector in sectors_of(&range) {
-            let mut state = self.sectors.remove(&sector).unwrap_or_else(|| self.untouched(sector));
+            let mut state = self
+                .sectors
+                .remove(&sector)
+                .unwrap_or_else(|| self.untouched(sector));
             self.close(sector, &mut state.candidates);
             state.changed_at = self.now;
             self.sectors.insert(sector, state);
@@ -169,10 +193,14 @@ impl Model {
     /// Ends a change: from now on it has taken effect, durably if `fua`.
     pub fn end(&mut self, ticket: Ticket, fua: bool) {
         self.now += 1;
-        let Some(change) = self.running[ticket.0].take() else { return };
+        let Some(change) = self.running[ticket.0].take() else {
+            return;
+        };
         let bit = 1 << ticket.0;
         for sector in sectors_of(&change.range) {
-            let Some(state) = self.sectors.get_mut(&sector) else { continue };
+            let Some(state) = self.sectors.get_mut(&sector) else {
+                continue;
+            };
             let before = std::mem::take(&mut state.candidates);
             for mut candidate in before.iter().copied().filter(|c| c.includes & bit != 0) {
                 candidate.includes &= !bit;
@@ -182,8 +210,9 @@ impl Model {
             }
             state.retire(&before, self.now);
             state.changed_at = self.now;
-            if fua {
-                state.durable_since = self.now + 1;
+            for retired in state.retired.iter_mut().filter(|_| fua) {
+                let included = retired.at > change.begun && retired.candidate.includes & bit != 0;
+                retired.gone |= !included;
             }
         }
     }
@@ -202,7 +231,12 @@ impl Model {
 
     /// Checks the bytes that a read, begun at `begun`, has seen. A sector that no
     /// running change covers keeps from now on the value that was seen.
-    pub fn end_read(&mut self, begun: Tick, offset_bytes: u64, bytes: &[u8]) -> Result<(), Mismatch> {
+    pub fn end_read(
+        &mut self,
+        begun: Tick,
+        offset_bytes: u64,
+        bytes: &[u8],
+    ) -> Result<(), Mismatch> {
         self.now += 1;
         for (sector, start, part) in pieces(offset_bytes, bytes) {
             if !self.sectors.contains_key(&sector) {
@@ -211,10 +245,15 @@ impl Model {
             }
             let value = self.find(sector, begun, start, part)?;
             let now = self.now;
-            let Some(state) = self.sectors.get_mut(&sector) else { continue };
+            let Some(state) = self.sectors.get_mut(&sector) else {
+                continue;
+            };
             let settled = state.changed_at <= begun
                 && part.len() == SECTOR_LEN
-                && state.candidates.iter().all(|candidate| candidate.includes == 0);
+                && state
+                    .candidates
+                    .iter()
+                    .all(|candidate| candidate.includes == 0);
             if settled && state.candidates.len() > 1 {
                 let before = std::mem::take(&mut state.candidates);
                 state.candidates.push(Candidate { value, includes: 0 });
@@ -232,20 +271,31 @@ impl Model {
         let mut after = self.clone();
         after.running = Default::default();
         for state in after.sectors.values_mut() {
-            let since = self.durable_since.max(state.durable_since);
+            let since = self.durable_since;
             let mut values: Vec<Value> = state.candidates.iter().map(|c| c.value).collect();
-            values.extend(state.retired.iter().filter(|(_, at)| *at >= since).map(|(v, _)| *v));
+            let possible = state
+                .retired
+                .iter()
+                .filter(|old| old.at >= since && !old.gone);
+            values.extend(possible.map(|old| old.candidate.value));
             values.sort_unstable();
             values.dedup();
-            let candidates = values.into_iter().map(|value| Candidate { value, includes: 0 });
-            *state = Sector { candidates: candidates.collect(), ..Sector::default() };
+            let candidates = values
+                .into_iter()
+                .map(|value| Candidate { value, includes: 0 });
+            *state = Sector {
+                candidates: candidates.collect(),
+                ..Sector::default()
+            };
         }
         after
     }
 
     /// Makes everything as it is now durable, so that no cut can undo it.
     pub fn make_durable(&mut self) {
-        self.sectors.values_mut().for_each(|state| state.retired.clear());
+        self.sectors
+            .values_mut()
+            .for_each(|state| state.retired.clear());
     }
 
     fn base(&self, sector: u64) -> Value {
@@ -256,8 +306,14 @@ impl Model {
     }
 
     fn untouched(&self, sector: u64) -> Sector {
-        let candidates = vec![Candidate { value: self.base(sector), includes: 0 }];
-        Sector { candidates, ..Sector::default() }
+        let candidates = vec![Candidate {
+            value: self.base(sector),
+            includes: 0,
+        }];
+        Sector {
+            candidates,
+            ..Sector::default()
+        }
     }
 
     /// Adds every candidate that one more running change makes of another.
@@ -267,7 +323,9 @@ impl Model {
             let from = candidates[at];
             for slot in 0..MAX_RUNNING {
                 let bit = 1 << slot;
-                let Some(change) = &self.running[slot] else { continue };
+                let Some(change) = &self.running[slot] else {
+                    continue;
+                };
                 if from.includes & bit != 0 || !sectors_of(&change.range).contains(&sector) {
                     continue;
                 }
@@ -287,8 +345,10 @@ impl Model {
     /// What a change may make of a value.
     fn apply(&mut self, change: &Change, sector: u64, value: Value) -> Vec<Value> {
         let start = sector * SECTOR_BYTES;
-        let (from, to) =
-            (change.range.start.max(start), change.range.end.min(start + SECTOR_BYTES));
+        let (from, to) = (
+            change.range.start.max(start),
+            change.range.end.min(start + SECTOR_BYTES),
+        );
         let whole = to - from == SECTOR_BYTES;
         match (change.effect, whole) {
             (Effect::Write(id), true) => vec![Value::Written(id)],
@@ -312,10 +372,14 @@ impl Model {
             return Value::Zero;
         }
         // The newest are the likeliest; there are few.
-        let index = self.mixed.iter().rposition(|known| *known == bytes).unwrap_or_else(|| {
-            self.mixed.push(bytes);
-            self.mixed.len() - 1
-        });
+        let index = self
+            .mixed
+            .iter()
+            .rposition(|known| *known == bytes)
+            .unwrap_or_else(|| {
+                self.mixed.push(bytes);
+                self.mixed.len() - 1
+            });
         Value::Mixed(index as u32)
     }
 
@@ -342,7 +406,8 @@ impl Model {
     fn find(&self, sector: u64, begun: Tick, start: u64, part: &[u8]) -> Result<Value, Mismatch> {
         let state = &self.sectors[&sector];
         let now = state.candidates.iter().map(|candidate| candidate.value);
-        let before = state.retired.iter().filter(|(_, at)| *at >= begun).map(|(value, _)| *value);
+        let before = state.retired.iter().filter(|old| old.at >= begun);
+        let before = before.map(|old| old.candidate.value);
         let mut allowed = Vec::new();
         for value in now.chain(before) {
             if self.holds(value, start, part) {
@@ -363,7 +428,10 @@ impl Model {
             })
             .collect();
         let found = pattern::describe(part);
-        let message = format!("guest sector {sector} holds {found}, not {}", allowed.join(" or "));
+        let message = format!(
+            "guest sector {sector} holds {found}, not {}",
+            allowed.join(" or ")
+        );
         Mismatch { sector, message }
     }
 }
@@ -371,13 +439,17 @@ impl Model {
 impl Sector {
     /// Retires the values of `before` that are no candidates any more.
     fn retire(&mut self, before: &[Candidate], now: Tick) {
-        for candidate in before {
-            if self.candidates.iter().any(|kept| kept.value == candidate.value) {
-                continue;
-            }
-            match self.retired.iter_mut().find(|(value, _)| *value == candidate.value) {
-                Some((_, at)) => *at = now,
-                None => self.retired.push((candidate.value, now)),
+        for &candidate in before {
+            if !self
+                .candidates
+                .iter()
+                .any(|kept| kept.value == candidate.value)
+            {
+                self.retired.push(Retired {
+                    candidate,
+                    at: now,
+                    gone: false,
+                });
             }
         }
     }
@@ -466,6 +538,20 @@ mod tests {
         model.end(ticket, true);
         assert!(!sees(&model.after_cut(), 0, &[0; 512]));
         assert!(sees(&model.after_cut(), 0, &bytes_of(id, 0, 512)));
+    }
+
+    #[test]
+    fn what_raced_with_fua_may_still_be_lost() {
+        let mut model = Model::new(4096);
+        let (durable, racing) = (model.new_write(), model.new_write());
+        let first = model.begin(Effect::Write(durable), 0..512);
+        let second = model.begin(Effect::Write(racing), 0..512);
+        model.end(second, false);
+        model.end(first, true);
+        let after = model.after_cut();
+        assert!(sees(&after, 0, &bytes_of(durable, 0, 512)));
+        assert!(sees(&after, 0, &bytes_of(racing, 0, 512)));
+        assert!(!sees(&after, 0, &[0; 512]));
     }
 
     #[test]

@@ -25,12 +25,20 @@ pub struct Pages {
 impl Pages {
     /// An empty file.
     pub fn new() -> Self {
-        Pages { pages: BTreeMap::new(), len_bytes: 0, fill: 0 }
+        Pages {
+            pages: BTreeMap::new(),
+            len_bytes: 0,
+            fill: 0,
+        }
     }
 
     /// A device of `len_bytes` bytes that hold `fill` until they are written.
     pub fn device(len_bytes: u64, fill: u8) -> Self {
-        Pages { pages: BTreeMap::new(), len_bytes, fill }
+        Pages {
+            pages: BTreeMap::new(),
+            len_bytes,
+            fill,
+        }
     }
 
     /// The length in bytes.
@@ -58,7 +66,9 @@ impl Pages {
         if within == 0 {
             return;
         }
-        for (&index, page) in self.pages.range(offset_bytes / PAGE_BYTES..stop.div_ceil(PAGE_BYTES))
+        for (&index, page) in self
+            .pages
+            .range(offset_bytes / PAGE_BYTES..stop.div_ceil(PAGE_BYTES))
         {
             let start = index * PAGE_BYTES;
             let (from, to) = (start.max(offset_bytes), (start + PAGE_BYTES).min(stop));
@@ -200,7 +210,12 @@ impl Default for Pages {
 
 impl fmt::Debug for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pages({} bytes, {} pages)", self.len_bytes, self.pages.len())
+        write!(
+            f,
+            "Pages({} bytes, {} pages)",
+            self.len_bytes,
+            self.pages.len()
+        )
     }
 }
 

@@ -29,26 +29,38 @@ pub fn prepare(subject: &Arc<dyn Subject>, story: &Story) -> Result<Machine, Fai
     guarded(|| {
         let options = &story.image;
         let mut model = Model::new(options.size_bytes);
-        let backing = make_backing(subject, options, &mut model)?;
+        let backing = make_backing(subject, options, &mut model)?.map(Arc::new);
         let mut files = vec![blank(options, false)];
         if options.data_file != DataFile::Inside {
             files.push(blank(options, true));
         }
-        let machine = Machine { files, backing, model, frozen: Frozen::default() };
+        let machine = Machine {
+            files,
+            backing,
+            model,
+            frozen: Arc::default(),
+        };
         let mut machine = create(subject, options, machine)?;
         machine = apply_ops(subject, options, machine, &story.setup)?;
         for preparation in &story.preparations {
             let changed = apply(preparation, &mut machine);
             changed.map_err(|message| Failure::new(FailureKind::Setup, message))?;
         }
-        machine.frozen = Frozen::of(&machine.files[0])
+        let frozen = Frozen::of(&machine.files[0])
             .map_err(|message| Failure::new(FailureKind::Setup, message))?;
+        machine.frozen = Arc::new(frozen);
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {
             let plugged = machine.plug(options, Mode::Instant);
             let mut world = World::new(plugged.disk.clone(), 0);
-            inspect(subject, &machine, &plugged, &mut world)
-                .map_err(|failure| failure.when("before the story begins"))?;
+            inspect(
+                subject,
+                &machine.files[0],
+                &machine.frozen,
+                &plugged,
+                &mut world,
+            )
+            .map_err(|failure| failure.when("before the story begins"))?;
         }
         Ok(machine)
     })
@@ -98,7 +110,10 @@ fn apply_ops(
     });
     let (inside, ops) = (guest.clone(), ops.to_vec());
     world.block_on(async move {
-        let device = inside.plugged.open(&*inside.subject, &inside.options).await?;
+        let device = inside
+            .plugged
+            .open(&*inside.subject, &inside.options)
+            .await?;
         for op in ops {
             perform(inside.clone(), device.clone(), op).await?;
         }
@@ -124,14 +139,17 @@ fn make_backing(
             pages.write(0, &written(id, size_bytes));
             Ok(Some(pages))
         }
-        Backing::Qcow2 { size_bytes, cluster_bits } => {
+        Backing::Qcow2 {
+            size_bytes,
+            cluster_bits,
+        } => {
             let id = model.set_backing(size_bytes);
             let below = backing_options(size_bytes, cluster_bits);
             let machine = Machine {
                 files: vec![Pages::new()],
                 backing: None,
                 model: Model::new(size_bytes),
-                frozen: Frozen::default(),
+                frozen: Arc::default(),
             };
             let machine = create(subject, &below, machine)?;
             fill(subject, &below, machine, written(id, size_bytes)).map(Some)
@@ -153,7 +171,10 @@ fn fill(
         let files: Files = inside.files();
         let device = subject.open(files, &options).await.map_err(failed)?;
         let buffer = vellum_storage::Buffer::copy_of(&bytes);
-        device.write(0, buffer, vellum::RequestFlags::default()).await.map_err(failed)?;
+        device
+            .write(0, buffer, vellum::RequestFlags::default())
+            .await
+            .map_err(failed)?;
         device.close().await.map_err(failed)
     })??;
     world.settle();
@@ -180,14 +201,18 @@ fn apply(preparation: &Preparation, machine: &mut Machine) -> Result<(), String>
 /// All entries of the active L2 tables.
 fn active(layout: &Layout, pages: &Pages) -> Vec<Mapped> {
     let tables = layout.l1.iter();
-    tables.flat_map(|(index, entry)| layout.mappings(pages, *index, *entry)).collect()
+    tables
+        .flat_map(|(index, entry)| layout.mappings(pages, *index, *entry))
+        .collect()
 }
 
 /// Compresses clusters that have no entry in an L2 table that exists.
 fn compress(mut layout: Layout, machine: &mut Machine, count: u64) {
     let size = layout.cluster_bytes();
-    let taken: Vec<u64> =
-        active(&layout, &machine.files[0]).iter().map(|mapped| mapped.guest).collect();
+    let taken: Vec<u64> = active(&layout, &machine.files[0])
+        .iter()
+        .map(|mapped| mapped.guest)
+        .collect();
     let mut free = Vec::new();
     for (index, table) in layout.l2_tables() {
         for slot in 0..layout.l2_entries() {
@@ -198,7 +223,9 @@ fn compress(mut layout: Layout, machine: &mut Machine, count: u64) {
         }
     }
     let pages = &mut machine.files[0];
-    let Some(mut at) = (count > 0).then(|| layout.allocate(pages, count)) else { return };
+    let Some(mut at) = (count > 0).then(|| layout.allocate(pages, count)) else {
+        return;
+    };
     let first = at / size;
     let mut references = vec![0u64; count as usize];
     let step = (free.len() as u64 / count).max(1) as usize;
@@ -206,7 +233,9 @@ fn compress(mut layout: Layout, machine: &mut Machine, count: u64) {
         let id = machine.model.new_write();
         let mut plain = vec![0; size as usize];
         pattern::fill(id, guest * size, &mut plain);
-        let Some(packed) = deflate(&plain, size) else { continue };
+        let Some(packed) = deflate(&plain, size) else {
+            continue;
+        };
         let end = at + packed.len() as u64;
         let sectors = (end - 1) / 512 - at / 512;
         pages.write(at, &packed);
@@ -233,7 +262,10 @@ fn compress(mut layout: Layout, machine: &mut Machine, count: u64) {
 fn deflate(plain: &[u8], limit: u64) -> Option<Vec<u8>> {
     let mut encoder = DeflateEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(plain).ok()?;
-    encoder.finish().ok().filter(|packed| (packed.len() as u64) < limit)
+    encoder
+        .finish()
+        .ok()
+        .filter(|packed| (packed.len() as u64) < limit)
 }
 
 fn set_zero_flags(layout: &Layout, machine: &mut Machine, count: u64) {
@@ -242,7 +274,11 @@ fn set_zero_flags(layout: &Layout, machine: &mut Machine, count: u64) {
     }
     let per_cluster = layout.cluster_bytes() / SECTOR_BYTES;
     let entries = active(layout, &machine.files[0]);
-    for mapped in entries.iter().filter(|mapped| mapped.host().is_some()).take(count as usize) {
+    for mapped in entries
+        .iter()
+        .filter(|mapped| mapped.host().is_some())
+        .take(count as usize)
+    {
         let pages = &mut machine.files[0];
         if layout.extended_l2 {
             pages.put_be64(mapped.entry_offset + 8, 0xffff_ffff << 32);
@@ -256,7 +292,10 @@ fn set_zero_flags(layout: &Layout, machine: &mut Machine, count: u64) {
 }
 
 fn leave_dirty(layout: &Layout, pages: &mut Pages, count: u64) {
-    let hosts: Vec<u64> = active(layout, pages).iter().filter_map(Mapped::host).collect();
+    let hosts: Vec<u64> = active(layout, pages)
+        .iter()
+        .filter_map(Mapped::host)
+        .collect();
     for host in hosts.into_iter().take(count as usize) {
         layout.set_refcount(pages, host >> layout.cluster_bits, 0);
     }

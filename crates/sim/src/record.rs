@@ -59,13 +59,19 @@ impl Record {
     /// A change of length to exactly `len_bytes`.
     pub fn truncate(file: usize, len_bytes: u64) -> Self {
         let nothing = Record::new(file, 0, Payload::Zeroes(0), false);
-        Record { truncates_to: Some(len_bytes), ..nothing }
+        Record {
+            truncates_to: Some(len_bytes),
+            ..nothing
+        }
     }
 
     /// A change of length to at least `len_bytes`.
     pub fn allocate(file: usize, len_bytes: u64) -> Self {
         let nothing = Record::new(file, 0, Payload::Zeroes(0), false);
-        Record { grows_to: Some(len_bytes), ..nothing }
+        Record {
+            grows_to: Some(len_bytes),
+            ..nothing
+        }
     }
 
     /// Where the first sector begins.
@@ -94,13 +100,21 @@ impl Record {
         }
     }
 
-    /// The record widened to whole sectors, whose other bytes are those of `pages`:
-    /// a device never holds part of a sector.
+    /// The record as it takes effect on a file that holds `pages`: widened to whole
+    /// sectors, whose other bytes are those of `pages`, for a device never holds part
+    /// of a sector; and bringing a length that the file really has by then.
     #[must_use]
     pub fn landed(&self, pages: &Pages) -> Record {
-        let (start, end) = (self.start_bytes(), self.start_bytes() + self.sectors() * SECTOR_BYTES);
+        let (start, end) = (
+            self.start_bytes(),
+            self.start_bytes() + self.sectors() * SECTOR_BYTES,
+        );
+        let grows_to = self.grows_to.map(|end| end.max(pages.len_bytes()));
         if start == self.offset_bytes && end == self.end_bytes() || self.sectors() == 0 {
-            return self.clone();
+            return Record {
+                grows_to,
+                ..self.clone()
+            };
         }
         let mut bytes = pages.bytes(start, end - start);
         let inside = (self.offset_bytes - start) as usize;
@@ -110,7 +124,13 @@ impl Record {
             }
             Payload::Zeroes(len_bytes) => bytes[inside..inside + *len_bytes as usize].fill(0),
         }
-        Record { offset_bytes: start, payload: Payload::Bytes(bytes.into()), ..self.clone() }
+        let payload = Payload::Bytes(bytes.into());
+        Record {
+            offset_bytes: start,
+            payload,
+            grows_to,
+            ..self.clone()
+        }
     }
 
     /// Applies the whole record.
@@ -169,8 +189,15 @@ mod tests {
         let record = Record::new(0, 500, Payload::Bytes(vec![1; 24].into()), true);
         let landed = record.landed(&pages);
         assert_eq!((landed.offset_bytes, landed.sectors()), (0, 2));
-        assert_eq!(landed.grows_to, Some(524));
-        assert_eq!((landed.bytes()[499], landed.bytes()[500], landed.bytes()[524]), (7, 1, 7));
+        assert_eq!(landed.grows_to, Some(1024));
+        assert_eq!(
+            (
+                landed.bytes()[499],
+                landed.bytes()[500],
+                landed.bytes()[524]
+            ),
+            (7, 1, 7)
+        );
     }
 
     #[test]

@@ -22,7 +22,11 @@ impl Rng {
     /// A number below `bound` (0 where `bound` is 0).
     pub fn below(&mut self, bound: u64) -> u64 {
         // The bias of the plain remainder is far below what a simulation can feel.
-        if bound == 0 { 0 } else { self.next_u64() % bound }
+        if bound == 0 {
+            0
+        } else {
+            self.next_u64() % bound
+        }
     }
 
     /// A number in `low..=high`.

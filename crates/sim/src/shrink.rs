@@ -16,8 +16,12 @@ const TRIES: u64 = 200;
 
 /// Shrinks a failure for at most `budget`.
 pub fn shrink(explorer: &Explorer, found: Found, budget: Duration) -> Found {
-    let mut shrinker =
-        Shrinker { explorer, best: found, rng: Rng::new(1), end: Instant::now() + budget };
+    let mut shrinker = Shrinker {
+        explorer,
+        best: found,
+        rng: Rng::new(1),
+        end: Instant::now() + budget,
+    };
     while shrinker.round() && Instant::now() < shrinker.end {}
     shrinker.shrink_cut();
     shrinker.best
@@ -39,17 +43,26 @@ impl Shrinker<'_> {
             any |= legs > 1 && self.try_edit(|story| drop(story.legs.remove(leg)));
         }
         for leg in 0..self.best.story.legs.len() {
-            any |= self.drop_runs(|story| story.legs[leg].steps.len(), |story, at, count| {
-                drop(story.legs[leg].steps.drain(at..at + count));
-            });
+            any |= self.drop_runs(
+                |story| story.legs[leg].steps.len(),
+                |story, at, count| {
+                    drop(story.legs[leg].steps.drain(at..at + count));
+                },
+            );
             any |= self.simplify_steps(leg);
         }
-        any |= self.drop_runs(|story| story.setup.len(), |story, at, count| {
-            drop(story.setup.drain(at..at + count));
-        });
-        any |= self.drop_runs(|story| story.preparations.len(), |story, at, count| {
-            drop(story.preparations.drain(at..at + count));
-        });
+        any |= self.drop_runs(
+            |story| story.setup.len(),
+            |story, at, count| {
+                drop(story.setup.drain(at..at + count));
+            },
+        );
+        any |= self.drop_runs(
+            |story| story.preparations.len(),
+            |story, at, count| {
+                drop(story.preparations.drain(at..at + count));
+            },
+        );
         any | self.simplify_image()
     }
 
@@ -78,7 +91,9 @@ impl Shrinker<'_> {
     fn simplify_steps(&mut self, leg: usize) -> bool {
         let mut any = false;
         for at in 0..self.best.story.legs[leg].steps.len() {
-            let Step::Start(op) = self.best.story.legs[leg].steps[at] else { continue };
+            let Step::Start(op) = self.best.story.legs[leg].steps[at] else {
+                continue;
+            };
             for simpler in simpler_ops(op) {
                 any |= self.try_edit(|story| story.legs[leg].steps[at] = Step::Start(simpler));
             }
@@ -121,7 +136,12 @@ impl Shrinker<'_> {
     /// Loses as few records and sectors as will do.
     fn shrink_cut(&mut self) {
         for leg in 0..self.best.story.legs.len() {
-            let kept_len = |story: &Story| story.legs[leg].crash.as_ref().map_or(0, |c| c.cut.kept.len());
+            let kept_len = |story: &Story| {
+                story.legs[leg]
+                    .crash
+                    .as_ref()
+                    .map_or(0, |c| c.cut.kept.len())
+            };
             for at in (0..kept_len(&self.best.story)).rev() {
                 self.try_replay(|kept| drop(kept.remove(at)), leg);
             }
@@ -138,7 +158,9 @@ impl Shrinker<'_> {
 
     fn try_replay(&mut self, edit: impl FnOnce(&mut Vec<Kept>), leg: usize) {
         let mut story = self.best.story.clone();
-        let Some(crash) = &mut story.legs[leg].crash else { return };
+        let Some(crash) = &mut story.legs[leg].crash else {
+            return;
+        };
         edit(&mut crash.cut.kept);
         if let Err(failure) = self.explorer.replay(&story)
             && failure.kind == self.best.failure.kind
@@ -152,15 +174,32 @@ impl Shrinker<'_> {
 fn simpler_ops(op: Op) -> Vec<Op> {
     match op {
         Op::Write { offset, len, fua } => {
-            let mut simpler = vec![Op::Write { offset, len, fua: false }];
+            let mut simpler = vec![Op::Write {
+                offset,
+                len,
+                fua: false,
+            }];
             if len > 512 {
-                simpler.push(Op::Write { offset, len: 512, fua });
-                simpler.push(Op::Write { offset, len: len / 2, fua });
+                simpler.push(Op::Write {
+                    offset,
+                    len: 512,
+                    fua,
+                });
+                simpler.push(Op::Write {
+                    offset,
+                    len: len / 2,
+                    fua,
+                });
             }
             simpler
         }
         Op::WriteZeroes { offset, len, .. } => {
-            vec![Op::WriteZeroes { offset, len, unmap: false, fua: false }]
+            vec![Op::WriteZeroes {
+                offset,
+                len,
+                unmap: false,
+                fua: false,
+            }]
         }
         Op::Discard { .. } | Op::Read { .. } | Op::Flush => Vec::new(),
     }

@@ -27,7 +27,12 @@ pub struct Traits {
 
 impl Default for Traits {
     fn default() -> Self {
-        Traits { can_punch: true, can_zero: true, growable: true, read_only: false }
+        Traits {
+            can_punch: true,
+            can_zero: true,
+            growable: true,
+            read_only: false,
+        }
     }
 }
 
@@ -42,7 +47,12 @@ pub struct SimStorage {
 
 impl SimStorage {
     pub(crate) fn new(disk: Arc<Disk>, file: usize, name: &str, traits: Traits) -> Self {
-        SimStorage { disk, file, name: name.to_owned(), traits }
+        SimStorage {
+            disk,
+            file,
+            name: name.to_owned(),
+            traits,
+        }
     }
 
     /// What a reader of the file sees now.
@@ -51,7 +61,9 @@ impl SimStorage {
     }
 
     fn refuse<T>(&self, kind: ErrorKind, operation: &'static str, message: &str) -> Io<T> {
-        Io::ready(Err(Error::new(kind, operation, message).target(self.name.clone())))
+        Io::ready(Err(
+            Error::new(kind, operation, message).target(self.name.clone())
+        ))
     }
 
     /// Why a change that ends at `end_bytes` cannot be made.
@@ -66,10 +78,15 @@ impl SimStorage {
     }
 
     fn change(&self, operation: &'static str, record: Record) -> Io<()> {
-        let end = record.grows_to.unwrap_or(record.end_bytes()).max(record.end_bytes());
+        let end = record
+            .grows_to
+            .unwrap_or(record.end_bytes())
+            .max(record.end_bytes());
         match self.obstacle(end) {
             Some((kind, message)) => self.refuse(kind, operation, message),
-            None => self.disk.submit(self.file, |reply| Request::Change { record, reply }),
+            None => self
+                .disk
+                .submit(self.file, |reply| Request::Change { record, reply }),
         }
     }
 }
@@ -96,7 +113,11 @@ impl Storage for SimStorage {
     }
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
-        self.disk.submit(self.file, |reply| Request::Read { offset_bytes, buffers, reply })
+        self.disk.submit(self.file, |reply| Request::Read {
+            offset_bytes,
+            buffers,
+            reply,
+        })
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
@@ -104,11 +125,17 @@ impl Storage for SimStorage {
             return self.refuse(kind, "write", message);
         }
         let mut bytes = Vec::with_capacity(total_len(&buffers) as usize);
-        buffers.iter().for_each(|buffer| bytes.extend_from_slice(buffer));
+        buffers
+            .iter()
+            .for_each(|buffer| bytes.extend_from_slice(buffer));
         let grows = self.traits.growable;
         let mut record = Record::new(self.file, offset_bytes, Payload::Bytes(bytes.into()), grows);
         record.forced = flags.fua;
-        self.disk.submit(self.file, |reply| Request::Write { record, buffers, reply })
+        self.disk.submit(self.file, |reply| Request::Write {
+            record,
+            buffers,
+            reply,
+        })
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
@@ -129,29 +156,44 @@ impl Storage for SimStorage {
         if !self.traits.can_punch || start >= end {
             return Io::ready(Ok(()));
         }
-        self.change("discard", Record::new(self.file, start, Payload::Zeroes(end - start), false))
+        self.change(
+            "discard",
+            Record::new(self.file, start, Payload::Zeroes(end - start), false),
+        )
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         if !self.traits.growable {
             return Io::ready(Ok(()));
         }
-        self.change("allocate", Record::allocate(self.file, offset_bytes + len_bytes))
+        self.change(
+            "allocate",
+            Record::allocate(self.file, offset_bytes + len_bytes),
+        )
     }
 
     fn flush(&self) -> Io<()> {
-        self.disk.submit(self.file, |reply| Request::Flush { before: 0, reply })
+        self.disk
+            .submit(self.file, |reply| Request::Flush { before: 0, reply })
     }
 
     fn truncate(&self, len_bytes: u64) -> Io<()> {
         if !self.traits.growable {
-            return self.refuse(ErrorKind::Unsupported, "truncate", "a device keeps its length");
+            return self.refuse(
+                ErrorKind::Unsupported,
+                "truncate",
+                "a device keeps its length",
+            );
         }
         self.change("truncate", Record::truncate(self.file, len_bytes))
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
-        self.disk.submit(self.file, |reply| Request::Status { offset_bytes, len_bytes, reply })
+        self.disk.submit(self.file, |reply| Request::Status {
+            offset_bytes,
+            len_bytes,
+            reply,
+        })
     }
 }
 
@@ -181,7 +223,10 @@ mod tests {
         assert_eq!(disk.cut_point().records.len(), 2);
         while disk.complete_one(&mut oldest) {}
         let point = disk.cut_point();
-        assert_eq!(point.durable[0].bytes(0, 1024), [[1; 512], [0; 512]].concat());
+        assert_eq!(
+            point.durable[0].bytes(0, 1024),
+            [[1; 512], [0; 512]].concat()
+        );
         assert_eq!(point.records.len(), 1);
         assert_eq!(point.volatile[0].bytes(512, 1), [2]);
         drop((first, in_flight, flush));
@@ -190,7 +235,9 @@ mod tests {
     /// A seed whose schedule is plainly oldest first for the few steps of a test.
     fn oldest_first() -> u64 {
         use crate::schedule::RequestKind::Write;
-        (0..).find(|seed| (0..9).all(|_| Scheduler::new(*seed).pick(&[Write; 3]) == 0)).unwrap_or(0)
+        (0..)
+            .find(|seed| (0..9).all(|_| Scheduler::new(*seed).pick(&[Write; 3]) == 0))
+            .unwrap_or(0)
     }
 
     #[test]
@@ -200,7 +247,9 @@ mod tests {
         let storage = file.clone();
         let mut world = World::new(disk, 4);
         let read = world.block_on(async move {
-            storage.write(100, buffers(3, 100), WriteFlags::default()).await?;
+            storage
+                .write(100, buffers(3, 100), WriteFlags::default())
+                .await?;
             storage.write_zeroes(150, 10, ZeroFlags::default()).await?;
             storage.flush().await?;
             storage.read(99, buffers(9, 102)).await
@@ -215,7 +264,10 @@ mod tests {
     #[test]
     fn devices_do_not_grow() {
         let disk = Disk::new(Mode::Instant);
-        let traits = Traits { growable: false, ..Traits::default() };
+        let traits = Traits {
+            growable: false,
+            ..Traits::default()
+        };
         let device = disk.add_file("device", Pages::device(1024, 0xe5), traits);
         let mut world = World::new(disk, 0);
         let write = device.write(512, buffers(1, 1024), WriteFlags::default());

@@ -12,14 +12,14 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum_storage::Buffer;
 
-use crate::audit::audit;
+use crate::audit::{Frozen, audit};
 use crate::disk::Mode;
 use crate::drive::{Guest, close};
 use crate::failure::{Failure, FailureKind, guarded};
 use crate::layout::Layout;
 use crate::machine::{Machine, Plugged};
 use crate::model::Model;
-use crate::pages::SECTOR_BYTES;
+use crate::pages::{Pages, SECTOR_BYTES};
 use crate::scenario::ImageOptions;
 use crate::subject::Subject;
 use crate::world::World;
@@ -40,50 +40,60 @@ pub enum Depth {
 }
 
 /// Starts a machine after a power cut and checks everything; gives the machine with
-/// a model that knows what was read.
+/// a model that knows what was read. The model that comes is that of
+/// [`Model::after_cut`].
 pub fn verify(
     subject: &Arc<dyn Subject>,
     options: &ImageOptions,
     mut machine: Machine,
     depth: Depth,
 ) -> Result<Machine, Failure> {
-    machine.model = machine.model.after_cut();
     guarded(|| {
         let plugged = machine.plug(options, Mode::Instant);
         let mut world = World::new(plugged.disk.clone(), 0);
         // The refcounts of a dirty image are repaired when it is opened.
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {
-            inspect(subject, &machine, &plugged, &mut world)
-                .map_err(|failure| failure.when("after the cut"))?;
+            inspect(
+                subject,
+                &machine.files[0],
+                &machine.frozen,
+                &plugged,
+                &mut world,
+            )
+            .map_err(|failure| failure.when("after the cut"))?;
         }
         let guest = Rc::new(Guest {
             subject: subject.clone(),
             options: options.clone(),
             plugged: plugged.clone(),
-            model: RefCell::new(machine.model.clone()),
+            model: RefCell::new(std::mem::take(&mut machine.model)),
         });
         let recovery = recover(guest.clone(), depth, dirty);
-        world.block_on(recovery)?.map_err(|failure| failure.when("after the cut"))?;
-        machine.model = guest.model.borrow().clone();
+        world
+            .block_on(recovery)?
+            .map_err(|failure| failure.when("after the cut"))?;
+        machine.model = guest.model.take();
         machine.model.make_durable();
         if dirty || depth == Depth::Thorough {
             world.settle();
-            inspect(subject, &machine, &plugged, &mut world)
+            let image = plugged.contents().swap_remove(0);
+            inspect(subject, &image, &machine.frozen, &plugged, &mut world)
                 .map_err(|failure| failure.when("after the cut and a close"))?;
         }
         Ok(machine)
     })
 }
 
-/// Audits and checks the image as it is now.
+/// Audits and checks a plugged image that holds `image` now.
 pub(crate) fn inspect(
     subject: &Arc<dyn Subject>,
-    machine: &Machine,
+    image: &Pages,
+    frozen: &Frozen,
     plugged: &Plugged,
     world: &mut World,
 ) -> Result<(), Failure> {
-    let problems = audit(&plugged.contents()[0], &machine.frozen);
+    let problems = audit(image, frozen);
     if !problems.is_empty() {
         return Err(Failure::new(FailureKind::Audit, problems.join("; ")));
     }
@@ -109,7 +119,11 @@ async fn recover(guest: Rc<Guest>, depth: Depth, dirty: bool) -> Result<(), Fail
     Ok(())
 }
 
-async fn compare(guest: &Guest, device: &dyn BlockDevice, range: Range<u64>) -> Result<(), Failure> {
+async fn compare(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    range: Range<u64>,
+) -> Result<(), Failure> {
     let mut at = range.start;
     while at < range.end {
         let len = (range.end - at).min(READ_BYTES);

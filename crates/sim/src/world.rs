@@ -26,7 +26,12 @@ impl World {
     /// A world whose requests complete in the order of `schedule_seed`.
     pub fn new(disk: Arc<Disk>, schedule_seed: u64) -> Self {
         let scheduler = Scheduler::new(schedule_seed);
-        World { executor: Executor::new(|| {}), disk, scheduler, steps: 0 }
+        World {
+            executor: Executor::new(|| {}),
+            disk,
+            scheduler,
+            steps: 0,
+        }
     }
 
     /// How many requests have completed.
@@ -39,7 +44,8 @@ impl World {
         &mut self,
         future: impl Future<Output = T> + 'static,
     ) -> Result<T, Stuck> {
-        self.watch(future, &mut |_, _| true).map(|done| done.expect("nobody stopped it"))
+        self.watch(future, &mut |_, _| true)
+            .map(|done| done.expect("nobody stopped it"))
     }
 
     /// Runs a future and calls `before_step` with the number of the step before

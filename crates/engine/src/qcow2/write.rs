@@ -5,6 +5,7 @@
 //! of its clusters: allocate, write data and COW in one go, then link. A step
 //! that fails before the link changes nothing that anybody can see.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::l2::Mapping;
@@ -22,6 +23,8 @@ use crate::RequestFlags;
 
 /// Clusters that one step handles at most.
 const MAX_STEP_CLUSTERS: u64 = 4096;
+/// What a disk writes as a whole.
+const SECTOR_BYTES: u64 = 512;
 /// Longer runs of zeroes are not written out beside the data.
 const MAX_ZERO_FILL_BYTES: u64 = 32 << 10;
 
@@ -239,17 +242,20 @@ impl Image {
         if !self.maps_to_zeroes(start, len_bytes).await? {
             return self.read_old(start, len_bytes).await.map(Some);
         }
-        if placed.fresh {
-            return Ok(None);
-        }
-        if len_bytes <= MAX_ZERO_FILL_BYTES {
+        if len_bytes <= MAX_ZERO_FILL_BYTES && !placed.fresh {
             return Ok(Some(Buffer::zeroed(len_bytes as usize)));
         }
-        let host = placed.host.bytes() + (start - self.geometry.cluster_start(placed.start));
-        self.data
-            .write_zeroes(host, len_bytes, ZeroFlags::default())
-            .await?;
-        Ok(None)
+        let whole = whole_sectors(start, end);
+        let whole_bytes = whole.end - whole.start;
+        if whole_bytes > 0 && !placed.fresh {
+            let inside = whole.start - self.geometry.cluster_start(placed.start);
+            let host = placed.host.bytes() + inside;
+            self.data
+                .write_zeroes(host, whole_bytes, ZeroFlags::default())
+                .await?;
+        }
+        let rest = (len_bytes - whole_bytes) as usize;
+        Ok((rest > 0).then(|| Buffer::zeroed(rest)))
     }
 
     /// Points the mapping at what was written.
@@ -314,4 +320,14 @@ impl Image {
             discard,
         });
     }
+}
+
+/// The whole sectors of `start..end`, of which one end is a sector's.
+///
+/// The sector that a fill shares with the guest's bytes is written with them: split
+/// between two requests, or cut by the end of the file, it could survive a power cut
+/// as neither what it was nor what it becomes.
+fn whole_sectors(start: u64, end: u64) -> Range<u64> {
+    let first = start.next_multiple_of(SECTOR_BYTES).min(end);
+    first..(end / SECTOR_BYTES * SECTOR_BYTES).max(first)
 }

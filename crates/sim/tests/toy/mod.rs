@@ -85,7 +85,10 @@ impl Subject for ToySubject {
 
 async fn put(storage: &dyn Storage, at: u64, bytes: &[u8]) -> Result<()> {
     let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
-    storage.write(at, buffers, WriteFlags::default()).await.map(drop)
+    storage
+        .write(at, buffers, WriteFlags::default())
+        .await
+        .map(drop)
 }
 
 async fn get(storage: &dyn Storage, at: u64, len: u64) -> Result<Vec<u8>> {
@@ -143,8 +146,15 @@ impl Toy {
         for &(index, entry) in &layout.l1 {
             l1[index as usize] = entry;
             let host = entry & OFFSET;
-            let entries = (0..ENTRIES as u64).map(|slot| pages.be64(host + slot * 8)).collect();
-            tables[index as usize] = Some(Table { host, entries, new: false, dirty: false });
+            let entries = (0..ENTRIES as u64)
+                .map(|slot| pages.be64(host + slot * 8))
+                .collect();
+            tables[index as usize] = Some(Table {
+                host,
+                entries,
+                new: false,
+                dirty: false,
+            });
         }
         let count = |cluster| layout.refcount(&pages, cluster as u64) as u16;
         let state = State {
@@ -174,7 +184,9 @@ impl Toy {
 
     fn entry(&self, cluster: u64) -> u64 {
         let (index, slot) = (cluster as usize / ENTRIES, cluster as usize % ENTRIES);
-        self.lock().tables[index].as_ref().map_or(0, |table| table.entries[slot])
+        self.lock().tables[index]
+            .as_ref()
+            .map_or(0, |table| table.entries[slot])
     }
 
     fn allocate(&self) -> u64 {
@@ -217,7 +229,12 @@ impl Toy {
             let mut state = self.lock();
             let old = state.tables[index].take();
             let entries = old.map_or_else(|| vec![0; ENTRIES], |table| table.entries);
-            state.tables[index] = Some(Table { host, entries, new: true, dirty: true });
+            state.tables[index] = Some(Table {
+                host,
+                entries,
+                new: true,
+                dirty: true,
+            });
             state.l1[index] = host | COPIED;
             drop(state);
             self.drop_cluster(l1_entry).await?;
@@ -266,7 +283,12 @@ impl Toy {
     }
 
     async fn write_refcounts(&self) -> Result<()> {
-        let bytes: Vec<u8> = self.lock().counts.iter().flat_map(|n| n.to_be_bytes()).collect();
+        let bytes: Vec<u8> = self
+            .lock()
+            .counts
+            .iter()
+            .flat_map(|n| n.to_be_bytes())
+            .collect();
         put(&*self.0.storage, self.0.block, &bytes).await
     }
 
@@ -286,7 +308,12 @@ impl Toy {
     }
 
     async fn write_mapping(&self) -> Result<()> {
-        let l1: Vec<u8> = self.lock().l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let l1: Vec<u8> = self
+            .lock()
+            .l1
+            .iter()
+            .flat_map(|entry| entry.to_be_bytes())
+            .collect();
         let storage = self.0.storage.clone();
         let (at, toy) = (self.0.l1_offset, self.clone());
         // Both at once: between two barriers the order is the disk's.
@@ -353,7 +380,8 @@ impl Toy {
         while at < end {
             let len = (CLUSTER - at % CLUSTER).min(end - at);
             let bytes = &buffer[(at - offset) as usize..][..len as usize];
-            self.write_cluster(at / CLUSTER, at % CLUSTER, bytes).await?;
+            self.write_cluster(at / CLUSTER, at % CLUSTER, bytes)
+                .await?;
             at += len;
         }
         if fua {
@@ -372,7 +400,8 @@ impl Toy {
                 let old = self.link(at / CLUSTER, ZERO).await?;
                 self.drop_cluster(old).await?;
             } else if !discard {
-                self.write_cluster(at / CLUSTER, at % CLUSTER, &vec![0; len as usize]).await?;
+                self.write_cluster(at / CLUSTER, at % CLUSTER, &vec![0; len as usize])
+                    .await?;
             }
             at += len;
         }
@@ -410,7 +439,12 @@ impl BlockDevice for Toy {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, request: ZeroRequest) -> Io<()> {
-        Io::task(spawn(self.clone().zero_all(offset, len, false, request.fua)))
+        Io::task(spawn(self.clone().zero_all(
+            offset,
+            len,
+            false,
+            request.fua,
+        )))
     }
 
     fn discard(&self, offset: u64, len: u64) -> Io<()> {

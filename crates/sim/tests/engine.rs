@@ -1,0 +1,166 @@
+//! The engine under power cuts: a slice of the seeds that `vellum-sim` runs, and
+//! short scripts with every cut that there is.
+
+use vellum_sim::generate;
+use vellum_sim::rng::Rng;
+use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteZeroes};
+use vellum_sim::scenario::Step::{Start, Wait};
+use vellum_sim::scenario::{Backing, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
+use vellum_sim::storage::Traits;
+use vellum_sim::{Explorer, engine};
+
+#[test]
+fn seeds_of_every_kind_survive_power_cuts() {
+    const THREADS: u64 = 2;
+    const SEEDS: u64 = 160;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let explorer = Explorer::new(engine());
+                for seed in (thread..SEEDS).step_by(THREADS as usize) {
+                    if let Err(found) = explorer.seed(seed, 60) {
+                        panic!("seed {seed}: {}\n{:#?}", found.failure, found.story);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn equal_seeds_give_equal_simulations() {
+    let explorer = Explorer::new(engine());
+    for seed in 0..20 {
+        let story = generate::story(seed);
+        let run = || explorer.story(&story, &mut Rng::new(7), 10).unwrap();
+        assert_eq!(run(), run(), "seed {seed}");
+    }
+}
+
+const CLUSTER: u64 = 512;
+
+fn write(cluster: u64, count: u64) -> Step {
+    Start(Write {
+        offset: cluster * CLUSTER,
+        len: count * CLUSTER,
+        fua: false,
+    })
+}
+
+fn image() -> ImageOptions {
+    ImageOptions {
+        version: 3,
+        cluster_bits: 9,
+        refcount_order: 4,
+        extended_l2: false,
+        lazy_refcounts: false,
+        size_bytes: 80 * CLUSTER,
+        backing: Backing::None,
+        data_file: DataFile::Inside,
+        tiny_cache: false,
+        traits: Traits::default(),
+    }
+}
+
+/// Makes every cut of a script, on several schedules.
+fn exhaust(name: &str, image: &ImageOptions, preparations: &[Preparation], steps: &[Step]) {
+    const LIMIT: u64 = 2000;
+    let explorer = Explorer::new(engine());
+    let setup: Vec<Op> = (0..3)
+        .map(|n| Write {
+            offset: n * CLUSTER,
+            len: CLUSTER,
+            fua: false,
+        })
+        .collect();
+    let mut cuts = 0;
+    for schedule_seed in 0..4 {
+        let leg = Leg {
+            steps: steps.to_vec(),
+            schedule_seed,
+            crash: None,
+        };
+        let story = Story {
+            image: image.clone(),
+            setup: setup.clone(),
+            preparations: preparations.to_vec(),
+            legs: vec![leg],
+        };
+        match explorer.exhaust(&story, LIMIT) {
+            Ok(totals) => cuts += totals.cuts,
+            Err(found) => panic!("{name}: {}\n{:#?}", found.failure, found.story),
+        }
+    }
+    assert!(cuts > 20, "{name}: only {cuts} cuts");
+}
+
+#[test]
+fn every_cut_of_a_first_write() {
+    exhaust("first write", &image(), &[], &[write(70, 1), Start(Flush)]);
+}
+
+#[test]
+fn every_cut_of_an_overwrite_beside_a_flush() {
+    exhaust(
+        "overwrite",
+        &image(),
+        &[],
+        &[write(0, 2), Start(Flush), write(1, 1)],
+    );
+}
+
+#[test]
+fn every_cut_of_a_discard_and_the_reuse_of_its_clusters() {
+    let discard = Start(Discard {
+        offset: 0,
+        len: 2 * CLUSTER,
+    });
+    let steps = [
+        discard,
+        Wait,
+        Start(Flush),
+        Wait,
+        write(5, 2),
+        Wait,
+        Start(Flush),
+    ];
+    exhaust("discard and reuse", &image(), &[], &steps);
+}
+
+#[test]
+fn every_cut_of_a_write_to_shared_clusters() {
+    let steps = [write(0, 1), Wait, Start(Flush)];
+    exhaust(
+        "shared clusters",
+        &image(),
+        &[Preparation::Snapshot],
+        &steps,
+    );
+}
+
+#[test]
+fn every_cut_of_zeroes_beside_a_write() {
+    let zeroes = Start(WriteZeroes {
+        offset: 0,
+        len: 2 * CLUSTER,
+        unmap: true,
+        fua: false,
+    });
+    exhaust(
+        "zeroes",
+        &image(),
+        &[],
+        &[zeroes, write(1, 1), Wait, Start(Flush)],
+    );
+}
+
+#[test]
+fn every_cut_over_a_compressed_cluster() {
+    let steps = [write(3, 2), Wait, Start(Flush)];
+    exhaust("compressed", &image(), &[Preparation::Compress(2)], &steps);
+}
+
+#[test]
+fn every_cut_of_a_repair() {
+    exhaust("repair", &image(), &[Preparation::Dirty(2)], &[write(0, 1)]);
+}

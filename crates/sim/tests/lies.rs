@@ -1,0 +1,92 @@
+//! The engine on a disk that breaks its word at a barrier: what a wrong order of
+//! writing would do on an honest one. The simulator must object, each time in the
+//! way that belongs to the broken rule.
+
+use vellum_sim::generate;
+use vellum_sim::lies::{Kind, Lie};
+use vellum_sim::rng::Rng;
+use vellum_sim::scenario::{Backing, DataFile, ImageOptions, Preparation, Story};
+use vellum_sim::storage::Traits;
+use vellum_sim::{Explorer, FailureKind, engine};
+
+const SEEDS: u64 = 400;
+
+fn story(seed: u64, shared: bool) -> Story {
+    let image = ImageOptions {
+        version: 3,
+        cluster_bits: 9,
+        refcount_order: 4,
+        extended_l2: false,
+        lazy_refcounts: false,
+        size_bytes: 128 << 9,
+        backing: Backing::None,
+        data_file: DataFile::Inside,
+        tiny_cache: false,
+        traits: Traits::default(),
+    };
+    let mut story = generate::story_of(image, &mut Rng::new(seed));
+    story.preparations = if shared {
+        vec![Preparation::Snapshot]
+    } else {
+        Vec::new()
+    };
+    story
+}
+
+/// Explores until the engine fails in one of these ways.
+fn objects(lie: Lie, shared: bool, kinds: &[FailureKind]) {
+    let explorer = Explorer {
+        subject: engine(),
+        lie: Some(lie),
+    };
+    let mut others = Vec::new();
+    for seed in 0..SEEDS {
+        match explorer.story(&story(seed, shared), &mut Rng::new(seed), 100) {
+            Err(found) if kinds.contains(&found.failure.kind) => return,
+            Err(found) => others.push(found.failure.to_string()),
+            Ok(_) => {}
+        }
+    }
+    panic!("none of {kinds:?}, only {others:?}");
+}
+
+#[test]
+fn refcounts_after_what_points_there() {
+    objects(Lie::late(Kind::Refcounts), false, &[FailureKind::Audit]);
+}
+
+#[test]
+fn data_after_its_l2_entry() {
+    objects(Lie::late(Kind::Data), false, &[FailureKind::Content]);
+}
+
+#[test]
+fn a_new_l2_table_after_its_l1_entry() {
+    objects(
+        Lie::late(Kind::NewL2),
+        false,
+        &[FailureKind::Content, FailureKind::Audit],
+    );
+}
+
+#[test]
+fn a_mapping_after_the_refcount_that_it_held_up() {
+    objects(Lie::late(Kind::L2), true, &[FailureKind::Audit]);
+}
+
+#[test]
+fn a_mapping_after_the_reuse_of_what_it_dropped() {
+    objects(Lie::late(Kind::L2), false, &[FailureKind::Content]);
+}
+
+#[test]
+fn a_flush_that_does_nothing() {
+    objects(Lie::no_flush(|_| true), false, &[FailureKind::Content]);
+}
+
+#[test]
+fn every_other_flush_does_nothing() {
+    let kinds = [FailureKind::Content, FailureKind::Audit];
+    objects(Lie::no_flush(|flush| flush % 2 == 0), false, &kinds);
+    objects(Lie::no_flush(|flush| flush % 2 == 1), false, &kinds);
+}
