@@ -49,7 +49,7 @@ pub fn print(text: impl Display) {
     }
 }
 
-/// Prints a line on standard output, like [`print`].
+/// Prints a line on standard output, like [`print()`].
 pub fn print_line(text: impl Display) {
     print(format_args!("{text}\n"));
 }
