@@ -9,6 +9,7 @@
 //! text that stands after `qemu-img: `.
 
 pub mod cache;
+mod cache_cleaner;
 pub mod create;
 pub mod create_options;
 mod file_node;

@@ -10,6 +10,7 @@ use vellum::raw::RawOptions;
 use vellum::{BlockDevice, Buffer, Buffers, Error, ErrorKind, Raw, Result, Storage};
 use vellum_storage::file::FileStorage;
 
+use crate::cache_cleaner;
 use crate::file_node::{self, Common, Use};
 use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
@@ -379,7 +380,9 @@ async fn open_qcow2(
         }
         Override::FromImage => {}
     }
+    let clean_interval_s = open.cache.cache_clean_interval_s;
     let device = Qcow2::open(file, Arc::new(gate), open).await?;
+    cache_cleaner::start(&device, clean_interval_s);
     if let (Some(key), None) = (given, &device.header().backing_file) {
         return Err(invalid(format!(
             "Block format 'qcow2' does not support the option 'backing.{key}'"

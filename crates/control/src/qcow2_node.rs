@@ -55,8 +55,9 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     })
 }
 
-/// The engine never writes where metadata lies, so the extent of these checks
-/// changes nothing; their values are still checked.
+/// Overlap checks cannot be chosen yet: the engine always refuses to hand out the
+/// clusters of the header, the L1, refcount and snapshot tables, and looks no
+/// further. The options' values are checked all the same.
 fn take_overlap_checks(options: &mut Options) -> Result<()> {
     let short = options.take_text("overlap-check")?;
     let long = options.take_text("overlap-check.template")?;
