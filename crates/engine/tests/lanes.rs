@@ -21,7 +21,11 @@ fn on_lane<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> thread::JoinHandle<T> {
     thread::spawn(move || {
-        lane::install(&LaneOptions { backend, ..LaneOptions::default() }).unwrap();
+        lane::install(&LaneOptions {
+            backend,
+            ..LaneOptions::default()
+        })
+        .unwrap();
         work()
     })
 }
@@ -37,8 +41,14 @@ async fn hammer(image: Arc<Qcow2>, lane: u64) {
         let mut running = Vec::new();
         for block in (lane..BLOCKS).step_by(LANES as usize) {
             if round % 2 == 1 && block % 5 == 0 {
-                let zero = ZeroRequest { may_unmap: true, ..ZeroRequest::default() };
-                image.write_zeroes(block * BLOCK_BYTES, BLOCK_BYTES, zero).await.unwrap();
+                let zero = ZeroRequest {
+                    may_unmap: true,
+                    ..ZeroRequest::default()
+                };
+                image
+                    .write_zeroes(block * BLOCK_BYTES, BLOCK_BYTES, zero)
+                    .await
+                    .unwrap();
                 continue;
             }
             let mut buffer = Buffer::zeroed(BLOCK_BYTES as usize);
@@ -58,10 +68,17 @@ async fn hammer(image: Arc<Qcow2>, lane: u64) {
 }
 
 async fn verify(image: &Qcow2) {
-    let all = image.read(0, Buffer::for_read((BLOCKS * BLOCK_BYTES) as usize)).await.unwrap();
+    let all = image
+        .read(0, Buffer::for_read((BLOCKS * BLOCK_BYTES) as usize))
+        .await
+        .unwrap();
     for (block, bytes) in all.chunks(BLOCK_BYTES as usize).enumerate() {
         let block = block as u64;
-        let expected = if block.is_multiple_of(5) { 0 } else { fill(block, 3) };
+        let expected = if block.is_multiple_of(5) {
+            0
+        } else {
+            fill(block, 3)
+        };
         assert!(bytes.iter().all(|&byte| byte == expected), "block {block}");
     }
 }
@@ -72,16 +89,26 @@ fn share_one_image(backend: Backend, cluster_size_bytes: u64, extended_l2: bool)
     std::fs::File::create(&path).unwrap();
     let file: Arc<dyn Storage> = FileStorage::open(&path, &FileOptions::default()).unwrap();
     let size_bytes = BLOCKS * BLOCK_BYTES;
-    let options =
-        CreateOptions { size_bytes, cluster_size_bytes, extended_l2, ..CreateOptions::default() };
+    let options = CreateOptions {
+        size_bytes,
+        cluster_size_bytes,
+        extended_l2,
+        ..CreateOptions::default()
+    };
     let opened = {
         let file = file.clone();
         on_lane(backend, move || {
             lane::block_on(async move {
                 create(file.clone(), None, &options).await.unwrap();
-                let cache =
-                    CacheOptions { l2_cache_size_bytes: Some(4096), ..CacheOptions::default() };
-                let options = OpenOptions { cache, discard: true, ..OpenOptions::default() };
+                let cache = CacheOptions {
+                    l2_cache_size_bytes: Some(4096),
+                    ..CacheOptions::default()
+                };
+                let options = OpenOptions {
+                    cache,
+                    discard: true,
+                    ..OpenOptions::default()
+                };
                 Qcow2::open(file, Arc::new(DenyAll), options).await.unwrap()
             })
         })
@@ -104,7 +131,10 @@ fn share_one_image(backend: Backend, cluster_size_bytes: u64, extended_l2: bool)
         })
     });
     let report = closing.join().unwrap();
-    assert_eq!((report.corruptions, report.leaks, report.check_errors), (0, 0, 0));
+    assert_eq!(
+        (report.corruptions, report.leaks, report.check_errors),
+        (0, 0, 0)
+    );
 }
 
 #[test]
