@@ -60,7 +60,8 @@ impl Image {
     ) -> Result<()> {
         while !piece.is_empty() {
             // Version 2 promises nothing, though it could where nothing lies behind.
-            let refused = no_fallback && self.geometry.version < 3;
+            let refused =
+                no_fallback && (self.geometry.version < 3 || !self.data_file_takes_whole(&piece));
             if !refused && self.zero_mapping(piece.clone(), may_unmap).await? == Outcome::Done {
                 return Ok(());
             }
@@ -72,6 +73,13 @@ impl Image {
             piece.start = stop;
         }
         Ok(())
+    }
+
+    /// Whether a raw data file, which is zeroed too, can take the piece without
+    /// reading and writing what lies around it.
+    fn data_file_takes_whole(&self, piece: &Range<u64>) -> bool {
+        let unit = u64::from(self.data.capabilities().request_alignment_bytes);
+        !self.data_is_raw() || (piece.start.is_multiple_of(unit) && piece.end.is_multiple_of(unit))
     }
 
     async fn write_zero_bytes(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
