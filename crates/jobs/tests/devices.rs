@@ -19,7 +19,11 @@ fn content(len_bytes: usize, seed: u8) -> Vec<u8> {
     (0..len_bytes)
         .map(|at| {
             let block = (at / 4096) as u8;
-            if block.is_multiple_of(3) { 0 } else { block ^ seed }
+            if block.is_multiple_of(3) {
+                0
+            } else {
+                block ^ seed
+            }
         })
         .collect()
 }

@@ -87,10 +87,12 @@ impl Explorer {
         let Some(leg) = story.legs.first() else {
             return Ok(Totals::default());
         };
-        let mut totals = Totals::default();
-        totals.steps = self
-            .run_leg(story, &machine, leg, &mut |_, _| true)
-            .map_err(|failure| found(failure, story.legs.clone()))?;
+        let mut totals = Totals {
+            steps: self
+                .run_leg(story, &machine, leg, &mut |_, _| true)
+                .map_err(|failure| found(failure, story.legs.clone()))?,
+            ..Totals::default()
+        };
         let points: BTreeSet<u64> = (0..cuts.div_ceil(CUTS_PER_POINT) * 2)
             .map(|_| rng.below(totals.steps + 1))
             .take(cuts.div_ceil(CUTS_PER_POINT) as usize)

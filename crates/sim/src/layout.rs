@@ -161,7 +161,7 @@ impl Layout {
 
     /// How many clusters one refcount block counts.
     pub fn block_entries(&self) -> u64 {
-        self.cluster_bytes() * 8 >> self.refcount_order
+        (self.cluster_bytes() * 8) >> self.refcount_order
     }
 
     /// The active L2 tables: (L1 index, host offset).
@@ -184,7 +184,7 @@ impl Layout {
         let table = l1_entry & OFFSET;
         let first = l1_index * self.l2_entries();
         let words = pages.words(table, self.cluster_bytes()).into_iter();
-        let entries = words.filter(|(at, _)| (at - table) % self.entry_bytes() == 0);
+        let entries = words.filter(|(at, _)| (at - table).is_multiple_of(self.entry_bytes()));
         entries
             .map(|(at, entry)| {
                 let guest = first + (at - table) / self.entry_bytes();
@@ -295,12 +295,12 @@ mod tests {
             let (mut pages, layout) = empty(order);
             let most = u64::MAX >> (64 - (1 << order));
             for cluster in 0..layout.block_entries() {
-                layout.set_refcount(&mut pages, cluster, cluster % 7 & most);
+                layout.set_refcount(&mut pages, cluster, (cluster % 7) & most);
             }
             for cluster in 0..layout.block_entries() {
                 assert_eq!(
                     layout.refcount(&pages, cluster),
-                    cluster % 7 & most,
+                    (cluster % 7) & most,
                     "order {order}"
                 );
             }

@@ -121,7 +121,8 @@ impl Pages {
         let mut at = offset_bytes;
         while at < end {
             let next = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(end);
-            let whole = next - at == PAGE_BYTES || (at % PAGE_BYTES == 0 && next == self.len_bytes);
+            let whole = next - at == PAGE_BYTES
+                || (at.is_multiple_of(PAGE_BYTES) && next == self.len_bytes);
             if whole && self.fill == 0 {
                 self.pages.remove(&(at / PAGE_BYTES));
             } else if self.fill != 0 || self.pages.contains_key(&(at / PAGE_BYTES)) {

@@ -68,7 +68,10 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             Ok(())
         }
         Action::Version => {
-            report::print_line(format_args!("{program} {} (Vellum)", env!("CARGO_PKG_VERSION")));
+            report::print_line(format_args!(
+                "{program} {} (Vellum)",
+                env!("CARGO_PKG_VERSION")
+            ));
             Ok(())
         }
         Action::List => list::list(&arguments),
@@ -84,7 +87,11 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 fn help(program: &str) -> String {
-    let call = if program == "vellum" { "vellum nbd" } else { program };
+    let call = if program == "vellum" {
+        "vellum nbd"
+    } else {
+        program
+    };
     format!(
         "Usage: {call} [OPTIONS] IMAGE
   or:  {call} --list [OPTIONS]

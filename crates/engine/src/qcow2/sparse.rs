@@ -35,7 +35,9 @@ impl Image {
         let per_slice = refcounts.entries_per_slice();
         let (mut counted, mut start) = (0, 0);
         while start < clusters && counted < threshold {
-            let end = (start / per_slice + 1).saturating_mul(per_slice).min(clusters);
+            let end = (start / per_slice + 1)
+                .saturating_mul(per_slice)
+                .min(clusters);
             counted += refcounts.count_used(start..end).await?;
             start = end;
         }
