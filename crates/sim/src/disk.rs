@@ -294,7 +294,8 @@ impl Core {
     fn land(&mut self, record: &Record) {
         let file = &mut self.files[record.file];
         let mut record = record.landed(&file.volatile);
-        if record.end_bytes() <= file.durable.len_bytes() && record.sectors() > 0 {
+        let settled = file.durable.len_bytes().min(file.volatile.len_bytes());
+        if record.end_bytes() <= settled && record.sectors() > 0 {
             // The length that it needs cannot be lost any more.
             record.grows_to = None;
         }
