@@ -220,23 +220,27 @@ impl Toy {
         Ok(())
     }
 
+    /// Gives the image an L2 table of its own.
+    fn replace_table(&self, index: usize) {
+        let host = self.allocate();
+        let mut state = self.lock();
+        let old = state.tables[index].take();
+        let entries = old.map_or_else(|| vec![0; ENTRIES], |table| table.entries);
+        state.tables[index] = Some(Table {
+            host,
+            entries,
+            new: true,
+            dirty: true,
+        });
+        state.l1[index] = host | COPIED;
+    }
+
     /// Points a guest cluster at `entry`; gives what it pointed at before.
     async fn link(&self, cluster: u64, entry: u64) -> Result<u64> {
         let (index, slot) = (cluster as usize / ENTRIES, cluster as usize % ENTRIES);
         let l1_entry = self.lock().l1[index];
         if l1_entry & COPIED == 0 {
-            let host = self.allocate();
-            let mut state = self.lock();
-            let old = state.tables[index].take();
-            let entries = old.map_or_else(|| vec![0; ENTRIES], |table| table.entries);
-            state.tables[index] = Some(Table {
-                host,
-                entries,
-                new: true,
-                dirty: true,
-            });
-            state.l1[index] = host | COPIED;
-            drop(state);
+            self.replace_table(index);
             self.drop_cluster(l1_entry).await?;
         }
         let mut state = self.lock();
