@@ -151,3 +151,30 @@ fn a_closed_image_refuses_changes() {
         assert!(write(&image, 0).await.is_err());
     });
 }
+
+#[test]
+fn clusters_of_refcount_blocks_are_never_handed_out() {
+    run(async {
+        let size_bytes = 16 * CLUSTER;
+        let file = new_image(CreateOptions {
+            size_bytes,
+            ..CreateOptions::default()
+        })
+        .await;
+        let header = read_header(&file).await.unwrap();
+        let table = header.refcount_table_offset.bytes();
+        let entry = file.read(table, Buffers::from_iter([Buffer::zeroed(8)]));
+        let entry = Buffer::join_all(entry.await.unwrap());
+        let block = u64::from_be_bytes(entry[..8].try_into().unwrap());
+        put(&file, block + block / CLUSTER * 2, &[0, 0]).await;
+        let image = open(&file, false).await.unwrap();
+        let error = write(&image, 0).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(
+            write(&image, 5 * CLUSTER).await.is_err(),
+            "writes are stopped"
+        );
+        let header = read_header(&file).await.unwrap();
+        assert!(header.incompatible.contains(Incompatible::CORRUPT));
+    });
+}

@@ -131,13 +131,11 @@ impl Allocator {
     }
 
     fn refuse_reserved(&self, clusters: &Range<u64>) -> Result<()> {
-        let table = {
-            let table = self.refcounts.table();
-            let start = table.offset.cluster(&self.refcounts.geometry).index();
-            start..start + table.clusters
-        };
+        let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
+        let bytes = clusters.start * cluster_bytes..clusters.end * cluster_bytes;
         let hit = |r: &Range<u64>| r.start < clusters.end && clusters.start < r.end;
-        if !hit(&table) && !self.reserved.iter().any(hit) {
+        let counted = self.refcounts.table().overlaps(&bytes, cluster_bytes);
+        if !counted && !self.reserved.iter().any(hit) {
             return Ok(());
         }
         let start = clusters.start;

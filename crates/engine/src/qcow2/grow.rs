@@ -50,7 +50,7 @@ impl Allocator {
         let entry = RefcountTableEntry::new(block);
         self.write(table_offset.bytes() + 8 * index, &entry.0.to_be_bytes())
             .await?;
-        self.refcounts.table().entries[index as usize] = entry;
+        self.refcounts.table().set_block(index as usize, block);
         Ok(())
     }
 
@@ -140,11 +140,7 @@ impl Allocator {
         fields[8..].copy_from_slice(&(layout.table_clusters as u32).to_be_bytes());
         self.write(HEADER_TABLE_FIELDS, &fields).await?;
         self.refcounts.file.flush().await?;
-        let new = RefcountTable {
-            offset,
-            clusters: layout.table_clusters,
-            entries,
-        };
+        let new = RefcountTable::new(offset, layout.table_clusters, entries);
         let old = std::mem::replace(&mut *self.refcounts.table(), new);
         self.release(old.offset.cluster(&geometry), old.clusters)
             .await

@@ -10,7 +10,7 @@ use vellum_format::header::{Header, field};
 use vellum_format::types::{GuestOffset, HostCluster};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
-use super::alloc::Allocator;
+use super::alloc::{Allocation, Allocator};
 use super::cache::TableCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
@@ -94,6 +94,15 @@ impl Image {
                 Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
             }
+        }
+    }
+
+    /// Allocates host clusters; refcounts that contradict the rest of the metadata
+    /// mark the image corrupt.
+    pub(crate) async fn allocate(&self, want: u64) -> Result<Allocation> {
+        match self.allocator.allocate(want).await {
+            Ok(allocation) => Ok(allocation),
+            Err(error) => Err(self.mark_corrupt(error).await),
         }
     }
 

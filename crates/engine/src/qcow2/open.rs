@@ -176,11 +176,11 @@ pub(crate) async fn read_refcount_table(
     let len_bytes = clusters * geometry.cluster_size_bytes();
     let bytes = read_bytes(file, header.refcount_table_offset.bytes(), len_bytes).await?;
     let entries = (0..bytes.len() / 8).filter_map(|index| RefcountTableEntry::read(&bytes, index));
-    Ok(RefcountTable {
-        offset: header.refcount_table_offset,
+    Ok(RefcountTable::new(
+        header.refcount_table_offset,
         clusters,
-        entries: entries.collect(),
-    })
+        entries.collect(),
+    ))
 }
 
 /// The clusters of the header and of those of its tables that never move.
@@ -213,11 +213,7 @@ async fn assemble(
         .resolve(&geometry, header.guest_size_bytes())?;
     let table = if options.read_only {
         let offset = header.refcount_table_offset;
-        RefcountTable {
-            offset,
-            clusters: 0,
-            entries: Vec::new(),
-        }
+        RefcountTable::new(offset, 0, Vec::new())
     } else {
         read_refcount_table(&file, &header, &geometry).await?
     };

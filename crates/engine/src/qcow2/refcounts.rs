@@ -6,6 +6,7 @@
 //!   cluster is durable. Blocks may therefore be written at any time.
 //! - Two writes of one block never overlap: write-backs take turns.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,6 +26,36 @@ pub(crate) struct RefcountTable {
     pub(crate) offset: HostOffset,
     pub(crate) clusters: u64,
     pub(crate) entries: Vec<RefcountTableEntry>,
+    /// Host offsets of the refcount blocks, in bytes.
+    blocks: BTreeSet<u64>,
+}
+
+impl RefcountTable {
+    /// A table of `clusters` clusters at `offset`.
+    pub(crate) fn new(offset: HostOffset, clusters: u64, entries: Vec<RefcountTableEntry>) -> Self {
+        let offsets = entries.iter().map(|entry| entry.raw_offset());
+        let blocks = offsets.filter(|&offset| offset != 0).collect();
+        RefcountTable {
+            offset,
+            clusters,
+            entries,
+            blocks,
+        }
+    }
+
+    /// Enters a new refcount block.
+    pub(crate) fn set_block(&mut self, index: usize, block: HostOffset) {
+        self.entries[index] = RefcountTableEntry::new(block);
+        self.blocks.insert(block.bytes());
+    }
+
+    /// Whether the table itself or a refcount block lies in a range of host bytes.
+    pub(crate) fn overlaps(&self, range: &Range<u64>, cluster_bytes: u64) -> bool {
+        let start = self.offset.bytes();
+        let end = start + self.clusters * cluster_bytes;
+        (start < range.end && range.start < end)
+            || self.blocks.range(range.clone()).next().is_some()
+    }
 }
 
 /// Where a cluster's count lies.

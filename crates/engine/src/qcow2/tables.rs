@@ -34,8 +34,16 @@ impl Image {
         let old = entry
             .decode(&self.geometry)
             .map_err(|e| bad_format("write", &e))?;
-        let table = self.allocator.allocate(1).await?.start;
-        self.fill_table(old, table).await?;
+        let table = self.allocate(1).await?.start;
+        if let Err(error) = self.fill_table(old, table).await {
+            // Nothing points at the cluster. If even this fails it is leaked.
+            drop(
+                self.allocator
+                    .release(table.cluster(&self.geometry), 1)
+                    .await,
+            );
+            return Err(error);
+        }
         self.forget_slices(table);
         if !self.l1.set(index, L1Entry::new(table, true)) {
             return Err(self.name_error(corrupt("write", "the L1 table is too small")));

@@ -181,7 +181,7 @@ impl Image {
                 (HostOffset(cluster_start), false, None, step.clusters)
             }
             Target::New => {
-                let allocation = self.allocator.allocate(step.clusters as u64).await?;
+                let allocation = self.allocate(step.clusters as u64).await?;
                 let clusters = allocation.clusters as usize;
                 (
                     allocation.start,
