@@ -22,6 +22,8 @@ pub(crate) struct Allocation {
     pub(crate) clusters: u64,
     /// The clusters lie beyond everything ever written: they read as zeroes.
     pub(crate) fresh: bool,
+    /// Their refcounts are durable already.
+    pub(crate) counted: bool,
 }
 
 #[derive(Debug)]
@@ -153,6 +155,7 @@ impl Allocator {
             start: HostOffset(start_bytes),
             clusters,
             fresh,
+            counted: false,
         }
     }
 

@@ -12,6 +12,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 
 use super::alloc::{Allocation, Allocator};
 use super::cache::TableCache;
+use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::map::{Lookup, Mapper, Slice, View};
@@ -43,6 +44,7 @@ pub(crate) struct Image {
     /// L1 indexes whose L2 table is being made.
     pub(crate) l1_entries: Arc<Inflight>,
     pub(crate) readers: Arc<Readers>,
+    pub(crate) data_cache: DataCache,
     pub(crate) order: Order,
     pub(crate) latch: Latch,
     /// What must happen once before the first change has happened.
@@ -254,7 +256,7 @@ impl Image {
         }
         // Twice: the first commit lets go of dropped clusters, the second writes
         // their refcounts.
-        self.commit().await?;
+        self.flush().await?;
         self.cover_last_cluster().await?;
         self.commit().await?;
         self.latch(Error::new(

@@ -16,6 +16,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 use super::alloc::Allocator;
 use super::cache::TableCache;
 use super::check;
+use super::data_cache::DataCache;
 use super::image::Image;
 use super::l1::L1Table;
 use super::load::{self, read_bytes};
@@ -246,6 +247,7 @@ async fn assemble(
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),
         readers: Arc::default(),
+        data_cache: DataCache::new(options.data_cache_bytes()),
         order: Default::default(),
         latch: Default::default(),
         prepared: AtomicBool::new(false),

@@ -54,15 +54,30 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Keep discarded clusters allocated (`discard-no-unref`).
     pub discard_no_unref: bool,
+    /// `data-cache-size`: bytes of small writes to clusters that need copy-on-write
+    /// that are kept in memory until the cluster is whole, a flush comes or room is
+    /// needed; 0: none. Default: 4 MiB.
+    pub data_cache_size_bytes: Option<u64>,
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,
 }
 
 const DEFAULT_L2_CACHE_MAX_BYTES: u64 = 32 << 20;
+const DEFAULT_DATA_CACHE_BYTES: u64 = 4 << 20;
 const DEFAULT_L2_ENTRY_BYTES: u64 = 4096;
 const MIN_L2_ENTRY_BYTES: u64 = 512;
 const MIN_REFCOUNT_CACHE_CLUSTERS: u64 = 4;
+
+impl OpenOptions {
+    /// The budget of the data cache with its default filled in.
+    pub(crate) fn data_cache_bytes(&self) -> usize {
+        let bytes = self
+            .data_cache_size_bytes
+            .unwrap_or(DEFAULT_DATA_CACHE_BYTES);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+}
 
 /// Budgets with all defaults filled in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use vellum_storage::{Buffer, Error, Result, ZeroFlags};
 
 use super::image::Image;
 use super::inflight::Mode;
+use super::order::Reach;
 use super::plan::touched_bits;
 use crate::{RequestFlags, ZeroRequest};
 
@@ -47,6 +48,9 @@ impl Image {
                 .await?;
         }
         if request.fua {
+            // Zeroes that had to be written may be in the data cache.
+            self.drain_range(offset_bytes..offset_bytes + len_bytes)
+                .await?;
             self.commit().await?;
         }
         Ok(())
@@ -96,6 +100,7 @@ impl Image {
     /// Zeroes a range by the mapping alone, if that is possible.
     async fn zero_mapping(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await;
+        self.drain_held_range(range.clone()).await?;
         let Some(range) = self.whole_subclusters(range).await? else {
             return Ok(Outcome::Impossible);
         };
@@ -213,6 +218,7 @@ impl Image {
             return Ok(());
         }
         let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await;
+        self.drain_held_range(start..end).await?;
         self.discard_clusters(start..end).await
     }
 
@@ -263,7 +269,8 @@ impl Image {
         if new == *old {
             return Ok(());
         }
-        self.set_mapping(GuestOffset(start), new).await?;
+        self.set_mapping(GuestOffset(start), new, Reach::AfterBarrier)
+            .await?;
         self.drop_replaced(old, &new, true);
         if self.has_external_data() && old.host().is_some() && new.host().is_none() {
             let len_bytes = self
@@ -273,10 +280,7 @@ impl Image {
             // A hint: the mapping says "zero" whatever becomes of the bytes.
             drop(self.data.discard(start, len_bytes).await);
         }
-        if self.l2.wants_writeback() {
-            self.commit().await?;
-        }
-        Ok(())
+        self.relieve_cache().await
     }
 }
 
