@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vellum_format::geometry::Geometry;
 use vellum_storage::{Error, ErrorKind, Result, Storage};
 
+use super::ahead::AheadOptions;
 use crate::BlockDevice;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
@@ -54,6 +55,8 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Keep discarded clusters allocated (`discard-no-unref`).
     pub discard_no_unref: bool,
+    /// How far ahead of the writes clusters are counted.
+    pub ahead: AheadOptions,
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,

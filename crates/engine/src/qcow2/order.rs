@@ -185,11 +185,14 @@ impl Image {
     }
 
     async fn write_refcounts_and_barrier(&self) -> Result<()> {
+        let mark = self.allocator.commit_began();
         self.allocator.refcounts.write_back().await?;
         if self.has_external_data() {
             self.data.flush().await?;
         }
-        self.file.flush().await
+        self.file.flush().await?;
+        self.allocator.barrier_passed(mark);
+        Ok(())
     }
 
     /// Writes the copied mapping tables, unless what must come `before` failed.
