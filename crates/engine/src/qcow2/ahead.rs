@@ -43,8 +43,8 @@ impl Default for AheadOptions {
 #[derive(Debug)]
 pub(super) struct Length {
     growable: bool,
-    /// A longer file takes no space.
-    sparse: bool,
+    /// The file may be made longer before it is written there.
+    ahead: bool,
     at_open: u64,
     /// In clusters.
     tail_at_open: u64,
@@ -63,7 +63,7 @@ impl Length {
         let growable = capabilities.growable;
         Length {
             growable,
-            sparse: growable && capabilities.has_zero_init && capabilities.can_punch,
+            ahead: growable && capabilities.has_zero_init,
             at_open,
             tail_at_open,
             needed: 0,
@@ -80,6 +80,11 @@ impl Length {
 
     pub(super) fn note_end(&mut self, end_bytes: u64) {
         self.needed = self.needed.max(end_bytes);
+    }
+
+    #[cfg(test)]
+    pub(super) fn needed_bytes(&self) -> u64 {
+        self.needed
     }
 
     pub(super) fn reached_bytes(&self) -> u64 {
@@ -128,7 +133,7 @@ impl Drop for Extending<'_> {
 impl Allocator {
     /// How many clusters should be counted ahead.
     pub(super) fn ahead_clusters(&self, state: &State) -> u64 {
-        if state.settled || state.handed_out < self.options.after_clusters {
+        if state.settled || state.handed_out <= self.options.after_clusters {
             return 0;
         }
         let most = (self.options.max_bytes / self.cluster_bytes()).max(1);
@@ -218,7 +223,7 @@ impl Allocator {
     /// How long the file should be, if it is too short.
     fn wanted_length(&self, state: &State, ahead: u64) -> Option<u64> {
         let length = &state.length;
-        if !length.sparse || ahead == 0 || state.tail <= length.tail_at_open {
+        if !length.ahead || ahead == 0 || state.tail <= length.tail_at_open {
             return None;
         }
         let tail = state.tail * self.cluster_bytes();
@@ -254,7 +259,7 @@ impl Allocator {
                 state.length.extended = true;
             }
             // Then the writes make it longer, as far as they get.
-            Err(_) => state.length.sparse = false,
+            Err(_) => state.length.ahead = false,
         }
         result
     }

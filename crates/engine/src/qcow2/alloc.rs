@@ -437,3 +437,6 @@ fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()> {
     )
     .with_errno(27))
 }
+
+#[cfg(test)]
+mod tests;

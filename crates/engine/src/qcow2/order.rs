@@ -250,10 +250,11 @@ impl Image {
 
     async fn release_clusters(&self, dropped: Dropped) -> Result<()> {
         if dropped.discard {
-            self.punch_unshared(dropped).await?;
+            // A hint: what cannot be looked up now is not punched.
+            drop(self.punch_unshared(dropped).await);
         }
         match self.allocator.release(dropped.start, dropped.count).await {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) => Err(self.mark_corrupt(error).await),
         }
     }
