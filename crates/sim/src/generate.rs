@@ -107,6 +107,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         backing,
         data_file,
         tiny_cache: rng.chance(1, 2),
+        eager: rng.chance(3, 4),
         traits,
     }
 }

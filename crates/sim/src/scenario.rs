@@ -118,6 +118,9 @@ pub struct ImageOptions {
     pub data_file: DataFile,
     /// The smallest caches that can be had, so that tables come and go.
     pub tiny_cache: bool,
+    /// Clusters are counted, and the file is made longer, ahead from the first one
+    /// on; otherwise only where much is written.
+    pub eager: bool,
     /// What the disk can do.
     pub traits: Traits,
 }

@@ -58,6 +58,7 @@ fn image() -> ImageOptions {
         backing: Backing::None,
         data_file: DataFile::Inside,
         tiny_cache: false,
+        eager: true,
         traits: Traits::default(),
     }
 }

@@ -15,10 +15,10 @@ use super::cache::TableCache;
 use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
+use super::load::read_bytes;
 use super::map::{Lookup, Mapper, Slice, View};
 use super::order::Order;
 use super::readers::Readers;
-use super::refcounts::read_table;
 use crate::BlockDevice;
 
 /// Everything that the requests on one image share.
@@ -38,7 +38,7 @@ pub(crate) struct Image {
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     pub(crate) l1: L1Table,
     pub(crate) l2: TableCache,
-    pub(crate) allocator: Allocator,
+    pub(crate) allocator: Arc<Allocator>,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
     /// L1 indexes whose L2 table is being made.
@@ -84,7 +84,7 @@ impl Image {
 
     /// Brings an L2 slice into memory.
     pub(crate) async fn load_slice(&self, slice: Slice) -> Result<()> {
-        let read = read_table(&self.file, slice.key, self.l2.table_bytes());
+        let read = read_bytes(&self.file, slice.key, self.l2.table_bytes() as u64);
         self.l2.load(slice.key, read).await
     }
 
@@ -255,27 +255,15 @@ impl Image {
             return Ok(());
         }
         // Twice: the first commit lets go of dropped clusters, the second writes
-        // their refcounts.
+        // their refcounts, and those of clusters that were counted ahead.
         self.flush().await?;
-        self.cover_last_cluster().await?;
+        self.allocator.settle().await?;
         self.commit().await?;
         self.latch(Error::new(
             ErrorKind::InvalidArgument,
             "write",
             "the image is closed",
         ));
-        Ok(())
-    }
-
-    /// Lets the file reach to the end of its last cluster, for readers that take
-    /// a cluster cut short for damage.
-    async fn cover_last_cluster(&self) -> Result<()> {
-        let Some(end) = self.allocator.grown_end_bytes() else {
-            return Ok(());
-        };
-        if self.file.capabilities().growable && self.file.len_bytes()? < end {
-            self.file.truncate(end).await?;
-        }
         Ok(())
     }
 }

@@ -224,11 +224,6 @@ async fn assemble(
         u64::from(header.l1_entries) * 8
     };
     let l1 = read_bytes(&file, header.l1_table_offset.bytes(), l1_bytes).await?;
-    let capabilities = file.capabilities();
-    let zero_init = capabilities.growable && capabilities.has_zero_init;
-    let file_len = file
-        .len_bytes()?
-        .next_multiple_of(geometry.cluster_size_bytes());
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -239,7 +234,7 @@ async fn assemble(
         discard_no_unref: options.discard_no_unref,
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
-        allocator: Allocator::new(refcounts, file_len, zero_init, reserved_clusters(&header)),
+        allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,
         header: Mutex::new(Arc::new(header)),
         file,
         data,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vellum_format::geometry::Geometry;
 use vellum_storage::{Error, ErrorKind, Result, Storage};
 
+use super::ahead::AheadOptions;
 use crate::BlockDevice;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
@@ -58,6 +59,8 @@ pub struct OpenOptions {
     /// that are kept in memory until the cluster is whole, a flush comes or room is
     /// needed; 0: none. Default: 4 MiB.
     pub data_cache_size_bytes: Option<u64>,
+    /// How far ahead of the writes clusters are counted.
+    pub ahead: AheadOptions,
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,

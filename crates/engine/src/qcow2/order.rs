@@ -296,8 +296,13 @@ impl Image {
             }
             self.write_mapping(copies, before).await
         } else {
+            let mark = self.allocator.commit_began();
             let refcounts = self.allocator.refcounts.write_back().await;
-            self.write_mapping(copies, refcounts).await
+            let result = self.write_mapping(copies, refcounts).await;
+            if result.is_ok() {
+                self.allocator.barrier_passed(mark);
+            }
+            result
         };
         if result.is_err() {
             self.order.still_needs_barrier();
@@ -306,11 +311,14 @@ impl Image {
     }
 
     async fn write_refcounts_and_barrier(&self) -> Result<()> {
+        let mark = self.allocator.commit_began();
         self.allocator.refcounts.write_back().await?;
         if self.has_external_data() {
             self.data.flush().await?;
         }
-        self.file.flush().await
+        self.file.flush().await?;
+        self.allocator.barrier_passed(mark);
+        Ok(())
     }
 
     /// Writes the copied mapping tables, unless what must come `before` failed.
@@ -364,10 +372,11 @@ impl Image {
 
     async fn release_clusters(&self, dropped: Dropped) -> Result<()> {
         if dropped.discard {
-            self.punch_unshared(dropped).await?;
+            // A hint: what cannot be looked up now is not punched.
+            drop(self.punch_unshared(dropped).await);
         }
         match self.allocator.release(dropped.start, dropped.count).await {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) => Err(self.mark_corrupt(error).await),
         }
     }

@@ -12,8 +12,8 @@ use vellum_storage::{Buffers, Result, WriteFlags, ZeroFlags};
 use super::fault::{bad_format, corrupt};
 use super::image::Image;
 use super::inflight::Mode;
+use super::load::read_bytes;
 use super::order::{Dropped, Reach};
-use super::refcounts::read_table;
 
 impl Image {
     /// Makes sure that the L2 table for `guest` exists and is this image state's
@@ -91,7 +91,7 @@ impl Image {
                 .write_zeroes(new.bytes(), table_bytes, ZeroFlags::default())
                 .await;
         };
-        let content = read_table(&self.file, old.bytes(), table_bytes as usize).await?;
+        let content = read_bytes(&self.file, old.bytes(), table_bytes).await?;
         let buffers = Buffers::from_iter([content]);
         self.file
             .write(new.bytes(), buffers, WriteFlags::default())
