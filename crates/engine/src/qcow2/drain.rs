@@ -24,7 +24,7 @@ use super::write::Placed;
 /// Clusters that are drained at the same time at most.
 const MAX_DRAINS: usize = 32;
 /// Memory that they may fill together; at least two clusters are drained at a time.
-const MAX_FILL_BYTES: u64 = 8 << 20;
+const MAX_FILL_BYTES: u64 = 4 << 20;
 /// Longer pieces of a cluster are written at once.
 const MAX_KEPT_BYTES: u64 = 32 << 10;
 /// How long a cluster waits for more bytes at least, and twice that at most.

@@ -57,7 +57,7 @@ pub struct OpenOptions {
     pub discard_no_unref: bool,
     /// `data-cache-size`: bytes of small writes to clusters that need copy-on-write
     /// that are kept in memory until the cluster is whole, a flush comes or room is
-    /// needed; 0: none. Default: 4 MiB.
+    /// needed; 0: none. Default: 2 MiB.
     pub data_cache_size_bytes: Option<u64>,
     /// How far ahead of the writes clusters are counted.
     pub ahead: AheadOptions,
@@ -67,7 +67,7 @@ pub struct OpenOptions {
 }
 
 const DEFAULT_L2_CACHE_MAX_BYTES: u64 = 32 << 20;
-const DEFAULT_DATA_CACHE_BYTES: u64 = 4 << 20;
+const DEFAULT_DATA_CACHE_BYTES: u64 = 2 << 20;
 const DEFAULT_L2_ENTRY_BYTES: u64 = 4096;
 const MIN_L2_ENTRY_BYTES: u64 = 512;
 const MIN_REFCOUNT_CACHE_CLUSTERS: u64 = 4;
