@@ -11,13 +11,13 @@ use vellum_format::types::{GuestOffset, HostCluster};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
-use super::cache::TableCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
-use super::map::{Lookup, Mapper, Slice, View};
+use super::load::read_bytes;
+use super::map::{L2Cache, Lookup, Mapper, Slice, View};
 use super::order::Order;
+use super::prefetch::Streams;
 use super::readers::Readers;
-use super::refcounts::read_table;
 use crate::BlockDevice;
 
 /// Everything that the requests on one image share.
@@ -36,7 +36,8 @@ pub(crate) struct Image {
     pub(crate) data: Arc<dyn Storage>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     pub(crate) l1: L1Table,
-    pub(crate) l2: TableCache,
+    pub(crate) l2: L2Cache,
+    pub(crate) streams: Streams,
     pub(crate) allocator: Allocator,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
@@ -82,7 +83,7 @@ impl Image {
 
     /// Brings an L2 slice into memory.
     pub(crate) async fn load_slice(&self, slice: Slice) -> Result<()> {
-        let read = read_table(&self.file, slice.key, self.l2.table_bytes());
+        let read = read_bytes(&self.file, slice.key, self.l2.table_bytes() as u64);
         self.l2.load(slice.key, read).await
     }
 
@@ -91,7 +92,7 @@ impl Image {
         loop {
             match self.mapper().view(guest, len_bytes) {
                 Ok(Lookup::Hit(view)) => return Ok(view),
-                Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
+                Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
             }
         }

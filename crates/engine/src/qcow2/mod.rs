@@ -19,7 +19,9 @@ mod map;
 mod open;
 mod options;
 mod order;
+mod packed;
 mod plan;
+mod prefetch;
 mod read;
 mod readers;
 mod refcounts;
@@ -29,6 +31,6 @@ mod tables;
 mod write;
 mod zero;
 
-pub use device::Qcow2;
+pub use device::{CacheUsage, Qcow2};
 pub use open::read_header;
 pub use options::{Backing, CacheOptions, OpenOptions};
