@@ -22,7 +22,8 @@ use super::cache::{Codec, Content};
 pub(crate) enum PackedSlice {
     /// Nothing but zeroes.
     Empty,
-    /// For each run its entry's words and a word of [`run_head`]; see the head.
+    /// For each run the words of its first entry, then that entry's index and
+    /// whether the others lie behind it.
     Runs(Box<[u64]>),
     /// For each column its base and its [`Layout`], then the codes, entry by entry.
     Deltas(Box<[u64]>),
@@ -67,69 +68,91 @@ impl L2Codec {
         ]
     }
 
-    fn pack_runs(&self, words: &[u64], most_words: usize) -> Option<Box<[u64]>> {
-        let columns = self.columns();
+    /// The words of each column. One allocation and one pass, as every load does it.
+    fn columns_of(&self, bytes: &[u8]) -> [Vec<u64>; 2] {
+        let words = bytes.as_chunks::<8>().0;
+        if self.columns() == 1 {
+            let descriptors = words.iter().map(|word| u64::from_be_bytes(*word));
+            return [descriptors.collect(), Vec::new()];
+        }
+        let entries = words.as_chunks::<2>().0.iter();
+        let (descriptors, bitmaps) = entries
+            .map(|[descriptor, bitmap]| {
+                (u64::from_be_bytes(*descriptor), u64::from_be_bytes(*bitmap))
+            })
+            .unzip();
+        [descriptors, bitmaps]
+    }
+
+    /// Runs, if they take `most_words` words at most.
+    fn pack_runs(&self, columns: &[Vec<u64>; 2], most_words: usize) -> Option<Box<[u64]>> {
+        let stride = self.columns() + 1;
         let cluster = self.geometry.cluster_size_bytes();
+        let [descriptors, bitmaps] = columns;
         let mut runs: Vec<u64> = Vec::new();
-        let mut previous: &[u64] = &[];
-        // How many entries the last run has: the second one decides its kind.
-        let mut len = 0;
-        for (index, entry) in words.chunks_exact(columns).enumerate() {
-            let step = entry[0].wrapping_sub(previous.first().copied().unwrap_or(0));
-            let like = len > 0 && entry[1..] == previous[1..] && (step == 0 || step == cluster);
-            match runs.last_mut() {
-                Some(head) if like && len == 1 => *head |= u64::from(step != 0) << 32,
-                Some(head) if like && (*head >> 32 != 0) == (step != 0) => {}
-                _ => {
-                    if runs.len() + columns + 1 > most_words {
-                        return None;
-                    }
-                    runs.extend_from_slice(entry);
-                    runs.push(index as u64);
-                    len = 0;
-                }
+        let mut index = 0;
+        while let Some(&first) = descriptors.get(index) {
+            if runs.len() + stride > most_words {
+                return None;
             }
-            len += 1;
-            previous = entry;
+            let step = match descriptors.get(index + 1) {
+                Some(&second) if second == first.wrapping_add(cluster) => cluster,
+                _ => 0,
+            };
+            let bitmap = bitmaps.get(index);
+            let mut end = index + 1;
+            let mut expected = first.wrapping_add(step);
+            while descriptors.get(end) == Some(&expected) && bitmaps.get(end) == bitmap {
+                expected = expected.wrapping_add(step);
+                end += 1;
+            }
+            runs.push(first);
+            runs.extend(bitmap);
+            runs.push(index as u64 | u64::from(step != 0) << RUN_LINEAR_BIT);
+            index = end;
         }
         Some(runs.into_boxed_slice())
     }
 
-    fn pack_deltas(&self, words: &[u64], most_words: usize) -> Option<Box<[u64]>> {
-        let columns = self.columns();
-        let column = |at: usize| words.iter().skip(at).step_by(columns).copied();
-        let mut layouts = [Layout::of(self.descriptor_fields(), column(0))?; 2];
-        if columns == 2 {
-            layouts[1] = Layout::of(BITMAP_FIELDS, column(1))?;
-        }
-        let layouts = &layouts[..columns];
-        let entry_bits: usize = layouts.iter().map(|l| l.code_bits as usize).sum();
-        let code_words = (words.len() / columns * entry_bits).div_ceil(64);
+    /// The layouts of the columns, and the words that they make.
+    fn layouts(&self, columns: &[Vec<u64>; 2]) -> Option<([Layout; 2], usize)> {
+        let descriptor = Layout::of(&self.descriptor_fields(), &columns[0])?;
+        let bitmap = Layout::of(&BITMAP_FIELDS, &columns[1])?;
+        let entry_bits = (descriptor.code_bits + bitmap.code_bits) as usize;
+        let code_words = (columns[0].len() * entry_bits).div_ceil(64);
         // One word more: a code is always read as part of two.
-        let all_words = columns * COLUMN_HEAD_WORDS + code_words + 1;
-        if all_words > most_words {
-            return None;
+        let all_words = self.columns() * COLUMN_HEAD_WORDS + code_words + 1;
+        Some(([descriptor, bitmap], all_words))
+    }
+
+    fn pack_deltas(
+        &self,
+        columns: &[Vec<u64>; 2],
+        layouts: &[Layout; 2],
+        all_words: usize,
+    ) -> Box<[u64]> {
+        let mut packed = BitWriter {
+            words: Vec::with_capacity(all_words),
+            pending: 0,
+            bits: 0,
+        };
+        for layout in &layouts[..self.columns()] {
+            packed.words.extend([layout.base, layout.encode()]);
         }
-        let mut packed = Vec::with_capacity(all_words);
-        for layout in layouts {
-            packed.extend([layout.base, layout.encode()]);
-        }
-        let mut pending = 0u128;
-        let mut bits = 0;
-        for entry in words.chunks_exact(columns) {
-            for (layout, &word) in layouts.iter().zip(entry) {
-                pending |= u128::from(layout.code(word)) << bits;
-                bits += layout.code_bits;
-                if bits >= 64 {
-                    packed.push(pending as u64);
-                    pending >>= 64;
-                    bits -= 64;
-                }
+        let [descriptors, bitmaps] = columns;
+        let [(_, bit), (second, _), ..] = layouts[0].parts;
+        if bitmaps.is_empty() && second == 0 && !layouts[0].has_zero {
+            // The usual slice of a used image: only the offsets differ.
+            for &descriptor in descriptors {
+                let code = descriptor.wrapping_sub(layouts[0].base) >> bit;
+                packed.push(code, layouts[0].code_bits);
             }
+        } else {
+            packed.push_all(columns, layouts);
         }
-        packed.push(pending as u64);
-        packed.resize(all_words, 0);
-        Some(packed.into_boxed_slice())
+        packed.words.push(packed.pending);
+        packed.words.resize(all_words, 0);
+        packed.words.into_boxed_slice()
     }
 
     /// Looks at a slice, in whatever form it is.
@@ -145,20 +168,23 @@ impl Codec for L2Codec {
     type Packed = PackedSlice;
 
     fn pack(&self, bytes: &[u8]) -> Option<PackedSlice> {
-        let (words, rest) = bytes.as_chunks::<8>();
-        if !rest.is_empty() || words.len() % self.columns() != 0 {
+        if !bytes.len().is_multiple_of(8 * self.columns()) {
             return None;
         }
-        let words: Vec<u64> = words.iter().map(|word| u64::from_be_bytes(*word)).collect();
-        if words.iter().all(|&word| word == 0) {
+        let columns = self.columns_of(bytes);
+        if columns.iter().flatten().all(|&word| word == 0) {
             return Some(PackedSlice::Empty);
         }
-        let runs = self.pack_runs(&words, words.len() - 1);
-        let most_words = runs.as_ref().map_or(words.len(), |runs| runs.len()) - 1;
-        match self.pack_deltas(&words, most_words) {
-            Some(deltas) => Some(PackedSlice::Deltas(deltas)),
-            None => runs.map(PackedSlice::Runs),
+        let raw_words = bytes.len() / 8;
+        let deltas = self.layouts(&columns);
+        let deltas = deltas.filter(|(_, words)| *words < raw_words);
+        let most_words = deltas.as_ref().map_or(raw_words - 1, |(_, words)| *words);
+        if let Some(runs) = self.pack_runs(&columns, most_words) {
+            return Some(PackedSlice::Runs(runs));
         }
+        let (layouts, words) = deltas?;
+        let deltas = self.pack_deltas(&columns, &layouts, words);
+        Some(PackedSlice::Deltas(deltas))
     }
 
     fn unpack(&self, packed: &PackedSlice, bytes: &mut [u8]) {
@@ -189,7 +215,8 @@ impl Codec for L2Codec {
 struct Layout {
     /// What all words have, and the least value of each part that differs.
     base: u64,
-    /// Of each part its width in the code and the bit it is added at.
+    /// Of each part its width in the code and the bit it is added at; those that
+    /// there are come first.
     parts: [(u32, u32); FIELDS],
     /// Code 0 is the word 0, and all others are one higher.
     has_zero: bool,
@@ -197,48 +224,50 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(fields: [Field; FIELDS], words: impl Iterator<Item = u64> + Clone) -> Option<Layout> {
-        let nonzero = words.clone().filter(|&word| word != 0);
-        let first = nonzero.clone().next().unwrap_or(0);
-        let mut differing = 0;
-        let mut least = [u64::MAX; FIELDS];
-        let mut most = [0; FIELDS];
-        for word in nonzero.clone() {
-            differing |= word ^ first;
-            for (field, (least, most)) in fields.iter().zip(least.iter_mut().zip(&mut most)) {
-                let value = field_of(word, *field);
-                *least = value.min(*least);
-                *most = value.max(*most);
-            }
-        }
+    fn of(fields: &[Field; FIELDS], words: &[u64]) -> Option<Layout> {
+        let first = words.iter().copied().find(|&word| word != 0).unwrap_or(0);
+        // Zeroes have a code of their own: let them look like the first word.
+        let word_of = |&word: &u64| if word == 0 { first } else { word };
+        let (differing, has_zero) = words.iter().fold((0, false), |(bits, zero), word| {
+            (bits | word_of(word) ^ first, zero | (*word == 0))
+        });
+        let has_zero = has_zero && first != 0;
         let mut layout = Layout {
-            base: 0,
+            base: first,
             parts: [(0, 0); FIELDS],
-            has_zero: words.clone().any(|word| word == 0) && first != 0,
+            has_zero,
             code_bits: 0,
         };
-        for (index, field) in fields.iter().enumerate() {
-            let shift = field_of(differing, *field).trailing_zeros();
-            if first == 0 || field.1 == 0 {
+        let mut parts = layout.parts.iter_mut();
+        for &(start, len) in fields {
+            let mask = low_bits(len) << start;
+            if differing & mask == 0 {
                 continue;
             }
-            layout.base |= least[index] << field.0;
-            if shift < field.1 {
-                let width = 64 - ((most[index] - least[index]) >> shift).leading_zeros();
-                layout.parts[index] = (width, field.0 + shift);
+            let values = words.iter().map(word_of).map(|word| word & mask);
+            let (least, most) = values.fold((u64::MAX, 0), |(least, most), value| {
+                (value.min(least), value.max(most))
+            });
+            let bit = (differing & mask).trailing_zeros();
+            let width = 64 - ((most - least) >> bit).leading_zeros();
+            layout.base = layout.base & !mask | least;
+            layout.code_bits += width;
+            if let Some(part) = parts.next() {
+                *part = (width, bit);
             }
         }
-        layout.code_bits = layout.parts.iter().map(|part| part.0).sum();
         if layout.code_bits > MAX_CODE_BITS {
             return None;
         }
-        if layout.has_zero {
-            let highest = nonzero.map(|word| layout.code(word)).max().unwrap_or(0);
+        if has_zero {
+            let codes = words.iter().map(|&word| layout.code(word));
+            let highest = codes.fold(0, u64::max);
             layout.code_bits = 64 - highest.leading_zeros();
         }
         Some(layout)
     }
 
+    #[inline]
     fn code(&self, word: u64) -> u64 {
         if word == 0 && self.has_zero {
             return 0;
@@ -247,10 +276,11 @@ impl Layout {
         let mut at = 0;
         let delta = word.wrapping_sub(self.base);
         for (width, bit) in self.parts {
-            if width > 0 {
-                code |= (delta >> bit & low_bits(width)) << at;
-                at += width;
+            if width == 0 {
+                break;
             }
+            code |= (delta >> bit & low_bits(width)) << at;
+            at += width;
         }
         code + u64::from(self.has_zero)
     }
@@ -266,6 +296,9 @@ impl Layout {
         }
         let mut word = self.base;
         for (width, bit) in self.parts {
+            if width == 0 {
+                break;
+            }
             word = word.wrapping_add((code & low_bits(width)) << bit);
             code >>= width;
         }
@@ -300,8 +333,36 @@ fn low_bits(count: u32) -> u64 {
     (1 << count) - 1
 }
 
-fn field_of(word: u64, (start, len): Field) -> u64 {
-    word >> start & low_bits(len)
+/// Puts codes one behind the other, the low bits first.
+struct BitWriter {
+    words: Vec<u64>,
+    pending: u64,
+    /// Bits of `pending` that are taken, less than 64.
+    bits: u32,
+}
+
+impl BitWriter {
+    fn push_all(&mut self, [descriptors, bitmaps]: &[Vec<u64>; 2], layouts: &[Layout; 2]) {
+        for (index, &descriptor) in descriptors.iter().enumerate() {
+            self.push(layouts[0].code(descriptor), layouts[0].code_bits);
+            if let Some(&bitmap) = bitmaps.get(index) {
+                self.push(layouts[1].code(bitmap), layouts[1].code_bits);
+            }
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, code: u64, len_bits: u32) {
+        self.pending |= code << self.bits;
+        let bits = self.bits + len_bits;
+        self.bits = bits % 64;
+        if bits >= 64 {
+            self.words.push(self.pending);
+            // What did not fit; nothing where it ended with the word.
+            let fitted = len_bits - self.bits;
+            self.pending = code.checked_shr(fitted).unwrap_or(0);
+        }
+    }
 }
 
 /// A slice to look entries up in.
@@ -390,6 +451,7 @@ pub(crate) struct RunCursor<'a> {
 }
 
 const RUN_START_MASK: u64 = 0xffff_ffff;
+const RUN_LINEAR_BIT: u32 = 32;
 
 impl<'a> RunCursor<'a> {
     #[inline]
@@ -423,7 +485,7 @@ impl<'a> RunCursor<'a> {
         let run = self.runs.get(..self.stride)?;
         let head = run[self.stride - 1];
         let behind = self.index - (head & RUN_START_MASK);
-        let step = if head >> 32 != 0 {
+        let step = if head >> RUN_LINEAR_BIT != 0 {
             self.cluster_bytes
         } else {
             0
