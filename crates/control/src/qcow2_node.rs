@@ -3,6 +3,7 @@
 use vellum::qcow2::{CacheOptions, OpenOptions};
 use vellum::{Error, ErrorKind, Result};
 
+use crate::config;
 use crate::file_node::Common;
 use crate::options::Options;
 
@@ -27,13 +28,14 @@ fn invalid(message: impl Into<String>) -> Error {
 
 /// Takes the options of a qcow2 node out; backing and data file are not among them.
 pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
-    let cache = CacheOptions {
+    let mut cache = CacheOptions {
         l2_cache_size_bytes: options.take_size("l2-cache-size")?,
         refcount_cache_size_bytes: options.take_size("refcount-cache-size")?,
         cache_size_bytes: options.take_size("cache-size")?,
         l2_cache_entry_size_bytes: options.take_size("l2-cache-entry-size")?,
         cache_clean_interval_s: options.take_number("cache-clean-interval")?,
     };
+    config::read()?.fill(&mut cache);
     // The engine keeps refcounts right without postponing them, and passes every
     // discard on that `discard` allows.
     for accepted in [

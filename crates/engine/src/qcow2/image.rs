@@ -11,13 +11,13 @@ use vellum_format::types::{GuestOffset, HostCluster};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
-use super::cache::TableCache;
 use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::load::read_bytes;
-use super::map::{Lookup, Mapper, Slice, View};
+use super::map::{L2Cache, Lookup, Mapper, Slice, View};
 use super::order::Order;
+use super::prefetch::Streams;
 use super::readers::Readers;
 use crate::BlockDevice;
 
@@ -37,7 +37,8 @@ pub(crate) struct Image {
     pub(crate) data: Arc<dyn Storage>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     pub(crate) l1: L1Table,
-    pub(crate) l2: TableCache,
+    pub(crate) l2: L2Cache,
+    pub(crate) streams: Streams,
     pub(crate) allocator: Arc<Allocator>,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
@@ -93,7 +94,7 @@ impl Image {
         loop {
             match self.mapper().view(guest, len_bytes) {
                 Ok(Lookup::Hit(view)) => return Ok(view),
-                Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
+                Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
             }
         }

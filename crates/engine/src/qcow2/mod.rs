@@ -23,7 +23,9 @@ mod map;
 mod open;
 mod options;
 mod order;
+mod packed;
 mod plan;
+mod prefetch;
 mod read;
 mod readers;
 mod refcounts;
@@ -36,6 +38,6 @@ mod write;
 mod zero;
 
 pub use ahead::AheadOptions;
-pub use device::Qcow2;
+pub use device::{CacheUsage, Qcow2};
 pub use open::read_header;
 pub use options::{Backing, CacheOptions, OpenOptions};

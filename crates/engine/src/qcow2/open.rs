@@ -14,13 +14,15 @@ use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::Allocator;
-use super::cache::TableCache;
 use super::check;
 use super::data_cache::DataCache;
 use super::image::Image;
 use super::l1::L1Table;
 use super::load::{self, read_bytes};
-use super::options::{Backing, OpenOptions};
+use super::map::L2Cache;
+use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
+use super::packed::L2Codec;
+use super::prefetch::Streams;
 use super::refcounts::{RefcountTable, Refcounts};
 use crate::BlockDevice;
 use crate::gate::{FileRequest, Gate};
@@ -224,6 +226,7 @@ async fn assemble(
         u64::from(header.l1_entries) * 8
     };
     let l1 = read_bytes(&file, header.l1_table_offset.bytes(), l1_bytes).await?;
+    let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -233,7 +236,8 @@ async fn assemble(
         discard: options.discard,
         discard_no_unref: options.discard_no_unref,
         l1: L1Table::new(header.l1_table_offset, &l1),
-        l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
+        l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
+        streams: Streams::default(),
         allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,
         header: Mutex::new(Arc::new(header)),
         file,

@@ -79,7 +79,14 @@ impl Image {
         let mut done: Vec<(u64, Buffer)> = Vec::new();
         let mut running = FuturesUnordered::new();
         while !rest.is_empty() {
-            for run in self.view(GuestOffset(at), rest.len() as u64).await? {
+            let view = self.view(GuestOffset(at), rest.len() as u64).await?;
+            if let [run] = &view[..]
+                && run.len_bytes == rest.len() as u64
+                && at == from.bytes()
+            {
+                return self.read_run(run, rest).await;
+            }
+            for run in view {
                 if running.len() >= MAX_PARALLEL_RUNS
                     && let Some(finished) = running.next().await
                 {

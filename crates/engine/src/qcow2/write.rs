@@ -214,7 +214,7 @@ impl Image {
         loop {
             match self.mapper().cluster(guest) {
                 Ok(Lookup::Hit(mapping)) => return Ok(mapping),
-                Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
+                Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
             }
         }
