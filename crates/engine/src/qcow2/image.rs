@@ -12,6 +12,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 
 use super::alloc::{Allocation, Allocator};
 use super::cache::TableCache;
+use super::compressed::Compressed;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::map::{Lookup, Mapper, Slice, View};
@@ -38,6 +39,7 @@ pub(crate) struct Image {
     pub(crate) l1: L1Table,
     pub(crate) l2: TableCache,
     pub(crate) allocator: Allocator,
+    pub(crate) compressed: Compressed,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
     /// L1 indexes whose L2 table is being made.

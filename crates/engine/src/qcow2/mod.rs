@@ -2,12 +2,14 @@
 
 pub mod check;
 pub mod create;
-pub mod decompress;
 pub mod info;
 
 mod alloc;
 mod bitmaps;
 mod cache;
+mod compressed;
+mod decompress;
+mod decompressed;
 mod device;
 mod fault;
 mod grow;

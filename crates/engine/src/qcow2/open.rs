@@ -16,6 +16,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 use super::alloc::Allocator;
 use super::cache::TableCache;
 use super::check;
+use super::compressed::Compressed;
 use super::image::Image;
 use super::l1::L1Table;
 use super::load::{self, read_bytes};
@@ -239,6 +240,11 @@ async fn assemble(
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
         allocator: Allocator::new(refcounts, file_len, zero_init, reserved_clusters(&header)),
+        compressed: Compressed::new(
+            &geometry,
+            header.guest_size_bytes(),
+            options.decompressed_cache_bytes(&geometry),
+        ),
         header: Mutex::new(Arc::new(header)),
         file,
         data,
