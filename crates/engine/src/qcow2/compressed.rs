@@ -35,7 +35,7 @@ use super::map::{Run, RunKind};
 /// Compressed bytes that one I/O for several clusters reads at most.
 const MAX_BATCH_BYTES: u64 = 128 << 10;
 /// Compressed bytes that all reads of an image together hold, roughly.
-const MAX_HELD_BYTES: u64 = 3 << 20;
+const MAX_HELD_BYTES: u64 = 4 << 20;
 /// Most reads at a time: as many as keep a fast disk busy.
 const MAX_READS: usize = 32;
 /// Work below this is done sooner than another thread has begun with it.
@@ -83,12 +83,17 @@ impl Compressed {
         self.wanted.load(Ordering::Relaxed) > 1 && ns > WORTH_A_THREAD_NS
     }
 
-    /// Notes what a piece of work has cost.
+    /// Notes what a piece of work has cost. A thread that lost its core, or found its
+    /// caches cold, must not make the work look dear: the estimate falls quickly and
+    /// rises slowly.
     fn note_cost(&self, len_bytes: usize, ns: u64) {
         let sample = (ns << 10) / len_bytes.max(1) as u64;
         let old = u64::from(self.ns_per_kib.load(Ordering::Relaxed));
-        // A thread that lost its core must not weigh more than the work.
-        let new = (old * 15 + sample.min(old * 8 + 16)) / 16;
+        let new = if sample < old {
+            (old + sample) / 2
+        } else {
+            old + (sample.min(2 * old + 16) - old) / 32
+        };
         self.ns_per_kib.store(new as u32, Ordering::Relaxed);
     }
 }

@@ -119,13 +119,14 @@ impl ClusterCache {
     /// Finds a cluster, or says who is to decompress it.
     pub(crate) fn enter(&self, descriptor: &CompressedDescriptor) -> Entered<'_> {
         let key = key_of(descriptor);
-        let mut loader = Loader {
+        // Made only for the one who gets it: its end is what the others wait for.
+        let loader = |again| Loader {
             cache: self,
             key,
-            again: false,
+            again,
         };
         if self.most_clusters == 0 {
-            return Entered::Mine(loader);
+            return Entered::Mine(loader(false));
         }
         let mut state = self.lock();
         if let Some(cluster) = state.find(&key) {
@@ -141,8 +142,7 @@ impl ClusterCache {
             stale: false,
             ended: Arc::default(),
         });
-        loader.again = state.note_miss(key, self.most_clusters);
-        Entered::Mine(loader)
+        Entered::Mine(loader(state.note_miss(key, self.most_clusters)))
     }
 
     /// Drops what was read from a range of host bytes.
