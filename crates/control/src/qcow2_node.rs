@@ -46,11 +46,13 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     ] {
         options.take_bool(accepted)?;
     }
+    let decompressed_cache_size_bytes = options.take_size("decompressed-cache-size")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     take_overlap_checks(options)?;
     Ok(OpenOptions {
         read_only: !common.writable,
         cache,
+        decompressed_cache_size_bytes,
         discard: common.discard,
         discard_no_unref,
         ..OpenOptions::default()

@@ -68,11 +68,12 @@ impl Qcow2 {
         self.image.data.clone()
     }
 
-    /// Drops tables from the caches that were not used since the last call, as
+    /// Drops tables and decompressed clusters from the caches that were not used since the last call, as
     /// `cache-clean-interval` asks for, and gives their memory back to the system.
     pub fn clean_caches(&self) {
         self.image.l2.drop_unused();
         self.image.allocator.refcounts.cache.drop_unused();
+        self.image.compressed.kept.drop_unused();
         heap::give_back();
     }
 

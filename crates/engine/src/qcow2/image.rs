@@ -11,6 +11,7 @@ use vellum_format::types::{GuestOffset, HostCluster};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
+use super::compressed::Compressed;
 use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
@@ -40,6 +41,7 @@ pub(crate) struct Image {
     pub(crate) l2: L2Cache,
     pub(crate) streams: Streams,
     pub(crate) allocator: Arc<Allocator>,
+    pub(crate) compressed: Compressed,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
     /// L1 indexes whose L2 table is being made.

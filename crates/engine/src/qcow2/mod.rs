@@ -2,14 +2,16 @@
 
 pub mod check;
 pub mod create;
-pub mod decompress;
 pub mod info;
 
 mod ahead;
 mod alloc;
 mod bitmaps;
 mod cache;
+mod compressed;
 mod data_cache;
+mod decompress;
+mod decompressed;
 mod device;
 mod drain;
 mod fault;

@@ -15,6 +15,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 
 use super::alloc::Allocator;
 use super::check;
+use super::compressed::Compressed;
 use super::data_cache::DataCache;
 use super::image::Image;
 use super::l1::L1Table;
@@ -239,6 +240,11 @@ async fn assemble(
         l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
         streams: Streams::default(),
         allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,
+        compressed: Compressed::new(
+            &geometry,
+            header.guest_size_bytes(),
+            options.decompressed_cache_bytes(&geometry),
+        ),
         header: Mutex::new(Arc::new(header)),
         file,
         data,

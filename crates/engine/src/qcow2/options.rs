@@ -50,6 +50,10 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Budgets of the metadata caches.
     pub cache: CacheOptions,
+    /// `decompressed-cache-size`, an option of our own: bytes for decompressed
+    /// clusters that are likely to be read again, taken as they are needed; 0 for
+    /// none. Default: 4 MiB, or two clusters if that is more.
+    pub decompressed_cache_size_bytes: Option<u64>,
     /// The backing device.
     pub backing: Backing,
     /// The external data file, if it is not to be opened through the gate.
@@ -72,6 +76,7 @@ pub struct OpenOptions {
 
 const DEFAULT_L2_CACHE_MAX_BYTES: u64 = 32 << 20;
 const DEFAULT_DATA_CACHE_BYTES: u64 = 2 << 20;
+const DEFAULT_DECOMPRESSED_CACHE_BYTES: u64 = 4 << 20;
 const DEFAULT_L2_ENTRY_BYTES: u64 = 4096;
 const MIN_L2_ENTRY_BYTES: u64 = 512;
 const MIN_L2_CACHE_ENTRIES: u64 = 2;
@@ -86,6 +91,14 @@ impl OpenOptions {
             .data_cache_size_bytes
             .unwrap_or(DEFAULT_DATA_CACHE_BYTES);
         usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The budget of the cache for decompressed clusters.
+    pub(crate) fn decompressed_cache_bytes(&self, geometry: &Geometry) -> u64 {
+        // A little more than two clusters: what it takes to find them counts too.
+        let two_clusters = geometry.cluster_size_bytes() * 9 / 4;
+        let default = DEFAULT_DECOMPRESSED_CACHE_BYTES.max(two_clusters);
+        self.decompressed_cache_size_bytes.unwrap_or(default)
     }
 }
 

@@ -375,6 +375,10 @@ impl Image {
             // A hint: what cannot be looked up now is not punched.
             drop(self.punch_unshared(dropped).await);
         }
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let start = dropped.start.index() * cluster_bytes;
+        let end = start + dropped.count * cluster_bytes;
+        self.compressed.kept.forget(start..end);
         match self.allocator.release(dropped.start, dropped.count).await {
             Ok(()) => Ok(()),
             Err(error) => Err(self.mark_corrupt(error).await),

@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use vellum_format::compressed::CompressedDescriptor;
-use vellum_format::header::CompressionType;
 use vellum_format::types::GuestOffset;
 use vellum_storage::{Buffer, Buffers, Io, Result};
 
-use super::decompress;
+use super::compressed::{Batch, Piece, batches};
 use super::image::Image;
 use super::map::{Lookup, Run, RunKind};
 use super::readers::Reading;
@@ -86,26 +84,37 @@ impl Image {
             {
                 return self.read_run(run, rest).await;
             }
-            for run in view {
+            let pieces = view.into_iter().map(|run| {
+                at += run.len_bytes;
+                let buffer = rest.split_to(run.len_bytes as usize);
+                Piece { run, buffer }
+            });
+            for batch in batches(&self.geometry, pieces.collect()) {
                 if running.len() >= MAX_PARALLEL_RUNS
                     && let Some(finished) = running.next().await
                 {
-                    done.push(finished?);
+                    done.extend::<Vec<_>>(finished?);
                 }
-                at += run.len_bytes;
-                let piece = rest.split_to(run.len_bytes as usize);
-                running.push(async move {
-                    let piece = self.read_run(&run, piece).await?;
-                    Ok((run.guest.bytes(), piece))
-                });
+                running.push(self.read_batch(batch));
             }
         }
         while let Some(finished) = running.next().await {
-            done.push(finished?);
+            done.extend(finished?);
         }
         drop(running);
         done.sort_by_key(|(guest, _)| *guest);
         Ok(Buffer::join_all(done.into_iter().map(|(_, piece)| piece)))
+    }
+
+    async fn read_batch(&self, mut batch: Batch) -> Result<Vec<(u64, Buffer)>> {
+        if batch.len() > 1 {
+            return self.read_packed(batch).await;
+        }
+        let mut done = Vec::with_capacity(1);
+        for Piece { run, buffer } in batch.drain(..) {
+            done.push((run.guest.bytes(), self.read_run(&run, buffer).await?));
+        }
+        Ok(done)
     }
 
     async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
@@ -119,13 +128,7 @@ impl Image {
                 Ok(piece)
             }
             RunKind::Unallocated { .. } => self.read_backing(run.guest.bytes(), piece).await,
-            RunKind::Compressed(descriptor) => {
-                let cluster = self.read_compressed(descriptor).await?;
-                let start = run.guest.in_cluster(&self.geometry) as usize;
-                let len = piece.len();
-                piece.copy_from_slice(&cluster[start..start + len]);
-                Ok(piece)
-            }
+            RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
         }
     }
 
@@ -147,20 +150,6 @@ impl Image {
         piece.fill(0);
         let inside = backing.read(offset_bytes, inside).await?;
         Ok(Buffer::join_all([inside, piece]))
-    }
-
-    /// Reads and decompresses one whole cluster.
-    async fn read_compressed(&self, descriptor: CompressedDescriptor) -> Result<Buffer> {
-        let input = Buffer::for_read(descriptor.max_len_bytes() as usize);
-        let host = descriptor.host_offset.bytes();
-        let input = Buffer::join_all(self.file.read(host, Buffers::from_iter([input])).await?);
-        let mut cluster = Buffer::zeroed(self.geometry.cluster_size_bytes() as usize);
-        let result = match self.header().compression_type {
-            CompressionType::Zlib => decompress::inflate(&input, &mut cluster),
-            CompressionType::Zstd => decompress::unzstd(&input, &mut cluster),
-        };
-        result.map_err(|error| self.name_error(error).at(host))?;
-        Ok(cluster)
     }
 
     /// Reads a range of the image as it is before the caller changes it; the

@@ -12,6 +12,8 @@
 //! - A lane is not gone before its requests are: dropping it, at the latest when
 //!   its thread ends, waits for everything in flight.
 
+mod compute;
+mod crew;
 pub mod net;
 mod reactor;
 mod request;
@@ -35,6 +37,7 @@ use crate::sys::EventFd;
 use crate::{Buffers, Error, ErrorKind, Io, Result};
 
 pub use crate::executor::Remote;
+pub use compute::{Computation, compute, compute_threads};
 use reactor::Reactor;
 pub(crate) use reactor::Ticket;
 pub(crate) use request::{Descriptor, Done, Op, Request};
@@ -173,6 +176,16 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// As [`block_on`].
 pub fn finish() {
     current_or_panic().finish();
+}
+
+/// Whether the calling thread is inside [`block_on`].
+pub(crate) fn is_running() -> bool {
+    LANE.try_with(|lane| {
+        lane.borrow()
+            .as_ref()
+            .is_some_and(|lane| lane.running.get())
+    })
+    .unwrap_or(false)
 }
 
 /// A handle that starts tasks on the calling thread's lane from other threads.
