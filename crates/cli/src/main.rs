@@ -2,8 +2,11 @@
 //!
 //! Called by the name of one of QEMU's programs (through a link) it is that
 //! program; called by its own name, the first word says which tool is meant:
-//! `vellum io`, `vellum nbd`, or a subcommand of the image tool.
+//! `vellum bench`, `vellum io`, `vellum nbd`, or a subcommand of the image tool,
+//! with or without `img` before it. (Of the names that are taken twice, `bench`
+//! alone is our own, and `img bench` is QEMU's.)
 
+mod bench;
 mod getopt;
 mod img;
 mod io;
@@ -38,6 +41,8 @@ fn run(name: &str, mut words: Vec<OsString>) -> i32 {
         _ => {}
     }
     match words.first().and_then(|word| word.to_str()) {
+        Some("bench") => bench::main(name, words.split_off(1)),
+        Some("img") => img::main(name, words.split_off(1)),
         Some("io") => io::main(name, words.split_off(1)),
         Some("nbd") => nbd::main(name, words.split_off(1)),
         Some("daemon") => no_daemon(),
