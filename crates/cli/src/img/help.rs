@@ -44,6 +44,7 @@ pub fn tool(program: &str) {
         text.push_str(
             "\nOther tools:\n  \
              bench      Show what the choices of an image cost on this machine\n  \
+             daemon     Serve the images that options describe (qemu-storage-daemon)\n  \
              io         Read and write single requests (qemu-io)\n  \
              nbd        Serve an image over NBD (qemu-nbd)\n",
         );
