@@ -1,7 +1,7 @@
 //! What the figures mean, in plain sentences. Pure.
 
 use super::plan::Work;
-use super::result::{Measured, Results};
+use super::result::{Measured, Results, median};
 use crate::size::human;
 
 /// Figures closer than this are the same: one run tells no more.
@@ -10,10 +10,12 @@ const SAME: f64 = 0.9;
 const ENOUGH: f64 = 0.95;
 /// From here on a figure is as good as the limit's.
 const AS_FAST: f64 = 0.97;
+/// Rounds that differ by this factor (or a figure so far beyond its limit) are noise.
+const NOISY: f64 = 1.3;
 
 /// Sentences about the tables.
 pub(super) fn read(tables: &[Results]) -> Vec<String> {
-    let mut sentences = Vec::new();
+    let mut sentences: Vec<String> = noise(tables).into_iter().collect();
     for results in tables {
         match results.table.id {
             "cache" => sentences.extend(cache(results)),
@@ -22,6 +24,24 @@ pub(super) fn read(tables: &[Results]) -> Vec<String> {
         }
     }
     sentences
+}
+
+/// A warning where the figures tell more about what else the machine did.
+fn noise(tables: &[Results]) -> Option<String> {
+    let rows = || tables.iter().flat_map(|results| &results.rows);
+    let spread = median(rows().filter_map(Measured::spread)).unwrap_or(1.0);
+    let ratios = tables
+        .iter()
+        .flat_map(|results| results.points().filter_map(|row| results.ratio(row)));
+    let beyond = ratios.fold(1.0, f64::max);
+    let noise = spread.max(beyond);
+    (noise >= NOISY).then(|| {
+        format!(
+            "The machine was busy with other things: figures that should agree differ by a factor \
+             of {noise:.1}. Measure again when it is quiet, or with more --rounds and --seconds, \
+             before relying on what follows."
+        )
+    })
 }
 
 /// How much of an image's mapping is in use.
@@ -175,6 +195,20 @@ mod tests {
                 "Over a full backing file, 64 KiB clusters grow the image by 16.0 bytes for each \
                  byte written; with subclusters by 1.05 bytes.",
             ]
+        );
+    }
+
+    #[test]
+    fn noise_is_told_first() {
+        let mut report = sample_report();
+        for row in report.tables.iter_mut().flat_map(|table| &mut table.rows) {
+            row.samples[0].seconds = 2.0;
+        }
+        let sentences = super::read(&report.tables);
+        assert!(
+            sentences[0].contains("by a factor of 2.0"),
+            "{}",
+            sentences[0]
         );
     }
 

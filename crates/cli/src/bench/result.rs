@@ -87,6 +87,14 @@ impl Measured {
         median(self.samples.iter().map(Sample::iops))
     }
 
+    /// The best round in parts of the worst, where there are several.
+    pub(super) fn spread(&self) -> Option<f64> {
+        let rates = || self.samples.iter().map(Sample::iops);
+        let worst = rates().fold(f64::INFINITY, f64::min);
+        let several = self.samples.len() > 1 && worst > 0.0;
+        several.then(|| rates().fold(0.0, f64::max) / worst)
+    }
+
     /// CPU time a request, in microseconds.
     pub(super) fn cpu_us(&self) -> Option<f64> {
         let used = self.samples.iter().filter(|s| s.operations > 0);
