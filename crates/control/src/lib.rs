@@ -19,6 +19,7 @@ pub mod flags;
 pub mod gate;
 pub mod json;
 pub mod measure;
+pub mod nodes;
 pub mod open;
 pub mod options;
 pub mod probe;
@@ -29,6 +30,7 @@ pub mod wrap;
 
 pub use cache::CacheMode;
 pub use flags::{Aio, DetectZeroes, OpenFlags};
+pub use nodes::Nodes;
 pub use open::{open_device, open_device_with};
 pub use options::{Options, Scalar};
 pub use spec::{ImageSpec, Source};

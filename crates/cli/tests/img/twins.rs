@@ -39,6 +39,7 @@ fn steady(line: &str) -> String {
         "\"actual-size\": ",
         "\"date-sec\": ",
         "\"date-nsec\": ",
+        "Run completed in ",
     ] {
         if let Some((head, _)) = line.split_once(word) {
             return format!("{head}{word}?");
@@ -81,6 +82,11 @@ impl Twins {
     /// A path in our folder.
     pub fn ours(&self, name: &str) -> PathBuf {
         self.root.path().join("ours").join(name)
+    }
+
+    /// A path in their folder.
+    pub fn theirs(&self, name: &str) -> PathBuf {
+        self.root.path().join("theirs").join(name)
     }
 
     /// Runs our tool only.
