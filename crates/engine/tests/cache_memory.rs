@@ -48,11 +48,9 @@ const REFCOUNT_BYTES: u64 = 4 * CLUSTER_BYTES;
 /// What requests and lanes keep beside the caches, and a table that is being put
 /// in the place of another.
 const SLACK_BYTES: usize = 32 << 10;
-/// The same with writes: a commit writes up to half of the cache's tables at once,
-/// and the lane keeps the slots of so many requests.
-fn write_slack_bytes(budget_bytes: u64) -> usize {
-    (64 << 10) + budget_bytes as usize / 32
-}
+/// The same with writes: what else they keep, and the slots of the requests of a
+/// commit, which writes up to half of the cache's tables at once.
+const WRITE_SLACK_BYTES: usize = 512 << 10;
 
 fn open_file(path: &Path) -> Arc<dyn Storage> {
     let options = FileOptions {
@@ -170,9 +168,9 @@ async fn writes_stay_within(path: &Path, budget_bytes: u64) {
             .unwrap();
         let live = LIVE_BYTES.load(Ordering::Relaxed).saturating_sub(before);
         let usage = image.cache_usage();
+        assert!(usage.l2_bytes <= budget_bytes, "{usage:?}");
         assert!(usage.refcount_bytes <= REFCOUNT_BYTES);
-        let slack = write_slack_bytes(budget_bytes);
-        let most = budget_bytes as usize + usage.refcount_bytes as usize + slack;
+        let most = (usage.l2_bytes + usage.refcount_bytes) as usize + WRITE_SLACK_BYTES;
         assert!(live <= most, "{live} bytes, where {usage:?}");
     }
     image.close().await.unwrap();
