@@ -90,7 +90,7 @@ fn fill_tables(path: &Path, packable: bool) {
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695);
             let word = match packable {
-                true => 1 << 63 | (state >> 40) % (TABLES * ENTRIES) << 16,
+                true => 1 << 63 | (((state >> 40) % (TABLES * ENTRIES)) << 16),
                 false if index % 512 == 0 => 0,
                 false => state,
             };
@@ -194,7 +194,7 @@ fn the_caches_stay_within_their_budget() {
         let everything = lane::block_on(reads_stay_within(&path, 16 << 20));
         match packable {
             // 21 bits an entry.
-            true => assert!(everything < 16 * 40 / 100 << 20, "{everything}"),
+            true => assert!(everything < (16 << 20) * 40 / 100, "{everything}"),
             false => assert!(everything > 15 << 20, "{everything}"),
         }
         std::fs::remove_file(&path).unwrap();
