@@ -1,5 +1,7 @@
 //! What the image tool does on its own account.
 
+use std::process::Command;
+
 use crate::twins::Twins;
 
 #[test]
@@ -55,4 +57,21 @@ fn a_failed_create_leaves_no_file() {
     let answer = twins.run_ours(&["create", "-f", "qcow2", "-o", "data_file=none/d", "x", "1M"]);
     assert_eq!(answer.code, Some(1));
     assert!(!twins.ours("x").exists());
+}
+
+#[test]
+fn a_bad_configuration_is_named_by_file_and_line() {
+    let twins = Twins::new(&["qemu-img create -q -f qcow2 disk 1M"]);
+    let config = twins.ours("config.toml");
+    std::fs::write(&config, "[qcow2]\nl2-cache-size = \"much\"\n").unwrap();
+    let output = Command::new(twins.ours("../bin/qemu-img"))
+        .args(["map", "disk"])
+        .current_dir(twins.ours(""))
+        .env("VELLUM_CONFIG", &config)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8_lossy(&output.stderr);
+    let place = format!("{}:2: 'much': not a size", config.display());
+    assert!(message.contains(&place), "{message}");
 }
