@@ -14,6 +14,7 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, RequestFlags};
 use vellum_storage::lane;
+use vellum_storage::wrap::{Matching, Operation, TraceStorage};
 use vellum_storage::{FileOptions, FileStorage};
 
 const LANES: u64 = 3;
@@ -281,4 +282,55 @@ fn damaged_data_is_an_error_of_its_cluster_alone() {
         }
         assert!(broken[0].is_err());
     }
+}
+
+/// The lengths of the reads that `requests`, made at once, cause.
+fn reads_of(image: &Qcow2, trace: &TraceStorage, requests: &[(u64, u64)]) -> Vec<u64> {
+    lane::block_on(async {
+        trace.take();
+        let reads = requests
+            .iter()
+            .map(|&(offset, len)| read(image, offset, len));
+        for result in join_all(reads).await {
+            result.expect("reads");
+        }
+        let reads = trace.matching(&Matching::operation(Operation::Read));
+        reads.iter().map(|record| record.call.len_bytes).collect()
+    })
+}
+
+#[test]
+fn few_and_short_reads_are_enough() {
+    const CLUSTER: u64 = 1 << 16;
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut random = Random(5);
+    // About half of it is left when compressed.
+    let bytes: Vec<u8> = (0..4 << 20).map(|_| random.below(16) as u8).collect();
+    let path = image(dir.path(), &bytes, "compression_type=zlib");
+    let file = FileStorage::open(&path, &FileOptions::default()).expect("the test's own file");
+    let trace = TraceStorage::new(file);
+    let options = OpenOptions {
+        decompressed_cache_size_bytes: Some(3 * CLUSTER),
+        ..OpenOptions::default()
+    };
+    let gate = Arc::new(DenyAll);
+    let image = lane::block_on(Qcow2::open(trace.clone(), gate, options)).expect("opens");
+    reads_of(&image, &trace, &[(60 * CLUSTER, 1)]);
+
+    let lens = reads_of(&image, &trace, &[(1000, 4096)]);
+    assert!(lens.len() == 1 && lens[0] < 8192, "a beginning: {lens:?}");
+    let lens = reads_of(&image, &trace, &[(0, 16 * CLUSTER)]);
+    assert!(lens.len() <= 7, "clusters side by side: {lens:?}");
+
+    let same: Vec<_> = (0..16).map(|n| (20 * CLUSTER + n * 4096, 4096)).collect();
+    let lens = reads_of(&image, &trace, &same);
+    assert!(lens.len() <= 2, "one beginning, or all of it too: {lens:?}");
+    assert!(reads_of(&image, &trace, &same).is_empty(), "kept");
+    let others: Vec<_> = (30..60).map(|n| (n * CLUSTER, 512)).collect();
+    for _ in 0..5 {
+        for &one in &others {
+            reads_of(&image, &trace, &[one]);
+        }
+    }
+    assert!(reads_of(&image, &trace, &same).is_empty(), "a scan goes by");
 }
