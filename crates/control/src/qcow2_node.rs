@@ -34,10 +34,9 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         l2_cache_entry_size_bytes: options.take_size("l2-cache-entry-size")?,
         cache_clean_interval_s: options.take_number("cache-clean-interval")?,
     };
-    // The engine keeps refcounts right without postponing them, and passes every
-    // discard on that `discard` allows.
+    let lazy_refcounts = options.take_bool("lazy-refcounts")?;
+    // The engine passes every discard on that `discard` allows.
     for accepted in [
-        "lazy-refcounts",
         "pass-discard-request",
         "pass-discard-snapshot",
         "pass-discard-other",
@@ -51,6 +50,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         cache,
         discard: common.discard,
         discard_no_unref,
+        lazy_refcounts,
         ..OpenOptions::default()
     })
 }

@@ -102,7 +102,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         cluster_bits,
         refcount_order,
         extended_l2,
-        lazy_refcounts: version == 3 && rng.chance(1, 8),
+        lazy_refcounts: version == 3 && rng.chance(1, 5),
         size_bytes,
         backing,
         data_file,

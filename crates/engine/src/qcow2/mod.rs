@@ -16,6 +16,7 @@ mod grow;
 mod image;
 mod inflight;
 mod l1;
+mod lazy;
 mod load;
 mod map;
 mod open;

@@ -18,6 +18,7 @@ use super::cache::TableCache;
 use super::check;
 use super::image::Image;
 use super::l1::L1Table;
+use super::lazy::LazyRefcounts;
 use super::load::{self, read_bytes};
 use super::options::{Backing, OpenOptions};
 use super::refcounts::{RefcountTable, Refcounts};
@@ -223,6 +224,8 @@ async fn assemble(
         u64::from(header.l1_entries) * 8
     };
     let l1 = read_bytes(&file, header.l1_table_offset.bytes(), l1_bytes).await?;
+    let lazy = LazyRefcounts::new(&header, options.lazy_refcounts)
+        .map_err(|error| error.target(file.name()))?;
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -233,6 +236,7 @@ async fn assemble(
         discard_no_unref: options.discard_no_unref,
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
+        lazy,
         allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,
         header: Mutex::new(Arc::new(header)),
         file,

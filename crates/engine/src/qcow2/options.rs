@@ -55,6 +55,9 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Keep discarded clusters allocated (`discard-no-unref`).
     pub discard_no_unref: bool,
+    /// `lazy-refcounts`: postpone refcounts until the image is closed, and mark it
+    /// dirty meanwhile. Default: as the image says.
+    pub lazy_refcounts: Option<bool>,
     /// How far ahead of the writes clusters are counted.
     pub ahead: AheadOptions,
     /// Open an image only to look at its metadata: neither backing file nor data

@@ -186,7 +186,9 @@ impl Image {
 
     async fn write_refcounts_and_barrier(&self) -> Result<()> {
         let mark = self.allocator.commit_began();
-        self.allocator.refcounts.write_back().await?;
+        if !self.lazy.are_postponed() {
+            self.allocator.refcounts.write_back().await?;
+        }
         if self.has_external_data() {
             self.data.flush().await?;
         }

@@ -181,7 +181,8 @@ impl Image {
                 (HostOffset(cluster_start), false, None, step.clusters)
             }
             Target::New => {
-                let allocation = self.allocate(step.clusters as u64).await?;
+                let after = self.end_of_data_before(cluster_start);
+                let allocation = self.allocate_near(step.clusters as u64, after).await?;
                 let clusters = allocation.clusters as usize;
                 (
                     allocation.start,
