@@ -35,14 +35,10 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         cache_clean_interval_s: options.take_number("cache-clean-interval")?,
     };
     let lazy_refcounts = options.take_bool("lazy-refcounts")?;
-    // The engine passes every discard on that `discard` allows.
-    for accepted in [
-        "pass-discard-request",
-        "pass-discard-snapshot",
-        "pass-discard-other",
-    ] {
-        options.take_bool(accepted)?;
-    }
+    let pass_discard_request = options.take_bool("pass-discard-request")?;
+    let pass_discard_other = options.take_bool("pass-discard-other")?.unwrap_or(false);
+    // No snapshots are deleted through an open image.
+    options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     take_overlap_checks(options)?;
     Ok(OpenOptions {
@@ -50,6 +46,8 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         cache,
         discard: common.discard,
         discard_no_unref,
+        pass_discard_request,
+        pass_discard_other,
         lazy_refcounts,
         ..OpenOptions::default()
     })

@@ -108,6 +108,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         data_file,
         tiny_cache: rng.chance(1, 2),
         eager: rng.chance(3, 4),
+        discard_no_unref: version == 3 && rng.chance(1, 6),
         traits,
     }
 }

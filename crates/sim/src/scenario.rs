@@ -121,6 +121,8 @@ pub struct ImageOptions {
     /// Clusters are counted, and the file is made longer, ahead from the first one
     /// on; otherwise only where much is written.
     pub eager: bool,
+    /// Discarded clusters stay allocated.
+    pub discard_no_unref: bool,
     /// What the disk can do.
     pub traits: Traits,
 }

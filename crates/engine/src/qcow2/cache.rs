@@ -169,6 +169,11 @@ impl TableCache {
         2 * self.dirty.load(Ordering::Relaxed) > self.capacity.load(Ordering::Relaxed)
     }
 
+    /// Whether hardly any table could be evicted.
+    pub(crate) fn is_mostly_dirty(&self) -> bool {
+        8 * self.dirty.load(Ordering::Relaxed) > 7 * self.capacity.load(Ordering::Relaxed)
+    }
+
     /// Whether every table is on disk as it is in memory.
     pub(crate) fn is_clean(&self) -> bool {
         self.dirty.load(Ordering::Acquire) == 0

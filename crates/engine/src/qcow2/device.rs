@@ -127,7 +127,7 @@ impl BlockDevice for Qcow2 {
         if self.image.read_only {
             return Io::ready(Ok(()));
         }
-        self.change(|image| async move { image.commit().await })
+        self.change(|image| async move { image.flush().await })
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {

@@ -12,11 +12,13 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 
 use super::alloc::{Allocation, Allocator};
 use super::cache::TableCache;
+use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
 use super::load::read_bytes;
 use super::map::{Lookup, Mapper, Slice, View};
+use super::options::PassDiscards;
 use super::order::Order;
 use super::readers::Readers;
 use crate::BlockDevice;
@@ -30,6 +32,7 @@ pub(crate) struct Image {
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
     pub(crate) discard_no_unref: bool,
+    pub(crate) pass_discards: PassDiscards,
     pub(crate) header: Mutex<Arc<Header>>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
@@ -45,6 +48,7 @@ pub(crate) struct Image {
     /// L1 indexes whose L2 table is being made.
     pub(crate) l1_entries: Arc<Inflight>,
     pub(crate) readers: Arc<Readers>,
+    pub(crate) data_cache: DataCache,
     pub(crate) order: Order,
     pub(crate) latch: Latch,
     /// What must happen once before the first change has happened.
@@ -280,7 +284,7 @@ impl Image {
         }
         // Twice: the first commit lets go of dropped clusters, the second writes
         // their refcounts, and those of clusters that were counted ahead.
-        self.commit().await?;
+        self.flush().await?;
         self.resume_refcounts();
         self.allocator.settle().await?;
         self.commit().await?;

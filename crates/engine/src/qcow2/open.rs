@@ -16,6 +16,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 use super::alloc::Allocator;
 use super::cache::TableCache;
 use super::check;
+use super::data_cache::DataCache;
 use super::image::Image;
 use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
@@ -69,6 +70,13 @@ fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptio
         ));
     }
     let geometry = header.geometry();
+    if options.discard_no_unref && geometry.version < 3 {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            file,
+            "discard-no-unref is only supported since qcow2 version 3",
+        ));
+    }
     if u64::from(header.l1_entries) < geometry.l1_entries_for(header.guest_size_bytes()) {
         return Err(refuse(
             ErrorKind::InvalidImage,
@@ -234,6 +242,7 @@ async fn assemble(
         read_only: options.read_only,
         discard: options.discard,
         discard_no_unref: options.discard_no_unref,
+        pass_discards: options.pass_discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
         lazy,
@@ -245,6 +254,7 @@ async fn assemble(
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),
         readers: Arc::default(),
+        data_cache: DataCache::new(options.data_cache_bytes()),
         order: Default::default(),
         latch: Default::default(),
         prepared: AtomicBool::new(false),

@@ -24,6 +24,19 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     }
     let reading = image.readers.enter();
     let guest = GuestOffset(offset_bytes);
+    // Before the mapping is looked up: a cluster that is drained meanwhile is found there.
+    let kept = image.kept_pieces(offset_bytes, buffer.len() as u64);
+    if !kept.is_empty() {
+        let image = image.clone();
+        return Io::boxed(async move {
+            let mut buffer = image.read_runs(guest, buffer, reading).await?;
+            for (at, piece) in kept {
+                let inside = (at - offset_bytes) as usize;
+                buffer[inside..inside + piece.len()].copy_from_slice(&piece);
+            }
+            Ok(buffer)
+        });
+    }
     if let Ok(Lookup::Hit(view)) = image.mapper().view(guest, buffer.len() as u64)
         && let [
             Run {
@@ -36,9 +49,8 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     {
         let io = image.data.read(host.bytes(), Buffers::from_iter([buffer]));
         return Io::boxed(async move {
-            let buffers = io.await?;
-            drop(reading);
-            Ok(Buffer::join_all(buffers))
+            let _reading = reading;
+            io.into_single().await
         });
     }
     let image = image.clone();
@@ -46,6 +58,16 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
 }
 
 impl Image {
+    /// What the data cache holds of a guest range.
+    fn kept_pieces(&self, offset_bytes: u64, len_bytes: u64) -> Vec<(u64, Buffer)> {
+        if self.data_cache.is_empty() {
+            return Vec::new();
+        }
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        self.data_cache
+            .pieces_in(offset_bytes..offset_bytes + len_bytes, cluster_bytes)
+    }
+
     /// Reads a range run by run; `_reading` keeps its clusters from being reused.
     async fn read_runs(
         self: &Arc<Self>,
@@ -82,11 +104,8 @@ impl Image {
     async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
         match run.kind {
             RunKind::Data { host, .. } => {
-                let buffers = self
-                    .data
-                    .read(host.bytes(), Buffers::from_iter([piece]))
-                    .await?;
-                Ok(Buffer::join_all(buffers))
+                let buffers = Buffers::from_iter([piece]);
+                self.data.read(host.bytes(), buffers).into_single().await
             }
             RunKind::Zero { .. } => {
                 piece.fill(0);

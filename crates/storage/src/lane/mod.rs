@@ -165,6 +165,16 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     current_or_panic().block_on(future)
 }
 
+/// Drives the calling thread's lane until no task is left, such as work that a
+/// device does in the background. A thread whose lane was used for devices that
+/// others go on using should end with it: tasks of a lane that ends are dropped.
+///
+/// # Panics
+/// As [`block_on`].
+pub fn finish() {
+    current_or_panic().finish();
+}
+
 /// A handle that starts tasks on the calling thread's lane from other threads.
 /// They run while that lane is inside [`block_on`].
 ///
@@ -299,6 +309,22 @@ impl Lane {
                 self.wait();
             }
         })
+    }
+
+    fn finish(&self) {
+        assert!(
+            !self.running.replace(true),
+            "lane::finish inside a lane: its tasks go on anyway"
+        );
+        let _running = Running(self);
+        self.executor.enter(|| {
+            while self.executor.live_tasks() > 0 {
+                self.run_tasks();
+                if self.executor.live_tasks() > 0 {
+                    self.wait();
+                }
+            }
+        });
     }
 
     /// Runs tasks until none is ready, the root future is, or the kernel must
