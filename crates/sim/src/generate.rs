@@ -158,6 +158,10 @@ fn preparations(image: &ImageOptions, rng: &mut Rng) -> Vec<Preparation> {
     if inside && image.version == 3 && rng.chance(1, 16) {
         preparations.push(Preparation::Dirty(rng.below(4)));
     }
+    let small_table = image.cluster_bits == 9 && image.refcount_order >= 5;
+    if small_table && image.traits.growable && rng.chance(1, 3) {
+        preparations.push(Preparation::FullTable(rng.below(12)));
+    }
     preparations
 }
 
