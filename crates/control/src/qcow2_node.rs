@@ -36,17 +36,12 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         cache_clean_interval_s: options.take_number("cache-clean-interval")?,
     };
     config::read()?.fill(&mut cache);
-    // The engine keeps refcounts right without postponing them, and passes every
-    // discard on that `discard` allows.
-    for accepted in [
-        "lazy-refcounts",
-        "pass-discard-request",
-        "pass-discard-snapshot",
-        "pass-discard-other",
-    ] {
-        options.take_bool(accepted)?;
-    }
     let decompressed_cache_size_bytes = options.take_size("decompressed-cache-size")?;
+    let lazy_refcounts = options.take_bool("lazy-refcounts")?;
+    let pass_discard_request = options.take_bool("pass-discard-request")?;
+    let pass_discard_other = options.take_bool("pass-discard-other")?.unwrap_or(false);
+    // No snapshots are deleted through an open image.
+    options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     take_overlap_checks(options)?;
     Ok(OpenOptions {
@@ -55,6 +50,9 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         decompressed_cache_size_bytes,
         discard: common.discard,
         discard_no_unref,
+        pass_discard_request,
+        pass_discard_other,
+        lazy_refcounts,
         ..OpenOptions::default()
     })
 }

@@ -62,6 +62,7 @@ fn case(random: &mut Random) -> Case {
         extended_l2,
         version: if version2 { 2 } else { 3 },
         refcount_bits: if version2 { 16 } else { 1 << random.below(7) },
+        lazy_refcounts: !version2 && random.below(4) == 0,
         ..CreateOptions::default()
     };
     let small = random.below(2) == 0;

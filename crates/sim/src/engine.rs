@@ -66,6 +66,8 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
             AheadOptions::default()
         },
         discard: true,
+        discard_no_unref: options.discard_no_unref,
+        pass_discard_other: true,
         ..OpenOptions::default()
     }
 }

@@ -142,6 +142,7 @@ pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOption
         data_file: DataFile::Inside,
         tiny_cache: false,
         eager: true,
+        discard_no_unref: false,
         traits: Traits::default(),
     }
 }

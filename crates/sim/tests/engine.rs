@@ -59,6 +59,7 @@ fn image() -> ImageOptions {
         data_file: DataFile::Inside,
         tiny_cache: false,
         eager: true,
+        discard_no_unref: false,
         traits: Traits::default(),
     }
 }

@@ -26,6 +26,7 @@ fn story(seed: u64) -> Story {
         data_file: DataFile::Inside,
         tiny_cache: false,
         eager: true,
+        discard_no_unref: false,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));

@@ -65,6 +65,8 @@ pub(super) struct State {
     period: u64,
     /// The last period whose counts are durable.
     durable_period: u64,
+    /// The image is marked dirty: no mapping has to wait for counts.
+    postponed: bool,
     /// Freed clusters beyond the tail: a refcount table has been there.
     written_beyond: Vec<Range<u64>>,
     pub(super) length: Length,
@@ -136,6 +138,7 @@ impl Allocator {
             handed_out: 0,
             period: 1,
             durable_period: 0,
+            postponed: false,
             written_beyond: Vec::new(),
             length: Length::new(&capabilities, len_bytes, tail),
             preparing: false,
@@ -162,16 +165,11 @@ impl Allocator {
     }
 
     /// Allocates between one and `want` clusters that lie side by side, each with
-    /// a refcount of one.
+    /// a refcount of one. `after`: where the data of the guest cluster before these
+    /// ends, so that a sequential writer stays sequential in the file.
     ///
     /// # Errors
     /// When the refcounts cannot be read, or the format's limits are reached.
-    pub(crate) async fn allocate(self: &Arc<Self>, want: u64) -> Result<Allocation> {
-        self.allocate_near(want, None).await
-    }
-
-    /// As [`Allocator::allocate`]; `after`: where the data of the guest cluster
-    /// before these ends, so that a sequential writer stays sequential in the file.
     pub(crate) async fn allocate_near(
         self: &Arc<Self>,
         want: u64,
@@ -221,7 +219,8 @@ impl Allocator {
         let end_bytes = run.end * self.cluster_bytes();
         state.handed_out += run.clusters();
         state.length.note_end(end_bytes);
-        let durable = run.period <= state.durable_period && state.length.is_durable_to(end_bytes);
+        let durable = (state.postponed || run.period <= state.durable_period)
+            && state.length.is_durable_to(end_bytes);
         Allocation {
             start: HostOffset(run.start * self.cluster_bytes()),
             clusters: run.clusters(),
@@ -366,6 +365,11 @@ impl Allocator {
         let mut state = self.state();
         state.durable_period = state.durable_period.max(mark.period);
         state.length.note_durable(mark.len_bytes);
+    }
+
+    /// Tells whether the header says that counts on disk are not to be trusted.
+    pub(crate) fn set_counts_postponed(&self, postponed: bool) {
+        self.state().postponed = postponed;
     }
 
     /// Lowers the counts of a run of clusters that no durable mapping and no

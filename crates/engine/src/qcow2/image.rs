@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, field};
-use vellum_format::types::{GuestOffset, HostCluster};
+use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
@@ -15,8 +15,10 @@ use super::compressed::Compressed;
 use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
+use super::lazy::LazyRefcounts;
 use super::load::read_bytes;
 use super::map::{L2Cache, Lookup, Mapper, Slice, View};
+use super::options::PassDiscards;
 use super::order::Order;
 use super::prefetch::Streams;
 use super::readers::Readers;
@@ -31,6 +33,7 @@ pub(crate) struct Image {
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
     pub(crate) discard_no_unref: bool,
+    pub(crate) pass_discards: PassDiscards,
     pub(crate) header: Mutex<Arc<Header>>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
@@ -42,6 +45,7 @@ pub(crate) struct Image {
     pub(crate) streams: Streams,
     pub(crate) allocator: Arc<Allocator>,
     pub(crate) compressed: Compressed,
+    pub(crate) lazy: LazyRefcounts,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
     /// L1 indexes whose L2 table is being made.
@@ -105,9 +109,33 @@ impl Image {
     /// Allocates host clusters; refcounts that contradict the rest of the metadata
     /// mark the image corrupt.
     pub(crate) async fn allocate(&self, want: u64) -> Result<Allocation> {
-        match self.allocator.allocate(want).await {
+        self.allocate_near(want, None).await
+    }
+
+    /// As [`Image::allocate`]; `after`: where the data of the guest cluster before
+    /// these ends.
+    pub(crate) async fn allocate_near(
+        &self,
+        want: u64,
+        after: Option<HostOffset>,
+    ) -> Result<Allocation> {
+        self.begin_lazy_refcounts().await?;
+        match self.allocator.allocate_near(want, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(error).await),
+        }
+    }
+
+    /// Where the data of the guest cluster before `guest` ends, as far as memory
+    /// knows.
+    pub(crate) fn end_of_data_before(&self, guest: u64) -> Option<HostOffset> {
+        let cluster = self.geometry.cluster_size_bytes();
+        let before = GuestOffset(guest.checked_sub(cluster)?);
+        match self.mapper().cluster(before) {
+            Ok(Lookup::Hit(mapping)) => mapping
+                .host()
+                .map(|host| HostOffset(host.bytes() + cluster)),
+            _ => None,
         }
     }
 
@@ -260,8 +288,10 @@ impl Image {
         // Twice: the first commit lets go of dropped clusters, the second writes
         // their refcounts, and those of clusters that were counted ahead.
         self.flush().await?;
+        self.resume_refcounts();
         self.allocator.settle().await?;
         self.commit().await?;
+        self.end_lazy_refcounts().await?;
         self.latch(Error::new(
             ErrorKind::InvalidArgument,
             "write",

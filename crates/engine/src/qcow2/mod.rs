@@ -20,6 +20,7 @@ mod grow;
 mod image;
 mod inflight;
 mod l1;
+mod lazy;
 mod load;
 mod map;
 mod open;

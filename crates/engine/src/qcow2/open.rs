@@ -19,6 +19,7 @@ use super::compressed::Compressed;
 use super::data_cache::DataCache;
 use super::image::Image;
 use super::l1::L1Table;
+use super::lazy::LazyRefcounts;
 use super::load::{self, read_bytes};
 use super::map::L2Cache;
 use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
@@ -72,6 +73,13 @@ fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptio
         ));
     }
     let geometry = header.geometry();
+    if options.discard_no_unref && geometry.version < 3 {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            file,
+            "discard-no-unref is only supported since qcow2 version 3",
+        ));
+    }
     if u64::from(header.l1_entries) < geometry.l1_entries_for(header.guest_size_bytes()) {
         return Err(refuse(
             ErrorKind::InvalidImage,
@@ -228,6 +236,8 @@ async fn assemble(
     };
     let l1 = read_bytes(&file, header.l1_table_offset.bytes(), l1_bytes).await?;
     let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
+    let lazy = LazyRefcounts::new(&header, options.lazy_refcounts)
+        .map_err(|error| error.target(file.name()))?;
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -236,9 +246,11 @@ async fn assemble(
         read_only: options.read_only,
         discard: options.discard,
         discard_no_unref: options.discard_no_unref,
+        pass_discards: options.pass_discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
         streams: Streams::default(),
+        lazy,
         allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,
         compressed: Compressed::new(
             &geometry,

@@ -63,6 +63,15 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Keep discarded clusters allocated (`discard-no-unref`).
     pub discard_no_unref: bool,
+    /// `pass-discard-request`: give the space of clusters back to the storage that
+    /// the guest discards. Default: as `discard`.
+    pub pass_discard_request: Option<bool>,
+    /// `pass-discard-other`: give the space of tables back that are not needed any
+    /// more.
+    pub pass_discard_other: bool,
+    /// `lazy-refcounts`: postpone refcounts until the image is closed, and mark it
+    /// dirty meanwhile. Default: as the image says.
+    pub lazy_refcounts: Option<bool>,
     /// `data-cache-size`: bytes of small writes to clusters that need copy-on-write
     /// that are kept in memory until the cluster is whole, a flush comes or room is
     /// needed; 0: none. Default: 2 MiB.
@@ -72,6 +81,22 @@ pub struct OpenOptions {
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,
+}
+
+/// Which freed clusters are punched out of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PassDiscards {
+    pub(crate) request: bool,
+    pub(crate) other: bool,
+}
+
+impl OpenOptions {
+    pub(crate) fn pass_discards(&self) -> PassDiscards {
+        PassDiscards {
+            request: self.pass_discard_request.unwrap_or(self.discard),
+            other: self.pass_discard_other,
+        }
+    }
 }
 
 const DEFAULT_L2_CACHE_MAX_BYTES: u64 = 32 << 20;

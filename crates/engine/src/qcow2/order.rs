@@ -47,13 +47,24 @@ pub(crate) enum Reach {
     AfterBarrier,
 }
 
+/// Why the mapping has dropped a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// The guest has discarded it, or zeroed it and let its space go.
+    Discarded,
+    /// The guest's data lies elsewhere now. Never punched: the cluster is soon used
+    /// again.
+    Replaced,
+    /// It was a table.
+    Other,
+}
+
 /// A run of clusters that the mapping has dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub(crate) start: HostCluster,
     pub(crate) count: u64,
-    /// Give the space back to the storage if nobody else uses it.
-    pub(crate) discard: bool,
+    pub(crate) reason: Reason,
 }
 
 #[derive(Default)]
@@ -140,7 +151,7 @@ impl Order {
         let mut lists = self.lists();
         if let Some(last) = lists.noted.last_mut() {
             let adjacent = last.start.index() + last.count == dropped.start.index();
-            if adjacent && last.discard == dropped.discard {
+            if adjacent && last.reason == dropped.reason {
                 last.count += dropped.count;
                 return;
             }
@@ -297,7 +308,7 @@ impl Image {
             self.write_mapping(copies, before).await
         } else {
             let mark = self.allocator.commit_began();
-            let refcounts = self.allocator.refcounts.write_back().await;
+            let refcounts = self.write_refcounts().await;
             let result = self.write_mapping(copies, refcounts).await;
             if result.is_ok() {
                 self.allocator.barrier_passed(mark);
@@ -310,9 +321,17 @@ impl Image {
         result
     }
 
+    /// Writes dirty refcount blocks, unless the image is marked dirty instead.
+    async fn write_refcounts(&self) -> Result<()> {
+        if self.lazy.are_postponed() {
+            return Ok(());
+        }
+        self.allocator.refcounts.write_back().await
+    }
+
     async fn write_refcounts_and_barrier(&self) -> Result<()> {
         let mark = self.allocator.commit_began();
-        self.allocator.refcounts.write_back().await?;
+        self.write_refcounts().await?;
         if self.has_external_data() {
             self.data.flush().await?;
         }
@@ -371,7 +390,7 @@ impl Image {
     }
 
     async fn release_clusters(&self, dropped: Dropped) -> Result<()> {
-        if dropped.discard {
+        if self.passes_discard(dropped.reason) {
             // A hint: what cannot be looked up now is not punched.
             drop(self.punch_unshared(dropped).await);
         }
@@ -382,6 +401,16 @@ impl Image {
         match self.allocator.release(dropped.start, dropped.count).await {
             Ok(()) => Ok(()),
             Err(error) => Err(self.mark_corrupt(error).await),
+        }
+    }
+
+    /// Whether the space of clusters that were dropped for `reason` goes back to the
+    /// storage when nobody else uses them.
+    pub(crate) fn passes_discard(&self, reason: Reason) -> bool {
+        match reason {
+            Reason::Discarded => self.pass_discards.request,
+            Reason::Replaced => false,
+            Reason::Other => self.pass_discards.other,
         }
     }
 

@@ -13,7 +13,7 @@ use super::fault::{bad_format, corrupt};
 use super::image::Image;
 use super::inflight::Mode;
 use super::load::read_bytes;
-use super::order::{Dropped, Reach};
+use super::order::{Dropped, Reach, Reason};
 
 impl Image {
     /// Makes sure that the L2 table for `guest` exists and is this image state's
@@ -67,7 +67,7 @@ impl Image {
             self.order.note_dropped(Dropped {
                 start,
                 count: 1,
-                discard: false,
+                reason: Reason::Other,
             });
         }
         Ok(())

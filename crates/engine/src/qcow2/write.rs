@@ -17,7 +17,7 @@ use super::fault::corrupt;
 use super::image::Image;
 use super::inflight::Mode;
 use super::map::{EntryPlace, Lookup, RunKind};
-use super::order::{Dropped, Reach};
+use super::order::{Dropped, Reach, Reason};
 use super::plan::{self, Step, Target};
 use crate::RequestFlags;
 
@@ -235,7 +235,8 @@ impl Image {
                 (HostOffset(cluster_start), false, None, step.clusters)
             }
             Target::New => {
-                let allocation = self.allocate(step.clusters as u64).await?;
+                let after = self.end_of_data_before(cluster_start);
+                let allocation = self.allocate_near(step.clusters as u64, after).await?;
                 let clusters = allocation.clusters as usize;
                 (
                     allocation.start,
@@ -329,7 +330,7 @@ impl Image {
             if new != *old {
                 self.set_mapping(GuestOffset(first + inside), new, reach)
                     .await?;
-                self.drop_replaced(old, &new, false);
+                self.drop_replaced(old, &new, Reason::Replaced);
             }
         }
         Ok(())
@@ -362,7 +363,7 @@ impl Image {
 
     /// Notes the clusters that `old` used and `new` does not. Call it after the
     /// mapping has changed.
-    pub(crate) fn drop_replaced(&self, old: &Mapping, new: &Mapping, discard: bool) {
+    pub(crate) fn drop_replaced(&self, old: &Mapping, new: &Mapping, reason: Reason) {
         if self.has_external_data() {
             return;
         }
@@ -383,7 +384,7 @@ impl Image {
         self.order.note_dropped(Dropped {
             start: first,
             count,
-            discard,
+            reason,
         });
     }
 }

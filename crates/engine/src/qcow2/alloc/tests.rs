@@ -58,6 +58,12 @@ impl Storage for Volatile {
     }
 }
 
+impl Allocator {
+    async fn allocate(self: &Arc<Self>, want: u64) -> Result<Allocation> {
+        self.allocate_near(want, None).await
+    }
+}
+
 fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
     let executor = Executor::new(|| {});
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -223,7 +229,7 @@ fn freed_clusters_are_used_again_lowest_first() {
 fn full_image(path: &std::path::Path, len_bytes: u64, cluster_bytes: u64, refcount_bits: u64) {
     use std::os::unix::fs::FileExt;
     let options = CreateOptions {
-        size_bytes: len_bytes,
+        size_bytes: 1 << 40,
         cluster_size_bytes: cluster_bytes,
         refcount_bits,
         ..CreateOptions::default()
@@ -242,8 +248,8 @@ fn full_image(path: &std::path::Path, len_bytes: u64, cluster_bytes: u64, refcou
     let per_block = cluster_bytes * 8 / refcount_bits;
     let blocks = (len_bytes / cluster_bytes).div_ceil(per_block);
     let table_clusters = (blocks * 8).div_ceil(cluster_bytes);
-    let table_at = head.len() as u64;
-    let first_block = table_at.next_multiple_of(cluster_bytes) + table_clusters * cluster_bytes;
+    let table_at = (head.len() as u64).next_multiple_of(cluster_bytes);
+    let first_block = table_at + table_clusters * cluster_bytes;
     let one: &[u8] = match refcount_bits {
         1 => &[0xff],
         _ => &[0, 1],
@@ -316,7 +322,8 @@ fn allocation_on_a_full_image_of_10_tb() {
     let dir = tempfile::tempdir().unwrap();
     for (cluster_bytes, refcount_bits) in [(64 << 10, 16), (4 << 10, 1)] {
         let path = dir.path().join("image");
-        full_image(&path, 10 << 40, cluster_bytes, refcount_bits);
+        // The last refcount block, and for small clusters the table, ends nearby.
+        full_image(&path, (10 << 40) - (64 << 20), cluster_bytes, refcount_bits);
         println!("clusters of {cluster_bytes}, refcounts of {refcount_bits} bits:");
         block_on(measure(path, 100_000));
     }
