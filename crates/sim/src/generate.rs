@@ -159,8 +159,8 @@ fn preparations(image: &ImageOptions, rng: &mut Rng) -> Vec<Preparation> {
         preparations.push(Preparation::Dirty(rng.below(4)));
     }
     let small_table = image.cluster_bits == 9 && image.refcount_order >= 5;
-    if small_table && image.traits.growable && rng.chance(1, 3) {
-        preparations.push(Preparation::FullTable(rng.below(12)));
+    if small_table && image.traits.growable && rng.chance(3, 4) {
+        preparations.push(Preparation::FullTable(rng.below(4)));
     }
     preparations
 }
