@@ -16,6 +16,7 @@ mod device;
 mod drain;
 mod fault;
 mod free;
+mod group;
 mod grow;
 mod image;
 mod inflight;
