@@ -81,7 +81,7 @@ struct DroppedLists {
 #[derive(Default)]
 pub(crate) struct Order {
     commits: Group,
-    flushes: Group,
+    drains: Group,
     dropped: Mutex<DroppedLists>,
     /// Changes that need a barrier: running, and whether any has ended since the
     /// last commit took its copies.
@@ -188,13 +188,12 @@ impl Image {
 
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
-        match self.order.flushes.join().await {
-            Turn::Served(result) => result,
-            Turn::Mine(turn) => {
-                let drained = self.drain_all().await;
-                turn.end(drained.and(self.commit().await))
-            }
+        // Two turns, so that the next drain runs beside this commit.
+        match self.order.drains.join().await {
+            Turn::Served(result) => result?,
+            Turn::Mine(turn) => turn.end(self.drain_all().await)?,
         }
+        self.commit().await
     }
 
     /// Makes everything durable that the mapping in memory leads to.
