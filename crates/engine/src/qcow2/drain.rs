@@ -216,6 +216,7 @@ impl Image {
             self.read_old(start, end - start).await?
         };
         self.overlay(start, &mut whole);
+        self.note_writing(placed);
         let host = HostOffset(placed.host.bytes() + (start - cluster));
         self.data
             .write(

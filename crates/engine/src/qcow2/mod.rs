@@ -7,6 +7,7 @@ pub mod info;
 mod ahead;
 mod alloc;
 mod bitmaps;
+mod blank;
 mod cache;
 mod compressed;
 mod data_cache;
