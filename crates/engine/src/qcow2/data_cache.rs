@@ -299,28 +299,30 @@ impl DataCache {
         Some(Kept::Queued)
     }
 
-    /// The next cluster to drain, unless `most` are being drained already; to be
-    /// followed by [`DataCache::drained`].
-    pub(crate) fn next_to_drain(&self, most: usize) -> Option<u64> {
+    /// The next clusters to drain, `batch` at most, unless `most` are being drained
+    /// already; to be followed by [`DataCache::drained`].
+    pub(crate) fn next_to_drain(&self, most: usize, batch: usize) -> Vec<u64> {
         let mut state = self.lock();
         if state.draining >= most {
-            return None;
+            return Vec::new();
         }
-        let next = state.queue.pop_front()?;
-        state.draining += 1;
-        Some(next)
+        let count = batch.min(state.queue.len());
+        state.draining += count;
+        state.queue.drain(..count).collect()
     }
 
     /// A drain begun by [`DataCache::next_to_drain`] has ended.
-    pub(crate) fn drained(&self, cluster_start: u64, result: Result<()>) {
+    pub(crate) fn drained(&self, clusters: &[u64], result: Result<()>) {
         let mut state = self.lock();
-        state.draining -= 1;
+        state.draining -= clusters.len();
         if let Err(error) = result {
             state.failure = Some(error);
-            if let Some(cluster) = state.clusters.get_mut(&cluster_start) {
-                cluster.queued = false;
-                let arrival = cluster.arrival;
-                state.waiting.insert(arrival, cluster_start);
+            for cluster_start in clusters {
+                if let Some(cluster) = state.clusters.get_mut(cluster_start) {
+                    cluster.queued = false;
+                    let arrival = cluster.arrival;
+                    state.waiting.insert(arrival, *cluster_start);
+                }
             }
         }
         drop(state);
@@ -511,9 +513,9 @@ mod tests {
         for at in (0..48).step_by(16) {
             assert_eq!(cache.put(&place(at), &[1; 16]), Some(Kept::Waiting));
         }
-        assert_eq!(cache.next_to_drain(8), None);
+        assert_eq!(cache.next_to_drain(8, 1), []);
         assert_eq!(cache.put(&place(48), &[1; 16]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(8), Some(0));
+        assert_eq!(cache.next_to_drain(8, 1), [0]);
         assert!(cache.covers(0, 0..CLUSTER));
     }
 
@@ -522,11 +524,11 @@ mod tests {
         let cache = DataCache::new(1 << 20);
         assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
         assert_eq!(cache.put(&place(100), &[1; 8]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(1), Some(0));
-        assert_eq!(cache.next_to_drain(1), None, "one at a time");
+        assert_eq!(cache.next_to_drain(1, 1), [0]);
+        assert_eq!(cache.next_to_drain(1, 1), [], "one at a time");
         cache.remove(0, 0..CLUSTER);
-        cache.drained(0, Ok(()));
-        assert_eq!(cache.next_to_drain(1), Some(64));
+        cache.drained(&[0], Ok(()));
+        assert_eq!(cache.next_to_drain(1, 1), [64]);
     }
 
     #[test]
@@ -538,17 +540,17 @@ mod tests {
         }
         assert!(cache.is_full(16));
         assert_eq!(cache.put(&place(3 * CLUSTER), &[1; 16]), None);
-        assert_eq!(cache.next_to_drain(8), Some(0));
-        assert_eq!(cache.next_to_drain(8), None, "the others are younger");
+        assert_eq!(cache.next_to_drain(8, 1), [0]);
+        assert_eq!(cache.next_to_drain(8, 1), [], "the others are younger");
     }
 
     #[test]
     fn a_failed_drain_stops_caching_until_one_works() {
         let cache = DataCache::new(1 << 20);
         assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(1), Some(0));
+        assert_eq!(cache.next_to_drain(1, 1), [0]);
         let full = Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
-        cache.drained(0, Err(full));
+        cache.drained(&[0], Err(full));
         assert!(!cache.takes_writes());
         assert_eq!(
             cache.clusters_in(0..u64::MAX, CLUSTER),
@@ -558,9 +560,9 @@ mod tests {
         let until = cache.enqueue_all();
         assert!(cache.takes_writes(), "another chance");
         assert!(cache.is_drained(until).is_none());
-        assert_eq!(cache.next_to_drain(1), Some(0));
+        assert_eq!(cache.next_to_drain(1, 1), [0]);
         cache.remove(0, 0..CLUSTER);
-        cache.drained(0, Ok(()));
+        cache.drained(&[0], Ok(()));
         assert!(cache.is_drained(until).unwrap().is_ok());
     }
 
@@ -572,7 +574,7 @@ mod tests {
         assert!(!cache.begin_sweeping());
         assert!(cache.sweep(), "touched since");
         assert!(!cache.sweep());
-        assert_eq!(cache.next_to_drain(1), Some(0));
+        assert_eq!(cache.next_to_drain(1, 1), [0]);
         assert!(cache.begin_sweeping());
     }
 

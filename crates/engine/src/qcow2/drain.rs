@@ -23,9 +23,9 @@ use super::plan::{self, Step};
 use super::write::Placed;
 
 /// Clusters that are drained at the same time at most.
-const MAX_DRAINS: usize = 32;
+const MAX_DRAINS: usize = 64;
 /// Memory that they may fill together; at least two clusters are drained at a time.
-const MAX_FILL_BYTES: u64 = 4 << 20;
+const MAX_FILL_BYTES: u64 = 2 << 20;
 /// Longer pieces of a cluster are written at once.
 const MAX_KEPT_BYTES: u64 = 32 << 10;
 /// How long a cluster waits for more bytes at least, and twice that at most.
@@ -81,10 +81,15 @@ impl Image {
     }
 
     fn start_drains(self: &Arc<Self>) {
-        while let Some(cluster) = self.data_cache.next_to_drain(self.max_drains()) {
+        loop {
+            let batch = self.clusters_per_batch();
+            let clusters = self.data_cache.next_to_drain(self.max_drains(), batch);
+            if clusters.is_empty() {
+                return;
+            }
             let turn = Turn {
                 image: self.clone(),
-                cluster,
+                clusters,
                 result: Err(RunningTurn::abandoned()),
             };
             drop(spawn(turn.drain()));
@@ -237,25 +242,35 @@ impl Image {
 /// A drain in the background. Its end counts even if its lane ends first.
 struct Turn {
     image: Arc<Image>,
-    cluster: u64,
+    clusters: Vec<u64>,
     result: Result<()>,
 }
 
 impl Turn {
     async fn drain(mut self) {
-        self.result = self.image.drain(self.cluster).await;
+        self.result = self.drain_clusters().await;
         let image = self.image.clone();
         drop(self);
         image.start_drains();
         // A failure latches the image or meets the next flush.
         drop(image.relieve_cache().await);
     }
+
+    async fn drain_clusters(&self) -> Result<()> {
+        if self.clusters.len() > 1 {
+            self.image.drain_batch(&self.clusters).await?;
+        }
+        for &cluster in &self.clusters {
+            self.image.drain(cluster).await?;
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         let result = std::mem::replace(&mut self.result, Ok(()));
-        self.image.data_cache.drained(self.cluster, result);
+        self.image.data_cache.drained(&self.clusters, result);
     }
 }
 

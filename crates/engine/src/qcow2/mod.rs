@@ -6,6 +6,7 @@ pub mod info;
 
 mod ahead;
 mod alloc;
+mod batch;
 mod bitmaps;
 mod blank;
 mod cache;
