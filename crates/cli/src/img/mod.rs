@@ -14,6 +14,7 @@ mod info;
 mod map;
 mod measure;
 mod progress;
+mod resize;
 
 use std::ffi::OsString;
 
@@ -102,7 +103,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "resize",
         about: "Change the size of an image",
-        run: None,
+        run: Some(resize::run),
     },
     Subcommand {
         name: "snapshot",

@@ -25,7 +25,7 @@ pub(crate) struct Allocation {
 }
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     /// No cluster below this one is unused.
     lowest: u64,
     /// Everything from here on was never written, in bytes.
@@ -57,7 +57,7 @@ pub(crate) struct Allocator {
     zero_init: bool,
     /// Clusters of the header, the L1 table and the snapshot table: a refcount of
     /// zero there is damage, not room.
-    reserved: Vec<Range<u64>>,
+    reserved: Mutex<Vec<Range<u64>>>,
 }
 
 impl Allocator {
@@ -79,11 +79,11 @@ impl Allocator {
             growing: async_lock::Mutex::new(()),
             state,
             zero_init,
-            reserved,
+            reserved: Mutex::new(reserved),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,9 +135,11 @@ impl Allocator {
         let bytes = clusters.start * cluster_bytes..clusters.end * cluster_bytes;
         let hit = |r: &Range<u64>| r.start < clusters.end && clusters.start < r.end;
         let counted = self.refcounts.table().overlaps(&bytes, cluster_bytes);
-        if !counted && !self.reserved.iter().any(hit) {
+        let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        if !counted && !reserved.iter().any(hit) {
             return Ok(());
         }
+        drop(reserved);
         let start = clusters.start;
         let message = format!("the refcount of metadata in clusters from {start} on is zero");
         Err(corrupt("allocate", message))
@@ -161,6 +163,27 @@ impl Allocator {
         self.lock().note_end(end_bytes);
     }
 
+    /// The first cluster beyond everything that was ever used.
+    pub(super) fn end_cluster(&self) -> u64 {
+        let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
+        self.lock().end_bytes.div_ceil(cluster_bytes)
+    }
+
+    /// Notes that the file was cut at `end_bytes`. Nothing beyond it may be in use,
+    /// or come into use meanwhile.
+    pub(crate) fn note_cut(&self, end_bytes: u64) {
+        let mut state = self.lock();
+        state.end_bytes = end_bytes;
+        state.grown = false;
+    }
+
+    /// Notes that metadata that was at clusters `old` has moved to `new`.
+    pub(crate) fn move_reserved(&self, old: Range<u64>, new: Range<u64>) {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.retain(|range| *range != old);
+        reserved.push(new);
+    }
+
     /// Where the file should end since clusters were added to it, in bytes.
     pub(crate) fn grown_end_bytes(&self) -> Option<u64> {
         let state = self.lock();
@@ -179,7 +202,7 @@ impl Allocator {
     }
 }
 
-fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()> {
+pub(super) fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()> {
     if cluster.index() < HOST_OFFSET_END / cluster_bytes {
         return Ok(());
     }

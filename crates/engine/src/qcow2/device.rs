@@ -4,8 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use vellum_format::header::Header;
-use vellum_storage::{Buffer, Error, ErrorKind, Io, Result, Storage, spawn};
+use vellum_storage::{Buffer, Io, Result, Storage, spawn};
 
+use super::create::Preallocation;
 use super::image::Image;
 use super::open;
 use super::options::OpenOptions;
@@ -89,7 +90,7 @@ impl BlockDevice for Qcow2 {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.image.size_bytes
+        self.image.size.visible_bytes()
     }
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
@@ -140,15 +141,11 @@ impl BlockDevice for Qcow2 {
     }
 
     fn truncate(&self, size_bytes: u64) -> Io<()> {
-        if size_bytes == self.image.size_bytes {
-            return Io::ready(Ok(()));
-        }
-        Io::ready(Err(Error::new(
-            ErrorKind::Unsupported,
-            "truncate",
-            "resizing qcow2 images is not supported yet",
-        )
-        .target(self.image.name.clone())))
+        self.resize(size_bytes, Preallocation::Off)
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        self.change(|image| async move { image.resize(size_bytes, preallocation).await })
     }
 
     fn close(&self) -> Io<()> {

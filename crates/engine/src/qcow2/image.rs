@@ -18,6 +18,7 @@ use super::map::{Lookup, Mapper, Slice, View};
 use super::order::Order;
 use super::readers::Readers;
 use super::refcounts::read_table;
+use super::resize::Size;
 use crate::BlockDevice;
 
 /// Everything that the requests on one image share.
@@ -25,7 +26,9 @@ use crate::BlockDevice;
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) geometry: Geometry,
-    pub(crate) size_bytes: u64,
+    pub(crate) size: Size,
+    /// One at a time changes the size.
+    pub(crate) resizing: async_lock::Mutex<()>,
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
     pub(crate) discard_no_unref: bool,
@@ -150,13 +153,13 @@ impl Image {
         len_bytes: u64,
     ) -> Result<()> {
         match offset_bytes.checked_add(len_bytes) {
-            Some(end) if end <= self.size_bytes => Ok(()),
+            Some(end) if end <= self.size.visible_bytes() => Ok(()),
             _ => Err(Error::new(
                 ErrorKind::OutOfRange,
                 operation,
                 format!(
                     "{len_bytes} bytes reach beyond the end of the device ({})",
-                    self.size_bytes
+                    self.size.visible_bytes()
                 ),
             )
             .target(self.name.clone())
@@ -164,12 +167,32 @@ impl Image {
         }
     }
 
+    /// The size that the engine works with: the guest's, or more while that grows.
+    #[inline]
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size.reach_bytes()
+    }
+
     /// Takes the guest range that covers whole clusters around `range`.
-    pub(crate) async fn lock_clusters(&self, range: Range<u64>, mode: Mode) -> Guard {
+    pub(crate) async fn lock_clusters(&self, range: Range<u64>, mode: Mode) -> Result<Guard> {
         let cluster = self.geometry.cluster_size_bytes();
         let start = self.geometry.cluster_start(range.start);
         let end = range.end.div_ceil(cluster).saturating_mul(cluster);
-        self.guest_ranges.acquire(start..end, mode).await
+        let guard = self.guest_ranges.acquire(start..end, mode).await;
+        self.check_still_inside(range)?;
+        Ok(guard)
+    }
+
+    /// Refuses a range, held by now, that the image has lost by shrinking since the
+    /// request began.
+    pub(crate) fn check_still_inside(&self, range: Range<u64>) -> Result<()> {
+        if range.end <= self.size_bytes() {
+            return Ok(());
+        }
+        let message = "the device became smaller while the request waited";
+        Err(Error::new(ErrorKind::OutOfRange, "write", message)
+            .target(self.name.clone())
+            .at(range.start))
     }
 
     /// Must be called before anything changes: refuses where changes are not
@@ -235,6 +258,12 @@ impl Image {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// Changes the header in memory.
+    pub(crate) fn change_header(&self, change: impl FnOnce(&mut Header)) {
+        let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut header));
     }
 
     /// Writes one field of the header in place. The known fields all lie in the

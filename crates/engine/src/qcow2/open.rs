@@ -21,6 +21,7 @@ use super::l1::L1Table;
 use super::load::{self, read_bytes};
 use super::options::{Backing, OpenOptions};
 use super::refcounts::{RefcountTable, Refcounts};
+use super::resize::Size;
 use crate::BlockDevice;
 use crate::gate::{FileRequest, Gate};
 
@@ -232,7 +233,8 @@ async fn assemble(
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
         geometry,
-        size_bytes: header.guest_size_bytes(),
+        size: Size::new(header.guest_size_bytes()),
+        resizing: async_lock::Mutex::new(()),
         read_only: options.read_only,
         discard: options.discard,
         discard_no_unref: options.discard_no_unref,

@@ -233,6 +233,17 @@ impl Refcounts {
         })
     }
 
+    /// The index of the last cluster in use in a slice up to index `to`. The outer
+    /// `None`: the slice is not in memory.
+    pub(crate) fn last_used(&self, key: u64, to: usize) -> Option<Option<usize>> {
+        let order = self.geometry.refcount_order;
+        self.cache.with(key, |block| {
+            (0..=to)
+                .rev()
+                .find(|&index| refcount::get(block, order, index) != 0)
+        })
+    }
+
     /// Sets the counts of `run` in a slice to one; `false` if the slice is not in
     /// memory.
     pub(crate) fn take(&self, key: u64, run: Range<usize>) -> bool {

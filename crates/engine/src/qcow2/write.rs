@@ -91,6 +91,7 @@ impl Image {
             .guest_ranges
             .acquire(at..at + len_bytes, Mode::Shared)
             .await;
+        self.check_still_inside(at..at + len_bytes)?;
         let first = self.view(GuestOffset(at), len_bytes).await?[0];
         let Run {
             kind: RunKind::Data { host, copied: true },
@@ -121,7 +122,7 @@ impl Image {
         let end = (at + rest.len() as u64)
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
-        let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await;
+        let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
