@@ -83,6 +83,11 @@ impl Twins {
         self.root.path().join("ours").join(name)
     }
 
+    /// A path in their folder.
+    pub fn theirs(&self, name: &str) -> PathBuf {
+        self.root.path().join("theirs").join(name)
+    }
+
     /// Runs our tool only.
     pub fn run_ours(&self, words: &[&str]) -> Answer {
         run(

@@ -18,12 +18,14 @@ use vellum_format::l1::L1Entry;
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_format::{Geometry, limits};
+use vellum_storage::buffer::is_zero;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags, ZeroFlags};
 
 use super::create::Preallocation;
 use super::create::write::{region, space as space_in};
 use super::image::Image;
 use super::inflight::Mode;
+use crate::ZeroRequest;
 
 const SECTOR_BYTES: u64 = 512;
 const EFBIG: i32 = 27;
@@ -220,11 +222,18 @@ impl Image {
         new_bytes: u64,
         preallocation: Preallocation,
     ) -> Result<()> {
-        if self.data.capabilities().growable {
-            let len_bytes = self.data.len_bytes()?;
-            if self.data_is_raw() || len_bytes < new_bytes {
-                self.data.truncate(new_bytes).await.map_err(no_room)?;
-            }
+        let len_bytes = self.data.len_bytes()?;
+        let mapped = self.data_is_raw() || preallocation != Preallocation::Off;
+        if mapped && old_bytes < len_bytes.min(new_bytes) {
+            // The file was longer than the disk: what it holds there is not the guest's.
+            let there = len_bytes.min(new_bytes) - old_bytes;
+            self.data
+                .write_zeroes(old_bytes, there, ZeroFlags::default())
+                .await?;
+        }
+        let exact = self.data_is_raw() && self.data.capabilities().growable;
+        if len_bytes < new_bytes || (exact && len_bytes != new_bytes) {
+            self.data.truncate(new_bytes).await.map_err(no_room)?;
         }
         space_in(&self.data, old_bytes..new_bytes, preallocation)
             .await
@@ -242,10 +251,26 @@ impl Image {
         if range.is_empty() {
             return Ok(());
         }
-        let is_zero = !space.is_allocated() && self.chain_reads_as_zeroes(range.clone()).await?;
-        match is_zero {
-            true => Ok(()),
-            false => self.write_zero_bytes(range).await,
+        if space.is_allocated() {
+            return self.write_zero_bytes(range).await;
+        }
+        let unit = self.geometry.subcluster_size_bytes();
+        let whole = range.start.next_multiple_of(unit).min(range.end);
+        if !space.zero {
+            let rest = self.read_old(range.start, range.end - range.start).await?;
+            if is_zero(&rest) {
+                return Ok(());
+            }
+        }
+        if range.start < whole {
+            self.write_zero_bytes(range.start..whole).await?;
+        }
+        match whole < range.end {
+            true => {
+                let request = ZeroRequest::default();
+                self.zero(whole, range.end - whole, request).await
+            }
+            false => Ok(()),
         }
     }
 

@@ -143,7 +143,7 @@ impl Image {
         ))
     }
 
-    pub(crate) async fn chain_reads_as_zeroes(&self, range: Range<u64>) -> Result<bool> {
+    async fn chain_reads_as_zeroes(&self, range: Range<u64>) -> Result<bool> {
         let end = range.end.min(self.size_bytes());
         let mut at = range.start;
         while at < end {
