@@ -20,14 +20,27 @@ fn resizes(twins: &Twins, arguments: &str, image: &str) {
     let (size, options) = words.split_last().expect("a size");
     let words = [&["resize"], options, &[image, size]].concat();
     assert_eq!(twins.same_words(&words).code, Some(0), "{arguments}");
-    twins.same(&format!("info {image}"));
-    twins.same(&format!("compare {image} {image}"));
+    let [ours, theirs] = twins.both(&["info", image]).map(|answer| answer.out);
+    let without_length = |text: &str| {
+        let lines = text.lines().filter(|line| !line.contains("file length:"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(without_length(&ours), without_length(&theirs));
     let checked = twins.run_theirs_on_ours(&["check", image]);
     assert!(
         matches!(checked.code, Some(0 | 63)),
         "{arguments}: {checked:?}"
     );
     let (ours, theirs) = (twins.ours(image), twins.theirs(image));
+    let len = |path| std::fs::metadata(path).expect("an image").len();
+    // Where things lie in the file is each engine's own business; its length is not.
+    let most = len(&theirs) + len(&theirs) / 4 + (256 << 10);
+    assert!(
+        len(&ours) <= most,
+        "{arguments}: {} bytes, not {}",
+        len(&ours),
+        len(&theirs)
+    );
     let names = [ours.to_string_lossy(), theirs.to_string_lossy()];
     let compared = twins.run_theirs_on_ours(&["compare", &names[0], &names[1]]);
     assert_eq!(compared.code, Some(0), "{arguments}: {compared:?}");
@@ -145,7 +158,6 @@ fn contradictions_are_refused_in_the_same_words() {
         "resize a 0",
         "resize a 10485761",
         "resize a 300P",
-        "resize -f vmdk a 20M",
         "resize -f qcow2 -o x a 20M",
         "resize --image-opts -f qcow2 a 20M",
         "resize --object foo a 20M",
