@@ -167,11 +167,11 @@ impl Image {
         preallocation: Preallocation,
     ) -> Result<()> {
         let backing = self.backing.as_ref();
-        let mut space = NewSpace {
+        let asked = NewSpace {
             preallocation,
             zero: new_bytes > old_bytes && backing.is_some_and(|b| b.size_bytes() > old_bytes),
         };
-        if space.zero && self.geometry.version < 3 {
+        if asked.zero && self.geometry.version < 3 {
             let message = "Failed to zero out new clusters: Operation not supported";
             return Err(refuse(ErrorKind::Unsupported, message).with_errno(ENOTSUP));
         }
@@ -185,6 +185,7 @@ impl Image {
             self.commit().await?;
         }
         self.grow_l1(l1_entries).await?;
+        let mut space = asked;
         if self.has_external_data() {
             self.grow_data_file(old_bytes, new_bytes, preallocation)
                 .await?;
@@ -193,7 +194,7 @@ impl Image {
             }
         }
         let in_old_cluster = old_bytes..new_start.min(new_bytes);
-        self.zero_rest_of_cluster(in_old_cluster, space).await?;
+        self.zero_rest_of_cluster(in_old_cluster, asked).await?;
         if space.is_mapped() && new_start < new_bytes {
             self.map_new_space(new_start..self.cluster_end(new_bytes), space)
                 .await?;
@@ -314,7 +315,8 @@ impl Image {
     /// was asked for.
     async fn make_space(&self, range: Range<u64>, space: NewSpace) -> Result<()> {
         let capabilities = self.file.capabilities();
-        if !(capabilities.growable && capabilities.has_zero_init) && !space.zero {
+        let reads_as_zeroes = capabilities.growable && capabilities.has_zero_init;
+        if !reads_as_zeroes && !space.zero {
             let len_bytes = range.end - range.start;
             return self
                 .file
