@@ -2,8 +2,12 @@
 //!
 //! Called by the name of one of QEMU's programs (through a link) it is that
 //! program; called by its own name, the first word says which tool is meant:
-//! `vellum io`, `vellum nbd`, or a subcommand of the image tool.
+//! `vellum bench`, `vellum io`, `vellum nbd`, or a subcommand of the image tool,
+//! with or without `img` before it. (Of the names that are taken twice, `bench`
+//! alone is our own, and `img bench` is QEMU's.)
 
+mod bench;
+mod daemon;
 mod getopt;
 mod img;
 mod io;
@@ -34,18 +38,15 @@ fn run(name: &str, mut words: Vec<OsString>) -> i32 {
         "qemu-img" => return img::main(name, words),
         "qemu-io" => return io::main(name, words),
         "qemu-nbd" => return nbd::main(name, words),
-        "qemu-storage-daemon" => return no_daemon(),
+        "qemu-storage-daemon" => return daemon::main(name, words),
         _ => {}
     }
     match words.first().and_then(|word| word.to_str()) {
+        Some("bench") => bench::main(name, words.split_off(1)),
+        Some("img") => img::main(name, words.split_off(1)),
         Some("io") => io::main(name, words.split_off(1)),
         Some("nbd") => nbd::main(name, words.split_off(1)),
-        Some("daemon") => no_daemon(),
+        Some("daemon") => daemon::main(name, words.split_off(1)),
         _ => img::main(name, words),
     }
-}
-
-fn no_daemon() -> i32 {
-    report::error("the storage daemon is not part of this version");
-    1
 }

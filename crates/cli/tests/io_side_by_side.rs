@@ -459,3 +459,35 @@ fn a_signal_ends_the_program() {
     let answer = twins.commands(&["disk"], &["sigraise 15", "length"]);
     assert_eq!(answer.code, None);
 }
+
+#[test]
+fn cache_options_are_taken_and_refused_as_in_qemu() {
+    let twins = Twins::with_image(QCOW2);
+    for options in [
+        "l2-cache-size=1M,refcount-cache-size=1M,cache-size=2M",
+        "l2-cache-size=2M,cache-size=1M",
+        "refcount-cache-size=2M,cache-size=1M",
+        "refcount-cache-size=1M,cache-size=1M",
+        "cache-size=1E,l2-cache-size=1k",
+        "refcount-cache-size=1E",
+        "l2-cache-size=1E",
+        "l2-cache-size=0",
+        "l2-cache-size=-1",
+        "l2-cache-size=1x",
+        "cache-size=0",
+        "cache-size=1.5M",
+        "cache-size=99999999T",
+        "l2-cache-entry-size=256",
+        "l2-cache-entry-size=512",
+        "l2-cache-entry-size=3000",
+        "l2-cache-entry-size=64k",
+        "l2-cache-entry-size=128K",
+        "cache-clean-interval=4294967295",
+        "cache-clean-interval=4294967296",
+        "cache-clean-interval=-1",
+        "cache-clean-interval=1k",
+    ] {
+        let image = format!("driver=qcow2,file.filename=disk,{options}");
+        twins.commands(&["--image-opts", &image], &["read 0 4k"]);
+    }
+}

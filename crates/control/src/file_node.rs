@@ -33,7 +33,7 @@ pub fn open(options: Options, flags: &OpenFlags, user: Use) -> Result<Arc<FileSt
 }
 
 /// A file that is open, but not yet protected from others.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Unlocked {
     /// The file.
     pub file: Arc<FileStorage>,
@@ -42,6 +42,21 @@ pub struct Unlocked {
 }
 
 impl Unlocked {
+    /// Whether the file was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.common.writable
+    }
+
+    /// The same file for a user who writes to it or does not.
+    pub fn for_user(&self, writable: bool) -> Result<Unlocked> {
+        if writable && !self.common.writable {
+            return Err(invalid("Block node is read-only"));
+        }
+        let mut file = self.clone();
+        file.common.writable = writable;
+        Ok(file)
+    }
+
     /// Takes the locks that a use needs.
     pub fn lock(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
         if self.locking {

@@ -10,6 +10,7 @@
 
 pub mod cache;
 mod cache_cleaner;
+mod config;
 pub mod create;
 pub mod create_options;
 mod file_node;
@@ -18,6 +19,7 @@ pub mod flags;
 pub mod gate;
 pub mod json;
 pub mod measure;
+pub mod nodes;
 pub mod open;
 pub mod options;
 pub mod probe;
@@ -28,6 +30,7 @@ pub mod wrap;
 
 pub use cache::CacheMode;
 pub use flags::{Aio, DetectZeroes, OpenFlags};
+pub use nodes::Nodes;
 pub use open::{open_device, open_device_with};
 pub use options::{Options, Scalar};
 pub use spec::{ImageSpec, Source};

@@ -16,16 +16,20 @@ use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::{FileGate, FilePolicy};
 use crate::json;
+use crate::nodes::{Node, Nodes};
 use crate::options::{Options, Scalar};
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::qcow2_node;
 use crate::spec::{ImageSpec, Source};
 use crate::wrap::{ProbedRaw, WriteThrough};
 
-/// The files above the one being opened, so that no chain bites its tail.
+/// What is around the node being opened: the files above it, so that no chain
+/// bites its tail, and the nodes beside it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Place {
     above: Vec<(u64, u64)>,
+    /// The nodes that options may refer to.
+    nodes: Nodes,
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -73,7 +77,7 @@ pub async fn open_file(
             options.set_text("driver", name);
             return Ok((file_node::open(options, &flags, Use::Raw)?, "file"));
         }
-        driver => open_format_file(&mut options, driver, &flags).await?,
+        driver => open_format_file(&mut options, driver, &flags, &Nodes::new()).await?,
     };
     Ok((file, format.name()))
 }
@@ -186,7 +190,7 @@ pub(crate) async fn open_spec(
     open_node(node_options(spec)?, flags, policy, place).await
 }
 
-async fn open_node(
+pub(crate) async fn open_node(
     mut options: Options,
     flags: &OpenFlags,
     policy: &FilePolicy,
@@ -210,7 +214,8 @@ async fn open_node(
         ));
     }
     let flags = common.pass_on(flags);
-    let (file, format) = open_format_file(&mut options, driver.as_deref(), &flags).await?;
+    let nodes = &place.nodes;
+    let (file, format) = open_format_file(&mut options, driver.as_deref(), &flags, nodes).await?;
     place.enter(&file)?;
     let device: Arc<dyn BlockDevice> = match format {
         Format::Raw { probed } => open_raw(file, options, &flags, probed)?,
@@ -236,6 +241,14 @@ async fn open_node(
 }
 
 impl Place {
+    /// A place that nothing leads to, beside other nodes.
+    pub(crate) fn among(nodes: Nodes) -> Place {
+        Place {
+            above: Vec::new(),
+            nodes,
+        }
+    }
+
     /// Notes a file, unless it is one of those above.
     fn enter(&mut self, file: &FileStorage) -> Result<()> {
         let name = file.name();
@@ -266,22 +279,29 @@ async fn open_format_file(
     options: &mut Options,
     driver: Option<&str>,
     flags: &OpenFlags,
+    nodes: &Nodes,
 ) -> Result<(Arc<FileStorage>, Format)> {
     let format = driver.map(Format::named).transpose()?;
-    if let Some(reference) = options.take_text("file")? {
-        return Err(invalid(format!(
-            "Cannot find device='{reference}' nor node-name='{reference}'"
-        )));
-    }
+    let reference = options.take_text("file")?;
     let file_options = options.take_group("file");
-    if file_options.is_empty() {
-        return Err(invalid(match format {
-            None => "Must specify either driver or file",
-            Some(_) => "A block device must be specified for \"file\"",
-        }));
-    }
     // The format decides about the locks, so look before taking them.
-    let unlocked = file_node::open_unlocked(file_options, flags)?;
+    let unlocked = match reference {
+        Some(name) => match nodes.referred(&name)? {
+            Node::File(file) => file.for_user(flags.writable)?,
+            Node::Device(_) => {
+                return Err(invalid(format!(
+                    "Node '{name}' is no file; a format over a format is not part of this version"
+                )));
+            }
+        },
+        None if file_options.is_empty() => {
+            return Err(invalid(match format {
+                None => "Must specify either driver or file",
+                Some(_) => "A block device must be specified for \"file\"",
+            }));
+        }
+        None => file_node::open_unlocked(file_options, flags)?,
+    };
     let format = match format {
         Some(format) => format,
         None => probe_file(&unlocked.file).await?,
@@ -362,7 +382,7 @@ async fn open_qcow2(
     let mut open = qcow2_node::take(&mut options, common)?;
     let flags = &gate.flags;
     open.metadata_only = flags.metadata_only;
-    let backing = take_backing(&mut options, flags)?;
+    let backing = take_backing(&mut options, flags, &gate.place.nodes)?;
     let data_file = options.take_group("data-file");
     refuse_unknown(&options, "qcow2")?;
     if !data_file.is_empty() {
@@ -378,6 +398,7 @@ async fn open_qcow2(
             let opened = open_node(options, &below, &gate.policy, gate.place.clone());
             open.backing = Backing::Given(Box::pin(opened).await?);
         }
+        Override::Node(device) => open.backing = Backing::Given(device),
         Override::FromImage => {}
     }
     let clean_interval_s = open.cache.cache_clean_interval_s;
@@ -395,10 +416,11 @@ async fn open_qcow2(
 enum Override {
     FromImage,
     None,
+    Node(Arc<dyn BlockDevice>),
     Options(Options),
 }
 
-fn take_backing(options: &mut Options, flags: &OpenFlags) -> Result<Override> {
+fn take_backing(options: &mut Options, flags: &OpenFlags, nodes: &Nodes) -> Result<Override> {
     // Where only metadata is wanted no backing file can be given.
     let group = match flags.metadata_only {
         true => Options::new(),
@@ -408,9 +430,11 @@ fn take_backing(options: &mut Options, flags: &OpenFlags) -> Result<Override> {
         Some(Scalar::Null) => return Ok(Override::None),
         Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
         Some(Scalar::Text(text)) => {
-            return Err(invalid(format!(
-                "Cannot find device='{text}' nor node-name='{text}'"
-            )));
+            return match nodes.referred(&text) {
+                Ok(node) => node.as_backing().map(Override::Node),
+                Err(error) if nodes.is_empty() => Err(error),
+                Err(error) => Err(error.context("open", "Could not open backing file")),
+            };
         }
         Some(_) => {
             return Err(invalid(

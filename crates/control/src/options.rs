@@ -296,6 +296,12 @@ fn double_quoted(text: &str) -> String {
     standard
 }
 
+/// Whether a text is a size but for its sign.
+fn is_negative(text: &str) -> bool {
+    let positive = text.trim_start().strip_prefix('-');
+    positive.is_some_and(|text| size::parse(text).is_ok())
+}
+
 /// A decimal or hexadecimal number; a negative one wraps around, as in C.
 fn parse_number(text: &str) -> Option<u64> {
     if let Some(positive) = text.strip_prefix('-') {
@@ -397,5 +403,11 @@ mod tests {
         let error = options.take_bool("a").unwrap_err();
         assert_eq!(error.message(), "Parameter 'a' expects 'on' or 'off'");
         assert!(options.take_size("b").is_err());
+        let mut options = Options::parse("c=-1k").unwrap();
+        let error = options.take_size("c").unwrap_err();
+        assert_eq!(
+            error.message(),
+            "Value '-1k' is out of range for parameter 'c'"
+        );
     }
 }

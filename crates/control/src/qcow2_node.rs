@@ -3,6 +3,7 @@
 use vellum::qcow2::{CacheOptions, OpenOptions};
 use vellum::{Error, ErrorKind, Result};
 
+use crate::config;
 use crate::file_node::Common;
 use crate::options::Options;
 
@@ -27,30 +28,31 @@ fn invalid(message: impl Into<String>) -> Error {
 
 /// Takes the options of a qcow2 node out; backing and data file are not among them.
 pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
-    let cache = CacheOptions {
+    let mut cache = CacheOptions {
         l2_cache_size_bytes: options.take_size("l2-cache-size")?,
         refcount_cache_size_bytes: options.take_size("refcount-cache-size")?,
         cache_size_bytes: options.take_size("cache-size")?,
         l2_cache_entry_size_bytes: options.take_size("l2-cache-entry-size")?,
         cache_clean_interval_s: options.take_number("cache-clean-interval")?,
     };
-    // The engine keeps refcounts right without postponing them, and passes every
-    // discard on that `discard` allows.
-    for accepted in [
-        "lazy-refcounts",
-        "pass-discard-request",
-        "pass-discard-snapshot",
-        "pass-discard-other",
-    ] {
-        options.take_bool(accepted)?;
-    }
+    config::read()?.fill(&mut cache);
+    let decompressed_cache_size_bytes = options.take_size("decompressed-cache-size")?;
+    let lazy_refcounts = options.take_bool("lazy-refcounts")?;
+    let pass_discard_request = options.take_bool("pass-discard-request")?;
+    let pass_discard_other = options.take_bool("pass-discard-other")?.unwrap_or(false);
+    // No snapshots are deleted through an open image.
+    options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     take_overlap_checks(options)?;
     Ok(OpenOptions {
         read_only: !common.writable,
         cache,
+        decompressed_cache_size_bytes,
         discard: common.discard,
         discard_no_unref,
+        pass_discard_request,
+        pass_discard_other,
+        lazy_refcounts,
         ..OpenOptions::default()
     })
 }

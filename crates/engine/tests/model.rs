@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{Backing, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{AheadOptions, Backing, CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
 use vellum_storage::executor::Executor;
@@ -42,6 +42,7 @@ fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
 struct Case {
     options: CreateOptions,
     cache: CacheOptions,
+    ahead: AheadOptions,
     backing: Option<Vec<u8>>,
 }
 
@@ -61,6 +62,7 @@ fn case(random: &mut Random) -> Case {
         extended_l2,
         version: if version2 { 2 } else { 3 },
         refcount_bits: if version2 { 16 } else { 1 << random.below(7) },
+        lazy_refcounts: !version2 && random.below(4) == 0,
         ..CreateOptions::default()
     };
     let small = random.below(2) == 0;
@@ -69,6 +71,13 @@ fn case(random: &mut Random) -> Case {
         l2_cache_entry_size_bytes: small.then_some(512),
         ..CacheOptions::default()
     };
+    let ahead = match random.below(3) {
+        0 => AheadOptions::default(),
+        _ => AheadOptions {
+            after_clusters: random.below(3),
+            max_bytes: cluster << random.below(6),
+        },
+    };
     let backing = (random.below(2) == 0).then(|| {
         let len = (random.below(2 * size / 512) + 1) * 512;
         (0..len).map(|at| (at / 512 % 251) as u8 + 1).collect()
@@ -76,6 +85,7 @@ fn case(random: &mut Random) -> Case {
     Case {
         options,
         cache,
+        ahead,
         backing,
     }
 }
@@ -91,6 +101,7 @@ async fn open(file: &Arc<dyn Storage>, case: &Case) -> Arc<Qcow2> {
     let options = OpenOptions {
         cache: case.cache,
         backing,
+        ahead: case.ahead,
         discard: true,
         ..Default::default()
     };

@@ -6,7 +6,7 @@ use vellum::BlockDevice;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, FindingKind, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{Backing as OpenBacking, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{AheadOptions, Backing as OpenBacking, CacheOptions, OpenOptions, Qcow2};
 use vellum_storage::Io;
 
 use crate::scenario::{Backing, DataFile, ImageOptions};
@@ -57,7 +57,17 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
             None => OpenBacking::None,
         },
         data_file: files.data.clone(),
+        ahead: if options.eager {
+            AheadOptions {
+                after_clusters: 0,
+                max_bytes: 8 << options.cluster_bits,
+            }
+        } else {
+            AheadOptions::default()
+        },
         discard: true,
+        discard_no_unref: options.discard_no_unref,
+        pass_discard_other: true,
         ..OpenOptions::default()
     }
 }

@@ -107,11 +107,13 @@ fn image(rng: &mut Rng) -> ImageOptions {
         cluster_bits,
         refcount_order,
         extended_l2,
-        lazy_refcounts: version == 3 && rng.chance(1, 8),
+        lazy_refcounts: version == 3 && rng.chance(1, 5),
         size_bytes,
         backing,
         data_file,
         tiny_cache: rng.chance(1, 2),
+        eager: rng.chance(3, 4),
+        discard_no_unref: version == 3 && rng.chance(1, 6),
         traits,
     }
 }
@@ -160,6 +162,10 @@ fn preparations(image: &ImageOptions, rng: &mut Rng) -> Vec<Preparation> {
     }
     if inside && image.version == 3 && rng.chance(1, 16) {
         preparations.push(Preparation::Dirty(rng.below(4)));
+    }
+    let small_table = image.cluster_bits == 9 && image.refcount_order >= 5;
+    if small_table && image.traits.growable && rng.chance(3, 4) {
+        preparations.push(Preparation::FullTable(rng.below(4)));
     }
     preparations
 }

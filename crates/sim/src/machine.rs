@@ -141,6 +141,8 @@ pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOption
         backing: Backing::None,
         data_file: DataFile::Inside,
         tiny_cache: false,
+        eager: true,
+        discard_no_unref: false,
         traits: Traits::default(),
     }
 }

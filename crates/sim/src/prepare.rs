@@ -193,6 +193,7 @@ fn apply(preparation: &Preparation, machine: &mut Machine) -> Result<(), String>
         Preparation::Compress(count) => compress(layout, machine, count),
         Preparation::ZeroFlags(count) => set_zero_flags(&layout, machine, count),
         Preparation::Snapshot => snapshot(layout, &mut machine.files[0]),
+        Preparation::FullTable(left) => lengthen(&layout, &mut machine.files[0], left),
         Preparation::Dirty(count) => leave_dirty(&layout, &mut machine.files[0], count),
     }
     Ok(())
@@ -300,6 +301,14 @@ fn leave_dirty(layout: &Layout, pages: &mut Pages, count: u64) {
         layout.set_refcount(pages, host >> layout.cluster_bits, 0);
     }
     pages.put_be64(72, pages.be64(72) | 1);
+}
+
+/// Makes the file end `left` clusters before what the refcount table can count.
+fn lengthen(layout: &Layout, pages: &mut Pages, left: u64) {
+    let size = layout.cluster_bytes();
+    let clusters = layout.table_clusters * size / 8 * layout.block_entries();
+    let len_bytes = clusters.saturating_sub(left) * size;
+    pages.set_len(len_bytes.max(pages.len_bytes()));
 }
 
 /// Shares every cluster with a new snapshot.

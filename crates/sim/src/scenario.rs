@@ -138,6 +138,11 @@ pub struct ImageOptions {
     pub data_file: DataFile,
     /// The smallest caches that can be had, so that tables come and go.
     pub tiny_cache: bool,
+    /// Clusters are counted, and the file is made longer, ahead from the first one
+    /// on; otherwise only where much is written.
+    pub eager: bool,
+    /// Discarded clusters stay allocated.
+    pub discard_no_unref: bool,
     /// What the disk can do.
     pub traits: Traits,
 }
@@ -155,6 +160,9 @@ pub enum Preparation {
     /// Leaves the image dirty, with the refcounts of up to this many data clusters
     /// not written, as an engine with lazy refcounts does when it is killed.
     Dirty(u64),
+    /// Makes the file so long that the refcount table can count only this many
+    /// clusters beyond its end; it must grow soon.
+    FullTable(u64),
 }
 
 /// Where the power fails.

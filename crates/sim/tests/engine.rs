@@ -58,6 +58,8 @@ fn image() -> ImageOptions {
         backing: Backing::None,
         data_file: DataFile::Inside,
         tiny_cache: false,
+        eager: true,
+        discard_no_unref: false,
         traits: Traits::default(),
     }
 }

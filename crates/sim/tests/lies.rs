@@ -22,6 +22,8 @@ fn story(seed: u64, shared: bool) -> Story {
         backing: Backing::None,
         data_file: DataFile::Inside,
         tiny_cache: false,
+        eager: true,
+        discard_no_unref: false,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));

@@ -25,6 +25,8 @@ fn story(seed: u64) -> Story {
         backing: Backing::None,
         data_file: DataFile::Inside,
         tiny_cache: false,
+        eager: true,
+        discard_no_unref: false,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));

@@ -15,6 +15,7 @@ pub mod buffer;
 pub mod error;
 pub mod executor;
 pub mod file;
+pub mod heap;
 pub mod io;
 pub mod lane;
 pub mod lock;

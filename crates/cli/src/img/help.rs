@@ -33,14 +33,19 @@ pub fn tool(program: &str) {
         } else {
             ""
         };
-        text.push_str(&format!(
-            "  {:<10} {}{missing}\n",
-            subcommand.name, subcommand.about
-        ));
+        // The short name is that of a tool of our own; see below.
+        let name = match subcommand.name {
+            "bench" if !program.starts_with("qemu-") => "img bench",
+            name => name,
+        };
+        text.push_str(&format!("  {name:<10} {}{missing}\n", subcommand.about));
     }
     if !program.starts_with("qemu-") {
         text.push_str(
-            "\nOther tools:\n  io         Read and write single requests (qemu-io)\n  \
+            "\nOther tools:\n  \
+             bench      Show what the choices of an image cost on this machine\n  \
+             daemon     Serve the images that options describe (qemu-storage-daemon)\n  \
+             io         Read and write single requests (qemu-io)\n  \
              nbd        Serve an image over NBD (qemu-nbd)\n",
         );
     }
@@ -63,6 +68,7 @@ pub fn subcommand(command: Command<'_>) -> Outcome {
 /// The arguments of a subcommand and what its options mean.
 fn text(name: &str) -> (&'static str, &'static str) {
     match name {
+        "bench" => ("[OPTIONS] FILENAME", BENCH),
         "check" => ("[OPTIONS] FILENAME", CHECK),
         "compare" => ("[OPTIONS] FILENAME1 FILENAME2", COMPARE),
         "convert" => ("[OPTIONS] SOURCE [SOURCE...] TARGET", CONVERT),
@@ -78,6 +84,26 @@ fn text(name: &str) -> (&'static str, &'static str) {
         _ => ("", ""),
     }
 }
+
+const BENCH: &str = "\
+  -q, --quiet               accepted and ignored
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -t, --cache MODE          cache mode (writeback)
+  -c, --count COUNT         requests to make (75000)
+  -s, --buffer-size SIZE    size of a request (4k)
+  -d, --depth DEPTH         requests in flight (64)
+  -o, --offset OFFSET       where the first request begins (0)
+  -S, --step-size SIZE      from one request to the next (the size of a request)
+  -i, --aio MODE            threads, native or io_uring
+  -n, --native              the same as --aio native
+  -w, --write               write; without it the requests are reads
+  --pattern BYTE            what to write (0)
+  --flush-interval COUNT    flush after so many requests (with -w)
+  --no-drain                go on while a flush runs
+  -U, --force-share         share the image with writers
+The benchmark that tells what to choose for an image is 'vellum bench'.
+";
 
 const CHECK: &str = "\
   -q, --quiet               print errors only

@@ -1,5 +1,6 @@
 //! The image tool: `qemu-img` and the subcommands of `vellum`.
 
+mod bench;
 mod check;
 mod command;
 mod compare;
@@ -43,7 +44,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "bench",
         about: "Time requests on an image",
-        run: None,
+        run: Some(bench::run),
     },
     Subcommand {
         name: "bitmap",

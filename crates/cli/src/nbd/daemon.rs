@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const FIRST_ACTIVATED_FD: RawFd = 3;
 
 /// Which process this is after [`fork`].
-pub(super) enum Side {
+pub(crate) enum Side {
     /// The caller's: it waits for the other one.
     Parent(Parent),
     /// The one that goes on in the background.
@@ -19,14 +19,14 @@ pub(super) enum Side {
 }
 
 /// Waits for the child to be ready.
-pub(super) struct Parent(File);
+pub(crate) struct Parent(File);
 
 /// Tells the parent that the child is ready.
-pub(super) struct Ready(File);
+pub(crate) struct Ready(File);
 
 /// Splits off a process in a session of its own. Must be called before any
 /// thread is started.
-pub(super) fn fork() -> io::Result<Side> {
+pub(crate) fn fork() -> io::Result<Side> {
     let (reader, writer) = io::pipe()?;
     // SAFETY: the program has no other threads yet, so the child may go on with
     // everything that the parent could do.
@@ -48,14 +48,14 @@ pub(super) fn fork() -> io::Result<Side> {
 
 impl Parent {
     /// Waits; whether the child made it (if not, it has said why).
-    pub(super) fn wait(mut self) -> bool {
+    pub(crate) fn wait(mut self) -> bool {
         self.0.read_exact(&mut [0]).is_ok()
     }
 }
 
 impl Ready {
     /// Leaves the terminal (all but errors, if `keep_errors`) and lets the parent go.
-    pub(super) fn tell(mut self, keep_errors: bool) -> io::Result<()> {
+    pub(crate) fn tell(mut self, keep_errors: bool) -> io::Result<()> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         let last = if keep_errors {
             libc::STDOUT_FILENO
@@ -73,7 +73,7 @@ impl Ready {
 }
 
 /// How many sockets a service manager has handed down to this process.
-pub(super) fn activated_sockets() -> RawFd {
+pub(crate) fn activated_sockets() -> RawFd {
     let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
     match (number("LISTEN_PID"), number("LISTEN_FDS")) {
         (Some(pid), Some(count)) if pid == std::process::id() => {
@@ -85,7 +85,7 @@ pub(super) fn activated_sockets() -> RawFd {
 
 /// Takes over the sockets that were handed down. Must be called once, before
 /// the program opens anything.
-pub(super) fn take_sockets(count: RawFd) -> Result<Vec<OwnedFd>, String> {
+pub(crate) fn take_sockets(count: RawFd) -> Result<Vec<OwnedFd>, String> {
     let end = FIRST_ACTIVATED_FD.saturating_add(count);
     (FIRST_ACTIVATED_FD..end).map(take_socket).collect()
 }

@@ -1,9 +1,9 @@
 //! `vellum nbd`, also known as `qemu-nbd`: serves an image to NBD clients.
 
 mod arguments;
-mod daemon;
+pub(crate) mod daemon;
 mod list;
-mod serve;
+pub(crate) mod serve;
 
 use std::ffi::OsString;
 use std::io;
@@ -20,7 +20,7 @@ const DEFAULT_PORT: &str = "10809";
 
 /// Why the program ends with an error.
 #[derive(Debug)]
-enum Failure {
+pub(crate) enum Failure {
     /// What the user should read.
     Message(String),
     /// The command line cannot be understood.
@@ -47,7 +47,7 @@ impl Failure {
 }
 
 /// The text of a system error without its number.
-fn os_text(error: &io::Error) -> String {
+pub(crate) fn os_text(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(errno) => vellum_storage::error::errno_text(errno),
         None => error.to_string(),

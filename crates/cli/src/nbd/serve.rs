@@ -196,12 +196,16 @@ fn listen(
     }
     let listener = match &arguments.socket {
         Some(path) => listen_unix(path)?,
-        None => listen_tcp(arguments)?,
+        None => listen_tcp(
+            arguments.bind.as_deref().unwrap_or(DEFAULT_ADDRESS),
+            arguments.port.as_deref().unwrap_or(DEFAULT_PORT),
+        )?,
     };
     Ok(vec![listener])
 }
 
-fn listen_unix(path: &str) -> Result<Listener, Failure> {
+/// Listens on a unix socket.
+pub(crate) fn listen_unix(path: &str) -> Result<Listener, Failure> {
     if path.len() >= MAX_SOCKET_PATH_BYTES {
         return Err(message(format!(
             "UNIX socket path '{path}' is too long\nPath must be less than \
@@ -214,9 +218,8 @@ fn listen_unix(path: &str) -> Result<Listener, Failure> {
     })
 }
 
-fn listen_tcp(arguments: &Arguments) -> Result<Listener, Failure> {
-    let host = arguments.bind.as_deref().unwrap_or(DEFAULT_ADDRESS);
-    let port = arguments.port.as_deref().unwrap_or(DEFAULT_PORT);
+/// Listens on a TCP address.
+pub(crate) fn listen_tcp(host: &str, port: &str) -> Result<Listener, Failure> {
     let number: u16 = port.parse().map_err(|_| super::bad_port(host, port))?;
     let addresses: Vec<_> = (host, number)
         .to_socket_addrs()
@@ -236,7 +239,8 @@ fn listen_tcp(arguments: &Arguments) -> Result<Listener, Failure> {
     })
 }
 
-fn write_pid_file(path: &str) -> Result<(), Failure> {
+/// Writes the number of this process into a file.
+pub(crate) fn write_pid_file(path: &str) -> Result<(), Failure> {
     let failed = |what: &str, error: std::io::Error| {
         message(format!("Could not {what} '{path}': {}", os_text(&error)))
     };
@@ -251,7 +255,7 @@ fn write_pid_file(path: &str) -> Result<(), Failure> {
 }
 
 /// Arranges that the signals that end a program arrive as bytes on a socket.
-fn catch_signals() -> Result<UnixStream, Failure> {
+pub(crate) fn catch_signals() -> Result<UnixStream, Failure> {
     let catch = || {
         let (reader, writer) = UnixStream::pair()?;
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -265,7 +269,8 @@ fn catch_signals() -> Result<UnixStream, Failure> {
     })
 }
 
-async fn stop_on_signal(mut signals: UnixStream, stop: Stop) {
+/// Requests the stop when a signal arrives.
+pub(crate) async fn stop_on_signal(mut signals: UnixStream, stop: Stop) {
     // An error of the poll would mean that no signal can arrive any more.
     while signals.read(&mut [0]).is_err() {
         if lane::poll_readable(signals.as_fd()).await.is_err() {

@@ -82,3 +82,17 @@ fn what_cannot_be_opened_is_refused_in_the_same_words() {
         "info --im=3",
     ]);
 }
+
+#[test]
+fn the_cache_for_decompressed_clusters_has_an_option() {
+    let twins = Twins::new(IMAGES);
+    let with = |size: &str| {
+        let node = format!("driver=qcow2,decompressed-cache-size={size},file.filename=a");
+        twins.run_ours(&["info", "--image-opts", &node])
+    };
+    for size in ["0", "100", "64k", "1G", "8E"] {
+        let answer = with(size);
+        assert_eq!(answer.code, Some(0), "{answer:?}");
+    }
+    assert_eq!(with("much").code, Some(1));
+}

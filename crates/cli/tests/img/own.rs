@@ -1,11 +1,13 @@
 //! What the image tool does on its own account.
 
+use std::process::Command;
+
 use crate::twins::Twins;
 
 #[test]
 fn missing_subcommands_are_named() {
     let twins = Twins::new(&[]);
-    for name in ["amend", "bench", "bitmap", "commit", "rebase", "snapshot"] {
+    for name in ["amend", "bitmap", "commit", "rebase", "snapshot"] {
         let answer = twins.run_ours(&[name, "image"]);
         assert_eq!(answer.code, Some(1));
         let message = format!("qemu-img: The subcommand '{name}' is not part of this version\n");
@@ -23,7 +25,7 @@ fn help_and_version_are_there() {
         "{version:?}"
     );
     for name in [
-        "check", "compare", "convert", "create", "dd", "info", "map", "measure", "resize",
+        "bench", "check", "compare", "convert", "create", "dd", "info", "map", "measure", "resize",
     ] {
         let answer = twins.run_ours(&[name, "--help"]);
         assert_eq!(answer.code, Some(0), "{name}");
@@ -55,4 +57,21 @@ fn a_failed_create_leaves_no_file() {
     let answer = twins.run_ours(&["create", "-f", "qcow2", "-o", "data_file=none/d", "x", "1M"]);
     assert_eq!(answer.code, Some(1));
     assert!(!twins.ours("x").exists());
+}
+
+#[test]
+fn a_bad_configuration_is_named_by_file_and_line() {
+    let twins = Twins::new(&["qemu-img create -q -f qcow2 disk 1M"]);
+    let config = twins.ours("config.toml");
+    std::fs::write(&config, "[qcow2]\nl2-cache-size = \"much\"\n").unwrap();
+    let output = Command::new(twins.ours("../bin/qemu-img"))
+        .args(["map", "disk"])
+        .current_dir(twins.ours(""))
+        .env("VELLUM_CONFIG", &config)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8_lossy(&output.stderr);
+    let place = format!("{}:2: 'much': not a size", config.display());
+    assert!(message.contains(&place), "{message}");
 }

@@ -39,6 +39,7 @@ fn steady(line: &str) -> String {
         "\"actual-size\": ",
         "\"date-sec\": ",
         "\"date-nsec\": ",
+        "Run completed in ",
     ] {
         if let Some((head, _)) = line.split_once(word) {
             return format!("{head}{word}?");

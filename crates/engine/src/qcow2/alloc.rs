@@ -1,17 +1,37 @@
 //! Allocation of host clusters.
 //!
-//! The search goes upward from the lowest cluster that may be unused; freed
-//! clusters pull that mark down again. Everything below the mark is in use.
+//! Clusters come from the *reserve*: clusters whose counts were raised already,
+//! more and more at a time while a program keeps writing. The reserve is filled
+//! from the lowest known free cluster, or else from the *tail*, the clusters beyond
+//! everything in use. What must wait for the disk on the way (a slice of refcounts,
+//! a new refcount block, a longer file) is done ahead, in the background; see
+//! `ahead`.
+//!
+//! Invariants:
+//! - A cluster is in the reserve, or handed out, or neither and then counted as
+//!   used by something else, or its count in memory is zero.
+//! - The tail only moves up while the reserve holds clusters, so one that came from
+//!   beyond the end of the file was never written. It moves down where the file is
+//!   cut.
+//! - While the file is made longer, nothing beyond its new end is handed out; while
+//!   somebody holds its end, the tail stays where it is, and nothing is counted ahead.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum_format::limits::HOST_OFFSET_END;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Error, ErrorKind, Result};
 
+use super::ahead::{AheadOptions, Length, LengthMark};
 use super::fault::corrupt;
+use super::free::FreeIndex;
 use super::refcounts::Refcounts;
+use super::reserve::{Reserve, Run};
+use super::scan::Scan;
+
+/// Extents of free clusters that are kept in memory, at most.
+const MOST_FREE_EXTENTS: usize = 32768;
 
 /// A run of newly allocated clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,184 +42,434 @@ pub(crate) struct Allocation {
     pub(crate) clusters: u64,
     /// The clusters lie beyond everything ever written: they read as zeroes.
     pub(crate) fresh: bool,
+    /// Their counts are durable already, and so is a file that reaches to their end:
+    /// a mapping that points at them needs no barrier before it.
+    pub(crate) counted: bool,
+}
+
+/// A moment between two commits; see [`Allocator::commit_began`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RefcountMark {
+    period: u64,
+    length: LengthMark,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// No cluster below this one is unused.
-    lowest: u64,
-    /// Everything from here on was never written, in bytes.
-    end_bytes: u64,
-    /// Clusters were handed out beyond the end of the file.
-    grown: bool,
+    pub(super) free: FreeIndex,
+    pub(super) scan: Scan,
+    /// The first cluster beyond everything in use.
+    pub(super) tail: u64,
+    pub(super) reserve: Reserve,
+    /// Clusters handed out since the image was opened.
+    pub(super) handed_out: u64,
+    /// Counts that are raised now are written by the commit that ends this period.
+    period: u64,
+    /// The last period whose counts are durable.
+    durable_period: u64,
+    /// The image is marked dirty: no mapping has to wait for counts.
+    postponed: bool,
+    /// Freed clusters beyond the tail: a refcount table has been there.
+    pub(super) written_beyond: Vec<Range<u64>>,
+    pub(super) length: Length,
+    /// Somebody holds the end of the file: see [`Allocator::hold_end`].
+    pub(super) end_held: bool,
+    /// Something is being prepared in the background.
+    pub(super) preparing: bool,
+    /// Nothing is prepared again before so many clusters were handed out.
+    pub(super) prepare_from: u64,
+    /// The image is being closed: nothing is counted ahead any more.
+    pub(super) settled: bool,
+    /// Clusters whose counts must still go down by one.
+    pub(super) owed: Vec<Range<u64>>,
 }
 
-impl State {
-    fn note_end(&mut self, end_bytes: u64) {
-        self.grown |= end_bytes > self.end_bytes;
-        self.end_bytes = self.end_bytes.max(end_bytes);
-    }
-}
-
-enum Attempt {
+/// What an attempt to allocate came to.
+pub(super) enum Attempt {
     Done(Allocation),
+    Blocked(Obstacle),
+}
+
+/// What has to be done before clusters can be counted or handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// A slice of refcounts is not in memory.
     Load(u64),
+    /// This cluster has no refcount block.
     NoBlock(HostCluster),
+    /// The file is being made longer, and not long enough, or somebody holds its end.
+    Extending,
+    /// The storage is full up to its end; there may be free clusters below.
+    Scan,
 }
 
 /// Hands out host clusters.
 #[derive(Debug)]
 pub(crate) struct Allocator {
     pub(crate) refcounts: Refcounts,
-    /// One request at a time makes new refcount blocks.
+    /// One request at a time makes new refcount blocks, or changes where the file ends.
     pub(crate) growing: async_lock::Mutex<()>,
     state: Mutex<State>,
+    pub(super) options: AheadOptions,
     zero_init: bool,
     /// Clusters of the header, the L1 table and the snapshot table: a refcount of
     /// zero there is damage, not room.
     reserved: Mutex<Vec<Range<u64>>>,
 }
 
+/// The end of the file, held; over even if its holder is dropped.
+pub(super) struct HeldEnd<'a> {
+    allocator: &'a Allocator,
+    _one: async_lock::MutexGuard<'a, ()>,
+}
+
+impl Drop for HeldEnd<'_> {
+    fn drop(&mut self) {
+        self.allocator.state().end_held = false;
+    }
+}
+
 impl Allocator {
-    /// An allocator over `refcounts` for a file of `file_len_bytes`; `zero_init`:
-    /// what lies beyond the end of the file reads as zeroes.
+    /// An allocator over `refcounts`, which know the file.
+    ///
+    /// # Errors
+    /// When the length of the file cannot be had.
     pub(crate) fn new(
         refcounts: Refcounts,
-        file_len_bytes: u64,
-        zero_init: bool,
+        options: AheadOptions,
         reserved: Vec<Range<u64>>,
-    ) -> Self {
-        let state = Mutex::new(State {
-            lowest: 0,
-            end_bytes: file_len_bytes,
-            grown: false,
-        });
-        Allocator {
+    ) -> Result<Arc<Self>> {
+        let capabilities = refcounts.file.capabilities();
+        let len_bytes = refcounts.file.len_bytes()?;
+        let tail = if capabilities.growable {
+            refcounts.geometry.clusters_for(len_bytes)
+        } else {
+            refcounts.first_of_last_block()
+        };
+        let state = State {
+            free: FreeIndex::new(MOST_FREE_EXTENTS),
+            scan: Scan::new(tail, refcounts.entries_per_slice()),
+            tail,
+            reserve: Reserve::default(),
+            handed_out: 0,
+            period: 1,
+            durable_period: 0,
+            postponed: false,
+            written_beyond: Vec::new(),
+            length: Length::new(&capabilities, len_bytes, tail),
+            end_held: false,
+            preparing: false,
+            prepare_from: 0,
+            settled: false,
+            owed: Vec::new(),
+        };
+        Ok(Arc::new(Allocator {
             refcounts,
             growing: async_lock::Mutex::new(()),
-            state,
-            zero_init,
+            state: Mutex::new(state),
+            options,
+            zero_init: capabilities.growable && capabilities.has_zero_init,
             reserved: Mutex::new(reserved),
-        }
+        }))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn reserved(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the tail where it is for everybody else, and the length of the file.
+    /// The holder must not allocate in the usual way meanwhile.
+    pub(super) async fn hold_end(&self) -> HeldEnd<'_> {
+        let one = self.growing.lock().await;
+        self.state().end_held = true;
+        HeldEnd {
+            allocator: self,
+            _one: one,
+        }
+    }
+
+    pub(super) fn cluster_bytes(&self) -> u64 {
+        self.refcounts.geometry.cluster_size_bytes()
+    }
+
     /// Allocates between one and `want` clusters that lie side by side, each with
-    /// a refcount of one.
+    /// a refcount of one. `after`: where the data of the guest cluster before these
+    /// ends, so that a sequential writer stays sequential in the file.
     ///
     /// # Errors
     /// When the refcounts cannot be read, or the format's limits are reached.
-    pub(crate) async fn allocate(&self, want: u64) -> Result<Allocation> {
-        loop {
-            match self.attempt(want.max(1))? {
-                Attempt::Done(allocation) => return Ok(allocation),
-                Attempt::Load(key) => self.refcounts.load(key).await?,
-                Attempt::NoBlock(cluster) => self.add_refcount_block(cluster).await?,
+    pub(crate) async fn allocate_near(
+        self: &Arc<Self>,
+        want: u64,
+        after: Option<HostOffset>,
+    ) -> Result<Allocation> {
+        let after = after.map(|after| after.cluster(&self.refcounts.geometry).index());
+        let allocation = loop {
+            match self.attempt(want.max(1), after)? {
+                Attempt::Done(allocation) => break allocation,
+                Attempt::Blocked(obstacle) => self.clear_away(obstacle).await?,
+            }
+        };
+        self.prepare();
+        Ok(allocation)
+    }
+
+    pub(super) async fn clear_away(self: &Arc<Self>, obstacle: Obstacle) -> Result<()> {
+        match obstacle {
+            Obstacle::Load(key) => self.refcounts.load(key).await,
+            Obstacle::NoBlock(cluster) => self.add_refcount_block(cluster).await,
+            Obstacle::Scan => self.scan_on().await,
+            Obstacle::Extending => {
+                drop(self.growing.lock().await);
+                Ok(())
             }
         }
     }
 
-    fn attempt(&self, want: u64) -> Result<Attempt> {
-        let mut state = self.lock();
-        let geometry = &self.refcounts.geometry;
-        let per_slice = self.refcounts.entries_per_slice();
+    fn attempt(&self, want: u64, after: Option<u64>) -> Result<Attempt> {
+        let mut state = self.state();
         loop {
-            let cluster = HostCluster(state.lowest);
-            check_limit(cluster, geometry.cluster_size_bytes())?;
-            let Some(place) = self.refcounts.place(cluster)? else {
-                return Ok(Attempt::NoBlock(cluster));
-            };
-            let Some(run) = self.refcounts.find_unused(place.key, place.index, want) else {
-                return Ok(Attempt::Load(place.key));
-            };
-            let slice_start = state.lowest - place.index as u64;
-            if run.is_empty() {
-                state.lowest = slice_start + per_slice;
-                continue;
+            if let Some(run) = state.reserve.take(want, after) {
+                if !state.length.allows(run.end * self.cluster_bytes()) {
+                    state.reserve.give_back(run);
+                    return Ok(Attempt::Blocked(Obstacle::Extending));
+                }
+                return Ok(Attempt::Done(self.hand_out(&mut state, run)));
             }
-            let clusters = slice_start + run.start as u64..slice_start + run.end as u64;
-            self.refuse_reserved(&clusters)?;
-            if !self.refcounts.take(place.key, run.clone()) {
-                return Ok(Attempt::Load(place.key));
+            let count = want.max(self.ahead_clusters(&state));
+            if let Some(obstacle) = self.raise(&mut state, count)? {
+                return Ok(Attempt::Blocked(obstacle));
             }
-            state.lowest = clusters.end;
-            return Ok(Attempt::Done(self.place(&mut state, clusters)));
         }
     }
 
-    fn refuse_reserved(&self, clusters: &Range<u64>) -> Result<()> {
-        let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
+    fn hand_out(&self, state: &mut State, run: Run) -> Allocation {
+        let end_bytes = run.end * self.cluster_bytes();
+        state.handed_out += run.clusters();
+        state.length.note_end(end_bytes);
+        let durable = (state.postponed || run.period <= state.durable_period)
+            && state.length.is_durable_to(end_bytes);
+        Allocation {
+            start: HostOffset(run.start * self.cluster_bytes()),
+            clusters: run.clusters(),
+            fresh: run.fresh,
+            counted: durable && !state.settled,
+        }
+    }
+
+    /// Raises the counts of up to `count` free clusters and puts those into the
+    /// reserve; it may find none in one call. Returns what is in the way.
+    pub(super) fn raise(&self, state: &mut State, count: u64) -> Result<Option<Obstacle>> {
+        if state.scan.is_due(state.free.first()) {
+            return self.scan_slice(state);
+        }
+        if let Some(extent) = state.free.first() {
+            return self.raise_free(state, extent, count);
+        }
+        if !self.refcounts.file.capabilities().growable
+            && state.tail * self.cluster_bytes() >= state.length.end_at_open_bytes()
+            && !state.scan.is_complete()
+        {
+            return Ok(Some(Obstacle::Scan));
+        }
+        self.raise_tail(state, count)
+    }
+
+    fn raise_free(
+        &self,
+        state: &mut State,
+        extent: Range<u64>,
+        count: u64,
+    ) -> Result<Option<Obstacle>> {
+        let want = count.min(extent.end - extent.start);
+        let (clusters, slice) = match self.find(extent.start, want)? {
+            Ok(found) => found,
+            Err(obstacle) => return Ok(Some(obstacle)),
+        };
+        let end = clusters.end.min(extent.end);
+        // What was passed over is in use, whatever the index says.
+        state
+            .free
+            .remove(extent.start..slice.end.min(clusters.start));
+        if clusters.start < end && !self.take(state, clusters.start..end, false)? {
+            return Ok(Some(Obstacle::Load(slice.key)));
+        }
+        state.free.remove(clusters.start..end);
+        Ok(None)
+    }
+
+    fn raise_tail(&self, state: &mut State, count: u64) -> Result<Option<Obstacle>> {
+        if state.end_held {
+            return Ok(Some(Obstacle::Extending));
+        }
+        check_limit(HostCluster(state.tail), self.cluster_bytes())?;
+        let (clusters, slice) = match self.find(state.tail, count)? {
+            Ok(found) => found,
+            Err(obstacle) => return Ok(Some(obstacle)),
+        };
+        let mut written = state.written_beyond.iter();
+        let fresh = self.zero_init && !written.any(|written| overlap(written, &clusters));
+        if !clusters.is_empty() && !self.take(state, clusters.clone(), fresh)? {
+            return Ok(Some(Obstacle::Load(slice.key)));
+        }
+        state.tail = clusters.end.min(slice.end);
+        Ok(None)
+    }
+
+    /// The first free clusters, at most `want`, from `cluster` on in its slice;
+    /// where there are none, both ends are that of the slice.
+    fn find(
+        &self,
+        cluster: u64,
+        want: u64,
+    ) -> Result<std::result::Result<(Range<u64>, SliceOfCounts), Obstacle>> {
+        let Some(place) = self.refcounts.place(HostCluster(cluster))? else {
+            return Ok(Err(Obstacle::NoBlock(HostCluster(cluster))));
+        };
+        let Some(run) = self.refcounts.find_unused(place.key, place.index, want) else {
+            return Ok(Err(Obstacle::Load(place.key)));
+        };
+        let first = cluster - place.index as u64;
+        let slice = SliceOfCounts {
+            key: place.key,
+            end: first + self.refcounts.entries_per_slice(),
+        };
+        Ok(Ok((
+            first + run.start as u64..first + run.end as u64,
+            slice,
+        )))
+    }
+
+    /// Raises the counts of free clusters of one slice; `false`: it has left memory.
+    fn take(&self, state: &mut State, clusters: Range<u64>, fresh: bool) -> Result<bool> {
+        self.refuse_reserved(&clusters)?;
+        let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
+            return Ok(false);
+        };
+        let count = (clusters.end - clusters.start) as usize;
+        if !self
+            .refcounts
+            .take(place.key, place.index..place.index + count)
+        {
+            return Ok(false);
+        }
+        state.reserve.push(Run {
+            start: clusters.start,
+            end: clusters.end,
+            period: state.period,
+            fresh,
+        });
+        Ok(true)
+    }
+
+    pub(super) fn refuse_reserved(&self, clusters: &Range<u64>) -> Result<()> {
+        let cluster_bytes = self.cluster_bytes();
         let bytes = clusters.start * cluster_bytes..clusters.end * cluster_bytes;
-        let hit = |r: &Range<u64>| r.start < clusters.end && clusters.start < r.end;
         let counted = self.refcounts.table().overlaps(&bytes, cluster_bytes);
-        let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        if !counted && !reserved.iter().any(hit) {
+        if !counted && !self.reserved().iter().any(|r| overlap(r, clusters)) {
             return Ok(());
         }
-        drop(reserved);
         let start = clusters.start;
         let message = format!("the refcount of metadata in clusters from {start} on is zero");
         Err(corrupt("allocate", message))
     }
 
-    fn place(&self, state: &mut State, run: Range<u64>) -> Allocation {
-        let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
-        let start_bytes = run.start * cluster_bytes;
-        let clusters = run.end - run.start;
-        let fresh = self.zero_init && start_bytes >= state.end_bytes;
-        state.note_end(run.end * cluster_bytes);
-        Allocation {
-            start: HostOffset(start_bytes),
-            clusters,
-            fresh,
-        }
-    }
-
     /// Notes that everything below `end_bytes` may have been written.
     pub(crate) fn note_end(&self, end_bytes: u64) {
-        self.lock().note_end(end_bytes);
-    }
-
-    /// The first cluster beyond everything that was ever used.
-    pub(super) fn end_cluster(&self) -> u64 {
-        let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
-        self.lock().end_bytes.div_ceil(cluster_bytes)
-    }
-
-    /// Notes that the file was cut at `end_bytes`. Nothing beyond it may be in use,
-    /// or come into use meanwhile.
-    pub(crate) fn note_cut(&self, end_bytes: u64) {
-        let mut state = self.lock();
-        state.end_bytes = end_bytes;
-        state.grown = false;
+        self.state().length.note_end(end_bytes);
     }
 
     /// Notes that metadata that was at clusters `old` has moved to `new`.
-    pub(crate) fn move_reserved(&self, old: Range<u64>, new: Range<u64>) {
-        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.retain(|range| *range != old);
+    pub(crate) fn move_reserved(&self, old: &Range<u64>, new: Range<u64>) {
+        let mut reserved = self.reserved();
+        reserved.retain(|range| range != old);
         reserved.push(new);
     }
 
-    /// Where the file should end since clusters were added to it, in bytes.
-    pub(crate) fn grown_end_bytes(&self) -> Option<u64> {
-        let state = self.lock();
-        state.grown.then_some(state.end_bytes)
+    /// Begins the part of a commit that makes counts durable: call it right before
+    /// the dirty refcount blocks are copied for writing.
+    pub(crate) fn commit_began(&self) -> RefcountMark {
+        let mut state = self.state();
+        let mark = RefcountMark {
+            period: state.period,
+            length: state.length.mark(),
+        };
+        state.period += 1;
+        mark
+    }
+
+    /// Tells that what was copied after `mark` has been written and a barrier passed.
+    pub(crate) fn barrier_passed(&self, mark: RefcountMark) {
+        let mut state = self.state();
+        state.durable_period = state.durable_period.max(mark.period);
+        state.length.note_durable(mark.length);
+    }
+
+    /// Tells whether the header says that counts on disk are not to be trusted.
+    pub(crate) fn set_counts_postponed(&self, postponed: bool) {
+        self.state().postponed = postponed;
     }
 
     /// Lowers the counts of a run of clusters that no durable mapping and no
-    /// request uses any more; returns those that are unused now.
-    pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<Vec<HostCluster>> {
-        let unused = self.refcounts.release(start, count).await?;
-        if let Some(first) = unused.iter().min() {
-            let mut state = self.lock();
-            state.lowest = state.lowest.min(first.index());
-        }
-        Ok(unused)
+    /// request uses any more. Where counts cannot be read now, that is done later,
+    /// by the next release or when the image is closed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if a count is zero already.
+    pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<()> {
+        let mut owed = std::mem::take(&mut self.state().owed);
+        owed.push(start.index()..start.index() + count);
+        self.pay(owed).await
     }
+
+    /// Lowers the counts that are owed.
+    pub(super) async fn pay(&self, owed: Vec<Range<u64>>) -> Result<()> {
+        let mut outcome = Ok(());
+        for mut clusters in owed {
+            while !clusters.is_empty() {
+                match self.refcounts.lower(HostCluster(clusters.start)).await {
+                    Ok(0) => self.note_free(clusters.start..clusters.start + 1),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        outcome = Err(error);
+                        break;
+                    }
+                    Err(_) => {
+                        self.state().owed.push(clusters);
+                        break;
+                    }
+                }
+                clusters.start += 1;
+            }
+        }
+        outcome
+    }
+
+    fn note_free(&self, clusters: Range<u64>) {
+        let mut state = self.state();
+        if clusters.end > state.tail {
+            state.written_beyond.push(clusters.clone());
+        }
+        if let Some(forgotten) = state.free.insert(clusters) {
+            state.scan.look_again(forgotten);
+        }
+    }
+}
+
+pub(super) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// A slice of a refcount block.
+#[derive(Debug, Clone, Copy)]
+struct SliceOfCounts {
+    key: u64,
+    /// The cluster after its last one.
+    end: u64,
 }
 
 pub(super) fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()> {
@@ -213,3 +483,6 @@ pub(super) fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()
     )
     .with_errno(27))
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,7 @@ use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
 
-use super::alloc::{Allocator, check_limit};
+use super::alloc::{Allocator, check_limit, overlap};
 use super::create::write::region;
 use super::grow::{HEADER_TABLE_FIELDS, check_table_size};
 use super::refcounts::RefcountTable;
@@ -40,18 +40,31 @@ impl Allocator {
     /// When the refcounts cannot be read or written, or the format's limits are
     /// reached.
     pub(crate) async fn allocate_at_end(&self, count: u64) -> Result<HostOffset> {
-        let _one = self.growing.lock().await;
+        let _held = self.hold_end().await;
         let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
+        let mut start = self.state().tail;
         loop {
-            let area = self.plan_area(self.end_cluster(), count)?;
+            let area = self.plan_area(start, count)?;
             check_limit(HostCluster(area.clusters.end), cluster_bytes)?;
-            self.note_end(area.clusters.end * cluster_bytes);
-            if !self.take_counted(&area.clusters).await? {
+            if let Some(next) = self.take_counted(&area.clusters).await? {
+                start = next;
                 continue;
             }
+            self.move_tail(&area.clusters);
             self.count_rest(&area).await?;
             let first = area.clusters.end - count;
             return Ok(HostOffset(first * cluster_bytes));
+        }
+    }
+
+    /// Moves the tail behind an area; what lies between them can be had later.
+    fn move_tail(&self, area: &Range<u64>) {
+        let mut state = self.state();
+        let passed = state.tail..area.start;
+        state.tail = area.end;
+        state.length.note_end(area.end * self.cluster_bytes());
+        if let Some(forgotten) = state.free.insert(passed) {
+            state.scan.look_again(forgotten);
         }
     }
 
@@ -88,11 +101,26 @@ impl Allocator {
         }
     }
 
-    /// Raises the counts of those clusters that have refcount blocks already;
-    /// `false`, and nothing is raised, if one of them is in use.
-    async fn take_counted(&self, clusters: &Range<u64>) -> Result<bool> {
-        let per_slice = self.refcounts.entries_per_slice();
+    /// Raises the counts of those clusters that have refcount blocks already. If one
+    /// of them is in use or was written before, or this fails, nothing is raised.
+    /// Returns where to look next in that case.
+    async fn take_counted(&self, clusters: &Range<u64>) -> Result<Option<u64>> {
         let mut taken = Vec::new();
+        let result = self.take_slices(clusters, &mut taken).await;
+        if !matches!(result, Ok(None)) {
+            for cluster in taken.into_iter().flatten() {
+                self.refcounts.lower(HostCluster(cluster)).await?;
+            }
+        }
+        result
+    }
+
+    async fn take_slices(
+        &self,
+        clusters: &Range<u64>,
+        taken: &mut Vec<Range<u64>>,
+    ) -> Result<Option<u64>> {
+        let per_slice = self.refcounts.entries_per_slice();
         let mut at = clusters.start;
         while at < clusters.end {
             let stop = (at / per_slice + 1)
@@ -105,35 +133,38 @@ impl Allocator {
                     continue;
                 }
                 Taken::Yes => taken.push(at..stop),
-                Taken::InUse => {
-                    for run in taken {
-                        self.release(HostCluster(run.start), run.end - run.start)
-                            .await?;
-                    }
-                    return Ok(false);
-                }
+                Taken::NotFresh { next } => return Ok(Some(next)),
             }
             at = stop;
         }
-        Ok(true)
+        Ok(None)
     }
 
     /// Takes clusters of one slice, all or none, at one moment.
     fn take_all(&self, clusters: Range<u64>) -> Result<Taken> {
-        let _no_other_takes = self.lock();
+        // Nobody else takes anything meanwhile.
+        let state = self.state();
+        let written = state.written_beyond.iter();
+        let written = written.filter(|written| overlap(written, &clusters));
+        if let Some(next) = written.map(|written| written.end).max() {
+            return Ok(Taken::NotFresh { next });
+        }
         let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
             return Ok(Taken::Uncounted);
         };
-        let count = clusters.end - clusters.start;
-        let wanted = place.index..place.index + count as usize;
-        match self.refcounts.find_unused(place.key, place.index, count) {
-            None => Ok(Taken::Load(place.key)),
-            Some(free) if free != wanted => Ok(Taken::InUse),
-            Some(free) => Ok(match self.refcounts.take(place.key, free) {
-                true => Taken::Yes,
-                false => Taken::Load(place.key),
-            }),
+        let wanted = place.index..place.index + (clusters.end - clusters.start) as usize;
+        match self.refcounts.last_used(place.key, wanted.clone()) {
+            None => return Ok(Taken::Load(place.key)),
+            Some(Some(used)) => {
+                let next = clusters.start + (used - place.index) as u64 + 1;
+                return Ok(Taken::NotFresh { next });
+            }
+            Some(None) => self.refuse_reserved(&clusters)?,
         }
+        Ok(match self.refcounts.take(place.key, wanted) {
+            true => Taken::Yes,
+            false => Taken::Load(place.key),
+        })
     }
 
     /// Writes the new refcount blocks, and then what points at them.
@@ -236,14 +267,17 @@ impl Allocator {
         let new = RefcountTable::new(offset, clusters, entries);
         let old = std::mem::replace(&mut *self.refcounts.table(), new);
         let start = old.offset.cluster(&self.refcounts.geometry);
-        self.release(start, old.clusters).await.map(drop)
+        self.release(start, old.clusters).await
     }
 }
 
 /// What became of an attempt to take clusters.
 enum Taken {
     Yes,
-    InUse,
+    /// One of them is in use, or was written before; `next` may be free again.
+    NotFresh {
+        next: u64,
+    },
     /// This slice of a block has to be loaded first.
     Load(u64),
     /// There is no refcount block for them.

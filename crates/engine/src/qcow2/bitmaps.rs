@@ -12,7 +12,7 @@ use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
 
 use super::fault::bad_format;
 use super::image::Image;
-use super::refcounts::read_table;
+use super::load::read_bytes;
 
 impl Image {
     /// Marks every persistent bitmap as in use, durably.
@@ -25,8 +25,8 @@ impl Image {
             return Ok(());
         }
         let offset = extension.directory_offset.bytes();
-        let len_bytes = extension.directory_size_bytes as usize;
-        let directory = read_table(&self.file, offset, len_bytes).await?;
+        let len_bytes = extension.directory_size_bytes;
+        let directory = read_bytes(&self.file, offset, len_bytes).await?;
         let marked = mark_in_use(
             &directory,
             extension.count,

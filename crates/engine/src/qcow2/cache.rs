@@ -1,126 +1,43 @@
 //! [`TableCache`]: L2 slices and refcount blocks in memory, by byte budget.
 //!
-//! The cache knows tables only as bytes at a host offset. A hit is a plain call
-//! under a short lock of one shard. Misses load in parallel; requests that miss
-//! the same table join one load.
+//! The cache knows tables only as bytes at a host offset, and a [`Codec`] that can
+//! make clean ones smaller. A hit is a plain call under a short lock of one shard.
+//! Misses load in parallel; requests that miss the same table join one load.
+//!
+//! The budget counts what memory is really used: the bytes of the tables as they
+//! are kept, and all bookkeeping. An adaptive budget starts small and grows while
+//! tables are missed that were evicted not long ago.
 //!
 //! What may be on disk after a crash, by state of a table:
 //! - *clean*: exactly what is in memory (perhaps not durable yet);
 //! - *dirty*: some older state;
 //! - *writing*: some older state, or the state when the write-back began.
 //!
-//! Invariant: only clean tables are evicted, so a load never finds stale bytes.
+//! Invariants:
+//! - Only clean tables are evicted, so a load never finds stale bytes.
+//! - Only dirty tables, and the last clean one, take memory beyond the budget.
 
-use std::collections::HashMap;
+mod codec;
+mod ghosts;
+mod shard;
+
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use event_listener::Event;
+pub(crate) use codec::{Codec, Content, RawTables};
+use event_listener::{Event, EventListener};
+use shard::{Origin, Shard, Stored, TableState, hash};
+use smallvec::SmallVec;
 use vellum_storage::{Buffer, Result};
 
+/// How much memory a cache may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TableState {
-    Clean,
-    Dirty,
-    /// A copy is on its way to disk.
-    Writing,
-    /// A copy is on its way to disk, and the table has changed since.
-    WritingDirty,
-}
-
-struct Table {
-    key: u64,
-    bytes: Box<[u8]>,
-    state: TableState,
-    /// Used since the clock's hand passed.
-    referenced: bool,
-}
-
-impl Table {
-    fn clean(key: u64, bytes: &[u8]) -> Self {
-        Table {
-            key,
-            bytes: bytes.into(),
-            state: TableState::Clean,
-            referenced: true,
-        }
-    }
-}
-
-enum Slot {
-    Loading(Arc<Event>),
-    Loaded(usize),
-}
-
-#[derive(Default)]
-struct Shard {
-    by_key: HashMap<u64, Slot>,
-    tables: Vec<Option<Table>>,
-    free: Vec<usize>,
-    hand: usize,
-    loaded: usize,
-}
-
-impl Shard {
-    fn table(&mut self, key: u64) -> Option<&mut Table> {
-        match self.by_key.get(&key) {
-            Some(Slot::Loaded(index)) => self.tables[*index].as_mut(),
-            _ => None,
-        }
-    }
-
-    /// Evicts clean tables by CLOCK until fewer than `capacity` are left, or
-    /// nothing clean is found.
-    fn make_room(&mut self, capacity: usize) {
-        let mut steps = 2 * self.tables.len();
-        while self.loaded >= capacity.max(1) && steps > 0 {
-            steps -= 1;
-            self.hand = (self.hand + 1) % self.tables.len();
-            let Some(table) = &mut self.tables[self.hand] else {
-                continue;
-            };
-            if table.state != TableState::Clean {
-                continue;
-            }
-            if std::mem::take(&mut table.referenced) {
-                continue;
-            }
-            let key = table.key;
-            self.remove(key);
-        }
-    }
-
-    fn insert(&mut self, table: Table) {
-        self.remove(table.key);
-        let key = table.key;
-        let index = match self.free.pop() {
-            Some(index) => {
-                self.tables[index] = Some(table);
-                index
-            }
-            None => {
-                self.tables.push(Some(table));
-                self.tables.len() - 1
-            }
-        };
-        self.by_key.insert(key, Slot::Loaded(index));
-        self.loaded += 1;
-    }
-
-    fn remove(&mut self, key: u64) -> Option<Table> {
-        match self.by_key.remove(&key)? {
-            Slot::Loaded(index) => {
-                self.free.push(index);
-                self.loaded -= 1;
-                self.tables[index].take()
-            }
-            Slot::Loading(event) => {
-                event.notify(usize::MAX);
-                None
-            }
-        }
-    }
+pub(crate) struct Budget {
+    /// At most so many bytes.
+    pub(crate) max_bytes: u64,
+    /// Take only what turns out to be needed.
+    pub(crate) adaptive: bool,
 }
 
 /// A copy of a dirty table on its way to disk.
@@ -133,29 +50,81 @@ pub(crate) struct WriteBack {
 }
 
 /// Tables of one length in memory; see the module's head.
-pub(crate) struct TableCache {
+pub(crate) struct TableCache<C: Codec = RawTables> {
+    codec: C,
     table_bytes: usize,
-    capacity: AtomicUsize,
+    max_bytes: AtomicUsize,
+    adaptive: AtomicBool,
+    /// The budget now: `max_bytes`, or less where it adapts.
+    limit_bytes: AtomicUsize,
+    used_bytes: AtomicUsize,
+    tables: AtomicUsize,
     dirty: AtomicUsize,
-    shards: Vec<Mutex<Shard>>,
+    shards: Box<[Mutex<Shard<C>>]>,
 }
 
 const MAX_SHARDS: usize = 16;
-const MIN_TABLES_PER_SHARD: usize = 8;
+/// Less than this is not worth a shard of its own.
+const MIN_SHARD_BYTES: usize = 64 << 10;
+/// What an adaptive cache starts with.
+const START_BYTES: usize = 256 << 10;
+/// A table that comes back too early makes an adaptive cache grow by so many.
+const GROWTH_TABLES: usize = 4;
+/// Where growing is possible it pays to remember more than what fits now.
+const ADAPTIVE_GHOSTS_PER_TABLE: usize = 4;
 
-impl TableCache {
-    /// A cache for tables of `table_bytes` bytes within `budget_bytes`; at least
-    /// two tables are kept.
+impl TableCache<RawTables> {
+    /// A cache for tables of `table_bytes` bytes within `budget_bytes`, kept as
+    /// they are on disk.
     pub(crate) fn new(table_bytes: usize, budget_bytes: u64) -> Self {
-        let capacity = usize::try_from(budget_bytes / table_bytes as u64).unwrap_or(usize::MAX);
-        let capacity = capacity.max(2);
-        let shards = (capacity / MIN_TABLES_PER_SHARD).clamp(1, MAX_SHARDS);
-        TableCache {
+        let budget = Budget {
+            max_bytes: budget_bytes,
+            adaptive: false,
+        };
+        TableCache::with_codec(RawTables, table_bytes, budget)
+    }
+
+    /// Looks into the table at host offset `key`, if it is in memory.
+    pub(crate) fn with<R>(&self, key: u64, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        self.with_content(key, |content| match content {
+            Content::Raw(bytes) => look(bytes),
+            Content::Packed(never) => match *never {},
+        })
+    }
+}
+
+impl<C: Codec> TableCache<C> {
+    /// A cache for tables of `table_bytes` bytes; at least two are kept.
+    pub(crate) fn with_codec(codec: C, table_bytes: usize, budget: Budget) -> Self {
+        let max_bytes = usize::try_from(budget.max_bytes).unwrap_or(usize::MAX);
+        let shards = (max_bytes / MIN_SHARD_BYTES).clamp(1, MAX_SHARDS);
+        let cache = TableCache {
+            codec,
             table_bytes,
-            capacity: AtomicUsize::new(capacity),
+            max_bytes: AtomicUsize::new(0),
+            adaptive: AtomicBool::new(false),
+            limit_bytes: AtomicUsize::new(0),
+            used_bytes: AtomicUsize::new(0),
+            tables: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
             shards: (0..shards).map(|_| Mutex::default()).collect(),
-        }
+        };
+        cache.set_budget(budget);
+        cache
+    }
+
+    /// Changes the budget; what is too much now is evicted.
+    pub(crate) fn set_budget(&self, budget: Budget) {
+        let max_bytes = usize::try_from(budget.max_bytes).unwrap_or(usize::MAX);
+        let limit = match budget.adaptive {
+            true => self.used_bytes.load(Ordering::Relaxed).max(START_BYTES),
+            false => max_bytes,
+        };
+        self.max_bytes.store(max_bytes, Ordering::Relaxed);
+        self.adaptive.store(budget.adaptive, Ordering::Relaxed);
+        self.limit_bytes
+            .store(limit.min(max_bytes), Ordering::Relaxed);
+        self.make_room(0, 0);
     }
 
     /// Length of a table in bytes.
@@ -163,10 +132,22 @@ impl TableCache {
         self.table_bytes
     }
 
+    /// Whether dirty tables take more than so many percent of the budget.
+    fn is_dirty_beyond(&self, percent: usize) -> bool {
+        let dirty_bytes = self.dirty.load(Ordering::Relaxed) * self.table_bytes;
+        let max_bytes = self.max_bytes.load(Ordering::Relaxed);
+        dirty_bytes > max_bytes.max(2 * self.table_bytes) / 100 * percent
+    }
+
     /// Whether so many tables are dirty that evicting clean ones soon will not
     /// make room any more.
     pub(crate) fn wants_writeback(&self) -> bool {
-        2 * self.dirty.load(Ordering::Relaxed) > self.capacity.load(Ordering::Relaxed)
+        self.is_dirty_beyond(50)
+    }
+
+    /// Whether hardly any table could be evicted.
+    pub(crate) fn is_mostly_dirty(&self) -> bool {
+        self.is_dirty_beyond(90)
     }
 
     /// Whether every table is on disk as it is in memory.
@@ -174,58 +155,172 @@ impl TableCache {
         self.dirty.load(Ordering::Acquire) == 0
     }
 
-    fn shard(&self, key: u64) -> MutexGuard<'_, Shard> {
-        let table = key / self.table_bytes as u64;
-        let hash = table.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let index = (hash as usize) % self.shards.len();
+    /// The codec.
+    pub(crate) fn codec(&self) -> &C {
+        &self.codec
+    }
+
+    fn shard_index(&self, key: u64) -> usize {
+        (hash(key) >> 48) as usize % self.shards.len()
+    }
+
+    fn lock(&self, index: usize) -> MutexGuard<'_, Shard<C>> {
         self.shards[index]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn shard(&self, key: u64) -> MutexGuard<'_, Shard<C>> {
+        self.lock(self.shard_index(key))
+    }
+
+    /// Counts what a shard takes now; call it before letting a changed one go.
+    fn settle(&self, shard: &mut Shard<C>, tables_before: usize) {
+        let real = shard.real_bytes();
+        let counted = std::mem::replace(&mut shard.counted_bytes, real);
+        // Wrapping: the difference may be negative.
+        self.used_bytes
+            .fetch_add(real.wrapping_sub(counted), Ordering::Relaxed);
+        self.tables
+            .fetch_add(shard.len().wrapping_sub(tables_before), Ordering::Relaxed);
+    }
+
     /// Looks into the table at host offset `key`, if it is in memory.
-    pub(crate) fn with<R>(&self, key: u64, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    #[inline]
+    pub(crate) fn with_content<R>(
+        &self,
+        key: u64,
+        look: impl FnOnce(Content<'_, C::Packed>) -> R,
+    ) -> Option<R> {
         let mut shard = self.shard(key);
-        let table = shard.table(key)?;
-        table.referenced = true;
-        Some(look(&table.bytes))
+        let table = shard.used(key)?;
+        Some(look(table.stored.content()))
     }
 
     /// Changes the table at host offset `key`, if it is in memory; it is dirty
     /// from then on.
     pub(crate) fn update<R>(&self, key: u64, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
-        let mut shard = self.shard(key);
-        let table = shard.table(key)?;
-        table.referenced = true;
-        table.state = match table.state {
-            TableState::Clean => {
-                self.dirty.fetch_add(1, Ordering::Relaxed);
-                TableState::Dirty
-            }
-            TableState::Dirty => TableState::Dirty,
-            TableState::Writing | TableState::WritingDirty => TableState::WritingDirty,
+        let index = self.shard_index(key);
+        let mut shard = self.lock(index);
+        let (bytes, before) = shard.change(key, &self.codec, self.table_bytes)?;
+        let result = change(bytes);
+        if before == TableState::Clean {
+            self.dirty.fetch_add(1, Ordering::Relaxed);
+            let tables = shard.len();
+            self.settle(&mut shard, tables);
+            drop(shard);
+            self.hold_dirty();
+            self.make_room(index, 0);
+        }
+        Some(result)
+    }
+
+    /// Lets an adaptive cache grow with its dirty tables, which cannot be evicted.
+    fn hold_dirty(&self) {
+        if self.adaptive.load(Ordering::Relaxed) {
+            let dirty_bytes = self.dirty.load(Ordering::Relaxed) * self.table_bytes;
+            let wanted = (2 * dirty_bytes).min(self.max_bytes.load(Ordering::Relaxed));
+            self.limit_bytes.fetch_max(wanted, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes an adaptive cache grow: a table came back soon after its eviction.
+    fn grow(&self, table_bytes: usize) {
+        if self.adaptive.load(Ordering::Relaxed) {
+            let limit = self.limit_bytes.load(Ordering::Relaxed);
+            let wanted = limit.saturating_add(GROWTH_TABLES * table_bytes);
+            let wanted = wanted.min(self.max_bytes.load(Ordering::Relaxed));
+            self.limit_bytes.fetch_max(wanted, Ordering::Relaxed);
+        }
+    }
+
+    /// Evicts clean tables until `need_bytes` more are within the budget, or one
+    /// clean table is left; those of shard `first` go first.
+    fn make_room(&self, first: usize, need_bytes: usize) {
+        let per_table = match self.adaptive.load(Ordering::Relaxed) {
+            true => ADAPTIVE_GHOSTS_PER_TABLE,
+            false => 1,
         };
-        Some(change(&mut table.bytes))
+        let too_much = || {
+            let used = self.used_bytes.load(Ordering::Relaxed);
+            used.saturating_add(need_bytes) > self.limit_bytes.load(Ordering::Relaxed)
+                && self.tables.load(Ordering::Relaxed) > 1
+        };
+        for offset in 0..self.shards.len() {
+            if !too_much() {
+                return;
+            }
+            let mut shard = self.lock((first + offset) % self.shards.len());
+            while too_much() {
+                let tables = shard.len();
+                let progress = shard.make_room(&self.codec, per_table);
+                self.settle(&mut shard, tables);
+                if !progress {
+                    break;
+                }
+            }
+        }
     }
 
     /// Puts a table into memory whose bytes are on disk already.
     #[cfg(test)]
     pub(crate) fn insert_clean(&self, key: u64, bytes: &[u8]) {
-        let capacity = self.capacity.load(Ordering::Relaxed) / self.shards.len();
-        let mut shard = self.shard(key);
-        if shard.table(key).is_some() {
-            return;
+        if let Claim::Mine(claim) = self.claim(key) {
+            self.insert_loaded(key, bytes, &claim, Origin::Request);
         }
-        shard.make_room(capacity);
-        shard.insert(Table::clean(key, bytes));
+    }
+
+    /// Ends the load of a table that this caller has claimed.
+    fn insert_loaded(&self, key: u64, bytes: &[u8], claim: &Arc<Event>, origin: Origin) {
+        let (stored, incompressible) = match self.codec.pack(bytes) {
+            Some(packed) => (Stored::Packed(packed), false),
+            None => (Stored::Raw(bytes.into()), true),
+        };
+        let stored_bytes = stored.heap_bytes::<C>();
+        let index = self.shard_index(key);
+        let came_back = self.lock(index).take_ghost(key);
+        let origin = if came_back { Origin::Ghost } else { origin };
+        if came_back {
+            self.grow(stored_bytes);
+        }
+        self.make_room(index, stored_bytes);
+        let mut shard = self.lock(index);
+        // `forget` while we were reading: the bytes are of no use to anybody, not
+        // even to those who are loading the table anew.
+        if shard.withdraw(key, claim) {
+            let tables = shard.len();
+            shard.insert(key, stored, origin, incompressible);
+            self.settle(&mut shard, tables);
+        }
     }
 
     /// Forgets a table, changed or not: its cluster has another use now.
     pub(crate) fn forget(&self, key: u64) {
-        let table = self.shard(key).remove(key);
-        if table.is_some_and(|table| table.state != TableState::Clean) {
+        let mut shard = self.shard(key);
+        if let Some(claim) = shard.loading.remove(&key) {
+            claim.notify(usize::MAX);
+        }
+        let tables = shard.len();
+        let Some(table) = shard.remove(key) else {
+            return;
+        };
+        self.settle(&mut shard, tables);
+        if table.state != TableState::Clean {
             self.dirty.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    fn claim(&self, key: u64) -> Claim {
+        let mut shard = self.shard(key);
+        if shard.contains(key) {
+            return Claim::Loaded;
+        }
+        if let Some(event) = shard.loading.get(&key) {
+            return Claim::Joined(event.listen());
+        }
+        let claim = Arc::new(Event::new());
+        shard.loading.insert(key, claim.clone());
+        Claim::Mine(claim)
     }
 
     /// Brings the table at host offset `key` into memory: by `read`, unless it is
@@ -238,56 +333,78 @@ impl TableCache {
         key: u64,
         read: impl Future<Output = Result<Buffer>>,
     ) -> Result<()> {
-        loop {
-            let listener = {
-                let mut shard = self.shard(key);
-                match shard.by_key.get(&key) {
-                    Some(Slot::Loaded(_)) => return Ok(()),
-                    Some(Slot::Loading(event)) => event.listen(),
-                    None => {
-                        shard
-                            .by_key
-                            .insert(key, Slot::Loading(Arc::new(Event::new())));
-                        break;
-                    }
-                }
-            };
-            listener.await;
-        }
-        // If this future is dropped or the read fails, the guard wakes the
+        self.load_run(key, 1, false, |_| read).await
+    }
+
+    /// Like [`TableCache::load`], and with it up to `most` tables in all that lie
+    /// behind it: those that nobody has loaded or loads. `read` is given how many
+    /// tables to read. What a `scan` loads leaves early.
+    pub(crate) async fn load_run<F>(
+        &self,
+        key: u64,
+        most: usize,
+        scan: bool,
+        read: impl FnOnce(usize) -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<Buffer>>,
+    {
+        // If this future is dropped or the read fails, the claims wake the
         // others, and one of them reads in our place.
-        let loading = Loading { cache: self, key };
-        let bytes = read.await?;
-        debug_assert_eq!(bytes.len(), self.table_bytes);
-        let mut shard = self.shard(key);
-        // `forget` while we were reading: the bytes are of no use to anybody.
-        if let Some(Slot::Loading(event)) = shard.by_key.get(&key) {
-            let event = event.clone();
-            shard.make_room(self.capacity.load(Ordering::Relaxed) / self.shards.len());
-            shard.by_key.remove(&key);
-            shard.insert(Table::clean(key, &bytes));
-            event.notify(usize::MAX);
+        let mut loading = Loading {
+            cache: self,
+            key,
+            claims: SmallVec::new(),
+        };
+        loop {
+            match self.claim(key) {
+                Claim::Loaded => return Ok(()),
+                Claim::Joined(listener) => listener.await,
+                Claim::Mine(claim) => break loading.claims.push(claim),
+            }
         }
-        drop(shard);
-        std::mem::forget(loading);
+        while loading.claims.len() < most
+            && let Claim::Mine(claim) = self.claim(loading.key_of(loading.claims.len()))
+        {
+            loading.claims.push(claim);
+        }
+        let bytes = read(loading.claims.len()).await?;
+        debug_assert_eq!(bytes.len(), loading.claims.len() * self.table_bytes);
+        let origin = match scan {
+            true => Origin::Scan,
+            false => Origin::Request,
+        };
+        // The one that is needed comes last, so that the others do not evict it.
+        let pieces = bytes.chunks_exact(self.table_bytes).enumerate();
+        for (table, piece) in pieces.rev() {
+            let claim = &loading.claims[table];
+            self.insert_loaded(loading.key_of(table), piece, claim, origin);
+        }
+        loading.claims.clear();
         Ok(())
+    }
+
+    /// How many tables a scan may bring in at once: an eighth of the budget.
+    pub(crate) fn scan_tables(&self) -> usize {
+        self.limit_bytes.load(Ordering::Relaxed) / 8 / self.table_bytes
     }
 
     /// Copies every dirty table for writing. Only one write-back may run at a
     /// time; it must be ended with [`TableCache::end_writeback`].
     pub(crate) fn begin_writeback(&self) -> Vec<WriteBack> {
         let mut copies = Vec::new();
-        for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            for table in shard.tables.iter_mut().flatten() {
-                if table.state == TableState::Dirty {
+        for index in 0..self.shards.len() {
+            self.lock(index).for_each_dirty(|table| {
+                if table.state == TableState::Dirty
+                    && let Stored::Raw(bytes) = &table.stored
+                {
                     table.state = TableState::Writing;
                     copies.push(WriteBack {
                         key: table.key,
-                        bytes: Buffer::copy_of(&table.bytes),
+                        bytes: Buffer::copy_of(bytes),
                     });
                 }
-            }
+            });
         }
         copies.sort_by_key(|copy| copy.key);
         copies
@@ -298,151 +415,83 @@ impl TableCache {
     pub(crate) fn end_writeback(&self, keys: impl IntoIterator<Item = u64>, written: bool) {
         for key in keys {
             let mut shard = self.shard(key);
-            let Some(table) = shard.table(key) else {
+            let Some(table) = shard.get(key) else {
                 continue;
             };
-            table.state = match table.state {
+            match table.state {
                 TableState::Writing if written => {
+                    shard.mark_clean(key);
                     self.dirty.fetch_sub(1, Ordering::Relaxed);
-                    TableState::Clean
                 }
-                TableState::Clean => TableState::Clean,
-                _ => TableState::Dirty,
-            };
-        }
-    }
-
-    /// Drops every clean table that was not used since the last call.
-    pub(crate) fn drop_unused(&self) {
-        for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let unused: Vec<u64> = shard
-                .tables
-                .iter_mut()
-                .flatten()
-                .filter_map(|table| {
-                    let used = std::mem::take(&mut table.referenced);
-                    (table.state == TableState::Clean && !used).then_some(table.key)
-                })
-                .collect();
-            for key in unused {
-                shard.remove(key);
+                TableState::Clean => {}
+                _ => table.state = TableState::Dirty,
             }
         }
+        self.make_room(0, 0);
     }
 
-    /// Bytes of tables in memory now.
-    #[cfg(test)]
-    pub(crate) fn loaded_bytes(&self) -> usize {
-        let shards = self.shards.iter();
-        shards
-            .map(|s| s.lock().unwrap_or_else(PoisonError::into_inner).loaded)
-            .sum::<usize>()
-            * self.table_bytes
+    /// Drops every clean table that was not used since the last call, and packs
+    /// the others. An adaptive cache shrinks to what is left.
+    pub(crate) fn drop_unused(&self) {
+        for index in 0..self.shards.len() {
+            let mut shard = self.lock(index);
+            let tables = shard.len();
+            shard.drop_unused(&self.codec);
+            self.settle(&mut shard, tables);
+        }
+        if self.adaptive.load(Ordering::Relaxed) {
+            let used = self.used_bytes.load(Ordering::Relaxed);
+            let wanted = used.saturating_add(used / 4).max(START_BYTES);
+            self.limit_bytes.fetch_min(wanted, Ordering::Relaxed);
+        }
     }
+
+    /// Bytes of memory that tables and bookkeeping take now.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that the cache may take now.
+    pub(crate) fn limit_bytes(&self) -> usize {
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+}
+
+enum Claim {
+    Loaded,
+    /// Somebody is loading the table.
+    Joined(EventListener),
+    /// The caller loads it; the event tells its end.
+    Mine(Arc<Event>),
 }
 
 /// Withdraws an unfinished load when dropped.
-struct Loading<'a> {
-    cache: &'a TableCache,
+struct Loading<'a, C: Codec> {
+    cache: &'a TableCache<C>,
     key: u64,
+    claims: SmallVec<[Arc<Event>; 1]>,
 }
 
-impl Drop for Loading<'_> {
+impl<C: Codec> Loading<'_, C> {
+    fn key_of(&self, table: usize) -> u64 {
+        self.key + (table * self.cache.table_bytes) as u64
+    }
+}
+
+impl<C: Codec> Drop for Loading<'_, C> {
     fn drop(&mut self) {
-        let mut shard = self.cache.shard(self.key);
-        if matches!(shard.by_key.get(&self.key), Some(Slot::Loading(_))) {
-            shard.remove(self.key);
+        for (table, claim) in self.claims.iter().enumerate() {
+            let key = self.key_of(table);
+            self.cache.shard(key).withdraw(key, claim);
         }
     }
 }
 
-impl std::fmt::Debug for TableCache {
+impl<C: Codec> std::fmt::Debug for TableCache<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "TableCache({} bytes a table)", self.table_bytes)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use futures_util::FutureExt;
-    use std::cell::Cell;
-
-    const TABLE: usize = 512;
-
-    fn filled(byte: u8) -> Buffer {
-        let mut bytes = Buffer::zeroed(TABLE);
-        bytes.fill(byte);
-        bytes
-    }
-
-    fn load_now(cache: &TableCache, key: u64, byte: u8) {
-        cache
-            .load(key, async { Ok(filled(byte)) })
-            .now_or_never()
-            .unwrap()
-            .unwrap();
-    }
-
-    #[test]
-    fn stays_within_its_budget_and_keeps_dirty_tables() {
-        let cache = TableCache::new(TABLE, 4 * TABLE as u64);
-        load_now(&cache, 0, 7);
-        cache.update(0, |bytes| bytes[0] = 8).unwrap();
-        for table in 1..100 {
-            load_now(&cache, table * TABLE as u64, 1);
-            assert!(cache.loaded_bytes() <= 4 * TABLE);
-        }
-        assert_eq!(cache.with(0, |bytes| bytes[0]), Some(8));
-    }
-
-    #[test]
-    fn a_table_changed_during_writeback_stays_dirty() {
-        let cache = TableCache::new(TABLE, 4 * TABLE as u64);
-        load_now(&cache, 0, 0);
-        cache.update(0, |bytes| bytes[0] = 1).unwrap();
-        let first = cache.begin_writeback();
-        cache.update(0, |bytes| bytes[0] = 2).unwrap();
-        assert!(
-            cache.begin_writeback().is_empty(),
-            "one write of a table at a time"
-        );
-        cache.end_writeback(first.iter().map(|w| w.key), true);
-        let second = cache.begin_writeback();
-        assert_eq!((first[0].bytes[0], second[0].bytes[0]), (1, 2));
-        cache.end_writeback([0], true);
-        assert!(cache.begin_writeback().is_empty());
-        assert_eq!(cache.dirty.load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn loads_are_joined_and_survive_an_abandoned_leader() {
-        let cache = TableCache::new(TABLE, 4 * TABLE as u64);
-        let reads = Cell::new(0);
-        let mut leader = Box::pin(cache.load(0, std::future::pending()));
-        assert!(leader.as_mut().now_or_never().is_none());
-        let mut follower = Box::pin(cache.load(0, async {
-            reads.set(reads.get() + 1);
-            Ok(filled(3))
-        }));
-        assert!(follower.as_mut().now_or_never().is_none());
-        drop(leader);
-        follower
-            .as_mut()
-            .now_or_never()
-            .expect("reads in the leader's place")
-            .unwrap();
-        assert_eq!((reads.get(), cache.with(0, |bytes| bytes[0])), (1, Some(3)));
-    }
-
-    #[test]
-    fn unused_tables_are_dropped_at_the_second_call() {
-        let cache = TableCache::new(TABLE, 4 * TABLE as u64);
-        load_now(&cache, 0, 1);
-        cache.drop_unused();
-        assert_eq!(cache.loaded_bytes(), TABLE);
-        cache.drop_unused();
-        assert_eq!(cache.loaded_bytes(), 0);
-    }
-}
+mod tests;

@@ -8,10 +8,11 @@ use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::Result;
 
+use super::alloc::Allocator;
 use super::fault::bad_format;
 use super::image::Image;
 use super::inflight::Mode;
-use super::order::Dropped;
+use super::order::{Dropped, Reach, Reason};
 
 /// After so many clusters were dropped, they are made durable before more are: what
 /// is noted about them takes memory.
@@ -53,11 +54,10 @@ impl Image {
             if !is_empty(&old) {
                 cut = true;
                 self.ensure_l2_table(guest).await?;
-                self.set_mapping(guest, Mapping::Unallocated).await?;
-                self.drop_replaced(&old, &Mapping::Unallocated, true);
-                if self.l2.wants_writeback() {
-                    self.commit().await?;
-                }
+                self.set_mapping(guest, Mapping::Unallocated, Reach::AfterBarrier)
+                    .await?;
+                self.drop_replaced(&old, &Mapping::Unallocated, Reason::Cut);
+                self.relieve_cache().await?;
             }
             at += self.geometry.cluster_size_bytes();
         }
@@ -83,10 +83,12 @@ impl Image {
         let table = entry
             .decode(&self.geometry)
             .map_err(|e| bad_format("resize", &e))?;
+        let change = self.order.change(Reach::AfterBarrier);
         let set = self.l1.set(index, L1Entry::UNALLOCATED);
+        drop(change);
         debug_assert!(set, "the entry was there");
         for mapping in &clusters {
-            self.drop_replaced(mapping, &Mapping::Unallocated, true);
+            self.drop_replaced(mapping, &Mapping::Unallocated, Reason::Cut);
         }
         if let Some(table) = table {
             self.drop_table(table);
@@ -99,37 +101,62 @@ impl Image {
         self.order.note_dropped(Dropped {
             start: table.cluster(&self.geometry),
             count: 1,
-            discard: true,
+            reason: Reason::Cut,
         });
     }
 
     /// Cuts the file behind the last cluster that is in use.
     pub(crate) async fn cut_tail(self: &Arc<Self>) -> Result<()> {
-        if !self.file.capabilities().growable {
-            return Ok(());
-        }
         // Nobody allocates, or writes what was allocated, meanwhile.
         let _all = self
             .guest_ranges
             .acquire(0..u64::MAX, Mode::Exclusive)
             .await;
-        let cluster_bytes = self.geometry.cluster_size_bytes();
-        let len_bytes = self.file.len_bytes()?;
-        let clusters = self.geometry.clusters_for(len_bytes);
-        let end_bytes = self.last_used_end(clusters).await? * cluster_bytes;
-        if end_bytes < len_bytes {
-            // What could not be cut off is wasted, no more.
-            if self.file.truncate(end_bytes).await.is_ok() {
-                self.allocator.note_cut(end_bytes);
-            }
+        match self.allocator.cut_tail().await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.mark_corrupt(error).await),
+        }
+    }
+}
+
+impl Allocator {
+    /// Gives back what was counted ahead, and cuts the file behind the last cluster
+    /// that is in use. Nobody may allocate, or write to what was allocated, meanwhile.
+    ///
+    /// # Errors
+    /// When the refcounts cannot be read. What could not be cut off is wasted, no more.
+    async fn cut_tail(&self) -> Result<()> {
+        let file = &self.refcounts.file;
+        if !file.capabilities().growable {
+            return Ok(());
+        }
+        let _held = self.hold_end().await;
+        self.empty_reserve().await?;
+        let clusters = self.refcounts.geometry.clusters_for(file.len_bytes()?);
+        let tail = self.state().tail;
+        let end = self.last_used_end(clusters.max(tail)).await?;
+        let end_bytes = end * self.cluster_bytes();
+        if end_bytes < file.len_bytes()? && file.truncate(end_bytes).await.is_ok() {
+            self.note_cut(end);
         }
         Ok(())
     }
 
+    /// Forgets everything from cluster `end` on: the file was cut there.
+    fn note_cut(&self, end: u64) {
+        let mut state = self.state();
+        let tail = state.tail.min(end);
+        state.tail = tail;
+        state.length.note_cut(end * self.cluster_bytes(), tail);
+        state.free.remove(end..u64::MAX);
+        state.scan.cut(end);
+        state.written_beyond.retain(|written| written.start < end);
+    }
+
     /// The number of clusters up to the last of the first `clusters` that is in use.
     async fn last_used_end(&self, mut clusters: u64) -> Result<u64> {
-        let refcounts = &self.allocator.refcounts;
-        let per_block = self.geometry.refcount_block_entries();
+        let refcounts = &self.refcounts;
+        let per_block = refcounts.geometry.refcount_block_entries();
         let per_slice = refcounts.entries_per_slice();
         while clusters > 0 {
             let last = clusters - 1;
@@ -137,7 +164,7 @@ impl Image {
                 clusters = last / per_block * per_block;
                 continue;
             };
-            match refcounts.last_used(place.key, place.index) {
+            match refcounts.last_used(place.key, 0..place.index + 1) {
                 None => refcounts.load(place.key).await?,
                 Some(Some(used)) => return Ok(last / per_slice * per_slice + used as u64 + 1),
                 Some(None) => clusters = last / per_slice * per_slice,

@@ -1,30 +1,56 @@
-//! Decompression of one cluster: bytes in, a whole cluster out, nothing else.
+//! Decompression of one cluster: bytes in, a cluster or its beginning out, nothing
+//! else.
 //!
 //! What is on disk has no exact length: a descriptor counts 512-byte sectors, so
 //! the stream is followed by whatever the last sector holds, and a stream that
 //! another program wrote may run on beyond the cluster. Both are accepted; a
-//! stream that ends before the cluster is full is not.
+//! stream that ends before the output is full is not.
+//!
+//! A whole cluster is decompressed in one go. A beginning costs as much as there is
+//! of it: deflate stops where the output is full (zstd works block by block, and a
+//! cluster is one block).
 
 use std::cell::RefCell;
 
 use flate2::{FlushDecompress, Status};
+use vellum_format::header::CompressionType;
 use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
+use zstd::zstd_safe::{DCtx, find_frame_compressed_size};
 
 use crate::{Error, ErrorKind, Result};
 
 thread_local! {
-    // Both decoders own tables of tens of kilobytes that are worth keeping.
+    // All of them own tables of tens of kilobytes that are worth keeping.
     static INFLATER: RefCell<libdeflater::Decompressor> =
         RefCell::new(libdeflater::Decompressor::new());
-    static ZSTD: RefCell<Option<Decoder<'static>>> = const { RefCell::new(None) };
+    static STREAM_INFLATER: RefCell<flate2::Decompress> =
+        RefCell::new(flate2::Decompress::new(false));
+    static ZSTD: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+    static ZSTD_STREAM: RefCell<Option<Decoder<'static>>> = const { RefCell::new(None) };
+}
+
+/// Decompresses the first `output.len()` bytes of a cluster of `cluster_bytes`.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if `input` is broken, or ends, before `output` is full;
+/// the content of `output` is then unspecified.
+pub(crate) fn decompress(
+    kind: CompressionType,
+    input: &[u8],
+    output: &mut [u8],
+    cluster_bytes: usize,
+) -> Result<()> {
+    let whole = output.len() == cluster_bytes;
+    match kind {
+        CompressionType::Zlib if whole => inflate(input, output),
+        CompressionType::Zlib => inflate_prefix(input, output),
+        CompressionType::Zstd if whole => unzstd(input, output),
+        CompressionType::Zstd => unzstd_prefix(input, output),
+    }
 }
 
 /// Inflates a raw deflate stream (without a zlib header) until `output` is full.
-///
-/// # Errors
-/// [`ErrorKind::Corrupt`] if `input` is no such stream or ends too soon; the
-/// content of `output` is then unspecified.
-pub fn inflate(input: &[u8], output: &mut [u8]) -> Result<()> {
+fn inflate(input: &[u8], output: &mut [u8]) -> Result<()> {
     let whole = INFLATER.with_borrow_mut(|inflater| inflater.deflate_decompress(input, output));
     match whole {
         Ok(len) if len == output.len() => Ok(()),
@@ -37,7 +63,13 @@ pub fn inflate(input: &[u8], output: &mut [u8]) -> Result<()> {
 
 /// Inflates as much of a stream as fills `output`, whatever follows.
 fn inflate_prefix(input: &[u8], output: &mut [u8]) -> Result<()> {
-    let mut inflater = flate2::Decompress::new(false);
+    STREAM_INFLATER.with_borrow_mut(|inflater| {
+        inflater.reset(false);
+        inflate_with(inflater, input, output)
+    })
+}
+
+fn inflate_with(inflater: &mut flate2::Decompress, input: &[u8], output: &mut [u8]) -> Result<()> {
     loop {
         let (read, written) = (inflater.total_in() as usize, inflater.total_out() as usize);
         if written == output.len() {
@@ -59,12 +91,21 @@ fn inflate_prefix(input: &[u8], output: &mut [u8]) -> Result<()> {
 }
 
 /// Decompresses zstd frames, one or several, until `output` is full.
-///
-/// # Errors
-/// [`ErrorKind::Corrupt`] if `input` holds no such frames or ends too soon; the
-/// content of `output` is then unspecified.
-pub fn unzstd(input: &[u8], output: &mut [u8]) -> Result<()> {
-    ZSTD.with_borrow_mut(|kept| {
+fn unzstd(input: &[u8], output: &mut [u8]) -> Result<()> {
+    // Nearly always the cluster is one frame, and needs no buffer between.
+    if let Ok(len) = find_frame_compressed_size(input)
+        && let Some(frame) = input.get(..len)
+        && let Ok(len) = ZSTD.with_borrow_mut(|context| context.decompress(output, frame))
+        && len == output.len()
+    {
+        return Ok(());
+    }
+    unzstd_prefix(input, output)
+}
+
+/// Decompresses as much of zstd frames as fills `output`, whatever follows.
+fn unzstd_prefix(input: &[u8], output: &mut [u8]) -> Result<()> {
+    ZSTD_STREAM.with_borrow_mut(|kept| {
         let mut decoder = match kept.take() {
             Some(decoder) => decoder,
             None => Decoder::new().map_err(|error| broken(&error.to_string()))?,
@@ -131,14 +172,46 @@ mod tests {
 
     type Codec = (fn(&[u8]) -> Vec<u8>, fn(&[u8], &mut [u8]) -> Result<()>);
 
-    fn codecs() -> [Codec; 2] {
+    /// Codecs for whole clusters of 64 KiB, and for beginnings.
+    fn unpack<const CLUSTER: usize>(kind: CompressionType) -> fn(&[u8], &mut [u8]) -> Result<()> {
+        match kind {
+            CompressionType::Zlib => {
+                |input, output| decompress(CompressionType::Zlib, input, output, CLUSTER)
+            }
+            CompressionType::Zstd => {
+                |input, output| decompress(CompressionType::Zstd, input, output, CLUSTER)
+            }
+        }
+    }
+
+    fn codecs() -> [Codec; 4] {
+        let zstd: fn(&[u8]) -> Vec<u8> =
+            |bytes| zstd::bulk::compress(bytes, 3).expect("compresses");
         [
-            (deflate, inflate),
-            (
-                |bytes| zstd::bulk::compress(bytes, 3).expect("compresses"),
-                unzstd,
-            ),
+            (deflate, unpack::<65536>(CompressionType::Zlib)),
+            (deflate, unpack::<{ 1 << 20 }>(CompressionType::Zlib)),
+            (zstd, unpack::<65536>(CompressionType::Zstd)),
+            (zstd, unpack::<{ 1 << 20 }>(CompressionType::Zstd)),
         ]
+    }
+
+    #[test]
+    fn a_beginning_needs_only_what_it_is_made_of() {
+        let mut noise = 1_u32;
+        let cluster = std::iter::repeat_with(|| {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (noise >> 28) as u8
+        });
+        let cluster: Vec<u8> = cluster.take(65536).collect();
+        let packed = deflate(&cluster);
+        for len in [1, 512, 4096, 30_000, 65_535] {
+            let mut output = vec![0; len];
+            let enough = packed.len() * len / cluster.len() + 1000;
+            let input = &packed[..enough.min(packed.len())];
+            inflate_prefix(input, &mut output).expect("enough");
+            assert!(output == cluster[..len]);
+        }
+        assert!(inflate_prefix(&packed[..100], &mut [0; 30_000]).is_err());
     }
 
     #[test]

@@ -4,16 +4,29 @@ use std::future::Future;
 use std::sync::Arc;
 
 use vellum_format::header::Header;
-use vellum_storage::{Buffer, Io, Result, Storage, spawn};
+use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn};
 
 use super::create::Preallocation;
 use super::image::Image;
 use super::open;
-use super::options::OpenOptions;
+use super::options::{CacheOptions, OpenOptions};
 use super::read::read;
 use super::status::block_status;
 use crate::gate::Gate;
 use crate::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
+
+/// Memory of the metadata caches, bookkeeping included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheUsage {
+    /// What L2 tables take.
+    pub l2_bytes: u64,
+    /// What they may take now; without a size it adapts to the need.
+    pub l2_limit_bytes: u64,
+    /// What refcount blocks take.
+    pub refcount_bytes: u64,
+    /// What they may take.
+    pub refcount_limit_bytes: u64,
+}
 
 /// An open qcow2 image.
 ///
@@ -55,11 +68,41 @@ impl Qcow2 {
         self.image.data.clone()
     }
 
-    /// Drops tables from the caches that were not used since the last call, as
-    /// `cache-clean-interval` asks for.
+    /// Drops tables and decompressed clusters from the caches that were not used since the last call, as
+    /// `cache-clean-interval` asks for, and gives their memory back to the system.
     pub fn clean_caches(&self) {
         self.image.l2.drop_unused();
         self.image.allocator.refcounts.cache.drop_unused();
+        self.image.compressed.kept.drop_unused();
+        heap::give_back();
+    }
+
+    /// Changes the budgets of the caches while the image is in use. What does not
+    /// fit any more is dropped at once, except for what must be written first.
+    ///
+    /// `cache_clean_interval_s` is only checked: cleaning is up to the one who
+    /// calls [`Qcow2::clean_caches`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for sizes that contradict each other, as when
+    /// the image is opened; nothing has changed then.
+    pub fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
+        let image = &self.image;
+        image
+            .set_cache_sizes(options)
+            .map_err(|error| image.name_error(error))
+    }
+
+    /// What the caches take now.
+    pub fn cache_usage(&self) -> CacheUsage {
+        let image = &self.image;
+        let refcounts = &image.allocator.refcounts.cache;
+        CacheUsage {
+            l2_bytes: image.l2.used_bytes() as u64,
+            l2_limit_bytes: image.l2.limit_bytes() as u64,
+            refcount_bytes: refcounts.used_bytes() as u64,
+            refcount_limit_bytes: refcounts.limit_bytes() as u64,
+        }
     }
 
     /// Starts a request that changes the image.
@@ -128,7 +171,7 @@ impl BlockDevice for Qcow2 {
         if self.image.read_only {
             return Io::ready(Ok(()));
         }
-        self.change(|image| async move { image.commit().await })
+        self.change(|image| async move { image.flush().await })
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {

@@ -48,14 +48,14 @@ impl Allocator {
         self.write_block(block, 1).await?;
         self.refcounts.file.flush().await?;
         let entry = RefcountTableEntry::new(block);
-        self.write(table_offset.bytes() + 8 * index, &entry.0.to_be_bytes())
-            .await?;
+        let bytes = Buffer::copy_of(&entry.0.to_be_bytes());
+        self.write(table_offset.bytes() + 8 * index, bytes).await?;
         self.refcounts.table().set_block(index as usize, block);
         Ok(())
     }
 
-    async fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
+    async fn write(&self, offset_bytes: u64, bytes: Buffer) -> Result<()> {
+        let buffers = Buffers::from_iter([bytes]);
         self.refcounts
             .file
             .write(offset_bytes, buffers, WriteFlags::default())
@@ -72,12 +72,7 @@ impl Allocator {
             debug_assert!(fits);
         }
         self.note_end(offset.bytes() + geometry.cluster_size_bytes());
-        let buffers = Buffers::from_iter([bytes]);
-        self.refcounts
-            .file
-            .write(offset.bytes(), buffers, WriteFlags::default())
-            .await
-            .map(drop)
+        self.write(offset.bytes(), bytes).await
     }
 
     fn plan_table(&self, index: u64) -> Result<Layout> {
@@ -121,23 +116,23 @@ impl Allocator {
             entries[(layout.first_block + block) as usize] = RefcountTableEntry::new(offset);
         }
         let offset = HostOffset((layout.start + layout.blocks) * cluster_bytes);
-        let bytes: Vec<u8> = entries
-            .iter()
-            .flat_map(|entry| entry.0.to_be_bytes())
-            .collect();
+        let mut bytes = Buffer::zeroed(8 * entries.len());
+        for (raw, entry) in bytes.chunks_exact_mut(8).zip(&entries) {
+            raw.copy_from_slice(&entry.0.to_be_bytes());
+        }
         self.note_end(offset.bytes() + bytes.len() as u64);
-        self.write(offset.bytes(), &bytes).await?;
+        self.write(offset.bytes(), bytes).await?;
         self.refcounts.file.flush().await?;
         let mut fields = [0; 12];
         fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
         fields[8..].copy_from_slice(&(layout.table_clusters as u32).to_be_bytes());
-        self.write(HEADER_TABLE_FIELDS, &fields).await?;
+        self.write(HEADER_TABLE_FIELDS, Buffer::copy_of(&fields))
+            .await?;
         self.refcounts.file.flush().await?;
         let new = RefcountTable::new(offset, layout.table_clusters, entries);
         let old = std::mem::replace(&mut *self.refcounts.table(), new);
         self.release(old.offset.cluster(&geometry), old.clusters)
             .await
-            .map(drop)
     }
 }
 

@@ -7,17 +7,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, field};
-use vellum_format::types::{GuestOffset, HostCluster};
+use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
-use super::cache::TableCache;
+use super::cache::Budget;
+use super::compressed::Compressed;
+use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
-use super::map::{Lookup, Mapper, Slice, View};
+use super::lazy::LazyRefcounts;
+use super::load::read_bytes;
+use super::map::{L2Cache, Lookup, Mapper, Slice, View};
+use super::options::{CacheOptions, PassDiscards};
 use super::order::Order;
+use super::prefetch::Streams;
 use super::readers::Readers;
-use super::refcounts::read_table;
 use super::resize::Size;
 use crate::BlockDevice;
 
@@ -32,6 +37,7 @@ pub(crate) struct Image {
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
     pub(crate) discard_no_unref: bool,
+    pub(crate) pass_discards: PassDiscards,
     pub(crate) header: Mutex<Arc<Header>>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
@@ -39,13 +45,19 @@ pub(crate) struct Image {
     pub(crate) data: Arc<dyn Storage>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     pub(crate) l1: L1Table,
-    pub(crate) l2: TableCache,
-    pub(crate) allocator: Allocator,
+    pub(crate) l2: L2Cache,
+    /// How the sizes of the caches follow from the size of the device.
+    pub(crate) cache_options: Mutex<CacheOptions>,
+    pub(crate) streams: Streams,
+    pub(crate) allocator: Arc<Allocator>,
+    pub(crate) compressed: Compressed,
+    pub(crate) lazy: LazyRefcounts,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
     /// L1 indexes whose L2 table is being made.
     pub(crate) l1_entries: Arc<Inflight>,
     pub(crate) readers: Arc<Readers>,
+    pub(crate) data_cache: DataCache,
     pub(crate) order: Order,
     pub(crate) latch: Latch,
     /// What must happen once before the first change has happened.
@@ -85,7 +97,7 @@ impl Image {
 
     /// Brings an L2 slice into memory.
     pub(crate) async fn load_slice(&self, slice: Slice) -> Result<()> {
-        let read = read_table(&self.file, slice.key, self.l2.table_bytes());
+        let read = read_bytes(&self.file, slice.key, self.l2.table_bytes() as u64);
         self.l2.load(slice.key, read).await
     }
 
@@ -94,7 +106,7 @@ impl Image {
         loop {
             match self.mapper().view(guest, len_bytes) {
                 Ok(Lookup::Hit(view)) => return Ok(view),
-                Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
+                Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
             }
         }
@@ -103,9 +115,33 @@ impl Image {
     /// Allocates host clusters; refcounts that contradict the rest of the metadata
     /// mark the image corrupt.
     pub(crate) async fn allocate(&self, want: u64) -> Result<Allocation> {
-        match self.allocator.allocate(want).await {
+        self.allocate_near(want, None).await
+    }
+
+    /// As [`Image::allocate`]; `after`: where the data of the guest cluster before
+    /// these ends.
+    pub(crate) async fn allocate_near(
+        &self,
+        want: u64,
+        after: Option<HostOffset>,
+    ) -> Result<Allocation> {
+        self.begin_lazy_refcounts().await?;
+        match self.allocator.allocate_near(want, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(error).await),
+        }
+    }
+
+    /// Where the data of the guest cluster before `guest` ends, as far as memory
+    /// knows.
+    pub(crate) fn end_of_data_before(&self, guest: u64) -> Option<HostOffset> {
+        let cluster = self.geometry.cluster_size_bytes();
+        let before = GuestOffset(guest.checked_sub(cluster)?);
+        match self.mapper().cluster(before) {
+            Ok(Lookup::Hit(mapping)) => mapping
+                .host()
+                .map(|host| HostOffset(host.bytes() + cluster)),
+            _ => None,
         }
     }
 
@@ -171,6 +207,25 @@ impl Image {
     #[inline]
     pub(crate) fn size_bytes(&self) -> u64 {
         self.size.reach_bytes()
+    }
+
+    /// Sizes the metadata caches for the device as it is now.
+    ///
+    /// # Errors
+    /// Where the options contradict themselves; nothing has changed then.
+    pub(crate) fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
+        let mut current = self
+            .cache_options
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let sizes = options.resolve(&self.geometry, self.size.visible_bytes())?;
+        *current = *options;
+        self.l2.set_budget(sizes.l2);
+        self.allocator.refcounts.cache.set_budget(Budget {
+            max_bytes: sizes.refcount_bytes,
+            adaptive: false,
+        });
+        Ok(())
     }
 
     /// Takes the guest range that covers whole clusters around `range`.
@@ -282,27 +337,17 @@ impl Image {
             return Ok(());
         }
         // Twice: the first commit lets go of dropped clusters, the second writes
-        // their refcounts.
+        // their refcounts, and those of clusters that were counted ahead.
+        self.flush().await?;
+        self.resume_refcounts();
+        self.allocator.settle().await?;
         self.commit().await?;
-        self.cover_last_cluster().await?;
-        self.commit().await?;
+        self.end_lazy_refcounts().await?;
         self.latch(Error::new(
             ErrorKind::InvalidArgument,
             "write",
             "the image is closed",
         ));
-        Ok(())
-    }
-
-    /// Lets the file reach to the end of its last cluster, for readers that take
-    /// a cluster cut short for damage.
-    async fn cover_last_cluster(&self) -> Result<()> {
-        let Some(end) = self.allocator.grown_end_bytes() else {
-            return Ok(());
-        };
-        if self.file.capabilities().growable && self.file.len_bytes()? < end {
-            self.file.truncate(end).await?;
-        }
         Ok(())
     }
 }

@@ -16,6 +16,8 @@ use vellum_format::l1::L1Entry;
 use vellum_format::types::HostOffset;
 use vellum_storage::Buffer;
 
+use super::cache::WriteBack;
+
 const SECTOR_BYTES: usize = 512;
 const ENTRIES_PER_SECTOR: usize = SECTOR_BYTES / 8;
 /// Doublings from one sector to far more entries than the format allows.
@@ -177,6 +179,14 @@ impl L1Sector {
     /// Which sector of the table this is.
     pub(crate) fn sector(&self) -> usize {
         self.sector
+    }
+
+    /// The write that puts it to disk.
+    pub(crate) fn into_write(self) -> WriteBack {
+        WriteBack {
+            key: self.offset_bytes,
+            bytes: self.bytes,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use vellum_storage::Result;
 use super::create::write::region;
 use super::image::Image;
 use super::inflight::Mode;
-use super::order::Dropped;
+use super::order::{Dropped, Reason};
 
 impl Image {
     /// Gives the L1 table at least `entries` entries.
@@ -78,12 +78,12 @@ impl Image {
 
     fn drop_old_l1(&self, old: Range<u64>, offset: HostOffset, entries: u64) {
         let new = self.l1_clusters(offset, entries);
-        self.allocator.move_reserved(old.clone(), new);
+        self.allocator.move_reserved(&old, new);
         if !old.is_empty() {
             self.order.note_dropped(Dropped {
                 start: vellum_format::types::HostCluster(old.start),
                 count: old.end - old.start,
-                discard: true,
+                reason: Reason::Other,
             });
         }
     }

@@ -11,6 +11,7 @@ use vellum_storage::Result;
 use super::cache::TableCache;
 use super::fault::{bad_format, corrupt};
 use super::l1::L1Table;
+use super::packed::{L2Codec, SliceView};
 
 /// What a run of guest bytes is mapped to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,11 +99,14 @@ pub(crate) struct EntryPlace {
     pub(crate) index: usize,
 }
 
+/// L2 slices in memory.
+pub(crate) type L2Cache = TableCache<L2Codec>;
+
 /// The tables that a lookup goes through.
 pub(crate) struct Mapper<'a> {
     pub(crate) geometry: &'a Geometry,
     pub(crate) l1: &'a L1Table,
-    pub(crate) l2: &'a TableCache,
+    pub(crate) l2: &'a L2Cache,
 }
 
 impl Mapper<'_> {
@@ -131,13 +135,18 @@ impl Mapper<'_> {
         }
     }
 
+    /// Guest bytes that one slice maps.
+    pub(crate) fn slice_guest_bytes(&self) -> u64 {
+        self.entries_per_slice() << self.geometry.cluster_bits
+    }
+
     /// The mapping of the cluster at `guest`.
     pub(crate) fn cluster(&self, guest: GuestOffset) -> Result<Lookup<Mapping>> {
         let Some(place) = self.place(guest)? else {
             return Ok(Lookup::Hit(Mapping::Unallocated));
         };
-        let entry = self.l2.with(place.slice.key, |slice| {
-            L2Entry::read(slice, place.index, self.geometry)
+        let entry = self.l2.with_content(place.slice.key, |content| {
+            self.l2.codec().view(content).entry(place.index)
         });
         match entry {
             None => Ok(Lookup::Miss(place.slice)),
@@ -179,8 +188,9 @@ impl Mapper<'_> {
             let slice_end = self.geometry.cluster_start(at.bytes())
                 + clusters_left * self.geometry.cluster_size_bytes();
             let stop = slice_end.min(end);
-            let hit = self.l2.with(place.slice.key, |slice| {
-                self.view_slice(slice, place.index, at, stop, &mut view)
+            let hit = self.l2.with_content(place.slice.key, |content| {
+                let slice = self.l2.codec().view(content);
+                self.view_slice(&slice, place.index, at, stop, &mut view)
             });
             match hit {
                 Some(result) => result?,
@@ -194,22 +204,21 @@ impl Mapper<'_> {
 
     fn view_slice(
         &self,
-        slice: &[u8],
+        slice: &SliceView<'_>,
         first: usize,
         from: GuestOffset,
         stop: u64,
         view: &mut View,
     ) -> Result<()> {
         let mut at = from.bytes();
-        let mut index = first;
+        let mut entries = slice.entries(first);
         while at < stop {
             let cluster_start = self.geometry.cluster_start(at);
             let end = (cluster_start + self.geometry.cluster_size_bytes()).min(stop);
             let guest = GuestOffset(at);
-            let mapping = self.decode(L2Entry::read(slice, index, self.geometry), guest)?;
+            let mapping = self.decode(entries.next(), guest)?;
             self.push_cluster(view, guest, end - at, mapping);
             at = end;
-            index += 1;
         }
         Ok(())
     }
@@ -299,6 +308,7 @@ fn push(view: &mut View, run: Run) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cache::Budget;
     use super::*;
     use vellum_format::l1::L1Entry;
 
@@ -326,7 +336,11 @@ mod tests {
                     .write(&mut slice, index, &geometry)
             );
         }
-        let l2 = TableCache::new(4096, 1 << 20);
+        let budget = Budget {
+            max_bytes: 1 << 20,
+            adaptive: false,
+        };
+        let l2 = L2Cache::with_codec(L2Codec::new(geometry), 4096, budget);
         l2.insert_clean(TABLE, &slice);
         test(&Mapper {
             geometry: &geometry,

@@ -14,12 +14,17 @@ use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::Allocator;
-use super::cache::TableCache;
 use super::check;
+use super::compressed::Compressed;
+use super::data_cache::DataCache;
 use super::image::Image;
 use super::l1::L1Table;
+use super::lazy::LazyRefcounts;
 use super::load::{self, read_bytes};
-use super::options::{Backing, OpenOptions};
+use super::map::L2Cache;
+use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
+use super::packed::L2Codec;
+use super::prefetch::Streams;
 use super::refcounts::{RefcountTable, Refcounts};
 use super::resize::Size;
 use crate::BlockDevice;
@@ -69,6 +74,13 @@ fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptio
         ));
     }
     let geometry = header.geometry();
+    if options.discard_no_unref && geometry.version < 3 {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            file,
+            "discard-no-unref is only supported since qcow2 version 3",
+        ));
+    }
     if u64::from(header.l1_entries) < geometry.l1_entries_for(header.guest_size_bytes()) {
         return Err(refuse(
             ErrorKind::InvalidImage,
@@ -224,11 +236,9 @@ async fn assemble(
         u64::from(header.l1_entries) * 8
     };
     let l1 = read_bytes(&file, header.l1_table_offset.bytes(), l1_bytes).await?;
-    let capabilities = file.capabilities();
-    let zero_init = capabilities.growable && capabilities.has_zero_init;
-    let file_len = file
-        .len_bytes()?
-        .next_multiple_of(geometry.cluster_size_bytes());
+    let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
+    let lazy = LazyRefcounts::new(&header, options.lazy_refcounts)
+        .map_err(|error| error.target(file.name()))?;
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -238,9 +248,18 @@ async fn assemble(
         read_only: options.read_only,
         discard: options.discard,
         discard_no_unref: options.discard_no_unref,
+        pass_discards: options.pass_discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
-        l2: TableCache::new(sizes.l2_entry_bytes as usize, sizes.l2_bytes),
-        allocator: Allocator::new(refcounts, file_len, zero_init, reserved_clusters(&header)),
+        l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
+        cache_options: Mutex::new(options.cache),
+        streams: Streams::default(),
+        lazy,
+        allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,
+        compressed: Compressed::new(
+            &geometry,
+            header.guest_size_bytes(),
+            options.decompressed_cache_bytes(&geometry),
+        ),
         header: Mutex::new(Arc::new(header)),
         file,
         data,
@@ -248,6 +267,7 @@ async fn assemble(
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),
         readers: Arc::default(),
+        data_cache: DataCache::new(options.data_cache_bytes()),
         order: Default::default(),
         latch: Default::default(),
         prepared: AtomicBool::new(false),

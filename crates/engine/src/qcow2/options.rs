@@ -5,24 +5,29 @@ use std::sync::Arc;
 use vellum_format::geometry::Geometry;
 use vellum_storage::{Error, ErrorKind, Result, Storage};
 
+use super::ahead::AheadOptions;
+use super::cache::Budget;
 use crate::BlockDevice;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
 /// `None` takes its default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheOptions {
-    /// `l2-cache-size`: bytes for L2 tables. Default: what the whole image needs,
-    /// 32 MiB at most.
+    /// `l2-cache-size`: bytes for L2 tables; never more than the whole image needs.
+    /// Default: as much as turns out to be useful, up to what the whole image needs
+    /// and 32 MiB.
     pub l2_cache_size_bytes: Option<u64>,
     /// `refcount-cache-size`: bytes for refcount blocks. Default: four clusters.
     pub refcount_cache_size_bytes: Option<u64>,
     /// `cache-size`: both caches together.
     pub cache_size_bytes: Option<u64>,
-    /// `l2-cache-entry-size`: what one miss reads; a power of two from 512 to the
-    /// cluster size. Default: 4 KiB, or the cluster size if that is less.
+    /// `l2-cache-entry-size`: a power of two from 512 to the cluster size, to whose
+    /// multiples the L2 cache's size is rounded, and of which it has two at least.
+    /// A miss reads 4 KiB whatever this is. Default: 4 KiB, or the cluster size if
+    /// that is less.
     pub l2_cache_entry_size_bytes: Option<u64>,
     /// `cache-clean-interval`: seconds after which an unused table is dropped;
-    /// 0 never.
+    /// 0 never. For the one who calls [`Qcow2::clean_caches`](super::Qcow2).
     pub cache_clean_interval_s: Option<u64>,
 }
 
@@ -45,6 +50,10 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Budgets of the metadata caches.
     pub cache: CacheOptions,
+    /// `decompressed-cache-size`, an option of our own: bytes for decompressed
+    /// clusters that are likely to be read again, taken as they are needed; 0 for
+    /// none. Default: 4 MiB, or two clusters if that is more.
+    pub decompressed_cache_size_bytes: Option<u64>,
     /// The backing device.
     pub backing: Backing,
     /// The external data file, if it is not to be opened through the gate.
@@ -54,21 +63,74 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Keep discarded clusters allocated (`discard-no-unref`).
     pub discard_no_unref: bool,
+    /// `pass-discard-request`: give the space of clusters back to the storage that
+    /// the guest discards. Default: as `discard`.
+    pub pass_discard_request: Option<bool>,
+    /// `pass-discard-other`: give the space of tables back that are not needed any
+    /// more.
+    pub pass_discard_other: bool,
+    /// `lazy-refcounts`: postpone refcounts until the image is closed, and mark it
+    /// dirty meanwhile. Default: as the image says.
+    pub lazy_refcounts: Option<bool>,
+    /// `data-cache-size`: bytes of small writes to clusters that need copy-on-write
+    /// that are kept in memory until the cluster is whole, a flush comes or room is
+    /// needed; 0: none. Default: 2 MiB.
+    pub data_cache_size_bytes: Option<u64>,
+    /// How far ahead of the writes clusters are counted.
+    pub ahead: AheadOptions,
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,
 }
 
+/// Which freed clusters are punched out of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PassDiscards {
+    pub(crate) request: bool,
+    pub(crate) other: bool,
+}
+
+impl OpenOptions {
+    pub(crate) fn pass_discards(&self) -> PassDiscards {
+        PassDiscards {
+            request: self.pass_discard_request.unwrap_or(self.discard),
+            other: self.pass_discard_other,
+        }
+    }
+}
+
 const DEFAULT_L2_CACHE_MAX_BYTES: u64 = 32 << 20;
+const DEFAULT_DATA_CACHE_BYTES: u64 = 2 << 20;
+const DEFAULT_DECOMPRESSED_CACHE_BYTES: u64 = 4 << 20;
 const DEFAULT_L2_ENTRY_BYTES: u64 = 4096;
 const MIN_L2_ENTRY_BYTES: u64 = 512;
+const MIN_L2_CACHE_ENTRIES: u64 = 2;
 const MIN_REFCOUNT_CACHE_CLUSTERS: u64 = 4;
+/// What a miss of the L2 cache reads: small, whatever the cache's entry size is.
+pub(crate) const L2_SLICE_BYTES: u64 = 4096;
+
+impl OpenOptions {
+    /// The budget of the data cache with its default filled in.
+    pub(crate) fn data_cache_bytes(&self) -> usize {
+        let bytes = self
+            .data_cache_size_bytes
+            .unwrap_or(DEFAULT_DATA_CACHE_BYTES);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The budget of the cache for decompressed clusters.
+    pub(crate) fn decompressed_cache_bytes(&self, geometry: &Geometry) -> u64 {
+        // A little more than two clusters: what it takes to find them counts too.
+        let two_clusters = geometry.cluster_size_bytes() * 9 / 4;
+        let default = DEFAULT_DECOMPRESSED_CACHE_BYTES.max(two_clusters);
+        self.decompressed_cache_size_bytes.unwrap_or(default)
+    }
+}
 
 /// Budgets with all defaults filled in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheSizes {
-    pub(crate) l2_bytes: u64,
-    pub(crate) l2_entry_bytes: u64,
+    pub(crate) l2: Budget,
     pub(crate) refcount_bytes: u64,
 }
 
@@ -92,43 +154,52 @@ impl CacheOptions {
                  cluster size ({cluster})"
             )));
         }
+        if self.cache_clean_interval_s > Some(u64::from(u32::MAX)) {
+            return Err(invalid("Cache clean interval too big"));
+        }
         let tables = size_bytes.div_ceil(cluster).div_ceil(geometry.l2_entries());
         let whole_image = tables.saturating_mul(cluster);
         let min_refcount = MIN_REFCOUNT_CACHE_CLUSTERS * cluster;
         let (l2_bytes, refcount_bytes) = self.split(whole_image, min_refcount)?;
+        let l2_entries = l2_bytes / l2_entry_bytes;
+        let refcount_blocks = refcount_bytes / cluster;
         let limit = u64::from(i32::MAX.unsigned_abs());
-        if l2_bytes / l2_entry_bytes > limit {
+        if l2_entries > limit {
             return Err(invalid("L2 cache size too big"));
         }
-        if refcount_bytes / cluster > limit {
+        if refcount_blocks > limit {
             return Err(invalid("Refcount cache size too big"));
         }
         Ok(CacheSizes {
-            l2_bytes: l2_bytes.max(2 * l2_entry_bytes),
-            l2_entry_bytes,
-            refcount_bytes: refcount_bytes.max(min_refcount),
+            l2: Budget {
+                max_bytes: l2_entries.max(MIN_L2_CACHE_ENTRIES) * l2_entry_bytes,
+                adaptive: self.l2_cache_size_bytes.is_none() && self.cache_size_bytes.is_none(),
+            },
+            refcount_bytes: refcount_blocks.max(MIN_REFCOUNT_CACHE_CLUSTERS) * cluster,
         })
     }
 
+    /// The sizes of both caches, before they are rounded.
     fn split(&self, whole_image: u64, min_refcount: u64) -> Result<(u64, u64)> {
-        let default_l2 = whole_image.min(DEFAULT_L2_CACHE_MAX_BYTES);
+        let most_l2 = self
+            .l2_cache_size_bytes
+            .unwrap_or(DEFAULT_L2_CACHE_MAX_BYTES);
+        let l2 = whole_image.min(most_l2);
         let Some(both) = self.cache_size_bytes else {
-            return Ok((
-                self.l2_cache_size_bytes.unwrap_or(default_l2),
-                self.refcount_cache_size_bytes.unwrap_or(min_refcount),
-            ));
+            let refcount = self.refcount_cache_size_bytes.unwrap_or(min_refcount);
+            return Ok((l2, refcount));
         };
         match (self.l2_cache_size_bytes, self.refcount_cache_size_bytes) {
             (Some(_), Some(_)) => Err(invalid(
                 "cache-size, l2-cache-size and refcount-cache-size may not be set at the same time",
             )),
-            (Some(l2), None) if l2 > both => {
+            (Some(_), None) if most_l2 > both => {
                 Err(invalid("l2-cache-size may not exceed cache-size"))
             }
             (None, Some(refcount)) if refcount > both => {
                 Err(invalid("refcount-cache-size may not exceed cache-size"))
             }
-            (Some(l2), None) => Ok((l2, both - l2)),
+            (Some(_), None) => Ok((l2, both - l2)),
             (None, Some(refcount)) => Ok((both - refcount, refcount)),
             (None, None) if both >= whole_image.saturating_add(min_refcount) => {
                 Ok((whole_image, both - whole_image))
@@ -160,7 +231,7 @@ mod tests {
     fn resolve(options: CacheOptions, size: u64) -> Result<(u64, u64)> {
         options
             .resolve(&geometry(), size)
-            .map(|sizes| (sizes.l2_bytes, sizes.refcount_bytes))
+            .map(|sizes| (sizes.l2.max_bytes, sizes.refcount_bytes))
     }
 
     #[test]

@@ -11,6 +11,11 @@
 //! 5. what was noted in 1 is nobody's on disk; once no request reads it either,
 //!    its refcounts go down and it may be used again.
 //!
+//! Step 2 is left out when no change in the copies needs it ([`Reach::AtOnce`]): an
+//! entry that points at a new cluster whose refcount is durable already and which
+//! reads on disk as what the guest saw there before, namely zeroes, may be on disk
+//! before the data is.
+//!
 //! Invariants:
 //! - A mapping entry is copied in 1 only after the data that it points at was
 //!   written and its refcount raised in memory, so 2 makes both durable.
@@ -21,25 +26,47 @@
 //! after it.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
-use futures_util::future::try_join_all;
 use vellum_format::types::HostCluster;
-use vellum_storage::{Buffers, Error, ErrorKind, Result, WriteFlags};
+use vellum_storage::{Error, ErrorKind, Result, spawn};
 
 use super::cache::WriteBack;
 use super::image::Image;
 use super::l1::L1Sector;
 use super::refcounts::write_tables;
 
+/// When a change of the mapping may reach the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// At any time.
+    AtOnce,
+    /// After a barrier that follows everything that was written before the change.
+    AfterBarrier,
+}
+
+/// Why the mapping has dropped a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// The guest has discarded it, or zeroed it and let its space go.
+    Discarded,
+    /// The guest's data lies elsewhere now. Never punched: the cluster is soon used
+    /// again.
+    Replaced,
+    /// The device has become smaller.
+    Cut,
+    /// It was a table.
+    Other,
+}
+
 /// A run of clusters that the mapping has dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub(crate) start: HostCluster,
     pub(crate) count: u64,
-    /// Give the space back to the storage if nobody else uses it.
-    pub(crate) discard: bool,
+    pub(crate) reason: Reason,
 }
 
 #[derive(Default)]
@@ -67,6 +94,23 @@ pub(crate) struct Order {
     turns: Mutex<Turns>,
     turn_ended: Event,
     dropped: Mutex<DroppedLists>,
+    /// Changes that need a barrier: running, and whether any has ended since the
+    /// last commit took its copies.
+    changing: AtomicUsize,
+    changed: AtomicBool,
+    /// A commit in the background is under way.
+    relieving: AtomicBool,
+}
+
+/// A running change of the mapping that needs a barrier before it.
+#[derive(Debug)]
+pub(crate) struct Change<'a>(&'a Order);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.changed.store(true, Ordering::SeqCst);
+        self.0.changing.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl std::fmt::Debug for Order {
@@ -84,17 +128,72 @@ impl Order {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Must be held while a table of the mapping is changed in memory.
+    pub(crate) fn change(&self, reach: Reach) -> Option<Change<'_>> {
+        (reach == Reach::AfterBarrier).then(|| {
+            self.changing.fetch_add(1, Ordering::SeqCst);
+            Change(self)
+        })
+    }
+
+    /// Whether anything in copies taken just before needs a barrier.
+    fn needs_barrier(&self) -> bool {
+        // In this order: a change that has ended has left its mark first.
+        let running = self.changing.load(Ordering::SeqCst) > 0;
+        self.changed.swap(false, Ordering::SeqCst) || running
+    }
+
+    /// The barrier failed: the changes still need one.
+    fn still_needs_barrier(&self) {
+        self.changed.store(true, Ordering::SeqCst);
+    }
+
     /// Notes that the mapping in memory has dropped a run of clusters.
     pub(crate) fn note_dropped(&self, dropped: Dropped) {
         let mut lists = self.lists();
         if let Some(last) = lists.noted.last_mut() {
             let adjacent = last.start.index() + last.count == dropped.start.index();
-            if adjacent && last.discard == dropped.discard {
+            if adjacent && last.reason == dropped.reason {
                 last.count += dropped.count;
                 return;
             }
         }
         lists.noted.push(dropped);
+    }
+}
+
+/// A running commit. Others wait for its end, which comes even if its lane ends
+/// first; then nobody knows what has been written, and nothing more may be.
+struct RunningTurn<'a> {
+    image: &'a Image,
+    turn: u64,
+    result: Option<Result<()>>,
+}
+
+impl Drop for RunningTurn<'_> {
+    fn drop(&mut self) {
+        let result = self.result.take().unwrap_or_else(|| {
+            let message = "a commit was abandoned: its lane ended (see lane::finish)";
+            let error = Error::new(ErrorKind::Io, "commit", message);
+            self.image.latch(error.clone());
+            Err(error)
+        });
+        let order = &self.image.order;
+        let mut turns = order.turns();
+        turns.finished = self.turn;
+        turns.running = false;
+        turns.failure = result.err();
+        drop(turns);
+        order.turn_ended.notify(usize::MAX);
+    }
+}
+
+/// A commit in the background; over even if its lane ends first.
+struct Relief(Arc<Image>);
+
+impl Drop for Relief {
+    fn drop(&mut self) {
+        self.0.order.relieving.store(false, Ordering::Release);
     }
 }
 
@@ -122,21 +221,46 @@ impl Image {
     }
 
     /// Makes everything completed before this call durable.
+    pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
+        self.drain_all().await?;
+        self.commit().await
+    }
+
+    /// Makes everything durable that the mapping in memory leads to.
     pub(crate) async fn commit(self: &Arc<Self>) -> Result<()> {
         let wanted = self.order.turns().started + 1;
         match self.wait_for_turn(wanted).await {
             Turn::Served(result) => result,
             Turn::Mine(turn) => {
+                let mut running = RunningTurn {
+                    image: self,
+                    turn,
+                    result: None,
+                };
                 let result = self.run_commit().await;
-                let mut turns = self.order.turns();
-                turns.finished = turn;
-                turns.running = false;
-                turns.failure = result.as_ref().err().cloned();
-                drop(turns);
-                self.order.turn_ended.notify(usize::MAX);
+                running.result = Some(result.clone());
                 result
             }
         }
+    }
+
+    /// Lets dirty tables be written in the background when they fill the cache; waits
+    /// only if that is going on already and they fill it again.
+    pub(crate) async fn relieve_cache(self: &Arc<Self>) -> Result<()> {
+        if !self.l2.wants_writeback() {
+            return Ok(());
+        }
+        if self.l2.is_mostly_dirty() {
+            return self.commit().await;
+        }
+        if !self.order.relieving.swap(true, Ordering::AcqRel) {
+            let relief = Relief(self.clone());
+            drop(spawn(async move {
+                // A failure latches the image or meets the next flush.
+                drop(relief.0.commit().await);
+            }));
+        }
+        Ok(())
     }
 
     async fn wait_for_turn(&self, wanted: u64) -> Turn {
@@ -177,19 +301,45 @@ impl Image {
             slices: self.l2.begin_writeback(),
             sectors: self.l1.take_dirty(),
         };
-        let before = self.write_refcounts_and_barrier().await;
-        if copies.is_empty() {
-            return before;
+        let barrier = self.order.needs_barrier() || self.has_external_data();
+        let result = if barrier || copies.is_empty() {
+            let before = self.write_refcounts_and_barrier().await;
+            if copies.is_empty() {
+                return before;
+            }
+            self.write_mapping(copies, before).await
+        } else {
+            let mark = self.allocator.commit_began();
+            let refcounts = self.write_refcounts().await;
+            let result = self.write_mapping(copies, refcounts).await;
+            if result.is_ok() {
+                self.allocator.barrier_passed(mark);
+            }
+            result
+        };
+        if result.is_err() {
+            self.order.still_needs_barrier();
         }
-        self.write_mapping(copies, before).await
+        result
+    }
+
+    /// Writes dirty refcount blocks, unless the image is marked dirty instead.
+    async fn write_refcounts(&self) -> Result<()> {
+        if self.lazy.are_postponed() {
+            return Ok(());
+        }
+        self.allocator.refcounts.write_back().await
     }
 
     async fn write_refcounts_and_barrier(&self) -> Result<()> {
-        self.allocator.refcounts.write_back().await?;
+        let mark = self.allocator.commit_began();
+        self.write_refcounts().await?;
         if self.has_external_data() {
             self.data.flush().await?;
         }
-        self.file.flush().await
+        self.file.flush().await?;
+        self.allocator.barrier_passed(mark);
+        Ok(())
     }
 
     /// Writes the copied mapping tables, unless what must come `before` failed.
@@ -208,13 +358,9 @@ impl Image {
     }
 
     async fn write_copies(&self, copies: MappingCopies) -> Result<()> {
-        write_tables(&self.file, copies.slices).await?;
-        let sectors = copies.sectors.into_iter().map(|sector| {
-            let buffers = Buffers::from_iter([sector.bytes]);
-            self.file
-                .write(sector.offset_bytes, buffers, WriteFlags::default())
-        });
-        try_join_all(sectors).await?;
+        let sectors = copies.sectors.into_iter().map(L1Sector::into_write);
+        let tables = copies.slices.into_iter().chain(sectors).collect();
+        write_tables(&self.file, tables).await?;
         self.file.flush().await
     }
 
@@ -246,12 +392,28 @@ impl Image {
     }
 
     async fn release_clusters(&self, dropped: Dropped) -> Result<()> {
-        if dropped.discard {
-            self.punch_unshared(dropped).await?;
+        if self.passes_discard(dropped.reason) {
+            // A hint: what cannot be looked up now is not punched.
+            drop(self.punch_unshared(dropped).await);
         }
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let start = dropped.start.index() * cluster_bytes;
+        let end = start + dropped.count * cluster_bytes;
+        self.compressed.kept.forget(start..end);
         match self.allocator.release(dropped.start, dropped.count).await {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) => Err(self.mark_corrupt(error).await),
+        }
+    }
+
+    /// Whether the space of clusters that were dropped for `reason` goes back to the
+    /// storage when nobody else uses them.
+    pub(crate) fn passes_discard(&self, reason: Reason) -> bool {
+        match reason {
+            Reason::Discarded => self.pass_discards.request,
+            Reason::Cut => true,
+            Reason::Replaced => false,
+            Reason::Other => self.pass_discards.other,
         }
     }
 

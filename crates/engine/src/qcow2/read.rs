@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use vellum_format::compressed::CompressedDescriptor;
-use vellum_format::header::CompressionType;
 use vellum_format::types::GuestOffset;
 use vellum_storage::{Buffer, Buffers, Io, Result};
 
-use super::decompress;
+use super::compressed::{Batch, Piece, batches};
 use super::image::Image;
 use super::map::{Lookup, Run, RunKind};
 use super::readers::Reading;
@@ -24,6 +22,19 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     }
     let reading = image.readers.enter();
     let guest = GuestOffset(offset_bytes);
+    // Before the mapping is looked up: a cluster that is drained meanwhile is found there.
+    let kept = image.kept_pieces(offset_bytes, buffer.len() as u64);
+    if !kept.is_empty() {
+        let image = image.clone();
+        return Io::boxed(async move {
+            let mut buffer = image.read_runs(guest, buffer, reading).await?;
+            for (at, piece) in kept {
+                let inside = (at - offset_bytes) as usize;
+                buffer[inside..inside + piece.len()].copy_from_slice(&piece);
+            }
+            Ok(buffer)
+        });
+    }
     if let Ok(Lookup::Hit(view)) = image.mapper().view(guest, buffer.len() as u64)
         && let [
             Run {
@@ -36,9 +47,8 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     {
         let io = image.data.read(host.bytes(), Buffers::from_iter([buffer]));
         return Io::boxed(async move {
-            let buffers = io.await?;
-            drop(reading);
-            Ok(Buffer::join_all(buffers))
+            let _reading = reading;
+            io.into_single().await
         });
     }
     let image = image.clone();
@@ -46,6 +56,16 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
 }
 
 impl Image {
+    /// What the data cache holds of a guest range.
+    fn kept_pieces(&self, offset_bytes: u64, len_bytes: u64) -> Vec<(u64, Buffer)> {
+        if self.data_cache.is_empty() {
+            return Vec::new();
+        }
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        self.data_cache
+            .pieces_in(offset_bytes..offset_bytes + len_bytes, cluster_bytes)
+    }
+
     /// Reads a range run by run; `_reading` keeps its clusters from being reused.
     async fn read_runs(
         self: &Arc<Self>,
@@ -57,49 +77,58 @@ impl Image {
         let mut done: Vec<(u64, Buffer)> = Vec::new();
         let mut running = FuturesUnordered::new();
         while !rest.is_empty() {
-            for run in self.view(GuestOffset(at), rest.len() as u64).await? {
+            let view = self.view(GuestOffset(at), rest.len() as u64).await?;
+            if let [run] = &view[..]
+                && run.len_bytes == rest.len() as u64
+                && at == from.bytes()
+            {
+                return self.read_run(run, rest).await;
+            }
+            let pieces = view.into_iter().map(|run| {
+                at += run.len_bytes;
+                let buffer = rest.split_to(run.len_bytes as usize);
+                Piece { run, buffer }
+            });
+            for batch in batches(&self.geometry, pieces.collect()) {
                 if running.len() >= MAX_PARALLEL_RUNS
                     && let Some(finished) = running.next().await
                 {
-                    done.push(finished?);
+                    done.extend::<Vec<_>>(finished?);
                 }
-                at += run.len_bytes;
-                let piece = rest.split_to(run.len_bytes as usize);
-                running.push(async move {
-                    let piece = self.read_run(&run, piece).await?;
-                    Ok((run.guest.bytes(), piece))
-                });
+                running.push(self.read_batch(batch));
             }
         }
         while let Some(finished) = running.next().await {
-            done.push(finished?);
+            done.extend(finished?);
         }
         drop(running);
         done.sort_by_key(|(guest, _)| *guest);
         Ok(Buffer::join_all(done.into_iter().map(|(_, piece)| piece)))
     }
 
+    async fn read_batch(&self, mut batch: Batch) -> Result<Vec<(u64, Buffer)>> {
+        if batch.len() > 1 {
+            return self.read_packed(batch).await;
+        }
+        let mut done = Vec::with_capacity(1);
+        for Piece { run, buffer } in batch.drain(..) {
+            done.push((run.guest.bytes(), self.read_run(&run, buffer).await?));
+        }
+        Ok(done)
+    }
+
     async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
         match run.kind {
             RunKind::Data { host, .. } => {
-                let buffers = self
-                    .data
-                    .read(host.bytes(), Buffers::from_iter([piece]))
-                    .await?;
-                Ok(Buffer::join_all(buffers))
+                let buffers = Buffers::from_iter([piece]);
+                self.data.read(host.bytes(), buffers).into_single().await
             }
             RunKind::Zero { .. } => {
                 piece.fill(0);
                 Ok(piece)
             }
             RunKind::Unallocated { .. } => self.read_backing(run.guest.bytes(), piece).await,
-            RunKind::Compressed(descriptor) => {
-                let cluster = self.read_compressed(descriptor).await?;
-                let start = run.guest.in_cluster(&self.geometry) as usize;
-                let len = piece.len();
-                piece.copy_from_slice(&cluster[start..start + len]);
-                Ok(piece)
-            }
+            RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
         }
     }
 
@@ -121,20 +150,6 @@ impl Image {
         piece.fill(0);
         let inside = backing.read(offset_bytes, inside).await?;
         Ok(Buffer::join_all([inside, piece]))
-    }
-
-    /// Reads and decompresses one whole cluster.
-    async fn read_compressed(&self, descriptor: CompressedDescriptor) -> Result<Buffer> {
-        let input = Buffer::for_read(descriptor.max_len_bytes() as usize);
-        let host = descriptor.host_offset.bytes();
-        let input = Buffer::join_all(self.file.read(host, Buffers::from_iter([input])).await?);
-        let mut cluster = Buffer::zeroed(self.geometry.cluster_size_bytes() as usize);
-        let result = match self.header().compression_type {
-            CompressionType::Zlib => decompress::inflate(&input, &mut cluster),
-            CompressionType::Zstd => decompress::unzstd(&input, &mut cluster),
-        };
-        result.map_err(|error| self.name_error(error).at(host))?;
-        Ok(cluster)
     }
 
     /// Reads a range of the image as it is before the caller changes it; the

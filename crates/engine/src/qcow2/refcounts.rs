@@ -6,7 +6,6 @@
 //!   cluster is durable. Blocks may therefore be written at any time.
 //! - Two writes of one block never overlap: write-backs take turns.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,10 +13,11 @@ use futures_util::future::try_join_all;
 use vellum_format::geometry::Geometry;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, Storage, WriteFlags};
+use vellum_storage::{Buffers, Result, Storage, WriteFlags};
 
 use super::cache::{TableCache, WriteBack};
 use super::fault::{bad_format, corrupt};
+use super::load::read_bytes;
 use super::map::Lookup;
 
 /// The refcount table.
@@ -26,15 +26,16 @@ pub(crate) struct RefcountTable {
     pub(crate) offset: HostOffset,
     pub(crate) clusters: u64,
     pub(crate) entries: Vec<RefcountTableEntry>,
-    /// Host offsets of the refcount blocks, in bytes.
-    blocks: BTreeSet<u64>,
+    /// Host offsets of the refcount blocks, in bytes and in order.
+    blocks: Vec<u64>,
 }
 
 impl RefcountTable {
     /// A table of `clusters` clusters at `offset`.
     pub(crate) fn new(offset: HostOffset, clusters: u64, entries: Vec<RefcountTableEntry>) -> Self {
         let offsets = entries.iter().map(|entry| entry.raw_offset());
-        let blocks = offsets.filter(|&offset| offset != 0).collect();
+        let mut blocks: Vec<u64> = offsets.filter(|&offset| offset != 0).collect();
+        blocks.sort_unstable();
         RefcountTable {
             offset,
             clusters,
@@ -46,15 +47,20 @@ impl RefcountTable {
     /// Enters a new refcount block.
     pub(crate) fn set_block(&mut self, index: usize, block: HostOffset) {
         self.entries[index] = RefcountTableEntry::new(block);
-        self.blocks.insert(block.bytes());
+        let at = self.blocks.partition_point(|&other| other < block.bytes());
+        self.blocks.insert(at, block.bytes());
     }
 
     /// Whether the table itself or a refcount block lies in a range of host bytes.
     pub(crate) fn overlaps(&self, range: &Range<u64>, cluster_bytes: u64) -> bool {
         let start = self.offset.bytes();
         let end = start + self.clusters * cluster_bytes;
+        let next = self.blocks.partition_point(|&block| block < range.start);
         (start < range.end && range.start < end)
-            || self.blocks.range(range.clone()).next().is_some()
+            || self
+                .blocks
+                .get(next)
+                .is_some_and(|&block| block < range.end)
     }
 }
 
@@ -78,18 +84,6 @@ pub(crate) struct Refcounts {
 }
 
 const MAX_SLICE_BYTES: u64 = 4096;
-
-/// Reads one table of `len_bytes` at `key`.
-pub(crate) async fn read_table(
-    file: &Arc<dyn Storage>,
-    key: u64,
-    len_bytes: usize,
-) -> Result<Buffer> {
-    let buffers = file
-        .read(key, Buffers::from_iter([Buffer::for_read(len_bytes)]))
-        .await?;
-    Ok(Buffer::join_all(buffers))
-}
 
 /// Writes copies of tables, all at once.
 pub(crate) async fn write_tables(file: &Arc<dyn Storage>, tables: Vec<WriteBack>) -> Result<()> {
@@ -129,6 +123,16 @@ impl Refcounts {
     /// Counts in one slice of a block.
     pub(crate) fn entries_per_slice(&self) -> u64 {
         (self.cache.table_bytes() as u64 * 8) >> self.geometry.refcount_order
+    }
+
+    /// The first cluster that the last refcount block counts.
+    pub(crate) fn first_of_last_block(&self) -> u64 {
+        let last = {
+            let table = self.table();
+            let mut entries = table.entries.iter();
+            entries.rposition(|entry| entry.raw_offset() != 0)
+        };
+        last.unwrap_or(0) as u64 * self.geometry.refcount_block_entries()
     }
 
     /// Where the count of `cluster` lies; `None` if it has no refcount block.
@@ -172,9 +176,8 @@ impl Refcounts {
         if self.cache.wants_writeback() {
             self.write_back().await?;
         }
-        self.cache
-            .load(key, read_table(&self.file, key, self.cache.table_bytes()))
-            .await
+        let read = read_bytes(&self.file, key, self.cache.table_bytes() as u64);
+        self.cache.load(key, read).await
     }
 
     /// Writes all dirty blocks; no barrier.
@@ -187,34 +190,24 @@ impl Refcounts {
         result
     }
 
-    /// Lowers the counts of a run of clusters by one each; returns the clusters
-    /// that nobody uses any more.
-    pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<Vec<HostCluster>> {
-        let mut unused = Vec::new();
-        for cluster in (start.index()..start.index() + count).map(HostCluster) {
-            loop {
-                let Some(place) = self.place(cluster)? else {
-                    return Err(underflow(cluster));
-                };
-                let order = self.geometry.refcount_order;
-                let lowered = self.cache.update(place.key, |block| {
-                    let old = refcount::get(block, order, place.index);
-                    let new = old.checked_sub(1)?;
-                    refcount::set(block, order, place.index, new).then_some(new)
-                });
-                match lowered {
-                    None => self.load(place.key).await?,
-                    Some(None) => return Err(underflow(cluster)),
-                    Some(Some(new)) => {
-                        if new == 0 {
-                            unused.push(cluster);
-                        }
-                        break;
-                    }
-                }
+    /// Lowers the count of a cluster by one; returns what is left.
+    pub(crate) async fn lower(&self, cluster: HostCluster) -> Result<u64> {
+        loop {
+            let Some(place) = self.place(cluster)? else {
+                return Err(underflow(cluster));
+            };
+            let order = self.geometry.refcount_order;
+            let lowered = self.cache.update(place.key, |block| {
+                let old = refcount::get(block, order, place.index);
+                let new = old.checked_sub(1)?;
+                refcount::set(block, order, place.index, new).then_some(new)
+            });
+            match lowered {
+                None => self.load(place.key).await?,
+                Some(None) => return Err(underflow(cluster)),
+                Some(Some(new)) => return Ok(new),
             }
         }
-        Ok(unused)
     }
 
     /// The first run of up to `want` clusters nobody uses in `slice`, as indexes,
@@ -233,12 +226,12 @@ impl Refcounts {
         })
     }
 
-    /// The index of the last cluster in use in a slice up to index `to`. The outer
-    /// `None`: the slice is not in memory.
-    pub(crate) fn last_used(&self, key: u64, to: usize) -> Option<Option<usize>> {
+    /// The last of some indexes in a slice whose cluster is in use. The outer `None`:
+    /// the slice is not in memory.
+    pub(crate) fn last_used(&self, key: u64, indexes: Range<usize>) -> Option<Option<usize>> {
         let order = self.geometry.refcount_order;
         self.cache.with(key, |block| {
-            (0..=to)
+            indexes
                 .rev()
                 .find(|&index| refcount::get(block, order, index) != 0)
         })

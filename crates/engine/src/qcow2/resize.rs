@@ -10,8 +10,8 @@
 //!   leaves that mapped: wasted space, not damage. Growing clears it.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use vellum_format::header::field;
 use vellum_format::l1::L1Entry;
@@ -25,6 +25,7 @@ use super::create::Preallocation;
 use super::create::write::{region, space as space_in};
 use super::image::Image;
 use super::inflight::Mode;
+use super::order::Reach;
 use crate::ZeroRequest;
 
 const SECTOR_BYTES: u64 = 512;
@@ -62,6 +63,10 @@ impl Size {
 
     fn set(&self, size_bytes: u64) {
         self.reach_bytes.store(size_bytes, Ordering::Release);
+        self.visible_bytes.store(size_bytes, Ordering::Release);
+    }
+
+    fn set_visible(&self, size_bytes: u64) {
         self.visible_bytes.store(size_bytes, Ordering::Release);
     }
 
@@ -157,6 +162,12 @@ impl Image {
             // What the header says, whichever step failed.
             self.size.set(self.header().size_bytes);
         }
+        let cache_options = *self
+            .cache_options
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // The caches stay as they are if the options do not fit the new size.
+        drop(self.set_cache_sizes(&cache_options));
         result
     }
 
@@ -194,7 +205,10 @@ impl Image {
             }
         }
         let in_old_cluster = old_bytes..new_start.min(new_bytes);
-        self.zero_rest_of_cluster(in_old_cluster, asked).await?;
+        self.zero_rest_of_cluster(in_old_cluster.clone(), asked)
+            .await?;
+        // The zeroes may be kept in memory.
+        self.drain_range(in_old_cluster).await?;
         if space.is_mapped() && new_start < new_bytes {
             self.map_new_space(new_start..self.cluster_end(new_bytes), space)
                 .await?;
@@ -305,7 +319,12 @@ impl Image {
         if inside {
             let len_bytes = placed.guest.end - placed.guest.start;
             let range = in_image.bytes()..in_image.bytes() + len_bytes;
-            self.make_space(range, space).await.map_err(no_room)?;
+            if let Err(error) = self.make_space(range, space).await {
+                // Nothing points at any of it.
+                let first = start.cluster(&self.geometry);
+                drop(self.allocator.release(first, wanted).await);
+                return Err(no_room(error));
+            }
         }
         self.map_into_old_table(&placed).await?;
         self.write_new_tables(&placed).await
@@ -346,10 +365,9 @@ impl Image {
         while at < end {
             self.ensure_l2_table(GuestOffset(at)).await?;
             let mapping = placed.mapping(&self.geometry, at);
-            self.set_mapping(GuestOffset(at), mapping).await?;
-            if self.l2.wants_writeback() {
-                self.commit().await?;
-            }
+            self.set_mapping(GuestOffset(at), mapping, Reach::AfterBarrier)
+                .await?;
+            self.relieve_cache().await?;
             at += self.geometry.cluster_size_bytes();
         }
         Ok(())
@@ -388,22 +406,31 @@ impl Image {
         for (number, index) in placed.indexes.clone().enumerate() {
             let table = HostOffset(start + number as u64 * cluster_bytes);
             self.forget_slices(table);
+            let change = self.order.change(Reach::AfterBarrier);
             let set = self.l1.set(index, L1Entry::new(table, true));
+            drop(change);
             debug_assert!(set, "the L1 table has grown");
         }
         Ok(())
     }
 
     async fn shrink(self: &Arc<Self>, new_bytes: u64) -> Result<()> {
-        self.size.set(new_bytes);
+        // No request begins beyond the new end any more. The engine reaches there until
+        // those that have begun are over.
+        self.size.set_visible(new_bytes);
+        let end = self.cluster_end(new_bytes);
         {
+            let first = self.geometry.cluster_start(new_bytes);
             let _beyond = self
                 .guest_ranges
-                .acquire(new_bytes..u64::MAX, Mode::Exclusive)
+                .acquire(first..u64::MAX, Mode::Exclusive)
                 .await;
+            self.drain_held_range(first..end).await?;
             self.commit().await?;
             self.write_size(new_bytes).await?;
-            self.cut_mapping(self.cluster_end(new_bytes)).await?;
+            self.size.set(new_bytes);
+            self.forget_kept(end);
+            self.cut_mapping(end).await?;
         }
         // Twice: the first commit makes it durable that clusters were dropped, the
         // second writes their counts.

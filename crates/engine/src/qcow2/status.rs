@@ -129,5 +129,10 @@ pub(crate) async fn block_status(
             ..own(0)
         });
     }
+    if !image.data_cache.is_empty() {
+        image
+            .drain_range(offset_bytes..offset_bytes + len_bytes)
+            .await?;
+    }
     image.status(offset_bytes, len_bytes, max_depth).await
 }

@@ -12,8 +12,8 @@ use vellum_storage::{Buffers, Result, WriteFlags, ZeroFlags};
 use super::fault::{bad_format, corrupt};
 use super::image::Image;
 use super::inflight::Mode;
-use super::order::Dropped;
-use super::refcounts::read_table;
+use super::load::read_bytes;
+use super::order::{Dropped, Reach, Reason};
 
 impl Image {
     /// Makes sure that the L2 table for `guest` exists and is this image state's
@@ -34,8 +34,16 @@ impl Image {
         let old = entry
             .decode(&self.geometry)
             .map_err(|e| bad_format("write", &e))?;
-        let table = self.allocate(1).await?.start;
-        if let Err(error) = self.fill_table(old, table).await {
+        let allocation = self.allocate(1).await?;
+        let table = allocation.start;
+        // A table of zeroes maps nothing: where the file reads so there is no need to
+        // write one.
+        let empty = old.is_none() && self.is_blank(&allocation)?;
+        let filled = match empty {
+            true => Ok(()),
+            false => self.fill_table(old, table).await,
+        };
+        if let Err(error) = filled {
             // Nothing points at the cluster. If even this fails it is leaked.
             drop(
                 self.allocator
@@ -45,15 +53,21 @@ impl Image {
             return Err(error);
         }
         self.forget_slices(table);
+        let reach = match empty && allocation.counted {
+            true => Reach::AtOnce,
+            false => Reach::AfterBarrier,
+        };
+        let change = self.order.change(reach);
         if !self.l1.set(index, L1Entry::new(table, true)) {
             return Err(self.name_error(corrupt("write", "the L1 table is too small")));
         }
+        drop(change);
         if let Some(old) = old {
             let start = old.cluster(&self.geometry);
             self.order.note_dropped(Dropped {
                 start,
                 count: 1,
-                discard: false,
+                reason: Reason::Other,
             });
         }
         Ok(())
@@ -77,7 +91,7 @@ impl Image {
                 .write_zeroes(new.bytes(), table_bytes, ZeroFlags::default())
                 .await;
         };
-        let content = read_table(&self.file, old.bytes(), table_bytes as usize).await?;
+        let content = read_bytes(&self.file, old.bytes(), table_bytes).await?;
         let buffers = Buffers::from_iter([content]);
         self.file
             .write(new.bytes(), buffers, WriteFlags::default())

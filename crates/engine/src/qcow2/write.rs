@@ -16,8 +16,8 @@ use super::alloc::Allocation;
 use super::fault::corrupt;
 use super::image::Image;
 use super::inflight::Mode;
-use super::map::{EntryPlace, Lookup, Run, RunKind};
-use super::order::Dropped;
+use super::map::{EntryPlace, Lookup, RunKind};
+use super::order::{Dropped, Reach, Reason};
 use super::plan::{self, Step, Target};
 use crate::RequestFlags;
 
@@ -28,21 +28,31 @@ const SECTOR_BYTES: u64 = 512;
 /// Longer runs of zeroes are not written out beside the data.
 const MAX_ZERO_FILL_BYTES: u64 = 32 << 10;
 
+/// What became of bytes while their range was held shared.
+enum Held {
+    /// They are written.
+    Written { piece: Buffer, durable: bool },
+    /// The data cache has no room for that many.
+    NoRoom { len_bytes: u64 },
+    /// The mapping has to change.
+    NeedsStep,
+}
+
 /// A step with everything known that it needs.
-struct Placed {
+pub(crate) struct Placed {
     /// The old mappings of the clusters.
-    old: Vec<Mapping>,
+    pub(crate) old: Vec<Mapping>,
     /// Where the first cluster lies.
-    host: HostOffset,
+    pub(crate) host: HostOffset,
     /// The clusters read as zeroes on disk.
-    fresh: bool,
-    allocation: Option<Allocation>,
+    pub(crate) fresh: bool,
+    pub(crate) allocation: Option<Allocation>,
     /// Guest range that the request covers in these clusters.
-    start: u64,
-    end: u64,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
     /// Guest range that is written.
-    fill_start: u64,
-    fill_end: u64,
+    pub(crate) fill_start: u64,
+    pub(crate) fill_end: u64,
 }
 
 impl Image {
@@ -59,14 +69,21 @@ impl Image {
         let mut done = Vec::new();
         let mut commit = false;
         while !rest.is_empty() {
-            let piece = match self.write_in_place(at, &mut rest, flags.fua).await? {
-                Some((piece, durable)) => {
+            let piece = match self.write_held(at, &mut rest, flags.fua).await? {
+                Held::Written { piece, durable } => {
                     commit |= flags.fua && !durable;
                     piece
                 }
-                None => {
+                Held::NoRoom { len_bytes } => {
+                    self.wait_for_room(len_bytes).await;
+                    continue;
+                }
+                Held::NeedsStep => {
                     commit |= flags.fua;
-                    self.write_step(at, &mut rest).await?
+                    match self.write_step(at, &mut rest).await? {
+                        Some(piece) => piece,
+                        None => continue,
+                    }
                 }
             };
             at += piece.len() as u64;
@@ -78,14 +95,9 @@ impl Image {
         Ok(Buffer::join_all(done))
     }
 
-    /// Writes the first bytes of `rest` if they can be overwritten in place, and
-    /// says whether `fua` made them durable; `None` if not even the first one can.
-    async fn write_in_place(
-        self: &Arc<Self>,
-        at: u64,
-        rest: &mut Buffer,
-        fua: bool,
-    ) -> Result<Option<(Buffer, bool)>> {
+    /// Writes the first bytes of `rest` in place or into the data cache, if that is
+    /// where they belong.
+    async fn write_held(self: &Arc<Self>, at: u64, rest: &mut Buffer, fua: bool) -> Result<Held> {
         let len_bytes = rest.len() as u64;
         let _shared = self
             .guest_ranges
@@ -93,29 +105,38 @@ impl Image {
             .await;
         self.check_still_inside(at..at + len_bytes)?;
         let first = self.view(GuestOffset(at), len_bytes).await?[0];
-        let Run {
-            kind: RunKind::Data { host, copied: true },
-            len_bytes,
-            ..
-        } = first
-        else {
-            return Ok(None);
+        let RunKind::Data { host, copied: true } = first.kind else {
+            let Some(len_bytes) = self.bytes_to_keep(&first).filter(|_| !fua) else {
+                return Ok(Held::NeedsStep);
+            };
+            if !self.keep(at, &rest[..len_bytes as usize]) {
+                return Ok(Held::NoRoom { len_bytes });
+            }
+            return Ok(Held::Written {
+                piece: rest.split_to(len_bytes as usize),
+                durable: false,
+            });
         };
         // A durable byte is one that the mapping on disk leads to. Only now, with the
         // range held, can no other request change that mapping any more.
         let flags = WriteFlags {
             fua: fua && self.mapping_is_durable(),
         };
-        let piece = rest.split_to(len_bytes as usize);
+        let piece = rest.split_to(first.len_bytes as usize);
         let written = self
             .data
             .write(host.bytes(), Buffers::from_iter([piece]), flags)
+            .into_single()
             .await?;
-        Ok(Some((Buffer::join_all(written), flags.fua)))
+        Ok(Held::Written {
+            piece: written,
+            durable: flags.fua,
+        })
     }
 
-    /// Writes the first bytes of `rest` with a change of the mapping.
-    async fn write_step(self: &Arc<Self>, at: u64, rest: &mut Buffer) -> Result<Buffer> {
+    /// Writes the first bytes of `rest` with a change of the mapping. `None`: their
+    /// clusters have a place now, and they are to be written there.
+    async fn write_step(self: &Arc<Self>, at: u64, rest: &mut Buffer) -> Result<Option<Buffer>> {
         let table_bytes = self.geometry.bytes_per_l2_table();
         let most = MAX_STEP_CLUSTERS * self.geometry.cluster_size_bytes();
         let table_end = (at / table_bytes + 1).saturating_mul(table_bytes);
@@ -123,25 +144,58 @@ impl Image {
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
         let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
+        self.drain_held_range(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
         let placed = self.place_step(&step, mappings, at, end).await?;
-        let piece = rest.split_to((placed.end - placed.start) as usize);
-        let written = self.write_placed(&placed, piece).await;
-        if written.is_err()
-            && let Some(allocation) = placed.allocation
-        {
-            // Nothing points at the clusters. If even this fails they are leaked.
+        let piece = if self.may_link_first(&placed).await? {
+            None
+        } else {
+            let piece = rest.split_to((placed.end - placed.start) as usize);
+            let written = self.write_placed(&placed, piece).await;
+            self.give_back_unless(written.is_ok(), &placed).await;
+            Some(written?)
+        };
+        let at_once = piece.is_none() && placed.allocation.is_some_and(|a| a.counted);
+        let reach = match at_once {
+            true => Reach::AtOnce,
+            false => Reach::AfterBarrier,
+        };
+        self.link(&placed, reach).await?;
+        self.relieve_cache().await?;
+        Ok(piece)
+    }
+
+    /// Whether the guest sees no difference between the old content and new clusters
+    /// that nothing was written to, so that the mapping may come before the data:
+    /// requests for the same clusters then go side by side.
+    async fn may_link_first(&self, placed: &Placed) -> Result<bool> {
+        let (start, end) = (placed.fill_start, placed.fill_end);
+        let blank = match &placed.allocation {
+            Some(allocation) => self.is_blank(allocation)?,
+            None => false,
+        };
+        if !blank {
+            return Ok(false);
+        }
+        self.maps_to_zeroes(start, end - start).await
+    }
+
+    /// Whether new clusters lie inside the file and read as zeroes there.
+    pub(crate) fn is_blank(&self, allocation: &Allocation) -> Result<bool> {
+        let len_bytes = allocation.clusters * self.geometry.cluster_size_bytes();
+        let end = allocation.start.bytes() + len_bytes;
+        Ok(allocation.fresh && end <= self.file.len_bytes()?)
+    }
+
+    /// Gives the clusters of a step back that failed: nothing points at them. If even
+    /// that fails they are leaked.
+    pub(crate) async fn give_back_unless(&self, worked: bool, placed: &Placed) {
+        if !worked && let Some(allocation) = placed.allocation {
             let start = allocation.start.cluster(&self.geometry);
             drop(self.allocator.release(start, allocation.clusters).await);
         }
-        let piece = written?;
-        self.link(&placed).await?;
-        if self.l2.wants_writeback() {
-            self.commit().await?;
-        }
-        Ok(piece)
     }
 
     /// The mappings of all clusters that `start..end` touches.
@@ -161,14 +215,14 @@ impl Image {
         loop {
             match self.mapper().cluster(guest) {
                 Ok(Lookup::Hit(mapping)) => return Ok(mapping),
-                Ok(Lookup::Miss(slice)) => self.load_slice(slice).await?,
+                Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
             }
         }
     }
 
     /// Finds room for a step, and what has to be written around the guest's bytes.
-    async fn place_step(
+    pub(crate) async fn place_step(
         &self,
         step: &Step,
         mut mappings: Vec<Mapping>,
@@ -182,7 +236,8 @@ impl Image {
                 (HostOffset(cluster_start), false, None, step.clusters)
             }
             Target::New => {
-                let allocation = self.allocate(step.clusters as u64).await?;
+                let after = self.end_of_data_before(cluster_start);
+                let allocation = self.allocate_near(step.clusters as u64, after).await?;
                 let clusters = allocation.clusters as usize;
                 (
                     allocation.start,
@@ -209,7 +264,11 @@ impl Image {
     }
 
     /// Writes the guest's bytes and the fill around them.
-    async fn write_placed(self: &Arc<Self>, placed: &Placed, piece: Buffer) -> Result<Buffer> {
+    pub(crate) async fn write_placed(
+        self: &Arc<Self>,
+        placed: &Placed,
+        piece: Buffer,
+    ) -> Result<Buffer> {
         let (head, tail) = futures_util::try_join!(
             self.fill(placed, placed.fill_start, placed.start),
             self.fill(placed, placed.end, placed.fill_end),
@@ -260,7 +319,7 @@ impl Image {
     }
 
     /// Points the mapping at what was written.
-    async fn link(&self, placed: &Placed) -> Result<()> {
+    pub(crate) async fn link(&self, placed: &Placed, reach: Reach) -> Result<()> {
         let cluster = self.geometry.cluster_size_bytes();
         let first = self.geometry.cluster_start(placed.start);
         for (index, old) in placed.old.iter().enumerate() {
@@ -270,23 +329,31 @@ impl Image {
             let bits = plan::touched_bits(&self.geometry, first + inside, start, end);
             let new = plan::written(&self.geometry, old, host, bits);
             if new != *old {
-                self.set_mapping(GuestOffset(first + inside), new).await?;
-                self.drop_replaced(old, &new, false);
+                self.set_mapping(GuestOffset(first + inside), new, reach)
+                    .await?;
+                self.drop_replaced(old, &new, Reason::Replaced);
             }
         }
         Ok(())
     }
 
     /// Changes the mapping of the cluster at `guest`; its L2 table exists.
-    pub(crate) async fn set_mapping(&self, guest: GuestOffset, mapping: Mapping) -> Result<()> {
+    pub(crate) async fn set_mapping(
+        &self,
+        guest: GuestOffset,
+        mapping: Mapping,
+        reach: Reach,
+    ) -> Result<()> {
         let entry = mapping.encode(&self.geometry);
         let place = self.mapper().place(guest)?;
         let EntryPlace { slice, index } =
             place.ok_or_else(|| corrupt("write", "the L2 table has gone"))?;
         loop {
+            let change = self.order.change(reach);
             let set = self
                 .l2
                 .update(slice.key, |slice| entry.write(slice, index, &self.geometry));
+            drop(change);
             match set {
                 Some(true) => return Ok(()),
                 Some(false) => return Err(corrupt("write", "L2 entry outside its slice")),
@@ -297,7 +364,7 @@ impl Image {
 
     /// Notes the clusters that `old` used and `new` does not. Call it after the
     /// mapping has changed.
-    pub(crate) fn drop_replaced(&self, old: &Mapping, new: &Mapping, discard: bool) {
+    pub(crate) fn drop_replaced(&self, old: &Mapping, new: &Mapping, reason: Reason) {
         if self.has_external_data() {
             return;
         }
@@ -318,7 +385,7 @@ impl Image {
         self.order.note_dropped(Dropped {
             start: first,
             count,
-            discard,
+            reason,
         });
     }
 }

@@ -13,6 +13,7 @@ use vellum_storage::{Buffer, Error, Result, ZeroFlags};
 
 use super::image::Image;
 use super::inflight::Mode;
+use super::order::{Reach, Reason};
 use super::plan::touched_bits;
 use crate::{RequestFlags, ZeroRequest};
 
@@ -47,6 +48,9 @@ impl Image {
                 .await?;
         }
         if request.fua {
+            // Zeroes that had to be written may be in the data cache.
+            self.drain_range(offset_bytes..offset_bytes + len_bytes)
+                .await?;
             self.commit().await?;
         }
         Ok(())
@@ -96,6 +100,7 @@ impl Image {
     /// Zeroes a range by the mapping alone, if that is possible.
     async fn zero_mapping(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
+        self.drain_held_range(range.clone()).await?;
         let Some(range) = self.whole_subclusters(range).await? else {
             return Ok(Outcome::Impossible);
         };
@@ -174,6 +179,9 @@ impl Image {
                 return Ok(Outcome::Impossible);
             };
             self.change_cluster(start, &old, new).await?;
+            if whole && unmap {
+                self.punch_kept(start, &old, &new).await;
+            }
             at = stop;
         }
         Ok(Outcome::Done)
@@ -213,6 +221,7 @@ impl Image {
             return Ok(());
         }
         let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await?;
+        self.drain_held_range(start..end).await?;
         self.discard_clusters(start..end).await
     }
 
@@ -231,6 +240,7 @@ impl Image {
             if let Some(new) = self.discarded_cluster(&old) {
                 self.ensure_l2_table(guest).await?;
                 self.change_cluster(at, &old, new).await?;
+                self.punch_kept(at, &old, &new).await;
             }
             at += cluster;
         }
@@ -253,6 +263,25 @@ impl Image {
         Some(self.zeroed_cluster(old, true))
     }
 
+    /// Gives the space of a cluster back that stays allocated (`discard-no-unref`);
+    /// the caller holds it. Before its mapping is durable it may read as zeroes or
+    /// as what it was, as after any discard; a cluster that others share is kept.
+    async fn punch_kept(&self, start: u64, old: &Mapping, new: &Mapping) {
+        let kept = old.host().filter(|&host| new.host() == Some(host));
+        let Some(host) = kept.filter(|_| old.copied()) else {
+            return;
+        };
+        if !self.discard_no_unref || !self.passes_discard(Reason::Discarded) {
+            return;
+        }
+        let mut len_bytes = self.geometry.cluster_size_bytes();
+        if self.has_external_data() {
+            len_bytes = len_bytes.min(self.size_bytes() - start);
+        }
+        // A hint, like every discard.
+        drop(self.data.discard(host.bytes(), len_bytes).await);
+    }
+
     /// Puts a mapping without data in the place of `old`.
     async fn change_cluster(
         self: &Arc<Self>,
@@ -263,8 +292,9 @@ impl Image {
         if new == *old {
             return Ok(());
         }
-        self.set_mapping(GuestOffset(start), new).await?;
-        self.drop_replaced(old, &new, true);
+        self.set_mapping(GuestOffset(start), new, Reach::AfterBarrier)
+            .await?;
+        self.drop_replaced(old, &new, Reason::Discarded);
         if self.has_external_data() && old.host().is_some() && new.host().is_none() {
             let len_bytes = self
                 .geometry
@@ -273,10 +303,7 @@ impl Image {
             // A hint: the mapping says "zero" whatever becomes of the bytes.
             drop(self.data.discard(start, len_bytes).await);
         }
-        if self.l2.wants_writeback() {
-            self.commit().await?;
-        }
-        Ok(())
+        self.relieve_cache().await
     }
 }
 

@@ -98,6 +98,7 @@ fn start_lane(number: usize, end: Stop) -> io::Result<Lane> {
                 let _ = sender.send(lane::remote());
                 end.wait().await;
             });
+            lane::finish();
         })?;
     let remote = receiver
         .recv()

@@ -12,6 +12,8 @@
 //! - A lane is not gone before its requests are: dropping it, at the latest when
 //!   its thread ends, waits for everything in flight.
 
+mod compute;
+mod crew;
 pub mod net;
 mod reactor;
 mod request;
@@ -35,6 +37,7 @@ use crate::sys::EventFd;
 use crate::{Buffers, Error, ErrorKind, Io, Result};
 
 pub use crate::executor::Remote;
+pub use compute::{Computation, compute, compute_threads};
 use reactor::Reactor;
 pub(crate) use reactor::Ticket;
 pub(crate) use request::{Descriptor, Done, Op, Request};
@@ -163,6 +166,26 @@ fn current_or_panic() -> Rc<Lane> {
 /// Inside itself (await instead), and if a lane cannot be set up at all.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     current_or_panic().block_on(future)
+}
+
+/// Drives the calling thread's lane until no task is left, such as work that a
+/// device does in the background. A thread whose lane was used for devices that
+/// others go on using should end with it: tasks of a lane that ends are dropped.
+///
+/// # Panics
+/// As [`block_on`].
+pub fn finish() {
+    current_or_panic().finish();
+}
+
+/// Whether the calling thread is inside [`block_on`].
+pub(crate) fn is_running() -> bool {
+    LANE.try_with(|lane| {
+        lane.borrow()
+            .as_ref()
+            .is_some_and(|lane| lane.running.get())
+    })
+    .unwrap_or(false)
 }
 
 /// A handle that starts tasks on the calling thread's lane from other threads.
@@ -299,6 +322,22 @@ impl Lane {
                 self.wait();
             }
         })
+    }
+
+    fn finish(&self) {
+        assert!(
+            !self.running.replace(true),
+            "lane::finish inside a lane: its tasks go on anyway"
+        );
+        let _running = Running(self);
+        self.executor.enter(|| {
+            while self.executor.live_tasks() > 0 {
+                self.run_tasks();
+                if self.executor.live_tasks() > 0 {
+                    self.wait();
+                }
+            }
+        });
     }
 
     /// Runs tasks until none is ready, the root future is, or the kernel must

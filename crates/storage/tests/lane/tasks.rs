@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::FutureExt;
+use futures_util::future::{Either, join, join_all, select};
 use vellum_storage::lane::{self, Backend, LaneOptions, block_on};
 use vellum_storage::{Buffer, Buffers, ErrorKind, FileOptions, FileStorage, Storage};
 use vellum_storage::{WriteFlags, file::Create, spawn};
@@ -272,4 +273,42 @@ fn a_panicking_future_leaves_the_lane_usable() {
         assert!(panic.is_err());
         assert_eq!(block_on(async { spawn(async { 5 }).await }), 5);
     });
+}
+
+#[test]
+fn computations_run_beside_the_lane_and_come_back() {
+    on_both(|| {
+        let own = std::thread::current().id();
+        block_on(async {
+            let all =
+                (0..200_u64).map(|n| lane::compute(move || (n * n, std::thread::current().id())));
+            // A timer that must not wait for them.
+            let (results, ()) = join(join_all(all), lane::sleep(Duration::from_millis(1))).await;
+            for (n, (square, thread)) in results.into_iter().enumerate() {
+                assert_eq!(square, (n * n) as u64);
+                assert_ne!(thread, own);
+            }
+        });
+    });
+}
+
+#[test]
+fn outside_a_lane_computations_are_done_at_once() {
+    let own = std::thread::current().id();
+    let done = lane::compute(|| std::thread::current().id()).now_or_never();
+    assert_eq!(done, Some(own));
+}
+
+#[test]
+fn a_panic_of_a_computation_goes_on_where_it_is_awaited() {
+    let result = std::panic::catch_unwind(|| {
+        block_on(async {
+            lane::compute(|| panic!("as the test wants it")).await;
+        });
+    });
+    assert!(result.is_err());
+    // The thread that panicked, or another one, still works.
+    std::thread::spawn(|| assert_eq!(block_on(lane::compute(|| 7)), 7))
+        .join()
+        .expect("computes");
 }

@@ -1,0 +1,400 @@
+//! The command line of `vellum bench`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::Failure;
+use crate::getopt::{OptionSpec, Parser, Takes};
+use crate::size;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Dir,
+    Size,
+    Depth,
+    Seconds,
+    Rounds,
+    Seed,
+    Full,
+    Tables,
+    Output,
+    Html,
+    Quiet,
+    Format,
+    ImageOpts,
+    ForceShare,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::long(Opt::Dir, "dir", Takes::Value),
+    OptionSpec::long(Opt::Size, "size", Takes::Value),
+    OptionSpec::long(Opt::Depth, "depth", Takes::Value),
+    OptionSpec::long(Opt::Seconds, "seconds", Takes::Value),
+    OptionSpec::long(Opt::Rounds, "rounds", Takes::Value),
+    OptionSpec::long(Opt::Seed, "seed", Takes::Value),
+    OptionSpec::long(Opt::Full, "full", Takes::Nothing),
+    OptionSpec::long(Opt::Tables, "tables", Takes::Value),
+    OptionSpec::long(Opt::Output, "output", Takes::Value),
+    OptionSpec::long(Opt::Html, "html", Takes::Value),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+];
+
+/// The smallest image that is worth measuring: its L2 tables take four slices.
+pub(super) const MIN_SIZE_BYTES: u64 = 64 << 20;
+/// More would only measure how many buffers fit into memory.
+const MAX_DEPTH: usize = 1024;
+const MAX_ROUNDS: usize = 1000;
+const MAX_SECONDS: f64 = 3600.0;
+
+/// A group of tables that can be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Topic {
+    /// Random reads by cache size.
+    Cache,
+    /// Random reads by the size of a cache entry.
+    Slices,
+    /// Random writes into new clusters.
+    Writes,
+    /// The same over a backing file.
+    Overlay,
+}
+
+impl Topic {
+    pub(super) const ALL: [Topic; 4] = [Topic::Cache, Topic::Slices, Topic::Writes, Topic::Overlay];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Topic::Cache => "cache",
+            Topic::Slices => "slices",
+            Topic::Writes => "writes",
+            Topic::Overlay => "overlay",
+        }
+    }
+}
+
+/// How the result is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Output {
+    #[default]
+    Human,
+    Json,
+}
+
+/// How long and how hard to measure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Effort {
+    /// Size of the images that are made.
+    pub(super) size_bytes: u64,
+    /// Requests in flight.
+    pub(super) depth: usize,
+    /// Time for each point in each round.
+    pub(super) seconds: f64,
+    pub(super) rounds: usize,
+    pub(super) seed: u64,
+    /// More points.
+    pub(super) full: bool,
+}
+
+/// The command line, taken apart.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    pub(super) help: bool,
+    pub(super) directory: PathBuf,
+    pub(super) effort: Effort,
+    pub(super) topics: Vec<Topic>,
+    pub(super) output: Output,
+    pub(super) html: Option<PathBuf>,
+    pub(super) quiet: bool,
+    pub(super) image: Option<String>,
+    pub(super) format: Option<String>,
+    pub(super) image_opts: bool,
+    pub(super) force_share: bool,
+}
+
+/// What was given, before defaults.
+#[derive(Default)]
+struct Given {
+    directory: Option<PathBuf>,
+    size_bytes: Option<u64>,
+    depth: Option<usize>,
+    seconds: Option<f64>,
+    rounds: Option<usize>,
+    seed: Option<u64>,
+    full: bool,
+    topics: Option<Vec<Topic>>,
+}
+
+impl Arguments {
+    pub(super) fn parse(words: Vec<OsString>) -> Result<Arguments, Failure> {
+        let mut given = Given::default();
+        let mut arguments = Arguments::default();
+        let mut parser = Parser::new(OPTIONS, words);
+        while let Some((option, value)) = parser.next_option()? {
+            let value = value.unwrap_or_default();
+            match option {
+                Opt::Help => arguments.help = true,
+                Opt::Html => arguments.html = Some(value.into()),
+                Opt::Quiet => arguments.quiet = true,
+                Opt::Format => arguments.format = Some(value),
+                Opt::ImageOpts => arguments.image_opts = true,
+                Opt::ForceShare => arguments.force_share = true,
+                Opt::Output => arguments.output = parse_output(&value)?,
+                _ => given.take(option, value)?,
+            }
+        }
+        match parser.operands().as_slice() {
+            [] => {}
+            [image] => arguments.image = Some(image.clone()),
+            _ => return Failure::usage("At most one image can be given"),
+        }
+        arguments.fill_in(given)?;
+        Ok(arguments)
+    }
+
+    fn fill_in(&mut self, given: Given) -> Result<(), Failure> {
+        let defaults = match given.full {
+            true => Effort::FULL,
+            false => Effort::SHORT,
+        };
+        if self.image.is_some() && (given.size_bytes.is_some() || given.directory.is_some()) {
+            return Failure::usage("--dir and --size are for images that are made; one was given");
+        }
+        self.effort = Effort {
+            size_bytes: given.size_bytes.unwrap_or(defaults.size_bytes),
+            depth: given.depth.unwrap_or(defaults.depth),
+            seconds: given.seconds.unwrap_or(defaults.seconds),
+            rounds: given.rounds.unwrap_or(defaults.rounds),
+            seed: given.seed.unwrap_or(defaults.seed),
+            full: given.full,
+        };
+        self.directory = given.directory.unwrap_or_else(|| ".".into());
+        let readable: &[Topic] = match self.image {
+            Some(_) => &[Topic::Cache, Topic::Slices],
+            None => &Topic::ALL,
+        };
+        self.topics = given.topics.unwrap_or_else(|| readable.to_vec());
+        match self.topics.iter().find(|topic| !readable.contains(topic)) {
+            Some(topic) => Failure::usage(format!(
+                "An image that was given is only read: no table '{}'",
+                topic.name()
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Arguments {
+            help: false,
+            directory: ".".into(),
+            effort: Effort::SHORT,
+            topics: Topic::ALL.to_vec(),
+            output: Output::Human,
+            html: None,
+            quiet: false,
+            image: None,
+            format: None,
+            image_opts: false,
+            force_share: false,
+        }
+    }
+}
+
+impl Effort {
+    /// About a minute.
+    const SHORT: Effort = Effort {
+        size_bytes: 4 << 30,
+        depth: 32,
+        seconds: 0.3,
+        rounds: 3,
+        seed: 1,
+        full: false,
+    };
+    /// `--full`.
+    const FULL: Effort = Effort {
+        size_bytes: 20 << 30,
+        depth: 32,
+        seconds: 2.0,
+        rounds: 4,
+        seed: 1,
+        full: true,
+    };
+}
+
+impl Given {
+    fn take(&mut self, option: Opt, value: String) -> Result<(), Failure> {
+        match option {
+            Opt::Dir => self.directory = Some(value.into()),
+            Opt::Full => self.full = true,
+            Opt::Size => {
+                let bytes = size::parse(&value).ok();
+                let bytes = bytes.filter(|bytes| (MIN_SIZE_BYTES..1 << 44).contains(bytes));
+                let wanted = "--size expects a size from 64M to 16T";
+                self.size_bytes = Some(bytes.map_or_else(|| bad(wanted, &value), Ok)?);
+            }
+            Opt::Depth => {
+                let depth = value.parse().ok();
+                let depth = depth.filter(|depth| (1..=MAX_DEPTH).contains(depth));
+                let wanted = "--depth expects a number from 1 to 1024";
+                self.depth = Some(depth.map_or_else(|| bad(wanted, &value), Ok)?);
+            }
+            Opt::Seconds => {
+                let seconds = value.parse().ok();
+                let seconds = seconds.filter(|seconds| (0.01..=MAX_SECONDS).contains(seconds));
+                let wanted = "--seconds expects a number from 0.01 to 3600";
+                self.seconds = Some(seconds.map_or_else(|| bad(wanted, &value), Ok)?);
+            }
+            Opt::Rounds => {
+                let rounds = value.parse().ok();
+                let rounds = rounds.filter(|rounds| (1..=MAX_ROUNDS).contains(rounds));
+                let wanted = "--rounds expects a number from 1 to 1000";
+                self.rounds = Some(rounds.map_or_else(|| bad(wanted, &value), Ok)?);
+            }
+            Opt::Seed => {
+                let seed = value.parse().ok();
+                let wanted = "--seed expects a number";
+                self.seed = Some(seed.map_or_else(|| bad(wanted, &value), Ok)?);
+            }
+            Opt::Tables => self.topics = Some(parse_topics(&value)?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn bad<T>(wanted: &str, value: &str) -> Result<T, Failure> {
+    Failure::usage(format!("{wanted}, not '{value}'"))
+}
+
+fn parse_output(value: &str) -> Result<Output, Failure> {
+    match value {
+        "human" => Ok(Output::Human),
+        "json" => Ok(Output::Json),
+        other => bad("--output expects 'human' or 'json'", other),
+    }
+}
+
+fn parse_topics(value: &str) -> Result<Vec<Topic>, Failure> {
+    let named = |name: &str| {
+        let topic = Topic::ALL.into_iter().find(|topic| topic.name() == name);
+        let wanted = "--tables expects a list of cache, slices, writes, overlay";
+        topic.map_or_else(|| bad(wanted, name), Ok)
+    };
+    value.split(',').map(named).collect()
+}
+
+/// What `--help` prints.
+pub(super) fn help(call: &str) -> String {
+    format!(
+        "Usage: {call} bench [OPTIONS]           measure images made for it
+  or:  {call} bench [OPTIONS] IMAGE     measure reads of this image
+Shows what the choices of a qcow2 image cost on this machine: random 4K reads by L2 cache
+size and by cache entry (slice) size, random 4K writes into new clusters by cluster size,
+with and without subclusters, with and without a backing file, and how far the image grows.
+Each figure stands beside a raw file's, measured in the same run. An image that is given is
+only read.
+
+What to measure:
+      --tables=LIST     of cache, slices, writes, overlay (default: all)
+      --dir=DIR         where to make the images (default: the current directory);
+                        they are removed at the end, and nothing else is touched
+      --size=SIZE       size of the images (default 4G; needs twice that on the disk)
+  -f, --format=FORMAT   format of IMAGE
+      --image-opts      IMAGE is a list of key=value options
+  -U, --force-share     IMAGE is in use by a writer
+
+How to measure:
+      --depth=N         requests in flight (default 32)
+      --seconds=N       time for each figure in each round (default 0.3)
+      --rounds=N        rounds, of which the medians are shown (default 3)
+      --seed=N          where requests go (default 1)
+      --full            20G, 2 seconds, 4 rounds and more cluster sizes
+
+What to show:
+      --output=FORMAT   human (default) or json
+      --html=FILE       write a page with plots as well
+  -q, --quiet           no progress
+  -h, --help            print this text
+
+'qemu-img bench', which sends requests as its options say and times them, is
+'{call} img bench'.
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Arguments, String> {
+        let words = line.split_whitespace().map(OsString::from).collect();
+        Arguments::parse(words).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn defaults_depend_on_full() {
+        let short = parse("--dir /x").unwrap();
+        assert_eq!(short.effort, Effort::SHORT);
+        assert_eq!(short.topics, Topic::ALL);
+        let full = parse("--full --size 1G --depth=4").unwrap();
+        let expected = Effort {
+            size_bytes: 1 << 30,
+            depth: 4,
+            ..Effort::FULL
+        };
+        assert_eq!(full.effort, expected);
+    }
+
+    #[test]
+    fn a_given_image_is_only_read() {
+        let given = parse("disk.qcow2 -U").unwrap();
+        assert_eq!(given.topics, [Topic::Cache, Topic::Slices]);
+        assert!(given.force_share);
+        for refused in [
+            "disk.qcow2 --tables=writes",
+            "disk.qcow2 --size 1G",
+            "disk.qcow2 --dir /x",
+            "a b",
+        ] {
+            assert!(parse(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_told() {
+        for (line, message) in [
+            (
+                "--size 1M",
+                "--size expects a size from 64M to 16T, not '1M'",
+            ),
+            (
+                "--depth 0",
+                "--depth expects a number from 1 to 1024, not '0'",
+            ),
+            (
+                "--seconds nan",
+                "--seconds expects a number from 0.01 to 3600, not 'nan'",
+            ),
+            (
+                "--rounds x",
+                "--rounds expects a number from 1 to 1000, not 'x'",
+            ),
+            (
+                "--tables cache,x",
+                "--tables expects a list of cache, slices, writes, overlay, not 'x'",
+            ),
+            (
+                "--output xml",
+                "--output expects 'human' or 'json', not 'xml'",
+            ),
+        ] {
+            assert_eq!(parse(line).unwrap_err(), message);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The page: one file with plots, nothing fetched, light and dark.
+
+mod axis;
+mod chart;
+
+use std::io::Read;
+use std::path::Path;
+
+use askama::Template;
+
+use super::Failure;
+use super::result::{Measured, Report, Results};
+use super::tables;
+use chart::{Chart, Line, Point, Tick};
+
+/// How a page of ours, or any other, begins.
+const BEGINNING: &str = "<!DOCTYPE html>";
+/// Widths that a plot is drawn for: a desk's screen and a telephone's.
+const WIDE: f64 = 760.0;
+const NARROW: f64 = 380.0;
+
+#[derive(Template)]
+#[template(path = "bench.html")]
+struct Page<'a> {
+    report: &'a Report,
+    how: String,
+    version: &'static str,
+    sections: Vec<Section<'a>>,
+}
+
+/// A table with its plots.
+struct Section<'a> {
+    results: &'a Results,
+    figures: Vec<Figure>,
+    heads: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+/// A plot, drawn twice.
+struct Figure {
+    id: String,
+    caption: String,
+    legend: Vec<Entry>,
+    limit: bool,
+    wide: String,
+    narrow: String,
+}
+
+/// A line of the legend.
+struct Entry {
+    number: usize,
+    marker: String,
+    name: String,
+}
+
+/// Refuses to put a page in the place of anything but a page.
+pub(super) fn check_target(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if !parent.is_dir() {
+        return Failure::message(format!("No folder '{}' for the page", parent.display()));
+    }
+    let mut start = Vec::new();
+    match std::fs::File::open(path) {
+        Ok(_) if !path.is_file() => return Failure::message(format!("'{shown}' is not a file")),
+        Ok(file) => {
+            let limit = BEGINNING.len() as u64;
+            if let Err(error) = file.take(limit).read_to_end(&mut start) {
+                return Failure::io("read", path, &error);
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Failure::io("open", path, &error),
+    }
+    match start.is_empty() || start.eq_ignore_ascii_case(BEGINNING.as_bytes()) {
+        true => Ok(()),
+        false => Failure::message(format!(
+            "'{shown}' exists and is no HTML page; it is left alone"
+        )),
+    }
+}
+
+/// Writes the page.
+pub(super) fn write(path: &Path, report: &Report) -> Result<(), Failure> {
+    let written = std::fs::write(path, page(report)?);
+    written.or_else(|error| Failure::io("write", path, &error))
+}
+
+fn page(report: &Report) -> Result<String, Failure> {
+    let page = Page {
+        report,
+        how: tables::how(&report.about),
+        version: env!("CARGO_PKG_VERSION"),
+        sections: report.tables.iter().map(section).collect(),
+    };
+    let text = page.render();
+    text.map_err(|error| Failure::Message(format!("Cannot make the page: {error}")))
+}
+
+fn section(results: &Results) -> Section<'_> {
+    let mut figures = vec![figure(results, "iops", iops_chart(results))];
+    if results.table.grows {
+        figures.push(figure(results, "growth", growth_chart(results)));
+    }
+    Section {
+        figures,
+        heads: tables::heads(results),
+        rows: results
+            .rows
+            .iter()
+            .map(|row| {
+                let mut cells = tables::cells(results, row);
+                if row.row.is_limit() {
+                    cells[0] = "raw file".into();
+                    cells[1] = "–".into();
+                }
+                cells
+            })
+            .collect(),
+        results,
+    }
+}
+
+fn figure(results: &Results, what: &str, chart: Chart) -> Figure {
+    Figure {
+        id: format!("{}-{what}", results.table.id),
+        caption: chart.title.clone(),
+        legend: chart
+            .lines
+            .iter()
+            .enumerate()
+            .map(|(number, line)| Entry {
+                number,
+                marker: chart::marker(number, (15.0, 7.0)),
+                name: line.name.clone(),
+            })
+            .collect(),
+        limit: chart.limit.is_some(),
+        wide: chart.svg(WIDE),
+        narrow: chart.svg(NARROW),
+    }
+}
+
+fn chart(results: &Results, value: fn(&Measured) -> Option<f64>) -> Chart {
+    let mut ticks: Vec<Tick> = Vec::new();
+    for row in results.points() {
+        if ticks.iter().all(|tick| tick.at != row.row.x) {
+            // The plot has no room for what stands in brackets.
+            let label = row.row.x_label.split(" (").next().unwrap_or_default();
+            ticks.push(Tick {
+                at: row.row.x,
+                label: label.into(),
+            });
+        }
+    }
+    let point = |row: &Measured| {
+        Some(Point {
+            x: row.row.x,
+            y: value(row)?,
+            x_label: row.row.x_label.clone(),
+            about: String::new(),
+        })
+    };
+    let line = |name: &&str| Line {
+        name: (*name).to_owned(),
+        points: results.of(name).filter_map(point).collect(),
+    };
+    Chart {
+        title: String::new(),
+        y_title: "",
+        x_title: results.table.x_title,
+        x_is_log: results.table.x_is_log,
+        y_is_log: false,
+        ticks,
+        lines: results.series().iter().map(line).collect(),
+        limit: None,
+    }
+}
+
+fn iops_chart(results: &Results) -> Chart {
+    let mut chart = chart(results, Measured::iops);
+    chart.title = "Requests per second".into();
+    chart.y_title = "4K requests per second (IOPS)";
+    chart.limit = results.limit();
+    for point in chart.lines.iter_mut().flat_map(|line| &mut line.points) {
+        let ratio = chart.limit.filter(|limit| *limit > 0.0);
+        let ratio = ratio.map(|limit| format!(", {:.2} of raw", point.y / limit));
+        point.about = format!(
+            "{} IOPS{}",
+            tables::count(point.y),
+            ratio.unwrap_or_default()
+        );
+    }
+    chart
+}
+
+fn growth_chart(results: &Results) -> Chart {
+    let mut chart = chart(results, Measured::growth);
+    chart.title = "How far the image grows for each byte written".into();
+    chart.y_title = "bytes of disk per byte written";
+    chart.y_is_log = true;
+    for point in chart.lines.iter_mut().flat_map(|line| &mut line.points) {
+        point.about = format!("{} bytes per byte", tables::count(point.y));
+    }
+    chart
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::result::tests::sample_report;
+    use roxmltree::{Document, ParsingOptions};
+
+    fn parse(page: &str) -> Document<'_> {
+        let options = ParsingOptions {
+            allow_dtd: true,
+            ..ParsingOptions::default()
+        };
+        Document::parse_with_options(page, options).expect("a page that is also sound XML")
+    }
+
+    #[test]
+    fn the_page_is_sound_and_complete() {
+        let report = sample_report();
+        let page = page(&report).unwrap();
+        let document = parse(&page);
+        let count = |name: &str| {
+            let named = document.descendants().filter(|n| n.has_tag_name(name));
+            named.count()
+        };
+        assert_eq!(count("figure"), 6, "four tables, two of them with growth");
+        assert_eq!(count("table"), 4);
+        let html = "http://www.w3.org/1999/xhtml";
+        let plots = document
+            .descendants()
+            .filter(|n| n.tag_name().name() == "svg" && n.attribute("role") == Some("group"));
+        let plots: Vec<_> = plots.collect();
+        assert_eq!(plots.len(), 12, "each for two widths");
+        for plot in plots {
+            let label = plot.attribute("aria-label").unwrap_or_default();
+            assert!(!label.is_empty());
+        }
+        assert!(document.root_element().tag_name().namespace() != Some(html));
+        assert!(page.contains("&#60;here&#62; &#38; there"), "escaped");
+    }
+
+    #[test]
+    fn nothing_is_fetched() {
+        let page = page(&sample_report()).unwrap();
+        for word in [
+            "http:", "https:", "src=", "url(", "@import", "<script", "<link",
+        ] {
+            assert!(!page.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn a_page_replaces_only_pages() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        assert!(check_target(&path).is_ok(), "nothing there");
+        for (content, fine) in [
+            ("", true),
+            ("<!doctype HTML><p>", true),
+            ("QFI\u{fb}", false),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(check_target(&path).is_ok(), fine, "{content}");
+        }
+        assert!(check_target(folder.path()).is_err(), "a folder");
+        assert!(check_target(&folder.path().join("no/x")).is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! The results for programs. Pure.
+
+use serde_json::{Value, json};
+
+use super::plan::Work;
+use super::result::{About, Measured, Report, Results};
+
+/// Grows when a member is renamed or means something else.
+const SCHEMA: u32 = 1;
+
+/// The report as JSON text.
+pub(super) fn text(report: &Report) -> String {
+    let value = json!({
+        "schema": SCHEMA,
+        "program": format!("vellum {}", env!("CARGO_PKG_VERSION")),
+        "run": run(&report.about),
+        "tables": report.tables.iter().map(table).collect::<Vec<_>>(),
+        "reading": report.reading,
+    });
+    format!("{value:#}\n")
+}
+
+fn run(about: &About) -> Value {
+    json!({
+        "image": about.image,
+        "directory": about.directory,
+        "size-bytes": about.size_bytes,
+        "depth": about.depth,
+        "seconds": about.seconds,
+        "rounds": about.rounds,
+        "seed": about.seed,
+        "cpus": about.cpus,
+        "kernel": about.kernel,
+        "direct": about.direct,
+        "notes": about.notes,
+    })
+}
+
+fn table(results: &Results) -> Value {
+    let rows = results.rows.iter().map(|measured| row(results, measured));
+    json!({
+        "id": results.table.id,
+        "title": results.table.title,
+        "raw-iops": results.limit(),
+        "rows": rows.collect::<Vec<_>>(),
+    })
+}
+
+fn row(results: &Results, measured: &Measured) -> Value {
+    let samples: Vec<Value> = measured
+        .samples
+        .iter()
+        .map(|sample| {
+            json!({
+                "operations": sample.operations,
+                "seconds": sample.seconds,
+                "cpu-seconds": sample.cpu_seconds,
+                "grown-bytes": sample.grown_bytes,
+            })
+        })
+        .collect();
+    let mut value = json!({
+        "series": measured.row.series,
+        "x": measured.row.x_label,
+        "limit": measured.row.is_limit(),
+        "iops": measured.iops(),
+        "of-raw": results.ratio(measured),
+        "cpu-us": measured.cpu_us(),
+        "growth": measured.growth(),
+        "samples": samples,
+    });
+    let settings = match measured.row.work {
+        Work::Read {
+            cache_bytes,
+            entry_bytes,
+            ..
+        } => json!({ "l2-cache-size": cache_bytes, "l2-cache-entry-size": entry_bytes }),
+        Work::Write {
+            cluster_bytes,
+            subclusters,
+            backed,
+        } => json!({
+            "cluster-size": cluster_bytes,
+            "extended-l2": subclusters,
+            "backing-file": backed,
+        }),
+        Work::RawRead | Work::RawWrite => Value::Null,
+    };
+    value["settings"] = settings;
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::result::tests::sample_report;
+
+    #[test]
+    fn programs_find_every_figure() {
+        let value: Value = serde_json::from_str(&text(&sample_report())).unwrap();
+        assert_eq!(value["schema"], 1);
+        assert_eq!(value["run"]["depth"], 32);
+        let writes = &value["tables"][2];
+        assert_eq!(writes["id"], "writes");
+        assert_eq!(writes["raw-iops"], 50_000.0);
+        let row = &writes["rows"][1];
+        assert_eq!(row["settings"]["cluster-size"], 16384);
+        assert_eq!(row["settings"]["extended-l2"], false);
+        assert_eq!(row["of-raw"], 0.44);
+        assert_eq!(row["growth"], 4.0);
+        assert_eq!(row["samples"].as_array().map(Vec::len), Some(3));
+        assert_eq!(writes["rows"][0]["limit"], true);
+        assert!(value["reading"].is_array());
+    }
+}

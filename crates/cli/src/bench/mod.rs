@@ -1,0 +1,260 @@
+//! `vellum bench`: what the choices of a qcow2 image cost on this machine.
+//!
+//! The classical tables (reads by cache size and by slice size, writes by cluster
+//! size with and without subclusters, growth), measured in process through the
+//! library, beside a raw file in the same run. `plan` says what is measured,
+//! `run` does it, `result` holds it, and `tables`, `json` and `html` show it.
+//!
+//! Invariants:
+//! - An image that the user names is opened for reading only.
+//! - What is written lies in one new folder, which is gone when the program ends,
+//!   also after a signal; a page never replaces an image.
+
+mod arguments;
+mod html;
+mod images;
+mod json;
+mod load;
+mod plan;
+mod progress;
+mod reading;
+mod result;
+mod run;
+mod scratch;
+mod survey;
+mod tables;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Write;
+use std::path::Path;
+
+use vellum_storage::lane;
+
+use arguments::{Arguments, Output, Topic};
+use progress::Progress;
+use result::{About, Report};
+use run::{Bench, Subject};
+use scratch::{Interrupt, Scratch, os_text};
+use survey::Survey;
+
+use crate::getopt::UsageError;
+use crate::report;
+use crate::size::human;
+
+/// The exit code after Ctrl-C, as a shell has it.
+const INTERRUPTED: i32 = 130;
+/// Room beyond the images for what a file system needs of its own.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// Why there is no result.
+#[derive(Debug)]
+enum Failure {
+    Message(String),
+    /// The command line cannot be understood.
+    Usage(String),
+    /// The user has asked for the end.
+    Interrupted,
+}
+
+impl Failure {
+    fn message<T>(text: impl Into<String>) -> Result<T, Failure> {
+        Err(Failure::Message(text.into()))
+    }
+
+    fn usage<T>(text: impl Into<String>) -> Result<T, Failure> {
+        Err(Failure::Usage(text.into()))
+    }
+
+    fn io<T>(verb: &str, path: &Path, error: &std::io::Error) -> Result<T, Failure> {
+        let text = os_text(error);
+        Failure::message(format!("Cannot {verb} '{}': {text}", path.display()))
+    }
+
+    fn open(name: &str, error: &vellum::Error) -> Failure {
+        let text = report::error_text(error);
+        Failure::Message(format!("Could not open '{name}': {text}"))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Message(text) | Failure::Usage(text) => f.write_str(text),
+            Failure::Interrupted => f.write_str("interrupted"),
+        }
+    }
+}
+
+impl From<UsageError> for Failure {
+    fn from(error: UsageError) -> Failure {
+        Failure::Usage(error.to_string())
+    }
+}
+
+impl From<vellum::Error> for Failure {
+    fn from(error: vellum::Error) -> Failure {
+        Failure::Message(report::error_text(&error))
+    }
+}
+
+/// Runs the tool and returns its exit code.
+pub fn main(program: &str, args: Vec<OsString>) -> i32 {
+    match try_main(program, args) {
+        Ok(()) => 0,
+        Err(Failure::Interrupted) => INTERRUPTED,
+        Err(failure) => {
+            report::error(&failure);
+            if let Failure::Usage(_) = failure {
+                report::eprint_line(&format!("Try '{program} bench --help' for more info"));
+            }
+            1
+        }
+    }
+}
+
+fn try_main(program: &str, args: Vec<OsString>) -> Result<(), Failure> {
+    let arguments = Arguments::parse(args)?;
+    if arguments.help {
+        return show(&arguments::help(program));
+    }
+    if let Some(page) = &arguments.html {
+        html::check_target(page)?;
+    }
+    let interrupt = Interrupt::catch()?;
+    let result = lane::block_on(measure(&arguments, interrupt))?;
+    if let Some(page) = &arguments.html {
+        html::write(page, &result)?;
+    }
+    match arguments.output {
+        Output::Json => show(&json::text(&result)),
+        Output::Human => show(&tables::ending(&result, arguments.html.as_deref())),
+    }
+}
+
+/// Prints on standard output. A reader that has gone is an error like any other:
+/// the folder has to be removed first.
+fn show(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let shown = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    shown.or_else(|error| Failure::message(format!("Cannot print: {}", os_text(&error))))
+}
+
+async fn measure(arguments: &Arguments, interrupt: Interrupt) -> Result<Report, Failure> {
+    let (subject, tables, about) = match &arguments.image {
+        Some(name) => examine(arguments, name, &interrupt).await?,
+        None => set_up(arguments).await?,
+    };
+    let live = arguments.output == Output::Human;
+    if live {
+        show(&tables::beginning(&about))?;
+    }
+    let rows = tables.iter().map(|table| table.rows.len()).sum::<usize>();
+    let progress = Progress::new(arguments.quiet, rows * arguments.effort.rounds);
+    let mut bench = Bench {
+        subject,
+        effort: arguments.effort,
+        interrupt,
+    };
+    bench.prepare(&tables, &progress).await?;
+    progress.begin();
+    let mut results = Vec::new();
+    for table in tables {
+        let measured = bench.measure(table, &progress).await?;
+        if live {
+            progress.hide(|| show(&tables::table(&measured)))?;
+        }
+        results.push(measured);
+    }
+    progress.end();
+    let mut reading = reading::read(&results);
+    match bench.subject {
+        Subject::Made { scratch, .. } => scratch.remove()?,
+        Subject::Given(survey) => {
+            let used = reading::used(survey.used_l2_bytes, survey.metadata.l2_bytes);
+            reading.insert(0, used);
+        }
+    }
+    Ok(Report {
+        about,
+        tables: results,
+        reading,
+    })
+}
+
+type Setting = (Subject, Vec<plan::Table>, About);
+
+fn about(arguments: &Arguments, size_bytes: u64, subject: String) -> About {
+    let effort = &arguments.effort;
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    About {
+        subject,
+        image: arguments.image.clone(),
+        directory: None,
+        size_bytes,
+        depth: effort.depth,
+        seconds: effort.seconds,
+        rounds: effort.rounds,
+        seed: effort.seed,
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        kernel: kernel.trim().to_owned(),
+        direct: true,
+        notes: Vec::new(),
+    }
+}
+
+const NOT_DIRECT: &str = "The file system has no direct I/O: these figures are those of the \
+                          host's page cache, not of a disk.";
+
+async fn examine(
+    arguments: &Arguments,
+    name: &str,
+    interrupt: &Interrupt,
+) -> Result<Setting, Failure> {
+    let survey = Survey::make(arguments, name, interrupt).await?;
+    let subject = format!("{name} ({})", human(survey.size_bytes));
+    let mut about = about(arguments, survey.size_bytes, subject);
+    about.direct = survey.is_direct();
+    about.notes.clone_from(&survey.notes);
+    if !about.direct {
+        about.notes.push(NOT_DIRECT.into());
+    }
+    let tables = plan::given(&arguments.topics, survey.metadata);
+    Ok((Subject::Given(Box::new(survey)), tables, about))
+}
+
+async fn set_up(arguments: &Arguments) -> Result<Setting, Failure> {
+    let effort = &arguments.effort;
+    let size_bytes = effort.size_bytes;
+    let images = match arguments.topics.as_slice() {
+        [Topic::Writes] => 1,
+        topics
+            if !topics
+                .iter()
+                .any(|t| matches!(t, Topic::Writes | Topic::Overlay)) =>
+        {
+            1
+        }
+        _ => 2,
+    };
+    let scratch = Scratch::new(&arguments.directory, images * size_bytes + SPARE_BYTES)?;
+    let probe = scratch.path("probe");
+    images::make(&probe, "raw", 1 << 20, "").await?;
+    let direct = images::can_be_direct(&probe).await;
+    let directory = std::fs::canonicalize(&arguments.directory);
+    let directory = directory.unwrap_or_else(|_| arguments.directory.clone());
+    let directory = directory.display().to_string();
+    let subject = format!("images of {} in {directory}", human(size_bytes));
+    let mut about = about(arguments, size_bytes, subject);
+    about.directory = Some(directory);
+    about.direct = direct;
+    if !direct {
+        about.notes.push(NOT_DIRECT.into());
+    }
+    let subject = Subject::Made {
+        scratch,
+        full: None,
+        direct,
+    };
+    Ok((subject, plan::made(&arguments.topics, effort), about))
+}

@@ -1,0 +1,199 @@
+//! The command line of `qemu-storage-daemon`: parts, made in order.
+
+use std::ffi::OsString;
+use std::fmt;
+
+use super::message;
+use crate::getopt::{OptionSpec, Parser, Takes};
+use crate::nbd::Failure;
+
+#[derive(Debug, Clone, Copy)]
+enum Id {
+    Help,
+    Version,
+    Trace,
+    Part(Part),
+    Chardev,
+    Daemonize,
+    PidFile,
+}
+
+/// A kind of part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Blockdev,
+    Export,
+    NbdServer,
+    Object,
+    /// Refused, as character devices are, which are there for it.
+    Monitor,
+}
+
+const OPTIONS: &[OptionSpec<Id>] = &[
+    OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
+    OptionSpec::new(Id::Trace, 'T', "trace", Takes::Value),
+    OptionSpec::long(Id::Part(Part::Blockdev), "blockdev", Takes::Value),
+    OptionSpec::long(Id::Chardev, "chardev", Takes::Value),
+    OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
+    OptionSpec::long(Id::Part(Part::Export), "export", Takes::Value),
+    OptionSpec::long(Id::Part(Part::Monitor), "monitor", Takes::Value),
+    OptionSpec::long(Id::Part(Part::NbdServer), "nbd-server", Takes::Value),
+    OptionSpec::long(Id::Part(Part::Object), "object", Takes::Value),
+    OptionSpec::long(Id::PidFile, "pidfile", Takes::Value),
+];
+
+/// What the program is asked to do.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    #[default]
+    Run,
+    Help,
+    Version,
+}
+
+/// A part as it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Item {
+    pub(super) part: Part,
+    pub(super) text: String,
+    option: &'static str,
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "--{} {}", self.option, self.text)
+    }
+}
+
+/// The command line, taken apart.
+#[derive(Debug, Default)]
+pub(super) struct Arguments {
+    pub(super) action: Action,
+    pub(super) items: Vec<Item>,
+    pub(super) daemonize: bool,
+    pub(super) pid_file: Option<String>,
+}
+
+impl Arguments {
+    pub(super) fn parse(words: Vec<OsString>) -> Result<Arguments, Failure> {
+        let mut arguments = Arguments::default();
+        let mut parser = Parser::new(OPTIONS, words);
+        while let Some((id, value)) = parser.next_option().map_err(Failure::Usage)? {
+            let text = value.unwrap_or_default();
+            match id {
+                Id::Help => arguments.action = Action::Help,
+                Id::Version => arguments.action = Action::Version,
+                // There is nothing to trace: accepted, so that scripts go on.
+                Id::Trace => {}
+                Id::Daemonize => arguments.daemonize = true,
+                Id::PidFile if arguments.pid_file.is_some() => {
+                    return Err(message("--pidfile can only be specified once"));
+                }
+                Id::PidFile => arguments.pid_file = Some(text),
+                Id::Chardev => arguments.items.push(Item {
+                    part: Part::Monitor,
+                    text,
+                    option: "chardev",
+                }),
+                Id::Part(part) => arguments.items.push(Item {
+                    part,
+                    text,
+                    option: option(part),
+                }),
+            }
+            if arguments.action != Action::Run {
+                return Ok(arguments);
+            }
+        }
+        match parser.operands().first() {
+            Some(word) => Err(message(format!("{word}: Unexpected argument"))),
+            None => Ok(arguments),
+        }
+    }
+}
+
+fn option(part: Part) -> &'static str {
+    match part {
+        Part::Blockdev => "blockdev",
+        Part::Export => "export",
+        Part::NbdServer => "nbd-server",
+        Part::Object => "object",
+        Part::Monitor => "monitor",
+    }
+}
+
+/// The name to call the tool by.
+fn call(program: &str) -> &str {
+    match program {
+        "vellum" => "vellum daemon",
+        other => other,
+    }
+}
+
+/// What `--version` prints.
+pub(super) fn version(program: &str) -> String {
+    let own = env!("CARGO_PKG_VERSION");
+    format!("{} {own} (Vellum)\n", call(program))
+}
+
+/// What `--help` prints.
+pub(super) fn help(program: &str) -> String {
+    format!(
+        "Usage: {} [OPTIONS]
+Opens the images that the options describe and serves them, until a signal ends it.
+
+  -h, --help                 print this text
+  -V, --version              print the version
+
+What there is, each made in the order given:
+  --object iothread,id=ID    a name for --export; threads are started as they are needed
+  --blockdev driver=DRIVER,node-name=NAME,...
+                             a node: 'file', 'host_device', 'raw' or 'qcow2'; 'file=NAME'
+                             and 'backing=NAME' refer to nodes given before
+  --nbd-server addr.type=unix,addr.path=PATH[,max-connections=N]
+  --nbd-server addr.type=inet,addr.host=HOST,addr.port=PORT[,max-connections=N]
+                             where to listen (100 connections at most; 0: any number)
+  --export [type=]nbd,id=ID,node-name=NAME[,name=NAME][,description=TEXT][,writable=on]
+           [,writethrough=on][,allocation-depth=on][,iothread=ID]
+                             a node to serve, under the node's name if no other is given
+
+Values may be JSON objects as well. A monitor (QMP) and character devices are not part of
+this version.
+
+How to run:
+  --daemonize                go to the background once everything is there
+  --pidfile PATH             write the process id to PATH
+",
+        call(program)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Arguments, String> {
+        let words = line.split_whitespace().map(OsString::from).collect();
+        Arguments::parse(words).map_err(|failure| match failure {
+            Failure::Message(text) => text,
+            other => format!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn parts_keep_their_order() {
+        let parsed = parse("--export a --blockdev=b --daemonize --object c --pidfile p").unwrap();
+        let items: Vec<String> = parsed.items.iter().map(Item::to_string).collect();
+        assert_eq!(items, ["--export a", "--blockdev b", "--object c"]);
+        assert!(parsed.daemonize);
+        assert_eq!(parsed.pid_file.as_deref(), Some("p"));
+    }
+
+    #[test]
+    fn words_that_are_no_options_are_refused() {
+        assert_eq!(parse("extra").unwrap_err(), "extra: Unexpected argument");
+        let twice = parse("--pidfile a --pidfile b").unwrap_err();
+        assert_eq!(twice, "--pidfile can only be specified once");
+    }
+}

@@ -1,0 +1,223 @@
+//! `qemu-storage-daemon` beside the real one, and as a server.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+const NAME: &str = "qemu-storage-daemon";
+
+/// A folder with images and a link to our daemon.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().expect("a folder");
+        symlink(env!("CARGO_BIN_EXE_vellum"), folder.path().join(NAME)).expect("a link");
+        let place = Place { folder };
+        place.must("qemu-img", "create -q -f qcow2 base 8M");
+        place.must("qemu-img", "create -q -f qcow2 top 8M");
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, program: &Path, words: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.folder.path()).args(words);
+        command
+    }
+
+    fn must(&self, program: &str, line: &str) -> String {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        self.must_words(program, &words)
+    }
+
+    fn must_words(&self, program: &str, words: &[&str]) -> String {
+        let output = self.command(Path::new(program), words).output();
+        let output = output.expect("the program of `cargo xtask setup`");
+        assert!(output.status.success(), "{program} {words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Starts our daemon and waits for its socket.
+    fn start(&self, words: &[&str]) -> Child {
+        let child = self.command(&self.path(NAME), words).spawn();
+        let child = child.expect("the program runs");
+        wait_for("a socket", || self.path("sock").exists());
+        child
+    }
+
+    /// Ends a daemon as a service manager would.
+    fn end(&self, mut child: Child) {
+        let pid = child.id().to_string();
+        self.must_words("kill", &["-TERM", &pid]);
+        let mut code = None;
+        wait_for("the end", || {
+            code = child
+                .try_wait()
+                .expect("a child")
+                .map(|status| status.code());
+            code.is_some()
+        });
+        assert_eq!(code, Some(Some(0)));
+    }
+}
+
+fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_true() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const SERVER: &str = "addr.type=unix,addr.path=sock,max-connections=16";
+const URI: &str = "nbd+unix:///?socket=sock";
+
+#[test]
+fn errors_agree() {
+    let place = Place::new();
+    let file = "--blockdev driver=file,node-name=f,filename=base";
+    let server = format!("--nbd-server {SERVER}");
+    let lines = [
+        "extra".to_owned(),
+        "--foo".into(),
+        "--blockdev".into(),
+        "--blockdev node-name=x".into(),
+        "--blockdev driver=bad,node-name=x".into(),
+        "--blockdev driver=file,node-name=f,filename=nosuch".into(),
+        "--blockdev driver=file,node-name=0f,filename=base".into(),
+        format!("{file} {file}"),
+        format!("{file} --blockdev driver=qcow2,node-name=d,file=g"),
+        format!("{file} --blockdev driver=qcow2,node-name=d,file=f,backing=g"),
+        format!("{file} --export type=nbd,id=e,node-name=f"),
+        format!("{server} --export type=nbd,id=e,node-name=f"),
+        format!("{server} {file},read-only=on --export nbd,id=e,node-name=f,writable=on"),
+        format!("{server} {file} --export nbd,id=e,node-name=f --export nbd,id=e,node-name=f"),
+        format!("{server} {file} --export nbd,id=e,node-name=f --export nbd,id=g,node-name=f"),
+        format!("{server} {file} --export nbd,id=e,node-name=f,iothread=none"),
+        format!("{server} {file} --export nbd,id=e,node-name=f,foo=1"),
+        "--export type=bad,id=e,node-name=f".into(),
+        "--export id=e,node-name=f".into(),
+        "--export type=nbd,node-name=f".into(),
+        "--export type=nbd,id=e".into(),
+        "--object bad,id=x".into(),
+        "--object iothread".into(),
+        "--object iothread,id=a --object iothread,id=a".into(),
+        "--nbd-server addr.type=unix".into(),
+        "--nbd-server addr.type=bad".into(),
+        "--nbd-server addr.type=inet,addr.host=127.0.0.1,addr.port=x".into(),
+        format!("{server} {server}"),
+        "--pidfile /nonexistent/x".into(),
+    ];
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let run = |program: &Path| {
+            let output = place.command(program, &words).output().expect("it runs");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            (output.status.code(), text)
+        };
+        assert_eq!(run(&place.path(NAME)), run(Path::new(NAME)), "{line}");
+    }
+}
+
+#[test]
+fn what_does_not_exist_is_refused_by_name() {
+    let place = Place::new();
+    for (line, word) in [
+        ("--monitor chardev=m", "a monitor (QMP) is not part"),
+        ("--chardev stdio,id=m", "a monitor (QMP) is not part"),
+        ("--object secret,id=s,data=x", "'secret' are not part"),
+        (
+            "--export fuse,id=e,node-name=f,mountpoint=m",
+            "'fuse' are not part",
+        ),
+        (
+            "--export nbd,id=e,node-name=f,bitmaps.0=b",
+            "Bitmaps are not part",
+        ),
+        ("--nbd-server addr.type=unix,tls-creds=t", "TLS is not part"),
+    ] {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let output = place.command(&place.path(NAME), &words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert!(text.contains(word), "{line}: {text}");
+    }
+}
+
+#[test]
+fn an_overlay_on_a_named_node_is_served_and_left_clean() {
+    let place = Place::new();
+    place.must_words("qemu-io", &["-c", "write -P 1 0 64k", "base"]);
+    let child = place.start(&[
+        "--object",
+        "iothread,id=io",
+        "--blockdev",
+        "driver=qcow2,node-name=base,file.driver=file,file.filename=base,read-only=on",
+        "--blockdev",
+        r#"{"driver":"file","node-name":"file","filename":"top"}"#,
+        "--blockdev",
+        "driver=qcow2,node-name=disk,file=file,backing=base",
+        "--nbd-server",
+        SERVER,
+        "--export",
+        "type=nbd,id=e,node-name=disk,name=,writable=on,iothread=io",
+        "--export",
+        "type=nbd,id=b,node-name=base,description=below",
+        "--pidfile",
+        "pid",
+    ]);
+    let commands = ["-c", "read -P 1 0 64k", "-c", "write -P 2 64k 64k"];
+    let words: Vec<&str> = ["-f", "raw"]
+        .into_iter()
+        .chain(commands)
+        .chain([URI])
+        .collect();
+    let said = place.must_words("qemu-io", &words);
+    assert!(!said.contains("failed"), "{said}");
+    let listed = place.must_words(
+        "qemu-nbd",
+        &["--list", "-k", place.path("sock").to_str().unwrap()],
+    );
+    assert!(
+        listed.contains("export: 'base'") && listed.contains("below"),
+        "{listed}"
+    );
+    let pid = std::fs::read_to_string(place.path("pid")).expect("a pid file");
+    assert_eq!(pid.trim(), child.id().to_string());
+    place.end(child);
+    assert!(!place.path("pid").exists() && !place.path("sock").exists());
+    place.must("qemu-img", "check -q top");
+    let said = place.must_words("qemu-io", &["-c", "read -P 2 64k 64k", "top"]);
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[test]
+fn it_goes_to_the_background_when_clients_can_come() {
+    let place = Place::new();
+    let mut words = vec!["--blockdev", "driver=file,node-name=f,filename=base"];
+    words.extend([
+        "--nbd-server",
+        SERVER,
+        "--export",
+        "nbd,id=e,node-name=f,name=",
+    ]);
+    words.extend(["--daemonize", "--pidfile", "pid"]);
+    let status = place
+        .command(&place.path(NAME), &words)
+        .stdin(Stdio::null())
+        .status();
+    assert!(status.expect("it runs").success());
+    place.must_words("qemu-img", &["info", URI]);
+    let pid = std::fs::read_to_string(place.path("pid")).expect("a pid file");
+    place.must_words("kill", &["-TERM", pid.trim()]);
+    wait_for("the end", || !place.path("pid").exists());
+}

@@ -1,0 +1,585 @@
+//! The data cache: guest bytes of partial writes to clusters that need copy-on-write,
+//! kept in memory until their cluster is *drained*, which is to say written whole to a
+//! new place and linked.
+//!
+//! A small write to such a cluster is complete as soon as its bytes are here, as in
+//! the volatile cache of a disk. What the following writes overwrite then never has
+//! to be copied, and many writes of one cluster cost one fill. This room holds the
+//! bytes and says what is to be drained next; `drain` does it.
+//!
+//! Invariants:
+//! - Pieces are added by requests that hold their guest range shared, and removed by
+//!   a drain that holds the whole cluster exclusive. A cluster that has pieces has no
+//!   place of its own for those bytes, so no request writes them in place.
+//! - A read looks here first and at the mapping afterwards: what it does not find
+//!   here any more, the mapping leads to.
+//! - Memory stays within the budget; a write that finds no room waits for drains, or,
+//!   once a drain has failed, goes past the cache and meets the failure itself.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use event_listener::{Event, EventListener};
+use vellum_storage::Buffer;
+
+/// Ends of recent writes that are remembered to recognise sequential ones.
+const STREAMS: usize = 16;
+
+/// What the memory of pieces is counted in.
+const UNIT_BYTES: usize = 4096;
+
+/// The memory that a piece of `len_bytes` takes, with room to grow.
+fn memory_for(len_bytes: usize) -> usize {
+    len_bytes.next_power_of_two().max(UNIT_BYTES)
+}
+
+/// Bytes side by side in a cluster.
+struct Piece {
+    /// Offset of the first byte in the cluster.
+    start: u64,
+    /// How much of `memory` is filled.
+    len_bytes: u64,
+    memory: Buffer,
+}
+
+impl Piece {
+    fn new(start: u64, bytes: &[u8]) -> Self {
+        let mut memory = Buffer::for_read(memory_for(bytes.len()));
+        memory[..bytes.len()].copy_from_slice(bytes);
+        Piece {
+            start,
+            len_bytes: bytes.len() as u64,
+            memory,
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.len_bytes
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[..self.len_bytes as usize]
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        let old_len = self.len_bytes as usize;
+        let new_len = old_len + bytes.len();
+        if new_len > self.memory.len() {
+            let mut larger = Buffer::for_read(memory_for(new_len));
+            larger[..old_len].copy_from_slice(self.bytes());
+            self.memory = larger;
+        }
+        self.memory[old_len..new_len].copy_from_slice(bytes);
+        self.len_bytes = new_len as u64;
+    }
+}
+
+/// The pieces of one cluster.
+#[derive(Default)]
+struct Cluster {
+    /// In order, without overlaps.
+    pieces: Vec<Piece>,
+    /// Waits for being drained, or is being drained.
+    queued: bool,
+    /// Got bytes since the last sweep.
+    touched: bool,
+    /// Its key among the arrivals.
+    arrival: u64,
+}
+
+impl Cluster {
+    fn memory_bytes(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.memory.len()).sum()
+    }
+
+    /// Puts `bytes` at `start` over what is there.
+    fn put(&mut self, start: u64, bytes: &[u8]) {
+        let end = start + bytes.len() as u64;
+        let part = |range: Range<u64>| {
+            &bytes[(range.start - start) as usize..(range.end - start) as usize]
+        };
+        let mut at = start;
+        let mut index = self.pieces.partition_point(|piece| piece.end() <= start);
+        // A piece that ends where the bytes begin grows.
+        let grows = index > 0 && self.pieces[index - 1].end() == start;
+        while at < end {
+            let next = self
+                .pieces
+                .get(index)
+                .map_or(end, |piece| piece.start.clamp(at, end));
+            if at < next {
+                if index > 0 && (grows || at > start) && self.pieces[index - 1].end() == at {
+                    self.pieces[index - 1].append(part(at..next));
+                } else {
+                    self.pieces.insert(index, Piece::new(at, part(at..next)));
+                    index += 1;
+                }
+                at = next;
+            }
+            let Some(piece) = self.pieces.get_mut(index).filter(|_| at < end) else {
+                break;
+            };
+            let stop = piece.end().min(end);
+            let inside = (at - piece.start) as usize..(stop - piece.start) as usize;
+            piece.memory[inside].copy_from_slice(part(at..stop));
+            at = stop;
+            index += 1;
+        }
+    }
+
+    fn covers(&self, range: Range<u64>) -> bool {
+        let mut at = range.start;
+        for piece in &self.pieces {
+            if piece.start > at || at >= range.end {
+                break;
+            }
+            at = at.max(piece.end());
+        }
+        at >= range.end
+    }
+}
+
+/// What is to become of a write that was put into the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// More bytes of the cluster may follow.
+    Waiting,
+    /// The cluster is queued for being drained.
+    Queued,
+}
+
+/// Where a write lies.
+pub(crate) struct Place {
+    /// Guest offset of the cluster's first byte.
+    pub(crate) cluster_start: u64,
+    /// Offset of the first byte in the cluster.
+    pub(crate) inside: u64,
+    /// Length of the cluster, shorter at the end of the device.
+    pub(crate) cluster_len_bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    /// By guest offset of the first byte.
+    clusters: BTreeMap<u64, Cluster>,
+    /// Clusters that were not queued yet, in order of arrival.
+    arrivals: BTreeMap<u64, u64>,
+    next_arrival: u64,
+    queue: VecDeque<u64>,
+    memory_bytes: usize,
+    recent_ends: VecDeque<u64>,
+    draining: usize,
+    sweeping: bool,
+    failed: bool,
+}
+
+impl State {
+    fn is_full(&self, len_bytes: usize, budget_bytes: usize) -> bool {
+        // At worst a piece doubles its memory.
+        let wanted = 2 * memory_for(len_bytes);
+        self.memory_bytes + wanted > budget_bytes && !self.clusters.is_empty()
+    }
+
+    fn is_sequential(&mut self, start: u64, end: u64) -> bool {
+        let follows = self.recent_ends.iter().position(|&recent| recent == start);
+        if let Some(index) = follows {
+            self.recent_ends.remove(index);
+        } else if self.recent_ends.len() == STREAMS {
+            self.recent_ends.pop_front();
+        }
+        self.recent_ends.push_back(end);
+        follows.is_some()
+    }
+
+    /// The cluster at `cluster_start`, new if there is none.
+    fn cluster(&mut self, cluster_start: u64) -> (&mut Cluster, bool) {
+        let (mut is_new, arrival) = (false, self.next_arrival);
+        let cluster = self.clusters.entry(cluster_start).or_insert_with(|| {
+            is_new = true;
+            Cluster {
+                arrival,
+                ..Cluster::default()
+            }
+        });
+        if is_new {
+            self.arrivals.insert(arrival, cluster_start);
+            self.next_arrival += 1;
+        }
+        (cluster, is_new)
+    }
+
+    fn enqueue(&mut self, cluster_start: u64) {
+        if let Some(cluster) = self.clusters.get_mut(&cluster_start)
+            && !cluster.queued
+        {
+            cluster.queued = true;
+            self.arrivals.remove(&cluster.arrival);
+            self.queue.push_back(cluster_start);
+        }
+    }
+
+    /// Queues the oldest clusters until `wanted` bytes will come free.
+    fn enqueue_oldest(&mut self, wanted: usize) {
+        let mut found = 0;
+        while found < wanted
+            && let Some((_, &oldest)) = self.arrivals.first_key_value()
+        {
+            found += self.clusters.get(&oldest).map_or(0, Cluster::memory_bytes);
+            self.enqueue(oldest);
+        }
+    }
+}
+
+/// The data cache of an image; see the module's head.
+pub(crate) struct DataCache {
+    state: Mutex<State>,
+    /// Clusters in the cache, to be asked without the lock.
+    len: AtomicUsize,
+    /// Something was drained, or could not be.
+    changed: Event,
+    budget_bytes: usize,
+}
+
+impl DataCache {
+    /// A cache that holds at most `budget_bytes` bytes; 0: none.
+    pub(crate) fn new(budget_bytes: usize) -> Self {
+        DataCache {
+            state: Mutex::default(),
+            len: AtomicUsize::new(0),
+            changed: Event::new(),
+            budget_bytes,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nothing is here.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether writes should be put here at all at the moment.
+    pub(crate) fn takes_writes(&self) -> bool {
+        self.budget_bytes > 0 && !self.lock().failed
+    }
+
+    /// Puts bytes here; `None` if there is no room, and clusters are queued to make
+    /// some. The caller holds the guest range shared.
+    pub(crate) fn put(&self, place: &Place, bytes: &[u8]) -> Option<Kept> {
+        let mut state = self.lock();
+        if state.is_full(bytes.len(), self.budget_bytes) {
+            state.enqueue_oldest(self.budget_bytes / 4);
+            return None;
+        }
+        let start = place.cluster_start + place.inside;
+        let sequential = state.is_sequential(start, start + bytes.len() as u64);
+        let (cluster, is_new) = state.cluster(place.cluster_start);
+        if is_new {
+            self.len.fetch_add(1, Ordering::Release);
+        }
+        let before = cluster.memory_bytes();
+        cluster.put(place.inside, bytes);
+        cluster.touched = true;
+        let grown = cluster.memory_bytes() - before;
+        let waits =
+            (sequential || place.inside == 0) && !cluster.covers(0..place.cluster_len_bytes);
+        state.memory_bytes += grown;
+        if waits {
+            return Some(Kept::Waiting);
+        }
+        state.enqueue(place.cluster_start);
+        Some(Kept::Queued)
+    }
+
+    /// The next cluster to drain, unless `most` are being drained already; to be
+    /// followed by [`DataCache::drained`].
+    pub(crate) fn next_to_drain(&self, most: usize) -> Option<u64> {
+        let mut state = self.lock();
+        if state.draining >= most {
+            return None;
+        }
+        let next = state.queue.pop_front()?;
+        state.draining += 1;
+        Some(next)
+    }
+
+    /// A drain begun by [`DataCache::next_to_drain`] has ended.
+    pub(crate) fn drained(&self, cluster_start: u64, worked: bool) {
+        let mut state = self.lock();
+        state.draining -= 1;
+        if !worked {
+            state.failed = true;
+            if let Some(cluster) = state.clusters.get_mut(&cluster_start) {
+                cluster.queued = false;
+                let arrival = cluster.arrival;
+                state.arrivals.insert(arrival, cluster_start);
+            }
+        }
+        drop(state);
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Everything could be drained: writes may be kept again.
+    pub(crate) fn clear_failure(&self) {
+        self.lock().failed = false;
+    }
+
+    /// Whether a write of `len_bytes` would have to wait.
+    pub(crate) fn is_full(&self, len_bytes: u64) -> bool {
+        let state = self.lock();
+        !state.failed && state.is_full(len_bytes as usize, self.budget_bytes)
+    }
+
+    /// Tells when something changes after this call.
+    pub(crate) fn listen(&self) -> EventListener {
+        self.changed.listen()
+    }
+
+    /// Whether the caller is to sweep from now on; if so, until
+    /// [`DataCache::sweep`] says that nothing is left, or [`DataCache::end_sweeping`].
+    pub(crate) fn begin_sweeping(&self) -> bool {
+        !std::mem::replace(&mut self.lock().sweeping, true)
+    }
+
+    /// Nobody sweeps any more.
+    pub(crate) fn end_sweeping(&self) {
+        self.lock().sweeping = false;
+    }
+
+    /// Guest offsets of the clusters here that `range` touches.
+    pub(crate) fn clusters_in(&self, range: Range<u64>, cluster_bytes: u64) -> Vec<u64> {
+        let first = range.start.saturating_sub(cluster_bytes - 1);
+        let state = self.lock();
+        state
+            .clusters
+            .range(first..range.end)
+            .map(|(start, _)| *start)
+            .collect()
+    }
+
+    /// Queues every cluster that got no bytes since the last call; says whether
+    /// others are left, else sweeping has ended.
+    pub(crate) fn sweep(&self) -> bool {
+        let mut state = self.lock();
+        let mut idle = Vec::new();
+        for (start, cluster) in &mut state.clusters {
+            if !std::mem::take(&mut cluster.touched) && !cluster.queued {
+                idle.push(*start);
+            }
+        }
+        for start in idle {
+            state.enqueue(start);
+        }
+        state.sweeping = state.clusters.values().any(|cluster| !cluster.queued);
+        state.sweeping
+    }
+
+    /// The first piece of a cluster that ends after `from`, as offsets in the cluster.
+    pub(crate) fn piece_after(&self, cluster_start: u64, from: u64) -> Option<Range<u64>> {
+        let state = self.lock();
+        let pieces = &state.clusters.get(&cluster_start)?.pieces;
+        let piece = pieces.iter().find(|piece| piece.end() > from)?;
+        Some(piece.start..piece.end())
+    }
+
+    /// Whether pieces cover a range of the cluster without a gap.
+    pub(crate) fn covers(&self, cluster_start: u64, range: Range<u64>) -> bool {
+        let state = self.lock();
+        state
+            .clusters
+            .get(&cluster_start)
+            .is_some_and(|cluster| cluster.covers(range))
+    }
+
+    /// Copies what is here of the guest range that begins at `guest` over `bytes`;
+    /// returns how many bytes that were.
+    pub(crate) fn copy_over(&self, guest: u64, bytes: &mut [u8], cluster_bytes: u64) -> u64 {
+        let end = guest + bytes.len() as u64;
+        let first = guest.saturating_sub(cluster_bytes - 1);
+        let state = self.lock();
+        let mut copied = 0;
+        for (cluster_start, cluster) in state.clusters.range(first..end) {
+            for piece in &cluster.pieces {
+                let piece_start = cluster_start + piece.start;
+                let start = piece_start.max(guest);
+                let stop = (cluster_start + piece.end()).min(end);
+                if start < stop {
+                    let from = (start - piece_start) as usize..(stop - piece_start) as usize;
+                    let to = (start - guest) as usize..(stop - guest) as usize;
+                    bytes[to].copy_from_slice(&piece.memory[from]);
+                    copied += stop - start;
+                }
+            }
+        }
+        copied
+    }
+
+    /// Copies of the pieces that a guest range touches, with their guest offsets.
+    pub(crate) fn pieces_in(&self, range: Range<u64>, cluster_bytes: u64) -> Vec<(u64, Buffer)> {
+        let first = range.start.saturating_sub(cluster_bytes - 1);
+        let state = self.lock();
+        let mut found = Vec::new();
+        for (cluster_start, cluster) in state.clusters.range(first..range.end) {
+            for piece in &cluster.pieces {
+                let start = (cluster_start + piece.start).max(range.start);
+                let stop = (cluster_start + piece.end()).min(range.end);
+                if start < stop {
+                    let inside = (start - cluster_start - piece.start) as usize;
+                    let len = (stop - start) as usize;
+                    found.push((start, Buffer::copy_of(&piece.memory[inside..inside + len])));
+                }
+            }
+        }
+        found
+    }
+
+    /// Forgets the pieces inside a range of the cluster; none may reach out of it.
+    pub(crate) fn remove(&self, cluster_start: u64, range: Range<u64>) {
+        let mut state = self.lock();
+        let Some(cluster) = state.clusters.get_mut(&cluster_start) else {
+            return;
+        };
+        let before = cluster.memory_bytes();
+        cluster
+            .pieces
+            .retain(|piece| piece.end() <= range.start || piece.start >= range.end);
+        let freed = before - cluster.memory_bytes();
+        if cluster.pieces.is_empty() {
+            let arrival = cluster.arrival;
+            state.arrivals.remove(&arrival);
+            state.clusters.remove(&cluster_start);
+            self.len.fetch_sub(1, Ordering::Release);
+        }
+        state.memory_bytes -= freed;
+        drop(state);
+        self.changed.notify(usize::MAX);
+    }
+}
+
+impl std::fmt::Debug for DataCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "DataCache({} clusters)",
+            self.len.load(Ordering::Relaxed)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const CLUSTER: u64 = 64;
+
+    fn place(guest: u64) -> Place {
+        Place {
+            cluster_start: guest / CLUSTER * CLUSTER,
+            inside: guest % CLUSTER,
+            cluster_len_bytes: CLUSTER,
+        }
+    }
+
+    #[test]
+    fn sequential_bytes_wait_for_the_whole_cluster() {
+        let cache = DataCache::new(1 << 20);
+        for at in (0..48).step_by(16) {
+            assert_eq!(cache.put(&place(at), &[1; 16]), Some(Kept::Waiting));
+        }
+        assert_eq!(cache.next_to_drain(8), None);
+        assert_eq!(cache.put(&place(48), &[1; 16]), Some(Kept::Queued));
+        assert_eq!(cache.next_to_drain(8), Some(0));
+        assert!(cache.covers(0, 0..CLUSTER));
+    }
+
+    #[test]
+    fn bytes_in_the_middle_do_not_wait() {
+        let cache = DataCache::new(1 << 20);
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
+        assert_eq!(cache.put(&place(100), &[1; 8]), Some(Kept::Queued));
+        assert_eq!(cache.next_to_drain(1), Some(0));
+        assert_eq!(cache.next_to_drain(1), None, "one at a time");
+        cache.remove(0, 0..CLUSTER);
+        cache.drained(0, true);
+        assert_eq!(cache.next_to_drain(1), Some(64));
+    }
+
+    #[test]
+    fn a_full_cache_queues_the_oldest() {
+        let cache = DataCache::new(4 * UNIT_BYTES);
+        for cluster in 0..3 {
+            let kept = cache.put(&place(cluster * CLUSTER), &[1; 16]);
+            assert_eq!(kept, Some(Kept::Waiting));
+        }
+        assert!(cache.is_full(16));
+        assert_eq!(cache.put(&place(3 * CLUSTER), &[1; 16]), None);
+        assert_eq!(cache.next_to_drain(8), Some(0));
+        assert_eq!(cache.next_to_drain(8), None, "the others are younger");
+    }
+
+    #[test]
+    fn a_failed_drain_stops_caching_until_one_works() {
+        let cache = DataCache::new(1 << 20);
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
+        assert_eq!(cache.next_to_drain(1), Some(0));
+        cache.drained(0, false);
+        assert!(!cache.takes_writes());
+        assert_eq!(
+            cache.clusters_in(0..u64::MAX, CLUSTER),
+            [0],
+            "nothing is lost"
+        );
+        cache.clear_failure();
+        assert!(cache.takes_writes());
+        assert!(cache.sweep(), "touched since");
+        assert!(!cache.sweep());
+    }
+
+    #[test]
+    fn idle_clusters_are_swept() {
+        let cache = DataCache::new(1 << 20);
+        assert_eq!(cache.put(&place(0), &[1; 16]), Some(Kept::Waiting));
+        assert!(cache.begin_sweeping());
+        assert!(!cache.begin_sweeping());
+        assert!(cache.sweep(), "touched since");
+        assert!(!cache.sweep());
+        assert_eq!(cache.next_to_drain(1), Some(0));
+        assert!(cache.begin_sweeping());
+    }
+
+    proptest! {
+        #[test]
+        fn holds_the_last_bytes_of_every_place(
+            puts in prop::collection::vec((0u64..CLUSTER, 1u64..CLUSTER, any::<u8>()), 1..40),
+            (from, to) in (0u64..CLUSTER, 0u64..CLUSTER),
+        ) {
+            let cache = DataCache::new(1 << 20);
+            let mut model = [None; CLUSTER as usize];
+            for (start, len, byte) in puts {
+                let end = (start + len).min(CLUSTER);
+                let bytes = vec![byte; (end - start) as usize];
+                cache.put(&place(start), &bytes).unwrap();
+                model[start as usize..end as usize].fill(Some(byte));
+            }
+            let mut seen = [0; CLUSTER as usize];
+            let copied = cache.copy_over(0, &mut seen, CLUSTER);
+            prop_assert_eq!(copied, model.iter().flatten().count() as u64);
+            for (at, byte) in model.iter().enumerate() {
+                prop_assert_eq!(seen[at], byte.unwrap_or(0));
+            }
+            let (from, to) = (from.min(to), from.max(to));
+            let whole = model[from as usize..to as usize].iter().all(Option::is_some);
+            prop_assert_eq!(cache.covers(0, from..to), whole);
+            let pieces = cache.pieces_in(from..to, CLUSTER);
+            let in_pieces: u64 = pieces.iter().map(|(_, piece)| piece.len() as u64).sum();
+            let wanted = model[from as usize..to as usize].iter().flatten().count();
+            prop_assert_eq!(in_pieces, wanted as u64);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! [`FreeIndex`]: the free host clusters that are known, as extents in order.
+//!
+//! The index is a hint: refcounts decide. Whoever takes clusters from it looks at
+//! their counts again, so an extent that is out of date does no harm.
+//!
+//! Invariants: extents are not empty, do not touch each other, and are never more
+//! than the limit; what does not fit is forgotten from the top, and reported.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Free extents, by cluster index.
+#[derive(Debug)]
+pub(crate) struct FreeIndex {
+    /// Ends by starts.
+    extents: BTreeMap<u64, u64>,
+    most_extents: usize,
+}
+
+impl FreeIndex {
+    /// An empty index of at most `most_extents` extents.
+    pub(crate) fn new(most_extents: usize) -> Self {
+        FreeIndex {
+            extents: BTreeMap::new(),
+            most_extents: most_extents.max(1),
+        }
+    }
+
+    /// Whether there is little room for more extents.
+    pub(crate) fn is_crowded(&self) -> bool {
+        2 * self.extents.len() > self.most_extents
+    }
+
+    /// The lowest extent.
+    pub(crate) fn first(&self) -> Option<Range<u64>> {
+        self.extents
+            .first_key_value()
+            .map(|(&start, &end)| start..end)
+    }
+
+    /// Enters free clusters; returns an extent that had to be forgotten for it.
+    #[must_use]
+    pub(crate) fn insert(&mut self, clusters: Range<u64>) -> Option<Range<u64>> {
+        if clusters.is_empty() {
+            return None;
+        }
+        let Range { mut start, mut end } = clusters;
+        // Every extent that overlaps or touches becomes a part of the new one.
+        while let Some((&at, &until)) = self.extents.range(..=end).next_back() {
+            if until < start {
+                break;
+            }
+            self.extents.remove(&at);
+            start = start.min(at);
+            end = end.max(until);
+        }
+        self.extents.insert(start, end);
+        if self.extents.len() <= self.most_extents {
+            return None;
+        }
+        self.extents.pop_last().map(|(start, end)| start..end)
+    }
+
+    /// Takes clusters out, those of them that are there.
+    pub(crate) fn remove(&mut self, clusters: Range<u64>) {
+        if clusters.is_empty() {
+            return;
+        }
+        while let Some((&at, &until)) = self.extents.range(..clusters.end).next_back() {
+            if until <= clusters.start {
+                return;
+            }
+            self.extents.remove(&at);
+            if until > clusters.end {
+                self.extents.insert(clusters.end, until);
+            }
+            if at < clusters.start {
+                self.extents.insert(at, clusters.start);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    impl FreeIndex {
+        fn clusters(&self) -> BTreeSet<u64> {
+            self.extents.iter().flat_map(|(&a, &b)| a..b).collect()
+        }
+    }
+
+    #[test]
+    fn neighbours_merge() {
+        let mut index = FreeIndex::new(10);
+        for clusters in [5..7, 9..10, 7..9, 0..1] {
+            assert_eq!(index.insert(clusters), None);
+        }
+        assert_eq!(index.extents, BTreeMap::from([(0, 1), (5, 10)]));
+        index.remove(6..8);
+        assert_eq!(index.extents, BTreeMap::from([(0, 1), (5, 6), (8, 10)]));
+    }
+
+    #[test]
+    fn the_highest_extent_is_forgotten() {
+        let mut index = FreeIndex::new(2);
+        assert_eq!(index.insert(8..9), None);
+        assert_eq!(index.insert(4..5), None);
+        assert_eq!(index.insert(0..1), Some(8..9));
+        assert_eq!(index.first(), Some(0..1));
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_set(
+            changes in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..12), 0..80),
+            most in 1usize..12,
+        ) {
+            let mut index = FreeIndex::new(most);
+            let mut model = BTreeSet::new();
+            for (insert, start, len) in changes {
+                let clusters = start..start + len;
+                if insert {
+                    model.extend(clusters.clone());
+                    if let Some(forgotten) = index.insert(clusters) {
+                        prop_assert!(!forgotten.is_empty());
+                        for cluster in forgotten {
+                            prop_assert!(model.remove(&cluster));
+                        }
+                    }
+                } else {
+                    for cluster in clusters.clone() {
+                        model.remove(&cluster);
+                    }
+                    index.remove(clusters);
+                    // A removal from the middle makes two extents of one: the limit
+                    // is kept by the next insertion.
+                    prop_assert!(index.extents.len() <= most + 1 + model.len());
+                }
+                prop_assert_eq!(index.clusters(), model.clone());
+                prop_assert_eq!(index.first().map(|e| e.start), model.first().copied());
+                let ends: Vec<_> = index.extents.iter().collect();
+                prop_assert!(ends.windows(2).all(|pair| pair[0].1 < pair[1].0));
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Reading ahead of scans: a miss that follows on an earlier one also loads the
+//! slices behind it.
+//!
+//! Detection costs nothing on hits and a few comparisons on misses. Random reads
+//! are taken for a scan once in (slices of the image / [`STREAMS`]) misses, and
+//! then read two slices instead of one.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use vellum_format::types::GuestOffset;
+use vellum_storage::Result;
+
+use super::image::Image;
+use super::load::read_bytes;
+use super::map::Slice;
+
+/// Scans that are told apart at the same time.
+const STREAMS: usize = 4;
+/// Slices that one miss loads at most.
+const MAX_WINDOW: u64 = 16;
+const WINDOW_BITS: u32 = 8;
+
+/// Where the latest scans stand, in numbers of slices of the guest's device.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    /// The first slice behind a stream's window, and the window's length below it;
+    /// 0: no stream. Each is one word, so that no lock is needed: what a race
+    /// loses is speed.
+    ends: [AtomicU64; STREAMS],
+    next_victim: AtomicUsize,
+}
+
+impl Streams {
+    /// How many slices to load after a miss of slice `slice`.
+    fn window(&self, slice: u64) -> u64 {
+        for stream in &self.ends {
+            let packed = stream.load(Ordering::Relaxed);
+            let (end, window) = (packed >> WINDOW_BITS, packed & ((1 << WINDOW_BITS) - 1));
+            if window == 0 || slice > end || slice + window < end {
+                continue;
+            }
+            if slice < end {
+                // Another request of the same scan is loading it.
+                return 1;
+            }
+            let window = (2 * window).min(MAX_WINDOW);
+            stream.store((slice + window) << WINDOW_BITS | window, Ordering::Relaxed);
+            return window;
+        }
+        let victim = self.next_victim.fetch_add(1, Ordering::Relaxed) % STREAMS;
+        self.ends[victim].store((slice + 1) << WINDOW_BITS | 1, Ordering::Relaxed);
+        1
+    }
+}
+
+/// Slices that lie side by side on disk.
+struct SliceRun {
+    key: u64,
+    slices: usize,
+}
+
+impl Image {
+    /// Brings the L2 slice of `guest` into memory, and those behind it if a scan
+    /// is going on.
+    pub(crate) async fn load_slice_at(&self, guest: GuestOffset, slice: Slice) -> Result<()> {
+        let slice_bytes = self.mapper().slice_guest_bytes();
+        let window = self.streams.window(guest.bytes() / slice_bytes);
+        let window = window.min(self.l2.scan_tables() as u64);
+        if window <= 1 {
+            return self.load_slice(slice).await;
+        }
+        let runs = self.runs_behind(guest, slice, window);
+        let loads = runs.iter().map(|run| {
+            self.l2.load_run(run.key, run.slices, true, |slices| {
+                let len_bytes = slices * self.l2.table_bytes();
+                read_bytes(&self.file, run.key, len_bytes as u64)
+            })
+        });
+        // Only the first is needed now; who needs another will see its error.
+        join_all(loads).await.swap_remove(0)
+    }
+
+    /// `first`, and the slices that map what follows `guest`, `count` in all.
+    fn runs_behind(&self, guest: GuestOffset, first: Slice, count: u64) -> SmallVec<[SliceRun; 2]> {
+        let slice_bytes = self.mapper().slice_guest_bytes();
+        let table_bytes = self.l2.table_bytes() as u64;
+        let mut runs: SmallVec<[SliceRun; 2]> = SmallVec::new();
+        runs.push(SliceRun {
+            key: first.key,
+            slices: 1,
+        });
+        for ahead in 1..count {
+            let at = guest.bytes() / slice_bytes * slice_bytes + ahead * slice_bytes;
+            if at >= self.size_bytes() {
+                break;
+            }
+            // A table that does not exist needs no load, and the miss of one that
+            // cannot be decoded is for those to report who need it.
+            let Ok(Some(place)) = self.mapper().place(GuestOffset(at)) else {
+                continue;
+            };
+            match runs.last_mut() {
+                Some(run) if run.key + run.slices as u64 * table_bytes == place.slice.key => {
+                    run.slices += 1;
+                }
+                _ => runs.push(SliceRun {
+                    key: place.slice.key,
+                    slices: 1,
+                }),
+            }
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_reads_ahead_further_and_further() {
+        let streams = Streams::default();
+        assert_eq!(streams.window(10), 1);
+        assert_eq!(streams.window(11), 2);
+        assert_eq!(streams.window(12), 1, "is being loaded");
+        assert_eq!(streams.window(13), 4);
+        assert_eq!(streams.window(17), 8);
+        assert_eq!(streams.window(25), 16);
+        assert_eq!(streams.window(41), 16);
+    }
+
+    #[test]
+    fn scans_are_told_apart_and_from_random_reads() {
+        let streams = Streams::default();
+        for slice in (0..1000).step_by(7) {
+            assert_eq!(streams.window(slice), 1);
+        }
+        for (a, b) in [(100, 500), (101, 501), (103, 503)] {
+            let windows = (streams.window(a), streams.window(b));
+            assert_eq!(windows.0, windows.1);
+            assert!(a == 100 || windows.0 > 1);
+        }
+    }
+}
