@@ -125,7 +125,7 @@ impl Allocator {
     ///
     /// # Errors
     /// When the refcounts cannot be read. What could not be cut off is wasted, no more.
-    async fn cut_tail(&self) -> Result<()> {
+    pub(super) async fn cut_tail(&self) -> Result<()> {
         let file = &self.refcounts.file;
         if !file.capabilities().growable {
             return Ok(());
