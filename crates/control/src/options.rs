@@ -349,13 +349,13 @@ fn unescape(text: &str) -> (String, &str) {
 /// The size that the text of an option gives, with QEMU's words for what is wrong.
 pub fn size_value(key: &str, text: &str) -> Result<u64> {
     size::parse(text).map_err(|error| match error {
-        size::SizeError::Range => invalid(format!(
-            "Value '{text}' is out of range for parameter '{key}'"
-        )),
-        size::SizeError::Invalid => invalid(format!(
+        size::SizeError::Invalid if !is_negative(text) => invalid(format!(
             "Parameter '{key}' expects a non-negative number below 2^64\n\
              Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
              and exabytes, respectively."
+        )),
+        _ => invalid(format!(
+            "Value '{text}' is out of range for parameter '{key}'"
         )),
     })
 }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use event_listener::{Event, EventListener};
-use vellum_storage::Buffer;
+use vellum_storage::{Buffer, Error, Result};
 
 /// Ends of recent writes that are remembered to recognise sequential ones.
 const STREAMS: usize = 16;
@@ -164,15 +164,17 @@ pub(crate) struct Place {
 struct State {
     /// By guest offset of the first byte.
     clusters: BTreeMap<u64, Cluster>,
-    /// Clusters that were not queued yet, in order of arrival.
+    /// All clusters in order of arrival.
     arrivals: BTreeMap<u64, u64>,
+    /// Those of them that are not queued.
+    waiting: BTreeMap<u64, u64>,
     next_arrival: u64,
     queue: VecDeque<u64>,
     memory_bytes: usize,
     recent_ends: VecDeque<u64>,
     draining: usize,
     sweeping: bool,
-    failed: bool,
+    failure: Option<Error>,
 }
 
 impl State {
@@ -205,6 +207,7 @@ impl State {
         });
         if is_new {
             self.arrivals.insert(arrival, cluster_start);
+            self.waiting.insert(arrival, cluster_start);
             self.next_arrival += 1;
         }
         (cluster, is_new)
@@ -215,16 +218,16 @@ impl State {
             && !cluster.queued
         {
             cluster.queued = true;
-            self.arrivals.remove(&cluster.arrival);
+            self.waiting.remove(&cluster.arrival);
             self.queue.push_back(cluster_start);
         }
     }
 
-    /// Queues the oldest clusters until `wanted` bytes will come free.
+    /// Queues the oldest waiting clusters until `wanted` bytes will come free.
     fn enqueue_oldest(&mut self, wanted: usize) {
         let mut found = 0;
         while found < wanted
-            && let Some((_, &oldest)) = self.arrivals.first_key_value()
+            && let Some((_, &oldest)) = self.waiting.first_key_value()
         {
             found += self.clusters.get(&oldest).map_or(0, Cluster::memory_bytes);
             self.enqueue(oldest);
@@ -265,7 +268,7 @@ impl DataCache {
 
     /// Whether writes should be put here at all at the moment.
     pub(crate) fn takes_writes(&self) -> bool {
-        self.budget_bytes > 0 && !self.lock().failed
+        self.budget_bytes > 0 && self.lock().failure.is_none()
     }
 
     /// Puts bytes here; `None` if there is no room, and clusters are queued to make
@@ -309,30 +312,45 @@ impl DataCache {
     }
 
     /// A drain begun by [`DataCache::next_to_drain`] has ended.
-    pub(crate) fn drained(&self, cluster_start: u64, worked: bool) {
+    pub(crate) fn drained(&self, cluster_start: u64, result: Result<()>) {
         let mut state = self.lock();
         state.draining -= 1;
-        if !worked {
-            state.failed = true;
-            if let Some(cluster) = state.clusters.get_mut(&cluster_start) {
-                cluster.queued = false;
-                let arrival = cluster.arrival;
-                state.arrivals.insert(arrival, cluster_start);
-            }
+        if let Err(error) = result
+            && let Some(cluster) = state.clusters.get_mut(&cluster_start)
+        {
+            cluster.queued = false;
+            let arrival = cluster.arrival;
+            state.waiting.insert(arrival, cluster_start);
+            state.failure = Some(error);
         }
         drop(state);
         self.changed.notify(usize::MAX);
     }
 
-    /// Everything could be drained: writes may be kept again.
-    pub(crate) fn clear_failure(&self) {
-        self.lock().failed = false;
+    /// Queues everything; what is to be drained then has arrived before the result.
+    /// An earlier failure is forgotten: those clusters get another chance.
+    pub(crate) fn enqueue_all(&self) -> u64 {
+        let mut state = self.lock();
+        state.failure = None;
+        state.enqueue_oldest(usize::MAX);
+        state.next_arrival
+    }
+
+    /// Whether everything that arrived before `until` is drained, or why it cannot be.
+    pub(crate) fn is_drained(&self, until: u64) -> Option<Result<()>> {
+        let state = self.lock();
+        let oldest = state.arrivals.first_key_value();
+        match &state.failure {
+            _ if oldest.is_none_or(|(arrival, _)| *arrival >= until) => Some(Ok(())),
+            Some(error) => Some(Err(error.clone())),
+            None => None,
+        }
     }
 
     /// Whether a write of `len_bytes` would have to wait.
     pub(crate) fn is_full(&self, len_bytes: u64) -> bool {
         let state = self.lock();
-        !state.failed && state.is_full(len_bytes as usize, self.budget_bytes)
+        state.failure.is_none() && state.is_full(len_bytes as usize, self.budget_bytes)
     }
 
     /// Tells when something changes after this call.
@@ -452,8 +470,12 @@ impl DataCache {
         if cluster.pieces.is_empty() {
             let arrival = cluster.arrival;
             state.arrivals.remove(&arrival);
+            state.waiting.remove(&arrival);
             state.clusters.remove(&cluster_start);
             self.len.fetch_sub(1, Ordering::Release);
+        }
+        if state.clusters.is_empty() {
+            state.failure = None;
         }
         state.memory_bytes -= freed;
         drop(state);
@@ -506,7 +528,7 @@ mod tests {
         assert_eq!(cache.next_to_drain(1), Some(0));
         assert_eq!(cache.next_to_drain(1), None, "one at a time");
         cache.remove(0, 0..CLUSTER);
-        cache.drained(0, true);
+        cache.drained(0, Ok(()));
         assert_eq!(cache.next_to_drain(1), Some(64));
     }
 
@@ -528,17 +550,38 @@ mod tests {
         let cache = DataCache::new(1 << 20);
         assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
         assert_eq!(cache.next_to_drain(1), Some(0));
-        cache.drained(0, false);
+        let full = Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
+        cache.drained(0, Err(full));
         assert!(!cache.takes_writes());
         assert_eq!(
             cache.clusters_in(0..u64::MAX, CLUSTER),
             [0],
             "nothing is lost"
         );
-        cache.clear_failure();
+        let until = cache.enqueue_all();
+        assert!(cache.takes_writes(), "another chance");
+        assert!(cache.is_drained(until).is_none());
+        assert_eq!(cache.next_to_drain(1), Some(0));
+        cache.remove(0, 0..CLUSTER);
+        cache.drained(0, Ok(()));
+        assert!(cache.is_drained(until).unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_failure_ends_with_the_bytes_it_is_about() {
+        let cache = DataCache::new(1 << 20);
+        let full = || Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
+        assert_eq!(cache.next_to_drain(1), Some(0));
+        cache.drained(0, Err(full()));
+        assert!(!cache.takes_writes());
+        cache.remove(0, 0..u64::MAX);
         assert!(cache.takes_writes());
-        assert!(cache.sweep(), "touched since");
-        assert!(!cache.sweep());
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
+        assert_eq!(cache.next_to_drain(1), Some(0));
+        cache.remove(0, 0..u64::MAX);
+        cache.drained(0, Err(full()));
+        assert!(cache.takes_writes());
     }
 
     #[test]

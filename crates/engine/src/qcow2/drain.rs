@@ -14,6 +14,7 @@ use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::{Buffer, Buffers, Result, WriteFlags, lane, spawn};
 
 use super::data_cache::{Kept, Place};
+use super::group::RunningTurn;
 use super::image::Image;
 use super::inflight::Mode;
 use super::map::{Run, RunKind};
@@ -84,7 +85,7 @@ impl Image {
             let turn = Turn {
                 image: self.clone(),
                 cluster,
-                worked: false,
+                result: Err(RunningTurn::abandoned()),
             };
             drop(spawn(turn.drain()));
         }
@@ -112,9 +113,15 @@ impl Image {
         if self.data_cache.is_empty() {
             return Ok(());
         }
-        self.drain_range(0..u64::MAX).await?;
-        self.data_cache.clear_failure();
-        Ok(())
+        let until = self.data_cache.enqueue_all();
+        self.start_drains();
+        loop {
+            let changed = self.data_cache.listen();
+            if let Some(result) = self.data_cache.is_drained(until) {
+                return result;
+            }
+            changed.await;
+        }
     }
 
     /// Drains the clusters that a guest range touches; the caller holds none of them.
@@ -217,6 +224,7 @@ impl Image {
             self.read_old(start, end - start).await?
         };
         self.overlay(start, &mut whole);
+        self.note_writing(placed);
         let host = HostOffset(placed.host.bytes() + (start - cluster));
         self.data
             .write(
@@ -238,12 +246,12 @@ impl Image {
 struct Turn {
     image: Arc<Image>,
     cluster: u64,
-    worked: bool,
+    result: Result<()>,
 }
 
 impl Turn {
     async fn drain(mut self) {
-        self.worked = self.image.drain(self.cluster).await.is_ok();
+        self.result = self.image.drain(self.cluster).await;
         let image = self.image.clone();
         drop(self);
         image.start_drains();
@@ -254,7 +262,8 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.image.data_cache.drained(self.cluster, self.worked);
+        let result = std::mem::replace(&mut self.result, Ok(()));
+        self.image.data_cache.drained(self.cluster, result);
     }
 }
 

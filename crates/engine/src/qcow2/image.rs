@@ -11,6 +11,7 @@ use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
+use super::blank::Blanks;
 use super::cache::Budget;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
@@ -58,6 +59,7 @@ pub(crate) struct Image {
     pub(crate) l1_entries: Arc<Inflight>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) data_cache: DataCache,
+    pub(crate) blanks: Blanks,
     pub(crate) order: Order,
     pub(crate) latch: Latch,
     /// What must happen once before the first change has happened.

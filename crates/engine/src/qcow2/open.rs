@@ -268,6 +268,7 @@ async fn assemble(
         l1_entries: Arc::default(),
         readers: Arc::default(),
         data_cache: DataCache::new(options.data_cache_bytes()),
+        blanks: Default::default(),
         order: Default::default(),
         latch: Default::default(),
         prepared: AtomicBool::new(false),

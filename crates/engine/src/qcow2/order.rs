@@ -29,11 +29,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use event_listener::Event;
 use vellum_format::types::HostCluster;
 use vellum_storage::{Error, ErrorKind, Result, spawn};
 
 use super::cache::WriteBack;
+use super::group::{Group, RunningTurn, Turn};
 use super::image::Image;
 use super::l1::L1Sector;
 use super::refcounts::write_tables;
@@ -70,15 +70,6 @@ pub(crate) struct Dropped {
 }
 
 #[derive(Default)]
-struct Turns {
-    started: u64,
-    finished: u64,
-    running: bool,
-    /// Why the commits up to `finished` failed, if the last of them did.
-    failure: Option<Error>,
-}
-
-#[derive(Default)]
 struct DroppedLists {
     /// Dropped in memory, not on disk yet.
     noted: Vec<Dropped>,
@@ -91,8 +82,8 @@ struct DroppedLists {
 /// The state of commits.
 #[derive(Default)]
 pub(crate) struct Order {
-    turns: Mutex<Turns>,
-    turn_ended: Event,
+    commits: Group,
+    drains: Group,
     dropped: Mutex<DroppedLists>,
     /// Changes that need a barrier: running, and whether any has ended since the
     /// last commit took its copies.
@@ -120,10 +111,6 @@ impl std::fmt::Debug for Order {
 }
 
 impl Order {
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn lists(&self) -> MutexGuard<'_, DroppedLists> {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -162,29 +149,15 @@ impl Order {
     }
 }
 
-/// A running commit. Others wait for its end, which comes even if its lane ends
-/// first; then nobody knows what has been written, and nothing more may be.
-struct RunningTurn<'a> {
-    image: &'a Image,
-    turn: u64,
-    result: Option<Result<()>>,
-}
+/// A commit that is not over. If its lane ends first, nobody knows what has been
+/// written, and nothing more may be.
+struct Unfinished<'a>(Option<&'a Image>);
 
-impl Drop for RunningTurn<'_> {
+impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        let result = self.result.take().unwrap_or_else(|| {
-            let message = "a commit was abandoned: its lane ended (see lane::finish)";
-            let error = Error::new(ErrorKind::Io, "commit", message);
-            self.image.latch(error.clone());
-            Err(error)
-        });
-        let order = &self.image.order;
-        let mut turns = order.turns();
-        turns.finished = self.turn;
-        turns.running = false;
-        turns.failure = result.err();
-        drop(turns);
-        order.turn_ended.notify(usize::MAX);
+        if let Some(image) = self.0 {
+            image.latch(RunningTurn::abandoned());
+        }
     }
 }
 
@@ -195,11 +168,6 @@ impl Drop for Relief {
     fn drop(&mut self) {
         self.0.order.relieving.store(false, Ordering::Release);
     }
-}
-
-enum Turn {
-    Mine(u64),
-    Served(Result<()>),
 }
 
 /// Dirty mapping tables, as they were when a commit began.
@@ -217,29 +185,28 @@ impl MappingCopies {
 impl Image {
     /// Whether the mapping in memory is the one that a crash would leave.
     pub(crate) fn mapping_is_durable(&self) -> bool {
-        !self.order.turns().running && self.l2.is_clean() && self.l1.is_clean()
+        !self.order.commits.is_running() && self.l2.is_clean() && self.l1.is_clean()
     }
 
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
-        self.drain_all().await?;
+        // Two turns, so that the next drain runs beside this commit.
+        match self.order.drains.join().await {
+            Turn::Served(result) => result?,
+            Turn::Mine(turn) => turn.end(self.drain_all().await)?,
+        }
         self.commit().await
     }
 
     /// Makes everything durable that the mapping in memory leads to.
     pub(crate) async fn commit(self: &Arc<Self>) -> Result<()> {
-        let wanted = self.order.turns().started + 1;
-        match self.wait_for_turn(wanted).await {
+        match self.order.commits.join().await {
             Turn::Served(result) => result,
             Turn::Mine(turn) => {
-                let mut running = RunningTurn {
-                    image: self,
-                    turn,
-                    result: None,
-                };
+                let mut unfinished = Unfinished(Some(self));
                 let result = self.run_commit().await;
-                running.result = Some(result.clone());
-                result
+                unfinished.0 = None;
+                turn.end(result)
             }
         }
     }
@@ -261,24 +228,6 @@ impl Image {
             }));
         }
         Ok(())
-    }
-
-    async fn wait_for_turn(&self, wanted: u64) -> Turn {
-        loop {
-            let listener = self.order.turn_ended.listen();
-            {
-                let mut turns = self.order.turns();
-                if turns.finished >= wanted {
-                    return Turn::Served(turns.failure.clone().map_or(Ok(()), Err));
-                }
-                if !turns.running {
-                    turns.running = true;
-                    turns.started += 1;
-                    return Turn::Mine(turns.started);
-                }
-            }
-            listener.await;
-        }
     }
 
     async fn run_commit(self: &Arc<Self>) -> Result<()> {

@@ -156,8 +156,9 @@ impl Image {
     /// caller holds the range. Beyond the end of the device there are zeroes.
     pub(crate) async fn read_old(self: &Arc<Self>, guest: u64, len_bytes: u64) -> Result<Buffer> {
         let inside = self.size_bytes().saturating_sub(guest).min(len_bytes);
-        let mut buffer = Buffer::zeroed(len_bytes as usize);
+        let mut buffer = Buffer::for_read(len_bytes as usize);
         let head = buffer.split_to(inside as usize);
+        buffer.fill(0);
         let reading = self.readers.enter();
         let head = self.read_runs(GuestOffset(guest), head, reading).await?;
         Ok(Buffer::join_all([head, buffer]))

@@ -9,11 +9,15 @@ use vellum_format::l1::L1Entry;
 use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::{Buffers, Result, WriteFlags, ZeroFlags};
 
+use super::alloc::Allocation;
 use super::fault::{bad_format, corrupt};
 use super::image::Image;
 use super::inflight::Mode;
 use super::load::read_bytes;
 use super::order::{Dropped, Reach, Reason};
+
+/// What is written of a new table that the file does not reach yet.
+const LAST_BYTES: u64 = 4096;
 
 impl Image {
     /// Makes sure that the L2 table for `guest` exists and is this image state's
@@ -41,7 +45,7 @@ impl Image {
         let empty = old.is_none() && self.is_blank(&allocation)?;
         let filled = match empty {
             true => Ok(()),
-            false => self.fill_table(old, table).await,
+            false => self.fill_table(old, &allocation).await,
         };
         if let Err(error) = filled {
             // Nothing points at the cluster. If even this fails it is leaked.
@@ -83,18 +87,23 @@ impl Image {
 
     /// Writes the content of a new table: that of `old`, or nothing allocated. A
     /// shared table is never changed in memory, so the disk has its content.
-    async fn fill_table(&self, old: Option<HostOffset>, new: HostOffset) -> Result<()> {
+    async fn fill_table(&self, old: Option<HostOffset>, new: &Allocation) -> Result<()> {
         let table_bytes = self.geometry.cluster_size_bytes();
+        let new_bytes = new.start.bytes();
         let Some(old) = old else {
-            return self
-                .file
-                .write_zeroes(new.bytes(), table_bytes, ZeroFlags::default())
-                .await;
+            // Where nothing was ever written it is enough that the file reaches so far.
+            let written = match new.fresh {
+                true => table_bytes.min(LAST_BYTES),
+                false => table_bytes,
+            };
+            let start = new_bytes + table_bytes - written;
+            let flags = ZeroFlags::default();
+            return self.file.write_zeroes(start, written, flags).await;
         };
         let content = read_bytes(&self.file, old.bytes(), table_bytes).await?;
         let buffers = Buffers::from_iter([content]);
         self.file
-            .write(new.bytes(), buffers, WriteFlags::default())
+            .write(new_bytes, buffers, WriteFlags::default())
             .await
             .map(drop)
     }

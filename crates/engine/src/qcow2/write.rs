@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::l2::Mapping;
-use vellum_format::types::{GuestOffset, HostOffset};
+use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::{Buffer, Buffers, Result, WriteFlags, ZeroFlags};
 
 use super::alloc::Allocation;
@@ -44,8 +44,10 @@ pub(crate) struct Placed {
     pub(crate) old: Vec<Mapping>,
     /// Where the first cluster lies.
     pub(crate) host: HostOffset,
-    /// The clusters read as zeroes on disk.
+    /// What is to be written reads as zeroes on disk.
     pub(crate) fresh: bool,
+    /// The clusters' refcounts are durable.
+    pub(crate) counted: bool,
     pub(crate) allocation: Option<Allocation>,
     /// Guest range that the request covers in these clusters.
     pub(crate) start: u64,
@@ -149,7 +151,8 @@ impl Image {
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
         let placed = self.place_step(&step, mappings, at, end).await?;
-        let piece = if self.may_link_first(&placed).await? {
+        let before = self.reach_before_data(&placed).await?;
+        let piece = if before.is_some() {
             None
         } else {
             let piece = rest.split_to((placed.end - placed.start) as usize);
@@ -157,29 +160,78 @@ impl Image {
             self.give_back_unless(written.is_ok(), &placed).await;
             Some(written?)
         };
-        let at_once = piece.is_none() && placed.allocation.is_some_and(|a| a.counted);
-        let reach = match at_once {
-            true => Reach::AtOnce,
-            false => Reach::AfterBarrier,
-        };
+        let reach = before.unwrap_or(Reach::AfterBarrier);
         self.link(&placed, reach).await?;
         self.relieve_cache().await?;
         Ok(piece)
     }
 
-    /// Whether the guest sees no difference between the old content and new clusters
-    /// that nothing was written to, so that the mapping may come before the data:
-    /// requests for the same clusters then go side by side.
-    async fn may_link_first(&self, placed: &Placed) -> Result<bool> {
+    /// When a mapping may reach the disk that comes before its data, so that requests
+    /// for the same clusters go side by side; `None`: it must come after. It may come
+    /// before where the guest sees no difference between the old content and places
+    /// that nothing was written to.
+    async fn reach_before_data(&self, placed: &Placed) -> Result<Option<Reach>> {
         let (start, end) = (placed.fill_start, placed.fill_end);
-        let blank = match &placed.allocation {
-            Some(allocation) => self.is_blank(allocation)?,
-            None => false,
-        };
-        if !blank {
-            return Ok(false);
+        let clusters_bytes = placed.old.len() as u64 * self.geometry.cluster_size_bytes();
+        let inside = placed.host.bytes() + clusters_bytes <= self.file.len_bytes()?;
+        if !placed.fresh || !inside || !self.maps_to_zeroes(start, end - start).await? {
+            return Ok(None);
         }
-        self.maps_to_zeroes(start, end - start).await
+        Ok(Some(match placed.counted {
+            true => Reach::AtOnce,
+            false => Reach::AfterBarrier,
+        }))
+    }
+
+    /// The host clusters of a step, and the subclusters of each that it writes.
+    fn written_bits<'a>(
+        &'a self,
+        placed: &'a Placed,
+    ) -> impl Iterator<Item = (HostCluster, u32)> + 'a {
+        let first_guest = self.geometry.cluster_start(placed.start);
+        let first_host = placed.host.cluster(&self.geometry).index();
+        (0..placed.old.len() as u64).map(move |index| {
+            let guest = first_guest + index * self.geometry.cluster_size_bytes();
+            let (start, end) = (placed.fill_start, placed.fill_end);
+            let bits = plan::touched_bits(&self.geometry, guest, start, end);
+            (HostCluster(first_host + index), bits)
+        })
+    }
+
+    /// Finds out whether the subclusters of a step in places that exist were never
+    /// written.
+    fn look_for_blanks(&self, placed: &mut Placed) {
+        if !self.geometry.extended_l2 || self.has_external_data() || placed.allocation.is_some() {
+            return;
+        }
+        let known = self
+            .written_bits(placed)
+            .try_fold(true, |counted, (cluster, bits)| {
+                Some(counted & self.blanks.find(cluster, bits)?)
+            });
+        placed.fresh = known.is_some();
+        placed.counted = known.unwrap_or(false);
+    }
+
+    /// Notes, before a step writes into places that exist, that it may have.
+    pub(crate) fn note_writing(&self, placed: &Placed) {
+        if placed.allocation.is_none() {
+            self.note_blanks(placed);
+        }
+    }
+
+    fn note_blanks(&self, placed: &Placed) {
+        if !self.geometry.extended_l2 || self.has_external_data() {
+            return;
+        }
+        for (cluster, bits) in self.written_bits(placed) {
+            match placed.allocation {
+                Some(allocation) if allocation.fresh => {
+                    self.blanks.note_fresh(cluster, bits, allocation.counted);
+                }
+                _ => self.blanks.note_written(cluster, bits),
+            }
+        }
     }
 
     /// Whether new clusters lie inside the file and read as zeroes there.
@@ -230,37 +282,35 @@ impl Image {
         end: u64,
     ) -> Result<Placed> {
         let cluster_start = self.geometry.cluster_start(start);
-        let (host, fresh, allocation, clusters) = match step.target {
-            Target::Own(host) => (host, false, None, step.clusters),
+        let (host, allocation, clusters) = match step.target {
+            Target::Own(host) => (host, None, step.clusters),
             Target::New if self.has_external_data() => {
-                (HostOffset(cluster_start), false, None, step.clusters)
+                (HostOffset(cluster_start), None, step.clusters)
             }
             Target::New => {
                 let after = self.end_of_data_before(cluster_start);
                 let allocation = self.allocate_near(step.clusters as u64, after).await?;
                 let clusters = allocation.clusters as usize;
-                (
-                    allocation.start,
-                    allocation.fresh,
-                    Some(allocation),
-                    clusters,
-                )
+                (allocation.start, Some(allocation), clusters)
             }
         };
         mappings.truncate(clusters);
         let stop = cluster_start + clusters as u64 * self.geometry.cluster_size_bytes();
         let end = end.min(stop);
         let (first, last) = (mappings[0], mappings[mappings.len() - 1]);
-        Ok(Placed {
+        let mut placed = Placed {
             old: mappings,
             host,
-            fresh,
+            fresh: allocation.is_some_and(|new| new.fresh),
+            counted: allocation.is_some_and(|new| new.counted),
             allocation,
             start,
             end,
             fill_start: plan::fill_start(&self.geometry, step, &first, start),
             fill_end: plan::fill_end(&self.geometry, step, &last, end),
-        })
+        };
+        self.look_for_blanks(&mut placed);
+        Ok(placed)
     }
 
     /// Writes the guest's bytes and the fill around them.
@@ -269,6 +319,7 @@ impl Image {
         placed: &Placed,
         piece: Buffer,
     ) -> Result<Buffer> {
+        self.note_writing(placed);
         let (head, tail) = futures_util::try_join!(
             self.fill(placed, placed.fill_start, placed.start),
             self.fill(placed, placed.end, placed.fill_end),
@@ -322,6 +373,7 @@ impl Image {
     pub(crate) async fn link(&self, placed: &Placed, reach: Reach) -> Result<()> {
         let cluster = self.geometry.cluster_size_bytes();
         let first = self.geometry.cluster_start(placed.start);
+        self.note_blanks(placed);
         for (index, old) in placed.old.iter().enumerate() {
             let inside = index as u64 * cluster;
             let host = HostOffset(placed.host.bytes() + inside);
@@ -382,6 +434,7 @@ impl Image {
         };
         let first = HostOffset(start).cluster(&self.geometry);
         let count = end.div_ceil(cluster_bytes) - first.index();
+        self.blanks.forget(first.index()..first.index() + count);
         self.order.note_dropped(Dropped {
             start: first,
             count,

@@ -322,7 +322,7 @@ proptest! {
             prop_assert_eq!(cache.used_bytes(), real);
             let dirty = cache.dirty.load(Ordering::Relaxed);
             prop_assert_eq!(dirty, memory.len());
-            let most = (24 << 10).max((dirty + 1) * (TABLE + 512) + 1024);
+            let most = (24 << 10).max((dirty + 1) * (TABLE + 512) + 2048);
             prop_assert!(real <= most, "{} bytes, {} dirty", real, dirty);
         }
     }
