@@ -39,6 +39,8 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("nbdkit"), "nbdkit"),
     need(Probe::PythonModule("nbd"), "python3-libnbd"),
     need(Probe::Program("mkfs.ext4"), "e2fsprogs"),
+    need(Probe::Program("mkfs.xfs"), "xfsprogs"),
+    need(Probe::Program("mkfs.btrfs"), "btrfs-progs"),
     need(Probe::Program("busybox"), "busybox-static"),
     need(Probe::Program("xz"), "xz-utils"),
     // The fuzz targets link with libFuzzer, which is C++.

@@ -204,20 +204,7 @@ impl Options {
                 Some(value) => Ok(Some(value)),
                 None => Err(invalid(format!("Parameter '{key}' expects uint64"))),
             },
-            Some(Scalar::Text(text)) => match size::parse(&text) {
-                Ok(value) => Ok(Some(value)),
-                Err(_) if is_negative(&text) => Err(invalid(format!(
-                    "Value '{text}' is out of range for parameter '{key}'"
-                ))),
-                Err(size::SizeError::Range) => Err(invalid(format!(
-                    "Value '{text}' is out of range for parameter '{key}'"
-                ))),
-                Err(size::SizeError::Invalid) => Err(invalid(format!(
-                    "Parameter '{key}' expects a non-negative number below 2^64\n\
-                     Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
-                     and exabytes, respectively."
-                ))),
-            },
+            Some(Scalar::Text(text)) => size_value(key, &text).map(Some),
             Some(_) => Err(invalid(format!("Parameter '{key}' expects a size"))),
         }
     }
@@ -357,6 +344,20 @@ fn unescape(text: &str) -> (String, &str) {
             None => return (value, rest),
         }
     }
+}
+
+/// The size that the text of an option gives, with QEMU's words for what is wrong.
+pub fn size_value(key: &str, text: &str) -> Result<u64> {
+    size::parse(text).map_err(|error| match error {
+        size::SizeError::Invalid if !is_negative(text) => invalid(format!(
+            "Parameter '{key}' expects a non-negative number below 2^64\n\
+             Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
+             and exabytes, respectively."
+        )),
+        _ => invalid(format!(
+            "Value '{text}' is out of range for parameter '{key}'"
+        )),
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use vellum::qcow2::create::Preallocation;
 use vellum::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, RequestFlags, Result, Storage,
     ZeroRequest,
@@ -30,6 +31,9 @@ macro_rules! pass_on {
         }
         fn truncate(&self, size_bytes: u64) -> Io<()> {
             self.inner.truncate(size_bytes)
+        }
+        fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+            self.inner.resize(size_bytes, preallocation)
         }
         fn close(&self) -> Io<()> {
             self.inner.close()

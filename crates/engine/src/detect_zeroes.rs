@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::qcow2::create::Preallocation;
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Result, Storage, ZeroRequest,
 };
@@ -75,6 +76,10 @@ impl BlockDevice for ZeroDetector {
 
     fn truncate(&self, size_bytes: u64) -> Io<()> {
         self.inner.truncate(size_bytes)
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        self.inner.resize(size_bytes, preallocation)
     }
 
     fn close(&self) -> Io<()> {

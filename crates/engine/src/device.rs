@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use vellum_storage::{Buffer, Io, Result, Storage};
+use vellum_storage::{Buffer, Error, ErrorKind, Io, Result, Storage};
+
+use crate::qcow2::create::Preallocation;
 
 /// What a device is and what it wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,8 +107,19 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// `present`); `u32::MAX` asks the whole chain.
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent>;
 
-    /// Sets the virtual size.
+    /// Sets the virtual size; bytes that come into being read as zeroes. Requests
+    /// may run meanwhile; those beyond a new end fail or have their effect before.
     fn truncate(&self, size_bytes: u64) -> Io<()>;
+
+    /// As [`BlockDevice::truncate`], with what comes into being made ahead of its
+    /// use.
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        if preallocation == Preallocation::Off {
+            return self.truncate(size_bytes);
+        }
+        let message = format!("Unsupported preallocation mode '{}'", preallocation.name());
+        Io::ready(Err(Error::new(ErrorKind::Unsupported, "resize", message)))
+    }
 
     /// Writes back everything, releases reservations and marks the image clean.
     /// Requests after it fail.

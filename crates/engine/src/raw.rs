@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vellum_storage::{BlockStatus, WriteFlags, ZeroFlags, spawn};
 
+use crate::qcow2::create::{Preallocation, write::space};
 use crate::{
     BlockDevice, Buffer, Buffers, DeviceInfo, Error, ErrorKind, Extent, HostLocation, Io,
     RequestFlags, Result, Storage, ZeroRequest,
@@ -113,6 +114,39 @@ impl Raw {
         };
         self.check_range(operation, offset_bytes, len_bytes, limit_bytes)?;
         Ok(offset_bytes + len_bytes > size_bytes)
+    }
+
+    /// Where the storage ends after a resize from `from_bytes`, if that may be done.
+    fn check_resize(
+        &self,
+        size_bytes: u64,
+        from_bytes: u64,
+        preallocation: Preallocation,
+    ) -> Result<u64> {
+        let refuse = |kind, message: &str| Err(self.error(kind, "truncate", message));
+        if self.read_only {
+            return refuse(ErrorKind::ReadOnly, "the device is read-only");
+        }
+        if self.fixed_size {
+            return refuse(ErrorKind::Unsupported, "Cannot resize fixed-size raw disks");
+        }
+        let to_bytes = size_bytes.checked_add(self.offset_bytes);
+        let Some(to_bytes) = to_bytes.filter(|&len| len <= i64::MAX as u64) else {
+            let message = "Disk size too large for the chosen offset";
+            return refuse(ErrorKind::InvalidArgument, message);
+        };
+        match preallocation {
+            Preallocation::Off => Ok(to_bytes),
+            Preallocation::Metadata => refuse(
+                ErrorKind::Unsupported,
+                "Unsupported preallocation mode: metadata",
+            ),
+            _ if to_bytes < from_bytes => refuse(
+                ErrorKind::InvalidArgument,
+                "Preallocation can't be used for shrinking files",
+            ),
+            _ => Ok(to_bytes),
+        }
     }
 
     /// Raises the size to `end_bytes` once `request` has succeeded.
@@ -266,27 +300,28 @@ impl BlockDevice for Raw {
     }
 
     fn truncate(&self, size_bytes: u64) -> Io<()> {
-        if self.read_only {
-            let error = self.error(ErrorKind::ReadOnly, "truncate", "the device is read-only");
-            return Io::ready(Err(error));
-        }
-        if self.fixed_size {
-            let message = "Cannot resize fixed-size raw disks";
-            let error = self.error(ErrorKind::Unsupported, "truncate", message);
-            return Io::ready(Err(error));
-        }
-        let Some(len_bytes) = size_bytes
-            .checked_add(self.offset_bytes)
-            .filter(|&len| len <= i64::MAX as u64)
-        else {
-            let message = "Disk size too large for the chosen offset";
-            let error = self.error(ErrorKind::InvalidArgument, "truncate", message);
-            return Io::ready(Err(error));
+        self.resize(size_bytes, Preallocation::Off)
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        let from_bytes = match self.storage.len_bytes() {
+            Ok(len_bytes) => len_bytes,
+            Err(error) => return Io::ready(Err(error)),
         };
-        let request = self.storage.truncate(len_bytes);
+        let to_bytes = match self.check_resize(size_bytes, from_bytes, preallocation) {
+            Ok(to_bytes) => to_bytes,
+            Err(error) => return Io::ready(Err(error)),
+        };
+        let storage = self.storage.clone();
         let shared_size = self.size_bytes.clone();
         Io::task(spawn(async move {
-            request.await?;
+            space(&storage, from_bytes..to_bytes, preallocation).await?;
+            if storage.len_bytes()? != to_bytes {
+                storage.truncate(to_bytes).await?;
+            }
+            if preallocation == Preallocation::Full {
+                storage.flush().await?;
+            }
             shared_size.store(
                 size_bytes.next_multiple_of(SECTOR_SIZE_BYTES),
                 Ordering::Release,

@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, RequestFlags, ZeroRequest};
+use vellum::qcow2::create::Preallocation;
+use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, ZeroRequest};
 use vellum_storage::{Buffer, JoinHandle, spawn};
 
 use crate::failure::{Failure, FailureKind};
 use crate::machine::Plugged;
-use crate::model::{Effect, Model};
+use crate::model::{Effect, Model, Ticket};
 use crate::pattern;
 use crate::scenario::{ImageOptions, Op, Step};
 use crate::subject::Subject;
@@ -39,7 +40,11 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 while running.len() >= MAX_IN_FLIGHT {
                     finish_one(&mut running).await?;
                 }
-                running.push_back(spawn(perform(guest.clone(), device.clone(), op)));
+                // Beyond the end, or what may be it soon, there is nothing to ask for.
+                let (offset, len) = op.range();
+                if offset + len <= guest.model.borrow().least_size_bytes() {
+                    running.push_back(spawn(perform(guest.clone(), device.clone(), op)));
+                }
             }
             Step::Wait => while finish_one(&mut running).await? {},
             Step::Reopen => {
@@ -47,9 +52,53 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 close(&guest, &*device).await?;
                 device = guest.plugged.open(&*guest.subject, &guest.options).await?;
             }
+            Step::Resize {
+                size_bytes,
+                preallocation,
+            } => {
+                // Requests that run are met by shrinking only: growth may let in again
+                // what shrinking refused.
+                let now = guest.model.borrow().least_size_bytes();
+                if size_bytes >= now || guest.model.borrow().is_resizing() {
+                    while finish_one(&mut running).await? {}
+                }
+                guest.model.borrow_mut().begin_resize(size_bytes);
+                let (guest, device) = (guest.clone(), device.clone());
+                running.push_back(spawn(resize(guest, device, size_bytes, preallocation)));
+            }
         }
     }
     while finish_one(&mut running).await? {}
+    Ok(())
+}
+
+/// Resizes the device. What an image or its disk does not allow changes nothing.
+async fn resize(
+    guest: Rc<Guest>,
+    device: Arc<dyn BlockDevice>,
+    size_bytes: u64,
+    preallocation: Preallocation,
+) -> Result<(), Failure> {
+    let old_bytes = guest.model.borrow().size_bytes();
+    let preallocation = match size_bytes < old_bytes {
+        true => Preallocation::Off,
+        false => preallocation,
+    };
+    let resized = device.resize(size_bytes, preallocation).await;
+    let refusable = guest.options.version < 3 || !guest.options.traits.growable;
+    let now_bytes = match resized {
+        Ok(()) => size_bytes,
+        Err(error) if refusable && error.kind() != ErrorKind::Corrupt => old_bytes,
+        Err(error) => {
+            let what = ("resize", size_bytes, preallocation);
+            return Err(Failure::error(FailureKind::Request, what, &error));
+        }
+    };
+    if device.size_bytes() != now_bytes {
+        let message = format!("the size is {}, not {now_bytes}", device.size_bytes());
+        return Err(Failure::new(FailureKind::Request, message));
+    }
+    guest.model.borrow_mut().end_resize(now_bytes)?;
     Ok(())
 }
 
@@ -71,6 +120,28 @@ async fn finish_one(running: &mut Running) -> Result<bool, Failure> {
     }
 }
 
+/// Ends a change in the model; one that shrinking overtook may have had an effect.
+fn end_change(
+    guest: &Guest,
+    op: Op,
+    ticket: Ticket,
+    result: Result<(), Error>,
+    fua: bool,
+) -> Result<(), Failure> {
+    let mut model = guest.model.borrow_mut();
+    match result {
+        Ok(()) => model.end(ticket, fua),
+        Err(error) if is_overtaken(&model, op, &error) => model.abandon(ticket),
+        Err(error) => return Err(Failure::error(FailureKind::Request, op, &error)),
+    }
+    Ok(())
+}
+
+fn is_overtaken(model: &Model, op: Op, error: &Error) -> bool {
+    let (offset, len) = op.range();
+    error.kind() == ErrorKind::OutOfRange && offset + len > model.least_size_bytes()
+}
+
 /// Does one request and tells the model when it begins and ends.
 pub(crate) async fn perform(
     guest: Rc<Guest>,
@@ -87,11 +158,8 @@ pub(crate) async fn perform(
                 .model
                 .borrow_mut()
                 .begin(Effect::Write(id), offset..offset + len);
-            device
-                .write(offset, buffer, RequestFlags { fua })
-                .await
-                .map_err(failed)?;
-            guest.model.borrow_mut().end(ticket, fua);
+            let written = device.write(offset, buffer, RequestFlags { fua }).await;
+            end_change(&guest, op, ticket, written.map(drop), fua)?;
         }
         Op::WriteZeroes {
             offset,
@@ -108,25 +176,26 @@ pub(crate) async fn perform(
                 fua,
                 no_fallback: false,
             };
-            device
-                .write_zeroes(offset, len, request)
-                .await
-                .map_err(failed)?;
-            guest.model.borrow_mut().end(ticket, fua);
+            let zeroed = device.write_zeroes(offset, len, request).await;
+            end_change(&guest, op, ticket, zeroed, fua)?;
         }
         Op::Discard { offset, len } => {
             let ticket = guest
                 .model
                 .borrow_mut()
                 .begin(Effect::Discard, offset..offset + len);
-            device.discard(offset, len).await.map_err(failed)?;
-            guest.model.borrow_mut().end(ticket, false);
+            let discarded = device.discard(offset, len).await;
+            end_change(&guest, op, ticket, discarded, false)?;
         }
         Op::Read { offset, len } => {
             let begun = guest.model.borrow_mut().begin_watch();
             let mut buffer = Buffer::zeroed(len as usize);
             buffer.fill(0xcc);
-            let buffer = device.read(offset, buffer).await.map_err(failed)?;
+            let buffer = match device.read(offset, buffer).await {
+                Ok(buffer) => buffer,
+                Err(error) if is_overtaken(&guest.model.borrow(), op, &error) => return Ok(()),
+                Err(error) => return Err(failed(error)),
+            };
             guest.model.borrow_mut().end_read(begun, offset, &buffer)?;
         }
         Op::Flush => {

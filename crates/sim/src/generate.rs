@@ -1,5 +1,7 @@
 //! Makes stories out of seeds.
 
+use vellum::qcow2::create::Preallocation;
+
 use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::scenario::{Backing, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
@@ -7,6 +9,9 @@ use crate::storage::Traits;
 
 /// Requests are at most this long, so that a seed takes milliseconds.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;
+
+/// Larger devices teach nothing that smaller ones do not.
+const MAX_RESIZE_BYTES: u64 = 4 << 20;
 
 /// Cluster sizes: the small ones more often, for they put more events into less
 /// time, and the largest seldom, for every start reads tables as large as they are.
@@ -170,6 +175,7 @@ struct Places {
     windows: Vec<(u64, u64)>,
     cluster: u64,
     subcluster: u64,
+    size_bytes: u64,
 }
 
 impl Places {
@@ -193,6 +199,7 @@ impl Places {
             windows: windows.collect(),
             cluster,
             subcluster,
+            size_bytes: image.size_bytes,
         }
     }
 
@@ -243,6 +250,24 @@ impl Places {
         }
     }
 
+    /// A resize to anything from nearly nothing to twice the first size and a bit, so
+    /// that small clusters need another L1 table.
+    fn resize(&self, rng: &mut Rng) -> Step {
+        let most = (2 * self.size_bytes + 8 * self.cluster).min(MAX_RESIZE_BYTES);
+        let grain = *rng.pick(&[SECTOR_BYTES, self.cluster, self.cluster]);
+        let preallocation = match rng.below(6) {
+            0 => Preallocation::Metadata,
+            1 => Preallocation::Falloc,
+            2 => Preallocation::Full,
+            _ => Preallocation::Off,
+        };
+        let size_bytes = (1 + rng.below(most / grain)) * grain;
+        Step::Resize {
+            size_bytes,
+            preallocation,
+        }
+    }
+
     fn op(&self, rng: &mut Rng) -> Op {
         let (offset, len) = self.range(rng);
         let fua = rng.chance(1, 16);
@@ -269,14 +294,22 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     };
     // How seldom the guest waits decides how much runs at once.
     let patience = *rng.pick(&[1, 2, 4, 16]);
+    let resizes = rng.chance(1, 4);
     let mut steps = Vec::new();
     for _ in 0..count {
-        steps.push(Step::Start(places.op(rng)));
+        let mut op = places.op(rng);
+        if resizes && rng.chance(1, 4) {
+            op.shift(places.size_bytes.next_multiple_of(places.cluster));
+        }
+        steps.push(Step::Start(op));
         if rng.chance(1, patience) {
             steps.push(Step::Wait);
         }
         if rng.chance(1, 24) {
             steps.push(Step::Reopen);
+        }
+        if resizes && rng.chance(1, 4) {
+            steps.push(places.resize(rng));
         }
     }
     Leg {
@@ -298,6 +331,10 @@ mod tests {
                 Step::Start(op) => Some(*op),
                 _ => None,
             });
+            let resized = |step: &Step| matches!(step, Step::Resize { .. });
+            if story.legs[0].steps.iter().any(resized) {
+                continue;
+            }
             for op in story.setup.iter().copied().chain(steps) {
                 let (offset, len) = op.range();
                 assert!(

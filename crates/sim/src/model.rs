@@ -8,6 +8,9 @@
 //!   the time at which they stopped being possible.
 //! - A read that began at time `t` may see a candidate or a value retired at `t` or
 //!   later. After a power cut, `t` is the beginning of the last completed flush.
+//! - A resize that runs may or may not have taken effect; one that has ended is durable.
+//!   Sectors beyond the smallest possible size hold anything; those that a resize adds
+//!   hold zeroes.
 //! - A change that ends with FUA takes the values that never included it away from
 //!   what a cut may show; what raced with it may still be lost.
 
@@ -82,6 +85,8 @@ pub struct Mismatch {
 #[derive(Debug, Clone, Default)]
 pub struct Model {
     size_bytes: u64,
+    /// The size that a running resize leads to.
+    next_size_bytes: Option<u64>,
     /// The write that stands below the image, and how many bytes it covers.
     backing: Option<(WriteId, u64)>,
     sectors: BTreeMap<u64, Sector>,
@@ -97,6 +102,7 @@ impl Model {
     pub fn new(size_bytes: u64) -> Self {
         Model {
             size_bytes,
+            next_size_bytes: None,
             backing: None,
             sectors: BTreeMap::new(),
             mixed: Vec::new(),
@@ -118,6 +124,44 @@ impl Model {
     /// The device's size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    /// The smallest size that the device may have now.
+    pub fn least_size_bytes(&self) -> u64 {
+        self.next_size_bytes
+            .map_or(self.size_bytes, |next| next.min(self.size_bytes))
+    }
+
+    /// Whether a resize runs.
+    pub fn is_resizing(&self) -> bool {
+        self.next_size_bytes.is_some()
+    }
+
+    /// Begins a resize; none may run.
+    pub fn begin_resize(&mut self, size_bytes: u64) {
+        self.next_size_bytes = Some(size_bytes);
+    }
+
+    /// Ends the resize that runs, or that a power cut has stopped, with the size that
+    /// the device has now.
+    pub fn end_resize(&mut self, size_bytes: u64) -> Result<(), Mismatch> {
+        self.now += 1;
+        let next = self.next_size_bytes.take();
+        let old = self.size_bytes;
+        if size_bytes != old && next != Some(size_bytes) {
+            return Err(Mismatch {
+                sector: size_bytes / SECTOR_BYTES,
+                message: format!("the device has {size_bytes} bytes, not {old} or {next:?}"),
+            });
+        }
+        self.size_bytes = size_bytes;
+        if size_bytes < old {
+            drop(self.sectors.split_off(&(size_bytes / SECTOR_BYTES)));
+        }
+        for sector in old / SECTOR_BYTES..size_bytes / SECTOR_BYTES {
+            self.settle(sector, Value::Zero);
+        }
+        Ok(())
     }
 
     /// A number for a new write.
@@ -217,6 +261,26 @@ impl Model {
         }
     }
 
+    /// Ends a change that failed: it may have taken effect or not.
+    pub fn abandon(&mut self, ticket: Ticket) {
+        self.now += 1;
+        let Some(change) = self.running[ticket.0].take() else {
+            return;
+        };
+        for sector in sectors_of(&change.range) {
+            let Some(state) = self.sectors.get_mut(&sector) else {
+                continue;
+            };
+            for mut candidate in std::mem::take(&mut state.candidates) {
+                candidate.includes &= !(1 << ticket.0);
+                if !state.candidates.contains(&candidate) {
+                    state.candidates.push(candidate);
+                }
+            }
+            state.changed_at = self.now;
+        }
+    }
+
     /// Begins a flush or a read.
     pub fn begin_watch(&mut self) -> Tick {
         self.now += 1;
@@ -238,6 +302,8 @@ impl Model {
         bytes: &[u8],
     ) -> Result<(), Mismatch> {
         self.now += 1;
+        let inside = self.least_size_bytes().saturating_sub(offset_bytes);
+        let bytes = &bytes[..bytes.len().min(inside as usize)];
         for (sector, start, part) in pieces(offset_bytes, bytes) {
             if !self.sectors.contains_key(&sector) {
                 self.check_base(sector, start, part)?;

@@ -2,6 +2,8 @@
 //!
 //! All of it is plain data: a failure is printed as the data that makes it.
 
+use vellum::qcow2::create::Preallocation;
+
 use crate::cut::Cut;
 use crate::storage::Traits;
 
@@ -47,6 +49,17 @@ pub enum Op {
 }
 
 impl Op {
+    /// Moves the request up.
+    pub fn shift(&mut self, by_bytes: u64) {
+        match self {
+            Op::Write { offset, .. }
+            | Op::WriteZeroes { offset, .. }
+            | Op::Discard { offset, .. }
+            | Op::Read { offset, .. } => *offset += by_bytes,
+            Op::Flush => {}
+        }
+    }
+
     /// The byte range of the request: (offset, length).
     pub fn range(&self) -> (u64, u64) {
         match *self {
@@ -68,6 +81,13 @@ pub enum Step {
     Wait,
     /// Waits, closes the image and opens it again.
     Reopen,
+    /// Starts changing the size, beside the requests that run.
+    Resize {
+        /// The new size.
+        size_bytes: u64,
+        /// How new space is made.
+        preallocation: Preallocation,
+    },
 }
 
 /// What stands below the image.
@@ -186,7 +206,7 @@ impl Story {
         format!(
             "/// {message}\n#[test]\nfn {name}() {{\n    use vellum_sim::scenario::{{Backing::*, \
              DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
-             Kept}}, storage::Traits}};\n    let story = {};\n    \
+             Kept}}, storage::Traits}};\n    use vellum::qcow2::create::Preallocation::*;\n    let story = {};\n    \
              vellum_sim::replay(&vellum_sim::engine(), &story).unwrap();\n}}\n",
             data.replace('\n', "\n    ")
                 .replace("backing: None", "backing: Backing::None")

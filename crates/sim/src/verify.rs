@@ -109,6 +109,8 @@ pub(crate) fn inspect(
 
 async fn recover(guest: Rc<Guest>, depth: Depth, dirty: bool) -> Result<(), Failure> {
     let device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+    let size_bytes = device.size_bytes();
+    guest.model.borrow_mut().end_resize(size_bytes)?;
     let ranges = ranges_to_read(&guest.model.borrow(), depth);
     for range in ranges {
         compare(&guest, &*device, range).await?;

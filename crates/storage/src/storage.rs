@@ -120,4 +120,37 @@ pub trait Storage: Send + Sync + fmt::Debug {
         )
         .target(self.name())))
     }
+
+    /// Whether [`Storage::clone_range`] from `source` has not failed for good yet.
+    /// Plain call, without a system call.
+    fn may_clone_from(&self, source: &dyn Storage) -> bool {
+        let _ = source;
+        false
+    }
+
+    /// Has a range share the blocks of a range of `source`, which may be this same
+    /// storage: as if it were copied, without moving a byte. Both ranges must be made
+    /// of whole blocks of the file system and lie inside `source`; the two must not
+    /// overlap. [`crate::ErrorKind::Unsupported`] where that cannot be had, in general
+    /// or for these ranges; then nothing has changed.
+    fn clone_range(
+        &self,
+        source: &dyn Storage,
+        from_bytes: u64,
+        to_bytes: u64,
+        len_bytes: u64,
+    ) -> Io<()> {
+        let _ = (source, from_bytes, to_bytes, len_bytes);
+        Io::ready(Err(crate::Error::new(
+            crate::ErrorKind::Unsupported,
+            "clone range",
+            "the storage cannot share blocks",
+        )
+        .target(self.name())))
+    }
+
+    /// This storage as a file, where it is one.
+    fn as_file(&self) -> Option<&crate::FileStorage> {
+        None
+    }
 }

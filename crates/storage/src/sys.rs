@@ -125,7 +125,36 @@ pub(crate) fn truncate(fd: RawFd, len_bytes: u64) -> Result<i64, Errno> {
     retry(|| i64::from(unsafe { libc::ftruncate(fd, len_bytes as i64) }))
 }
 
-/// Copies a range inside one file or between two; returns the bytes copied.
+/// What `FICLONERANGE` takes.
+#[repr(C)]
+struct CloneRange {
+    source_fd: i64,
+    source_offset_bytes: u64,
+    len_bytes: u64,
+    target_offset_bytes: u64,
+}
+
+/// Has a range of the file `to` share the blocks of one of the file `from`.
+pub(crate) fn clone_range(
+    from: RawFd,
+    from_bytes: u64,
+    to: RawFd,
+    to_bytes: u64,
+    len_bytes: u64,
+) -> Result<i64, Errno> {
+    /// `_IOW(0x94, 13, struct file_clone_range)`
+    const FICLONERANGE: libc::Ioctl = 0x4020_940d;
+    let range = CloneRange {
+        source_fd: i64::from(from),
+        source_offset_bytes: from_bytes,
+        len_bytes,
+        target_offset_bytes: to_bytes,
+    };
+    // SAFETY: the request reads one such struct, which is live for the whole call.
+    retry(|| i64::from(unsafe { libc::ioctl(to, FICLONERANGE, &raw const range) }))
+}
+
+/// Copies a range inside one file; returns the bytes copied.
 pub(crate) fn copy_file_range(
     fd: RawFd,
     from_bytes: u64,

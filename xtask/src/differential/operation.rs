@@ -12,6 +12,8 @@ pub struct Batch {
     pub groups: Vec<Vec<String>>,
     /// Take an internal snapshot before.
     pub snapshot: bool,
+    /// Change the size before, to this.
+    pub resize: Option<u64>,
 }
 
 /// How the tool opens the image.
@@ -64,6 +66,24 @@ impl Batch {
             mode,
             groups,
             snapshot,
+            resize: random.chance(20).then(|| new_size(random, shape)),
+        }
+    }
+}
+
+/// A size around the first one. What shrinking leaves of a cluster QEMU shows again
+/// when the image grows, and Vellum does not; so it leaves whole ones.
+fn new_size(random: &mut Random, shape: &Shape) -> u64 {
+    let unit = match random.chance(50) {
+        true => shape.cluster_bytes(),
+        false => 512,
+    };
+    let more = random.between(0, 8 * shape.cluster_bytes().max(65536)) / unit * unit;
+    match random.chance(60) {
+        true => (shape.size_bytes + more).next_multiple_of(512),
+        false => {
+            let cluster = shape.cluster_bytes();
+            (shape.size_bytes.saturating_sub(more) / cluster * cluster).max(cluster)
         }
     }
 }

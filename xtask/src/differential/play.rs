@@ -44,6 +44,9 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
                 runner.img_done(Tool::Qemu, &words)?;
             }
         }
+        if let Some(size_bytes) = batch.resize {
+            resize(runner, scenario.writer(index), size_bytes)?;
+        }
         let commands: Vec<String> = batch.groups.concat();
         if commands.is_empty() {
             // Without commands the tools would talk to a person.
@@ -64,6 +67,22 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
         );
     }
     compare::compare(runner, &scenario.shape)
+}
+
+/// Resizes both images; where one tool refuses, so does the other.
+fn resize(runner: &mut Runner, writer: Tool, size_bytes: u64) -> Result<()> {
+    let size = size_bytes.to_string();
+    let mut answers = Vec::new();
+    for (image, tool) in IMAGES.into_iter().zip([writer, Tool::Qemu]) {
+        let words = ["resize", "--shrink", "-f", "qcow2", image, &size].map(str::to_owned);
+        answers.push(runner.img(tool, &words)?);
+    }
+    let codes = [answers[0].code, answers[1].code];
+    ensure!(
+        codes[0] == codes[1],
+        "one tool resizes and the other does not: {answers:?}"
+    );
+    Ok(())
 }
 
 fn command_words(commands: &[String]) -> Vec<String> {

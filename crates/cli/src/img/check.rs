@@ -10,7 +10,7 @@ use vellum_control::{CacheMode, ImageSpec, error_text, json, open_device};
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, Outcome, Output, cache_mode, check_object, fail, image_spec, open_failure,
+    Command, Failure, Outcome, Output, cache_mode, check_object, fail, one_image, open_failure,
     reading,
 };
 use super::help;
@@ -81,13 +81,11 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         }
     }
     let operands = parser.operands();
-    let [name] = operands.as_slice() else {
-        return Err(Failure::Usage("Expecting one image file name".into()));
-    };
-    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    let format = arguments.format.as_deref();
+    let spec = one_image(&operands, arguments.image_opts, format)?;
     if repair && arguments.force_share {
         let message = "force-share=on can only be used with read-only images";
-        return fail(format!("Could not open '{name}': {message}"));
+        return fail(format!("Could not open '{}': {message}", spec.name));
     }
     if repair {
         return fail(

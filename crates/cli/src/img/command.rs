@@ -121,6 +121,18 @@ pub fn image_spec(
     ImageSpec::from_argument(name, image_opts, format).map_err(|error| open_failure(name, &error))
 }
 
+/// The image of a subcommand that takes one file name and nothing else.
+pub fn one_image(
+    operands: &[String],
+    image_opts: bool,
+    format: Option<&str>,
+) -> Result<ImageSpec, Failure> {
+    match operands {
+        [name] => image_spec(name, image_opts, format),
+        _ => Err(Failure::Usage("Expecting one image file name".into())),
+    }
+}
+
 /// Flags for reading an image.
 pub fn reading(cache: CacheMode, force_share: bool) -> OpenFlags {
     OpenFlags {

@@ -80,6 +80,7 @@ fn text(name: &str) -> (&'static str, &'static str) {
         "info" => ("[OPTIONS] FILENAME", INFO),
         "map" => ("[OPTIONS] FILENAME", MAP),
         "measure" => ("[OPTIONS] (--size SIZE | FILENAME)", MEASURE),
+        "resize" => ("[OPTIONS] FILENAME [+|-]SIZE", RESIZE),
         _ => ("", ""),
     }
 }
@@ -203,4 +204,14 @@ const MEASURE: &str = "\
   -U, --force-share         share the image with writers
   --output human|json       how to print
   --object DEFINITION       an object such as a secret
+";
+
+const RESIZE: &str = "\
+  -q, --quiet               print errors only
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  --preallocation MODE      how new space is made: off, metadata, falloc or full (off)
+  --shrink                  let the image become smaller; what lies beyond its end is lost
+  --object DEFINITION       an object such as a secret
+  [+|-]SIZE                 the new size, or what is added to or taken from the old one
 ";

@@ -6,7 +6,7 @@ use serde_json::Value;
 use vellum_control::{ImageSpec, filename, json};
 use vellum_storage::lane;
 
-use super::command::{Command, Failure, Outcome, Output, check_object, image_spec, open_failure};
+use super::command::{Command, Failure, Outcome, Output, check_object, one_image, open_failure};
 use super::describe::{Description, describe};
 use super::help;
 use super::human;
@@ -59,10 +59,8 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         }
     }
     let operands = parser.operands();
-    let [name] = operands.as_slice() else {
-        return Err(Failure::Usage("Expecting one image file name".into()));
-    };
-    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    let format = arguments.format.as_deref();
+    let spec = one_image(&operands, arguments.image_opts, format)?;
     // A handful of small reads: worker threads start faster than a ring.
     let options = lane::LaneOptions {
         backend: lane::Backend::Threads,

@@ -8,7 +8,7 @@ use vellum_jobs::map::{MapEntry, map};
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, Output, check_object, image_spec, open_failure, reading,
+    Command, Failure, MAX_BYTES, Outcome, Output, check_object, one_image, open_failure, reading,
     size,
 };
 use super::help;
@@ -67,10 +67,8 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         }
     }
     let operands = parser.operands();
-    let [name] = operands.as_slice() else {
-        return Err(Failure::Usage("Expecting one image file name".into()));
-    };
-    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    let format = arguments.format.as_deref();
+    let spec = one_image(&operands, arguments.image_opts, format)?;
     lane::block_on(print_map(&spec, &arguments))
 }
 

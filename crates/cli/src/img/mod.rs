@@ -15,6 +15,7 @@ mod info;
 mod map;
 mod measure;
 mod progress;
+mod resize;
 
 use std::ffi::OsString;
 
@@ -103,7 +104,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "resize",
         about: "Change the size of an image",
-        run: None,
+        run: Some(resize::run),
     },
     Subcommand {
         name: "snapshot",

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use vellum::Result;
+use vellum::qcow2::create::Preallocation;
 
 use super::arguments::{self, Words};
 use super::image::Image;
@@ -13,7 +14,6 @@ use crate::report;
 
 /// What `alloc` looks at without a count.
 const SECTOR_BYTES: u64 = 512;
-const PREALLOCATIONS: [&str; 4] = ["off", "metadata", "falloc", "full"];
 
 /// `discard`
 pub async fn discard(image: &Image, words: &Words) -> Outcome {
@@ -44,22 +44,17 @@ pub async fn flush(image: &Image) -> Outcome {
 
 /// `truncate`
 pub async fn truncate(image: &Image, words: &Words) -> Outcome {
-    match words.value('m') {
-        None | Some("off") => {}
-        Some(mode) if PREALLOCATIONS.contains(&mode) => {
-            report::error(format_args!("Unsupported preallocation mode '{mode}'"));
-            return Err(Failed);
-        }
-        Some(mode) => {
-            report::error(format_args!("Invalid preallocation mode '{mode}'"));
-            return Err(Failed);
-        }
-    }
+    let mode = words.value('m').unwrap_or("off");
+    let Some(preallocation) = Preallocation::from_name(mode) else {
+        report::error(format_args!("Invalid preallocation mode '{mode}'"));
+        return Err(Failed);
+    };
     let Some(size) = words.operands.first() else {
         return Err(words.usage());
     };
     let size_bytes = arguments::number(size)?;
-    image.device().truncate(size_bytes).await.map_err(|error| {
+    let resized = image.device().resize(size_bytes, preallocation).await;
+    resized.map_err(|error| {
         report::fail(&error);
         Failed
     })

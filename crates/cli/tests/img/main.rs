@@ -10,4 +10,5 @@ mod info;
 mod map;
 mod measure;
 mod own;
+mod resize;
 mod twins;

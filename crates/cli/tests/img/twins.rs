@@ -103,15 +103,17 @@ impl Twins {
         run(Path::new("qemu-img"), &self.root.path().join("ours"), words)
     }
 
+    /// Runs both: our answer and theirs.
+    pub fn both(&self, words: &[&str]) -> [Answer; 2] {
+        let folder = self.root.path().join("theirs");
+        let theirs = run(Path::new("qemu-img"), &folder, words);
+        [self.run_ours(words), theirs]
+    }
+
     /// Runs both, and demands the same answer.
     #[track_caller]
     pub fn same_words(&self, words: &[&str]) -> Answer {
-        let theirs = run(
-            Path::new("qemu-img"),
-            &self.root.path().join("theirs"),
-            words,
-        );
-        let ours = self.run_ours(words);
+        let [ours, theirs] = self.both(words);
         assert_eq!(
             ours, theirs,
             "ours (left) and theirs (right) differ: {words:?}"

@@ -56,6 +56,15 @@ pub(super) struct Length {
     durable: u64,
     extending_to: Option<u64>,
     extended: bool,
+    /// How many times the file was cut.
+    cuts: u64,
+}
+
+/// A length that the file had, before the next cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LengthMark {
+    len_bytes: u64,
+    cuts: u64,
 }
 
 impl Length {
@@ -71,6 +80,7 @@ impl Length {
             durable: 0,
             extending_to: None,
             extended: false,
+            cuts: 0,
         }
     }
 
@@ -87,12 +97,30 @@ impl Length {
         self.needed
     }
 
-    pub(super) fn reached_bytes(&self) -> u64 {
-        self.reached
+    pub(super) fn mark(&self) -> LengthMark {
+        LengthMark {
+            len_bytes: self.reached,
+            cuts: self.cuts,
+        }
     }
 
-    pub(super) fn note_durable(&mut self, len_bytes: u64) {
-        self.durable = self.durable.max(len_bytes);
+    /// A barrier has passed after `mark`, which says nothing once the file was cut.
+    pub(super) fn note_durable(&mut self, mark: LengthMark) {
+        if mark.cuts == self.cuts {
+            self.durable = self.durable.max(mark.len_bytes);
+        }
+    }
+
+    /// The file was cut at `end_bytes`, which is the end of cluster `tail`'s
+    /// predecessor.
+    pub(super) fn note_cut(&mut self, end_bytes: u64, tail: u64) {
+        self.at_open = self.at_open.min(end_bytes);
+        self.tail_at_open = self.tail_at_open.min(tail);
+        self.needed = self.needed.min(end_bytes);
+        self.reached = self.reached.min(end_bytes);
+        self.durable = self.durable.min(end_bytes);
+        self.extended = false;
+        self.cuts += 1;
     }
 
     pub(super) fn is_durable_to(&self, end_bytes: u64) -> bool {
@@ -133,7 +161,7 @@ impl Drop for Extending<'_> {
 impl Allocator {
     /// How many clusters should be counted ahead.
     pub(super) fn ahead_clusters(&self, state: &State) -> u64 {
-        if state.settled || state.handed_out <= self.options.after_clusters {
+        if state.settled || state.end_held || state.handed_out <= self.options.after_clusters {
             return 0;
         }
         let most = (self.options.max_bytes / self.cluster_bytes()).max(1);
@@ -275,6 +303,12 @@ impl Allocator {
         self.state().settled = true;
         // What runs in the background comes to its end.
         let _one = self.growing.lock().await;
+        self.empty_reserve().await?;
+        self.set_length().await
+    }
+
+    /// Gives back what was counted ahead.
+    pub(super) async fn empty_reserve(&self) -> Result<()> {
         let owed = {
             let mut state = self.state();
             let unused = state.reserve.drain();
@@ -282,8 +316,7 @@ impl Allocator {
             owed.extend(unused.iter().map(|run| run.start..run.end));
             owed
         };
-        self.pay(owed).await?;
-        self.set_length().await
+        self.pay(owed).await
     }
 
     async fn set_length(&self) -> Result<()> {

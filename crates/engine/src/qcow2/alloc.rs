@@ -10,9 +10,11 @@
 //! Invariants:
 //! - A cluster is in the reserve, or handed out, or neither and then counted as
 //!   used by something else, or its count in memory is zero.
-//! - The tail only moves up, so a cluster of the reserve that came from beyond the
-//!   end of the file was never written.
-//! - While the file is made longer, nothing beyond its new end is handed out.
+//! - The tail only moves up while the reserve holds clusters, so one that came from
+//!   beyond the end of the file was never written. It moves down where the file is
+//!   cut.
+//! - While the file is made longer, nothing beyond its new end is handed out; while
+//!   somebody holds its end, the tail stays where it is, and nothing is counted ahead.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +23,7 @@ use vellum_format::limits::HOST_OFFSET_END;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Error, ErrorKind, Result};
 
-use super::ahead::{AheadOptions, Length};
+use super::ahead::{AheadOptions, Length, LengthMark};
 use super::fault::corrupt;
 use super::free::FreeIndex;
 use super::refcounts::Refcounts;
@@ -49,7 +51,7 @@ pub(crate) struct Allocation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RefcountMark {
     period: u64,
-    len_bytes: u64,
+    length: LengthMark,
 }
 
 #[derive(Debug)]
@@ -68,8 +70,10 @@ pub(super) struct State {
     /// The image is marked dirty: no mapping has to wait for counts.
     postponed: bool,
     /// Freed clusters beyond the tail: a refcount table has been there.
-    written_beyond: Vec<Range<u64>>,
+    pub(super) written_beyond: Vec<Range<u64>>,
     pub(super) length: Length,
+    /// Somebody holds the end of the file: see [`Allocator::hold_end`].
+    pub(super) end_held: bool,
     /// Something is being prepared in the background.
     pub(super) preparing: bool,
     /// Nothing is prepared again before so many clusters were handed out.
@@ -93,7 +97,7 @@ pub(super) enum Obstacle {
     Load(u64),
     /// This cluster has no refcount block.
     NoBlock(HostCluster),
-    /// The file is being made longer, and not long enough.
+    /// The file is being made longer, and not long enough, or somebody holds its end.
     Extending,
     /// The storage is full up to its end; there may be free clusters below.
     Scan,
@@ -103,14 +107,26 @@ pub(super) enum Obstacle {
 #[derive(Debug)]
 pub(crate) struct Allocator {
     pub(crate) refcounts: Refcounts,
-    /// One request at a time makes new refcount blocks, or the file longer.
+    /// One request at a time makes new refcount blocks, or changes where the file ends.
     pub(crate) growing: async_lock::Mutex<()>,
     state: Mutex<State>,
     pub(super) options: AheadOptions,
     zero_init: bool,
     /// Clusters of the header, the L1 table and the snapshot table: a refcount of
     /// zero there is damage, not room.
-    reserved: Vec<Range<u64>>,
+    reserved: Mutex<Vec<Range<u64>>>,
+}
+
+/// The end of the file, held; over even if its holder is dropped.
+pub(super) struct HeldEnd<'a> {
+    allocator: &'a Allocator,
+    _one: async_lock::MutexGuard<'a, ()>,
+}
+
+impl Drop for HeldEnd<'_> {
+    fn drop(&mut self) {
+        self.allocator.state().end_held = false;
+    }
 }
 
 impl Allocator {
@@ -141,6 +157,7 @@ impl Allocator {
             postponed: false,
             written_beyond: Vec::new(),
             length: Length::new(&capabilities, len_bytes, tail),
+            end_held: false,
             preparing: false,
             prepare_from: 0,
             settled: false,
@@ -152,12 +169,27 @@ impl Allocator {
             state: Mutex::new(state),
             options,
             zero_init: capabilities.growable && capabilities.has_zero_init,
-            reserved,
+            reserved: Mutex::new(reserved),
         }))
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the tail where it is for everybody else, and the length of the file.
+    /// The holder must not allocate in the usual way meanwhile.
+    pub(super) async fn hold_end(&self) -> HeldEnd<'_> {
+        let one = self.growing.lock().await;
+        self.state().end_held = true;
+        HeldEnd {
+            allocator: self,
+            _one: one,
+        }
     }
 
     pub(super) fn cluster_bytes(&self) -> u64 {
@@ -271,6 +303,9 @@ impl Allocator {
     }
 
     fn raise_tail(&self, state: &mut State, count: u64) -> Result<Option<Obstacle>> {
+        if state.end_held {
+            return Ok(Some(Obstacle::Extending));
+        }
         check_limit(HostCluster(state.tail), self.cluster_bytes())?;
         let (clusters, slice) = match self.find(state.tail, count)? {
             Ok(found) => found,
@@ -331,11 +366,11 @@ impl Allocator {
         Ok(true)
     }
 
-    fn refuse_reserved(&self, clusters: &Range<u64>) -> Result<()> {
+    pub(super) fn refuse_reserved(&self, clusters: &Range<u64>) -> Result<()> {
         let cluster_bytes = self.cluster_bytes();
         let bytes = clusters.start * cluster_bytes..clusters.end * cluster_bytes;
         let counted = self.refcounts.table().overlaps(&bytes, cluster_bytes);
-        if !counted && !self.reserved.iter().any(|r| overlap(r, clusters)) {
+        if !counted && !self.reserved().iter().any(|r| overlap(r, clusters)) {
             return Ok(());
         }
         let start = clusters.start;
@@ -348,13 +383,20 @@ impl Allocator {
         self.state().length.note_end(end_bytes);
     }
 
+    /// Notes that metadata that was at clusters `old` has moved to `new`.
+    pub(crate) fn move_reserved(&self, old: &Range<u64>, new: Range<u64>) {
+        let mut reserved = self.reserved();
+        reserved.retain(|range| range != old);
+        reserved.push(new);
+    }
+
     /// Begins the part of a commit that makes counts durable: call it right before
     /// the dirty refcount blocks are copied for writing.
     pub(crate) fn commit_began(&self) -> RefcountMark {
         let mut state = self.state();
         let mark = RefcountMark {
             period: state.period,
-            len_bytes: state.length.reached_bytes(),
+            length: state.length.mark(),
         };
         state.period += 1;
         mark
@@ -364,7 +406,7 @@ impl Allocator {
     pub(crate) fn barrier_passed(&self, mark: RefcountMark) {
         let mut state = self.state();
         state.durable_period = state.durable_period.max(mark.period);
-        state.length.note_durable(mark.len_bytes);
+        state.length.note_durable(mark.length);
     }
 
     /// Tells whether the header says that counts on disk are not to be trusted.
@@ -418,7 +460,7 @@ impl Allocator {
     }
 }
 
-fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+pub(super) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
@@ -430,7 +472,7 @@ struct SliceOfCounts {
     end: u64,
 }
 
-fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()> {
+pub(super) fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()> {
     if cluster.index() < HOST_OFFSET_END / cluster_bytes {
         return Ok(());
     }

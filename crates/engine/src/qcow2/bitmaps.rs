@@ -27,8 +27,13 @@ impl Image {
         let offset = extension.directory_offset.bytes();
         let len_bytes = extension.directory_size_bytes;
         let directory = read_bytes(&self.file, offset, len_bytes).await?;
-        let marked = mark_in_use(&directory, extension.count, &self.geometry, self.size_bytes)
-            .map_err(|e| bad_format("write", &e).target(self.name.clone()))?;
+        let marked = mark_in_use(
+            &directory,
+            extension.count,
+            &self.geometry,
+            self.size_bytes(),
+        )
+        .map_err(|e| bad_format("write", &e).target(self.name.clone()))?;
         let marked = Buffer::copy_of(&marked);
         self.file
             .write(offset, Buffers::from_iter([marked]), WriteFlags::default())

@@ -316,13 +316,14 @@ impl DataCache {
         let mut state = self.lock();
         state.draining -= clusters.len();
         if let Err(error) = result {
-            state.failure = Some(error);
             for cluster_start in clusters {
-                if let Some(cluster) = state.clusters.get_mut(cluster_start) {
-                    cluster.queued = false;
-                    let arrival = cluster.arrival;
-                    state.waiting.insert(arrival, *cluster_start);
-                }
+                let Some(cluster) = state.clusters.get_mut(cluster_start) else {
+                    continue;
+                };
+                cluster.queued = false;
+                let arrival = cluster.arrival;
+                state.waiting.insert(arrival, *cluster_start);
+                state.failure = Some(error.clone());
             }
         }
         drop(state);
@@ -476,6 +477,9 @@ impl DataCache {
             state.clusters.remove(&cluster_start);
             self.len.fetch_sub(1, Ordering::Release);
         }
+        if state.clusters.is_empty() {
+            state.failure = None;
+        }
         state.memory_bytes -= freed;
         drop(state);
         self.changed.notify(usize::MAX);
@@ -564,6 +568,23 @@ mod tests {
         cache.remove(0, 0..CLUSTER);
         cache.drained(&[0], Ok(()));
         assert!(cache.is_drained(until).unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_failure_ends_with_the_bytes_it_is_about() {
+        let cache = DataCache::new(1 << 20);
+        let full = || Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
+        assert_eq!(cache.next_to_drain(1, 1), [0]);
+        cache.drained(&[0], Err(full()));
+        assert!(!cache.takes_writes());
+        cache.remove(0, 0..u64::MAX);
+        assert!(cache.takes_writes());
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
+        assert_eq!(cache.next_to_drain(1, 1), [0]);
+        cache.remove(0, 0..u64::MAX);
+        cache.drained(&[0], Err(full()));
+        assert!(cache.takes_writes());
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use vellum_format::header::Header;
-use vellum_storage::{Buffer, Error, ErrorKind, Io, Result, Storage, heap, spawn};
+use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn};
 
-use super::cache::Budget;
+use super::create::Preallocation;
 use super::image::Image;
 use super::open;
 use super::options::{CacheOptions, OpenOptions};
@@ -88,15 +88,9 @@ impl Qcow2 {
     /// the image is opened; nothing has changed then.
     pub fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
         let image = &self.image;
-        let sizes = options
-            .resolve(&image.geometry, image.size_bytes)
-            .map_err(|error| image.name_error(error))?;
-        image.l2.set_budget(sizes.l2);
-        image.allocator.refcounts.cache.set_budget(Budget {
-            max_bytes: sizes.refcount_bytes,
-            adaptive: false,
-        });
-        Ok(())
+        image
+            .set_cache_sizes(options)
+            .map_err(|error| image.name_error(error))
     }
 
     /// What the caches take now.
@@ -139,7 +133,7 @@ impl BlockDevice for Qcow2 {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.image.size_bytes
+        self.image.size.visible_bytes()
     }
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
@@ -190,15 +184,11 @@ impl BlockDevice for Qcow2 {
     }
 
     fn truncate(&self, size_bytes: u64) -> Io<()> {
-        if size_bytes == self.image.size_bytes {
-            return Io::ready(Ok(()));
-        }
-        Io::ready(Err(Error::new(
-            ErrorKind::Unsupported,
-            "truncate",
-            "resizing qcow2 images is not supported yet",
-        )
-        .target(self.image.name.clone())))
+        self.resize(size_bytes, Preallocation::Off)
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        self.change(|image| async move { image.resize(size_bytes, preallocation).await })
     }
 
     fn close(&self) -> Io<()> {

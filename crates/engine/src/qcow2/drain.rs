@@ -69,7 +69,7 @@ impl Image {
             cluster_len_bytes: self
                 .geometry
                 .cluster_size_bytes()
-                .min(self.size_bytes - cluster_start),
+                .min(self.size_bytes() - cluster_start),
         };
         let kept = self.data_cache.put(&place, bytes);
         if kept == Some(Kept::Waiting) {
@@ -151,6 +151,14 @@ impl Image {
             self.drain_held(cluster).await?;
         }
         Ok(())
+    }
+
+    /// Forgets what is kept of clusters from the guest offset `start` on; the caller
+    /// holds them exclusive.
+    pub(crate) fn forget_kept(&self, start: u64) {
+        for cluster in self.kept_clusters(start..u64::MAX) {
+            self.data_cache.remove(cluster, 0..u64::MAX);
+        }
     }
 
     fn kept_clusters(&self, range: Range<u64>) -> Vec<u64> {

@@ -15,7 +15,7 @@ use super::refcounts::RefcountTable;
 
 /// Offset of the header's fields refcount_table_offset and _clusters, which lie
 /// side by side (spec: header, bytes 48 to 59).
-const HEADER_TABLE_FIELDS: u64 = 48;
+pub(super) const HEADER_TABLE_FIELDS: u64 = 48;
 
 /// Where a larger refcount table and the blocks that count it will lie.
 struct Layout {
@@ -90,14 +90,7 @@ impl Allocator {
             blocks = blocks.max(needed);
             table_clusters = table_clusters.max(tables_needed);
         }
-        if table_clusters * geometry.cluster_size_bytes() > MAX_REFCOUNT_TABLE_SIZE_BYTES {
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                "allocate",
-                "the image has reached the largest size that its refcount table can count",
-            )
-            .with_errno(27));
-        }
+        check_table_size(table_clusters * geometry.cluster_size_bytes())?;
         let start = index * geometry.refcount_block_entries();
         Ok(Layout {
             first_block: index,
@@ -141,4 +134,17 @@ impl Allocator {
         self.release(old.offset.cluster(&geometry), old.clusters)
             .await
     }
+}
+
+/// Refuses a refcount table beyond the format's limit.
+pub(super) fn check_table_size(len_bytes: u64) -> Result<()> {
+    if len_bytes <= MAX_REFCOUNT_TABLE_SIZE_BYTES {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::NoSpace,
+        "allocate",
+        "the image has reached the largest size that its refcount table can count",
+    )
+    .with_errno(27))
 }

@@ -12,6 +12,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 
 use super::alloc::{Allocation, Allocator};
 use super::blank::Blanks;
+use super::cache::Budget;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
@@ -19,10 +20,11 @@ use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
 use super::load::read_bytes;
 use super::map::{L2Cache, Lookup, Mapper, Slice, View};
-use super::options::PassDiscards;
+use super::options::{CacheOptions, PassDiscards};
 use super::order::Order;
 use super::prefetch::Streams;
 use super::readers::Readers;
+use super::resize::Size;
 use crate::BlockDevice;
 
 /// Everything that the requests on one image share.
@@ -30,7 +32,9 @@ use crate::BlockDevice;
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) geometry: Geometry,
-    pub(crate) size_bytes: u64,
+    pub(crate) size: Size,
+    /// One at a time changes the size.
+    pub(crate) resizing: async_lock::Mutex<()>,
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
     pub(crate) discard_no_unref: bool,
@@ -43,6 +47,8 @@ pub(crate) struct Image {
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     pub(crate) l1: L1Table,
     pub(crate) l2: L2Cache,
+    /// How the sizes of the caches follow from the size of the device.
+    pub(crate) cache_options: Mutex<CacheOptions>,
     pub(crate) streams: Streams,
     pub(crate) allocator: Arc<Allocator>,
     pub(crate) compressed: Compressed,
@@ -185,13 +191,13 @@ impl Image {
         len_bytes: u64,
     ) -> Result<()> {
         match offset_bytes.checked_add(len_bytes) {
-            Some(end) if end <= self.size_bytes => Ok(()),
+            Some(end) if end <= self.size.visible_bytes() => Ok(()),
             _ => Err(Error::new(
                 ErrorKind::OutOfRange,
                 operation,
                 format!(
                     "{len_bytes} bytes reach beyond the end of the device ({})",
-                    self.size_bytes
+                    self.size.visible_bytes()
                 ),
             )
             .target(self.name.clone())
@@ -199,12 +205,51 @@ impl Image {
         }
     }
 
+    /// The size that the engine works with: the guest's, or more while that grows.
+    #[inline]
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size.reach_bytes()
+    }
+
+    /// Sizes the metadata caches for the device as it is now.
+    ///
+    /// # Errors
+    /// Where the options contradict themselves; nothing has changed then.
+    pub(crate) fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
+        let mut current = self
+            .cache_options
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let sizes = options.resolve(&self.geometry, self.size.visible_bytes())?;
+        *current = *options;
+        self.l2.set_budget(sizes.l2);
+        self.allocator.refcounts.cache.set_budget(Budget {
+            max_bytes: sizes.refcount_bytes,
+            adaptive: false,
+        });
+        Ok(())
+    }
+
     /// Takes the guest range that covers whole clusters around `range`.
-    pub(crate) async fn lock_clusters(&self, range: Range<u64>, mode: Mode) -> Guard {
+    pub(crate) async fn lock_clusters(&self, range: Range<u64>, mode: Mode) -> Result<Guard> {
         let cluster = self.geometry.cluster_size_bytes();
         let start = self.geometry.cluster_start(range.start);
         let end = range.end.div_ceil(cluster).saturating_mul(cluster);
-        self.guest_ranges.acquire(start..end, mode).await
+        let guard = self.guest_ranges.acquire(start..end, mode).await;
+        self.check_still_inside(range)?;
+        Ok(guard)
+    }
+
+    /// Refuses a range, held by now, that the image has lost by shrinking since the
+    /// request began.
+    pub(crate) fn check_still_inside(&self, range: Range<u64>) -> Result<()> {
+        if range.end <= self.size_bytes() {
+            return Ok(());
+        }
+        let message = "the device became smaller while the request waited";
+        Err(Error::new(ErrorKind::OutOfRange, "write", message)
+            .target(self.name.clone())
+            .at(range.start))
     }
 
     /// Must be called before anything changes: refuses where changes are not
@@ -270,6 +315,12 @@ impl Image {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// Changes the header in memory.
+    pub(crate) fn change_header(&self, change: impl FnOnce(&mut Header)) {
+        let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut header));
     }
 
     /// Writes one field of the header in place. The known fields all lie in the

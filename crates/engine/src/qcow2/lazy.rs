@@ -10,7 +10,6 @@
 //! Counts may still reach the disk at any time, where the cache needs room.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use vellum_format::features::{Compatible, Incompatible};
 use vellum_format::header::{Header, field};
@@ -87,16 +86,15 @@ impl Image {
     }
 
     async fn set_dirty_bit(&self, dirty: bool) -> Result<()> {
-        let mut header = Header::clone(&self.header());
-        header.incompatible = if dirty {
-            header.incompatible.with(Incompatible::DIRTY)
-        } else {
-            header.incompatible.without(Incompatible::DIRTY)
+        let old = self.header().incompatible;
+        let new = match dirty {
+            true => old.with(Incompatible::DIRTY),
+            false => old.without(Incompatible::DIRTY),
         };
-        let bits = header.incompatible.bits().to_be_bytes();
+        let bits = new.bits().to_be_bytes();
         self.write_header_field(field::INCOMPATIBLE_FEATURES, &bits)
             .await?;
-        *self.header.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(header);
+        self.change_header(|header| header.incompatible = new);
         Ok(())
     }
 }

@@ -26,6 +26,7 @@ use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
 use super::packed::L2Codec;
 use super::prefetch::Streams;
 use super::refcounts::{RefcountTable, Refcounts};
+use super::resize::Size;
 use crate::BlockDevice;
 use crate::gate::{FileRequest, Gate};
 
@@ -242,13 +243,15 @@ async fn assemble(
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
         geometry,
-        size_bytes: header.guest_size_bytes(),
+        size: Size::new(header.guest_size_bytes()),
+        resizing: async_lock::Mutex::new(()),
         read_only: options.read_only,
         discard: options.discard,
         discard_no_unref: options.discard_no_unref,
         pass_discards: options.pass_discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
+        cache_options: Mutex::new(options.cache),
         streams: Streams::default(),
         lazy,
         allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,

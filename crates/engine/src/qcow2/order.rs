@@ -55,6 +55,8 @@ pub(crate) enum Reason {
     /// The guest's data lies elsewhere now. Never punched: the cluster is soon used
     /// again.
     Replaced,
+    /// The device has become smaller.
+    Cut,
     /// It was a table.
     Other,
 }
@@ -358,6 +360,7 @@ impl Image {
     pub(crate) fn passes_discard(&self, reason: Reason) -> bool {
         match reason {
             Reason::Discarded => self.pass_discards.request,
+            Reason::Cut => true,
             Reason::Replaced => false,
             Reason::Other => self.pass_discards.other,
         }

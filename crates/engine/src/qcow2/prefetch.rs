@@ -93,7 +93,7 @@ impl Image {
         });
         for ahead in 1..count {
             let at = guest.bytes() / slice_bytes * slice_bytes + ahead * slice_bytes;
-            if at >= self.size_bytes {
+            if at >= self.size_bytes() {
                 break;
             }
             // A table that does not exist needs no load, and the miss of one that

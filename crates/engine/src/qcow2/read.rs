@@ -155,7 +155,7 @@ impl Image {
     /// Reads a range of the image as it is before the caller changes it; the
     /// caller holds the range. Beyond the end of the device there are zeroes.
     pub(crate) async fn read_old(self: &Arc<Self>, guest: u64, len_bytes: u64) -> Result<Buffer> {
-        let inside = self.size_bytes.saturating_sub(guest).min(len_bytes);
+        let inside = self.size_bytes().saturating_sub(guest).min(len_bytes);
         let mut buffer = Buffer::for_read(len_bytes as usize);
         let head = buffer.split_to(inside as usize);
         buffer.fill(0);
@@ -166,7 +166,7 @@ impl Image {
 
     /// Whether the mapping alone says that a range reads as zeroes.
     pub(crate) async fn maps_to_zeroes(&self, guest: u64, len_bytes: u64) -> Result<bool> {
-        let end = (guest + len_bytes).min(self.size_bytes);
+        let end = (guest + len_bytes).min(self.size_bytes());
         let mut at = guest;
         while at < end {
             for run in self.view(GuestOffset(at), end - at).await? {

@@ -226,6 +226,17 @@ impl Refcounts {
         })
     }
 
+    /// The last of some indexes in a slice whose cluster is in use. The outer `None`:
+    /// the slice is not in memory.
+    pub(crate) fn last_used(&self, key: u64, indexes: Range<usize>) -> Option<Option<usize>> {
+        let order = self.geometry.refcount_order;
+        self.cache.with(key, |block| {
+            indexes
+                .rev()
+                .find(|&index| refcount::get(block, order, index) != 0)
+        })
+    }
+
     /// Sets the counts of `run` in a slice to one; `false` if the slice is not in
     /// memory.
     pub(crate) fn take(&self, key: u64, run: Range<usize>) -> bool {

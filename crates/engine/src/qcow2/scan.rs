@@ -60,6 +60,12 @@ impl Scan {
         self.end = self.end.max(clusters.end);
     }
 
+    /// Forgets everything from cluster `end` on, where the file was cut.
+    pub(super) fn cut(&mut self, end: u64) {
+        self.next = self.next.min(end);
+        self.end = self.end.min(end);
+    }
+
     /// Whether the background should take a step, now that so many clusters were
     /// handed out.
     pub(super) fn wants_step(&mut self, handed_out: u64) -> bool {

@@ -109,7 +109,7 @@ impl Image {
     }
 
     /// Forgets what the cache may still hold from an earlier use of the cluster.
-    fn forget_slices(&self, table: HostOffset) {
+    pub(crate) fn forget_slices(&self, table: HostOffset) {
         let table_bytes = self.geometry.cluster_size_bytes();
         for inside in (0..table_bytes).step_by(self.l2.table_bytes()) {
             self.l2.forget(table.bytes() + inside);

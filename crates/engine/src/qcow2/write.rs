@@ -105,6 +105,7 @@ impl Image {
             .guest_ranges
             .acquire(at..at + len_bytes, Mode::Shared)
             .await;
+        self.check_still_inside(at..at + len_bytes)?;
         let first = self.view(GuestOffset(at), len_bytes).await?[0];
         let RunKind::Data { host, copied: true } = first.kind else {
             let Some(len_bytes) = self.bytes_to_keep(&first).filter(|_| !fua) else {
@@ -144,7 +145,7 @@ impl Image {
         let end = (at + rest.len() as u64)
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
-        let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await;
+        let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
         self.drain_held_range(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;

@@ -86,7 +86,7 @@ impl Image {
         !self.data_is_raw() || (piece.start.is_multiple_of(unit) && piece.end.is_multiple_of(unit))
     }
 
-    async fn write_zero_bytes(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
+    pub(crate) async fn write_zero_bytes(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
             let len_bytes = (range.end - at).min(ZERO_WRITE_BYTES);
@@ -99,7 +99,7 @@ impl Image {
 
     /// Zeroes a range by the mapping alone, if that is possible.
     async fn zero_mapping(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
-        let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await;
+        let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
         self.drain_held_range(range.clone()).await?;
         let Some(range) = self.whole_subclusters(range).await? else {
             return Ok(Outcome::Impossible);
@@ -116,7 +116,7 @@ impl Image {
                 may_unmap,
                 ..ZeroFlags::default()
             };
-            let end = range.end.min(self.size_bytes);
+            let end = range.end.min(self.size_bytes());
             self.data
                 .write_zeroes(range.start, end - range.start, flags)
                 .await?;
@@ -129,7 +129,7 @@ impl Image {
     async fn whole_subclusters(&self, range: Range<u64>) -> Result<Option<Range<u64>>> {
         let size = self.geometry.subcluster_size_bytes();
         let starts_whole = range.start.is_multiple_of(size);
-        let ends_whole = range.end.is_multiple_of(size) || range.end == self.size_bytes;
+        let ends_whole = range.end.is_multiple_of(size) || range.end == self.size_bytes();
         if starts_whole && ends_whole {
             return Ok(Some(range));
         }
@@ -149,7 +149,7 @@ impl Image {
     }
 
     async fn chain_reads_as_zeroes(&self, range: Range<u64>) -> Result<bool> {
-        let end = range.end.min(self.size_bytes);
+        let end = range.end.min(self.size_bytes());
         let mut at = range.start;
         while at < end {
             let extent = self.status(at, end - at, u32::MAX).await?;
@@ -167,7 +167,7 @@ impl Image {
         while at < range.end {
             let start = self.geometry.cluster_start(at);
             let stop = range.end.min(start + cluster);
-            let whole = at == start && (stop == start + cluster || stop >= self.size_bytes);
+            let whole = at == start && (stop == start + cluster || stop >= self.size_bytes());
             self.ensure_l2_table(GuestOffset(start)).await?;
             let old = self.mapping(GuestOffset(start)).await?;
             let new = if whole {
@@ -212,7 +212,7 @@ impl Image {
         let cluster = self.geometry.cluster_size_bytes();
         let end = offset_bytes + len_bytes;
         let start = offset_bytes.div_ceil(cluster) * cluster;
-        let end = if end == self.size_bytes {
+        let end = if end == self.size_bytes() {
             end
         } else {
             self.geometry.cluster_start(end)
@@ -220,7 +220,7 @@ impl Image {
         if start >= end {
             return Ok(());
         }
-        let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await;
+        let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await?;
         self.drain_held_range(start..end).await?;
         self.discard_clusters(start..end).await
     }
@@ -276,7 +276,7 @@ impl Image {
         }
         let mut len_bytes = self.geometry.cluster_size_bytes();
         if self.has_external_data() {
-            len_bytes = len_bytes.min(self.size_bytes - start);
+            len_bytes = len_bytes.min(self.size_bytes() - start);
         }
         // A hint, like every discard.
         drop(self.data.discard(host.bytes(), len_bytes).await);
@@ -299,7 +299,7 @@ impl Image {
             let len_bytes = self
                 .geometry
                 .cluster_size_bytes()
-                .min(self.size_bytes - start);
+                .min(self.size_bytes() - start);
             // A hint: the mapping says "zero" whatever becomes of the bytes.
             drop(self.data.discard(start, len_bytes).await);
         }

@@ -4,6 +4,7 @@
 //! thread's lane and nothing else; what takes several steps (unaligned direct
 //! I/O, zeroes with fallbacks) runs as a task of the lane.
 
+mod clone;
 mod extents;
 mod open;
 mod zero;
@@ -116,6 +117,9 @@ struct Supports {
     zero_range: AtomicBool,
     allocate: AtomicBool,
     block_zero_out: AtomicBool,
+    clone_inside: AtomicBool,
+    /// From another file: it may lie on another file system.
+    clone_across: AtomicBool,
 }
 
 impl FileStorage {
@@ -250,25 +254,6 @@ impl File {
             .await?;
         Ok(buffers)
     }
-
-    async fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Result<()> {
-        let fd = self.descriptor.clone();
-        let work = move || {
-            let mut done = 0;
-            while done < len_bytes {
-                let rest = len_bytes - done;
-                let at = (from_bytes + done, to_bytes + done);
-                match sys::copy_file_range(fd.raw(), at.0, at.1, rest)? {
-                    // The source ended early: the caller must copy zeroes.
-                    0 => return Err(libc::EOPNOTSUPP),
-                    count => done += count as u64,
-                }
-            }
-            Ok(0)
-        };
-        self.extents.forget();
-        lane::call(&self.descriptor, "copy range", work, finish_unit).await
-    }
 }
 
 impl Storage for FileStorage {
@@ -389,6 +374,40 @@ impl Storage for FileStorage {
         }
         let file = self.file.clone();
         lane::task(async move { file.copy_range(from_bytes, to_bytes, len_bytes).await })
+    }
+
+    fn may_clone_from(&self, source: &dyn Storage) -> bool {
+        source.as_file().is_some_and(|source| {
+            let supported = self.file.clone_support(&source.file);
+            supported.is_some_and(|flag| flag.load(Ordering::Relaxed))
+        })
+    }
+
+    fn clone_range(
+        &self,
+        source: &dyn Storage,
+        from_bytes: u64,
+        to_bytes: u64,
+        len_bytes: u64,
+    ) -> Io<()> {
+        if let Err(error) = self.file.refuse_if_read_only("clone range") {
+            return Io::ready(Err(error));
+        }
+        let file = self.file.clone();
+        match source.as_file() {
+            None => Io::ready(Err(file.cannot("clone range"))),
+            Some(source) => {
+                let source = source.file.clone();
+                lane::task(async move {
+                    file.clone_range(&source, from_bytes, to_bytes, len_bytes)
+                        .await
+                })
+            }
+        }
+    }
+
+    fn as_file(&self) -> Option<&FileStorage> {
+        Some(self)
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

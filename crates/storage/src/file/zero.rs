@@ -26,6 +26,8 @@ impl Supports {
             zero_range: AtomicBool::new(true),
             allocate: AtomicBool::new(true),
             block_zero_out: AtomicBool::new(true),
+            clone_inside: AtomicBool::new(true),
+            clone_across: AtomicBool::new(true),
         }
     }
 }
@@ -293,7 +295,7 @@ impl File {
             .map(drop)
     }
 
-    fn cannot(&self, operation: &'static str) -> Error {
+    pub(super) fn cannot(&self, operation: &'static str) -> Error {
         let message = crate::error::errno_text(libc::EOPNOTSUPP);
         Error::new(ErrorKind::Unsupported, operation, message)
             .with_errno(libc::EOPNOTSUPP)

@@ -328,3 +328,79 @@ fn allocation_on_a_full_image_of_10_tb() {
         block_on(measure(path, 100_000));
     }
 }
+
+#[test]
+fn an_area_is_claimed_beside_what_was_counted_ahead() {
+    run(async {
+        let file = Arc::new(MemStorage::new());
+        create(file.clone(), None, &small()).await.unwrap();
+        let options = AheadOptions {
+            after_clusters: 5,
+            max_bytes: 40 * 512,
+        };
+        let allocator = allocator(file.clone(), options).await;
+        let mut taken = std::collections::BTreeSet::new();
+        // Every count of areas, so that they end before, at and behind the refcount
+        // blocks that were made ahead, and need larger refcount tables.
+        for round in 0..400u64 {
+            let one = allocator.allocate(1 + round % 3).await.unwrap();
+            let first = one.start.bytes() / 512;
+            turn().await;
+            let count = 1 + round % 150;
+            let area = allocator.allocate_at_end(count).await.unwrap().bytes() / 512;
+            for cluster in (first..first + one.clusters).chain(area..area + count) {
+                assert!(taken.insert(cluster), "{cluster} was given out twice");
+            }
+            assert!(area >= first, "areas lie at the end");
+        }
+        allocator.settle().await.unwrap();
+        commit(&allocator).await;
+        let bytes = file.snapshot();
+        for cluster in taken {
+            assert_eq!(count_in(&bytes, cluster), 1, "cluster {cluster}");
+        }
+    });
+}
+
+#[test]
+fn a_length_from_before_a_cut_is_not_durable_after_it() {
+    run(async {
+        let file = Arc::new(Volatile::default());
+        // The next refcount block is far away, and not made ahead.
+        let wide = CreateOptions {
+            refcount_bits: 16,
+            ..small()
+        };
+        create(file.clone(), None, &wide).await.unwrap();
+        let options = AheadOptions {
+            after_clusters: 0,
+            max_bytes: 40 * 512,
+        };
+        let allocator = allocator(file.clone(), options).await;
+        let mut starts = Vec::new();
+        for _ in 0..100 {
+            starts.push(allocator.allocate(1).await.unwrap().start);
+            turn().await;
+        }
+        let mark = allocator.commit_began();
+        allocator.refcounts.write_back().await.unwrap();
+        let geometry = allocator.refcounts.geometry;
+        for start in starts.split_off(3) {
+            let cluster = start.cluster(&geometry);
+            allocator.release(cluster, 1).await.unwrap();
+        }
+        allocator.cut_tail().await.unwrap();
+        let end = starts[2].bytes() + 512;
+        assert_eq!(file.len_bytes().unwrap(), end);
+        allocator.barrier_passed(mark);
+        let next = allocator.allocate(1).await.unwrap();
+        assert_eq!((next.start.bytes(), next.fresh), (end, true));
+        assert!(!next.counted, "neither its count nor the length is durable");
+        turn().await;
+        commit(&allocator).await;
+        let durable = file.durable.lock().unwrap().len() as u64;
+        let allocation = allocator.allocate(1).await.unwrap();
+        let reaches = allocation.start.bytes() + 512 <= durable;
+        assert!(reaches || !allocation.counted);
+    });
+}

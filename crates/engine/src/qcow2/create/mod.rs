@@ -13,7 +13,7 @@ use vellum_format::{FormatError, FormatErrorKind, Geometry, Header, limits};
 use crate::{Error, ErrorKind, Result, Storage};
 
 mod layout;
-mod write;
+pub(crate) mod write;
 
 use layout::Layout;
 

@@ -62,7 +62,7 @@ pub(super) async fn tables(storage: &Arc<dyn Storage>, layout: &Layout) -> Resul
 }
 
 /// Reserves or fills the space of guest data, as asked for.
-pub(super) async fn space(
+pub(crate) async fn space(
     storage: &Arc<dyn Storage>,
     range: Range<u64>,
     preallocation: Preallocation,
@@ -91,7 +91,7 @@ pub(super) async fn first_cluster(
 
 /// Writes a range with what `fill` puts into each buffer; it gets the offset into
 /// the range and must set every byte.
-async fn region(
+pub(crate) async fn region(
     storage: &Arc<dyn Storage>,
     range: Range<u64>,
     mut fill: impl FnMut(u64, &mut [u8]),
