@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures_util::future::try_join_all;
+use futures_util::stream::{self, StreamExt};
 use vellum_format::geometry::Geometry;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
@@ -85,16 +85,21 @@ pub(crate) struct Refcounts {
 
 const MAX_SLICE_BYTES: u64 = 4096;
 
-/// Writes copies of tables, all at once.
+/// Tables that are written at the same time at most.
+const MAX_TABLE_WRITES: usize = 128;
+
+/// Writes copies of tables, many at a time.
 pub(crate) async fn write_tables(file: &Arc<dyn Storage>, tables: Vec<WriteBack>) -> Result<()> {
     let writes = tables.into_iter().map(|table| {
-        file.write(
-            table.key,
-            Buffers::from_iter([table.bytes]),
-            WriteFlags::default(),
-        )
+        let buffers = Buffers::from_iter([table.bytes]);
+        file.write(table.key, buffers, WriteFlags::default())
     });
-    try_join_all(writes).await.map(drop)
+    let mut running = stream::iter(writes).buffer_unordered(MAX_TABLE_WRITES);
+    let mut result = Ok(());
+    while let Some(written) = running.next().await {
+        result = result.and(written.map(drop));
+    }
+    result
 }
 
 impl Refcounts {
