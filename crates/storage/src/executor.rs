@@ -90,6 +90,8 @@ struct Core {
     shared: Arc<Shared>,
     root: Arc<TaskWaker>,
     root_woken: Cell<bool>,
+    /// Tasks that were started with [`spawn_lingering`].
+    lingering: Rc<Cell<usize>>,
     /// The queue's other half: swapped with it, so that neither is reallocated.
     batch: RefCell<VecDeque<usize>>,
 }
@@ -129,6 +131,7 @@ impl Executor {
                 shared,
                 root,
                 root_woken: Cell::new(false),
+                lingering: Rc::default(),
                 batch: RefCell::default(),
             }),
         }
@@ -263,6 +266,11 @@ impl Executor {
         drop(slots);
     }
 
+    /// Tasks started with [`spawn_lingering`] and not finished.
+    pub fn lingering_tasks(&self) -> usize {
+        self.core.lingering.get()
+    }
+
     /// Tasks started and not finished.
     pub fn live_tasks(&self) -> usize {
         self.core.tasks.borrow().live
@@ -297,6 +305,37 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
     let core = CURRENT.with(|current| current.borrow().clone());
     let core = core.expect("spawn outside an executor: call it inside a lane");
     spawn_on(&core, future)
+}
+
+/// As [`spawn`], for work that others may have to wait for, on other threads too: a
+/// lane does not leave [`crate::lane::block_on`] before it is done.
+///
+/// # Panics
+/// As [`spawn`].
+pub fn spawn_lingering<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    let core = CURRENT.with(|current| current.borrow().clone());
+    let core = core.expect("spawn outside an executor: call it inside a lane");
+    let lingering = Lingering::new(core.lingering.clone());
+    spawn_on(&core, async move {
+        let _lingering = lingering;
+        future.await
+    })
+}
+
+/// Counts a lingering task until it is gone.
+struct Lingering(Rc<Cell<usize>>);
+
+impl Lingering {
+    fn new(count: Rc<Cell<usize>>) -> Self {
+        count.set(count.get() + 1);
+        Lingering(count)
+    }
+}
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 fn spawn_on<T: 'static>(

@@ -27,7 +27,7 @@ pub mod wrap;
 
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
-pub use executor::{JoinHandle, spawn};
+pub use executor::{JoinHandle, spawn, spawn_lingering};
 pub use file::{FileOptions, FileStorage};
 pub use io::Io;
 pub use mem::MemStorage;

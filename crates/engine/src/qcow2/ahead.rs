@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use vellum_format::types::HostCluster;
-use vellum_storage::{Capabilities, Result, executor, spawn};
+use vellum_storage::{Capabilities, Result, executor, spawn_lingering};
 
 use super::alloc::{Allocator, Obstacle, State};
 
@@ -180,7 +180,9 @@ impl Allocator {
         state.preparing = true;
         drop(state);
         let allocator = self.clone();
-        drop(spawn(async move { allocator.prepare_from(first).await }));
+        drop(spawn_lingering(async move {
+            allocator.prepare_from(first).await
+        }));
     }
 
     async fn prepare_from(self: &Arc<Self>, first: Task) {

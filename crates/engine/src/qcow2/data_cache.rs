@@ -408,6 +408,28 @@ impl DataCache {
         Some(piece.start..piece.end())
     }
 
+    /// Whether all pieces of the cluster lie inside a guest range.
+    pub(crate) fn is_inside(&self, cluster_start: u64, range: &Range<u64>) -> bool {
+        let state = self.lock();
+        state.clusters.get(&cluster_start).is_none_or(|cluster| {
+            cluster.pieces.iter().all(|piece| {
+                range.start <= cluster_start + piece.start
+                    && cluster_start + piece.end() <= range.end
+            })
+        })
+    }
+
+    /// The first piece that ends after a guest offset, in guest bytes.
+    pub(crate) fn piece_from(&self, guest: u64, cluster_bytes: u64) -> Option<Range<u64>> {
+        let first = guest.saturating_sub(cluster_bytes - 1);
+        let state = self.lock();
+        let pieces = state.clusters.range(first..).flat_map(|(start, cluster)| {
+            let pieces = cluster.pieces.iter();
+            pieces.map(move |piece| start + piece.start..start + piece.end())
+        });
+        pieces.into_iter().find(|piece| piece.end > guest)
+    }
+
     /// Whether pieces cover a range of the cluster without a gap.
     pub(crate) fn covers(&self, cluster_start: u64, range: Range<u64>) -> bool {
         let state = self.lock();

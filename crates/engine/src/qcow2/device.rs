@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use vellum_format::header::Header;
-use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn};
+use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn_lingering};
 
 use super::create::Preallocation;
 use super::image::Image;
@@ -112,7 +112,7 @@ impl Qcow2 {
     {
         let image = self.image.clone();
         let work = work(image.clone());
-        Io::task(spawn(async move {
+        Io::task(spawn_lingering(async move {
             work.await.map_err(|error| image.name_error(error))
         }))
     }

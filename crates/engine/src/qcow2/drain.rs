@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags, lane, spawn};
+use vellum_storage::{Buffer, Buffers, Result, WriteFlags, lane, spawn, spawn_lingering};
 
 use super::data_cache::{Kept, Place};
 use super::group::RunningTurn;
@@ -92,7 +92,7 @@ impl Image {
                 clusters,
                 result: Err(RunningTurn::abandoned()),
             };
-            drop(spawn(turn.drain()));
+            drop(spawn_lingering(turn.drain()));
         }
     }
 
@@ -142,11 +142,35 @@ impl Image {
     }
 
     /// As [`Image::drain_range`], for a caller that holds whole clusters around the
-    /// range exclusive.
-    pub(crate) async fn drain_held_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
+    /// range exclusive and is going to replace all bytes of the range: clusters of which
+    /// only such bytes are kept stay as they are, for [`Image::forget_replaced`].
+    pub(crate) async fn drain_beside(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
         if self.data_cache.is_empty() {
             return Ok(());
         }
+        for cluster in self.kept_clusters(range.clone()) {
+            if !self.data_cache.is_inside(cluster, &range) {
+                self.drain_held(cluster).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets kept bytes of a range that the mapping leads to newer ones of; call it
+    /// with the range still held.
+    pub(crate) fn forget_replaced(&self, range: &Range<u64>) {
+        if self.data_cache.is_empty() {
+            return;
+        }
+        for cluster in self.kept_clusters(range.clone()) {
+            let start = range.start.saturating_sub(cluster);
+            self.data_cache.remove(cluster, start..range.end - cluster);
+        }
+    }
+
+    /// As [`Image::drain_range`], for a caller that holds whole clusters around the
+    /// range exclusive.
+    pub(crate) async fn drain_held_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
         for cluster in self.kept_clusters(range) {
             self.drain_held(cluster).await?;
         }
@@ -161,7 +185,7 @@ impl Image {
         }
     }
 
-    fn kept_clusters(&self, range: Range<u64>) -> Vec<u64> {
+    pub(super) fn kept_clusters(&self, range: Range<u64>) -> Vec<u64> {
         let cluster_bytes = self.geometry.cluster_size_bytes();
         self.data_cache.clusters_in(range, cluster_bytes)
     }

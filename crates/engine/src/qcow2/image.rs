@@ -73,6 +73,8 @@ pub(crate) struct Image {
 #[derive(Debug, Default)]
 pub(crate) struct Latch {
     closed: AtomicBool,
+    /// The image was closed: this is why.
+    ended: AtomicBool,
     reason: Mutex<Option<Error>>,
 }
 
@@ -335,21 +337,25 @@ impl Image {
 
     /// Writes back everything; afterwards all requests that change something fail.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
-        if self.read_only || self.latch.closed.load(Ordering::Acquire) {
+        if self.read_only || self.latch.ended.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.check_latch()?;
+        // What could not be drained is lost, and reported; all else is kept.
+        let drained = self.drain_all().await;
         // Twice: the first commit lets go of dropped clusters, the second writes
         // their refcounts, and those of clusters that were counted ahead.
-        self.flush().await?;
+        self.commit().await?;
         self.resume_refcounts();
         self.allocator.settle().await?;
         self.commit().await?;
         self.end_lazy_refcounts().await?;
+        self.latch.ended.store(true, Ordering::Release);
         self.latch(Error::new(
             ErrorKind::InvalidArgument,
             "write",
             "the image is closed",
         ));
-        Ok(())
+        drained
     }
 }

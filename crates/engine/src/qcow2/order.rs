@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum_format::types::HostCluster;
-use vellum_storage::{Error, ErrorKind, Result, spawn};
+use vellum_storage::{Error, ErrorKind, Result, spawn_lingering};
 
 use super::cache::WriteBack;
 use super::group::{Group, RunningTurn, Turn};
@@ -191,11 +191,13 @@ impl Image {
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
         // Two turns, so that the next drain runs beside this commit.
-        match self.order.drains.join().await {
-            Turn::Served(result) => result?,
-            Turn::Mine(turn) => turn.end(self.drain_all().await)?,
-        }
-        self.commit().await
+        let drained = match self.order.drains.join().await {
+            Turn::Served(result) => result,
+            Turn::Mine(turn) => turn.end(self.drain_all().await),
+        };
+        // One cluster that cannot be copied keeps no other change from the disk.
+        self.commit().await?;
+        drained
     }
 
     /// Makes everything durable that the mapping in memory leads to.
@@ -222,7 +224,7 @@ impl Image {
         }
         if !self.order.relieving.swap(true, Ordering::AcqRel) {
             let relief = Relief(self.clone());
-            drop(spawn(async move {
+            drop(spawn_lingering(async move {
                 // A failure latches the image or meets the next flush.
                 drop(relief.0.commit().await);
             }));

@@ -129,10 +129,21 @@ pub(crate) async fn block_status(
             ..own(0)
         });
     }
+    let mut len_bytes = len_bytes;
     if !image.data_cache.is_empty() {
-        image
-            .drain_range(offset_bytes..offset_bytes + len_bytes)
-            .await?;
+        let range = offset_bytes..offset_bytes + len_bytes;
+        // What cannot be drained now is data all the same.
+        drop(image.drain_range(range.clone()).await);
+        let cluster_bytes = image.geometry.cluster_size_bytes();
+        if let Some(kept) = image.data_cache.piece_from(offset_bytes, cluster_bytes) {
+            if kept.start <= offset_bytes {
+                return Ok(Extent {
+                    data: true,
+                    ..own(kept.end.min(range.end) - offset_bytes)
+                });
+            }
+            len_bytes = len_bytes.min(kept.start - offset_bytes);
+        }
     }
     image.status(offset_bytes, len_bytes, max_depth).await
 }

@@ -146,12 +146,14 @@ impl Image {
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
         let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
-        self.drain_held_range(at..end).await?;
+        self.drain_beside(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
         let placed = self.place_step(&step, mappings, at, end).await?;
-        let before = self.reach_before_data(&placed).await?;
+        let before = self.reach_before_data(&placed).await;
+        self.give_back_unless(before.is_ok(), &placed).await;
+        let before = before?;
         let piece = if before.is_some() {
             None
         } else {
@@ -162,6 +164,7 @@ impl Image {
         };
         let reach = before.unwrap_or(Reach::AfterBarrier);
         self.link(&placed, reach).await?;
+        self.forget_replaced(&(placed.start..placed.end));
         self.relieve_cache().await?;
         Ok(piece)
     }
@@ -174,7 +177,8 @@ impl Image {
         let (start, end) = (placed.fill_start, placed.fill_end);
         let clusters_bytes = placed.old.len() as u64 * self.geometry.cluster_size_bytes();
         let inside = placed.host.bytes() + clusters_bytes <= self.file.len_bytes()?;
-        if !placed.fresh || !inside || !self.maps_to_zeroes(start, end - start).await? {
+        let kept = !self.data_cache.is_empty() && !self.kept_clusters(start..end).is_empty();
+        if !placed.fresh || !inside || kept || !self.maps_to_zeroes(start, end - start).await? {
             return Ok(None);
         }
         Ok(Some(match placed.counted {

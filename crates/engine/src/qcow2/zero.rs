@@ -100,7 +100,17 @@ impl Image {
     /// Zeroes a range by the mapping alone, if that is possible.
     async fn zero_mapping(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
-        self.drain_held_range(range.clone()).await?;
+        self.drain_beside(range.clone()).await?;
+        let replaced = range.clone();
+        let outcome = self.zero_held(range, may_unmap).await?;
+        if outcome == Outcome::Done {
+            self.forget_replaced(&replaced);
+        }
+        Ok(outcome)
+    }
+
+    /// Zeroes a range by the mapping alone; the caller holds it.
+    async fn zero_held(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
         let Some(range) = self.whole_subclusters(range).await? else {
             return Ok(Outcome::Impossible);
         };
@@ -221,8 +231,10 @@ impl Image {
             return Ok(());
         }
         let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await?;
-        self.drain_held_range(start..end).await?;
-        self.discard_clusters(start..end).await
+        self.drain_beside(start..end).await?;
+        self.discard_clusters(start..end).await?;
+        self.forget_replaced(&(start..end));
+        Ok(())
     }
 
     /// Discards clusters; the caller holds them.

@@ -1,5 +1,6 @@
 //! Threads that serve connections: started as they are needed, each a lane.
 
+use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +22,8 @@ struct Lane {
     remote: Remote,
     connections: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
+    /// The thread has done everything that was begun on it.
+    ended: Stop,
 }
 
 impl std::fmt::Debug for Lane {
@@ -48,6 +51,7 @@ impl Lanes {
             remote: lane::remote(),
             connections: Arc::default(),
             thread: None,
+            ended: Stop::new(),
         };
         Lanes {
             lanes: vec![own],
@@ -78,21 +82,40 @@ impl Lanes {
     }
 }
 
-impl Drop for Lanes {
-    fn drop(&mut self) {
-        self.end.request();
-        for thread in self.lanes.drain(..).filter_map(|lane| lane.thread) {
+/// Ends the other lanes when their tasks are done. These may wait for tasks of the
+/// calling lane, so it goes on meanwhile.
+pub(super) async fn end(lanes: &RefCell<Lanes>) {
+    let others = {
+        let mut lanes = lanes.borrow_mut();
+        lanes.end.request();
+        lanes.lanes.split_off(1)
+    };
+    for lane in others {
+        lane.ended.wait().await;
+        if let Some(thread) = lane.thread {
             // A lane that panicked has said so on standard error.
             let _ = thread.join();
         }
     }
 }
 
+/// Tells that a lane has ended, even if by a panic.
+struct Ending(Stop);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.request();
+    }
+}
+
 fn start_lane(number: usize, end: Stop) -> io::Result<Lane> {
     let (sender, receiver) = std::sync::mpsc::channel();
+    let ended = Stop::new();
+    let ending = Ending(ended.clone());
     let thread = std::thread::Builder::new()
         .name(format!("lane-{number}"))
         .spawn(move || {
+            let _ending = ending;
             lane::block_on(async move {
                 // Nobody listens only if the server has given up on this lane.
                 let _ = sender.send(lane::remote());
@@ -107,5 +130,6 @@ fn start_lane(number: usize, end: Stop) -> io::Result<Lane> {
         remote,
         connections: Arc::default(),
         thread: Some(thread),
+        ended,
     })
 }

@@ -17,7 +17,7 @@ use vellum_storage::spawn;
 use super::connection;
 use super::export::Export;
 use super::input::{Gone, Input};
-use super::lanes::{Lanes, Seat};
+use super::lanes::{self, Lanes, Seat};
 use super::listener::Listener;
 use super::negotiate::negotiate;
 use super::stop::Stop;
@@ -139,6 +139,7 @@ pub async fn serve(
         shared.hang_up(Shutdown::Both);
         shared.all_gone().await;
     }
+    lanes::end(&lanes).await;
 }
 
 async fn accept_clients(listener: Listener, shared: Arc<Shared>, lanes: Rc<RefCell<Lanes>>) {

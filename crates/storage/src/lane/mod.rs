@@ -159,8 +159,9 @@ fn current_or_panic() -> Rc<Lane> {
     }
 }
 
-/// Drives the calling thread's lane until `future` is done. [`crate::spawn`] works
-/// inside; tasks that are not done then go on with the next call.
+/// Drives the calling thread's lane until `future` is done, and what was started with
+/// [`crate::spawn_lingering`]. [`crate::spawn`] works inside; other tasks that are not
+/// done then go on with the next call.
 ///
 /// # Panics
 /// Inside itself (await instead), and if a lane cannot be set up at all.
@@ -317,11 +318,21 @@ impl Lane {
                 if self.executor.take_root_wake()
                     && let Poll::Ready(value) = future.as_mut().poll(&mut context)
                 {
+                    self.run_while(|executor| executor.lingering_tasks() > 0);
                     return value;
                 }
                 self.wait();
             }
         })
+    }
+
+    fn run_while(&self, goes_on: impl Fn(&Executor) -> bool) {
+        while goes_on(&self.executor) {
+            self.run_tasks();
+            if goes_on(&self.executor) {
+                self.wait();
+            }
+        }
     }
 
     fn finish(&self) {
@@ -330,14 +341,8 @@ impl Lane {
             "lane::finish inside a lane: its tasks go on anyway"
         );
         let _running = Running(self);
-        self.executor.enter(|| {
-            while self.executor.live_tasks() > 0 {
-                self.run_tasks();
-                if self.executor.live_tasks() > 0 {
-                    self.wait();
-                }
-            }
-        });
+        self.executor
+            .enter(|| self.run_while(|executor| executor.live_tasks() > 0));
     }
 
     /// Runs tasks until none is ready, the root future is, or the kernel must
