@@ -172,6 +172,7 @@ impl Owner {
         }
     }
 
+    #[allow(clippy::too_many_lines, reason = "one arm for each kind of request")]
     async fn batch(&mut self, image: &Qcow2, random: &mut Random) {
         let chunks: Vec<u64> = self.model.keys().copied().collect();
         if chunks.is_empty() {
@@ -320,6 +321,7 @@ async fn open(path: &Path, case: &Case) -> (Arc<dyn Storage>, Arc<Qcow2>) {
     (file, image)
 }
 
+#[allow(clippy::too_many_lines, reason = "one list of options after the other")]
 fn scenario(seed: u64) {
     let mut random = Random(seed);
     let case = case(&mut random);
