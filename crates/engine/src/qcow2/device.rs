@@ -45,9 +45,9 @@ impl Qcow2 {
     /// its refcounts repaired first, and unknown autoclear bits are cleared.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidImage`] and [`ErrorKind::Corrupt`] for what the file
-    /// holds, [`ErrorKind::Unsupported`] for features that are not known,
-    /// [`ErrorKind::InvalidArgument`] for options that contradict each other, and
+    /// [`vellum_storage::ErrorKind::InvalidImage`] and [`vellum_storage::ErrorKind::Corrupt`] for what the file
+    /// holds, [`vellum_storage::ErrorKind::Unsupported`] for features that are not known,
+    /// [`vellum_storage::ErrorKind::InvalidArgument`] for options that contradict each other, and
     /// whatever gate and storage report.
     pub async fn open(
         file: Arc<dyn Storage>,
@@ -84,7 +84,7 @@ impl Qcow2 {
     /// calls [`Qcow2::clean_caches`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for sizes that contradict each other, as when
+    /// [`vellum_storage::ErrorKind::InvalidArgument`] for sizes that contradict each other, as when
     /// the image is opened; nothing has changed then.
     pub fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
         let image = &self.image;
