@@ -322,7 +322,9 @@ proptest! {
             prop_assert_eq!(cache.used_bytes(), real);
             let dirty = cache.dirty.load(Ordering::Relaxed);
             prop_assert_eq!(dirty, memory.len());
-            let most = (24 << 10).max((dirty + 1) * (TABLE + 512) + 2048);
+            // Room is made for a table's bytes: what it takes to find it may stand above
+            // the budget until the next load.
+            let most = (24 << 10).max((dirty + 1) * (TABLE + 512) + 2048) + 512;
             prop_assert!(real <= most, "{} bytes, {} dirty", real, dirty);
         }
     }
