@@ -324,7 +324,7 @@ proptest! {
             prop_assert_eq!(dirty, memory.len());
             // Room is made for a table's bytes: what it takes to find it may stand above
             // the budget until the next load.
-            let most = (24 << 10).max((dirty + 1) * (TABLE + 512) + 2048) + 512;
+            let most = (24 << 10).max((dirty + 1) * (TABLE + 512) + 2048) + 2048;
             prop_assert!(real <= most, "{} bytes, {} dirty", real, dirty);
         }
     }
