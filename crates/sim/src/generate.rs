@@ -114,6 +114,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         tiny_cache: rng.chance(1, 2),
         eager: rng.chance(3, 4),
         discard_no_unref: version == 3 && rng.chance(1, 6),
+        resizable: true,
         traits,
     }
 }
@@ -176,6 +177,7 @@ struct Places {
     cluster: u64,
     subcluster: u64,
     size_bytes: u64,
+    resizable: bool,
 }
 
 impl Places {
@@ -200,6 +202,7 @@ impl Places {
             cluster,
             subcluster,
             size_bytes: image.size_bytes,
+            resizable: image.resizable,
         }
     }
 
@@ -294,11 +297,12 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     };
     // How seldom the guest waits decides how much runs at once.
     let patience = *rng.pick(&[1, 2, 4, 16]);
-    let resizes = rng.chance(1, 4);
+    let resizes = places.resizable && rng.chance(1, 4);
     let mut steps = Vec::new();
+    let mut resized = false;
     for _ in 0..count {
         let mut op = places.op(rng);
-        if resizes && rng.chance(1, 4) {
+        if resized && rng.chance(1, 4) {
             op.shift(places.size_bytes.next_multiple_of(places.cluster));
         }
         steps.push(Step::Start(op));
@@ -310,6 +314,7 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
         }
         if resizes && rng.chance(1, 4) {
             steps.push(places.resize(rng));
+            resized = true;
         }
     }
     Leg {

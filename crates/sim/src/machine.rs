@@ -143,6 +143,7 @@ pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOption
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,
+        resizable: true,
         traits: Traits::default(),
     }
 }

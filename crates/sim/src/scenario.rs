@@ -143,6 +143,8 @@ pub struct ImageOptions {
     pub eager: bool,
     /// Discarded clusters stay allocated.
     pub discard_no_unref: bool,
+    /// The device may get another size.
+    pub resizable: bool,
     /// What the disk can do.
     pub traits: Traits,
 }

@@ -60,6 +60,7 @@ fn image() -> ImageOptions {
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,
+        resizable: true,
         traits: Traits::default(),
     }
 }

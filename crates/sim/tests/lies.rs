@@ -24,6 +24,7 @@ fn story(seed: u64, shared: bool) -> Story {
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,
+        resizable: true,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));
@@ -62,11 +63,12 @@ fn data_after_its_l2_entry() {
     objects(Lie::late(Kind::Data), false, &[FailureKind::Content]);
 }
 
+// An empty table in a place that reads as zeroes needs no order: copies do.
 #[test]
 fn a_new_l2_table_after_its_l1_entry() {
     objects(
         Lie::late(Kind::NewL2),
-        false,
+        true,
         &[FailureKind::Content, FailureKind::Audit],
     );
 }
