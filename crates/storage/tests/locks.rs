@@ -4,9 +4,16 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum_storage::lock::{PermissionSet, Permissions};
 use vellum_storage::{ErrorKind, FileOptions, FileStorage, Result};
+
+/// One test at a time: a program being started holds our locks until its `exec`.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn open(path: &Path, permissions: Permissions) -> Result<std::sync::Arc<FileStorage>> {
     let read_only = !permissions.used.contains(PermissionSet::WRITE);
@@ -44,6 +51,7 @@ fn conflict(path: &Path, permissions: Permissions, what: &str) {
 
 #[test]
 fn two_opens_of_one_process_conflict_as_qemu_would() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     std::fs::write(&path, [0; 4096]).unwrap();
@@ -97,6 +105,7 @@ fn refused(command: &mut Command) -> String {
 
 #[test]
 fn qemu_is_told_that_we_use_the_image() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder);
     let hint = format!("Is another process using the image [{}]?", path.display());
@@ -167,6 +176,7 @@ impl QemuIo {
 
 #[test]
 fn we_are_told_that_qemu_uses_the_image() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder);
 
