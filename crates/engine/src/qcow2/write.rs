@@ -324,9 +324,10 @@ impl Image {
         piece: Buffer,
     ) -> Result<Buffer> {
         self.note_writing(placed);
-        let (head, tail) = futures_util::try_join!(
+        let (head, tail, ()) = futures_util::try_join!(
             self.fill(placed, placed.fill_start, placed.start),
             self.fill(placed, placed.end, placed.fill_end),
+            self.reach_end(placed),
         )?;
         let first = placed.start - head.as_ref().map_or(0, |head| head.len() as u64);
         let mut buffers = Buffers::new();
@@ -340,6 +341,25 @@ impl Image {
             .write(host, buffers, WriteFlags::default())
             .await?;
         Ok(written.swap_remove(skipped))
+    }
+
+    /// Lets the file reach to the end of new clusters that are not written to their
+    /// end: a later write in place that ended inside a sector would else end the file
+    /// there, and half a sector of the next write could be cut off by a power cut.
+    async fn reach_end(&self, placed: &Placed) -> Result<()> {
+        let clusters_bytes = placed.old.len() as u64 * self.geometry.cluster_size_bytes();
+        let end = placed.host.bytes() + clusters_bytes;
+        let cluster_end = self.geometry.cluster_start(placed.start) + clusters_bytes;
+        // What the fill writes of it ends with the sector of the guest's last byte.
+        let written_end = placed.end.next_multiple_of(SECTOR_BYTES);
+        if !placed.fresh || written_end >= cluster_end || end <= self.data.len_bytes()? {
+            return Ok(());
+        }
+        let zeroes = Buffers::from_iter([Buffer::zeroed(SECTOR_BYTES as usize)]);
+        self.data
+            .write(end - SECTOR_BYTES, zeroes, WriteFlags::default())
+            .await
+            .map(drop)
     }
 
     /// What has to be written to `start..end` beside the guest's bytes, if
