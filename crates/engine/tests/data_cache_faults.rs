@@ -1,8 +1,11 @@
 //! Failing storages below the data cache: what was acknowledged stays readable, a
 //! full disk leaves nothing behind once it has room again, and no failure is lost.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{Random, run_on_memory as run};
 use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
@@ -10,32 +13,11 @@ use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{AheadOptions, Backing, CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
-use vellum_storage::executor::Executor;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 const BLOCK: u64 = 512;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-}
-
-fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
-    let executor = Executor::new(|| {});
-    let (sender, receiver) = std::sync::mpsc::channel();
-    drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
-    executor.run_ready();
-    receiver.try_recv().expect("requests on memory never wait")
-}
 
 fn behind(at: u64) -> u8 {
     (at / BLOCK % 251) as u8 + 1

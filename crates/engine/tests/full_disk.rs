@@ -2,41 +2,22 @@
 //! nothing behind. After room was made and the image closed, no cluster is leaked,
 //! and every write that succeeded is there.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{Random, run_on_memory as run};
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{AheadOptions, CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
-use vellum_storage::executor::Executor;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 const ENOSPC: i32 = 28;
 const CLUSTER_BYTES: u64 = 512;
 const BLOCKS: u64 = 4000;
-
-/// A small generator: the same seed gives the same run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-}
-
-fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
-    let executor = Executor::new(|| {});
-    let (sender, receiver) = std::sync::mpsc::channel();
-    drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
-    executor.run_ready();
-    receiver.try_recv().expect("requests on memory never wait")
-}
 
 /// What a cluster of the guest may hold.
 type Model = Vec<Vec<u8>>;

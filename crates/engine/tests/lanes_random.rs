@@ -2,6 +2,8 @@
 //! clusters, the data cache, tables and commits. Each lane owns every so many bytes
 //! and knows what they must be.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -9,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::thread;
 
+use common::Random;
 use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
@@ -20,24 +23,6 @@ use vellum_storage::file::{FileOptions, FileStorage};
 use vellum_storage::lane::{self, Backend, LaneOptions};
 
 const LANES: u64 = 3;
-
-/// A small generator: the same seed gives the same requests.
-#[derive(Clone)]
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
 
 #[derive(Debug, Clone)]
 struct Case {

@@ -1,28 +1,22 @@
 //! Bytes in the data cache that cannot be drained, since their cluster cannot be
 //! copied or the disk is full: they must not take anything else along.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::run_on_memory as run;
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Result, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
-use vellum_storage::executor::Executor;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 const CLUSTER: u64 = 65536;
 const SIZE: u64 = 16 * CLUSTER;
-
-fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
-    let executor = Executor::new(|| {});
-    let (sender, receiver) = std::sync::mpsc::channel();
-    drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
-    executor.run_ready();
-    receiver.try_recv().expect("requests on memory never wait")
-}
 
 struct Bed {
     memory: Arc<dyn Storage>,

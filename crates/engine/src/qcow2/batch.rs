@@ -9,7 +9,7 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
+use vellum_storage::{Buffers, Result, WriteFlags};
 
 use super::image::Image;
 use super::inflight::{Guard, Mode};
@@ -91,11 +91,8 @@ impl Image {
         let allocation = self.allocate_near(members.len() as u64, after).await?;
         members.truncate(allocation.clusters as usize);
         let written = self.write_members(&members, allocation.start).await;
-        if written.is_err() {
-            // Nothing points at the clusters. If even this fails they are leaked.
-            let start = allocation.start.cluster(&self.geometry);
-            drop(self.allocator.release(start, allocation.clusters).await);
-        }
+        self.give_back_unless(written.is_ok(), Some(allocation))
+            .await;
         written?;
         let cluster_bytes = self.geometry.cluster_size_bytes();
         for (index, member) in members.iter().enumerate() {
@@ -118,24 +115,14 @@ impl Image {
     }
 
     async fn write_members(self: &Arc<Self>, members: &[Member], host: HostOffset) -> Result<()> {
-        let contents = members.iter().map(|member| self.content(member.cluster));
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let contents = members
+            .iter()
+            .map(|member| self.content(member.cluster..member.cluster + cluster_bytes));
         let buffers: Buffers = try_join_all(contents).await?.into_iter().collect();
         self.data
             .write(host.bytes(), buffers, WriteFlags::default())
             .await
             .map(drop)
-    }
-
-    /// What the whole cluster holds, pieces included.
-    async fn content(self: &Arc<Self>, cluster: u64) -> Result<Buffer> {
-        let cluster_bytes = self.geometry.cluster_size_bytes();
-        let mut content = if self.data_cache.covers(cluster, 0..cluster_bytes) {
-            Buffer::for_read(cluster_bytes as usize)
-        } else {
-            self.read_old(cluster, cluster_bytes).await?
-        };
-        self.data_cache
-            .copy_over(cluster, &mut content, cluster_bytes);
-        Ok(content)
     }
 }

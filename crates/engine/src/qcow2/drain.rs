@@ -145,9 +145,6 @@ impl Image {
     /// range exclusive and is going to replace all bytes of the range: clusters of which
     /// only such bytes are kept stay as they are, for [`Image::forget_replaced`].
     pub(crate) async fn drain_beside(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
-        if self.data_cache.is_empty() {
-            return Ok(());
-        }
         for cluster in self.kept_clusters(range.clone()) {
             if !self.data_cache.is_inside(cluster, &range) {
                 self.drain_held(cluster).await?;
@@ -159,9 +156,6 @@ impl Image {
     /// Forgets kept bytes of a range that the mapping leads to newer ones of; call it
     /// with the range still held.
     pub(crate) fn forget_replaced(&self, range: &Range<u64>) {
-        if self.data_cache.is_empty() {
-            return;
-        }
         for cluster in self.kept_clusters(range.clone()) {
             let start = range.start.saturating_sub(cluster);
             self.data_cache.remove(cluster, start..range.end - cluster);
@@ -186,6 +180,9 @@ impl Image {
     }
 
     pub(super) fn kept_clusters(&self, range: Range<u64>) -> Vec<u64> {
+        if self.data_cache.is_empty() {
+            return Vec::new();
+        }
         let cluster_bytes = self.geometry.cluster_size_bytes();
         self.data_cache.clusters_in(range, cluster_bytes)
     }
@@ -210,7 +207,8 @@ impl Image {
             let (start, end) = (cluster + piece.start, cluster + end);
             let placed = self.place_step(&step, vec![mapping], start, end).await?;
             let written = self.write_group(&placed).await;
-            self.give_back_unless(written.is_ok(), &placed).await;
+            self.give_back_unless(written.is_ok(), placed.allocation)
+                .await;
             written?;
             self.link(&placed, Reach::AfterBarrier).await?;
             let inside = placed.fill_start - cluster..placed.fill_end - cluster;
@@ -242,17 +240,14 @@ impl Image {
         let cluster = self.geometry.cluster_start(placed.start);
         let (start, end) = (placed.fill_start, placed.fill_end);
         let inside = start - cluster..end - cluster;
-        let mut whole = if self.data_cache.covers(cluster, inside) {
-            Buffer::for_read((end - start) as usize)
-        } else if self.maps_to_zeroes(start, end - start).await? {
+        if !self.data_cache.covers(cluster, inside)
+            && self.maps_to_zeroes(start, end - start).await?
+        {
             let mut piece = Buffer::zeroed((placed.end - placed.start) as usize);
             self.overlay(placed.start, &mut piece);
             return self.write_placed(placed, piece).await.map(drop);
-        } else {
-            // One read of the whole is cheaper than one before and one after.
-            self.read_old(start, end - start).await?
-        };
-        self.overlay(start, &mut whole);
+        }
+        let whole = self.content(start..end).await?;
         self.note_writing(placed);
         let host = HostOffset(placed.host.bytes() + (start - cluster));
         self.data
@@ -263,6 +258,21 @@ impl Image {
             )
             .await
             .map(drop)
+    }
+
+    /// What a range of one cluster holds, kept bytes included; the caller holds it.
+    pub(super) async fn content(self: &Arc<Self>, range: Range<u64>) -> Result<Buffer> {
+        let cluster = self.geometry.cluster_start(range.start);
+        let len_bytes = range.end - range.start;
+        let inside = range.start - cluster..range.end - cluster;
+        let mut content = if self.data_cache.covers(cluster, inside) {
+            Buffer::for_read(len_bytes as usize)
+        } else {
+            // One read of the whole is cheaper than one before and one after.
+            self.read_old(range.start, len_bytes).await?
+        };
+        self.overlay(range.start, &mut content);
+        Ok(content)
     }
 
     fn overlay(&self, guest: u64, bytes: &mut [u8]) {

@@ -47,6 +47,17 @@ pub(crate) enum Reach {
     AfterBarrier,
 }
 
+impl Reach {
+    /// For a mapping to new clusters that read as the old content did, whether or not
+    /// their refcounts are durable (`counted`).
+    pub(crate) fn of_new(counted: bool) -> Self {
+        match counted {
+            true => Reach::AtOnce,
+            false => Reach::AfterBarrier,
+        }
+    }
+}
+
 /// Why the mapping has dropped a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {

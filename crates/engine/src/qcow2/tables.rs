@@ -47,20 +47,11 @@ impl Image {
             true => Ok(()),
             false => self.fill_table(old, &allocation).await,
         };
-        if let Err(error) = filled {
-            // Nothing points at the cluster. If even this fails it is leaked.
-            drop(
-                self.allocator
-                    .release(table.cluster(&self.geometry), 1)
-                    .await,
-            );
-            return Err(error);
-        }
+        self.give_back_unless(filled.is_ok(), Some(allocation))
+            .await;
+        filled?;
         self.forget_slices(table);
-        let reach = match empty && allocation.counted {
-            true => Reach::AtOnce,
-            false => Reach::AfterBarrier,
-        };
+        let reach = Reach::of_new(empty && allocation.counted);
         let change = self.order.change(reach);
         if !self.l1.set(index, L1Entry::new(table, true)) {
             return Err(self.name_error(corrupt("write", "the L1 table is too small")));

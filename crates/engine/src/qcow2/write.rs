@@ -152,14 +152,16 @@ impl Image {
         let step = plan::first_step(&self.geometry, &mappings);
         let placed = self.place_step(&step, mappings, at, end).await?;
         let before = self.reach_before_data(&placed).await;
-        self.give_back_unless(before.is_ok(), &placed).await;
+        self.give_back_unless(before.is_ok(), placed.allocation)
+            .await;
         let before = before?;
         let piece = if before.is_some() {
             None
         } else {
             let piece = rest.split_to((placed.end - placed.start) as usize);
             let written = self.write_placed(&placed, piece).await;
-            self.give_back_unless(written.is_ok(), &placed).await;
+            self.give_back_unless(written.is_ok(), placed.allocation)
+                .await;
             Some(written?)
         };
         let reach = before.unwrap_or(Reach::AfterBarrier);
@@ -175,16 +177,19 @@ impl Image {
     /// that nothing was written to.
     async fn reach_before_data(&self, placed: &Placed) -> Result<Option<Reach>> {
         let (start, end) = (placed.fill_start, placed.fill_end);
-        let clusters_bytes = placed.old.len() as u64 * self.geometry.cluster_size_bytes();
-        let inside = placed.host.bytes() + clusters_bytes <= self.file.len_bytes()?;
-        let kept = !self.data_cache.is_empty() && !self.kept_clusters(start..end).is_empty();
-        if !placed.fresh || !inside || kept || !self.maps_to_zeroes(start, end - start).await? {
+        if !placed.fresh
+            || !self.kept_clusters(start..end).is_empty()
+            || self.host_end(placed) > self.file.len_bytes()?
+            || !self.maps_to_zeroes(start, end - start).await?
+        {
             return Ok(None);
         }
-        Ok(Some(match placed.counted {
-            true => Reach::AtOnce,
-            false => Reach::AfterBarrier,
-        }))
+        Ok(Some(Reach::of_new(placed.counted)))
+    }
+
+    /// Where the last cluster of a step ends on disk.
+    fn host_end(&self, placed: &Placed) -> u64 {
+        placed.host.bytes() + placed.old.len() as u64 * self.geometry.cluster_size_bytes()
     }
 
     /// The host clusters of a step, and the subclusters of each that it writes.
@@ -245,10 +250,10 @@ impl Image {
         Ok(allocation.fresh && end <= self.file.len_bytes()?)
     }
 
-    /// Gives the clusters of a step back that failed: nothing points at them. If even
-    /// that fails they are leaked.
-    pub(crate) async fn give_back_unless(&self, worked: bool, placed: &Placed) {
-        if !worked && let Some(allocation) = placed.allocation {
+    /// Gives new clusters back for which something failed: nothing points at them. If
+    /// even that fails they are leaked.
+    pub(crate) async fn give_back_unless(&self, worked: bool, allocation: Option<Allocation>) {
+        if !worked && let Some(allocation) = allocation {
             let start = allocation.start.cluster(&self.geometry);
             drop(self.allocator.release(start, allocation.clusters).await);
         }
@@ -347,9 +352,8 @@ impl Image {
     /// end: a later write in place that ended inside a sector would else end the file
     /// there, and half a sector of the next write could be cut off by a power cut.
     async fn reach_end(&self, placed: &Placed) -> Result<()> {
-        let clusters_bytes = placed.old.len() as u64 * self.geometry.cluster_size_bytes();
-        let end = placed.host.bytes() + clusters_bytes;
-        let cluster_end = self.geometry.cluster_start(placed.start) + clusters_bytes;
+        let end = self.host_end(placed);
+        let cluster_end = self.geometry.cluster_start(placed.start) + end - placed.host.bytes();
         // What the fill writes of it ends with the sector of the guest's last byte.
         let written_end = placed.end.next_multiple_of(SECTOR_BYTES);
         if !placed.fresh || written_end >= cluster_end || end <= self.data.len_bytes()? {

@@ -1,4 +1,4 @@
-//! What the tests against the real QEMU tools share.
+//! What tests share.
 #![allow(dead_code)]
 
 use std::io::ErrorKind;
@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use vellum::Storage;
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, check};
+use vellum_storage::executor::Executor;
 use vellum_storage::file::Create;
 use vellum_storage::{FileOptions, FileStorage, lane};
 
@@ -130,4 +131,31 @@ impl Verdict {
         self.messages.sort();
         self
     }
+}
+
+/// A small generator: the same seed gives the same run.
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+/// Runs a future whose requests all end at once, as those on memory do.
+pub fn run_on_memory<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
+    let executor = Executor::new(|| {});
+    let (sender, receiver) = std::sync::mpsc::channel();
+    drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
+    executor.run_ready();
+    receiver.try_recv().expect("requests on memory never wait")
 }
