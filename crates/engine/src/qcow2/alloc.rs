@@ -19,6 +19,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use vellum_format::geometry::Geometry;
 use vellum_format::limits::HOST_OFFSET_END;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Error, ErrorKind, Result};
@@ -45,6 +46,25 @@ pub(crate) struct Allocation {
     /// Their counts are durable already, and so is a file that reaches to their end:
     /// a mapping that points at them needs no barrier before it.
     pub(crate) counted: bool,
+}
+
+impl Allocation {
+    /// What is left of it without its first `clusters`.
+    pub(crate) fn skip(self, clusters: u64, geometry: &Geometry) -> Self {
+        Allocation {
+            start: HostOffset(self.start.bytes() + clusters * geometry.cluster_size_bytes()),
+            clusters: self.clusters - clusters,
+            ..self
+        }
+    }
+
+    /// One cluster of it.
+    pub(crate) fn part(self, index: u64, geometry: &Geometry) -> Self {
+        Allocation {
+            clusters: 1,
+            ..self.skip(index, geometry)
+        }
+    }
 }
 
 /// A moment between two commits; see [`Allocator::commit_began`].

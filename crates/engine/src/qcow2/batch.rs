@@ -11,6 +11,7 @@ use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::{Buffers, Result, WriteFlags};
 
+use super::alloc::Allocation;
 use super::image::Image;
 use super::inflight::{Guard, Mode};
 use super::order::Reach;
@@ -94,23 +95,35 @@ impl Image {
         self.give_back_unless(written.is_ok(), Some(allocation))
             .await;
         written?;
-        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let mut outcome = Ok(());
         for (index, member) in members.iter().enumerate() {
-            let end = member.cluster + cluster_bytes;
-            let placed = Placed {
-                old: vec![member.mapping],
-                host: HostOffset(allocation.start.bytes() + index as u64 * cluster_bytes),
-                fresh: allocation.fresh,
-                counted: allocation.counted,
-                allocation: None,
-                start: member.cluster,
-                end,
-                fill_start: member.cluster,
-                fill_end: end,
-            };
-            self.link(&placed, Reach::AfterBarrier).await?;
-            self.data_cache.remove(member.cluster, 0..cluster_bytes);
+            let place = allocation.part(index as u64, &self.geometry);
+            if outcome.is_ok() {
+                outcome = self.link_member(member, place).await;
+            } else {
+                self.give_back_unless(false, Some(place)).await;
+            }
         }
+        outcome
+    }
+
+    /// Points the mapping of a cluster at its copy, or gives that back.
+    async fn link_member(&self, member: &Member, place: Allocation) -> Result<()> {
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let end = member.cluster + cluster_bytes;
+        let placed = Placed {
+            old: vec![member.mapping],
+            host: place.start,
+            fresh: place.fresh,
+            counted: place.counted,
+            allocation: Some(place),
+            start: member.cluster,
+            end,
+            fill_start: member.cluster,
+            fill_end: end,
+        };
+        self.link(&placed, Reach::AfterBarrier).await?;
+        self.data_cache.remove(member.cluster, 0..cluster_bytes);
         Ok(())
     }
 

@@ -34,7 +34,7 @@ pub struct CacheUsage {
 /// image run to their end even if their [`Io`] is dropped.
 #[derive(Debug, Clone)]
 pub struct Qcow2 {
-    image: Arc<Image>,
+    pub(super) image: Arc<Image>,
 }
 
 impl Qcow2 {

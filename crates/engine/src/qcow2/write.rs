@@ -255,6 +255,8 @@ impl Image {
     pub(crate) async fn give_back_unless(&self, worked: bool, allocation: Option<Allocation>) {
         if !worked && let Some(allocation) = allocation {
             let start = allocation.start.cluster(&self.geometry);
+            self.blanks
+                .forget(start.index()..start.index() + allocation.clusters);
             drop(self.allocator.release(start, allocation.clusters).await);
         }
     }
@@ -397,22 +399,34 @@ impl Image {
         Ok((rest > 0).then(|| Buffer::zeroed(rest)))
     }
 
-    /// Points the mapping at what was written.
+    /// Points the mapping at what was written. If that fails on the way, the new clusters
+    /// that nothing points at yet are given back.
     pub(crate) async fn link(&self, placed: &Placed, reach: Reach) -> Result<()> {
-        let cluster = self.geometry.cluster_size_bytes();
-        let first = self.geometry.cluster_start(placed.start);
         self.note_blanks(placed);
-        for (index, old) in placed.old.iter().enumerate() {
-            let inside = index as u64 * cluster;
-            let host = HostOffset(placed.host.bytes() + inside);
-            let (start, end) = (placed.fill_start, placed.fill_end);
-            let bits = plan::touched_bits(&self.geometry, first + inside, start, end);
-            let new = plan::written(&self.geometry, old, host, bits);
-            if new != *old {
-                self.set_mapping(GuestOffset(first + inside), new, reach)
-                    .await?;
-                self.drop_replaced(old, &new, Reason::Replaced);
+        for index in 0..placed.old.len() {
+            let linked = self.link_cluster(placed, index, reach).await;
+            if let Err(error) = linked {
+                let unused = placed
+                    .allocation
+                    .map(|new| new.skip(index as u64, &self.geometry));
+                self.give_back_unless(false, unused).await;
+                return Err(error);
             }
+        }
+        Ok(())
+    }
+
+    async fn link_cluster(&self, placed: &Placed, index: usize, reach: Reach) -> Result<()> {
+        let old = &placed.old[index];
+        let inside = index as u64 * self.geometry.cluster_size_bytes();
+        let guest = self.geometry.cluster_start(placed.start) + inside;
+        let host = HostOffset(placed.host.bytes() + inside);
+        let (start, end) = (placed.fill_start, placed.fill_end);
+        let bits = plan::touched_bits(&self.geometry, guest, start, end);
+        let new = plan::written(&self.geometry, old, host, bits);
+        if new != *old {
+            self.set_mapping(GuestOffset(guest), new, reach).await?;
+            self.drop_replaced(old, &new, Reason::Replaced);
         }
         Ok(())
     }
@@ -480,3 +494,6 @@ fn whole_sectors(start: u64, end: u64) -> Range<u64> {
     let first = start.next_multiple_of(SECTOR_BYTES).min(end);
     first..(end / SECTOR_BYTES * SECTOR_BYTES).max(first)
 }
+
+#[cfg(test)]
+mod tests;
