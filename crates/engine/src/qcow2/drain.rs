@@ -24,7 +24,7 @@ use super::write::Placed;
 
 /// Clusters that are drained at the same time at most.
 const MAX_DRAINS: usize = 64;
-/// Memory that they may fill together; at least two clusters are drained at a time.
+/// Memory that they may fill together; at least two drains run at a time.
 const MAX_FILL_BYTES: u64 = 2 << 20;
 /// Longer pieces of a cluster are written at once.
 const MAX_KEPT_BYTES: u64 = 32 << 10;
@@ -32,8 +32,10 @@ const MAX_KEPT_BYTES: u64 = 32 << 10;
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl Image {
+    /// A drain of scattered bytes fills one subcluster, which is the cluster itself
+    /// without extended L2 entries; longer ones have their bytes in the cache's budget.
     fn max_drains(&self) -> usize {
-        let by_memory = MAX_FILL_BYTES / self.geometry.cluster_size_bytes();
+        let by_memory = MAX_FILL_BYTES / self.geometry.subcluster_size_bytes();
         (by_memory as usize).clamp(2, MAX_DRAINS)
     }
 
