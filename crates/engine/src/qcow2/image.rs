@@ -40,6 +40,8 @@ pub(crate) struct Image {
     pub(crate) discard_no_unref: bool,
     pub(crate) pass_discards: PassDiscards,
     pub(crate) header: Mutex<Arc<Header>>,
+    /// One at a time writes to the header on disk.
+    pub(crate) header_writes: async_lock::Mutex<()>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
     /// What holds the data clusters.
@@ -328,6 +330,7 @@ impl Image {
     /// Writes one field of the header in place. The known fields all lie in the
     /// first 512 bytes, so a crash leaves the old or the new value.
     pub(crate) async fn write_header_field(&self, offset_bytes: usize, bytes: &[u8]) -> Result<()> {
+        let _one = self.header_writes.lock().await;
         let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
         self.file
             .write(offset_bytes as u64, buffers, WriteFlags::default())

@@ -40,6 +40,7 @@ mod readers;
 mod refcounts;
 mod reserve;
 mod resize;
+mod rewrite;
 mod scan;
 mod sparse;
 mod status;

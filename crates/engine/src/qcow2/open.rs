@@ -261,6 +261,7 @@ async fn assemble(
             options.decompressed_cache_bytes(&geometry),
         ),
         header: Mutex::new(Arc::new(header)),
+        header_writes: async_lock::Mutex::new(()),
         file,
         data,
         backing,
