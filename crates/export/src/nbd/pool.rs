@@ -9,7 +9,7 @@ const MIN_CLASS: u32 = 12;
 const MAX_CLASS: u32 = 22;
 const CLASSES: usize = (MAX_CLASS - MIN_CLASS + 1) as usize;
 /// Most that a busy connection keeps in bytes.
-const MAX_KEPT_BYTES: usize = 32 << 20;
+const MAX_KEPT_BYTES: usize = 16 << 20;
 /// Most that an idle connection keeps in bytes.
 const MAX_IDLE_BYTES: usize = 2 << 20;
 

@@ -8,8 +8,9 @@ use super::proto;
 
 /// Most requests of one connection in flight.
 const MAX_REQUESTS: usize = 128;
-/// Most payload bytes of one connection in flight; one request always fits.
-const MAX_BYTES: u64 = 2 * proto::MAX_PAYLOAD_BYTES;
+/// Most payload bytes of one connection in flight; one request always fits. More
+/// than this makes no disk faster, and a client's appetite is our memory.
+const MAX_BYTES: u64 = proto::MAX_PAYLOAD_BYTES / 2;
 
 /// Counts requests from their header to the moment their last reply is sent.
 /// A client that does not read its replies therefore stops being read.
