@@ -78,6 +78,9 @@ pub struct OpenFlags {
     /// Keep writers away even where the format would let them be (the source of
     /// a conversion).
     pub no_share: bool,
+    /// From so many layers below the image on, take no lock that could conflict with
+    /// somebody who writes there: the one who asks does that himself (a commit).
+    pub unlocked_from: Option<u32>,
     /// Leave the backing file alone.
     pub no_backing: bool,
     /// Only metadata is wanted: neither backing file nor data file is opened.
@@ -96,6 +99,7 @@ impl Default for OpenFlags {
             detect_zeroes: DetectZeroes::Off,
             force_share: false,
             no_share: false,
+            unlocked_from: None,
             no_backing: false,
             metadata_only: false,
             warn: |message| eprintln!("{message}"),

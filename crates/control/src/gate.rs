@@ -88,7 +88,8 @@ impl FileGate {
 
 impl Gate for FileGate {
     fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
-        Io::boxed(self.clone().backing(request))
+        // A task of its own, so that the stack does not grow with the chain.
+        Io::task(vellum_storage::spawn(self.clone().backing(request)))
     }
 
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {

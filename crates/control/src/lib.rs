@@ -10,6 +10,7 @@
 
 pub mod cache;
 mod cache_cleaner;
+pub mod chain;
 mod config;
 pub mod create;
 pub mod create_options;

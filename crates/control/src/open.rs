@@ -128,7 +128,10 @@ pub fn display_name(spec: &ImageSpec, format: &str) -> String {
 
 /// The flags for a backing file of an image opened with `flags`.
 pub(crate) fn backing_flags(flags: &OpenFlags) -> OpenFlags {
+    let unlocked_from = flags.unlocked_from.map(|depth| depth.saturating_sub(1));
     OpenFlags {
+        force_share: flags.force_share || unlocked_from == Some(0),
+        unlocked_from,
         writable: false,
         detect_zeroes: DetectZeroes::Off,
         no_share: false,

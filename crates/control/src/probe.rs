@@ -11,6 +11,49 @@ pub enum Probed {
     Raw,
 }
 
+/// Drivers that QEMU has beside those of [`FOREIGN`]: all may be named as the format of
+/// a backing file.
+const DRIVERS: &[&str] = &[
+    "raw",
+    "qcow2",
+    "blkdebug",
+    "blklogwrites",
+    "blkverify",
+    "cloop",
+    "compress",
+    "copy-before-write",
+    "copy-on-read",
+    "dmg",
+    "file",
+    "ftp",
+    "ftps",
+    "gluster",
+    "host_cdrom",
+    "host_device",
+    "http",
+    "https",
+    "iscsi",
+    "iser",
+    "nbd",
+    "nfs",
+    "null-aio",
+    "null-co",
+    "nvme",
+    "preallocate",
+    "quorum",
+    "rbd",
+    "replication",
+    "snapshot-access",
+    "ssh",
+    "throttle",
+    "vvfat",
+];
+
+/// Whether QEMU knows a format or driver of this name.
+pub fn is_format_name(name: &str) -> bool {
+    DRIVERS.contains(&name) || FOREIGN.iter().any(|(format, _, _)| *format == name)
+}
+
 /// How many bytes the guess looks at.
 pub const PROBE_BYTES: usize = 2048;
 

@@ -35,6 +35,9 @@ macro_rules! pass_on {
         fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
             self.inner.resize(size_bytes, preallocation)
         }
+        fn make_empty(&self) -> Io<()> {
+            self.inner.make_empty()
+        }
         fn close(&self) -> Io<()> {
             self.inner.close()
         }

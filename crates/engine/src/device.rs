@@ -121,6 +121,17 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         Io::ready(Err(Error::new(ErrorKind::Unsupported, "resize", message)))
     }
 
+    /// Gives up everything that the device holds itself, so that its backing file shows
+    /// through everywhere.
+    fn make_empty(&self) -> Io<()> {
+        let message = "Operation not supported";
+        Io::ready(Err(Error::new(
+            ErrorKind::Unsupported,
+            "make empty",
+            message,
+        )))
+    }
+
     /// Writes back everything, releases reservations and marks the image clean.
     /// Requests after it fail.
     fn close(&self) -> Io<()>;
@@ -137,6 +148,13 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 
     /// This device as a qcow2 image, where it is one.
     fn as_qcow2(&self) -> Option<&crate::qcow2::Qcow2> {
+        None
+    }
+
+    /// This device as a qcow2 image that requests from above may read past it:
+    /// nothing that it does beside that would be missed. A device around another one
+    /// must not pass this on unless it changes and watches nothing.
+    fn as_layer(&self) -> Option<&crate::qcow2::Qcow2> {
         None
     }
 

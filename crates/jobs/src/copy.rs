@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use vellum::{BlockDevice, Buffer, Error, RequestFlags, Result, ZeroRequest};
+use vellum::{BlockDevice, Buffer, Error, Io, RequestFlags, Result, ZeroRequest};
 
 pub use crate::scan::TargetBacking;
 use crate::scan::{Content, Piece, Scan};
+use crate::scope::{self, Difference, Differences, Scope};
 use crate::sparse::{Sparse, zero_runs};
 use crate::turn::Turns;
 
@@ -40,6 +41,11 @@ pub struct CopyOptions {
     pub target_is_zero: bool,
     /// The target's backing file, which shows what the source does not hold itself.
     pub target_backing: Option<TargetBacking>,
+    /// Which parts of the sources are copied.
+    pub scope: Scope,
+    /// Search the data for zeroes; otherwise only what is known to be zero without
+    /// reading it is.
+    pub detect_zeroes: bool,
     /// Take unreadable sectors as zeroes instead of failing.
     pub salvage: bool,
     /// At most this many bytes a second.
@@ -58,6 +64,8 @@ impl Default for CopyOptions {
             min_sparse_bytes: Some(4096),
             target_is_zero: false,
             target_backing: None,
+            scope: Scope::Everything,
+            detect_zeroes: true,
             salvage: false,
             rate_limit_bytes: None,
             len_bytes: None,
@@ -108,6 +116,8 @@ pub enum Step {
     Status,
     /// Reading the source.
     Read,
+    /// Reading what the target is going to show where it holds nothing itself.
+    ReadShown,
     /// Writing the target.
     Write,
 }
@@ -116,7 +126,7 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Step::Status => "reading block status at",
-            Step::Read => "reading at",
+            Step::Read | Step::ReadShown => "reading at",
             Step::Write => "writing at",
         })
     }
@@ -165,7 +175,7 @@ pub async fn copy(
         .sum::<u64>();
     let end_bytes = options.len_bytes.unwrap_or(all_bytes).min(all_bytes);
     let total_bytes = match observer.wants_progress() {
-        true => count(sources, options, end_bytes).await?,
+        true => count(sources, target, options, end_bytes).await?,
         false => 0,
     };
     let alignment = u64::from(target.info().request_alignment_bytes).max(512);
@@ -184,6 +194,7 @@ pub async fn copy(
     let mut scan = Scan::new(
         sources,
         options.target_backing,
+        (&options.scope, target),
         options.skip_bytes..end_bytes,
     );
     let mut running = FuturesUnordered::new();
@@ -193,7 +204,7 @@ pub async fn copy(
         while running.len() >= options.parallel.max(1) {
             running.next().await.transpose()?;
         }
-        let Some(piece) = next_piece(&mut scan).await? else {
+        let Some(piece) = next_piece(&mut scan, options).await? else {
             break;
         };
         if !shared.has_work(&piece) {
@@ -211,9 +222,12 @@ pub async fn copy(
     Ok(())
 }
 
-async fn next_piece(scan: &mut Scan<'_>) -> Result<Option<Piece>, CopyError> {
+async fn next_piece(
+    scan: &mut Scan<'_>,
+    options: &CopyOptions,
+) -> Result<Option<Piece>, CopyError> {
     let at = scan.offset_bytes();
-    scan.next_piece(CHUNK_BYTES)
+    scan.next_piece(options.scope.chunk_bytes(CHUNK_BYTES))
         .await
         .map_err(|cause| CopyError {
             step: Step::Status,
@@ -225,16 +239,18 @@ async fn next_piece(scan: &mut Scan<'_>) -> Result<Option<Piece>, CopyError> {
 /// How many bytes have to be written, for the progress.
 async fn count(
     sources: &[Arc<dyn BlockDevice>],
+    target: &Arc<dyn BlockDevice>,
     options: &CopyOptions,
     end_bytes: u64,
 ) -> Result<u64, CopyError> {
     let mut scan = Scan::new(
         sources,
         options.target_backing,
+        (&options.scope, target),
         options.skip_bytes..end_bytes,
     );
     let mut total_bytes = 0;
-    while let Some(piece) = next_piece(&mut scan).await? {
+    while let Some(piece) = next_piece(&mut scan, options).await? {
         let written_zeroes = options.min_sparse_bytes.is_none() && piece.content == Content::Zero;
         if piece.content == Content::Data || written_zeroes {
             total_bytes += piece.len_bytes;
@@ -254,6 +270,9 @@ impl Shared<'_> {
     }
 
     async fn copy_piece(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
+        if let Scope::Differences(differences) = &self.options.scope {
+            return self.copy_differences(differences, piece, ticket).await;
+        }
         match (piece.content, self.sparse) {
             (Content::Backing, _) => Ok(()),
             (Content::Zero, Some(_)) => {
@@ -274,6 +293,63 @@ impl Shared<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Copies what is different of a piece.
+    async fn copy_differences(
+        &self,
+        differences: &Differences,
+        piece: Piece,
+        ticket: u64,
+    ) -> Result<(), CopyError> {
+        let at = piece.offset_bytes;
+        let shown = Buffer::for_read(piece.len_bytes as usize);
+        let shown = differences.shown.read(piece.source_offset_bytes, shown);
+        let old = match piece.content {
+            Content::Zero => Ok(None),
+            _ => self.read(&piece).await.map(Some),
+        };
+        let shown = shown.await.map_err(|cause| CopyError {
+            step: Step::ReadShown,
+            offset_bytes: at,
+            cause,
+        });
+        let compared = old.and_then(|old| {
+            let shown = shown?;
+            let runs = scope::differences(old.as_deref(), &shown, differences.unit_bytes);
+            Ok((old, runs))
+        });
+        self.my_turn(ticket).await;
+        let written = compared.map(|(old, runs)| self.write_differences(at, old, runs));
+        self.turns.pass();
+        written?.await?;
+        self.account(piece.len_bytes);
+        Ok(())
+    }
+
+    /// Starts the writes of what is different; the future waits for them.
+    fn write_differences(
+        &self,
+        offset_bytes: u64,
+        mut old: Option<Buffer>,
+        runs: Vec<Difference>,
+    ) -> impl Future<Output = Result<(), CopyError>> + use<> {
+        let mut at = offset_bytes;
+        let mut writes = Vec::new();
+        let mut zeroes = Vec::new();
+        for run in runs {
+            let bytes = old.as_mut().map(|old| old.split_to(run.len_bytes));
+            match bytes.filter(|_| run.differs) {
+                Some(bytes) => {
+                    let write = self.target.write(at, bytes, RequestFlags::default());
+                    writes.push((at, write));
+                }
+                None if run.differs => zeroes.push(self.zero(at, run.len_bytes as u64)),
+                None => {}
+            }
+            at += run.len_bytes as u64;
+        }
+        finish_writes(writes, zeroes)
     }
 
     async fn my_turn(&self, ticket: u64) {
@@ -332,7 +408,7 @@ impl Shared<'_> {
             len_bytes: data.len(),
             zero: false,
         }];
-        let runs = match self.sparse {
+        let runs = match self.sparse.filter(|_| self.options.detect_zeroes) {
             Some(sparse) => zero_runs(&data, offset_bytes, sparse),
             None => whole.to_vec(),
         };
@@ -343,25 +419,12 @@ impl Shared<'_> {
             let bytes = data.split_to(run.len_bytes);
             match run.zero {
                 true if self.options.target_is_zero => {}
-                true => zeroes.push((at, self.zero(at, run.len_bytes as u64))),
+                true => zeroes.push(self.zero(at, run.len_bytes as u64)),
                 false => writes.push((at, self.target.write(at, bytes, RequestFlags::default()))),
             }
             at += run.len_bytes as u64;
         }
-        async move {
-            for (offset_bytes, write) in writes {
-                let failed = |cause| CopyError {
-                    step: Step::Write,
-                    offset_bytes,
-                    cause,
-                };
-                write.await.map_err(failed)?;
-            }
-            for (_, zero) in zeroes {
-                zero.await?;
-            }
-            Ok(())
-        }
+        finish_writes(writes, zeroes)
     }
 
     /// Starts zeroing a range of the target.
@@ -405,6 +468,25 @@ impl Shared<'_> {
         self.turns.pass();
         result
     }
+}
+
+/// Waits for writes and zero requests.
+async fn finish_writes(
+    writes: Vec<(u64, Io<Buffer>)>,
+    zeroes: Vec<impl Future<Output = Result<(), CopyError>>>,
+) -> Result<(), CopyError> {
+    for (offset_bytes, write) in writes {
+        let failed = |cause| CopyError {
+            step: Step::Write,
+            offset_bytes,
+            cause,
+        };
+        write.await.map_err(failed)?;
+    }
+    for zero in zeroes {
+        zero.await?;
+    }
+    Ok(())
 }
 
 /// Spreads work so that it stays below a number of bytes a second.

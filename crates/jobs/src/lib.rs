@@ -1,18 +1,24 @@
 //! Jobs: bulk work over block devices.
 //!
 //! There is one copy loop ([`copy`]); what is copied, where zeroes go and what
-//! the target is known to hold already are policies on it. [`compare`] and
+//! the target is known to hold already are policies on it; [`commit`] and [`rebase`] are
+//! two of them. [`compare`] and
 //! [`map`] walk devices the same way, extent by extent.
 //!
 //! Invariants:
 //! - Jobs know devices, never image formats.
 //! - Memory is bounded by the number of requests in flight times the chunk size.
 
+pub mod commit;
 pub mod compare;
 pub mod copy;
 pub mod map;
+pub mod rebase;
 mod scan;
+mod scope;
 mod sparse;
+mod stretched;
 mod turn;
 
+pub use scope::{Differences, Scope};
 pub use sparse::{Run, zero_runs};

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Result};
 
+use crate::scope::Scope;
+
 const SECTOR_BYTES: u64 = 512;
 
 /// What a piece of the source holds, as the target sees it.
@@ -45,6 +47,8 @@ pub struct TargetBacking {
 pub struct Scan<'a> {
     sources: &'a [Arc<dyn BlockDevice>],
     backing: Option<TargetBacking>,
+    /// Which parts count, and for which target.
+    scope: (&'a Scope, &'a Arc<dyn BlockDevice>),
     skip_bytes: u64,
     end_bytes: u64,
     at_bytes: u64,
@@ -59,11 +63,13 @@ impl<'a> Scan<'a> {
     pub fn new(
         sources: &'a [Arc<dyn BlockDevice>],
         backing: Option<TargetBacking>,
+        scope: (&'a Scope, &'a Arc<dyn BlockDevice>),
         range: Range<u64>,
     ) -> Self {
         Scan {
             sources,
             backing,
+            scope,
             skip_bytes: range.start,
             end_bytes: range.end,
             at_bytes: range.start,
@@ -90,7 +96,7 @@ impl<'a> Scan<'a> {
         };
         self.known = Some((content, status_end));
         let mut len_bytes = status_end - self.at_bytes;
-        if content == Content::Data {
+        if content == Content::Data || (content == Content::Zero && self.scope.0.compares()) {
             // Pieces end at multiples of the chunk size, so that aligned
             // clusters are written whole.
             len_bytes = len_bytes.min(chunk_bytes - self.at_bytes % chunk_bytes);
@@ -134,6 +140,11 @@ impl<'a> Scan<'a> {
             if !beyond_backing {
                 end = end.min(backing.size_bytes);
             }
+        }
+        let (scope, target) = self.scope;
+        let limit_bytes = end - self.at_bytes;
+        if let Some((content, len)) = scope.look(device, target, within, limit_bytes).await? {
+            return Ok((content, self.at_bytes + len));
         }
         let depth = if self.backing.is_some() { 0 } else { u32::MAX };
         let extent = device

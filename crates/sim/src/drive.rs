@@ -9,6 +9,7 @@ use vellum::qcow2::create::Preallocation;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, ZeroRequest};
 use vellum_storage::{Buffer, JoinHandle, spawn};
 
+use crate::chain;
 use crate::failure::{Failure, FailureKind};
 use crate::machine::Plugged;
 use crate::model::{Effect, Model, Ticket};
@@ -50,6 +51,15 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
             Step::Reopen => {
                 while finish_one(&mut running).await? {}
                 close(&guest, &*device).await?;
+                device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+            }
+            Step::Commit | Step::Flatten => {
+                while finish_one(&mut running).await? {}
+                close(&guest, &*device).await?;
+                match step {
+                    Step::Commit => chain::commit(&guest).await?,
+                    _ => chain::flatten(&guest).await?,
+                }
                 device = guest.plugged.open(&*guest.subject, &guest.options).await?;
             }
             Step::Resize {

@@ -18,8 +18,7 @@ pub struct Engine;
 
 fn create_options(options: &ImageOptions) -> CreateOptions {
     let backing = match options.backing {
-        // The feature names leave no room for more in so small a header cluster.
-        _ if options.version == 3 && options.cluster_bits == 9 => None,
+        _ if !options.names_backing() => None,
         Backing::None => None,
         Backing::Raw(_) => Some("raw"),
         Backing::Qcow2 { .. } => Some("qcow2"),

@@ -189,10 +189,11 @@ impl Explorer {
             return Ok(machine);
         };
         machine.files = crash.cut.apply(point);
-        // The backing file, which nobody writes, is the last on the disk.
-        machine
-            .files
-            .truncate(1 + usize::from(story.image.data_file != DataFile::Inside));
+        // The backing file is the last on the disk.
+        let own = 1 + usize::from(story.image.data_file != DataFile::Inside);
+        if let Some(backing) = machine.files.split_off(own).pop() {
+            machine.backing = Some(Arc::new(backing));
+        }
         verify(&self.subject, &story.image, machine, depth)
     }
 

@@ -178,6 +178,8 @@ struct Places {
     subcluster: u64,
     size_bytes: u64,
     resizable: bool,
+    /// There is a backing file, and room below for what is committed.
+    has_backing: bool,
 }
 
 impl Places {
@@ -203,6 +205,7 @@ impl Places {
             subcluster,
             size_bytes: image.size_bytes,
             resizable: image.resizable,
+            has_backing: image.backing != Backing::None,
         }
     }
 
@@ -298,6 +301,7 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     // How seldom the guest waits decides how much runs at once.
     let patience = *rng.pick(&[1, 2, 4, 16]);
     let resizes = places.resizable && rng.chance(1, 4);
+    let jobs = places.has_backing && rng.chance(1, 2);
     let mut steps = Vec::new();
     let mut resized = false;
     for _ in 0..count {
@@ -311,6 +315,14 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
         }
         if rng.chance(1, 24) {
             steps.push(Step::Reopen);
+        }
+        if jobs && rng.chance(1, 8) {
+            let all_but_flat = rng.chance(3, 4);
+            steps.push(if all_but_flat {
+                Step::Commit
+            } else {
+                Step::Flatten
+            });
         }
         if resizes && rng.chance(1, 4) {
             steps.push(places.resize(rng));

@@ -30,6 +30,8 @@ pub struct Layout {
     pub dirty: bool,
     /// The image must not be written.
     pub corrupt: bool,
+    /// A backing file is named.
+    pub has_backing: bool,
     /// Virtual size.
     pub size_bytes: u64,
     /// Where the active L1 table begins.
@@ -98,6 +100,7 @@ impl Layout {
             external_data: features & 1 << 2 != 0,
             dirty: features & 1 != 0,
             corrupt: features & 2 != 0,
+            has_backing: pages.be64(8) != 0,
             size_bytes: pages.be64(24),
             l1_offset: pages.be64(40),
             l1_entries: word32(36),

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+mod chain;
 pub mod cut;
 pub mod disk;
 mod drive;

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use vellum::BlockDevice;
 use vellum::raw::{Raw, RawOptions};
+use vellum::{BlockDevice, Result as IoResult};
 
 use crate::audit::Frozen;
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind};
+use crate::layout::Layout;
 use crate::model::Model;
 use crate::pages::Pages;
 use crate::scenario::{Backing, DataFile, ImageOptions};
@@ -55,12 +56,8 @@ impl Machine {
             let data = disk.add_file("data", pages.clone(), options.traits);
             data as Arc<dyn vellum_storage::Storage>
         });
-        let read_only = Traits {
-            read_only: true,
-            ..Traits::default()
-        };
         let backing = self.backing.as_ref().map(|pages| {
-            let backing = disk.add_file("backing", Pages::clone(pages), read_only);
+            let backing = disk.add_file("backing", Pages::clone(pages), Traits::default());
             backing as Arc<dyn vellum_storage::Storage>
         });
         Plugged {
@@ -89,37 +86,91 @@ impl Plugged {
     ) -> Result<Arc<dyn BlockDevice>, Failure> {
         let failed = |error| Failure::error(FailureKind::Open, "open", &error);
         let mut files = self.files();
-        files.backing = match (&self.backing, options.backing) {
-            (Some(storage), Backing::Raw(_)) => {
-                let raw = RawOptions {
-                    read_only: true,
+        if self.has_backing(options) {
+            let read_only = true;
+            files.backing = self
+                .open_backing(subject, options, read_only)
+                .await
+                .map_err(failed)?;
+        }
+        subject.open(files, options).await.map_err(failed)
+    }
+
+    /// Opens the image over a backing device that is open already.
+    pub(crate) async fn open_over(
+        &self,
+        subject: &dyn Subject,
+        options: &ImageOptions,
+        backing: Arc<dyn BlockDevice>,
+    ) -> IoResult<Arc<dyn BlockDevice>> {
+        let mut files = self.files();
+        files.backing = Some(backing);
+        subject.open(files, options).await
+    }
+
+    /// Whether the image stands on its backing file (still). The smallest header has no
+    /// room to say so.
+    pub(crate) fn has_backing(&self, options: &ImageOptions) -> bool {
+        let image = self.disk.contents(0);
+        let says = || Layout::parse(&image).is_ok_and(|layout| layout.has_backing);
+        options.backing != Backing::None && (!options.names_backing() || says())
+    }
+
+    /// Opens the backing file; `None` if there is none.
+    pub(crate) async fn open_backing(
+        &self,
+        subject: &dyn Subject,
+        options: &ImageOptions,
+        read_only: bool,
+    ) -> IoResult<Option<Arc<dyn BlockDevice>>> {
+        let Some(storage) = self.backing.clone() else {
+            return Ok(None);
+        };
+        let device = match options.backing {
+            Backing::None => return Ok(None),
+            Backing::Raw(_) => {
+                let options = RawOptions {
+                    read_only,
                     ..RawOptions::default()
                 };
-                Some(Raw::open(storage.clone(), raw).map_err(failed)?)
+                Raw::open(storage, options)?
             }
-            (
-                Some(storage),
-                Backing::Qcow2 {
-                    size_bytes,
-                    cluster_bits,
-                },
-            ) => {
+            Backing::Qcow2 {
+                size_bytes,
+                cluster_bits,
+            } => {
                 let below = Files {
-                    image: storage.clone(),
+                    image: storage,
                     data: None,
                     backing: None,
                 };
                 let options = backing_options(size_bytes, cluster_bits);
-                Some(
-                    subject
-                        .open_backing(below, &options)
-                        .await
-                        .map_err(failed)?,
-                )
+                match read_only {
+                    true => subject.open_backing(below, &options).await?,
+                    false => subject.open(below, &options).await?,
+                }
             }
-            _ => None,
         };
-        subject.open(files, options).await.map_err(failed)
+        Ok(Some(device))
+    }
+
+    /// The backing file alone, if it is a qcow2 image.
+    pub(crate) fn backing_image(&self, options: &ImageOptions) -> Option<Files> {
+        let is_image = matches!(options.backing, Backing::Qcow2 { .. });
+        self.backing
+            .clone()
+            .filter(|_| is_image)
+            .map(|image| Files {
+                image,
+                data: None,
+                backing: None,
+            })
+    }
+
+    /// What the backing file holds now.
+    pub(crate) fn backing_contents(&self) -> Pages {
+        self.disk
+            .contents(1 + usize::from(self.files.data.is_some()))
     }
 
     /// What the image, and the data file, hold now.

@@ -81,6 +81,12 @@ pub enum Step {
     Wait,
     /// Waits, closes the image and opens it again.
     Reopen,
+    /// Waits, closes the image, writes what it holds into its backing file, empties it and
+    /// opens it again.
+    Commit,
+    /// Waits, copies what the backing file shows into the image, makes the image stand
+    /// alone and opens it again.
+    Flatten,
     /// Starts changing the size, beside the requests that run.
     Resize {
         /// The new size.
@@ -147,6 +153,14 @@ pub struct ImageOptions {
     pub resizable: bool,
     /// What the disk can do.
     pub traits: Traits,
+}
+
+impl ImageOptions {
+    /// Whether the header says that there is a backing file: the feature names leave no
+    /// room for more in the smallest one.
+    pub fn names_backing(&self) -> bool {
+        self.backing != Backing::None && !(self.version == 3 && self.cluster_bits == 9)
+    }
 }
 
 /// A change of the image's bytes that stands in for tools that are not under test.

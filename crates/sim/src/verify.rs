@@ -63,6 +63,7 @@ pub fn verify(
             )
             .map_err(|failure| failure.when("after the cut"))?;
         }
+        inspect_backing(subject, options, &plugged, &mut world)?;
         let guest = Rc::new(Guest {
             subject: subject.clone(),
             options: options.clone(),
@@ -105,6 +106,34 @@ pub(crate) fn inspect(
         return Err(Failure::new(FailureKind::Check, format!("{findings:?}")));
     }
     Ok(())
+}
+
+/// Audits and checks the backing file, which a commit may have written to.
+fn inspect_backing(
+    subject: &Arc<dyn Subject>,
+    options: &ImageOptions,
+    plugged: &Plugged,
+    world: &mut World,
+) -> Result<(), Failure> {
+    let Some(files) = plugged.backing_image(options) else {
+        return Ok(());
+    };
+    let pages = plugged.backing_contents();
+    let problems = audit(&pages, &Frozen::default());
+    if !problems.is_empty() {
+        let message = format!("backing file: {}", problems.join("; "));
+        return Err(Failure::new(FailureKind::Audit, message));
+    }
+    let findings = world
+        .block_on(subject.check(files))?
+        .map_err(|error| Failure::error(FailureKind::Check, "check the backing file", &error))?;
+    match findings.corruptions + findings.check_errors {
+        0 => Ok(()),
+        _ => Err(Failure::new(
+            FailureKind::Check,
+            format!("backing file: {findings:?}"),
+        )),
+    }
 }
 
 async fn recover(guest: Rc<Guest>, depth: Depth, dirty: bool) -> Result<(), Failure> {

@@ -7,13 +7,8 @@ use serde_json::Value;
 const FLOORS: &[&[&str]] = &[
     &["vellum-format", "vellum-storage"],
     &["vellum"],
-    &[
-        "vellum-control",
-        "vellum-export",
-        "vellum-jobs",
-        "vellum-sim",
-    ],
-    &["vellum-cli"],
+    &["vellum-control", "vellum-export", "vellum-jobs"],
+    &["vellum-cli", "vellum-sim"],
 ];
 /// Drives finished programs, and so uses no crate of the house.
 const OUTSIDE: &str = "xtask";

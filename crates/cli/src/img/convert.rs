@@ -232,6 +232,7 @@ fn copy_options(
         rate_limit_bytes: arguments.rate_bytes.filter(|bytes| *bytes > 0),
         len_bytes: Some(target.size_bytes()),
         skip_bytes: 0,
+        ..CopyOptions::default()
     }
 }
 

@@ -148,7 +148,7 @@ async fn copy_blocks(arguments: &Arguments, input: &str, output: &str) -> Outcom
 fn copy_failure(error: CopyError) -> Failure {
     let step = match error.step {
         Step::Write => "writing to output",
-        Step::Status | Step::Read => "reading from input",
+        Step::Status | Step::Read | Step::ReadShown => "reading from input",
     };
     let cause = errno_text(error.cause.errno());
     Failure::Message(format!("error while {step} image file: {cause}"))

@@ -70,6 +70,7 @@ fn text(name: &str) -> (&'static str, &'static str) {
     match name {
         "bench" => ("[OPTIONS] FILENAME", BENCH),
         "check" => ("[OPTIONS] FILENAME", CHECK),
+        "commit" => ("[OPTIONS] FILENAME", COMMIT),
         "compare" => ("[OPTIONS] FILENAME1 FILENAME2", COMPARE),
         "convert" => ("[OPTIONS] SOURCE [SOURCE...] TARGET", CONVERT),
         "create" => ("[OPTIONS] FILENAME [SIZE]", CREATE),
@@ -80,6 +81,7 @@ fn text(name: &str) -> (&'static str, &'static str) {
         "info" => ("[OPTIONS] FILENAME", INFO),
         "map" => ("[OPTIONS] FILENAME", MAP),
         "measure" => ("[OPTIONS] (--size SIZE | FILENAME)", MEASURE),
+        "rebase" => ("[OPTIONS] FILENAME", REBASE),
         "resize" => ("[OPTIONS] FILENAME [+|-]SIZE", RESIZE),
         _ => ("", ""),
     }
@@ -114,6 +116,19 @@ const CHECK: &str = "\
   --output human|json       how to print the result
   --object DEFINITION       an object such as a secret
 Exit codes: 0 sound, 1 the check failed, 2 damaged, 3 leaks only, 63 nothing to check.
+";
+
+const COMMIT: &str = "\
+  -q, --quiet               print errors only
+  -p, --progress            show the progress
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -t, --cache MODE          cache mode (writeback)
+  -b, --base BASE           the image of the chain to commit to instead of the backing
+                            file; implies --drop
+  -d, --drop                do not empty FILENAME afterwards
+  -r, --rate RATE           bytes a second at most
+  --object DEFINITION       an object such as a secret
 ";
 
 const COMPARE: &str = "\
@@ -203,6 +218,21 @@ const MEASURE: &str = "\
   --image-opts              FILENAME is a list of options
   -U, --force-share         share the image with writers
   --output human|json       how to print
+  --object DEFINITION       an object such as a secret
+";
+
+const REBASE: &str = "\
+  -q, --quiet               print errors only
+  -p, --progress            show the progress
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -t, --cache MODE          cache mode (writeback)
+  -b, --backing FILENAME    the new backing file; an empty name for none
+  -F, --backing-format FMT  its format
+  -T, --backing-cache MODE  cache mode of the backing files (writeback)
+  -u, --backing-unsafe      change the name only; nothing is read or copied
+  -c, --compress            compress what is copied
+  -U, --force-share         share the backing files with writers
   --object DEFINITION       an object such as a secret
 ";
 

@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod command;
+mod commit;
 mod compare;
 mod convert;
 mod convert_args;
@@ -15,6 +16,7 @@ mod info;
 mod map;
 mod measure;
 mod progress;
+mod rebase;
 mod resize;
 
 use std::ffi::OsString;
@@ -59,7 +61,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "commit",
         about: "Write an overlay into its backing file",
-        run: None,
+        run: Some(commit::run),
     },
     Subcommand {
         name: "compare",
@@ -99,7 +101,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "rebase",
         about: "Change the backing file of an image",
-        run: None,
+        run: Some(rebase::run),
     },
     Subcommand {
         name: "resize",

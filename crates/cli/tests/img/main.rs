@@ -3,6 +3,7 @@
 
 mod bench;
 mod check;
+mod commit;
 mod compare;
 mod convert;
 mod create;
@@ -10,5 +11,6 @@ mod info;
 mod map;
 mod measure;
 mod own;
+mod rebase;
 mod resize;
 mod twins;

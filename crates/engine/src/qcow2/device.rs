@@ -26,6 +26,8 @@ pub struct CacheUsage {
     pub refcount_bytes: u64,
     /// What they may take.
     pub refcount_limit_bytes: u64,
+    /// What the merged mapping of the backing chain takes.
+    pub chain_index_bytes: u64,
 }
 
 /// An open qcow2 image.
@@ -74,6 +76,7 @@ impl Qcow2 {
         self.image.l2.drop_unused();
         self.image.allocator.refcounts.cache.drop_unused();
         self.image.compressed.kept.drop_unused();
+        self.image.chain.drop_unused();
         heap::give_back();
     }
 
@@ -102,11 +105,12 @@ impl Qcow2 {
             l2_limit_bytes: image.l2.limit_bytes() as u64,
             refcount_bytes: refcounts.used_bytes() as u64,
             refcount_limit_bytes: refcounts.limit_bytes() as u64,
+            chain_index_bytes: image.chain.used_bytes() as u64,
         }
     }
 
     /// Starts a request that changes the image.
-    fn change<T: 'static, F>(&self, work: impl FnOnce(Arc<Image>) -> F) -> Io<T>
+    pub(super) fn change<T: 'static, F>(&self, work: impl FnOnce(Arc<Image>) -> F) -> Io<T>
     where
         F: Future<Output = Result<T>> + 'static,
     {
@@ -195,6 +199,10 @@ impl BlockDevice for Qcow2 {
         self.change(|image| async move { image.close().await })
     }
 
+    fn make_empty(&self) -> Io<()> {
+        self.change(|image| async move { image.make_empty().await })
+    }
+
     fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
         self.image.backing.clone()
     }
@@ -204,6 +212,10 @@ impl BlockDevice for Qcow2 {
     }
 
     fn as_qcow2(&self) -> Option<&Qcow2> {
+        Some(self)
+    }
+
+    fn as_layer(&self) -> Option<&Qcow2> {
         Some(self)
     }
 }

@@ -13,6 +13,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 use super::alloc::{Allocation, Allocator};
 use super::blank::Blanks;
 use super::cache::Budget;
+use super::chain::Chain;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
@@ -47,6 +48,8 @@ pub(crate) struct Image {
     /// What holds the data clusters.
     pub(crate) data: Arc<dyn Storage>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
+    /// What lies below, seen as one mapping.
+    pub(crate) chain: Chain,
     pub(crate) l1: L1Table,
     pub(crate) l2: L2Cache,
     /// How the sizes of the caches follow from the size of the device.

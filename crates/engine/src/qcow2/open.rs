@@ -14,6 +14,7 @@ use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
 
 use super::alloc::Allocator;
+use super::chain::Chain;
 use super::check;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
@@ -264,6 +265,7 @@ async fn assemble(
         header_writes: async_lock::Mutex::new(()),
         file,
         data,
+        chain: Chain::new(backing.as_ref(), options.chain_index_bytes()),
         backing,
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),

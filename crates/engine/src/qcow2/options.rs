@@ -76,6 +76,10 @@ pub struct OpenOptions {
     /// that are kept in memory until the cluster is whole, a flush comes or room is
     /// needed; 0: none. Default: 2 MiB.
     pub data_cache_size_bytes: Option<u64>,
+    /// `chain-index-size`, an option of our own: bytes for the mapping of what lies below
+    /// the image as a whole, used from two backing images on and taken as it is needed;
+    /// 0: each read walks the chain. Default: 8 MiB.
+    pub chain_index_size_bytes: Option<u64>,
     /// How far ahead of the writes clusters are counted.
     pub ahead: AheadOptions,
     /// Open an image only to look at its metadata: neither backing file nor data

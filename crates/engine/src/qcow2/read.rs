@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
-use vellum_storage::{Buffer, Buffers, Io, Result};
+use vellum_storage::{Buffer, Buffers, Io, Result, Storage};
 
 use super::compressed::{Batch, Piece, batches};
 use super::image::Image;
 use super::map::{Lookup, Run, RunKind};
 use super::readers::Reading;
+use crate::BlockDevice;
 
 /// Runs of one request read at the same time.
 const MAX_PARALLEL_RUNS: usize = 64;
@@ -35,17 +36,8 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
             Ok(buffer)
         });
     }
-    if let Ok(Lookup::Hit(view)) = image.mapper().view(guest, buffer.len() as u64)
-        && let [
-            Run {
-                kind: RunKind::Data { host, .. },
-                len_bytes,
-                ..
-            },
-        ] = view[..]
-        && len_bytes == buffer.len() as u64
-    {
-        let io = image.data.read(host.bytes(), Buffers::from_iter([buffer]));
+    if let Some((data, host)) = one_piece(image, guest, buffer.len() as u64) {
+        let io = data.read(host, Buffers::from_iter([buffer]));
         return Io::boxed(async move {
             let _reading = reading;
             io.into_single().await
@@ -53,6 +45,48 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     }
     let image = image.clone();
     Io::boxed(async move { image.read_runs(guest, buffer, reading).await })
+}
+
+/// The file and the place in it where a range lies in one piece, as far as memory knows.
+fn one_piece(
+    image: &Image,
+    guest: GuestOffset,
+    len_bytes: u64,
+) -> Option<(&Arc<dyn Storage>, u64)> {
+    let Ok(Lookup::Hit(view)) = image.mapper().view(guest, len_bytes) else {
+        return None;
+    };
+    match view[..] {
+        [run] if run.len_bytes == len_bytes => match run.kind {
+            RunKind::Data { host, .. } => Some((&image.data, host.bytes())),
+            RunKind::Unallocated { .. } => image.chain.place(guest.bytes(), len_bytes),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Reads from a device; beyond its end, or without one, there are zeroes.
+pub(crate) async fn read_padded(
+    device: Option<&Arc<dyn BlockDevice>>,
+    offset_bytes: u64,
+    mut piece: Buffer,
+) -> Result<Buffer> {
+    let size_bytes = device.map_or(0, |device| device.size_bytes());
+    let there = size_bytes
+        .saturating_sub(offset_bytes)
+        .min(piece.len() as u64);
+    let Some(device) = device.filter(|_| there > 0) else {
+        piece.fill(0);
+        return Ok(piece);
+    };
+    if there == piece.len() as u64 {
+        return device.read(offset_bytes, piece).await;
+    }
+    let inside = piece.split_to(there as usize);
+    piece.fill(0);
+    let inside = device.read(offset_bytes, inside).await?;
+    Ok(Buffer::join_all([inside, piece]))
 }
 
 impl Image {
@@ -127,29 +161,9 @@ impl Image {
                 piece.fill(0);
                 Ok(piece)
             }
-            RunKind::Unallocated { .. } => self.read_backing(run.guest.bytes(), piece).await,
+            RunKind::Unallocated { .. } => self.chain.read(run.guest.bytes(), piece).await,
             RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
         }
-    }
-
-    /// Reads from the backing device; beyond its end there are zeroes.
-    async fn read_backing(&self, offset_bytes: u64, mut piece: Buffer) -> Result<Buffer> {
-        let Some(backing) = &self.backing else {
-            piece.fill(0);
-            return Ok(piece);
-        };
-        let there = backing
-            .size_bytes()
-            .saturating_sub(offset_bytes)
-            .min(piece.len() as u64);
-        if there == 0 {
-            piece.fill(0);
-            return Ok(piece);
-        }
-        let inside = piece.split_to(there as usize);
-        piece.fill(0);
-        let inside = backing.read(offset_bytes, inside).await?;
-        Ok(Buffer::join_all([inside, piece]))
     }
 
     /// Reads a range of the image as it is before the caller changes it; the

@@ -72,12 +72,14 @@ pub(crate) async fn rewrite_header(
 }
 
 fn refused(error: &FormatError) -> Error {
-    let reason = match error.kind() {
-        FormatErrorKind::NoSpace => "No space left on device",
-        _ => "Invalid argument",
+    const ENOSPC: i32 = 28;
+    const EINVAL: i32 = 22;
+    let (errno, reason) = match error.kind() {
+        FormatErrorKind::NoSpace => (ENOSPC, "No space left on device"),
+        _ => (EINVAL, "Invalid argument"),
     };
     let message = format!("Failed to update the image header: {reason}");
-    Error::new(ErrorKind::InvalidArgument, "write header", message)
+    Error::new(ErrorKind::InvalidArgument, "write header", message).with_errno(errno)
 }
 
 /// A header of version 3 names the features that are known, where there is room.
@@ -214,10 +216,6 @@ impl Image {
     /// # Errors
     /// When the new header does not fit its cluster, or it cannot be written: after
     /// a failed write no more changes are accepted.
-    #[allow(
-        dead_code,
-        reason = "for features that keep their extensions up to date"
-    )]
     pub(crate) async fn update_header(&self, change: impl FnOnce(&mut Header)) -> Result<()> {
         let _one = self.header_writes.lock().await;
         // The refcount table moves without asking for that.

@@ -1,0 +1,211 @@
+//! `commit`: writes what an overlay holds into an image below it.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
+use vellum_jobs::commit::{CommitError, CommitOptions, commit};
+use vellum_jobs::copy::Observer;
+use vellum_storage::error::errno_text;
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, install_bulk_lane,
+    open_failure, size,
+};
+use super::help;
+use super::progress::Progress;
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Quiet,
+    Progress,
+    Format,
+    ImageOpts,
+    Cache,
+    Drop,
+    Base,
+    Rate,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::new(Opt::Cache, 't', "cache", Takes::Value),
+    OptionSpec::new(Opt::Drop, 'd', "drop", Takes::Nothing),
+    OptionSpec::new(Opt::Base, 'b', "base", Takes::Value),
+    OptionSpec::new(Opt::Rate, 'r', "rate", Takes::Value),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+#[derive(Debug)]
+struct Arguments {
+    quiet: bool,
+    progress: bool,
+    format: Option<String>,
+    image_opts: bool,
+    cache: String,
+    drop: bool,
+    base: Option<String>,
+    rate_bytes: Option<u64>,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments {
+        quiet: false,
+        progress: false,
+        format: None,
+        image_opts: false,
+        cache: "writeback".to_owned(),
+        drop: false,
+        base: None,
+        rate_bytes: None,
+    };
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Quiet => arguments.quiet = true,
+            Opt::Progress => arguments.progress = true,
+            Opt::Format => arguments.format = Some(value),
+            Opt::ImageOpts => arguments.image_opts = true,
+            Opt::Cache => arguments.cache = value,
+            Opt::Drop => arguments.drop = true,
+            Opt::Base => {
+                arguments.base = Some(value);
+                arguments.drop = true;
+            }
+            Opt::Rate => arguments.rate_bytes = Some(size("rate limit", &value, 0, MAX_BYTES)?),
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let operands = parser.operands();
+    let [name] = operands.as_slice() else {
+        let message = "Expecting one image file name";
+        return Err(Failure::Usage(message.into()));
+    };
+    let Some(cache) = CacheMode::parse(&arguments.cache) else {
+        return fail(format!("Invalid cache option: {}", arguments.cache));
+    };
+    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    install_bulk_lane(cache.direct)?;
+    lane::block_on(work(command, &spec, cache, &arguments))
+}
+
+async fn work(
+    command: Command<'_>,
+    spec: &ImageSpec,
+    cache: CacheMode,
+    arguments: &Arguments,
+) -> Outcome {
+    let (layers, base_spec) = find_base(spec, cache, arguments.base.as_deref()).await?;
+    let flags = OpenFlags {
+        writable: true,
+        cache,
+        discard: true,
+        ..OpenFlags::default()
+    };
+    let opened = |name: String| move |error| open_failure(&name, &error);
+    let top_flags = OpenFlags {
+        unlocked_from: Some(layers),
+        ..flags.clone()
+    };
+    let top = open_device(spec, &top_flags)
+        .await
+        .map_err(opened(spec.name.clone()))?;
+    let base = open_device(&base_spec, &flags)
+        .await
+        .map_err(opened(base_spec.name.clone()))?;
+    let options = CommitOptions {
+        layers,
+        empty_top: !arguments.drop,
+        rate_limit_bytes: arguments.rate_bytes.filter(|bytes| *bytes > 0),
+        ..CommitOptions::default()
+    };
+    let mut teller = Teller(Progress::new(
+        command.program,
+        arguments.progress,
+        arguments.quiet,
+        1.0,
+    ));
+    teller.0.show(0, 1);
+    let committed = commit(&top, &base, &options, &mut teller).await;
+    if committed.is_ok() {
+        teller.0.show(1, 1);
+    }
+    teller.0.end();
+    let closed = close(&base).await.and(close(&top).await);
+    committed.map_err(failure)?;
+    closed?;
+    if !arguments.quiet {
+        report::print_line("Image committed.");
+    }
+    Ok(0)
+}
+
+/// Looks for the base: how far below the image it stands, and how to open it.
+async fn find_base(
+    spec: &ImageSpec,
+    cache: CacheMode,
+    name: Option<&str>,
+) -> Result<(u32, ImageSpec), Failure> {
+    let flags = OpenFlags {
+        cache,
+        ..OpenFlags::default()
+    };
+    let top = open_device(spec, &flags)
+        .await
+        .map_err(|error| open_failure(&spec.name, &error))?;
+    let found = match name {
+        Some(name) => chain::find_backing(&top, name),
+        None => top.backing().map(|base| (1, base)),
+    };
+    match (found, name) {
+        (Some((layers, base)), _) => Ok((layers, chain::spec_of(&base))),
+        (None, Some(name)) => fail(format!(
+            "Did not find '{name}' in the backing chain of '{}'",
+            spec.name
+        )),
+        (None, None) => fail("Image does not have a backing file"),
+    }
+}
+
+async fn close(device: &Arc<dyn BlockDevice>) -> Result<(), Failure> {
+    let closed = device.close().await;
+    closed.map_err(|error| Failure::Message(error_text(&error)))
+}
+
+fn failure(error: CommitError) -> Failure {
+    let cause = errno_text(error.cause().errno());
+    Failure::Message(match error {
+        CommitError::Empty(error) => {
+            format!(
+                "Could not empty {}: {cause}",
+                error.target_name().unwrap_or("the image")
+            )
+        }
+        _ => format!("Block job failed: {cause}"),
+    })
+}
+
+/// Tells the user how far the work is.
+struct Teller(Progress);
+
+impl Observer for Teller {
+    fn wants_progress(&self) -> bool {
+        self.0.is_on()
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.0.show(done_bytes, total_bytes);
+    }
+}

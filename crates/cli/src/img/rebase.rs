@@ -1,0 +1,265 @@
+//! `rebase`: gives an image another backing file.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum::qcow2::BackingName;
+use vellum_control::probe::is_format_name;
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
+use vellum_jobs::copy::{CopyError, CopyOptions, Observer, Step};
+use vellum_jobs::rebase::{RebaseOptions, rebase};
+use vellum_storage::error::errno_text;
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, Outcome, cache_mode, check_object, fail, image_spec, install_bulk_lane,
+    open_failure,
+};
+use super::help;
+use super::progress::Progress;
+use crate::getopt::{OptionSpec, Takes};
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Quiet,
+    Progress,
+    Format,
+    ImageOpts,
+    Cache,
+    Backing,
+    BackingFormat,
+    BackingCache,
+    Unsafe,
+    Compress,
+    ForceShare,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::new(Opt::Cache, 't', "cache", Takes::Value),
+    OptionSpec::new(Opt::Backing, 'b', "backing", Takes::Value),
+    OptionSpec::new(Opt::BackingFormat, 'F', "backing-format", Takes::Value),
+    OptionSpec::new(Opt::BackingCache, 'T', "backing-cache", Takes::Value),
+    OptionSpec::new(Opt::Unsafe, 'u', "backing-unsafe", Takes::Nothing),
+    OptionSpec::new(Opt::Compress, 'c', "compress", Takes::Nothing),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+#[derive(Debug, Default)]
+struct Arguments {
+    quiet: bool,
+    progress: bool,
+    format: Option<String>,
+    image_opts: bool,
+    cache: Option<String>,
+    backing: Option<String>,
+    backing_format: Option<String>,
+    backing_cache: Option<String>,
+    change_name_only: bool,
+    compress: bool,
+    force_share: bool,
+}
+
+impl Arguments {
+    fn parse(command: Command<'_>, args: Vec<OsString>) -> Result<Option<(Self, String)>, Failure> {
+        let mut arguments = Arguments::default();
+        let mut parser = command.parser(OPTIONS, args);
+        while let Some((option, value)) = parser.next_option()? {
+            let value = value.unwrap_or_default();
+            match option {
+                Opt::Help => return Ok(None),
+                Opt::Quiet => arguments.quiet = true,
+                Opt::Progress => arguments.progress = true,
+                Opt::Format => arguments.format = Some(value),
+                Opt::ImageOpts => arguments.image_opts = true,
+                Opt::Cache => arguments.cache = Some(value),
+                Opt::Backing => arguments.backing = Some(value),
+                Opt::BackingFormat => arguments.backing_format = Some(value),
+                Opt::BackingCache => arguments.backing_cache = Some(value),
+                Opt::Unsafe => arguments.change_name_only = true,
+                Opt::Compress => arguments.compress = true,
+                Opt::ForceShare => arguments.force_share = true,
+                Opt::Object => check_object(&value)?,
+            }
+        }
+        let operands = parser.operands();
+        let [name] = operands.as_slice() else {
+            let message = "Expecting one image file name";
+            return Err(Failure::Usage(message.into()));
+        };
+        if !arguments.change_name_only && arguments.backing.is_none() {
+            let message = "Must specify backing file (-b) or use unsafe mode (-u)";
+            return Err(Failure::Usage(message.into()));
+        }
+        Ok(Some((arguments, name.clone())))
+    }
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let Some((arguments, name)) = Arguments::parse(command, args)? else {
+        return help::subcommand(command);
+    };
+    let mode = |what, name: &Option<String>| match name {
+        Some(name) => cache_mode(what, name),
+        None => Ok(CacheMode::default()),
+    };
+    let cache = mode("cache", &arguments.cache)?;
+    let backing_cache = mode("source cache", &arguments.backing_cache)?;
+    let spec = image_spec(&name, arguments.image_opts, arguments.format.as_deref())?;
+    install_bulk_lane(cache.direct || backing_cache.direct)?;
+    lane::block_on(work(command, &spec, [cache, backing_cache], &arguments))
+}
+
+async fn work(
+    command: Command<'_>,
+    spec: &ImageSpec,
+    [cache, backing_cache]: [CacheMode; 2],
+    arguments: &Arguments,
+) -> Outcome {
+    let flags = OpenFlags {
+        writable: true,
+        cache,
+        no_backing: arguments.change_name_only,
+        ..OpenFlags::default()
+    };
+    let image = open_device(spec, &flags)
+        .await
+        .map_err(|error| open_failure(&spec.name, &error))?;
+    if arguments.compress && image.as_qcow2().is_none() {
+        return fail("Compression not supported for this file format");
+    }
+    if let Some(format) = &arguments.backing_format
+        && !is_format_name(format)
+    {
+        return fail(format!("Invalid format name: '{format}'"));
+    }
+    if !arguments.change_name_only {
+        let new = open_new(&image, backing_cache, arguments).await?;
+        copy(command, &image, new.as_ref(), arguments).await?;
+    }
+    change_name(&image, arguments).await?;
+    image
+        .close()
+        .await
+        .map_err(|error| Failure::Message(error_text(&error)))?;
+    Ok(0)
+}
+
+/// Opens the new backing file, or finds it in the chain; `None`: there is to be none.
+async fn open_new(
+    image: &Arc<dyn BlockDevice>,
+    cache: CacheMode,
+    arguments: &Arguments,
+) -> Result<Option<Arc<dyn BlockDevice>>, Failure> {
+    let name = arguments.backing.as_deref().unwrap_or_default();
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let full = chain::resolve_backing(image, name).map_err(|error| {
+        Failure::Message(format!(
+            "Could not resolve backing filename: {}",
+            error_text(&error)
+        ))
+    })?;
+    if let Some((_, device)) = chain::find_backing(image, &full) {
+        return Ok(Some(device));
+    }
+    let flags = OpenFlags {
+        cache,
+        force_share: arguments.force_share,
+        ..OpenFlags::default()
+    };
+    let spec = ImageSpec::filename(full).with_format(arguments.backing_format.as_deref());
+    let opened = open_device(&spec, &flags).await;
+    opened.map(Some).map_err(|error| {
+        let cause = error_text(&error);
+        Failure::Message(format!("Could not open new backing file '{name}': {cause}"))
+    })
+}
+
+async fn copy(
+    command: Command<'_>,
+    image: &Arc<dyn BlockDevice>,
+    new: Option<&Arc<dyn BlockDevice>>,
+    arguments: &Arguments,
+) -> Result<(), Failure> {
+    let geometry = image.as_qcow2().map(|image| image.header().geometry());
+    let unit_bytes = geometry.map_or(SECTOR_BYTES, |geometry| match arguments.compress {
+        true => geometry.cluster_size_bytes(),
+        false => geometry.subcluster_size_bytes(),
+    });
+    let options = RebaseOptions {
+        parallel: CopyOptions::default().parallel,
+        unit_bytes,
+    };
+    let old = image.backing();
+    let (wanted, quiet) = (arguments.progress, arguments.quiet);
+    let mut teller = Teller(Progress::new(command.program, wanted, quiet, 1.0));
+    teller.0.show(0, 1);
+    let copied = rebase(image, old.as_ref(), new, &options, &mut teller).await;
+    if copied.is_ok() {
+        teller.0.show(1, 1);
+    }
+    teller.0.end();
+    copied.map_err(failure)
+}
+
+const SECTOR_BYTES: u64 = 512;
+
+fn failure(error: CopyError) -> Failure {
+    let cause = errno_text(error.cause.errno());
+    Failure::Message(match error.step {
+        Step::Status => format!("error while reading image metadata: {cause}"),
+        Step::Read => "error while reading from old backing file".to_owned(),
+        Step::ReadShown => "error while reading from new backing file".to_owned(),
+        Step::Write => format!("Error while writing to COW image: {cause}"),
+    })
+}
+
+const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;
+
+async fn change_name(image: &Arc<dyn BlockDevice>, arguments: &Arguments) -> Result<(), Failure> {
+    let name = arguments.backing.clone().filter(|name| !name.is_empty());
+    let format = arguments.backing_format.clone();
+    let shown = arguments.backing.as_deref().unwrap_or("(null)");
+    let refuse = |why: &str| {
+        fail(format!(
+            "Could not change the backing file to '{shown}': {why}"
+        ))
+    };
+    if name.is_some() && format.is_none() {
+        return refuse("backing format must be specified");
+    }
+    let Some(qcow2) = image.as_qcow2() else {
+        return refuse("Operation not supported");
+    };
+    let backing = name.map(|name| BackingName { name, format });
+    match qcow2.set_backing_file(backing).await {
+        Ok(()) => Ok(()),
+        Err(error) if error.errno() == ENOSPC => refuse("No space left in the file header"),
+        Err(error) if error.errno() == EINVAL => refuse("Invalid argument"),
+        Err(error) => refuse(&errno_text(error.errno())),
+    }
+}
+
+/// Tells the user how far the work is.
+struct Teller(Progress);
+
+impl Observer for Teller {
+    fn wants_progress(&self) -> bool {
+        self.0.is_on()
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.0.show(done_bytes, total_bytes);
+    }
+}

@@ -1,0 +1,204 @@
+//! Which parts of the sources a copy is about.
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Extent, Result};
+
+use crate::scan::Content;
+
+/// Which parts of the sources are copied.
+#[derive(Debug, Clone, Default)]
+pub enum Scope {
+    /// All of them.
+    #[default]
+    Everything,
+    /// What the first so many layers of the source decide: itself, its backing file and
+    /// so on. The target is the layer below, so it shows all the rest (a commit).
+    Layers(u32),
+    /// Where the target holds nothing itself, and is going to show something else than
+    /// the source (a rebase).
+    Differences(Differences),
+}
+
+/// What a target is going to show where it holds nothing itself.
+#[derive(Debug, Clone)]
+pub struct Differences {
+    /// The device that will show through; as long as the source.
+    pub shown: Arc<dyn BlockDevice>,
+    /// The grain of the comparison, in bytes: the target's clusters (or subclusters).
+    pub unit_bytes: u64,
+}
+
+impl Scope {
+    /// What `source` holds at `at` for a copy to `target`, and for how many bytes (at
+    /// most `limit_bytes`); `None` if everything counts.
+    pub(crate) async fn look(
+        &self,
+        source: &Arc<dyn BlockDevice>,
+        target: &Arc<dyn BlockDevice>,
+        at: u64,
+        limit_bytes: u64,
+    ) -> Result<Option<(Content, u64)>> {
+        match self {
+            Scope::Everything => Ok(None),
+            Scope::Layers(layers) => {
+                let layers = (*layers).max(1);
+                let extent = source.block_status(at, limit_bytes, layers - 1).await?;
+                let len_bytes = extent.len_bytes.clamp(1, limit_bytes);
+                Ok(Some((decided_above(&extent, layers), len_bytes)))
+            }
+            Scope::Differences(differences) => {
+                let look = differences.look(source, target, at, limit_bytes);
+                look.await.map(Some)
+            }
+        }
+    }
+
+    /// Whether long runs of zeroes have to be looked at in pieces too.
+    pub(crate) fn compares(&self) -> bool {
+        matches!(self, Scope::Differences(_))
+    }
+
+    /// Pieces of data are this long at most.
+    pub(crate) fn chunk_bytes(&self, usual_bytes: u64) -> u64 {
+        match self {
+            Scope::Differences(differences) => usual_bytes.max(differences.unit_bytes),
+            _ => usual_bytes,
+        }
+    }
+}
+
+/// What the first `layers` layers say of an extent that they were asked for.
+fn decided_above(extent: &Extent, layers: u32) -> Content {
+    if extent.present {
+        return match extent.zero {
+            true => Content::Zero,
+            false => Content::Data,
+        };
+    }
+    // The layer below `depth` ends before: what is beyond its end hides what is below
+    // it, unless it is the target itself, which shows zeroes there of its own.
+    match extent.zero && extent.depth + 1 < layers {
+        true => Content::Zero,
+        false => Content::Backing,
+    }
+}
+
+impl Differences {
+    async fn look(
+        &self,
+        source: &Arc<dyn BlockDevice>,
+        target: &Arc<dyn BlockDevice>,
+        at: u64,
+        limit_bytes: u64,
+    ) -> Result<(Content, u64)> {
+        let held = target.block_status(at, limit_bytes, 0).await?;
+        let limit_bytes = held.len_bytes.clamp(1, limit_bytes);
+        if held.present {
+            return Ok((Content::Backing, limit_bytes));
+        }
+        let old = source.block_status(at, limit_bytes, u32::MAX).await?;
+        let len_bytes = old.len_bytes.clamp(1, limit_bytes);
+        let new = self.shown.block_status(at, len_bytes, u32::MAX).await?;
+        let len_bytes = new.len_bytes.clamp(1, len_bytes);
+        // Clusters are compared as wholes: a piece that begins one goes on to its end.
+        let whole_bytes = (at + len_bytes) / self.unit_bytes * self.unit_bytes;
+        if len_bytes < limit_bytes && whole_bytes <= at {
+            let unit_end = (at / self.unit_bytes + 1) * self.unit_bytes;
+            return Ok((Content::Data, limit_bytes.min(unit_end - at)));
+        }
+        let len_bytes = match len_bytes < limit_bytes {
+            true => whole_bytes - at,
+            false => len_bytes,
+        };
+        let same = (old.zero && new.zero) || is_same_place(&old, &new);
+        let content = match old.zero {
+            _ if same => Content::Backing,
+            true => Content::Zero,
+            false => Content::Data,
+        };
+        Ok((content, len_bytes))
+    }
+}
+
+/// Whether two extents are the same bytes of the same file: both devices stand on it.
+fn is_same_place(one: &Extent, two: &Extent) -> bool {
+    one.data && two.data && one.host.is_some() && one.host == two.host
+}
+
+/// A piece of a buffer, and whether it differs from another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Difference {
+    pub(crate) len_bytes: usize,
+    pub(crate) differs: bool,
+}
+
+/// Compares two buffers of one length, which begin at a multiple of `unit_bytes`.
+/// Without a first one there are zeroes.
+pub(crate) fn differences(old: Option<&[u8]>, new: &[u8], unit_bytes: u64) -> Vec<Difference> {
+    let unit = usize::try_from(unit_bytes).unwrap_or(usize::MAX).max(1);
+    let mut runs: Vec<Difference> = Vec::new();
+    for (index, shown) in new.chunks(unit).enumerate() {
+        let differs = match old {
+            Some(old) => old[index * unit..][..shown.len()] != *shown,
+            None => !vellum_storage::buffer::is_zero(shown),
+        };
+        match runs.last_mut() {
+            Some(last) if last.differs == differs => last.len_bytes += shown.len(),
+            _ => runs.push(Difference {
+                len_bytes: shown.len(),
+                differs,
+            }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_told_by_units() {
+        let old = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3];
+        let new = [1, 1, 1, 1, 2, 2, 2, 0, 3, 0];
+        let run = |len_bytes, differs| Difference { len_bytes, differs };
+        assert_eq!(
+            differences(Some(&old), &new, 4),
+            [run(4, false), run(6, true)]
+        );
+        assert_eq!(
+            differences(Some(&old), &new, 2),
+            [run(6, false), run(4, true)]
+        );
+        assert_eq!(
+            differences(None, &[0, 0, 1, 0], 2),
+            [run(2, false), run(2, true)]
+        );
+    }
+
+    #[test]
+    fn what_lies_beyond_a_short_layer_is_decided_there() {
+        let extent = |present: bool, zero: bool, depth: u32| Extent {
+            len_bytes: 1,
+            data: !zero,
+            zero,
+            present,
+            compressed: false,
+            host: None,
+            depth,
+        };
+        for (extent, layers, content) in [
+            (extent(true, false, 0), 1, Content::Data),
+            (extent(true, true, 1), 2, Content::Zero),
+            (extent(false, false, 0), 1, Content::Backing),
+            // The target itself is short.
+            (extent(false, true, 0), 1, Content::Backing),
+            (extent(false, true, 1), 2, Content::Backing),
+            // A layer above the target is.
+            (extent(false, true, 0), 2, Content::Zero),
+        ] {
+            assert_eq!(decided_above(&extent, layers), content, "{extent:?}");
+        }
+    }
+}
