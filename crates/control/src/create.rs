@@ -10,6 +10,7 @@ use vellum_storage::file::{Create, FileOptions, FileStorage};
 use vellum_storage::lock::Permissions;
 
 use crate::create_options::{CreateSettings, not_creatable};
+use crate::probe::is_format_name;
 use crate::{ImageSpec, OpenFlags, error_text, filename, open_device};
 
 const SECTOR_BYTES: u64 = 512;
@@ -295,6 +296,12 @@ pub fn qcow2_options(settings: &CreateSettings) -> Result<CreateOptions> {
         Some("zstd") => CompressionType::Zstd,
         Some(other) => return Err(not_accepted("compression-type", other)),
     };
+    if let Some(format) = settings
+        .text("backing_fmt")
+        .filter(|name| !is_format_name(name))
+    {
+        return Err(not_accepted("backing-fmt", format));
+    }
     let defaults = CreateOptions::default();
     Ok(CreateOptions {
         size_bytes: settings.integer("size").unwrap_or(0),

@@ -37,6 +37,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     };
     config::read()?.fill(&mut cache);
     let decompressed_cache_size_bytes = options.take_size("decompressed-cache-size")?;
+    let chain_index_size_bytes = options.take_size("chain-index-size")?;
     let data_cache_size_bytes = options.take_size("data-cache-size")?;
     let lazy_refcounts = options.take_bool("lazy-refcounts")?;
     let pass_discard_request = options.take_bool("pass-discard-request")?;
@@ -49,6 +50,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         read_only: !common.writable,
         cache,
         decompressed_cache_size_bytes,
+        chain_index_size_bytes,
         data_cache_size_bytes,
         discard: common.discard,
         discard_no_unref,

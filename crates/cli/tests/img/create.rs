@@ -83,6 +83,7 @@ fn backing_files_give_the_size() {
         "create -q -f qcow2 -o backing_file=base,backing_fmt=raw x 512k",
         "info --output=json x",
         "create -f qcow2 -u -b none -F qcow2 x 1M",
+        "create -f qcow2 -u -b none -F bad x 1M",
     ]);
 }
 
