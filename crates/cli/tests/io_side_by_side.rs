@@ -153,6 +153,30 @@ fn reads_and_writes() {
 }
 
 #[test]
+fn compressed_writes_are_those_of_qemu_io() {
+    let twins = Twins::with_image(&["-f", "qcow2", "disk", "10M"]);
+    twins.commands(
+        &["disk"],
+        &[
+            "write -c -P 3 64k 64k",
+            "write -c -P 4 192k 128k",
+            "write -c -z 512k 64k",
+            "write -c 0 512",
+            "write -c 512 64k",
+            "write -c 10M 64k",
+            "write -c -C -P 5 640k 64k",
+            "write -P 6 64k 100",
+            "read -P 6 64k 100",
+            "read -P 3 65636 65436",
+            "read -P 4 192k 128k",
+            "read -P 5 640k 64k",
+        ],
+    );
+    let raw = Twins::with_image(&["-f", "raw", "disk", "1M"]);
+    raw.commands(&["-f", "raw", "disk"], &["write -c 0 64k"]);
+}
+
+#[test]
 fn patterns_that_do_not_match_fail() {
     let twins = Twins::with_image(QCOW2);
     let answer = twins.commands(

@@ -1,5 +1,6 @@
 //! [`OpenFlags`]: how an image is to be used.
 
+use vellum::qcow2::CompressionOptions;
 use vellum_storage::lane;
 
 use crate::CacheMode;
@@ -85,6 +86,8 @@ pub struct OpenFlags {
     pub no_backing: bool,
     /// Only metadata is wanted: neither backing file nor data file is opened.
     pub metadata_only: bool,
+    /// How compressed clusters are written.
+    pub compression: CompressionOptions,
     /// Hears warnings for the user.
     pub warn: fn(&str),
 }
@@ -102,6 +105,7 @@ impl Default for OpenFlags {
             unlocked_from: None,
             no_backing: false,
             metadata_only: false,
+            compression: CompressionOptions::default(),
             warn: |message| eprintln!("{message}"),
         }
     }

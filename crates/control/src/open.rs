@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use vellum::detect_zeroes::ZeroDetector;
-use vellum::qcow2::{Backing, Qcow2};
+use vellum::qcow2::{Backing, CompressionOptions, Qcow2};
 use vellum::raw::RawOptions;
 use vellum::{BlockDevice, Buffer, Buffers, Error, ErrorKind, Raw, Result, Storage};
 use vellum_storage::file::FileStorage;
@@ -385,6 +385,9 @@ async fn open_qcow2(
     let mut open = qcow2_node::take(&mut options, common)?;
     let flags = &gate.flags;
     open.metadata_only = flags.metadata_only;
+    if open.compression == CompressionOptions::default() {
+        open.compression = flags.compression;
+    }
     let backing = take_backing(&mut options, flags, &gate.place.nodes)?;
     let data_file = options.take_group("data-file");
     refuse_unknown(&options, "qcow2")?;

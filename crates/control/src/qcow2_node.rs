@@ -1,6 +1,6 @@
 //! The options of the `qcow2` driver.
 
-use vellum::qcow2::{CacheOptions, OpenOptions};
+use vellum::qcow2::{CacheOptions, CompressionOptions, OpenOptions};
 use vellum::{Error, ErrorKind, Result};
 
 use crate::config;
@@ -39,6 +39,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     let decompressed_cache_size_bytes = options.take_size("decompressed-cache-size")?;
     let chain_index_size_bytes = options.take_size("chain-index-size")?;
     let data_cache_size_bytes = options.take_size("data-cache-size")?;
+    let compression = take_compression(options)?;
     let lazy_refcounts = options.take_bool("lazy-refcounts")?;
     let pass_discard_request = options.take_bool("pass-discard-request")?;
     let pass_discard_other = options.take_bool("pass-discard-other")?.unwrap_or(false);
@@ -52,12 +53,37 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         decompressed_cache_size_bytes,
         chain_index_size_bytes,
         data_cache_size_bytes,
+        compression,
         discard: common.discard,
         discard_no_unref,
         pass_discard_request,
         pass_discard_other,
         lazy_refcounts,
         ..OpenOptions::default()
+    })
+}
+
+/// How compressed clusters are written: options that QEMU does not have.
+fn take_compression(options: &mut Options) -> Result<CompressionOptions> {
+    let level = match options.take_number("compression-level")? {
+        Some(level) => {
+            let refused = |_| invalid(format!("compression level {level} is too high"));
+            Some(u32::try_from(level).map_err(refused)?)
+        }
+        None => None,
+    };
+    let small_window = match options.take_text("compression-window")?.as_deref() {
+        None | Some("32k") => false,
+        Some("4k") => true,
+        Some(other) => {
+            return Err(invalid(format!(
+                "compression-window is '4k' or '32k', not '{other}'"
+            )));
+        }
+    };
+    Ok(CompressionOptions {
+        level,
+        small_window,
     })
 }
 

@@ -78,6 +78,16 @@ impl BlockDevice for WriteThrough {
             .write(offset_bytes, buffer, RequestFlags { fua: true })
     }
 
+    fn write_compressed(
+        &self,
+        offset_bytes: u64,
+        buffer: Buffer,
+        _flags: RequestFlags,
+    ) -> Io<Buffer> {
+        self.inner
+            .write_compressed(offset_bytes, buffer, RequestFlags { fua: true })
+    }
+
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
         self.inner.write_zeroes(
             offset_bytes,

@@ -19,6 +19,20 @@ impl ZeroDetector {
     pub fn new(inner: Arc<dyn BlockDevice>, may_unmap: bool) -> Arc<Self> {
         Arc::new(ZeroDetector { inner, may_unmap })
     }
+
+    /// Makes the range of a buffer of zeroes read so.
+    fn zero(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        let request = ZeroRequest {
+            may_unmap: self.may_unmap,
+            no_fallback: false,
+            fua: flags.fua,
+        };
+        let zeroes = self
+            .inner
+            .write_zeroes(offset_bytes, buffer.len() as u64, request);
+        // The request runs by itself; only handing the buffer back waits for it.
+        Io::boxed(async move { zeroes.await.map(|()| buffer) })
+    }
 }
 
 impl BlockDevice for ZeroDetector {
@@ -38,16 +52,19 @@ impl BlockDevice for ZeroDetector {
         if buffer.is_empty() || !buffer.is_zero() {
             return self.inner.write(offset_bytes, buffer, flags);
         }
-        let request = ZeroRequest {
-            may_unmap: self.may_unmap,
-            no_fallback: false,
-            fua: flags.fua,
-        };
-        let zeroes = self
-            .inner
-            .write_zeroes(offset_bytes, buffer.len() as u64, request);
-        // The request runs by itself; only handing the buffer back waits for it.
-        Io::boxed(async move { zeroes.await.map(|()| buffer) })
+        self.zero(offset_bytes, buffer, flags)
+    }
+
+    fn write_compressed(
+        &self,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Io<Buffer> {
+        if buffer.is_empty() || !buffer.is_zero() {
+            return self.inner.write_compressed(offset_bytes, buffer, flags);
+        }
+        self.zero(offset_bytes, buffer, flags)
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {

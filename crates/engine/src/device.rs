@@ -93,6 +93,50 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Writes the buffer at `offset_bytes` and gives it back.
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer>;
 
+    /// Writes the buffer at `offset_bytes` so that it takes less room in the image,
+    /// where it can, and gives it back. Clusters that compression makes no smaller are
+    /// stored as they are. What is in the way, compressed or not, is replaced.
+    ///
+    /// Requests that run side by side are compressed on all cores, and lie in the file
+    /// in the order in which they were made.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use vellum::gate::DenyAll;
+    /// # use vellum::qcow2::create::{CreateOptions, create};
+    /// # use vellum::qcow2::{OpenOptions, Qcow2};
+    /// # use vellum::storage::{MemStorage, lane};
+    /// # use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
+    /// # lane::block_on(async {
+    /// let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+    /// let options = CreateOptions { size_bytes: 1 << 30, ..CreateOptions::default() };
+    /// create(file.clone(), None, &options).await?;
+    /// let image = Qcow2::open(file.clone(), Arc::new(DenyAll), OpenOptions::default()).await?;
+    /// let text = Buffer::copy_of(&b"much of the same ".repeat(1 << 20)[..1 << 20]);
+    /// image.write_compressed(0, text, RequestFlags::default()).await?;
+    /// image.close().await?;
+    /// assert!(file.len_bytes()? < 1 << 19);
+    /// # Ok::<(), vellum::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where the format, or this image, has no compressed
+    /// clusters; [`ErrorKind::InvalidArgument`] unless the range is made of whole
+    /// clusters ([`DeviceInfo::cluster_size_bytes`]; the last may end with the device);
+    /// otherwise as [`BlockDevice::write`].
+    fn write_compressed(
+        &self,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Io<Buffer> {
+        let _ = (buffer, flags);
+        let message = "the format has no compressed clusters";
+        let error = Error::new(ErrorKind::Unsupported, "write compressed", message);
+        Io::ready(Err(error.target(self.info().name).at(offset_bytes)))
+    }
+
     /// Makes a range read as zeroes.
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()>;
 
@@ -143,6 +187,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 
     /// The storage that holds the image's own file.
     fn storage(&self) -> Option<std::sync::Arc<dyn Storage>> {
+        None
+    }
+
+    /// The storage that holds the device's bytes one by one, and the offset of the
+    /// first, where that is so whatever is written: a raw device's.
+    fn bytes_in(&self) -> Option<(std::sync::Arc<dyn Storage>, u64)> {
         None
     }
 

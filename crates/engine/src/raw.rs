@@ -207,6 +207,10 @@ impl BlockDevice for Raw {
         self.size_bytes.load(Ordering::Acquire)
     }
 
+    fn bytes_in(&self) -> Option<(Arc<dyn Storage>, u64)> {
+        Some((self.storage.clone(), self.offset_bytes))
+    }
+
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
         let len_bytes = buffer.len() as u64;
         if let Err(error) = self.check_range("read", offset_bytes, len_bytes, self.size_bytes()) {

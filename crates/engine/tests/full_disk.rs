@@ -40,7 +40,7 @@ async fn request(image: &Qcow2, random: &mut Random, model: &mut Model) {
     let first = random.below(BLOCKS);
     let count = (random.below(8) + 1).min(BLOCKS - first);
     let (offset, len) = (first * CLUSTER_BYTES, count * CLUSTER_BYTES);
-    let (result, value) = match random.below(8) {
+    let (result, value) = match random.below(11) {
         0 => (image.discard(offset, len).await, 0),
         1 => {
             let zero = ZeroRequest {
@@ -50,12 +50,16 @@ async fn request(image: &Qcow2, random: &mut Random, model: &mut Model) {
             (image.write_zeroes(offset, len, zero).await, 0)
         }
         2 => (image.flush().await, 0),
-        _ => {
+        kind => {
             let value = random.below(255) as u8 + 1;
             let mut buffer = Buffer::zeroed(len as usize);
             buffer.fill(value);
-            let written = image.write(offset, buffer, RequestFlags::default()).await;
-            (written.map(drop), value)
+            let flags = RequestFlags::default();
+            let written = match kind {
+                3..=5 => image.write_compressed(offset, buffer, flags),
+                _ => image.write(offset, buffer, flags),
+            };
+            (written.await.map(drop), value)
         }
     };
     let touched = &mut model[first as usize..(first + count) as usize];

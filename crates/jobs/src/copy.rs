@@ -5,19 +5,25 @@
 //! [`CopyOptions::out_of_order`] is set, writes start in the order of their
 //! offsets, so that the target's clusters are laid out in guest order.
 
+mod options;
+mod report;
+
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use vellum::{BlockDevice, Buffer, Error, Io, RequestFlags, Result, ZeroRequest};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
 
+use crate::offload::copy_range;
+use crate::rate::RateLimit;
 pub use crate::scan::TargetBacking;
 use crate::scan::{Content, Piece, Scan};
 use crate::scope::{self, Difference, Differences, Scope};
 use crate::sparse::{Sparse, zero_runs};
 use crate::turn::Turns;
+
+pub use options::CopyOptions;
+pub use report::{CopyError, Observer, Silent, Step};
 
 /// Bytes of one data request: small enough that what eight requests hold is
 /// memory kept from request to request and still near the processor when it is
@@ -27,129 +33,6 @@ pub const CHUNK_BYTES: u64 = 512 << 10;
 /// The smallest piece a salvaging copy gives up on.
 const SALVAGE_BYTES: usize = 512;
 
-/// How a copy is done.
-#[derive(Debug, Clone)]
-pub struct CopyOptions {
-    /// How many pieces are in flight at once.
-    pub parallel: usize,
-    /// Writes may start in any order.
-    pub out_of_order: bool,
-    /// Runs of zeroes from this length on are not written as data; `None`
-    /// writes everything, known zeroes too.
-    pub min_sparse_bytes: Option<u64>,
-    /// The target reads as zeroes where nothing is written.
-    pub target_is_zero: bool,
-    /// The target's backing file, which shows what the source does not hold itself.
-    pub target_backing: Option<TargetBacking>,
-    /// Which parts of the sources are copied.
-    pub scope: Scope,
-    /// Search the data for zeroes; otherwise only what is known to be zero without
-    /// reading it is.
-    pub detect_zeroes: bool,
-    /// Take unreadable sectors as zeroes instead of failing.
-    pub salvage: bool,
-    /// At most this many bytes a second.
-    pub rate_limit_bytes: Option<u64>,
-    /// Where in the sources to end, where that is not their end.
-    pub len_bytes: Option<u64>,
-    /// Bytes of the sources to leave out at the beginning.
-    pub skip_bytes: u64,
-}
-
-impl Default for CopyOptions {
-    fn default() -> Self {
-        CopyOptions {
-            parallel: 8,
-            out_of_order: false,
-            min_sparse_bytes: Some(4096),
-            target_is_zero: false,
-            target_backing: None,
-            scope: Scope::Everything,
-            detect_zeroes: true,
-            salvage: false,
-            rate_limit_bytes: None,
-            len_bytes: None,
-            skip_bytes: 0,
-        }
-    }
-}
-
-/// Hears what a copy has to tell.
-pub trait Observer {
-    /// Whether [`Observer::progress`] is wanted; it costs a walk over the source.
-    fn wants_progress(&self) -> bool {
-        false
-    }
-
-    /// `done_bytes` of `total_bytes` that have to be written are written.
-    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        let _ = (done_bytes, total_bytes);
-    }
-
-    /// A sector could not be read and was taken as zeroes.
-    fn unreadable(&mut self, offset_bytes: u64, error: &Error) {
-        let _ = (offset_bytes, error);
-    }
-}
-
-/// An observer that hears nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
-
-impl Observer for Silent {}
-
-/// Where a copy failed.
-#[derive(Debug, Clone)]
-pub struct CopyError {
-    /// Which step failed.
-    pub step: Step,
-    /// Where in the target, in bytes.
-    pub offset_bytes: u64,
-    /// Why.
-    pub cause: Error,
-}
-
-/// The steps of a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// Asking the source what it holds.
-    Status,
-    /// Reading the source.
-    Read,
-    /// Reading what the target is going to show where it holds nothing itself.
-    ReadShown,
-    /// Writing the target.
-    Write,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Step::Status => "reading block status at",
-            Step::Read | Step::ReadShown => "reading at",
-            Step::Write => "writing at",
-        })
-    }
-}
-
-impl fmt::Display for CopyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "error while {} byte {}: {}",
-            self.step,
-            self.offset_bytes,
-            self.cause.message()
-        )
-    }
-}
-
-impl std::error::Error for CopyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.cause)
-    }
-}
-
 /// What all pieces of one copy share.
 struct Shared<'a> {
     sources: &'a [Arc<dyn BlockDevice>],
@@ -157,6 +40,8 @@ struct Shared<'a> {
     options: &'a CopyOptions,
     sparse: Option<Sparse>,
     turns: Turns,
+    /// The kernel has not refused to copy yet.
+    offload: Cell<bool>,
     observer: RefCell<&'a mut dyn Observer>,
     done_bytes: Cell<u64>,
     total_bytes: u64,
@@ -183,20 +68,14 @@ pub async fn copy(
         sources,
         target,
         options,
-        sparse: options
-            .min_sparse_bytes
-            .map(|min| Sparse::new(min, alignment)),
+        sparse: options.sparse(alignment),
         turns: Turns::default(),
+        offload: Cell::new(options.copy_range),
         observer: RefCell::new(observer),
         done_bytes: Cell::new(0),
         total_bytes,
     };
-    let mut scan = Scan::new(
-        sources,
-        options.target_backing,
-        (&options.scope, target),
-        options.skip_bytes..end_bytes,
-    );
+    let mut scan = options.scan(sources, target, end_bytes);
     let mut running = FuturesUnordered::new();
     let mut limit = options.rate_limit_bytes.map(RateLimit::new);
     let mut ticket = 0;
@@ -204,7 +83,7 @@ pub async fn copy(
         while running.len() >= options.parallel.max(1) {
             running.next().await.transpose()?;
         }
-        let Some(piece) = next_piece(&mut scan, options).await? else {
+        let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? else {
             break;
         };
         if !shared.has_work(&piece) {
@@ -222,12 +101,9 @@ pub async fn copy(
     Ok(())
 }
 
-async fn next_piece(
-    scan: &mut Scan<'_>,
-    options: &CopyOptions,
-) -> Result<Option<Piece>, CopyError> {
+async fn next_piece(scan: &mut Scan<'_>, chunk_bytes: u64) -> Result<Option<Piece>, CopyError> {
     let at = scan.offset_bytes();
-    scan.next_piece(options.scope.chunk_bytes(CHUNK_BYTES))
+    scan.next_piece(chunk_bytes)
         .await
         .map_err(|cause| CopyError {
             step: Step::Status,
@@ -243,14 +119,9 @@ async fn count(
     options: &CopyOptions,
     end_bytes: u64,
 ) -> Result<u64, CopyError> {
-    let mut scan = Scan::new(
-        sources,
-        options.target_backing,
-        (&options.scope, target),
-        options.skip_bytes..end_bytes,
-    );
+    let mut scan = options.scan(sources, target, end_bytes);
     let mut total_bytes = 0;
-    while let Some(piece) = next_piece(&mut scan, options).await? {
+    while let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? {
         let written_zeroes = options.min_sparse_bytes.is_none() && piece.content == Content::Zero;
         if piece.content == Content::Data || written_zeroes {
             total_bytes += piece.len_bytes;
@@ -282,6 +153,7 @@ impl Shared<'_> {
                 zeroes.await
             }
             (Content::Zero, None) => self.write_known_zeroes(piece, ticket).await,
+            (Content::Data, _) if self.offload.get() => self.offload(piece, ticket).await,
             (Content::Data, _) => {
                 let data = self.read(&piece).await;
                 self.my_turn(ticket).await;
@@ -327,6 +199,19 @@ impl Shared<'_> {
         Ok(())
     }
 
+    /// Has the kernel copy a piece, or copies it as usual.
+    async fn offload(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
+        self.my_turn(ticket).await;
+        self.turns.pass();
+        if !copy_range(self.sources, self.target, &piece).await {
+            self.offload.set(false);
+            let data = self.read(&piece).await?;
+            self.write_data(piece.offset_bytes, data).await?;
+        }
+        self.account(piece.len_bytes);
+        Ok(())
+    }
+
     /// Starts the writes of what is different; the future waits for them.
     fn write_differences(
         &self,
@@ -365,7 +250,27 @@ impl Shared<'_> {
             .progress(self.done_bytes.get(), self.total_bytes);
     }
 
+    /// Reads a piece, which may reach into the sources after its own.
     async fn read(&self, piece: &Piece) -> Result<Buffer, CopyError> {
+        let mut buffers = Vec::new();
+        let mut part = *piece;
+        let end = piece.offset_bytes + piece.len_bytes;
+        while part.offset_bytes < end {
+            let size_bytes = self.sources[part.source].size_bytes();
+            let rest_bytes = end - part.offset_bytes;
+            part.len_bytes = rest_bytes.min(size_bytes - part.source_offset_bytes);
+            if part.len_bytes > 0 {
+                buffers.push(self.read_part(&part).await?);
+            }
+            part.offset_bytes += part.len_bytes;
+            part.source += 1;
+            part.source_offset_bytes = 0;
+        }
+        Ok(Buffer::join_all(buffers))
+    }
+
+    /// Reads a piece inside one source.
+    async fn read_part(&self, piece: &Piece) -> Result<Buffer, CopyError> {
         let source = &self.sources[piece.source];
         let buffer = Buffer::for_read(piece.len_bytes as usize);
         match source.read(piece.source_offset_bytes, buffer).await {
@@ -420,11 +325,19 @@ impl Shared<'_> {
             match run.zero {
                 true if self.options.target_is_zero => {}
                 true => zeroes.push(self.zero(at, run.len_bytes as u64)),
-                false => writes.push((at, self.target.write(at, bytes, RequestFlags::default()))),
+                false => writes.push((at, self.write(at, bytes))),
             }
             at += run.len_bytes as u64;
         }
         finish_writes(writes, zeroes)
+    }
+
+    fn write(&self, offset_bytes: u64, data: Buffer) -> Io<Buffer> {
+        let flags = RequestFlags::default();
+        match self.options.compressed_clusters_bytes {
+            Some(_) => self.target.write_compressed(offset_bytes, data, flags),
+            None => self.target.write(offset_bytes, data, flags),
+        }
     }
 
     /// Starts zeroing a range of the target.
@@ -454,9 +367,9 @@ impl Shared<'_> {
         let mut at = piece.offset_bytes;
         let mut result = Ok(());
         while at < end && result.is_ok() {
-            let len_bytes = (end - at).min(CHUNK_BYTES);
+            let len_bytes = (end - at).min(self.options.chunk_bytes());
             let zeroes = Buffer::zeroed(len_bytes as usize);
-            let write = self.target.write(at, zeroes, RequestFlags::default()).await;
+            let write = self.write(at, zeroes).await;
             result = write.map(drop).map_err(|cause| CopyError {
                 step: Step::Write,
                 offset_bytes: at,
@@ -487,30 +400,4 @@ async fn finish_writes(
         zero.await?;
     }
     Ok(())
-}
-
-/// Spreads work so that it stays below a number of bytes a second.
-struct RateLimit {
-    bytes_per_second: u64,
-    started: Instant,
-    granted_bytes: u64,
-}
-
-impl RateLimit {
-    fn new(bytes_per_second: u64) -> Self {
-        RateLimit {
-            bytes_per_second: bytes_per_second.max(1),
-            started: Instant::now(),
-            granted_bytes: 0,
-        }
-    }
-
-    async fn wait_for(&mut self, len_bytes: u64) {
-        let due = Duration::from_secs_f64(self.granted_bytes as f64 / self.bytes_per_second as f64);
-        self.granted_bytes += len_bytes;
-        let passed = self.started.elapsed();
-        if due > passed {
-            vellum_storage::lane::sleep(due - passed).await;
-        }
-    }
 }

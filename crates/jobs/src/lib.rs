@@ -13,6 +13,8 @@ pub mod commit;
 pub mod compare;
 pub mod copy;
 pub mod map;
+mod offload;
+mod rate;
 pub mod rebase;
 mod scan;
 mod scope;

@@ -51,6 +51,8 @@ pub struct Scan<'a> {
     scope: (&'a Scope, &'a Arc<dyn BlockDevice>),
     skip_bytes: u64,
     end_bytes: u64,
+    /// Pieces are made of whole clusters of this size.
+    whole_clusters_bytes: Option<u64>,
     at_bytes: u64,
     source: usize,
     source_start_bytes: u64,
@@ -72,11 +74,19 @@ impl<'a> Scan<'a> {
             scope,
             skip_bytes: range.start,
             end_bytes: range.end,
+            whole_clusters_bytes: None,
             at_bytes: range.start,
             source: 0,
             source_start_bytes: 0,
             known: None,
         }
+    }
+
+    /// The same walk in pieces of whole clusters: what holds data only in a part of a
+    /// cluster is data as a whole. Such a piece may reach into the next source.
+    pub fn in_clusters(mut self, cluster_bytes: Option<u64>) -> Self {
+        self.whole_clusters_bytes = cluster_bytes;
+        self
     }
 
     /// Where the next piece begins.
@@ -100,6 +110,15 @@ impl<'a> Scan<'a> {
             // Pieces end at multiples of the chunk size, so that aligned
             // clusters are written whole.
             len_bytes = len_bytes.min(chunk_bytes - self.at_bytes % chunk_bytes);
+        }
+        let mut content = content;
+        if let Some(cluster) = self.whole_clusters_bytes {
+            if len_bytes < cluster {
+                len_bytes = cluster.min(self.end_bytes - self.at_bytes);
+                content = Content::Data;
+            } else {
+                len_bytes -= len_bytes % cluster;
+            }
         }
         let piece = Piece {
             offset_bytes: self.at_bytes - self.skip_bytes,

@@ -149,7 +149,12 @@ fn end_change(
 
 fn is_overtaken(model: &Model, op: Op, error: &Error) -> bool {
     let (offset, len) = op.range();
-    error.kind() == ErrorKind::OutOfRange && offset + len > model.least_size_bytes()
+    let end = offset + len;
+    // A part of a cluster can be compressed only where the device ends with it.
+    let was_the_end = matches!(op, Op::WriteCompressed { .. })
+        && error.kind() == ErrorKind::InvalidArgument
+        && (model.is_resizing() || model.size_bytes() != end);
+    was_the_end || (error.kind() == ErrorKind::OutOfRange && end > model.least_size_bytes())
 }
 
 /// Does one request and tells the model when it begins and ends.
@@ -160,7 +165,7 @@ pub(crate) async fn perform(
 ) -> Result<(), Failure> {
     let failed = |error| Failure::error(FailureKind::Request, op, &error);
     match op {
-        Op::Write { offset, len, fua } => {
+        Op::Write { offset, len, fua } | Op::WriteCompressed { offset, len, fua } => {
             let mut buffer = Buffer::zeroed(len as usize);
             let id = guest.model.borrow_mut().new_write();
             pattern::fill(id, offset, &mut buffer);
@@ -168,8 +173,12 @@ pub(crate) async fn perform(
                 .model
                 .borrow_mut()
                 .begin(Effect::Write(id), offset..offset + len);
-            let written = device.write(offset, buffer, RequestFlags { fua }).await;
-            end_change(&guest, op, ticket, written.map(drop), fua)?;
+            let flags = RequestFlags { fua };
+            let written = match op {
+                Op::WriteCompressed { .. } => device.write_compressed(offset, buffer, flags),
+                _ => device.write(offset, buffer, flags),
+            };
+            end_change(&guest, op, ticket, written.await.map(drop), fua)?;
         }
         Op::WriteZeroes {
             offset,

@@ -180,6 +180,7 @@ struct Places {
     resizable: bool,
     /// There is a backing file, and room below for what is committed.
     has_backing: bool,
+    compressible: bool,
 }
 
 impl Places {
@@ -206,6 +207,7 @@ impl Places {
             size_bytes: image.size_bytes,
             resizable: image.resizable,
             has_backing: image.backing != Backing::None,
+            compressible: image.data_file == DataFile::Inside,
         }
     }
 
@@ -238,9 +240,25 @@ impl Places {
         (offset, len.min(end - offset).min(most))
     }
 
+    /// A compressed write of the clusters that a range touches, or a plain one where
+    /// there are no compressed clusters.
+    fn compressed(&self, (offset, len): (u64, u64), fua: bool) -> Op {
+        if !self.compressible {
+            return Op::Write { offset, len, fua };
+        }
+        let start = offset / self.cluster * self.cluster;
+        let end = (offset + len).next_multiple_of(self.cluster);
+        Op::WriteCompressed {
+            offset: start,
+            len: end.min(self.size_bytes) - start,
+            fua,
+        }
+    }
+
     fn setup_op(&self, rng: &mut Rng) -> Op {
         let (offset, len) = self.range(rng);
-        match rng.below(8) {
+        match rng.below(10) {
+            8..=9 => self.compressed((offset, len), false),
             0 => Op::WriteZeroes {
                 offset,
                 len,
@@ -277,7 +295,8 @@ impl Places {
     fn op(&self, rng: &mut Rng) -> Op {
         let (offset, len) = self.range(rng);
         let fua = rng.chance(1, 16);
-        match rng.below(20) {
+        match rng.below(24) {
+            20.. => self.compressed((offset, len), fua),
             0..=9 => Op::Write { offset, len, fua },
             10..=12 => Op::WriteZeroes {
                 offset,

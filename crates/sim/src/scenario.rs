@@ -19,6 +19,15 @@ pub enum Op {
         /// Durable at its end.
         fua: bool,
     },
+    /// Writes new bytes to whole clusters, compressed where that makes them fewer.
+    WriteCompressed {
+        /// Where.
+        offset: u64,
+        /// How many.
+        len: u64,
+        /// Durable at its end.
+        fua: bool,
+    },
     /// Writes zeroes.
     WriteZeroes {
         /// Where.
@@ -53,6 +62,7 @@ impl Op {
     pub fn shift(&mut self, by_bytes: u64) {
         match self {
             Op::Write { offset, .. }
+            | Op::WriteCompressed { offset, .. }
             | Op::WriteZeroes { offset, .. }
             | Op::Discard { offset, .. }
             | Op::Read { offset, .. } => *offset += by_bytes,
@@ -64,6 +74,7 @@ impl Op {
     pub fn range(&self) -> (u64, u64) {
         match *self {
             Op::Write { offset, len, .. }
+            | Op::WriteCompressed { offset, len, .. }
             | Op::WriteZeroes { offset, len, .. }
             | Op::Discard { offset, len }
             | Op::Read { offset, len } => (offset, len),

@@ -193,6 +193,13 @@ fn simpler_ops(op: Op) -> Vec<Op> {
             }
             simpler
         }
+        Op::WriteCompressed { offset, len, .. } => {
+            vec![Op::Write {
+                offset,
+                len,
+                fua: false,
+            }]
+        }
         Op::WriteZeroes { offset, len, .. } => {
             vec![Op::WriteZeroes {
                 offset,

@@ -3,7 +3,7 @@
 
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteZeroes};
+use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteCompressed, WriteZeroes};
 use vellum_sim::scenario::Step::{Start, Wait};
 use vellum_sim::scenario::{Backing, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
 use vellum_sim::storage::Traits;
@@ -161,6 +161,55 @@ fn every_cut_of_zeroes_beside_a_write() {
 fn every_cut_over_a_compressed_cluster() {
     let steps = [write(3, 2), Wait, Start(Flush)];
     exhaust("compressed", &image(), &[Preparation::Compress(2)], &steps);
+}
+
+fn compressed(cluster: u64, count: u64) -> Step {
+    Start(WriteCompressed {
+        offset: cluster * CLUSTER,
+        len: count * CLUSTER,
+        fua: false,
+    })
+}
+
+#[test]
+fn every_cut_of_compressed_data_that_is_added_to_durable_data() {
+    // Two clusters' data share a sector; the first is durable when the other comes.
+    let steps = [
+        compressed(70, 1),
+        Wait,
+        Start(Flush),
+        Wait,
+        compressed(71, 1),
+        Start(Flush),
+    ];
+    exhaust("compressed data added", &roomy(), &[], &steps);
+}
+
+#[test]
+fn every_cut_of_compressed_clusters_that_replace_each_other() {
+    let steps = [
+        compressed(0, 2),
+        Wait,
+        Start(Flush),
+        Wait,
+        compressed(0, 1),
+        write(1, 1),
+        Wait,
+        Start(Flush),
+        Wait,
+        compressed(2, 1),
+        Start(Flush),
+    ];
+    exhaust("compressed data replaced", &roomy(), &[], &steps);
+}
+
+/// Clusters whose data takes a part of a sector.
+fn roomy() -> ImageOptions {
+    ImageOptions {
+        cluster_bits: 10,
+        size_bytes: 80 << 10,
+        ..image()
+    }
 }
 
 #[test]

@@ -109,10 +109,18 @@ pub trait Storage: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Tries to copy a range inside the storage without moving bytes through
-    /// memory; [`crate::ErrorKind::Unsupported`] where that cannot be had.
-    fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Io<()> {
-        let _ = (from_bytes, to_bytes, len_bytes);
+    /// Tries to copy a range of `source`, which may be this same storage, without
+    /// moving bytes through the program's memory. The range must lie inside `source`
+    /// and the two must not overlap. [`crate::ErrorKind::Unsupported`] where that cannot
+    /// be had; then any part of the range may have been copied.
+    fn copy_range(
+        &self,
+        source: &dyn Storage,
+        from_bytes: u64,
+        to_bytes: u64,
+        len_bytes: u64,
+    ) -> Io<()> {
+        let _ = (source, from_bytes, to_bytes, len_bytes);
         Io::ready(Err(crate::Error::new(
             crate::ErrorKind::Unsupported,
             "copy range",

@@ -154,17 +154,18 @@ pub(crate) fn clone_range(
     retry(|| i64::from(unsafe { libc::ioctl(to, FICLONERANGE, &raw const range) }))
 }
 
-/// Copies a range inside one file; returns the bytes copied.
+/// Copies a range of a file to another, or to elsewhere in it; returns the bytes copied.
 pub(crate) fn copy_file_range(
-    fd: RawFd,
+    source_fd: RawFd,
     from_bytes: u64,
+    fd: RawFd,
     to_bytes: u64,
     len_bytes: u64,
 ) -> Result<i64, Errno> {
     let (mut from, mut to) = (from_bytes as i64, to_bytes as i64);
     let len = (len_bytes as usize).min(MAX_TRANSFER_BYTES);
     // SAFETY: both offsets are live locals for the whole call.
-    retry(|| unsafe { libc::copy_file_range(fd, &mut from, fd, &mut to, len, 0) as i64 })
+    retry(|| unsafe { libc::copy_file_range(source_fd, &mut from, fd, &mut to, len, 0) as i64 })
 }
 
 /// `lseek(2)`; used with `SEEK_DATA`, `SEEK_HOLE` and `SEEK_END` only, as nothing

@@ -135,14 +135,13 @@ fn prepare(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
     if scenario.preparation.is_empty() {
         return Ok(());
     }
-    for image in IMAGES {
+    for (image, tool) in IMAGES.into_iter().zip([scenario.preparer, Tool::Qemu]) {
         let mut words = command_words(&scenario.preparation);
         words.extend(["-f", "qcow2", image].map(str::to_owned));
-        let answer = runner.io(Tool::Qemu, &words)?;
+        let answer = runner.io(tool, &words)?;
         ensure!(
-            answer.errors.is_empty(),
-            "qemu-io on {image}: {}",
-            answer.errors
+            answer.code == 0 && answer.output.is_empty() && answer.errors.is_empty(),
+            "{tool:?} writes {image} compressed: {answer:?}"
         );
     }
     Ok(())

@@ -20,8 +20,11 @@ pub struct Scenario {
     pub shape: Shape,
     /// Who makes the first and the second.
     pub creators: [Tool; 2],
-    /// Commands that QEMU runs on both first: compressed writes above all.
+    /// Compressed writes to both at first. No cluster is written twice, which QEMU
+    /// refuses.
     pub preparation: Vec<String>,
+    /// Who does that to the first image.
+    pub preparer: Tool,
     /// What is done to both.
     pub batches: Vec<Batch>,
     /// The writers of the first image take turns; otherwise it is Vellum alone.
@@ -37,10 +40,13 @@ impl Scenario {
         let mut preparation = Vec::new();
         if shape.data_file == DataFile::Inside && random.chance(40) {
             let inside = shape.size_bytes.min(shape.reach_bytes);
+            let mut taken = Vec::new();
             for _ in 0..random.between(1, 4) {
-                preparation.extend(compressed_write(random, inside, shape.cluster_bits));
+                let write = compressed_write(random, inside, shape.cluster_bits, &mut taken);
+                preparation.extend(write);
             }
         }
+        let preparer = random.pick(&[Tool::Vellum, Tool::Vellum, Tool::Qemu]);
         let count = random.between(1, 4);
         let batches = (0..count).map(|_| Batch::random(random, &shape)).collect();
         let alternate = random.chance(25);
@@ -48,6 +54,7 @@ impl Scenario {
             shape,
             creators,
             preparation,
+            preparer,
             batches,
             alternate,
         }

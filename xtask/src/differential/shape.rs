@@ -1,5 +1,7 @@
 //! What an image is like: its creation options and what stands behind it.
 
+use std::ops::Range;
+
 use super::random::Random;
 
 const SECTOR_BYTES: u64 = 512;
@@ -190,6 +192,7 @@ impl Shape {
                 random,
                 size_bytes.min(reach),
                 cluster_bits,
+                &mut Vec::new(),
             ));
         }
         for _ in 0..random.between(0, 5) {
@@ -259,8 +262,13 @@ impl Shape {
     }
 }
 
-/// A compressed write of some whole clusters.
-pub fn compressed_write(random: &mut Random, size_bytes: u64, cluster_bits: u32) -> Option<String> {
+/// A compressed write of some whole clusters, none of which is `taken` yet.
+pub fn compressed_write(
+    random: &mut Random,
+    size_bytes: u64,
+    cluster_bits: u32,
+    taken: &mut Vec<Range<u64>>,
+) -> Option<String> {
     let cluster = 1_u64 << cluster_bits;
     let clusters = size_bytes / cluster;
     if clusters == 0 {
@@ -269,6 +277,11 @@ pub fn compressed_write(random: &mut Random, size_bytes: u64, cluster_bits: u32)
     let offset = random.below(clusters) * cluster;
     let most = ((size_bytes - offset) / cluster).min(3);
     let len = random.between(1, most) * cluster;
+    let overlaps = |other: &Range<u64>| other.start < offset + len && offset < other.end;
+    if taken.iter().any(overlaps) {
+        return None;
+    }
+    taken.push(offset..offset + len);
     Some(format!(
         "write -q -c -P {} {offset} {len}",
         random.between(0, 255)

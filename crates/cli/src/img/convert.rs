@@ -95,6 +95,9 @@ async fn convert(
         report::error("Cannot use --target-is-zero when the destination image has a backing file");
         return Ok(0);
     }
+    if arguments.compress && target.as_qcow2().is_none() {
+        return fail(NO_COMPRESSION);
+    }
     let target_bytes = target.size_bytes();
     if arguments.no_create && target_bytes < source_bytes {
         return fail("output file is smaller than input file");
@@ -178,12 +181,29 @@ fn target_settings(
         return fail("Use of backing file requires explicit backing format");
     }
     if arguments.compress {
-        return fail(match format {
-            "qcow2" => "convert -c (writing compressed clusters) is not part of this version",
-            _ => "Compression not supported for this file format",
-        });
+        check_compression(format, &settings)?;
     }
     Ok(settings)
+}
+
+const NO_COMPRESSION: &str = "Compression not supported for this file format";
+
+/// Refuses what cannot be compressed.
+fn check_compression(format: &str, settings: &CreateSettings) -> Result<(), Failure> {
+    if format != "qcow2" {
+        return fail(NO_COMPRESSION);
+    }
+    let encrypted = settings.text("encryption").is_some_and(|text| text == "on");
+    if encrypted || settings.text("encrypt.format").is_some() {
+        return fail("Compression and encryption not supported at the same time");
+    }
+    if settings
+        .text("preallocation")
+        .is_some_and(|mode| mode != "off")
+    {
+        return fail("Compression and preallocation not supported at the same time");
+    }
+    Ok(())
 }
 
 async fn open_target(
@@ -202,6 +222,7 @@ async fn open_target(
         writable: true,
         cache,
         discard: true,
+        compression: arguments.compression,
         ..OpenFlags::default()
     };
     open_device(&spec, &flags).await.map_err(failed)
@@ -219,7 +240,7 @@ fn copy_options(
     };
     let fresh = !arguments.no_create && !has_backing && min_sparse_bytes.is_some();
     CopyOptions {
-        parallel: arguments.parallel.unwrap_or(DEFAULT_PARALLEL) as usize,
+        parallel: parallel(arguments),
         out_of_order: arguments.out_of_order,
         min_sparse_bytes,
         target_is_zero: arguments.target_is_zero || (fresh && target.info().has_zero_init),
@@ -232,8 +253,23 @@ fn copy_options(
         rate_limit_bytes: arguments.rate_bytes.filter(|bytes| *bytes > 0),
         len_bytes: Some(target.size_bytes()),
         skip_bytes: 0,
+        compressed_clusters_bytes: match arguments.compress {
+            true => target.info().cluster_size_bytes,
+            false => None,
+        },
+        copy_range: arguments.copy_range,
         ..CopyOptions::default()
     }
+}
+
+/// Pieces in flight: as many as were asked for; by default enough for every core to
+/// have something to compress while other pieces are read and written.
+fn parallel(arguments: &Arguments) -> usize {
+    let default = match arguments.compress {
+        true => DEFAULT_PARALLEL.max(2 * lane::compute_threads() as u64),
+        false => DEFAULT_PARALLEL,
+    };
+    arguments.parallel.unwrap_or(default) as usize
 }
 
 fn copy_failure(error: CopyError) -> Failure {

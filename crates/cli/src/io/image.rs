@@ -81,6 +81,14 @@ impl Image {
             .map(drop)
     }
 
+    /// Writes a range inside the device, compressed.
+    pub async fn write_compressed(&self, offset_bytes: u64, buffer: Buffer) -> Result<()> {
+        self.check_range(offset_bytes, buffer.len() as u64)?;
+        let flags = RequestFlags::default();
+        let written = self.device.write_compressed(offset_bytes, buffer, flags);
+        written.await.map(drop)
+    }
+
     /// Writes zeroes to a range inside the device.
     pub async fn write_zeroes(
         &self,

@@ -169,12 +169,8 @@ async fn request_write(
     if words.has('b') {
         return Err(no_vm_state());
     }
-    if words.has('c') {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "write compressed",
-            "compressed clusters can be read, not written",
-        ));
+    if words.has('c') && !words.has('z') {
+        return image.write_compressed(offset_bytes, buffer).await;
     }
     if words.has('z') {
         let request = ZeroRequest {

@@ -62,6 +62,107 @@ fn overlays_keep_their_backing_file() {
     converts(&twins, "-O qcow2 -o backing_file=a,backing_fmt=qcow2 b");
 }
 
+/// Converts with `-c` and both tools, and compares content and map.
+#[track_caller]
+fn compresses(twins: &Twins, arguments: &str) {
+    converts(twins, arguments);
+    twins.same("check out");
+    let [ours, theirs] = twins.both(&["map", "--output=json", "out"]);
+    let essence = |text: &str| -> Vec<(u64, u64, bool, bool)> {
+        let value: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        let extents = value.as_array().expect("a list").iter();
+        let of = |extent: &serde_json::Value| {
+            let number = |key: &str| extent[key].as_u64().expect("a number");
+            let flag = |key: &str| extent[key].as_bool().expect("a flag");
+            let (data, compressed) = (flag("data"), flag("compressed"));
+            (number("start"), number("length"), data, compressed)
+        };
+        extents.map(of).collect()
+    };
+    assert_eq!(essence(&ours.out), essence(&theirs.out), "{arguments}");
+}
+
+#[test]
+fn compressed_targets_hold_the_same() {
+    let twins = Twins::new(IMAGES);
+    for source in ["a", "b", "c", "r"] {
+        for options in [
+            "-c -O qcow2",
+            "-c -S 0 -O qcow2",
+            "-c -W -m 16 -O qcow2",
+            "-c -O qcow2 -o compression_type=zstd",
+            "-c -O qcow2 -o cluster_size=4k,refcount_bits=1",
+            "-c -t none -T none -O qcow2",
+        ] {
+            compresses(&twins, &format!("{options} {source}"));
+        }
+    }
+    compresses(&twins, "-c -O qcow2 -o cluster_size=2M b");
+    compresses(&twins, "-c -O qcow2 -o extended_l2=on b");
+    compresses(&twins, "-c -O qcow2 -o compat=0.10 b");
+    compresses(&twins, "-c -O qcow2 -B a -F qcow2 b");
+    twins.all_same(&["convert -c -O qcow2 a r b joined", "check joined"]);
+}
+
+#[test]
+fn an_existing_target_is_compressed_into() {
+    let twins = Twins::new(IMAGES);
+    twins.same("create -f qcow2 out 20M");
+    twins.all_same(&["convert -n -c -O qcow2 a out", "check out"]);
+    let compared = twins.run_theirs_on_ours(&["compare", "a", "out"]);
+    assert_eq!(compared.code, Some(0), "{compared:?}");
+    twins.same("convert -n -c -O raw a r");
+}
+
+#[test]
+fn levels_and_windows_can_be_chosen() {
+    let twins = Twins::new(&["qemu-img create -q -f raw r 8M"]);
+    let lines: String = (0..300_000_u64)
+        .map(|n| format!("line {n} {}\n", n * n % 97))
+        .collect();
+    std::fs::write(twins.ours("r"), &lines.as_bytes()[..4 << 20]).expect("a file");
+    let len = |options: &str| {
+        let line = format!("convert -c {options} -f raw -O qcow2 r out");
+        let converted = twins.run_ours(&line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(converted.code, Some(0), "{options}: {converted:?}");
+        let compared = twins.run_theirs_on_ours(&["compare", "-f", "raw", "r", "out"]);
+        assert_eq!(compared.code, Some(0), "{options}: {compared:?}");
+        std::fs::metadata(twins.ours("out")).expect("a file").len()
+    };
+    assert!(len("--level 12") < len("--level 1"));
+    assert!(len("--level 9 --window 4k") > len("--level 9"));
+    let zstd = "-o compression_type=zstd";
+    assert!(len(&format!("{zstd} --level 19")) < len(&format!("{zstd} --level 1")));
+    for (options, message) in [
+        (
+            "-c --level 13",
+            "compression level 13 is not between 1 and 12",
+        ),
+        ("-c --level 0", "Invalid compression level specified"),
+        (
+            "-c --window 5k",
+            "Invalid compression window specified: '5k'",
+        ),
+        ("--level 3", "--level and --window require use of -c flag"),
+    ] {
+        let line = format!("convert {options} -f raw -O qcow2 r out");
+        let refused = twins.run_ours(&line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(refused.code, Some(1), "{options}");
+        assert!(refused.err.contains(message), "{refused:?}");
+    }
+}
+
+#[test]
+fn the_kernel_copies_from_file_to_file() {
+    let twins = Twins::new(IMAGES);
+    for source in ["a", "b", "c", "r"] {
+        converts(&twins, &format!("-C -O qcow2 {source}"));
+        twins.same(&format!("convert -C -O raw {source} out.raw"));
+        let compared = twins.run_theirs_on_ours(&["compare", source, "out.raw"]);
+        assert_eq!(compared.code, Some(0), "{source}: {compared:?}");
+    }
+}
+
 #[test]
 fn several_sources_are_laid_end_to_end() {
     let twins = Twins::new(IMAGES);
@@ -117,6 +218,12 @@ fn contradictions_are_refused_in_the_same_words() {
         "convert -C -S 4k a out",
         "convert -C -c a out",
         "convert --salvage -C a out",
+        "convert -c a out",
+        "convert -c -O raw a out",
+        "convert -c -O qcow2 -o preallocation=metadata a out",
+        "convert -c -O qcow2 -o preallocation=off a out",
+        "convert -c -O qcow2 -o data_file=out.data a out",
+        "convert -c -O qcow2 -o compression_type=lz4 a out",
         "convert --target-is-zero a out",
         "convert --target-image-opts a driver=raw,file.filename=out",
         "convert --image-opts -f qcow2 driver=qcow2,file.filename=a out",

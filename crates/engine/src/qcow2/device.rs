@@ -154,6 +154,28 @@ impl BlockDevice for Qcow2 {
         self.change(|image| async move { image.write(offset_bytes, buffer, flags).await })
     }
 
+    fn write_compressed(
+        &self,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Io<Buffer> {
+        let len_bytes = buffer.len() as u64;
+        if let Err(error) = self
+            .image
+            .check_range("write compressed", offset_bytes, len_bytes)
+        {
+            return Io::ready(Err(error));
+        }
+        // Taken here, so that the file holds the data in the order of the calls.
+        let ticket = self.image.packer.queue.ticket();
+        self.change(|image| async move {
+            image
+                .write_compressed(offset_bytes, buffer, flags, ticket)
+                .await
+        })
+    }
+
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
         if let Err(error) = self
             .image

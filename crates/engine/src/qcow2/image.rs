@@ -23,6 +23,7 @@ use super::load::read_bytes;
 use super::map::{L2Cache, Lookup, Mapper, Slice, View};
 use super::options::{CacheOptions, PassDiscards};
 use super::order::Order;
+use super::pack::Packer;
 use super::prefetch::Streams;
 use super::readers::Readers;
 use super::resize::Size;
@@ -57,6 +58,7 @@ pub(crate) struct Image {
     pub(crate) streams: Streams,
     pub(crate) allocator: Arc<Allocator>,
     pub(crate) compressed: Compressed,
+    pub(crate) packer: Packer,
     pub(crate) lazy: LazyRefcounts,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<Inflight>,
@@ -349,6 +351,7 @@ impl Image {
         self.check_latch()?;
         // What could not be drained is lost, and reported; all else is kept.
         let drained = self.drain_all().await;
+        self.seal_packed().await?;
         // Twice: the first commit lets go of dropped clusters, the second writes
         // their refcounts, and those of clusters that were counted ahead.
         self.commit().await?;

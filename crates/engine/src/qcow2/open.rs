@@ -16,6 +16,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFl
 use super::alloc::Allocator;
 use super::chain::Chain;
 use super::check;
+use super::compress::CompressionOptions;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
 use super::image::Image;
@@ -24,6 +25,7 @@ use super::lazy::LazyRefcounts;
 use super::load::{self, read_bytes};
 use super::map::L2Cache;
 use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
+use super::pack::Packer;
 use super::packed::L2Codec;
 use super::prefetch::Streams;
 use super::refcounts::{RefcountTable, Refcounts};
@@ -240,6 +242,14 @@ async fn assemble(
     let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
     let lazy = LazyRefcounts::new(&header, options.lazy_refcounts)
         .map_err(|error| error.target(file.name()))?;
+    // Levels are for the image that is written, and no business of those below it.
+    let compression = match options.read_only {
+        true => CompressionOptions::default(),
+        false => options.compression,
+    };
+    let codec = compression
+        .codec(header.compression_type)
+        .map_err(|error| error.target(file.name()))?;
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -261,6 +271,7 @@ async fn assemble(
             header.guest_size_bytes(),
             options.decompressed_cache_bytes(&geometry),
         ),
+        packer: Packer::new(&geometry, &file, codec),
         header: Mutex::new(Arc::new(header)),
         header_writes: async_lock::Mutex::new(()),
         file,

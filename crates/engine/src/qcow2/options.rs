@@ -7,6 +7,7 @@ use vellum_storage::{Error, ErrorKind, Result, Storage};
 
 use super::ahead::AheadOptions;
 use super::cache::Budget;
+use super::compress::CompressionOptions;
 use crate::BlockDevice;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
@@ -80,6 +81,8 @@ pub struct OpenOptions {
     /// the image as a whole, used from two backing images on and taken as it is needed;
     /// 0: each read walks the chain. Default: 8 MiB.
     pub chain_index_size_bytes: Option<u64>,
+    /// How compressed clusters are compressed that are written.
+    pub compression: CompressionOptions,
     /// How far ahead of the writes clusters are counted.
     pub ahead: AheadOptions,
     /// Open an image only to look at its metadata: neither backing file nor data

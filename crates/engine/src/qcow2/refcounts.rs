@@ -195,6 +195,24 @@ impl Refcounts {
         result
     }
 
+    /// Raises the count of a cluster in use by one; `None`: it is as high as it can be.
+    pub(crate) async fn raise(&self, cluster: HostCluster) -> Result<Option<u64>> {
+        loop {
+            let Some(place) = self.place(cluster)? else {
+                return Err(underflow(cluster));
+            };
+            let order = self.geometry.refcount_order;
+            let raised = self.cache.update(place.key, |block| {
+                let new = refcount::get(block, order, place.index).checked_add(1)?;
+                refcount::set(block, order, place.index, new).then_some(new)
+            });
+            match raised {
+                None => self.load(place.key).await?,
+                Some(raised) => return Ok(raised),
+            }
+        }
+    }
+
     /// Lowers the count of a cluster by one; returns what is left.
     pub(crate) async fn lower(&self, cluster: HostCluster) -> Result<u64> {
         loop {

@@ -9,6 +9,15 @@ use crate::Result;
 use crate::lane::{self, finish_unit};
 use crate::sys;
 
+/// Why the kernel does not copy between two files.
+const CANNOT_COPY: [i32; 5] = [
+    libc::EXDEV,
+    libc::EINVAL,
+    libc::ENOSYS,
+    libc::EOPNOTSUPP,
+    libc::EPERM,
+];
+
 impl File {
     /// Whether cloning from `source` into this file has not failed for good yet;
     /// `None`: there is no need to try.
@@ -52,10 +61,11 @@ impl File {
         }
     }
 
-    /// Copies a range inside the file. Around the page cache that is no gain: the
-    /// kernel would copy through it.
+    /// Copies a range of `source`. Around the page cache that is no gain: the kernel
+    /// would copy through it.
     pub(super) async fn copy_range(
         &self,
+        source: &File,
         from_bytes: u64,
         to_bytes: u64,
         len_bytes: u64,
@@ -63,13 +73,13 @@ impl File {
         if self.alignment.request_bytes > 1 {
             return Err(self.cannot("copy range"));
         }
-        let fd = self.descriptor.clone();
+        let (from, fd) = (source.descriptor.clone(), self.descriptor.clone());
         let work = move || {
             let mut done = 0;
             while done < len_bytes {
                 let rest = len_bytes - done;
                 let at = (from_bytes + done, to_bytes + done);
-                match sys::copy_file_range(fd.raw(), at.0, at.1, rest)? {
+                match sys::copy_file_range(from.raw(), at.0, fd.raw(), at.1, rest)? {
                     // The source ended early: the caller must copy zeroes.
                     0 => return Err(libc::EOPNOTSUPP),
                     count => done += count as u64,
@@ -78,6 +88,11 @@ impl File {
             Ok(0)
         };
         self.extents.forget();
-        lane::call(&self.descriptor, "copy range", work, finish_unit).await
+        let result = lane::call(&self.descriptor, "copy range", work, finish_unit).await;
+        match result {
+            // These two files, or this kernel, copy only through memory.
+            Err(error) if CANNOT_COPY.contains(&error.errno()) => Err(self.cannot("copy range")),
+            result => result,
+        }
     }
 }

@@ -368,12 +368,27 @@ impl Storage for FileStorage {
         Io::ready(self.file.block_status(offset_bytes, len_bytes))
     }
 
-    fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Io<()> {
+    fn copy_range(
+        &self,
+        source: &dyn Storage,
+        from_bytes: u64,
+        to_bytes: u64,
+        len_bytes: u64,
+    ) -> Io<()> {
         if let Err(error) = self.file.refuse_if_read_only("copy range") {
             return Io::ready(Err(error));
         }
         let file = self.file.clone();
-        lane::task(async move { file.copy_range(from_bytes, to_bytes, len_bytes).await })
+        match source.as_file() {
+            None => Io::ready(Err(file.cannot("copy range"))),
+            Some(source) => {
+                let source = source.file.clone();
+                lane::task(async move {
+                    file.copy_range(&source, from_bytes, to_bytes, len_bytes)
+                        .await
+                })
+            }
+        }
     }
 
     fn may_clone_from(&self, source: &dyn Storage) -> bool {

@@ -97,7 +97,6 @@ fn verb(operation: Operation) -> &'static str {
         Operation::Flush => "flush",
         Operation::Truncate => "truncate",
         Operation::BlockStatus => "block status",
-        Operation::CopyRange => "copy range",
     }
 }
 

@@ -38,8 +38,6 @@ pub enum Operation {
     Truncate,
     /// [`Storage::block_status`].
     BlockStatus,
-    /// [`Storage::copy_range`]; the target is the call's range.
-    CopyRange,
 }
 
 /// One request.
@@ -210,14 +208,5 @@ impl<P: Policy> Storage for Wrapped<P> {
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         self.inner.allocated_bytes()
-    }
-
-    fn copy_range(&self, from_bytes: u64, to_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.handle(
-            Operation::CopyRange,
-            (to_bytes, len_bytes),
-            false,
-            move |inner| inner.copy_range(from_bytes, to_bytes, len_bytes),
-        )
     }
 }

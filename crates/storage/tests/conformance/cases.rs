@@ -277,7 +277,7 @@ fn copied_ranges_are_equal() {
     everywhere(|storage| {
         block_on(async {
             write(&storage, 0, &pattern(0, 65_536)).await;
-            match storage.copy_range(0, 131_072, 65_536).await {
+            match storage.copy_range(&*storage, 0, 131_072, 65_536).await {
                 Ok(()) => assert_eq!(read(&storage, 131_072, 65_536).await, pattern(0, 65_536)),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported),
             }

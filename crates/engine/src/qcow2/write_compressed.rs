@@ -1,0 +1,241 @@
+//! Writing compressed clusters.
+//!
+//! A request is cut into batches. The clusters of a batch are compressed on all
+//! cores, while the requests before it are still at work; then it waits for its
+//! turn and places its data behind theirs, so that the file holds the clusters in
+//! the order in which they were asked for; the bytes are written together with
+//! those of others; and then the mapping changes, as for any other write. What
+//! becomes no smaller is written as it is.
+//!
+//! Until a mapping is set nothing points at the new data, so a step that fails
+//! gives its places back, and the clusters are what they were.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum_format::compressed::CompressedDescriptor;
+use vellum_format::crypto::CryptMethod;
+use vellum_format::l2::Mapping;
+use vellum_format::types::GuestOffset;
+use vellum_storage::lane::{compute, compute_threads};
+use vellum_storage::{Buffer, Error, ErrorKind, Result};
+
+use super::compress::{Codec, compress};
+use super::image::Image;
+use super::inflight::Mode;
+use super::order::{Reach, Reason};
+use super::queue::Ticket;
+use crate::RequestFlags;
+
+/// Guest bytes that one batch has, if that is a whole cluster for each core.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Guest bytes that one thread gets at a time, if that is a whole cluster.
+const JOB_BYTES: u64 = 64 << 10;
+
+/// A compressed cluster on its way to the disk.
+struct Placed {
+    guest: u64,
+    descriptor: CompressedDescriptor,
+}
+
+/// Clusters of a batch that one thread compresses.
+struct Job {
+    codec: Codec,
+    cluster_bytes: usize,
+    piece: Buffer,
+}
+
+/// A cluster's data; `None` where that is no smaller.
+type Packed = Option<Box<[u8]>>;
+
+impl Job {
+    fn run(self) -> (Buffer, Vec<Packed>) {
+        let clusters = self.piece.chunks(self.cluster_bytes).map(|cluster| {
+            if cluster.len() == self.cluster_bytes {
+                return compress(self.codec, cluster);
+            }
+            // The last cluster of the device is as long as the others on disk.
+            let mut whole = cluster.to_vec();
+            whole.resize(self.cluster_bytes, 0);
+            compress(self.codec, &whole).filter(|packed| packed.len() < cluster.len())
+        });
+        let packed = clusters.collect();
+        (self.piece, packed)
+    }
+}
+
+impl Image {
+    /// Writes whole clusters, compressed where that makes them smaller; the range was
+    /// checked to lie inside the device.
+    pub(crate) async fn write_compressed(
+        self: &Arc<Self>,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+        ticket: Ticket,
+    ) -> Result<Buffer> {
+        let end_bytes = offset_bytes + buffer.len() as u64;
+        self.check_compressible(offset_bytes, end_bytes)?;
+        self.begin_change("write compressed").await?;
+        let cluster = self.geometry.cluster_size_bytes();
+        let batch_bytes = BATCH_BYTES.max(cluster * compute_threads() as u64) as usize;
+        let mut ticket = Some(ticket);
+        let mut at = offset_bytes;
+        let mut rest = buffer;
+        let mut done = Vec::new();
+        while !rest.is_empty() {
+            let len = rest.len().min(batch_bytes);
+            let batch = rest.split_to(len);
+            let (batch, mut packed) = self.compress_batch(batch).await;
+            if let Some(ticket) = &ticket {
+                ticket.turn().await;
+            }
+            let (placed, result) = self.place_batch(at, &mut packed).await;
+            if rest.is_empty() || result.is_err() {
+                ticket = None;
+            }
+            let linked = self.write_and_link(at..at + len as u64, placed).await;
+            result.and(linked)?;
+            done.push(self.write_plain(at, batch, &packed).await?);
+            at += len as u64;
+        }
+        if flags.fua {
+            self.drain_range(offset_bytes..end_bytes).await?;
+            self.commit().await?;
+        }
+        Ok(Buffer::join_all(done))
+    }
+
+    /// Refuses what cannot be written compressed.
+    fn check_compressible(&self, start: u64, end: u64) -> Result<()> {
+        let refuse = |kind, message: &str| {
+            let error = Error::new(kind, "write compressed", message.to_owned());
+            Err(error.target(self.name.clone()).at(start))
+        };
+        if self.has_external_data() {
+            let message = "images with an external data file have no compressed clusters";
+            return refuse(ErrorKind::Unsupported, message);
+        }
+        if self.header().crypt_method != CryptMethod::None {
+            let message = "encrypted images have no compressed clusters";
+            return refuse(ErrorKind::Unsupported, message);
+        }
+        let cluster = self.geometry.cluster_size_bytes();
+        let ends_whole = end.is_multiple_of(cluster) || end == self.size.visible_bytes();
+        if !start.is_multiple_of(cluster) || !ends_whole {
+            let message = "compressed writes must cover whole clusters";
+            return refuse(ErrorKind::InvalidArgument, message);
+        }
+        Ok(())
+    }
+
+    /// Compresses the clusters of a batch on all cores.
+    async fn compress_batch(&self, mut batch: Buffer) -> (Buffer, Vec<Packed>) {
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let job_bytes = JOB_BYTES.max(cluster_bytes) as usize;
+        let mut jobs = Vec::new();
+        while !batch.is_empty() {
+            let job = Job {
+                codec: self.packer.codec,
+                cluster_bytes: cluster_bytes as usize,
+                piece: batch.split_to(batch.len().min(job_bytes)),
+            };
+            jobs.push(compute(move || job.run()));
+        }
+        let mut pieces = Vec::with_capacity(jobs.len());
+        let mut packed = Vec::new();
+        for job in jobs {
+            let (piece, clusters) = job.await;
+            pieces.push(piece);
+            packed.extend(clusters);
+        }
+        (Buffer::join_all(pieces), packed)
+    }
+
+    /// Finds places for the clusters from `start` on, and appends their bytes to what
+    /// is to be written; those without a place are left to be written as they are. What
+    /// was placed before a failure is as good as without it.
+    async fn place_batch(&self, start: u64, packed: &mut [Packed]) -> (Vec<Placed>, Result<()>) {
+        let cluster = self.geometry.cluster_size_bytes();
+        let mut placed = Vec::with_capacity(packed.len());
+        let guests = (start..).step_by(cluster as usize);
+        for (guest, packed) in guests.zip(packed) {
+            let Some(bytes) = packed else { continue };
+            match self.place_packed(bytes.len() as u64).await {
+                Ok(Some(descriptor)) => {
+                    let host = descriptor.host_offset.bytes();
+                    self.packer.appender.append(host, bytes);
+                    placed.push(Placed { guest, descriptor });
+                }
+                Ok(None) => *packed = None,
+                Err(error) => return (placed, Err(error)),
+            }
+        }
+        (placed, Ok(()))
+    }
+
+    /// Has the bytes of placed clusters written, and points the mapping at them.
+    async fn write_and_link(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        placed: Vec<Placed>,
+    ) -> Result<()> {
+        if placed.is_empty() {
+            return Ok(());
+        }
+        let mut linked = 0;
+        let result = match self.packer.appender.write().await {
+            Ok(()) => self.link_packed(range, &placed, &mut linked).await,
+            Err(error) => Err(error),
+        };
+        for unused in &placed[linked..] {
+            // If even that fails they are leaked.
+            drop(self.unplace_packed(&unused.descriptor).await);
+        }
+        result
+    }
+
+    async fn link_packed(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        placed: &[Placed],
+        linked: &mut usize,
+    ) -> Result<()> {
+        let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
+        self.drain_beside(range).await?;
+        let cluster = self.geometry.cluster_size_bytes();
+        for Placed { guest, descriptor } in placed {
+            self.ensure_l2_table(GuestOffset(*guest)).await?;
+            let old = self.mapping(GuestOffset(*guest)).await?;
+            let new = Mapping::Compressed(*descriptor);
+            self.set_mapping(GuestOffset(*guest), new, Reach::AfterBarrier)
+                .await?;
+            *linked += 1;
+            self.drop_replaced(&old, &new, Reason::Replaced);
+            self.forget_replaced(&(*guest..(guest + cluster).min(self.size_bytes())));
+        }
+        self.relieve_cache().await
+    }
+
+    /// Writes those clusters of a batch as they are that compression makes no smaller.
+    async fn write_plain(
+        self: &Arc<Self>,
+        start: u64,
+        mut batch: Buffer,
+        packed: &[Packed],
+    ) -> Result<Buffer> {
+        let cluster_bytes = self.geometry.cluster_size_bytes() as usize;
+        let mut at = start;
+        let mut done = Vec::new();
+        for run in packed.chunk_by(|a, b| a.is_some() == b.is_some()) {
+            let len = (run.len() * cluster_bytes).min(batch.len());
+            let piece = batch.split_to(len);
+            done.push(match run[0] {
+                Some(_) => piece,
+                None => self.write(at, piece, RequestFlags::default()).await?,
+            });
+            at += len as u64;
+        }
+        Ok(Buffer::join_all(done))
+    }
+}

@@ -1,0 +1,57 @@
+//! Copies that the kernel makes from file to file (`convert -C`).
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Storage};
+
+use crate::scan::Piece;
+
+/// Copies a piece from one of the sources to a raw target without moving it through
+/// the program's memory, and says whether that was done. Where it was not, the target
+/// may hold a part of it.
+pub(crate) async fn copy_range(
+    sources: &[Arc<dyn BlockDevice>],
+    target: &Arc<dyn BlockDevice>,
+    piece: &Piece,
+) -> bool {
+    let Some((to, to_start)) = target.bytes_in() else {
+        return false;
+    };
+    let mut done = 0;
+    while done < piece.len_bytes {
+        let source = &sources[piece.source];
+        let at = piece.source_offset_bytes + done;
+        let Some((from, from_bytes, len_bytes)) = locate(source, at, piece.len_bytes - done).await
+        else {
+            return false;
+        };
+        let to_bytes = to_start + piece.offset_bytes + done;
+        let copied = to.copy_range(&*from, from_bytes, to_bytes, len_bytes);
+        if copied.await.is_err() {
+            return false;
+        }
+        done += len_bytes;
+    }
+    true
+}
+
+/// Where the first bytes of a range of a device lie as they are: the storage, the
+/// offset there, and how many of them lie side by side.
+async fn locate(
+    device: &Arc<dyn BlockDevice>,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Option<(Arc<dyn Storage>, u64, u64)> {
+    if let Some((storage, start)) = device.bytes_in() {
+        let rest = device.size_bytes().checked_sub(offset_bytes)?;
+        return Some((storage, start + offset_bytes, len_bytes.min(rest)));
+    }
+    let extent = device.block_status(offset_bytes, len_bytes, 0).await.ok()?;
+    let host = extent.host.filter(|_| extent.data && !extent.compressed)?;
+    let storage = match device.as_qcow2() {
+        Some(image) => image.data_storage(),
+        None => device.storage()?,
+    };
+    let here = storage.name() == host.storage;
+    here.then_some((storage, host.offset_bytes, extent.len_bytes))
+}
