@@ -114,7 +114,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         tiny_cache: rng.chance(1, 2),
         eager: rng.chance(3, 4),
         discard_no_unref: version == 3 && rng.chance(1, 6),
-        resizable: true,
+        requests_only: false,
         traits,
     }
 }
@@ -177,7 +177,7 @@ struct Places {
     cluster: u64,
     subcluster: u64,
     size_bytes: u64,
-    resizable: bool,
+    requests_only: bool,
     /// There is a backing file, and room below for what is committed.
     has_backing: bool,
     compressible: bool,
@@ -205,9 +205,9 @@ impl Places {
             cluster,
             subcluster,
             size_bytes: image.size_bytes,
-            resizable: image.resizable,
-            has_backing: image.backing != Backing::None,
-            compressible: image.data_file == DataFile::Inside,
+            requests_only: image.requests_only,
+            has_backing: image.backing != Backing::None && !image.requests_only,
+            compressible: image.data_file == DataFile::Inside && !image.requests_only,
         }
     }
 
@@ -240,12 +240,8 @@ impl Places {
         (offset, len.min(end - offset).min(most))
     }
 
-    /// A compressed write of the clusters that a range touches, or a plain one where
-    /// there are no compressed clusters.
+    /// A compressed write of the clusters that a range touches.
     fn compressed(&self, (offset, len): (u64, u64), fua: bool) -> Op {
-        if !self.compressible {
-            return Op::Write { offset, len, fua };
-        }
         let start = offset / self.cluster * self.cluster;
         let end = (offset + len).next_multiple_of(self.cluster);
         Op::WriteCompressed {
@@ -257,8 +253,10 @@ impl Places {
 
     fn setup_op(&self, rng: &mut Rng) -> Op {
         let (offset, len) = self.range(rng);
-        match rng.below(10) {
-            8..=9 => self.compressed((offset, len), false),
+        if self.compressible && rng.chance(1, 5) {
+            return self.compressed((offset, len), false);
+        }
+        match rng.below(8) {
             0 => Op::WriteZeroes {
                 offset,
                 len,
@@ -295,8 +293,10 @@ impl Places {
     fn op(&self, rng: &mut Rng) -> Op {
         let (offset, len) = self.range(rng);
         let fua = rng.chance(1, 16);
-        match rng.below(24) {
-            20.. => self.compressed((offset, len), fua),
+        if self.compressible && rng.chance(1, 6) {
+            return self.compressed((offset, len), fua);
+        }
+        match rng.below(20) {
             0..=9 => Op::Write { offset, len, fua },
             10..=12 => Op::WriteZeroes {
                 offset,
@@ -319,7 +319,7 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     };
     // How seldom the guest waits decides how much runs at once.
     let patience = *rng.pick(&[1, 2, 4, 16]);
-    let resizes = places.resizable && rng.chance(1, 4);
+    let resizes = !places.requests_only && rng.chance(1, 4);
     let jobs = places.has_backing && rng.chance(1, 2);
     let mut steps = Vec::new();
     let mut resized = false;

@@ -194,7 +194,7 @@ pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOption
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,
-        resizable: true,
+        requests_only: false,
         traits: Traits::default(),
     }
 }

@@ -160,8 +160,9 @@ pub struct ImageOptions {
     pub eager: bool,
     /// Discarded clusters stay allocated.
     pub discard_no_unref: bool,
-    /// The device may get another size.
-    pub resizable: bool,
+    /// The subject knows requests of plain bytes and nothing else: no other size, no
+    /// jobs, nothing compressed.
+    pub requests_only: bool,
     /// What the disk can do.
     pub traits: Traits,
 }

@@ -60,7 +60,7 @@ fn image() -> ImageOptions {
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,
-        resizable: true,
+        requests_only: false,
         traits: Traits::default(),
     }
 }

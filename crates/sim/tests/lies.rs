@@ -24,7 +24,7 @@ fn story(seed: u64, shared: bool) -> Story {
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,
-        resizable: true,
+        requests_only: false,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));

@@ -27,8 +27,7 @@ fn story(seed: u64) -> Story {
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,
-        // The toy has one size.
-        resizable: false,
+        requests_only: true,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));
