@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Error, Extent, Io, Result};
 
-use crate::copy::CHUNK_BYTES;
+use crate::answer::{Receiver, answer};
+use crate::helpers::Helpers;
 
 /// How devices are compared.
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,8 +52,15 @@ pub struct CompareError {
 
 type Found = Result<Option<u64>, CompareError>;
 
-/// Requests in flight at once.
+/// Bytes of one check: what it reads of both devices stays near the processor until it
+/// is compared.
+const CHUNK_BYTES: u64 = 256 << 10;
+/// Checks in flight at once, at least.
 const PARALLEL: usize = 4;
+/// Checks in flight for each lane.
+const CHECKS_PER_LANE: usize = 3;
+/// Other lanes are started with this check; they are not worth it for fewer.
+const CHECKS_WITHOUT_HELP: usize = 32;
 
 /// A device of the pair.
 #[derive(Debug, Clone)]
@@ -106,14 +114,30 @@ pub async fn compare(
     if options.strict && sizes[0] != sizes[1] {
         return Ok(Outcome::SizeMismatch);
     }
-    let (common, all) = (sizes[0].min(sizes[1]), sizes[0].max(sizes[1]));
-    let longer = if sizes[0] > sizes[1] { &first } else { &second };
     let mut checks = Checks::default();
+    let outcome = walk(&first, &second, options.strict, &mut checks, &mut progress).await;
+    if let Some(helpers) = checks.helpers.take() {
+        helpers.end().await;
+    }
+    outcome
+}
+
+/// Walks over both devices and has checked what has to be read.
+async fn walk(
+    first: &Half,
+    second: &Half,
+    strict: bool,
+    checks: &mut Checks,
+    progress: &mut impl FnMut(u64, u64),
+) -> Result<Outcome, CompareError> {
+    let sizes = [first.device.size_bytes(), second.device.size_bytes()];
+    let (common, all) = (sizes[0].min(sizes[1]), sizes[0].max(sizes[1]));
+    let longer = if sizes[0] > sizes[1] { first } else { second };
     let mut at = 0;
     while at < all {
         let step = match at < common {
-            true => step_both(&first, &second, at, options.strict, &mut checks).await?,
-            false => step_rest(longer, at, &mut checks).await?,
+            true => step_both(first, second, at, strict, checks).await?,
+            false => step_rest(longer, at, checks).await?,
         };
         let Some(end) = step else {
             let found = checks.finish().await?;
@@ -121,7 +145,7 @@ pub async fn compare(
         };
         at = end;
         checks.reach(at);
-        if let Some(offset) = checks.keep_below(PARALLEL).await? {
+        if let Some(offset) = checks.keep_below(checks.most()).await? {
             return Ok(Outcome::ContentMismatch(offset));
         }
         progress(checks.done_bytes, all);
@@ -153,9 +177,12 @@ async fn step_both(
         len_bytes = len_bytes.min(CHUNK_BYTES);
         let end = at + len_bytes;
         match (reads(&one), reads(&two)) {
-            (true, true) => checks.push(end, same(first.clone(), second.clone(), at, len_bytes)),
-            (true, false) => checks.push(end, empty(first.clone(), at, len_bytes)),
-            (false, true) => checks.push(end, empty(second.clone(), at, len_bytes)),
+            (true, true) => {
+                let (first, second) = (first.clone(), second.clone());
+                checks.push(end, move || same(first, second, at, len_bytes));
+            }
+            (true, false) => checks.push_empty(first, at, len_bytes),
+            (false, true) => checks.push_empty(second, at, len_bytes),
             (false, false) => {}
         }
     }
@@ -172,7 +199,7 @@ async fn step_rest(
     let mut len_bytes = status.len_bytes.clamp(1, longer.device.size_bytes() - at);
     if reads(&status) {
         len_bytes = len_bytes.min(CHUNK_BYTES);
-        checks.push(at + len_bytes, empty(longer.clone(), at, len_bytes));
+        checks.push_empty(longer, at, len_bytes);
     }
     Ok(Some(at + len_bytes))
 }
@@ -232,18 +259,51 @@ fn first_difference(one: &[u8], two: &[u8]) -> Option<usize> {
     Some(sector * SECTOR_BYTES)
 }
 
-/// Checks in flight; their results count in the order they were made.
+/// Checks in flight; their results count in the order they were made. The first few
+/// run on the caller's lane, which is all that small devices need.
 #[derive(Default)]
 struct Checks {
-    running: VecDeque<(u64, vellum_storage::JoinHandle<Found>)>,
+    running: VecDeque<(u64, Receiver<Found>)>,
+    helpers: Option<Helpers>,
+    started: usize,
     /// Everything below this offset is done.
     done_bytes: u64,
 }
 
 impl Checks {
     /// Starts a check of what ends at `end`.
-    fn push(&mut self, end: u64, check: impl Future<Output = Found> + 'static) {
-        self.running.push_back((end, vellum_storage::spawn(check)));
+    fn push<F>(&mut self, end: u64, check: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = Found> + 'static,
+    {
+        self.started += 1;
+        if self.started == CHECKS_WITHOUT_HELP {
+            self.helpers = Some(Helpers::start());
+        }
+        let found = match &mut self.helpers {
+            Some(helpers) => helpers.run(check),
+            None => {
+                let (sender, receiver) = answer();
+                let check = check();
+                drop(vellum_storage::spawn(async move {
+                    sender.send(check.await);
+                }));
+                receiver
+            }
+        };
+        self.running.push_back((end, found));
+    }
+
+    /// Starts looking for anything but zeroes in a range of one device.
+    fn push_empty(&mut self, half: &Half, at: u64, len_bytes: u64) {
+        let half = half.clone();
+        self.push(at + len_bytes, move || empty(half, at, len_bytes));
+    }
+
+    /// How many checks may run at once.
+    fn most(&self) -> usize {
+        let lanes = self.helpers.as_ref().map_or(1, Helpers::lanes);
+        PARALLEL.max(CHECKS_PER_LANE * lanes)
     }
 
     /// Notes that everything up to `end` is covered by checks.
@@ -256,10 +316,14 @@ impl Checks {
     /// Waits until fewer than `limit` checks run; tells the first difference.
     async fn keep_below(&mut self, limit: usize) -> Found {
         while self.running.len() >= limit.max(1) {
-            let Some((end, check)) = self.running.pop_front() else {
+            let Some((end, mut check)) = self.running.pop_front() else {
                 break;
             };
-            if let Some(offset) = check.await? {
+            let found = check
+                .wait()
+                .await
+                .expect("a check that panicked ends the job");
+            if let Some(offset) = found? {
                 return Ok(Some(offset));
             }
             self.done_bytes = end;

@@ -9,9 +9,11 @@
 //! - Jobs know devices, never image formats.
 //! - Memory is bounded by the number of requests in flight times the chunk size.
 
+mod answer;
 pub mod commit;
 pub mod compare;
 pub mod copy;
+mod helpers;
 pub mod map;
 mod offload;
 mod rate;

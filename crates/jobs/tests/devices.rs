@@ -71,9 +71,17 @@ fn a_part_may_be_copied() {
 
 #[test]
 fn the_first_difference_is_found() {
-    let bytes = content(5 << 20, 4);
+    find_the_first_difference(5 << 20, 3 << 20);
+    // So large that other threads help; the first of two differences counts.
+    find_the_first_difference(20 << 20, 3 << 20);
+    find_the_first_difference(20 << 20, 17 << 20);
+}
+
+fn find_the_first_difference(len_bytes: usize, at: usize) {
+    let bytes = content(len_bytes, 4);
     let mut other = bytes.clone();
-    other[(3 << 20) + 700] ^= 1;
+    other[at + 700] ^= 1;
+    other[len_bytes - 1] ^= 1;
     let (one, two) = (device(bytes.clone()).1, device(other).1);
     let longer = device([bytes, vec![0; 4096]].concat()).1;
     let found = |a: &Arc<dyn BlockDevice>, b: &Arc<dyn BlockDevice>, strict| {
@@ -81,7 +89,7 @@ fn the_first_difference_is_found() {
     };
     assert_eq!(
         found(&one, &two, false),
-        Outcome::ContentMismatch((3 << 20) + 512)
+        Outcome::ContentMismatch(at as u64 + 512)
     );
     assert_eq!(found(&one, &one, true), Outcome::Identical);
     assert_eq!(found(&one, &longer, false), Outcome::Identical);
