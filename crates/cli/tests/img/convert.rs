@@ -1,5 +1,7 @@
 //! `convert` beside the real one.
 
+use std::path::Path;
+
 use crate::twins::Twins;
 
 const IMAGES: &[&str] = &[
@@ -112,6 +114,66 @@ fn an_existing_target_is_compressed_into() {
     let compared = twins.run_theirs_on_ours(&["compare", "a", "out"]);
     assert_eq!(compared.code, Some(0), "{compared:?}");
     twins.same("convert -n -c -O raw a r");
+}
+
+#[test]
+fn compression_goes_with_every_other_option() {
+    let twins = Twins::new(IMAGES);
+    for options in [
+        "-t writethrough -T directsync",
+        "-t directsync -T unsafe",
+        "-m 1",
+        "-m 1 -W",
+        "-r 1G",
+        "--salvage",
+        "-S 128k",
+    ] {
+        compresses(&twins, &format!("-c {options} -O qcow2 b"));
+    }
+    twins.same("create -f qcow2 -o compression_type=zstd out 20M");
+    twins.all_same(&[
+        "convert -c -n --target-is-zero -O qcow2 b out",
+        "check out",
+        "convert -c -n --target-image-opts b driver=qcow2,file.filename=r",
+    ]);
+    let compared = twins.run_theirs_on_ours(&["compare", "b", "out"]);
+    assert_eq!(compared.code, Some(0), "{compared:?}");
+}
+
+/// Breaks the data of the first compressed cluster from its first bit on.
+fn break_first_compressed_cluster(path: &Path) {
+    let mut image = std::fs::read(path).expect("an image");
+    let number = |at: usize| -> usize {
+        let bytes = image[at..at + 8].try_into().expect("eight bytes");
+        u64::from_be_bytes(bytes) as usize
+    };
+    // With clusters of 64 KiB an entry has 54 bits of offset; bit 62 says compressed.
+    let l2_table = number(number(40)) & 0x00ff_ffff_ffff_fe00;
+    let mut entries = (0..8192).map(|index| number(l2_table + 8 * index));
+    let entry = entries.find(|entry| entry >> 62 == 1);
+    let data = entry.expect("a compressed cluster") & ((1 << 54) - 1);
+    image[data..data + 16].fill(0xff);
+    std::fs::write(path, image).expect("the image again");
+}
+
+#[test]
+fn what_cannot_be_read_is_salvaged() {
+    let twins = Twins::new(IMAGES);
+    break_first_compressed_cluster(&twins.ours("c"));
+    break_first_compressed_cluster(&twins.theirs("c"));
+    let failed = twins.same("convert -O qcow2 c out");
+    assert!(failed.err.contains("Input/output error"), "{failed:?}");
+    for (options, told) in [
+        ("-O raw c plain", true),
+        ("-c -O qcow2 c packed", true),
+        ("-q -O raw c quiet", false),
+    ] {
+        let salvaged = twins.same(&format!("convert --salvage {options}"));
+        assert_eq!(salvaged.code, Some(0), "{salvaged:?}");
+        let tells = salvaged.err.contains("error while reading offset");
+        assert_eq!(tells, told, "{options}: {salvaged:?}");
+    }
+    twins.all_same(&["compare plain packed", "compare plain quiet"]);
 }
 
 #[test]
