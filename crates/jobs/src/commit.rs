@@ -83,6 +83,42 @@ impl std::error::Error for CommitError {
 /// A power cut at any moment leaves `top` showing what it did: the base gets what the
 /// image shows anyway, and the image is emptied only after that is durable. Meanwhile
 /// nobody may write to any of them. Images between show nothing useful afterwards.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use vellum::gate::DenyAll;
+/// use vellum::qcow2::create::{CreateOptions, create};
+/// use vellum::qcow2::{Backing, OpenOptions, Qcow2};
+/// use vellum::{BlockDevice, Buffer, RequestFlags};
+/// use vellum_jobs::commit::{CommitOptions, commit};
+/// use vellum_jobs::copy::Silent;
+/// use vellum_storage::{MemStorage, lane};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// lane::block_on(async {
+///     let (base_file, top_file) = (Arc::new(MemStorage::new()), Arc::new(MemStorage::new()));
+///     let options = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
+///     create(base_file.clone(), None, &options).await?;
+///     create(top_file.clone(), None, &options).await?;
+///
+///     // A commit needs the base open for writing; the image on top stands on the same.
+///     let gate = Arc::new(DenyAll);
+///     let base = Qcow2::open(base_file, gate.clone(), OpenOptions::default()).await?;
+///     let base: Arc<dyn BlockDevice> = base;
+///     let over = OpenOptions { backing: Backing::Given(base.clone()), ..OpenOptions::default() };
+///     let top: Arc<dyn BlockDevice> = Qcow2::open(top_file, gate, over).await?;
+///     top.write(4096, Buffer::copy_of(&[7; 512]), RequestFlags::default()).await?;
+///
+///     commit(&top, &base, &CommitOptions::default(), &mut Silent).await?;
+///     assert!(base.read(4096, Buffer::for_read(512)).await?.iter().all(|&byte| byte == 7));
+///     assert!(!top.block_status(0, 1 << 20, 0).await?.present, "the top holds nothing");
+///     top.close().await?;
+///     base.close().await?;
+///     Ok(())
+/// })
+/// # }
+/// ```
 pub async fn commit(
     top: &Arc<dyn BlockDevice>,
     base: &Arc<dyn BlockDevice>,

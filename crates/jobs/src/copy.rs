@@ -192,7 +192,8 @@ impl Shared<'_> {
             Ok((old, runs))
         });
         self.my_turn(ticket).await;
-        let written = compared.map(|(old, runs)| self.write_differences(at, old, runs));
+        let written =
+            compared.map(|(old, runs)| self.write_differences(at, old, runs, differences));
         self.turns.pass();
         written?.await?;
         self.account(piece.len_bytes);
@@ -218,7 +219,9 @@ impl Shared<'_> {
         offset_bytes: u64,
         mut old: Option<Buffer>,
         runs: Vec<Difference>,
+        differences: &Differences,
     ) -> impl Future<Output = Result<(), CopyError>> + use<> {
+        let size_bytes = self.target.size_bytes();
         let mut at = offset_bytes;
         let mut writes = Vec::new();
         let mut zeroes = Vec::new();
@@ -226,7 +229,12 @@ impl Shared<'_> {
             let bytes = old.as_mut().map(|old| old.split_to(run.len_bytes));
             match bytes.filter(|_| run.differs) {
                 Some(bytes) => {
-                    let write = self.target.write(at, bytes, RequestFlags::default());
+                    let flags = RequestFlags::default();
+                    let compress = differences.may_compress(at, run.len_bytes as u64, size_bytes);
+                    let write = match compress {
+                        true => self.target.write_compressed(at, bytes, flags),
+                        false => self.target.write(at, bytes, flags),
+                    };
                     writes.push((at, write));
                 }
                 None if run.differs => zeroes.push(self.zero(at, run.len_bytes as u64)),

@@ -16,6 +16,8 @@ pub struct RebaseOptions {
     /// The grain in which the backing files are compared, in bytes: what the image
     /// allocates at once.
     pub unit_bytes: u64,
+    /// Write the differences compressed; `unit_bytes` must be the image's cluster size.
+    pub compress: bool,
 }
 
 /// Copies into `image` whatever the backing files `old` and `new` show differently where
@@ -24,6 +26,43 @@ pub struct RebaseOptions {
 /// ([`vellum::qcow2::Qcow2::set_backing_file`]).
 ///
 /// `old` is what the image shows now; nobody may write to any of the three meanwhile.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use vellum::gate::DenyAll;
+/// use vellum::qcow2::create::{CreateOptions, create};
+/// use vellum::qcow2::{Backing, OpenOptions, Qcow2};
+/// use vellum::{BlockDevice, Buffer, Raw, RawOptions};
+/// use vellum_jobs::copy::Silent;
+/// use vellum_jobs::rebase::{RebaseOptions, rebase};
+/// use vellum_storage::{MemStorage, lane};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// lane::block_on(async {
+///     let below = Arc::new(MemStorage::with_bytes(vec![7; 1 << 20]));
+///     let old: Arc<dyn BlockDevice> = Raw::open(below, RawOptions::default())?;
+///     let file = Arc::new(MemStorage::new());
+///     let options = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
+///     create(file.clone(), None, &options).await?;
+///     let over = OpenOptions { backing: Backing::Given(old.clone()), ..OpenOptions::default() };
+///     let image = Qcow2::open(file.clone(), Arc::new(DenyAll), over).await?;
+///
+///     // Make the image stand alone: first the bytes, then the name in its header.
+///     let device: Arc<dyn BlockDevice> = image.clone();
+///     let options = RebaseOptions { parallel: 8, unit_bytes: 64 << 10, compress: false };
+///     rebase(&device, Some(&old), None, &options, &mut Silent).await?;
+///     image.set_backing_file(None).await?;
+///     image.close().await?;
+///
+///     let alone = Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default()).await?;
+///     let bytes = alone.read(0, Buffer::for_read(1 << 20)).await?;
+///     assert!(bytes.iter().all(|&byte| byte == 7));
+///     alone.close().await?;
+///     Ok(())
+/// })
+/// # }
+/// ```
 pub async fn rebase(
     image: &Arc<dyn BlockDevice>,
     old: Option<&Arc<dyn BlockDevice>>,
@@ -32,11 +71,14 @@ pub async fn rebase(
     observer: &mut dyn Observer,
 ) -> Result<(), CopyError> {
     let size_bytes = image.size_bytes();
+    let source_end_bytes = old.map_or(0, |old| old.size_bytes());
     let old: Arc<dyn BlockDevice> = Stretched::new(old, size_bytes);
     let copying = CopyOptions {
         scope: Scope::Differences(Differences {
             shown: Stretched::new(new, size_bytes),
             unit_bytes: options.unit_bytes.max(1),
+            source_end_bytes,
+            compress: options.compress,
         }),
         parallel: options.parallel,
         ..CopyOptions::default()

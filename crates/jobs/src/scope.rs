@@ -27,6 +27,12 @@ pub struct Differences {
     pub shown: Arc<dyn BlockDevice>,
     /// The grain of the comparison, in bytes: the target's clusters (or subclusters).
     pub unit_bytes: u64,
+    /// From here on the source has nothing and reads as zeroes: these are written as
+    /// zeroes, those before as data (QEMU's way; it shows in maps).
+    pub source_end_bytes: u64,
+    /// Write what differs compressed; the unit must be the target's cluster then. What
+    /// lies in a unit of which the target holds a part is written as usual.
+    pub compress: bool,
 }
 
 impl Scope {
@@ -85,6 +91,26 @@ fn decided_above(extent: &Extent, layers: u32) -> Content {
 }
 
 impl Differences {
+    /// Cuts a range so that it is whole units, or lies inside one: the target holds
+    /// some subclusters of a unit, or ends in it.
+    fn in_units(&self, at: u64, len_bytes: u64) -> u64 {
+        let unit_bytes = self.unit_bytes;
+        let inside_bytes = at % unit_bytes;
+        if inside_bytes != 0 {
+            return len_bytes.min(unit_bytes - inside_bytes);
+        }
+        match len_bytes / unit_bytes * unit_bytes {
+            0 => len_bytes,
+            whole_bytes => whole_bytes,
+        }
+    }
+
+    /// Whether a range of a target of this size may be written compressed.
+    pub(crate) fn may_compress(&self, at: u64, len_bytes: u64, size_bytes: u64) -> bool {
+        let ends_well = len_bytes.is_multiple_of(self.unit_bytes) || at + len_bytes == size_bytes;
+        self.compress && at.is_multiple_of(self.unit_bytes) && ends_well
+    }
+
     async fn look(
         &self,
         source: &Arc<dyn BlockDevice>,
@@ -97,27 +123,31 @@ impl Differences {
         if held.present {
             return Ok((Content::Backing, limit_bytes));
         }
+        let limit_bytes = self.in_units(at, limit_bytes);
         let old = source.block_status(at, limit_bytes, u32::MAX).await?;
         let len_bytes = old.len_bytes.clamp(1, limit_bytes);
         let new = self.shown.block_status(at, len_bytes, u32::MAX).await?;
         let len_bytes = new.len_bytes.clamp(1, len_bytes);
+        let end = self.source_end_bytes.next_multiple_of(self.unit_bytes);
+        let different = match at >= end {
+            true => Content::Zero,
+            false => Content::Data,
+        };
         // Clusters are compared as wholes: a piece that begins one goes on to its end.
         let whole_bytes = (at + len_bytes) / self.unit_bytes * self.unit_bytes;
         if len_bytes < limit_bytes && whole_bytes <= at {
             let unit_end = (at / self.unit_bytes + 1) * self.unit_bytes;
-            return Ok((Content::Data, limit_bytes.min(unit_end - at)));
+            return Ok((different, limit_bytes.min(unit_end - at)));
         }
         let len_bytes = match len_bytes < limit_bytes {
             true => whole_bytes - at,
             false => len_bytes,
         };
-        let same = (old.zero && new.zero) || is_same_place(&old, &new);
-        let content = match old.zero {
-            _ if same => Content::Backing,
-            true => Content::Zero,
-            false => Content::Data,
-        };
-        Ok((content, len_bytes))
+        if (old.zero && new.zero) || is_same_place(&old, &new) {
+            return Ok((Content::Backing, len_bytes));
+        }
+        let to_end = if at < end { end - at } else { u64::MAX };
+        Ok((different, len_bytes.min(to_end)))
     }
 }
 

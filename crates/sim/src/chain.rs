@@ -35,20 +35,21 @@ pub(crate) async fn commit(guest: &Guest) -> Result<(), Failure> {
 }
 
 /// Makes the closed image independent of its backing file, if its header names one.
-pub(crate) async fn flatten(guest: &Guest) -> Result<(), Failure> {
+pub(crate) async fn flatten(guest: &Guest, compress: bool) -> Result<(), Failure> {
     let (subject, plugged, options) = (&*guest.subject, &guest.plugged, &guest.options);
     if !plugged.has_backing(options) || !options.names_backing() {
         return Ok(());
     }
     let failed = failed("flatten");
     let image: Arc<dyn BlockDevice> = plugged.open(subject, options).await?;
-    let unit_bytes = match options.extended_l2 {
+    let unit_bytes = match options.extended_l2 && !compress {
         true => 1 << (options.cluster_bits - 5),
         false => 1 << options.cluster_bits,
     };
     let rebasing = RebaseOptions {
         parallel: 4,
         unit_bytes,
+        compress,
     };
     let old = image.backing();
     let rebased = rebase(&image, old.as_ref(), None, &rebasing, &mut Silent).await;

@@ -53,12 +53,12 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 close(&guest, &*device).await?;
                 device = guest.plugged.open(&*guest.subject, &guest.options).await?;
             }
-            Step::Commit | Step::Flatten => {
+            Step::Commit | Step::Flatten { .. } => {
                 while finish_one(&mut running).await? {}
                 close(&guest, &*device).await?;
                 match step {
-                    Step::Commit => chain::commit(&guest).await?,
-                    _ => chain::flatten(&guest).await?,
+                    Step::Flatten { compress } => chain::flatten(&guest, compress).await?,
+                    _ => chain::commit(&guest).await?,
                 }
                 device = guest.plugged.open(&*guest.subject, &guest.options).await?;
             }

@@ -340,7 +340,8 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
             steps.push(if all_but_flat {
                 Step::Commit
             } else {
-                Step::Flatten
+                let compress = places.compressible && rng.chance(1, 2);
+                Step::Flatten { compress }
             });
         }
         if resizes && rng.chance(1, 4) {

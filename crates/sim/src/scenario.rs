@@ -97,7 +97,10 @@ pub enum Step {
     Commit,
     /// Waits, copies what the backing file shows into the image, makes the image stand
     /// alone and opens it again.
-    Flatten,
+    Flatten {
+        /// Write the copies compressed.
+        compress: bool,
+    },
     /// Starts changing the size, beside the requests that run.
     Resize {
         /// The new size.

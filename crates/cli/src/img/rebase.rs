@@ -199,6 +199,7 @@ async fn copy(
     let options = RebaseOptions {
         parallel: CopyOptions::default().parallel,
         unit_bytes,
+        compress: arguments.compress,
     };
     let old = image.backing();
     let (wanted, quiet) = (arguments.progress, arguments.quiet);
