@@ -7,6 +7,7 @@
 //! A difference is made small and printed as a shell script.
 
 mod compare;
+mod ending;
 mod operation;
 mod play;
 mod random;

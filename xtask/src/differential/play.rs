@@ -66,7 +66,8 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
             answers[1]
         );
     }
-    compare::compare(runner, &scenario.shape)
+    scenario.ending.play(runner, &scenario.shape)?;
+    compare::compare(runner, &scenario.shape, scenario.ending.keeps_maps())
 }
 
 /// Resizes both images; where one tool refuses, so does the other.

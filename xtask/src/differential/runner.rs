@@ -108,6 +108,13 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
+    /// Copies a file of the folder.
+    pub fn copy_file(&mut self, from: &str, to: &str) -> Result<()> {
+        self.script.push(format!("cp {from} {to}"));
+        std::fs::copy(self.folder.join(from), self.folder.join(to))?;
+        Ok(())
+    }
+
     fn run(&mut self, name: &str, program: &Path, words: &[String]) -> Result<Answer> {
         let mut shown = Command::new(name);
         self.script.push(process::shown(shown.args(words)));

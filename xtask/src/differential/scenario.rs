@@ -1,5 +1,6 @@
 //! A scenario: two images made alike, and what is done to both.
 
+use super::ending::Ending;
 use super::operation::Batch;
 use super::random::Random;
 use super::shape::{DataFile, Shape, compressed_write};
@@ -27,6 +28,8 @@ pub struct Scenario {
     pub preparer: Tool,
     /// What is done to both.
     pub batches: Vec<Batch>,
+    /// What is done to both in the end.
+    pub ending: Ending,
     /// The writers of the first image take turns; otherwise it is Vellum alone.
     pub alternate: bool,
 }
@@ -50,12 +53,14 @@ impl Scenario {
         let count = random.between(1, 4);
         let batches = (0..count).map(|_| Batch::random(random, &shape)).collect();
         let alternate = random.chance(25);
+        let ending = Ending::random(random, &shape);
         Scenario {
             shape,
             creators,
             preparation,
             preparer,
             batches,
+            ending,
             alternate,
         }
     }
@@ -71,6 +76,7 @@ impl Scenario {
     /// How many commands there are; a smaller scenario has fewer.
     pub fn weight(&self) -> usize {
         let groups: usize = self.batches.iter().map(|batch| batch.groups.len()).sum();
-        groups + self.preparation.len() + self.batches.len()
+        let ending = usize::from(self.ending != Ending::None);
+        groups + self.preparation.len() + self.batches.len() + ending
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::ending::Ending;
 use super::operation::Mode;
 use super::play::Difference;
 use super::scenario::Scenario;
@@ -60,11 +61,17 @@ fn candidates(scenario: &Scenario) -> Vec<Scenario> {
             add(&|smaller| drop(smaller.batches[index].groups.drain(start..end)));
         }
     }
+    if scenario.ending != Ending::None {
+        add(&|smaller| smaller.ending = Ending::None);
+    }
     for (start, end) in halves(scenario.preparation.len()) {
         add(&|smaller| drop(smaller.preparation.drain(start..end)));
     }
     if !scenario.shape.chain.is_empty() {
-        add(&|smaller| smaller.shape.chain.clear());
+        add(&|smaller| {
+            smaller.shape.chain.clear();
+            smaller.ending = Ending::None;
+        });
     }
     for (level, backing) in scenario.shape.chain.iter().enumerate() {
         for at in 0..backing.commands.len() {

@@ -1,0 +1,125 @@
+//! What becomes of both images in the end: jobs that change what they stand on.
+
+use anyhow::{Context, Result, ensure};
+
+use super::compare::IMAGES;
+use super::random::Random;
+use super::runner::Runner;
+use super::scenario::Tool;
+use super::shape::Shape;
+
+/// The last thing that is done to both images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Nothing.
+    None,
+    /// `rebase` to the deepest backing file, or to none.
+    Rebase {
+        /// Stand alone afterwards.
+        alone: bool,
+    },
+    /// `commit`, each image into a copy of the backing file.
+    Commit {
+        /// Leave the image as it is (`-d`).
+        drop: bool,
+    },
+}
+
+impl Ending {
+    /// An ending that fits a shape.
+    pub fn random(random: &mut Random, shape: &Shape) -> Ending {
+        if shape.chain.is_empty() || random.chance(40) {
+            return Ending::None;
+        }
+        match random.chance(50) {
+            true => Ending::Rebase {
+                alone: random.chance(60),
+            },
+            false => Ending::Commit {
+                drop: random.chance(30),
+            },
+        }
+    }
+
+    /// Whether both images must be mapped alike afterwards. QEMU commits pieces of 64
+    /// KiB at least, and so maps more than the image held.
+    pub fn keeps_maps(self) -> bool {
+        !matches!(self, Ending::Commit { .. })
+    }
+
+    /// Does it to both images; Vellum does it to the first.
+    pub fn play(self, runner: &mut Runner, shape: &Shape) -> Result<()> {
+        match self {
+            Ending::None => Ok(()),
+            Ending::Rebase { alone } => rebase(runner, shape, alone),
+            Ending::Commit { drop } => commit(runner, shape, drop),
+        }
+    }
+}
+
+const TOOLS: [Tool; 2] = [Tool::Vellum, Tool::Qemu];
+
+fn rebase(runner: &mut Runner, shape: &Shape, alone: bool) -> Result<()> {
+    let deepest = shape.chain.first().context("a chain")?;
+    let mut answers = Vec::new();
+    for (image, tool) in IMAGES.into_iter().zip(TOOLS) {
+        let words = match alone {
+            true => vec!["rebase", "-b", "", image],
+            false => vec![
+                "rebase",
+                "-b",
+                &deepest.name,
+                "-F",
+                deepest.format,
+                "-f",
+                "qcow2",
+                image,
+            ],
+        };
+        answers.push(runner.img(tool, &owned(&words))?);
+    }
+    ensure!(
+        answers[0] == answers[1],
+        "the tools rebase differently:\nvellum: {:?}\nqemu: {:?}",
+        answers[0],
+        answers[1]
+    );
+    Ok(())
+}
+
+fn commit(runner: &mut Runner, shape: &Shape, drop: bool) -> Result<()> {
+    let nearest = shape.chain.last().context("a chain")?;
+    let mut answers = Vec::new();
+    for (image, tool) in IMAGES.into_iter().zip(TOOLS) {
+        let base = format!("{image}.base");
+        runner.copy_file(&nearest.name, &base)?;
+        let words = ["rebase", "-u", "-b", &base, "-F", nearest.format, image];
+        runner.img_done(Tool::Qemu, &owned(&words))?;
+        let mut words = vec!["commit", "-f", "qcow2", image];
+        if drop {
+            words.insert(1, "-d");
+        }
+        answers.push(runner.img(tool, &owned(&words))?);
+    }
+    ensure!(
+        answers[0] == answers[1],
+        "the tools commit differently:\nvellum: {:?}\nqemu: {:?}",
+        answers[0],
+        answers[1]
+    );
+    let bases = IMAGES.map(|image| format!("{image}.base"));
+    let format = nearest.format;
+    let words = ["compare", "-f", format, "-F", format, &bases[0], &bases[1]];
+    runner
+        .img_done(Tool::Qemu, &owned(&words))
+        .context("the backing files hold different things")?;
+    if format == "qcow2" {
+        let words = ["check", "-f", format, &bases[0]];
+        runner.img_done(Tool::Qemu, &owned(&words))?;
+    }
+    Ok(())
+}
+
+fn owned(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
