@@ -80,6 +80,7 @@ async fn check_all(storage: Arc<dyn Storage>) {
             assert!(!finding.message.is_empty());
             *count.lock().expect("nobody panicked") += 1;
         })),
+        ..CheckOptions::default()
     };
     if let Ok(report) = check(storage, &options).await {
         let reported = report.corruptions > 0 || report.leaks > 0 || report.check_errors > 0;

@@ -88,6 +88,8 @@ pub struct OpenFlags {
     pub metadata_only: bool,
     /// How compressed clusters are written.
     pub compression: CompressionOptions,
+    /// The image is going to be checked: it is opened as it is, dirty or corrupt.
+    pub for_check: bool,
     /// Hears warnings for the user.
     pub warn: fn(&str),
 }
@@ -106,6 +108,7 @@ impl Default for OpenFlags {
             no_backing: false,
             metadata_only: false,
             compression: CompressionOptions::default(),
+            for_check: false,
             warn: |message| eprintln!("{message}"),
         }
     }

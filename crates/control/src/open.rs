@@ -136,6 +136,7 @@ pub(crate) fn backing_flags(flags: &OpenFlags) -> OpenFlags {
         detect_zeroes: DetectZeroes::Off,
         no_share: false,
         no_backing: false,
+        for_check: false,
         ..flags.clone()
     }
 }
@@ -388,6 +389,7 @@ async fn open_qcow2(
     if open.compression == CompressionOptions::default() {
         open.compression = flags.compression;
     }
+    open.for_check = flags.for_check;
     let backing = take_backing(&mut options, flags, &gate.place.nodes)?;
     let data_file = options.take_group("data-file");
     refuse_unknown(&options, "qcow2")?;

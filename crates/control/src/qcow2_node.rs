@@ -1,6 +1,8 @@
 //! The options of the `qcow2` driver.
 
-use vellum::qcow2::{CacheOptions, CompressionOptions, OpenOptions};
+use std::io::Write;
+
+use vellum::qcow2::{CacheOptions, CompressionOptions, Messages, OpenOptions};
 use vellum::{Error, ErrorKind, Result};
 
 use crate::config;
@@ -59,6 +61,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         pass_discard_request,
         pass_discard_other,
         lazy_refcounts,
+        messages: Messages::to(print_line),
         ..OpenOptions::default()
     })
 }
@@ -85,6 +88,11 @@ fn take_compression(options: &mut Options) -> Result<CompressionOptions> {
         level,
         small_window,
     })
+}
+
+/// Prints a line on standard error; nothing can be done if that fails.
+fn print_line(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// Overlap checks cannot be chosen yet: the engine always refuses to hand out the

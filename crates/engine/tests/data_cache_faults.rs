@@ -211,6 +211,7 @@ async fn full_disk(seed: u64) {
     compare(&model, &seen, 0, "after the close");
     let options = CheckOptions {
         on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
+        ..CheckOptions::default()
     };
     let report = check(bed.memory.clone(), &options).await.unwrap();
     assert_eq!(
@@ -250,6 +251,7 @@ async fn failing_reads(seed: u64) {
     bed.image.close().await.unwrap();
     let options = CheckOptions {
         on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
+        ..CheckOptions::default()
     };
     let report = check(bed.memory.clone(), &options).await.unwrap();
     assert_eq!((report.corruptions, report.check_errors), (0, 0));

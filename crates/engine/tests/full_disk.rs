@@ -127,6 +127,7 @@ async fn scenario(seed: u64) {
     image.close().await.unwrap();
     let options = CheckOptions {
         on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
+        ..CheckOptions::default()
     };
     let report = check(memory, &options).await.unwrap();
     assert_eq!(

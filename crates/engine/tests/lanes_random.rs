@@ -370,6 +370,7 @@ fn scenario(seed: u64) {
                 image.close().await.unwrap();
                 let options = CheckOptions {
                     on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
+                    ..CheckOptions::default()
                 };
                 (seen.to_vec(), check(file, &options).await.unwrap())
             })

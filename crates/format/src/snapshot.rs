@@ -51,6 +51,14 @@ impl SnapshotEntry {
     ///
     /// [`FormatErrorKind::Truncated`] means that `raw` ends within the entry.
     pub fn decode(raw: &[u8], index: u32) -> Result<(Self, usize)> {
+        let (entry, used, extra_len) = Self::decode_cutting(raw, index)?;
+        check_extra_len(extra_len, index)?;
+        Ok((entry, used))
+    }
+
+    /// Decodes the entry at the start of `raw` like [`SnapshotEntry::decode`], but
+    /// cuts off extra data beyond the limit. Says also how much extra data there is.
+    pub fn decode_cutting(raw: &[u8], index: u32) -> Result<(Self, usize, u32)> {
         let mut reader = Reader { raw, at: 0, index };
         let mut entry = SnapshotEntry {
             l1_table_offset: HostOffset(reader.be64()?),
@@ -64,11 +72,12 @@ impl SnapshotEntry {
         entry.vm_clock_nanoseconds = reader.be64()?;
         entry.vm_state_size_bytes = reader.be32()?.into();
         let extra_len = reader.be32()?;
-        check_extra_len(extra_len, index)?;
-        entry.take_extra(reader.take(extra_len as usize)?);
+        let kept = extra_len.min(limits::MAX_SNAPSHOT_EXTRA_DATA_BYTES);
+        entry.take_extra(reader.take(kept as usize)?);
+        reader.take((extra_len - kept) as usize)?;
         entry.id = reader.take(id_len.into())?.to_vec();
         entry.name = reader.take(name_len.into())?.to_vec();
-        Ok((entry, reader.at))
+        Ok((entry, reader.at, extra_len))
     }
 
     fn take_extra(&mut self, extra: &[u8]) {

@@ -10,6 +10,7 @@ use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, ZeroRequest};
 use vellum_storage::{Buffer, JoinHandle, spawn};
 
 use crate::chain;
+use crate::damage::break_and_repair;
 use crate::failure::{Failure, FailureKind};
 use crate::machine::Plugged;
 use crate::model::{Effect, Model, Ticket};
@@ -60,6 +61,12 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                     Step::Flatten { compress } => chain::flatten(&guest, compress).await?,
                     _ => chain::commit(&guest).await?,
                 }
+                device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+            }
+            Step::Repair(damage) => {
+                while finish_one(&mut running).await? {}
+                close(&guest, &*device).await?;
+                break_and_repair(&guest, damage).await?;
                 device = guest.plugged.open(&*guest.subject, &guest.options).await?;
             }
             Step::Resize {

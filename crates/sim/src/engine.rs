@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vellum::BlockDevice;
 use vellum::gate::DenyAll;
-use vellum::qcow2::check::{CheckOptions, FindingKind, check};
+use vellum::qcow2::check::{CheckOptions, FindingKind, Fix, check, repair};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{AheadOptions, Backing as OpenBacking, CacheOptions, OpenOptions, Qcow2};
 use vellum_storage::Io;
@@ -97,28 +97,38 @@ impl Subject for Engine {
     }
 
     fn check(&self, files: Files) -> Io<Findings> {
-        Io::boxed(async move {
-            let messages = Arc::new(Mutex::new(Vec::new()));
-            let sink = messages.clone();
-            let options = CheckOptions {
-                on_finding: Some(Arc::new(move |finding| {
-                    if finding.kind != FindingKind::Leak {
-                        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
-                        sink.push(finding.message.clone());
-                    }
-                })),
-            };
-            let report = check(files.image, &options).await?;
-            let messages = messages
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
-            Ok(Findings {
-                corruptions: report.corruptions,
-                check_errors: report.check_errors,
-                leaks: report.leaks,
-                messages,
-            })
-        })
+        Io::boxed(check_or_repair(files, None))
     }
+
+    fn repair(&self, files: Files) -> Io<Findings> {
+        Io::boxed(check_or_repair(files, Some(Fix::All)))
+    }
+}
+
+async fn check_or_repair(files: Files, fix: Option<Fix>) -> vellum::Result<Findings> {
+    let messages = Arc::new(Mutex::new(Vec::new()));
+    let sink = messages.clone();
+    let options = CheckOptions {
+        on_finding: Some(Arc::new(move |finding| {
+            if finding.kind != FindingKind::Leak {
+                let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+                sink.push(finding.message.clone());
+            }
+        })),
+        ..CheckOptions::default()
+    };
+    let report = match fix {
+        None => check(files.image, &options).await?,
+        Some(fix) => repair(files.image, fix, &options).await?,
+    };
+    let messages = messages
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    Ok(Findings {
+        corruptions: report.corruptions,
+        check_errors: report.check_errors,
+        leaks: report.leaks,
+        messages,
+    })
 }

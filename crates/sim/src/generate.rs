@@ -4,7 +4,7 @@ use vellum::qcow2::create::Preallocation;
 
 use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;
-use crate::scenario::{Backing, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
+use crate::scenario::{Backing, Damage, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
 use crate::storage::Traits;
 
 /// Requests are at most this long, so that a seed takes milliseconds.
@@ -321,6 +321,7 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     let patience = *rng.pick(&[1, 2, 4, 16]);
     let resizes = !places.requests_only && rng.chance(1, 4);
     let jobs = places.has_backing && rng.chance(1, 2);
+    let repairs = !places.requests_only && rng.chance(1, 8);
     let mut steps = Vec::new();
     let mut resized = false;
     for _ in 0..count {
@@ -344,6 +345,9 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
                 Step::Flatten { compress }
             });
         }
+        if repairs && rng.chance(1, 8) {
+            steps.push(Step::Repair(damage(rng)));
+        }
         if resizes && rng.chance(1, 4) {
             steps.push(places.resize(rng));
             resized = true;
@@ -353,6 +357,18 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
         steps,
         schedule_seed: rng.next_u64(),
         crash: None,
+    }
+}
+
+fn damage(rng: &mut Rng) -> Damage {
+    match rng.below(8) {
+        0 | 1 => Damage::CountsLost(rng.between(1, 6)),
+        2 => Damage::CountsHigh(rng.between(1, 6)),
+        3 => Damage::BlockLost(rng.below(3)),
+        4 => Damage::BlockUnaligned(rng.below(3)),
+        5 => Damage::BlockTwice,
+        6 => Damage::Flags(rng.between(1, 6)),
+        _ => Damage::None,
     }
 }
 

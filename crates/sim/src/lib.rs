@@ -21,6 +21,7 @@
 pub mod audit;
 mod chain;
 pub mod cut;
+mod damage;
 pub mod disk;
 mod drive;
 pub mod engine;

@@ -108,6 +108,29 @@ pub enum Step {
         /// How new space is made.
         preallocation: Preallocation,
     },
+    /// Waits, closes the image, breaks it, repairs it and opens it again.
+    Repair(Damage),
+}
+
+/// How an image is broken that is to be repaired. What the guest and the snapshots
+/// see is never touched. Only images of version 3, which can be marked dirty, are
+/// broken: the power may fail before the repair has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damage {
+    /// Not at all.
+    None,
+    /// This many clusters that are in use, every so many of them, are counted as free.
+    CountsLost(u64),
+    /// The refcounts of this many clusters are too high.
+    CountsHigh(u64),
+    /// This entry of the refcount table is lost.
+    BlockLost(u64),
+    /// This entry of the refcount table points between clusters.
+    BlockUnaligned(u64),
+    /// The next entry of the refcount table leads to the first block.
+    BlockTwice,
+    /// This many copied flags of L2 entries are wrong.
+    Flags(u64),
 }
 
 /// What stands below the image.

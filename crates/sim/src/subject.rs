@@ -45,4 +45,9 @@ pub trait Subject: Send + Sync + fmt::Debug {
 
     /// Checks an image that is not open.
     fn check(&self, files: Files) -> Io<Findings>;
+
+    /// Repairs an image that is not open; an engine that cannot only checks it.
+    fn repair(&self, files: Files) -> Io<Findings> {
+        self.check(files)
+    }
 }

@@ -1,12 +1,13 @@
-//! `check`: looks for inconsistencies in an image's metadata.
+//! `check`: looks for inconsistencies in an image's metadata, and repairs them.
 
 use std::ffi::OsString;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
-use vellum::Error;
-use vellum::qcow2::check::{CheckOptions, CheckReport, check};
-use vellum_control::{CacheMode, ImageSpec, error_text, json, open_device};
+use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, Fix, check, repair};
+use vellum::{Error, Storage};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
+use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{
@@ -14,6 +15,7 @@ use super::command::{
     reading,
 };
 use super::help;
+use super::progress::Progress;
 use crate::getopt::{OptionSpec, Takes};
 use crate::report;
 
@@ -53,13 +55,13 @@ struct Arguments {
     format: Option<String>,
     image_opts: bool,
     output: Output,
+    fix: Option<Fix>,
     cache: CacheMode,
     force_share: bool,
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut repair = false;
     let mut parser = command.parser(OPTIONS, args);
     while let Some((option, value)) = parser.next_option()? {
         let value = value.unwrap_or_default();
@@ -69,12 +71,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
             Opt::Format => arguments.format = Some(value),
             Opt::ImageOpts => arguments.image_opts = true,
             Opt::Output => arguments.output = Output::parse(&value)?,
-            Opt::Repair if matches!(value.as_str(), "leaks" | "all") => repair = true,
-            Opt::Repair => {
-                return Err(Failure::Usage(format!(
-                    "--repair (-r) expects 'leaks' or 'all' not '{value}'"
-                )));
-            }
+            Opt::Repair => arguments.fix = Some(fix(&value)?),
             Opt::Cache => arguments.cache = cache_mode("source cache", &value)?,
             Opt::ForceShare => arguments.force_share = true,
             Opt::Object => check_object(&value)?,
@@ -83,50 +80,110 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let operands = parser.operands();
     let format = arguments.format.as_deref();
     let spec = one_image(&operands, arguments.image_opts, format)?;
-    if repair && arguments.force_share {
+    if arguments.fix.is_some() && arguments.force_share {
         let message = "force-share=on can only be used with read-only images";
         return fail(format!("Could not open '{}': {message}", spec.name));
-    }
-    if repair {
-        return fail(
-            "check --repair is not part of this version; without it the image is only read",
-        );
     }
     lane::block_on(check_image(&spec, &arguments))
 }
 
+fn fix(value: &str) -> Result<Fix, Failure> {
+    match value {
+        "leaks" => Ok(Fix::Leaks),
+        "all" => Ok(Fix::All),
+        _ => Err(Failure::Usage(format!(
+            "--repair (-r) expects 'leaks' or 'all' not '{value}'"
+        ))),
+    }
+}
+
 async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
-    let flags = reading(arguments.cache, arguments.force_share);
+    let flags = OpenFlags {
+        writable: arguments.fix.is_some(),
+        for_check: true,
+        ..reading(arguments.cache, arguments.force_share)
+    };
     let failed = |error: Error| open_failure(&spec.name, &error);
     let device = open_device(spec, &flags).await.map_err(failed)?;
     let Some(storage) = device.storage().filter(|_| device.as_qcow2().is_some()) else {
         report::error("This image format does not support checks");
         return Ok(NOT_SUPPORTED);
     };
-    let on_finding: vellum::qcow2::check::FindingSink =
-        Arc::new(|finding| report::eprint_line(&finding.message));
-    let options = CheckOptions {
-        on_finding: Some(on_finding),
-    };
-    let found = match check(storage, &options).await {
-        Ok(found) => found,
-        Err(error) => return fail(format!("Check failed: {}", error_text(&error))),
-    };
+    let mut found = run_once(&storage, arguments.fix, arguments).await?;
+    if found.corruptions_fixed + found.leaks_fixed > 0 {
+        if arguments.output == Output::Human && !arguments.quiet {
+            report::print(repaired(&found));
+        }
+        let again = run_once(&storage, None, arguments).await?;
+        found = CheckReport {
+            corruptions_fixed: found.corruptions_fixed,
+            leaks_fixed: found.leaks_fixed,
+            ..again
+        };
+    }
     match arguments.output {
         Output::Human if arguments.quiet => {}
         Output::Human => report::print(human(&found)),
         Output::Json => report::print_line(to_json(&spec.name, &found)),
     }
+    if found.check_errors > 0 {
+        return fail("Check failed");
+    }
     Ok(match found {
-        CheckReport {
-            check_errors: 1.., ..
-        } => 1,
         CheckReport {
             corruptions: 1.., ..
         } => CORRUPT,
         CheckReport { leaks: 1.., .. } => LEAKS,
         _ => 0,
     })
+}
+
+/// Checks or repairs once, printing what is found.
+async fn run_once(
+    storage: &Arc<dyn Storage>,
+    fix: Option<Fix>,
+    arguments: &Arguments,
+) -> Result<CheckReport, Failure> {
+    let progress = Progress::new(report::program(), false, arguments.quiet, 0.0);
+    let progress = Arc::new(Mutex::new(Some(progress)));
+    let shown = progress.clone();
+    let on_progress = move |done, total| {
+        let mut progress = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(progress) = &mut *progress {
+            progress.show(done, total);
+        }
+    };
+    let options = CheckOptions {
+        on_finding: Some(Arc::new(print_finding)),
+        on_progress: Some(Arc::new(on_progress)),
+    };
+    let result = match fix {
+        None => check(storage.clone(), &options).await,
+        Some(fix) => repair(storage.clone(), fix, &options).await,
+    };
+    let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(progress) = progress.take() {
+        progress.end();
+    }
+    result.map_err(|error| {
+        let why = errno_text(error.errno());
+        Failure::Message(format!("Check failed: {why}"))
+    })
+}
+
+fn print_finding(finding: &Finding) {
+    match finding.kind {
+        FindingKind::Unreadable => report::error(&finding.message),
+        _ => report::eprint_line(&finding.message),
+    }
+}
+
+fn repaired(found: &CheckReport) -> String {
+    format!(
+        "The following inconsistencies were found and repaired:\n\n    {} leaked clusters\n    {} \
+         corruptions\n\nDouble checking the fixed image now...\n",
+        found.leaks_fixed, found.corruptions_fixed
+    )
 }
 
 fn human(found: &CheckReport) -> String {
@@ -180,6 +237,8 @@ fn to_json(name: &str, found: &CheckReport) -> String {
         ("image-end-offset", found.image_end_offset),
         ("corruptions", found.corruptions),
         ("leaks", found.leaks),
+        ("corruptions-fixed", found.corruptions_fixed),
+        ("leaks-fixed", found.leaks_fixed),
         ("total-clusters", found.total_clusters),
         ("allocated-clusters", found.allocated_clusters),
         ("fragmented-clusters", found.fragmented_clusters),

@@ -24,6 +24,7 @@ use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
 use super::load::{self, read_bytes};
 use super::map::L2Cache;
+use super::messages::Messages;
 use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
 use super::pack::Packer;
 use super::packed::L2Codec;
@@ -51,11 +52,15 @@ pub(crate) async fn open(
     gate: &dyn Gate,
     options: OpenOptions,
 ) -> Result<Arc<Image>> {
-    let mut header = read_header(&file).await?;
+    let purpose = match options.for_check {
+        true => Purpose::Check,
+        false => Purpose::Use,
+    };
+    let mut header = load::header(&file, purpose).await?;
     check_supported(&file, &header, &options)?;
     let data = open_data_file(&file, gate, &header, &options).await?;
-    if !options.read_only {
-        header = make_writable(&file, header).await?;
+    if !options.read_only && !options.for_check {
+        header = make_writable(&file, header, &options.messages).await?;
     }
     let backing = open_backing(&file, gate, &header, &options).await?;
     assemble(file, data, backing, header, &options).await
@@ -69,7 +74,8 @@ fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptio
             "the image is encrypted, and encrypted images cannot be opened yet",
         ));
     }
-    if header.incompatible.contains(Incompatible::CORRUPT) && !options.read_only {
+    let changes = !options.read_only && !options.for_check;
+    if header.incompatible.contains(Incompatible::CORRUPT) && changes {
         return Err(refuse(
             ErrorKind::Corrupt,
             file,
@@ -103,9 +109,13 @@ fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptio
 
 /// Brings the image into a state in which it may be changed: its refcounts are
 /// right, and the header claims nothing that this program does not maintain.
-async fn make_writable(file: &Arc<dyn Storage>, mut header: Header) -> Result<Header> {
+async fn make_writable(
+    file: &Arc<dyn Storage>,
+    mut header: Header,
+    messages: &Messages,
+) -> Result<Header> {
     if header.incompatible.contains(Incompatible::DIRTY) {
-        check::repair_refcounts(file.clone()).await?;
+        check::repair_dirty(file.clone(), messages).await?;
         header = read_header(file).await?;
     }
     let known = Autoclear(header.autoclear.bits() & Autoclear::KNOWN.bits());
@@ -227,13 +237,14 @@ async fn assemble(
     let sizes = options
         .cache
         .resolve(&geometry, header.guest_size_bytes())?;
-    let table = if options.read_only {
+    let read_only = options.read_only || options.for_check;
+    let table = if read_only {
         let offset = header.refcount_table_offset;
         RefcountTable::new(offset, 0, Vec::new())
     } else {
         read_refcount_table(&file, &header, &geometry).await?
     };
-    let l1_bytes = if options.metadata_only {
+    let l1_bytes = if options.metadata_only || options.for_check {
         0
     } else {
         u64::from(header.l1_entries) * 8
@@ -256,7 +267,7 @@ async fn assemble(
         geometry,
         size: Size::new(header.guest_size_bytes()),
         resizing: async_lock::Mutex::new(()),
-        read_only: options.read_only,
+        read_only,
         discard: options.discard,
         discard_no_unref: options.discard_no_unref,
         pass_discards: options.pass_discards(),

@@ -8,6 +8,7 @@ use vellum_storage::{Error, ErrorKind, Result, Storage};
 use super::ahead::AheadOptions;
 use super::cache::Budget;
 use super::compress::CompressionOptions;
+use super::messages::Messages;
 use crate::BlockDevice;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
@@ -85,6 +86,12 @@ pub struct OpenOptions {
     pub compression: CompressionOptions,
     /// How far ahead of the writes clusters are counted.
     pub ahead: AheadOptions,
+    /// The image is going to be checked or repaired: it is opened as it is, marked
+    /// dirty or corrupt or not, and accepts no requests that change it.
+    pub for_check: bool,
+    /// Receives what users are told about a damaged image: a repair as it is opened,
+    /// and the mark "corrupt". Default: nobody.
+    pub messages: Messages,
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,

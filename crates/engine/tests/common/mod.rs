@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
 use vellum::Storage;
-use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, check};
+use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, check};
 use vellum_storage::executor::Executor;
 use vellum_storage::file::Create;
 use vellum_storage::{FileOptions, FileStorage, lane};
@@ -67,6 +67,8 @@ pub fn qemu_verdict(path: &Path) -> Verdict {
         allocated_clusters: number("allocated-clusters"),
         fragmented_clusters: number("fragmented-clusters"),
         compressed_clusters: number("compressed-clusters"),
+        corruptions_fixed: number("corruptions-fixed"),
+        leaks_fixed: number("leaks-fixed"),
     });
     let stderr = String::from_utf8_lossy(&output.stderr);
     let messages = stderr.lines().filter_map(finding_in).collect();
@@ -101,12 +103,17 @@ pub fn vellum_verdict(path: &Path) -> Verdict {
     let found: Arc<Mutex<Vec<String>>> = Arc::default();
     let sink = found.clone();
     let on_finding = move |finding: &Finding| {
+        // QEMU has as many of these as it has caches.
+        if finding.kind == FindingKind::Note {
+            return;
+        }
         sink.lock()
             .unwrap()
             .extend(finding.message.lines().map(str::to_owned));
     };
     let options = CheckOptions {
         on_finding: Some(Arc::new(on_finding)),
+        ..CheckOptions::default()
     };
     let storage = open(path, Create::No);
     let result = lane::block_on(check(storage, &options));

@@ -2,8 +2,9 @@
 
 use vellum_format::bitmap::{BitmapCluster, BitmapDirectoryEntry, BitmapTableEntry};
 
+use super::source::Image;
+use super::tables;
 use super::walk::Walk;
-use super::{Image, tables};
 use crate::qcow2::load;
 use crate::{Error, ErrorKind, Result};
 
@@ -17,7 +18,7 @@ pub(super) async fn walk(image: &Image, walk: &mut Walk<'_>) -> Result<()> {
     let Some(extension) = image.header.bitmaps() else {
         return Ok(());
     };
-    walk.add(extension.directory_offset.0, extension.directory_size_bytes);
+    walk.add_area(extension.directory_offset.0, extension.directory_size_bytes);
     let bitmaps = match load::bitmaps(&image.storage, &image.header, extension).await {
         Ok(bitmaps) => bitmaps,
         Err(error) => {
@@ -27,7 +28,7 @@ pub(super) async fn walk(image: &Image, walk: &mut Walk<'_>) -> Result<()> {
         }
     };
     for bitmap in &bitmaps {
-        walk.add(bitmap.table_offset.0, u64::from(bitmap.table_entries) * 8);
+        walk.add_area(bitmap.table_offset.0, u64::from(bitmap.table_entries) * 8);
         count_clusters(image, walk, bitmap).await?;
     }
     Ok(())
@@ -41,35 +42,31 @@ async fn count_clusters(
     let start = bitmap.table_offset.0;
     let end = start + u64::from(bitmap.table_entries) * 8;
     // Beyond the end of the file all bits are zero.
-    let file_end = end.min(image.len_bytes);
+    let file_end = end.min(image.len_bytes());
     image.spend(file_end.saturating_sub(start))?;
     let pieces: Vec<u64> = (start..file_end)
         .step_by(PIECE_SIZE_BYTES as usize)
         .collect();
     let cluster_size = image.geometry.cluster_size_bytes();
-    tables::for_each_table(
-        &image.storage,
-        &pieces,
-        PIECE_SIZE_BYTES,
-        |number, piece| {
-            let entries = ((end - pieces[number]).min(PIECE_SIZE_BYTES) / 8) as usize;
-            for index in 0..entries {
-                let Some(entry) = BitmapTableEntry::read(piece, index) else {
-                    break;
-                };
-                match entry.decode(&image.geometry) {
-                    Ok(BitmapCluster::Zeros | BitmapCluster::Ones) => {}
-                    Ok(BitmapCluster::Stored(offset)) => walk.add(offset.0, cluster_size),
-                    Err(error) => {
-                        walk.findings()
-                            .corruption(|| format!("ERROR {}", error.message()));
-                        return Err(Error::new(ErrorKind::Corrupt, "check", error.message())
-                            .with_errno(EINVAL));
-                    }
+    tables::for_each_table(image, &pieces, PIECE_SIZE_BYTES, |number, piece| {
+        let entries = ((end - pieces[number]).min(PIECE_SIZE_BYTES) / 8) as usize;
+        for index in 0..entries {
+            let Some(entry) = BitmapTableEntry::read(piece, index) else {
+                break;
+            };
+            match entry.decode(&image.geometry) {
+                Ok(BitmapCluster::Zeros | BitmapCluster::Ones) => {}
+                Ok(BitmapCluster::Stored(offset)) => walk.add_area(offset.0, cluster_size),
+                Err(error) => {
+                    walk.findings()
+                        .corruption(|| format!("ERROR {}", error.message()));
+                    return Err(
+                        Error::new(ErrorKind::Corrupt, "check", error.message()).with_errno(EINVAL)
+                    );
                 }
             }
-            Ok(())
-        },
-    )
+        }
+        Ok(())
+    })
     .await
 }

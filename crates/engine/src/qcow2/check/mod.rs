@@ -1,5 +1,5 @@
-//! Checks an image: counts what refers to each cluster and compares that with the
-//! refcounts on disk.
+//! Checks an image, and repairs it: counts what refers to each cluster and compares
+//! that with the refcounts on disk.
 //!
 //! Every table is read once, in the order of the file and many at a time: the
 //! refcounts first, which are kept in memory in a dense form, then the L1 tables
@@ -7,42 +7,38 @@
 //! share it. Nothing is looked up on disk for a single entry, so the work grows
 //! with the metadata and not with what it says.
 //!
-//! Invariant: [`check`] writes nothing. Only the repair of a dirty image does.
+//! Messages, counts and the order of both are QEMU's; what [`repair`] does is told
+//! in its own room.
+//!
+//! Invariant: [`check`] writes nothing.
 
-use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use vellum_format::header::Purpose;
-use vellum_format::{Geometry, Header};
+use vellum_format::features::Incompatible;
 
-use super::load;
+use super::Messages;
 use crate::{Error, ErrorKind, Result, Storage};
 
 mod bitmaps;
 mod compare;
 mod copied;
 mod counts;
+mod findings;
+mod place;
+mod rebuild;
+mod refcounts;
 mod repair;
+mod settle;
+mod snapshots;
+mod source;
 mod stored;
 mod tables;
+mod tally;
 mod walk;
 
-use stored::Stored;
-use walk::Walk;
-
-pub(crate) use repair::repair_refcounts;
-
-/// Most clusters of a file that can be checked, as in QEMU.
-const MAX_CLUSTERS: u64 = i32::MAX as u64;
-const EFBIG: i32 = 27;
-
-/// How many bytes of tables are read for each byte of the file, and in any case.
-/// The tables of a sound image share no bytes and are read twice at most; a hostile
-/// one can lay millions of them over each other, and a check would take for ever.
-const TABLE_BYTES_PER_FILE_BYTE: u64 = 4;
-const MIN_TABLE_BYTES: u64 = 16 << 20;
+use findings::Findings;
+use source::Image;
 
 /// What a check found, with the counts of `qemu-img check`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,6 +49,10 @@ pub struct CheckReport {
     pub leaks: u64,
     /// Things that could not be checked.
     pub check_errors: u64,
+    /// Corruptions that are repaired, and not among the others any more.
+    pub corruptions_fixed: u64,
+    /// Leaks that are repaired, and not among the others any more.
+    pub leaks_fixed: u64,
     /// Where the last used cluster ends.
     pub image_end_offset: u64,
     /// Clusters of the virtual disk.
@@ -65,7 +65,7 @@ pub struct CheckReport {
     pub compressed_clusters: u64,
 }
 
-/// How bad a [`Finding`] is.
+/// What a [`Finding`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FindingKind {
     /// Counts in [`CheckReport::corruptions`].
@@ -74,6 +74,13 @@ pub enum FindingKind {
     Leak,
     /// Counts in [`CheckReport::check_errors`].
     CheckError,
+    /// A table cannot be read, which ends the check; counts in
+    /// [`CheckReport::check_errors`]. Printed after the program's name.
+    Unreadable,
+    /// A corruption or leak that is repaired now.
+    Repair,
+    /// What a repair is about to do; counts nowhere.
+    Note,
 }
 
 /// One thing that is wrong, in QEMU's words.
@@ -88,19 +95,35 @@ pub struct Finding {
 /// Receives findings as they are made.
 pub type FindingSink = Arc<dyn Fn(&Finding) + Send + Sync>;
 
+/// Is told how many bytes of tables have been read, and of how many.
+pub type ProgressSink = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
 /// How to check.
 #[derive(Clone, Default)]
 pub struct CheckOptions {
     /// Called for each finding, in the order of QEMU's phases.
     pub on_finding: Option<FindingSink>,
+    /// Called while tables are read. The second number may grow, as tables are found.
+    pub on_progress: Option<ProgressSink>,
 }
 
 impl fmt::Debug for CheckOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CheckOptions")
             .field("on_finding", &self.on_finding.is_some())
+            .field("on_progress", &self.on_progress.is_some())
             .finish()
     }
+}
+
+/// What a repair may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fix {
+    /// Only counts that are too high, and copied flags once nothing else is wrong:
+    /// `-r leaks`.
+    Leaks,
+    /// Everything that can be put right: `-r all`.
+    All,
 }
 
 /// Checks an image without changing it. The external data file of an image takes
@@ -110,128 +133,80 @@ impl fmt::Debug for CheckOptions {
 /// If the header does not let the image be opened, a read fails, or a table is so
 /// broken that QEMU gives up as well; what was found until then has been reported.
 pub async fn check(storage: Arc<dyn Storage>, options: &CheckOptions) -> Result<CheckReport> {
-    let image = Image::open(storage).await?;
-    let mut findings = Findings {
-        report: CheckReport::default(),
-        sink: options.on_finding.clone(),
-    };
-    let mut outcome = Outcome::new(&image, &mut findings).await?;
-    outcome.compare(&mut findings);
-    if outcome.copied_flags_differ {
-        outcome.stored.load_beyond(&image, &outcome.beyond).await?;
-        copied::report(&image, &outcome.stored, &mut findings).await?;
-    }
-    findings.report.image_end_offset =
-        (outcome.highest_cluster() + 1) << image.geometry.cluster_bits;
-    Ok(findings.report)
+    run(storage, None, options).await
 }
 
-/// The image as its header describes it.
-struct Image {
+/// Checks an image and repairs what `fix` allows. The image must not be open
+/// elsewhere, and may be marked dirty or corrupt; both marks are removed when nothing
+/// is wrong any more.
+///
+/// The report is about the state before; [`check`] again to see what is left. If
+/// the power fails meanwhile, the image has leaked clusters in addition at worst, and
+/// can be repaired again.
+///
+/// # Errors
+/// As [`check`]; if a write fails; [`ErrorKind::Corrupt`] if the refcounts must be
+/// made anew and `fix` does not allow it; [`ErrorKind::NoSpace`] if there is no room
+/// for that. The image is no worse then.
+pub async fn repair(
     storage: Arc<dyn Storage>,
-    header: Header,
-    geometry: Geometry,
-    len_bytes: u64,
-    /// Bytes of tables that may still be read.
-    table_bytes_left: Cell<u64>,
+    fix: Fix,
+    options: &CheckOptions,
+) -> Result<CheckReport> {
+    run(storage, Some(fix), options).await
 }
 
-impl Image {
-    async fn open(storage: Arc<dyn Storage>) -> Result<Image> {
-        let header = load::header(&storage, Purpose::Check).await?;
-        let len_bytes = storage.len_bytes()?;
-        let geometry = header.geometry();
-        if geometry.clusters_for(len_bytes) > MAX_CLUSTERS {
-            let message = "the file has more clusters than can be checked";
-            return Err(Error::new(ErrorKind::Unsupported, "check", message)
-                .target(storage.name())
-                .with_errno(EFBIG));
-        }
-        let table_bytes = len_bytes
-            .saturating_mul(TABLE_BYTES_PER_FILE_BYTE)
-            .max(MIN_TABLE_BYTES);
-        Ok(Image {
-            storage,
-            header,
-            geometry,
-            len_bytes,
-            table_bytes_left: Cell::new(table_bytes),
-        })
+async fn run(
+    storage: Arc<dyn Storage>,
+    fix: Option<Fix>,
+    options: &CheckOptions,
+) -> Result<CheckReport> {
+    let mut image = Image::open(storage, options.on_progress.clone()).await?;
+    let mut findings = Findings::new(options.on_finding.clone());
+    let snapshots = snapshots::read(&image, fix, &mut findings).await?;
+    // Counted apart: they are repaired after everything else.
+    let in_table = findings.take_corruptions();
+    let mut outcome = refcounts::check(&mut image, &snapshots, fix, &mut findings).await?;
+    if fix == Some(Fix::All) && in_table > 0 {
+        snapshots::rewrite(&mut image, &snapshots, &mut outcome).await?;
+        findings.report.corruptions_fixed += in_table;
+    } else {
+        findings.report.corruptions += in_table;
     }
-
-    /// Takes tables of `size_bytes` off what may still be read.
-    fn spend(&self, size_bytes: u64) -> Result<()> {
-        let left = self.table_bytes_left.get().checked_sub(size_bytes);
-        self.table_bytes_left.set(left.ok_or_else(|| {
-            let message = "the tables of the image overlap too much to be checked";
-            Error::new(ErrorKind::Corrupt, "check", message).target(self.storage.name())
-        })?);
-        Ok(())
+    let report = findings.report;
+    if fix.is_some() && report.check_errors == 0 && report.corruptions == 0 {
+        repair::clear_marks(&image).await?;
     }
-
-    /// Clusters of the file, the last perhaps in part.
-    fn file_clusters(&self) -> u64 {
-        self.geometry.clusters_for(self.len_bytes)
-    }
-
-    fn cluster_of(&self, offset_bytes: u64) -> u64 {
-        offset_bytes >> self.geometry.cluster_bits
-    }
+    Ok(report)
 }
 
-/// Counts and passes on what is found.
-struct Findings {
-    report: CheckReport,
-    sink: Option<FindingSink>,
+/// Puts the refcounts and copied flags of an image right that was not closed cleanly,
+/// and clears the dirty bit, as it is opened.
+///
+/// # Errors
+/// As [`repair`]. What else is wrong with the image is told through `messages`, and
+/// left to its use to meet, as in QEMU.
+pub(crate) async fn repair_dirty(storage: Arc<dyn Storage>, messages: &Messages) -> Result<()> {
+    let messages = messages.clone();
+    let options = CheckOptions {
+        on_finding: Some(Arc::new(move |finding| messages.say(&finding.message))),
+        on_progress: None,
+    };
+    let could_not = |error: Error| error.context("open", "Could not repair dirty image");
+    let report = run(storage.clone(), Some(Fix::All), &options)
+        .await
+        .map_err(could_not)?;
+    if report.check_errors > 0 {
+        let error = Error::new(ErrorKind::Corrupt, "open", "Could not repair dirty image");
+        return Err(error.target(storage.name()).with_errno(EIO));
+    }
+    Ok(())
 }
 
-impl Findings {
-    fn report(&mut self, kind: FindingKind, times: u64, message: impl FnOnce() -> String) {
-        *match kind {
-            FindingKind::Corruption => &mut self.report.corruptions,
-            FindingKind::Leak => &mut self.report.leaks,
-            FindingKind::CheckError => &mut self.report.check_errors,
-        } += times;
-        if let Some(sink) = &self.sink {
-            let finding = Finding {
-                kind,
-                message: message(),
-            };
-            (0..times).for_each(|_| sink(&finding));
-        }
-    }
+const EIO: i32 = 5;
 
-    fn corruption(&mut self, message: impl FnOnce() -> String) {
-        self.report(FindingKind::Corruption, 1, message);
-    }
-
-    /// A corruption that is met `times` times because as many L1 tables lead to it.
-    fn corruptions(&mut self, times: u64, message: impl FnOnce() -> String) {
-        self.report(FindingKind::Corruption, times, message);
-    }
-}
-
-/// Both sides of the comparison: the refcounts on disk and the references.
-struct Outcome {
-    stored: Stored,
-    references: counts::Counts,
-    /// Clusters to compare: those of the file, and one more if it is used in part.
-    clusters: u64,
-    /// Some copied flag of the active tables is not what the refcount on disk says.
-    copied_flags_differ: bool,
-    /// Clusters beyond the file that those flags speak of.
-    beyond: BTreeSet<u64>,
-}
-
-impl Outcome {
-    async fn new(image: &Image, findings: &mut Findings) -> Result<Outcome> {
-        let size_bytes = image.header.guest_size_bytes();
-        findings.report.total_clusters = image.geometry.clusters_for(size_bytes);
-        let snapshots = walk::snapshots(image, findings).await?;
-        let stored = Stored::load(image).await?;
-        Walk::new(image, stored, findings).run(&snapshots).await
-    }
-}
+/// The header's marks that a repair removes.
+const MARKS: [Incompatible; 2] = [Incompatible::DIRTY, Incompatible::CORRUPT];
 
 #[cfg(test)]
 mod tests;

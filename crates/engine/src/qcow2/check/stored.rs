@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use vellum_format::refcount::{self, RefcountTableEntry};
 
 use super::counts::Counts;
-use super::{Image, tables};
+use super::source::Image;
+use super::tables;
 use crate::qcow2::load;
 use crate::{Buffer, Result};
 
@@ -54,7 +55,7 @@ impl Stored {
         let (numbers, offsets) = self.blocks(image, |number| number << shift < limit);
         let counts = &mut self.counts;
         let block_size = image.geometry.cluster_size_bytes();
-        tables::for_each_table(&image.storage, &offsets, block_size, |index, block| {
+        tables::for_each_table(image, &offsets, block_size, |index, block| {
             let first = numbers[index] << shift;
             for index in 0..(limit - first).min(1 << shift) {
                 match refcount::get(block, order, index as usize) {
@@ -79,7 +80,7 @@ impl Stored {
         let beyond = &mut self.beyond;
         let block_size = image.geometry.cluster_size_bytes();
         image.spend(offsets.len() as u64 * block_size)?;
-        tables::for_each_table(&image.storage, &offsets, block_size, |index, block| {
+        tables::for_each_table(image, &offsets, block_size, |index, block| {
             for &cluster in wanted(numbers[index]) {
                 let index = image.geometry.refcount_block_index(cluster);
                 beyond.insert(cluster, refcount::get(block, order, index));
@@ -97,7 +98,7 @@ impl Stored {
             .filter(|&(number, offset)| {
                 image.geometry.is_cluster_aligned(offset)
                     && offset != 0
-                    && offset < image.len_bytes
+                    && offset < image.len_bytes()
                     && wanted(number)
             })
             .unzip()
@@ -133,6 +134,36 @@ impl Stored {
                 .unreadable
                 .binary_search(&(cluster >> self.block_shift))
                 .is_err()
+    }
+
+    /// Number and offset of the first block below `end_cluster` that is nowhere.
+    pub(super) fn first_unreadable(&self, end_cluster: u64) -> Option<(u64, u64)> {
+        let number = *self.unreadable.first()?;
+        let entry = RefcountTableEntry::read(&self.table, number as usize)?;
+        (number << self.block_shift < end_cluster).then_some((number, entry.raw_offset()))
+    }
+
+    /// Whether the count of a cluster has a place on disk.
+    pub(super) fn has_block(&self, cluster: u64) -> bool {
+        let number = (cluster >> self.block_shift) as usize;
+        let entry = RefcountTableEntry::read(&self.table, number);
+        entry.is_some_and(|entry| entry != RefcountTableEntry::UNALLOCATED)
+    }
+
+    /// The clusters of the refcount table and of all blocks.
+    pub(super) fn clusters(&self, image: &Image) -> Vec<u64> {
+        let table = image.cluster_of(image.header.refcount_table_offset.0);
+        let count = u64::from(image.header.refcount_table_clusters);
+        let blocks = self.entries();
+        let blocks = blocks.map(|(_, entry)| image.cluster_of(entry.raw_offset()));
+        (table..table + count).chain(blocks).collect()
+    }
+
+    /// Notes that the count of a loaded cluster has been changed on disk.
+    pub(super) fn set(&mut self, cluster: u64, count: u64) {
+        if self.is_loaded(cluster) {
+            self.counts.set(cluster, count);
+        }
     }
 
     pub(super) fn all_readable(&self) -> bool {

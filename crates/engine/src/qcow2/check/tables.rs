@@ -1,9 +1,9 @@
 //! Reads many tables of one size, in the order of the file and several at once.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use crate::{Buffer, Buffers, Io, Result, Storage};
+use super::source::Image;
+use crate::{Buffer, Buffers, Io, Result};
 
 /// Most bytes of one read; tables that lie side by side share a read.
 const READ_SIZE_BYTES: u64 = 1 << 20;
@@ -19,7 +19,7 @@ struct Read {
 /// Calls `each` with the number and the bytes of every table, in order. Bytes
 /// beyond the end of the storage are zeroes.
 pub(super) async fn for_each_table(
-    storage: &Arc<dyn Storage>,
+    image: &Image,
     offsets: &[u64],
     table_size_bytes: u64,
     mut each: impl FnMut(usize, &[u8]) -> Result<()>,
@@ -30,7 +30,9 @@ pub(super) async fn for_each_table(
         while running.len() < READS_IN_FLIGHT && next < offsets.len() {
             let count = adjacent(&offsets[next..], table_size_bytes);
             let buffer = Buffer::for_read(count * table_size_bytes as usize);
-            let io = storage.read(offsets[next], Buffers::from_buf([buffer]));
+            let io = image
+                .storage
+                .read(offsets[next], Buffers::from_buf([buffer]));
             running.push_back(Read { first: next, io });
             next += count;
         }
@@ -41,6 +43,7 @@ pub(super) async fn for_each_table(
         for (index, table) in buffer.chunks_exact(table_size_bytes as usize).enumerate() {
             each(first + index, table)?;
         }
+        image.note_read(buffer.len() as u64);
     }
 }
 

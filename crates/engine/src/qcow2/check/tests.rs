@@ -41,7 +41,7 @@ fn check_bytes(bytes: &[u8]) -> Result<CheckReport> {
 fn repair_bytes(bytes: &[u8]) -> Result<Vec<u8>> {
     let storage = Arc::new(MemStorage::with_bytes(bytes.to_vec()));
     let target = storage.clone();
-    run(async move { repair_refcounts(target).await })?;
+    run(async move { repair(target, Fix::All, &CheckOptions::default()).await })?;
     Ok(storage.snapshot())
 }
 
@@ -130,13 +130,30 @@ fn a_missing_refcount_block_is_made_anew() {
 }
 
 #[test]
-fn what_is_worse_than_counts_is_left_alone() {
+fn what_cannot_be_repaired_keeps_the_image_marked() {
     let mut bytes = image(16);
     let l2 = first_l2_table(&bytes);
     put64(&mut bytes, l2, 1 << 50);
     set_dirty(&mut bytes);
-    let error = repair_bytes(&bytes).expect_err("data is lost");
-    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    let repaired = repair_bytes(&bytes).expect("all else can be put right");
+    let report = check_bytes(&repaired).expect("can be checked");
+    assert_eq!((report.corruptions, report.leaks), (1, 0));
+    assert_eq!(
+        be64(&repaired, field::INCOMPATIBLE_FEATURES),
+        Incompatible::DIRTY.bits()
+    );
+}
+
+#[test]
+fn repairing_leaks_needs_sound_refcounts() {
+    let mut bytes = image(16);
+    set_refcount(&mut bytes, 4, 20, 0);
+    let storage = Arc::new(MemStorage::with_bytes(bytes.clone()));
+    let target = storage.clone();
+    let error = run(async move { repair(target, Fix::Leaks, &CheckOptions::default()).await })
+        .expect_err("refcounts have to be made anew");
+    assert_eq!(error.errno(), 5);
+    assert_eq!(storage.snapshot(), bytes, "nothing is written");
 }
 
 #[test]

@@ -1,13 +1,16 @@
-//! Walks everything that the header leads to and counts references to clusters.
+//! Walks everything that the header leads to, but for the refcount blocks, and counts
+//! references to clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, limits};
 
-use super::counts::Counts;
+use super::refcounts::Outcome;
+use super::source::Image;
 use super::stored::Stored;
-use super::{FindingKind, Findings, Image, Outcome, bitmaps, tables};
+use super::tally::Tally;
+use super::{Findings, Fix, bitmaps, snapshots, tables};
 use crate::Result;
 use crate::qcow2::load;
 
@@ -15,13 +18,26 @@ use crate::qcow2::load;
 /// these they are taken as 0.
 const MAX_BEYOND: usize = 1 << 20;
 
+/// Entries that one run puts right at most; the next finds the others.
+const MAX_ZEROED: usize = 1 << 20;
+
 /// How often an L1 table leads to an L2 table.
 #[derive(Debug, Clone, Copy, Default)]
-struct Uses {
+pub(super) struct Uses {
     /// From all L1 tables together.
-    all: u64,
+    pub(super) all: u64,
     /// From the L1 table of the disk itself.
     active: u64,
+}
+
+/// An L2 entry that is to be made one without a place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Zeroed {
+    /// Where its table begins.
+    pub(super) table: u64,
+    /// Where it lies itself.
+    pub(super) at: u64,
+    pub(super) entry: L2Entry,
 }
 
 /// What an L2 entry is, as far as references go.
@@ -32,86 +48,62 @@ enum Kind {
     Cluster(u64),
 }
 
-/// Reads the snapshot table; a broken one ends the check, as in QEMU.
-pub(super) async fn snapshots(
-    image: &Image,
-    findings: &mut Findings,
-) -> Result<load::SnapshotTable> {
-    if let Err(error) = load::check_snapshot_table(&image.header) {
-        findings.report(FindingKind::CheckError, 1, || {
-            format!("ERROR {}", error.message())
-        });
-        return Err(error);
-    }
-    let table = match load::snapshots(&image.storage, &image.header).await {
-        Ok(table) => table,
-        Err(error) => {
-            let message = format!(
-                "ERROR failed to read the snapshot table: {}",
-                error.message()
-            );
-            findings.report(FindingKind::CheckError, 1, || message);
-            return Err(error);
-        }
-    };
-    for (index, entry) in table.entries.iter().enumerate() {
-        if image.header.version >= 3 && entry.disk_size_bytes.is_none() {
-            findings.corruption(|| format!("ERROR snapshot table entry {index} is incomplete"));
-        }
-    }
-    Ok(table)
-}
-
 pub(super) struct Walk<'a> {
     image: &'a Image,
     stored: Stored,
     findings: &'a mut Findings,
-    references: Counts,
-    clusters: u64,
-    max_refcount: u64,
+    tally: Tally,
+    fix: Option<Fix>,
     l2_tables: BTreeMap<u64, Uses>,
+    zeroed: Vec<Zeroed>,
     copied_flags_differ: bool,
     beyond: BTreeSet<u64>,
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(image: &'a Image, stored: Stored, findings: &'a mut Findings) -> Self {
+    pub(super) fn new(
+        image: &'a Image,
+        stored: Stored,
+        fix: Option<Fix>,
+        findings: &'a mut Findings,
+    ) -> Self {
         Walk {
             image,
             stored,
             findings,
-            references: Counts::default(),
-            clusters: image.file_clusters(),
-            max_refcount: image.geometry.max_refcount(),
+            tally: Tally::new(image),
+            fix,
             l2_tables: BTreeMap::new(),
+            zeroed: Vec::new(),
             copied_flags_differ: false,
             beyond: BTreeSet::new(),
         }
     }
 
-    /// Counts everything, in QEMU's order.
-    pub(super) async fn run(mut self, snapshots: &load::SnapshotTable) -> Result<Outcome> {
+    /// Counts everything but the refcount blocks, in QEMU's order.
+    pub(super) async fn run(mut self, snapshots: &snapshots::Table) -> Result<Outcome> {
         let header = &self.image.header;
-        self.add(0, self.image.geometry.cluster_size_bytes());
+        self.add_area(0, self.image.geometry.cluster_size_bytes());
         self.l1_table(header.l1_table_offset, header.l1_entries.into(), true)
             .await?;
         self.snapshot_l1_tables(&snapshots.entries).await?;
         self.l2_tables().await?;
-        self.add(header.snapshots_offset.0, snapshots.size_bytes);
+        self.add_area(snapshots.offset_bytes, snapshots.size_bytes);
         let table_size =
             u64::from(header.refcount_table_clusters) << self.image.geometry.cluster_bits;
-        self.add(header.refcount_table_offset.0, table_size);
+        self.add_area(header.refcount_table_offset.0, table_size);
         if let Some(pointer) = header.encryption_header() {
-            self.add(pointer.offset.0, pointer.length_bytes);
+            self.add_area(pointer.offset.0, pointer.length_bytes);
         }
         bitmaps::walk(self.image, &mut self).await?;
-        self.refcount_blocks();
         Ok(Outcome {
             stored: self.stored,
-            references: self.references,
-            clusters: self.clusters,
+            tally: self.tally,
+            l2_tables: self.l2_tables,
+            zeroed: self.zeroed,
             copied_flags_differ: self.copied_flags_differ,
             beyond: self.beyond,
+            must_rebuild: false,
         })
     }
 
@@ -119,51 +111,14 @@ impl<'a> Walk<'a> {
         self.findings
     }
 
-    /// Counts one reference to each cluster of a range.
-    pub(super) fn add(&mut self, offset: u64, size: u64) {
-        self.add_times(offset, size, 1);
+    /// Counts one reference to each cluster of a range that holds metadata.
+    pub(super) fn add_area(&mut self, offset: u64, size: u64) {
+        self.tally.add_area(self.image, self.findings, offset, size);
     }
 
     fn add_times(&mut self, offset: u64, size: u64, times: u64) {
-        if size == 0 {
-            return;
-        }
-        let end = offset.saturating_add(size);
-        // The last cluster of a file may be there in part.
-        if end.saturating_sub(self.image.len_bytes) >= self.image.geometry.cluster_size_bytes() {
-            self.findings.corruptions(times, || {
-                format!(
-                    "ERROR: counting reference for region exceeding the end of the file by one \
-                     cluster or more: offset {offset:#x} size {size:#x}"
-                )
-            });
-            return;
-        }
-        for cluster in self.image.cluster_of(offset)..=self.image.cluster_of(end - 1) {
-            self.add_cluster(cluster, times);
-        }
-    }
-
-    #[inline]
-    fn add_cluster(&mut self, cluster: u64, times: u64) {
-        self.clusters = self.clusters.max(cluster + 1);
-        let sum = self.references.get(cluster).saturating_add(times);
-        self.references.set(cluster, sum.min(self.max_refcount));
-        if sum > self.max_refcount {
-            self.overflow(cluster, sum - self.max_refcount);
-        }
-    }
-
-    #[cold]
-    fn overflow(&mut self, cluster: u64, times: u64) {
-        let offset = cluster << self.image.geometry.cluster_bits;
-        self.findings.corruptions(times, || {
-            format!(
-                "ERROR: overflow cluster offset={offset:#x}\n\
-                 Use qemu-img amend to increase the refcount entry width or qemu-img convert to \
-                 create a clean copy if the image cannot be opened for writing"
-            )
-        });
+        self.tally
+            .add(self.image, self.findings, offset, size, times);
     }
 
     async fn snapshot_l1_tables(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
@@ -200,9 +155,9 @@ impl<'a> Walk<'a> {
     /// Counts an L1 table and notes which L2 tables it leads to.
     async fn l1_table(&mut self, offset: HostOffset, entries: u64, active: bool) -> Result<()> {
         // What lies beyond the end of the file would read as zeroes.
-        let len = (entries * 8).min(self.image.len_bytes.saturating_sub(offset.0));
+        let len = (entries * 8).min(self.image.len_bytes().saturating_sub(offset.0));
         self.image.spend(len)?;
-        self.add(offset.0, entries * 8);
+        self.add_area(offset.0, entries * 8);
         let table =
             load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await?;
         for index in 0..table.len() / 8 {
@@ -221,7 +176,7 @@ impl<'a> Walk<'a> {
                 .corruption(|| format!("ERROR found L1 entry with reserved bits set: {raw:x}"));
         }
         let offset = entry.raw_offset();
-        self.add(offset, self.image.geometry.cluster_size_bytes());
+        self.add_times(offset, self.image.geometry.cluster_size_bytes(), 1);
         if !self.image.geometry.is_cluster_aligned(offset) {
             self.findings.corruption(|| {
                 format!(
@@ -239,22 +194,21 @@ impl<'a> Walk<'a> {
 
     /// Reads every L2 table once, in the order of the file.
     async fn l2_tables(&mut self) -> Result<()> {
-        let mut l2_tables = std::mem::take(&mut self.l2_tables);
         // Beyond the end of the file there are only zeroes.
-        l2_tables.retain(|&offset, _| offset < self.image.len_bytes);
-        let offsets: Vec<u64> = l2_tables.keys().copied().collect();
-        let uses: Vec<Uses> = l2_tables.into_values().collect();
+        let in_file = self.l2_tables.range(..self.image.len_bytes());
+        let (offsets, uses): (Vec<u64>, Vec<Uses>) =
+            in_file.map(|(&offset, &uses)| (offset, uses)).unzip();
         let image = self.image;
         let size = image.geometry.cluster_size_bytes();
         image.spend(offsets.len() as u64 * size)?;
-        tables::for_each_table(&image.storage, &offsets, size, |number, table| {
-            self.l2_table(table, uses[number]);
+        tables::for_each_table(image, &offsets, size, |number, table| {
+            self.l2_table(offsets[number], table, uses[number]);
             Ok(())
         })
         .await
     }
 
-    fn l2_table(&mut self, table: &[u8], uses: Uses) {
+    fn l2_table(&mut self, table_offset: u64, table: &[u8], uses: Uses) {
         let geometry = self.image.geometry;
         let cluster_size = geometry.cluster_size_bytes();
         let mut next_offset = 0;
@@ -274,6 +228,10 @@ impl<'a> Walk<'a> {
             match self.kind(entry) {
                 Kind::Compressed => self.compressed(index, entry, uses),
                 Kind::Cluster(offset) => {
+                    let at = table_offset + index as u64 * geometry.l2_entry_size_bytes();
+                    if self.is_zeroed(entry, table_offset, at) {
+                        continue;
+                    }
                     self.cluster(entry, offset, uses);
                     if next_offset != 0 && next_offset != offset {
                         self.findings.report.fragmented_clusters += uses.active;
@@ -364,17 +322,38 @@ impl<'a> Walk<'a> {
 
     #[cold]
     fn unaligned(&mut self, entry: L2Entry, offset: u64, uses: Uses) {
-        let has_data = match self.image.geometry.extended_l2 {
-            true => entry.bitmap as u32 != 0,
-            false => entry.descriptor & 1 == 0,
-        };
+        let has_data = holds_data(entry, &self.image.geometry);
         let what = if has_data { "Data" } else { "Preallocated" };
-        self.findings.corruptions(uses.all, || {
-            format!(
-                "ERROR offset={offset:x}: {what} cluster is not properly aligned; L2 entry \
-                 corrupted."
-            )
-        });
+        self.findings
+            .corruptions(uses.all, || format!("ERROR {}", unaligned(offset, what)));
+    }
+
+    /// Whether the entry has a broken place without data in it, which is given up.
+    #[inline]
+    fn is_zeroed(&mut self, entry: L2Entry, table: u64, at: u64) -> bool {
+        let offset = entry.raw_offset();
+        let geometry = &self.image.geometry;
+        if self.fix != Some(Fix::All)
+            || geometry.is_cluster_aligned(offset)
+            || holds_data(entry, geometry)
+            || self.zeroed.len() >= MAX_ZEROED
+        {
+            return false;
+        }
+        self.findings
+            .corruption_or_repair(true, || unaligned(offset, "Preallocated"));
+        let entry = match geometry.extended_l2 {
+            true => L2Entry {
+                descriptor: 0,
+                bitmap: (entry.bitmap | entry.bitmap << 32) & !u64::from(u32::MAX),
+            },
+            false => L2Entry {
+                descriptor: 1,
+                bitmap: 0,
+            },
+        };
+        self.zeroed.push(Zeroed { table, at, entry });
+        true
     }
 
     /// Notes whether a copied flag of the active tables may be wrong; then they are
@@ -390,37 +369,18 @@ impl<'a> Walk<'a> {
             self.copied_flags_differ = true;
         }
     }
+}
 
-    /// Counts the refcount blocks, each of which must have one reference: its own.
-    fn refcount_blocks(&mut self) {
-        let cluster_size = self.image.geometry.cluster_size_bytes();
-        let entries: Vec<_> = self.stored.entries().collect();
-        for (number, entry) in entries {
-            let offset = entry.raw_offset();
-            let cluster = self.image.cluster_of(offset);
-            if entry.reserved_bits() != 0 {
-                self.findings.corruption(|| {
-                    format!("ERROR refcount table entry {number} has reserved bits set")
-                });
-            } else if !self.image.geometry.is_cluster_aligned(offset) {
-                self.findings.corruption(|| {
-                    format!(
-                        "ERROR refcount block {number} is not cluster aligned; refcount table \
-                         entry corrupted"
-                    )
-                });
-            } else if cluster >= self.clusters {
-                self.findings
-                    .corruption(|| format!("ERROR refcount block {number} is outside image"));
-            } else {
-                self.add(offset, cluster_size);
-                let count = self.references.get(cluster);
-                if count != 1 {
-                    self.findings
-                        .corruption(|| format!("ERROR refcount block {number} refcount={count}"));
-                }
-            }
-        }
+/// What is wrong with a host offset that is none.
+fn unaligned(offset: u64, what: &str) -> String {
+    format!("offset={offset:x}: {what} cluster is not properly aligned; L2 entry corrupted.")
+}
+
+/// Whether some of what the entry maps is read from its host cluster.
+fn holds_data(entry: L2Entry, geometry: &Geometry) -> bool {
+    match geometry.extended_l2 {
+        true => entry.bitmap as u32 != 0,
+        false => entry.descriptor & 1 == 0,
     }
 }
 

@@ -1,0 +1,251 @@
+//! Counting, comparing and repairing refcounts: the order of things.
+//!
+//! Order of a repair: entries that are given up; barrier; refcounts, up before down
+//! (see `settle`), or all anew (see `rebuild`); copied flags; barrier.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::source::Image;
+use super::stored::Stored;
+use super::tally::Tally;
+use super::walk::{Uses, Walk, Zeroed};
+use super::{FindingKind, Findings, Fix, copied, rebuild, repair, settle, snapshots};
+use crate::{Error, Result};
+
+/// A rebuilt structure can be hit by what led beyond the old end of the file: then it
+/// is built once more, elsewhere.
+const MAX_REBUILDS: u32 = 3;
+
+/// A refcount block beyond the end of the file is kept, and the file made longer, only
+/// while that does not make much more of the file than there was.
+const MAX_GROWTH_BYTES: u64 = 64 << 20;
+
+const EINVAL: i32 = 22;
+const EFBIG: i32 = 27;
+const EIO: i32 = 5;
+
+/// Both sides of the comparison: the refcounts on disk and the references.
+pub(super) struct Outcome {
+    pub(super) stored: Stored,
+    pub(super) tally: Tally,
+    /// How often L1 tables lead to each L2 table.
+    pub(super) l2_tables: BTreeMap<u64, Uses>,
+    /// Entries to be given up.
+    pub(super) zeroed: Vec<Zeroed>,
+    /// Some copied flag of the active tables is not what the refcount on disk says.
+    pub(super) copied_flags_differ: bool,
+    /// Clusters beyond the file that those flags speak of.
+    pub(super) beyond: BTreeSet<u64>,
+    /// The refcount blocks themselves are broken.
+    pub(super) must_rebuild: bool,
+}
+
+impl Outcome {
+    /// Whether an L2 table may be changed: its clusters are nothing else as well, so
+    /// that no other data, right or wrong, is overwritten.
+    pub(super) fn may_change_table(&self, image: &Image, table: u64) -> bool {
+        let uses = self.l2_tables.get(&table).map_or(0, |uses| uses.all);
+        let end = table + image.geometry.cluster_size_bytes();
+        image.geometry.is_cluster_aligned(table)
+            && self.tally.references.get(image.cluster_of(table)) == uses
+            && !self.tally.overlaps_area(&(table..end))
+    }
+}
+
+/// Counts all references, and reads all refcounts.
+async fn count(
+    image: &mut Image,
+    snapshots: &snapshots::Table,
+    fix: Option<Fix>,
+    findings: &mut Findings,
+) -> Result<Outcome> {
+    let size_bytes = image.header.guest_size_bytes();
+    findings.report.total_clusters = image.geometry.clusters_for(size_bytes);
+    let stored = Stored::load(image).await?;
+    let walk = Walk::new(image, stored, fix, findings);
+    let mut outcome = walk.run(snapshots).await?;
+    count_blocks(image, &mut outcome, fix, findings).await?;
+    outcome.tally.sort_areas();
+    Ok(outcome)
+}
+
+/// Counts the refcount blocks, each of which must have one reference: its own.
+async fn count_blocks(
+    image: &mut Image,
+    outcome: &mut Outcome,
+    fix: Option<Fix>,
+    findings: &mut Findings,
+) -> Result<()> {
+    let cluster_size = image.geometry.cluster_size_bytes();
+    let entries: Vec<_> = outcome.stored.entries().collect();
+    for (number, entry) in entries {
+        let offset = entry.raw_offset();
+        let cluster = image.cluster_of(offset);
+        if entry.reserved_bits() != 0 {
+            findings.corruption(|| {
+                format!("ERROR refcount table entry {number} has reserved bits set")
+            });
+            outcome.must_rebuild = true;
+        } else if !image.geometry.is_cluster_aligned(offset) {
+            findings.corruption(|| {
+                format!(
+                    "ERROR refcount block {number} is not cluster aligned; refcount table \
+                     entry corrupted"
+                )
+            });
+            outcome.must_rebuild = true;
+        } else if cluster >= outcome.tally.clusters {
+            outside(image, outcome, (number, offset), fix, findings).await?;
+        } else {
+            let before = findings.report.corruptions;
+            outcome
+                .tally
+                .add_area(image, findings, offset, cluster_size);
+            // Where counts are narrow, a second reference does not show in them.
+            outcome.must_rebuild |= findings.report.corruptions > before;
+            let count = outcome.tally.references.get(cluster);
+            if count != 1 {
+                findings.corruption(|| format!("ERROR refcount block {number} refcount={count}"));
+                outcome.must_rebuild = true;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Deals with a refcount block beyond the end of the file: repairing, the file is made
+/// so long that it has one, if that is reasonable.
+async fn outside(
+    image: &mut Image,
+    outcome: &mut Outcome,
+    (number, offset): (u64, u64),
+    fix: Option<Fix>,
+    findings: &mut Findings,
+) -> Result<()> {
+    let what = || format!("refcount block {number} is outside image");
+    if fix != Some(Fix::All) {
+        findings.corruption_or_repair(false, what);
+        return Ok(());
+    }
+    let cluster_size = image.geometry.cluster_size_bytes();
+    let end = offset
+        .checked_add(cluster_size)
+        .filter(|&end| end <= i64::MAX as u64);
+    let most = image.len_bytes().max(MAX_GROWTH_BYTES) * 2;
+    let extended = match end {
+        None => Err(EINVAL),
+        Some(end) if end > most => Err(EFBIG),
+        Some(end) => image.extend(end).await.map_err(|error| error.errno()),
+    };
+    if let Err(errno) = extended {
+        findings.report(FindingKind::Corruption, 1, || {
+            format!("Repairing {}", what())
+        });
+        findings.note(|| {
+            let why = vellum_storage::error::errno_text(errno);
+            format!("ERROR could not resize image: {why}")
+        });
+        outcome.must_rebuild = true;
+        return Ok(());
+    }
+    findings.corruption_or_repair(true, what);
+    // The file has more clusters now whose counts matter.
+    outcome.stored = Stored::load(image).await?;
+    outcome.tally.clusters = outcome.tally.clusters.max(image.file_clusters());
+    outcome
+        .tally
+        .add_area(image, findings, offset, cluster_size);
+    Ok(())
+}
+
+/// Checks the refcounts and copied flags, and repairs what `fix` allows.
+pub(super) async fn check(
+    image: &mut Image,
+    snapshots: &snapshots::Table,
+    fix: Option<Fix>,
+    findings: &mut Findings,
+) -> Result<Outcome> {
+    let mut outcome = count(image, snapshots, fix, findings).await?;
+    repair::give_up_entries(image, &outcome, findings).await?;
+    let before = findings.report;
+    let any_lost = outcome.compare(None, findings);
+    let must_rebuild = outcome.must_rebuild || any_lost;
+    let highest = outcome.highest_cluster();
+    match fix {
+        Some(Fix::All) if must_rebuild => {
+            outcome = rebuild_all(image, snapshots, outcome, findings).await?;
+        }
+        Some(Fix::Leaks) if must_rebuild => {
+            return Err(cannot(
+                "ERROR need to rebuild refcount structures",
+                findings,
+            ));
+        }
+        Some(fix) if findings.report.leaks + findings.report.corruptions > 0 => {
+            let only_leaks = findings.report.corruptions == 0;
+            findings.report = before;
+            outcome.compare(Some(fix), findings);
+            let leaks = match only_leaks {
+                true => settle::leaked_runs(&outcome),
+                false => Vec::new(),
+            };
+            settle::settle(image, &mut outcome, fix).await?;
+            settle::punch_leaks(image, &leaks).await;
+        }
+        _ => {}
+    }
+    let report = findings.report;
+    let sound = report.check_errors + report.corruptions + report.leaks == 0;
+    let repairs = fix == Some(Fix::All) || (fix == Some(Fix::Leaks) && sound);
+    if outcome.copied_flags_differ || fix.is_some() {
+        outcome.load_beyond(image).await?;
+        copied::check(image, &outcome, repairs, findings).await?;
+    }
+    findings.report.image_end_offset = image.offset_of(highest + 1);
+    Ok(outcome)
+}
+
+impl Outcome {
+    async fn load_beyond(&mut self, image: &Image) -> Result<()> {
+        self.stored.load_beyond(image, &self.beyond).await
+    }
+}
+
+/// Makes the refcounts anew, and frees the old ones.
+async fn rebuild_all(
+    image: &mut Image,
+    snapshots: &snapshots::Table,
+    mut outcome: Outcome,
+    findings: &mut Findings,
+) -> Result<Outcome> {
+    let old = findings.report;
+    for _ in 0..MAX_REBUILDS {
+        findings.note(|| "Rebuilding refcount structure".into());
+        rebuild::rebuild(image, &mut outcome).await?;
+        image.reload().await?;
+        findings.report = Default::default();
+        outcome = count(image, snapshots, None, findings).await?;
+        let report = findings.report;
+        let any_lost = outcome.compare(Some(Fix::Leaks), findings);
+        findings.report = report;
+        if outcome.must_rebuild || any_lost {
+            continue;
+        }
+        settle::settle(image, &mut outcome, Fix::Leaks).await?;
+        let fixed = old.corruptions.saturating_sub(report.corruptions);
+        findings.report.corruptions_fixed = old.corruptions_fixed + fixed;
+        findings.report.leaks_fixed = old.leaks_fixed + old.leaks;
+        return Ok(outcome);
+    }
+    Err(cannot(
+        "ERROR rebuilt refcount structure is still broken",
+        findings,
+    ))
+}
+
+fn cannot(message: &str, findings: &mut Findings) -> Error {
+    findings.note(|| message.to_owned());
+    Error::from_errno("check", EIO)
+        .context("check", message.to_owned())
+        .with_errno(EIO)
+}

@@ -1,0 +1,112 @@
+//! [`Tally`]: the references to clusters, as they are found.
+
+use std::ops::Range;
+
+use super::Findings;
+use super::counts::Counts;
+use super::source::Image;
+
+/// References to the clusters of a file.
+pub(super) struct Tally {
+    pub(super) references: Counts,
+    /// Clusters to compare: those of the file, and one more if it is used in part.
+    pub(super) clusters: u64,
+    max_refcount: u64,
+    /// Byte ranges of metadata other than L2 tables.
+    areas: Vec<Range<u64>>,
+}
+
+impl Tally {
+    pub(super) fn new(image: &Image) -> Self {
+        Tally {
+            references: Counts::default(),
+            clusters: image.file_clusters(),
+            max_refcount: image.geometry.max_refcount(),
+            areas: Vec::new(),
+        }
+    }
+
+    /// Counts one reference to each cluster of a range that holds metadata.
+    pub(super) fn add_area(
+        &mut self,
+        image: &Image,
+        findings: &mut Findings,
+        offset: u64,
+        size: u64,
+    ) {
+        self.add(image, findings, offset, size, 1);
+        if size > 0 {
+            self.areas.push(offset..offset.saturating_add(size));
+        }
+    }
+
+    /// Counts `times` references to each cluster of a range.
+    pub(super) fn add(
+        &mut self,
+        image: &Image,
+        findings: &mut Findings,
+        offset: u64,
+        size: u64,
+        times: u64,
+    ) {
+        if size == 0 {
+            return;
+        }
+        let end = offset.saturating_add(size);
+        // The last cluster of a file may be there in part.
+        if end.saturating_sub(image.len_bytes()) >= image.geometry.cluster_size_bytes() {
+            findings.corruptions(times, || {
+                format!(
+                    "ERROR: counting reference for region exceeding the end of the file by one \
+                     cluster or more: offset {offset:#x} size {size:#x}"
+                )
+            });
+            return;
+        }
+        for cluster in image.cluster_of(offset)..=image.cluster_of(end - 1) {
+            let overflow = self.add_cluster(cluster, times);
+            if overflow > 0 {
+                report_overflow(findings, image.offset_of(cluster), overflow);
+            }
+        }
+    }
+
+    /// Says how many references were too many for the width of the refcounts.
+    #[inline]
+    fn add_cluster(&mut self, cluster: u64, times: u64) -> u64 {
+        self.clusters = self.clusters.max(cluster + 1);
+        let sum = self.references.get(cluster).saturating_add(times);
+        self.references.set(cluster, sum.min(self.max_refcount));
+        sum.saturating_sub(self.max_refcount)
+    }
+
+    /// Must be called before [`Tally::overlaps_area`], once all areas are known.
+    pub(super) fn sort_areas(&mut self) {
+        self.areas.sort_unstable_by_key(|area| area.start);
+        self.areas.dedup_by(|next, area| {
+            let joins = next.start <= area.end;
+            if joins {
+                area.end = area.end.max(next.end);
+            }
+            joins
+        });
+    }
+
+    /// Whether a range holds metadata other than L2 tables.
+    pub(super) fn overlaps_area(&self, range: &Range<u64>) -> bool {
+        let next = self.areas.partition_point(|area| area.end <= range.start);
+        let area = self.areas.get(next);
+        area.is_some_and(|area| area.start < range.end)
+    }
+}
+
+#[cold]
+fn report_overflow(findings: &mut Findings, offset: u64, times: u64) {
+    findings.corruptions(times, || {
+        format!(
+            "ERROR: overflow cluster offset={offset:#x}\n\
+             Use qemu-img amend to increase the refcount entry width or qemu-img convert to \
+             create a clean copy if the image cannot be opened for writing"
+        )
+    });
+}
