@@ -91,6 +91,7 @@ async fn print_map(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
     let mut count = 0_u64;
     let mapped = map(&device, start, end, |entry| {
         printer.entry(&entry, count == 0);
+        printer.print_if_long();
         count += 1;
     });
     if let Err(error) = mapped.await {
@@ -111,7 +112,10 @@ async fn print_map(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
     Ok(i32::from(printer.unmappable))
 }
 
-/// Collects the text; a map is small next to its image.
+/// Text that is printed at once.
+const PRINT_BYTES: usize = 64 << 10;
+
+/// Collects the text and prints it in pieces: of a scattered image it is long.
 struct Printer {
     output: Output,
     text: String,
@@ -132,6 +136,13 @@ impl Printer {
                 );
             }
             Output::Json => self.text.push('['),
+        }
+    }
+
+    fn print_if_long(&mut self) {
+        if self.text.len() >= PRINT_BYTES {
+            report::print(&self.text);
+            self.text.clear();
         }
     }
 

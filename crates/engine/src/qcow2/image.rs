@@ -20,7 +20,7 @@ use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
 use super::load::read_bytes;
-use super::map::{L2Cache, Lookup, Mapper, Slice, View};
+use super::map::{L2Cache, Lookup, Mapper, Run, Slice, View};
 use super::options::{CacheOptions, PassDiscards};
 use super::order::Order;
 use super::pack::Packer;
@@ -117,6 +117,17 @@ impl Image {
         loop {
             match self.mapper().view(guest, len_bytes) {
                 Ok(Lookup::Hit(view)) => return Ok(view),
+                Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
+                Err(error) => return Err(self.mark_corrupt(error).await),
+            }
+        }
+    }
+
+    /// The first run of a range, which may end before the range does.
+    pub(crate) async fn first_run(&self, guest: GuestOffset, len_bytes: u64) -> Result<Run> {
+        loop {
+            match self.mapper().first_run(guest, len_bytes) {
+                Ok(Lookup::Hit(run)) => return Ok(run),
                 Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
             }

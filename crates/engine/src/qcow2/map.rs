@@ -164,10 +164,24 @@ impl Mapper<'_> {
     /// The runs from `guest` on, `len_bytes` at most. A hit may cover less than
     /// that: it ends where a slice is not in memory, but is never empty.
     pub(crate) fn view(&self, guest: GuestOffset, len_bytes: u64) -> Result<Lookup<View>> {
+        self.runs(guest, len_bytes, usize::MAX)
+    }
+
+    /// The first of the runs that [`Mapper::view`] finds, without a look at the others:
+    /// of a scattered image there are many.
+    pub(crate) fn first_run(&self, guest: GuestOffset, len_bytes: u64) -> Result<Lookup<Run>> {
+        Ok(match self.runs(guest, len_bytes, 1)? {
+            Lookup::Hit(view) => Lookup::Hit(view[0]),
+            Lookup::Miss(slice) => Lookup::Miss(slice),
+        })
+    }
+
+    /// The runs from `guest` on, until there is one more than `enough`.
+    fn runs(&self, guest: GuestOffset, len_bytes: u64, enough: usize) -> Result<Lookup<View>> {
         let mut view = View::new();
         let end = guest.bytes() + len_bytes;
         let mut at = guest;
-        while at.bytes() < end {
+        while at.bytes() < end && view.len() <= enough {
             let Some(place) = self.place(at)? else {
                 let table_bytes = self.geometry.bytes_per_l2_table();
                 let table_end = (at.bytes() / table_bytes + 1).saturating_mul(table_bytes);
@@ -190,7 +204,7 @@ impl Mapper<'_> {
             let stop = slice_end.min(end);
             let hit = self.l2.with_content(place.slice.key, |content| {
                 let slice = self.l2.codec().view(content);
-                self.view_slice(&slice, place.index, at, stop, &mut view)
+                self.view_slice((&slice, place.index), at, stop, &mut view, enough)
             });
             match hit {
                 Some(result) => result?,
@@ -204,26 +218,30 @@ impl Mapper<'_> {
 
     fn view_slice(
         &self,
-        slice: &SliceView<'_>,
-        first: usize,
+        (slice, first): (&SliceView<'_>, usize),
         from: GuestOffset,
         stop: u64,
         view: &mut View,
+        enough: usize,
     ) -> Result<()> {
+        let cluster = self.geometry.cluster_size_bytes();
         let mut at = from.bytes();
         let mut entries = slice.entries(first);
-        while at < stop {
-            let cluster_start = self.geometry.cluster_start(at);
-            let end = (cluster_start + self.geometry.cluster_size_bytes()).min(stop);
+        while at < stop && view.len() <= enough {
             let guest = GuestOffset(at);
             let mapping = self.decode(entries.next(), guest)?;
+            let left = (stop - self.geometry.cluster_start(at)).div_ceil(cluster) - 1;
+            let more = entries.continuing(&mapping).min(left);
+            entries.skip_continuing(more);
+            let end = (self.geometry.cluster_start(at) + (1 + more) * cluster).min(stop);
             self.push_cluster(view, guest, end - at, mapping);
             at = end;
         }
         Ok(())
     }
 
-    /// Adds the runs of `len_bytes` bytes inside one cluster.
+    /// Adds the runs of `len_bytes` bytes inside one cluster, or inside it and those
+    /// that continue it.
     fn push_cluster(&self, view: &mut View, guest: GuestOffset, len_bytes: u64, mapping: Mapping) {
         let inside = guest.in_cluster(self.geometry);
         let shift = |host: HostOffset| HostOffset(host.bytes() + inside);
@@ -380,6 +398,13 @@ mod tests {
             );
             let host = HostOffset(0x101000);
             assert_eq!(view[0].kind, RunKind::Data { host, copied: true });
+            for run in view {
+                let rest = 0x41000 - run.guest.bytes();
+                let Lookup::Hit(first) = mapper.first_run(run.guest, rest).unwrap() else {
+                    panic!("the slice is there");
+                };
+                assert_eq!(first, run);
+            }
         });
     }
 

@@ -15,7 +15,7 @@
 mod layout;
 
 use vellum_format::geometry::Geometry;
-use vellum_format::l2::L2Entry;
+use vellum_format::l2::{L2Entry, Mapping};
 
 use super::cache::{Codec, Content};
 use layout::{BitWriter, FIELDS, Field, Layout, low_bits};
@@ -260,6 +260,33 @@ pub(crate) enum Entries<'a> {
     Deltas(DeltaCursor<'a>),
 }
 
+impl Entries<'_> {
+    /// How many entries behind the last one, which says `mapping`, are known to continue
+    /// it: each one cluster further on the host, or without a place like it. Where the
+    /// form does not tell, 0.
+    #[inline]
+    pub(crate) fn continuing(&self, mapping: &Mapping) -> u64 {
+        let linear = match mapping {
+            Mapping::Data { .. } | Mapping::Zero { host: Some(_), .. } => true,
+            Mapping::Unallocated | Mapping::Zero { host: None, .. } => false,
+            Mapping::Compressed(_) | Mapping::Subclusters { .. } => return 0,
+        };
+        match self {
+            Entries::Empty if !linear => u64::MAX,
+            Entries::Runs(cursor) => cursor.continuing(linear),
+            _ => 0,
+        }
+    }
+
+    /// Leaves out some of the entries that [`Entries::continuing`] tells of.
+    #[inline]
+    pub(crate) fn skip_continuing(&mut self, count: u64) {
+        if let Entries::Runs(cursor) = self {
+            cursor.index += count;
+        }
+    }
+}
+
 impl Iterator for Entries<'_> {
     type Item = L2Entry;
 
@@ -293,6 +320,8 @@ pub(crate) struct RunCursor<'a> {
 
 const RUN_START_MASK: u64 = 0xffff_ffff;
 const RUN_LINEAR_BIT: u32 = 32;
+/// Bits of a descriptor below its flags.
+const OFFSET_BITS: u32 = 56;
 
 impl<'a> RunCursor<'a> {
     #[inline]
@@ -314,6 +343,27 @@ impl<'a> RunCursor<'a> {
             cluster_bytes: geometry.cluster_size_bytes(),
             index,
         }
+    }
+
+    /// How many more entries this run has, if it is of that kind. Its last entry is one
+    /// whose offset has not overflowed into the flags.
+    #[inline]
+    fn continuing(&self, linear: bool) -> u64 {
+        let Some([first, .., head]) = self.runs.get(..self.stride) else {
+            return 0;
+        };
+        if (head >> RUN_LINEAR_BIT != 0) != linear {
+            return 0;
+        }
+        let next = self.runs.get(2 * self.stride - 1);
+        let end = next.map_or(u64::MAX, |next| next & RUN_START_MASK);
+        let clusters_left =
+            (low_bits(OFFSET_BITS) - (first & low_bits(OFFSET_BITS))) / self.cluster_bytes;
+        let end = match linear {
+            true => end.min((head & RUN_START_MASK) + clusters_left + 1),
+            false => end,
+        };
+        end.saturating_sub(self.index)
     }
 
     #[inline]

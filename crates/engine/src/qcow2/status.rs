@@ -18,7 +18,7 @@ impl Image {
         len_bytes: u64,
         max_depth: u32,
     ) -> Result<Extent> {
-        let run = self.view(GuestOffset(offset_bytes), len_bytes).await?[0];
+        let run = self.first_run(GuestOffset(offset_bytes), len_bytes).await?;
         match run.kind {
             RunKind::Unallocated { host } => self.status_below(&run, host, max_depth).await,
             RunKind::Zero { host } => Ok(Extent {

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use vellum_format::types::HostOffset;
 
 fn codec(extended_l2: bool) -> L2Codec {
     L2Codec::new(Geometry::new(3, 16, extended_l2, 4, false).unwrap())
@@ -24,6 +25,9 @@ fn check(codec: &L2Codec, words: &[u64]) -> usize {
     for index in 0..words.len() / codec.columns() {
         assert_eq!(view.entry(index), raw.entry(index), "{index}");
     }
+    for index in 0..words.len() / codec.columns() {
+        check_continuing(codec, &view, &raw, index, words.len() / codec.columns());
+    }
     let first = words.len() / codec.columns() / 3;
     assert!(
         raw.entries(first)
@@ -33,6 +37,43 @@ fn check(codec: &L2Codec, words: &[u64]) -> usize {
     let used = L2Codec::heap_bytes(&packed);
     assert!(used < bytes.len(), "{used} bytes are no gain");
     used
+}
+
+/// What is said to continue an entry does, and what follows comes after it.
+fn check_continuing(
+    codec: &L2Codec,
+    view: &SliceView<'_>,
+    raw: &SliceView<'_>,
+    index: usize,
+    count: usize,
+) {
+    let geometry = &codec.geometry;
+    let mut entries = view.entries(index);
+    let mapping = entries.next().expect("an entry").decode(geometry);
+    let Ok(mapping) = mapping else { return };
+    let more = entries.continuing(&mapping).min((count - 1 - index) as u64);
+    let behind =
+        |host: HostOffset, step| HostOffset(host.bytes() + step * geometry.cluster_size_bytes());
+    for step in 1..=more {
+        let expected = match mapping {
+            Mapping::Data { host, copied } => Mapping::Data {
+                host: behind(host, step),
+                copied,
+            },
+            Mapping::Zero { host, copied } => Mapping::Zero {
+                host: host.map(|host| behind(host, step)),
+                copied,
+            },
+            mapping => mapping,
+        };
+        let there = raw.entry(index + step as usize).expect("an entry");
+        assert_eq!(there.decode(geometry), Ok(expected), "{index} and {step}");
+    }
+    entries.skip_continuing(more);
+    let next = index + 1 + more as usize;
+    if next < count {
+        assert_eq!(entries.next(), raw.entry(next), "{index} and {more}");
+    }
 }
 
 const COPIED: u64 = 1 << 63;
@@ -45,6 +86,31 @@ fn scattered(count: u64) -> impl Iterator<Item = u64> {
 #[test]
 fn a_slice_of_zeroes_takes_nothing() {
     assert_eq!(check(&codec(false), &[0; 512]), 0);
+}
+
+#[test]
+fn what_continues_is_told_and_ends_before_the_flags() {
+    let near_the_end = (1 << 56) - (5 << 16);
+    let words: Vec<u64> = (0..512).map(|i| near_the_end + (i << 16)).collect();
+    check(&codec(false), &words);
+    let word = |i: u64| match i {
+        0..100 => COPIED | (0x50_0000 + (i << 16)),
+        100..200 => 0,
+        200..300 => 1,
+        300..400 => COPIED | (0x150_0000 + (i << 16)) | 1,
+        _ => COPIED | 0x90_0000,
+    };
+    let words: Vec<u64> = (0..512).map(word).collect();
+    let codec = codec(false);
+    check(&codec, &words);
+    let packed = codec.pack(&bytes_of(&words)).expect("runs");
+    let view = codec.view(Content::Packed(&packed));
+    let more = [0, 99, 100, 250, 300, 450].map(|index| {
+        let mut entries = view.entries(index);
+        let mapping = entries.next().expect("an entry").decode(&codec.geometry);
+        entries.continuing(&mapping.expect("a sound entry"))
+    });
+    assert_eq!(more, [99, 0, 99, 49, 99, 0]);
 }
 
 #[test]
