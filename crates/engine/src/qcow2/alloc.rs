@@ -410,6 +410,24 @@ impl Allocator {
         reserved.push(new);
     }
 
+    /// Notes where all metadata lies that never moves by itself.
+    pub(crate) fn set_reserved(&self, clusters: Vec<Range<u64>>) {
+        *self.reserved() = clusters;
+    }
+
+    /// Lowers the counts that could not be read when it was due.
+    ///
+    /// # Errors
+    /// If they cannot be read now.
+    pub(crate) async fn pay_owed(&self) -> Result<()> {
+        let owed = std::mem::take(&mut self.state().owed);
+        self.pay(owed).await?;
+        match self.state().owed.is_empty() {
+            true => Ok(()),
+            false => Err(Error::from_errno("refcount", 5)),
+        }
+    }
+
     /// Begins the part of a commit that makes counts durable: call it right before
     /// the dirty refcount blocks are copied for writing.
     pub(crate) fn commit_began(&self) -> RefcountMark {
@@ -469,7 +487,8 @@ impl Allocator {
         outcome
     }
 
-    fn note_free(&self, clusters: Range<u64>) {
+    /// Enters clusters whose counts are zero.
+    pub(super) fn note_free(&self, clusters: Range<u64>) {
         let mut state = self.state();
         if clusters.end > state.tail {
             state.written_beyond.push(clusters.clone());

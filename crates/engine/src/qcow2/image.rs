@@ -19,7 +19,7 @@ use super::data_cache::DataCache;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
-use super::load::read_bytes;
+use super::load::{SnapshotTable, read_bytes};
 use super::map::{L2Cache, Lookup, Mapper, Run, Slice, View};
 use super::options::{CacheOptions, PassDiscards};
 use super::order::Order;
@@ -35,13 +35,14 @@ pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) geometry: Geometry,
     pub(crate) size: Size,
-    /// One at a time changes the size.
+    /// One at a time changes the size, or the snapshots.
     pub(crate) resizing: async_lock::Mutex<()>,
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
     pub(crate) discard_no_unref: bool,
     pub(crate) pass_discards: PassDiscards,
     pub(crate) header: Mutex<Arc<Header>>,
+    pub(crate) snapshots: Mutex<Arc<SnapshotTable>>,
     /// One at a time writes to the header on disk.
     pub(crate) header_writes: async_lock::Mutex<()>,
     /// The image file: all metadata, and the data unless there is a data file.
@@ -276,15 +277,7 @@ impl Image {
     /// allowed, and once tells other programs through the header that this image
     /// is changing.
     pub(crate) async fn begin_change(&self, operation: &'static str) -> Result<()> {
-        if self.read_only {
-            return Err(Error::new(
-                ErrorKind::ReadOnly,
-                operation,
-                "the image is open read-only",
-            )
-            .target(self.name.clone()));
-        }
-        self.check_latch()?;
+        self.check_changeable(operation)?;
         if self.prepared.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -294,6 +287,15 @@ impl Image {
             self.prepared.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Refuses where changes are not allowed.
+    pub(crate) fn check_changeable(&self, operation: &'static str) -> Result<()> {
+        if !self.read_only {
+            return self.check_latch();
+        }
+        let message = "the image is open read-only";
+        Err(Error::new(ErrorKind::ReadOnly, operation, message).target(self.name.clone()))
     }
 
     /// Stops all changes from now on.

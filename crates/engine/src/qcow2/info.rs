@@ -137,7 +137,7 @@ impl ImageInfo {
     }
 }
 
-fn snapshot_info(entry: &SnapshotEntry, size_bytes: u64) -> SnapshotInfo {
+pub(crate) fn snapshot_info(entry: &SnapshotEntry, size_bytes: u64) -> SnapshotInfo {
     SnapshotInfo {
         id: entry.id_text().into_owned(),
         name: entry.name_text().into_owned(),

@@ -140,6 +140,17 @@ impl L1Table {
         self.len.fetch_max(len, Ordering::AcqRel);
     }
 
+    /// Takes the content of another table, which is as long as this one or longer and
+    /// is on disk at `offset`. The table must be clean, and nobody else may change it.
+    pub(crate) fn replace(&self, offset: HostOffset, entries: &[L1Entry]) {
+        self.moved(offset, entries.len() as u64);
+        for (index, entry) in (0..).zip(entries) {
+            if let Some(slot) = self.slot(index) {
+                slot.store(entry.0, Ordering::Release);
+            }
+        }
+    }
+
     /// Whether no sector waits for being written.
     pub(crate) fn is_clean(&self) -> bool {
         self.lock().is_empty()

@@ -19,10 +19,11 @@ use super::check;
 use super::compress::CompressionOptions;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
+use super::fault::bad_format;
 use super::image::Image;
 use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
-use super::load::{self, read_bytes};
+use super::load::{self, SnapshotTable, read_bytes};
 use super::map::L2Cache;
 use super::messages::Messages;
 use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
@@ -31,6 +32,7 @@ use super::packed::L2Codec;
 use super::prefetch::Streams;
 use super::refcounts::{RefcountTable, Refcounts};
 use super::resize::Size;
+use super::snapshot;
 use crate::BlockDevice;
 use crate::gate::{FileRequest, Gate};
 
@@ -57,13 +59,43 @@ pub(crate) async fn open(
         false => Purpose::Use,
     };
     let mut header = load::header(&file, purpose).await?;
+    let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
     let data = open_data_file(&file, gate, &header, &options).await?;
     if !options.read_only && !options.for_check {
         header = make_writable(&file, header, &options.messages).await?;
     }
     let backing = open_backing(&file, gate, &header, &options).await?;
-    assemble(file, data, backing, header, &options).await
+    assemble(file, data, backing, header, snapshots, &options).await
+}
+
+/// Reads the snapshot table; where one of the snapshots is to be shown, the header
+/// that comes back leads to that.
+async fn open_snapshots(
+    file: &Arc<dyn Storage>,
+    header: &mut Header,
+    options: &OpenOptions,
+) -> Result<SnapshotTable> {
+    // A check reads the table itself, and may repair it.
+    if options.for_check || (options.metadata_only && options.snapshot.is_none()) {
+        return Ok(SnapshotTable::default());
+    }
+    let table = load::snapshots(file, header).await?;
+    let Some(selector) = &options.snapshot else {
+        return Ok(table);
+    };
+    if !options.read_only {
+        let message = "Device is not readonly";
+        return Err(refuse(ErrorKind::InvalidArgument, file, message));
+    }
+    let (_, entry) = snapshot::find(&table.entries, selector)?;
+    entry
+        .check_l1_table(&header.geometry())
+        .map_err(|error| bad_format("open", &error).target(file.name()))?;
+    header.l1_table_offset = entry.l1_table_offset;
+    header.l1_entries = entry.l1_entries;
+    header.size_bytes = entry.disk_size_bytes.unwrap_or(header.size_bytes);
+    Ok(table)
 }
 
 fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<()> {
@@ -210,7 +242,7 @@ pub(crate) async fn read_refcount_table(
 }
 
 /// The clusters of the header and of those of its tables that never move.
-fn reserved_clusters(header: &Header) -> Vec<Range<u64>> {
+pub(super) fn reserved_clusters(header: &Header) -> Vec<Range<u64>> {
     let geometry = header.geometry();
     let clusters = |start: HostOffset, len_bytes: u64| {
         let first = start.cluster(&geometry).index();
@@ -231,6 +263,7 @@ async fn assemble(
     data: Arc<dyn Storage>,
     backing: Option<Arc<dyn BlockDevice>>,
     header: Header,
+    snapshots: SnapshotTable,
     options: &OpenOptions,
 ) -> Result<Arc<Image>> {
     let geometry = header.geometry();
@@ -284,6 +317,7 @@ async fn assemble(
         ),
         packer: Packer::new(&geometry, &file, codec),
         header: Mutex::new(Arc::new(header)),
+        snapshots: Mutex::new(Arc::new(snapshots)),
         header_writes: async_lock::Mutex::new(()),
         file,
         data,

@@ -9,6 +9,7 @@ use super::ahead::AheadOptions;
 use super::cache::Budget;
 use super::compress::CompressionOptions;
 use super::messages::Messages;
+use super::snapshot::SnapshotSelector;
 use crate::BlockDevice;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
@@ -71,6 +72,9 @@ pub struct OpenOptions {
     /// `pass-discard-other`: give the space of tables back that are not needed any
     /// more.
     pub pass_discard_other: bool,
+    /// `pass-discard-snapshot`: give the space back of what deleting or applying a
+    /// snapshot has freed. Default: yes.
+    pub pass_discard_snapshot: Option<bool>,
     /// `lazy-refcounts`: postpone refcounts until the image is closed, and mark it
     /// dirty meanwhile. Default: as the image says.
     pub lazy_refcounts: Option<bool>,
@@ -92,6 +96,8 @@ pub struct OpenOptions {
     /// Receives what users are told about a damaged image: a repair as it is opened,
     /// and the mark "corrupt". Default: nobody.
     pub messages: Messages,
+    /// Show the disk as it was when this snapshot was taken; for reading only.
+    pub snapshot: Option<SnapshotSelector>,
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,
@@ -102,6 +108,7 @@ pub struct OpenOptions {
 pub(crate) struct PassDiscards {
     pub(crate) request: bool,
     pub(crate) other: bool,
+    pub(crate) snapshot: bool,
 }
 
 impl OpenOptions {
@@ -109,6 +116,7 @@ impl OpenOptions {
         PassDiscards {
             request: self.pass_discard_request.unwrap_or(self.discard),
             other: self.pass_discard_other,
+            snapshot: self.pass_discard_snapshot.unwrap_or(true),
         }
     }
 }

@@ -68,6 +68,8 @@ pub(crate) enum Reason {
     Replaced,
     /// The device has become smaller.
     Cut,
+    /// It belonged to a snapshot, or to what a snapshot has replaced.
+    Snapshot,
     /// It was a table.
     Other,
 }
@@ -88,6 +90,12 @@ struct DroppedLists {
     durable: Vec<Dropped>,
     /// As `durable`, since before the last turn of the readers' generations.
     quiescing: Vec<Dropped>,
+}
+
+impl DroppedLists {
+    fn has_durable(&self) -> bool {
+        !self.durable.is_empty() || !self.quiescing.is_empty()
+    }
 }
 
 /// The state of commits.
@@ -222,6 +230,37 @@ impl Image {
                 turn.end(result)
             }
         }
+    }
+
+    /// Does `work` after a commit of its own, before any other commit begins.
+    pub(crate) async fn commit_and<T>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let turn = loop {
+            if let Turn::Mine(turn) = self.order.commits.join().await {
+                break turn;
+            }
+        };
+        let mut unfinished = Unfinished(Some(self));
+        let committed = self.run_commit().await;
+        let result = match &committed {
+            Ok(()) => work.await,
+            Err(error) => Err(error.clone()),
+        };
+        unfinished.0 = None;
+        turn.end(committed)?;
+        result
+    }
+
+    /// Gives back everything that the mapping on disk has dropped, once no request
+    /// reads it any more. For work in the commits' turn.
+    pub(crate) async fn reclaim_all(&self) -> Result<()> {
+        while self.order.lists().has_durable() {
+            self.readers.old_gone().await;
+            self.reclaim().await?;
+        }
+        self.allocator.pay_owed().await
     }
 
     /// Lets dirty tables be written in the background when they fill the cache; waits
@@ -375,6 +414,7 @@ impl Image {
             Reason::Discarded => self.pass_discards.request,
             Reason::Cut => true,
             Reason::Replaced => false,
+            Reason::Snapshot => self.pass_discards.snapshot,
             Reason::Other => self.pass_discards.other,
         }
     }
@@ -395,7 +435,7 @@ impl Image {
         Ok(())
     }
 
-    async fn punch(&self, clusters: Range<u64>) {
+    pub(super) async fn punch(&self, clusters: Range<u64>) {
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let len_bytes = (clusters.end - clusters.start) * cluster_bytes;
         if len_bytes > 0 {

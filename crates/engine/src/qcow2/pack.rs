@@ -34,6 +34,9 @@ pub(crate) struct Packer {
     pub(crate) queue: Arc<Queue>,
     pub(crate) appender: Appender,
     open: async_lock::Mutex<Option<OpenCluster>>,
+    /// Held shared from before data is placed until the mapping points at it, and alone
+    /// by whoever must know of all counts. Taken before any guest range.
+    pub(crate) placing: async_lock::RwLock<()>,
 }
 
 /// A host cluster of which the packer holds a reference.
@@ -55,6 +58,7 @@ impl Packer {
             queue: Arc::default(),
             appender: Appender::new(file.clone(), unit_bytes),
             open: async_lock::Mutex::default(),
+            placing: async_lock::RwLock::default(),
         }
     }
 }

@@ -7,13 +7,18 @@
 //! before the turn.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use event_listener::Event;
 
 /// Counts running reads by generation.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     generation: AtomicU64,
     running: [AtomicUsize; 2],
+    /// Somebody waits for a generation to end.
+    awaited: AtomicBool,
+    ended: Event,
 }
 
 impl Readers {
@@ -44,6 +49,27 @@ impl Readers {
         let old = (self.generation.load(Ordering::SeqCst).wrapping_add(1) & 1) as usize;
         self.running[old].load(Ordering::SeqCst) == 0
     }
+
+    /// Waits until all reads that entered before the last turn have ended. One at a
+    /// time may wait, and nobody else may open a generation meanwhile.
+    pub(crate) async fn old_gone(&self) {
+        self.awaited.store(true, Ordering::SeqCst);
+        loop {
+            let ended = self.ended.listen();
+            if self.old_are_gone() {
+                break;
+            }
+            ended.await;
+        }
+        self.awaited.store(false, Ordering::SeqCst);
+    }
+
+    /// As [`Readers::old_gone`], for all reads that entered before this call.
+    pub(crate) async fn all_gone(&self) {
+        self.old_gone().await;
+        self.turn();
+        self.old_gone().await;
+    }
 }
 
 /// A running read; ends when dropped.
@@ -55,7 +81,11 @@ pub(crate) struct Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.readers.running[self.slot].fetch_sub(1, Ordering::SeqCst);
+        let readers = &self.readers;
+        let running = readers.running[self.slot].fetch_sub(1, Ordering::SeqCst);
+        if running == 1 && readers.awaited.load(Ordering::SeqCst) {
+            readers.ended.notify(usize::MAX);
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl Size {
         self.reach_bytes.load(Ordering::Acquire)
     }
 
-    fn set(&self, size_bytes: u64) {
+    pub(super) fn set(&self, size_bytes: u64) {
         self.reach_bytes.store(size_bytes, Ordering::Release);
         self.visible_bytes.store(size_bytes, Ordering::Release);
     }

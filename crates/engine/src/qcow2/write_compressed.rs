@@ -90,11 +90,13 @@ impl Image {
             if let Some(ticket) = &ticket {
                 ticket.turn().await;
             }
+            let placing = self.packer.placing.read().await;
             let (placed, result) = self.place_batch(at, &mut packed).await;
             if rest.is_empty() || result.is_err() {
                 ticket = None;
             }
             let linked = self.write_and_link(at..at + len as u64, placed).await;
+            drop(placing);
             result.and(linked)?;
             done.push(self.write_plain(at, batch, &packed).await?);
             at += len as u64;

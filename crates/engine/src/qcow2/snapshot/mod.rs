@@ -1,0 +1,207 @@
+//! Internal snapshots: create, apply, delete, list.
+//!
+//! A snapshot is an L1 table of its own over the same L2 tables and clusters, each of
+//! which is counted once more for it. The first write to any of them then finds the
+//! COPIED flag missing and copies.
+//!
+//! What a snapshot refers to never changes: tables whose flags have to change are
+//! copied, not edited. All of a change comes into force with one write of the header
+//! (see [`exchange`]), so a crash leaves the image as it was before or as it is
+//! afterwards.
+//!
+//! Invariant: while snapshots change no request changes anything, no commit runs and
+//! no cluster is counted or freed. Reads go on; a read beside an apply sees, sector by
+//! sector, the old content or the snapshot's.
+
+mod exchange;
+mod places;
+mod references;
+mod requests;
+mod select;
+
+use std::sync::{Arc, PoisonError};
+
+use vellum_format::snapshot::SnapshotEntry;
+use vellum_storage::{Error, ErrorKind, Io, Result};
+
+use super::device::Qcow2;
+use super::image::Image;
+use super::inflight::Mode;
+use super::info::{SnapshotInfo, snapshot_info};
+use super::load::SnapshotTable;
+use super::options::{Backing, OpenOptions};
+use crate::gate::DenyAll;
+pub use select::SnapshotSelector;
+
+const ENOENT: i32 = 2;
+
+/// A snapshot to be made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NewSnapshot {
+    /// Its name; several may have the same.
+    pub name: String,
+    /// Its identifier, which no other may have; without one it gets the next number.
+    pub id: Option<String>,
+    /// When it is taken: seconds since the epoch.
+    pub date_seconds: u32,
+    /// When it is taken: nanoseconds of the second.
+    pub date_nanoseconds: u32,
+    /// How long the guest has run, in nanoseconds.
+    pub vm_clock_nanoseconds: u64,
+    /// Instructions that the guest has executed, where that is recorded.
+    pub icount: Option<u64>,
+}
+
+impl Qcow2 {
+    /// The image's internal snapshots, in the order of its table (spec: "Snapshots").
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        let size_bytes = self.image.size.visible_bytes();
+        let table = self.image.snapshot_table();
+        let entries = table.entries.iter();
+        entries
+            .map(|entry| snapshot_info(entry, size_bytes))
+            .collect()
+    }
+
+    /// Takes a snapshot of the disk: what completed requests have written, and of
+    /// requests that run some or nothing, sector by sector. Everything that is in it is
+    /// durable at the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with an external data file,
+    /// [`ErrorKind::InvalidArgument`] if the identifier is taken (`EEXIST`), the image
+    /// has 65,536 snapshots (`EFBIG`), or a refcount does not fit its width (`EINVAL`).
+    /// Nothing has changed then.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use vellum::{BlockDevice, gate::DenyAll, storage::MemStorage};
+    /// # use vellum::qcow2::{NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
+    /// # use vellum::qcow2::create::{CreateOptions, create};
+    /// # vellum_storage::lane::block_on(async {
+    /// # let file: Arc<dyn vellum::Storage> = Arc::new(MemStorage::new());
+    /// # let options = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
+    /// # create(file.clone(), None, &options).await?;
+    /// let image = Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default()).await?;
+    /// let new = NewSnapshot { name: "before".into(), ..NewSnapshot::default() };
+    /// let made = image.create_snapshot(new).await?;
+    /// assert_eq!((made.id.as_str(), image.snapshots().len()), ("1", 1));
+    /// // ... writes that turn out to be a mistake ...
+    /// let before = SnapshotSelector::Name("before".into());
+    /// image.apply_snapshot(before.clone()).await?;
+    /// image.delete_snapshot(before).await?;
+    /// image.close().await?;
+    /// # Ok::<(), vellum::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn create_snapshot(&self, new: NewSnapshot) -> Io<SnapshotInfo> {
+        self.change(|image| async move { image.create_snapshot(new).await })
+    }
+
+    /// Opens the disk as it was when a snapshot was taken, its size included, beside
+    /// this image, over the same files. What is read stays the same whatever becomes of
+    /// this image, as long as it does not delete the snapshot.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no such snapshot, or if its tables cannot be
+    /// read.
+    pub async fn open_snapshot(&self, snapshot: SnapshotSelector) -> Result<Arc<Qcow2>> {
+        let image = &self.image;
+        let options = OpenOptions {
+            read_only: true,
+            cache: *image
+                .cache_options
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+            backing: match &image.backing {
+                Some(backing) => Backing::Given(backing.clone()),
+                None => Backing::None,
+            },
+            data_file: image.has_external_data().then(|| image.data.clone()),
+            snapshot: Some(snapshot),
+            ..OpenOptions::default()
+        };
+        Qcow2::open(image.file.clone(), Arc::new(DenyAll), options).await
+    }
+
+    /// Makes the disk what it was when the snapshot was taken, its size included. The
+    /// snapshot stays. Durable at the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no such snapshot; if its tables cannot be
+    /// read, or the image has bitmaps. Nothing has changed then.
+    pub fn apply_snapshot(&self, snapshot: SnapshotSelector) -> Io<()> {
+        self.change(|image| async move { image.apply_snapshot(&snapshot).await })
+    }
+
+    /// Deletes a snapshot and gives back what nobody else uses, also to the storage
+    /// unless [`OpenOptions::pass_discard_snapshot`](super::OpenOptions) forbids it.
+    /// Durable at the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no such snapshot, or if its tables cannot be
+    /// read. Nothing has changed then.
+    pub fn delete_snapshot(&self, snapshot: SnapshotSelector) -> Io<()> {
+        self.change(|image| async move { image.delete_snapshot(&snapshot).await })
+    }
+}
+
+impl Image {
+    /// The snapshots as they are now.
+    pub(crate) fn snapshot_table(&self) -> Arc<SnapshotTable> {
+        self.snapshots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn set_snapshot_table(&self, table: SnapshotTable) {
+        *self
+            .snapshots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+    }
+
+    /// Does `work` while nobody else changes anything: requests that have begun are
+    /// over, all they did is durable, and what the mapping has dropped is free.
+    async fn exclusively<T>(self: &Arc<Self>, work: impl Future<Output = Result<T>>) -> Result<T> {
+        self.check_changeable("snapshot")?;
+        let _one = self.resizing.lock().await;
+        let _unpacked = self.packer.placing.write().await;
+        let _guests = self
+            .guest_ranges
+            .acquire(0..u64::MAX, Mode::Exclusive)
+            .await;
+        self.drain_held_range(0..u64::MAX).await?;
+        let _tables = self.l1_entries.acquire(0..u64::MAX, Mode::Exclusive).await;
+        self.seal_packed().await?;
+        let settled = async {
+            self.reclaim_all().await?;
+            work.await
+        };
+        self.commit_and(settled).await
+    }
+
+    /// Changes the size that everybody sees; the header has it.
+    fn set_size(&self, size_bytes: u64) {
+        self.size.set(size_bytes);
+        let options = *self
+            .cache_options
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // The caches stay as they are if the options do not fit the new size.
+        drop(self.set_cache_sizes(&options));
+    }
+}
+
+/// The entry of a snapshot.
+pub(crate) fn find<'a>(
+    entries: &'a [SnapshotEntry],
+    selector: &SnapshotSelector,
+) -> Result<(usize, &'a SnapshotEntry)> {
+    let found = selector.find(entries).map(|index| (index, &entries[index]));
+    found.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "snapshot", "Can't find snapshot").with_errno(ENOENT)
+    })
+}

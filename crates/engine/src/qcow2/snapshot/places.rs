@@ -1,0 +1,82 @@
+//! New places for metadata: clusters that are given back unless the change that
+//! needs them has come about.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum_format::types::{HostCluster, HostOffset};
+use vellum_storage::Result;
+
+use super::super::alloc::Allocation;
+use super::super::image::Image;
+
+/// Clusters that were allocated for a change. Until the change has come about
+/// nothing leads to them.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// By cluster.
+    runs: Vec<Range<u64>>,
+}
+
+impl Places {
+    fn note(&mut self, image: &Image, start: HostOffset, count: u64) {
+        let first = start.cluster(&image.geometry).index();
+        match self.runs.last_mut() {
+            Some(last) if last.end == first => last.end += count,
+            _ => self.runs.push(first..first + count),
+        }
+    }
+
+    async fn take(&mut self, image: &Image, want: u64) -> Result<Allocation> {
+        let taken = image.allocate(want).await?;
+        self.note(image, taken.start, taken.clusters);
+        Ok(taken)
+    }
+
+    /// One cluster.
+    pub(super) async fn one(&mut self, image: &Image) -> Result<HostOffset> {
+        self.take(image, 1).await.map(|taken| taken.start)
+    }
+
+    /// `count` clusters anywhere, added to `offsets`.
+    pub(super) async fn many(
+        &mut self,
+        image: &Image,
+        mut count: u64,
+        offsets: &mut Vec<HostOffset>,
+    ) -> Result<()> {
+        while count > 0 {
+            let taken = self.take(image, count).await?;
+            let cluster_bytes = image.geometry.cluster_size_bytes();
+            let starts = (0..taken.clusters).map(|index| index * cluster_bytes);
+            offsets.extend(starts.map(|inside| HostOffset(taken.start.bytes() + inside)));
+            count -= taken.clusters;
+        }
+        Ok(())
+    }
+
+    /// `count` clusters side by side; nowhere, if there are none.
+    pub(super) async fn run(&mut self, image: &Image, count: u64) -> Result<HostOffset> {
+        if count == 0 {
+            return Ok(HostOffset::ZERO);
+        }
+        let taken = image.allocate(count).await?;
+        if taken.clusters == count {
+            self.note(image, taken.start, count);
+            return Ok(taken.start);
+        }
+        image.give_back_unless(false, Some(taken)).await;
+        let start = image.allocator.allocate_at_end(count).await?;
+        self.note(image, start, count);
+        Ok(start)
+    }
+
+    /// Gives all of them back.
+    pub(super) async fn give_back(self, image: &Arc<Image>) {
+        for run in self.runs {
+            let count = run.end - run.start;
+            // If even that fails they are leaked.
+            drop(image.allocator.release(HostCluster(run.start), count).await);
+        }
+    }
+}

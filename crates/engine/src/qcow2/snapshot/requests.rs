@@ -1,0 +1,357 @@
+//! What each request makes of the image: its tables and counts afterwards.
+
+use std::sync::Arc;
+
+use futures_util::stream::{self, StreamExt};
+use vellum_format::l1::L1Entry;
+use vellum_format::snapshot::SnapshotEntry;
+use vellum_format::types::HostOffset;
+use vellum_format::{limits, refcount};
+use vellum_storage::{Buffer, Error, ErrorKind, Result};
+
+use super::super::fault::{bad_format, corrupt};
+use super::super::image::Image;
+use super::super::info::{SnapshotInfo, snapshot_info};
+use super::super::load::read_bytes;
+use super::super::order::Reason;
+use super::exchange::Change;
+use super::places::Places;
+use super::references::set_flags;
+use super::select::next_id;
+use super::{NewSnapshot, SnapshotSelector, find};
+
+const EEXIST: i32 = 17;
+const EBUSY: i32 = 16;
+const EFBIG: i32 = 27;
+const ENOTSUP: i32 = 95;
+
+/// An L2 table of the active L1 table whose flags may have to change.
+struct Table {
+    /// Its L1 index.
+    index: usize,
+    /// Where it lies.
+    old: HostOffset,
+    /// Where it lies afterwards: in another place if its flags change.
+    now: HostOffset,
+}
+
+impl Table {
+    fn moves(&self) -> bool {
+        self.now != self.old
+    }
+}
+
+fn refuse(kind: ErrorKind, message: &str, errno: i32) -> Error {
+    Error::new(kind, "snapshot", message).with_errno(errno)
+}
+
+impl Image {
+    /// Takes a snapshot.
+    pub(super) async fn create_snapshot(
+        self: &Arc<Self>,
+        new: NewSnapshot,
+    ) -> Result<SnapshotInfo> {
+        let made = async {
+            let mut places = Places::default();
+            let planned = self.plan_creation(new, &mut places).await;
+            self.carry_out(planned, places).await
+        };
+        self.exclusively(made).await?;
+        let table = self.snapshot_table();
+        let made = table.entries.last();
+        let made = made.ok_or_else(|| corrupt("snapshot", "the new snapshot has gone"))?;
+        Ok(snapshot_info(made, self.size.visible_bytes()))
+    }
+
+    /// Makes the disk what it was.
+    pub(super) async fn apply_snapshot(self: &Arc<Self>, which: &SnapshotSelector) -> Result<()> {
+        self.exclusively(async {
+            let mut places = Places::default();
+            let planned = self.plan_application(which, &mut places).await;
+            self.carry_out(planned, places).await
+        })
+        .await
+    }
+
+    /// Deletes a snapshot.
+    pub(super) async fn delete_snapshot(self: &Arc<Self>, which: &SnapshotSelector) -> Result<()> {
+        self.exclusively(async {
+            let mut places = Places::default();
+            let planned = self.plan_deletion(which, &mut places).await;
+            self.carry_out(planned, places).await
+        })
+        .await
+    }
+
+    async fn carry_out(self: &Arc<Self>, planned: Result<Change>, places: Places) -> Result<()> {
+        match planned {
+            Ok(change) => self.exchange(change, places).await,
+            Err(error) => {
+                places.give_back(self).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// A change that changes nothing yet.
+    fn no_change(&self, reason: Reason) -> Result<Change> {
+        if self.has_external_data() {
+            let message = "Operation not supported";
+            return Err(refuse(ErrorKind::Unsupported, message, ENOTSUP));
+        }
+        Ok(Change {
+            active: (0..self.l1.len()).map(|index| self.l1.get(index)).collect(),
+            more: Vec::new(),
+            fewer: Vec::new(),
+            metadata: Vec::new(),
+            entries: self.snapshot_table().entries.clone(),
+            shares: false,
+            size_bytes: self.size.visible_bytes(),
+            left: Vec::new(),
+            reason,
+        })
+    }
+
+    async fn plan_creation(&self, new: NewSnapshot, places: &mut Places) -> Result<Change> {
+        let mut change = self.no_change(Reason::Other)?;
+        let entry = self.new_entry(new, &change)?;
+        change.entries.push(entry);
+        change.shares = true;
+        let mut tables = self.tables_of(&change.active)?;
+        self.settle_flags(&mut tables, places, |_| Some(false))
+            .await?;
+        for table in &tables {
+            change.active[table.index] = L1Entry::new(table.now, false);
+            change.more.push(table.now);
+            change.count(self, table.now, 1);
+            if table.moves() {
+                change.leave(self, table.old);
+            }
+        }
+        Ok(change)
+    }
+
+    fn new_entry(&self, new: NewSnapshot, change: &Change) -> Result<SnapshotEntry> {
+        if change.entries.len() >= limits::MAX_SNAPSHOTS as usize {
+            return Err(refuse(ErrorKind::InvalidArgument, "File too large", EFBIG));
+        }
+        let id = new.id.unwrap_or_else(|| next_id(&change.entries));
+        if SnapshotSelector::Id(id.clone())
+            .find(&change.entries)
+            .is_some()
+        {
+            return Err(refuse(ErrorKind::InvalidArgument, "File exists", EEXIST));
+        }
+        Ok(SnapshotEntry {
+            id: id.into_bytes(),
+            name: new.name.into_bytes(),
+            date_seconds: new.date_seconds,
+            date_nanoseconds: new.date_nanoseconds,
+            vm_clock_nanoseconds: new.vm_clock_nanoseconds,
+            icount: new.icount,
+            disk_size_bytes: Some(change.size_bytes),
+            ..SnapshotEntry::default()
+        })
+    }
+
+    async fn plan_application(
+        &self,
+        which: &SnapshotSelector,
+        places: &mut Places,
+    ) -> Result<Change> {
+        if self.header().bitmaps().is_some_and(|all| all.count > 0) {
+            let message = "Device has active dirty bitmaps";
+            return Err(refuse(ErrorKind::InvalidArgument, message, EBUSY));
+        }
+        let mut change = self.no_change(Reason::Snapshot)?;
+        let (_, entry) = find(&change.entries, which)?;
+        let mut snapshot = self.read_snapshot_l1(entry).await?;
+        change.size_bytes = entry.disk_size_bytes.unwrap_or(change.size_bytes);
+        let needed = self.geometry.l1_entries_for(change.size_bytes);
+        let len = snapshot.len().max(change.active.len()).max(needed as usize);
+        if len as u64 * 8 > limits::MAX_L1_SIZE_BYTES || change.size_bytes > limits::MAX_SIZE_BYTES
+        {
+            let message = "the size of the snapshot is beyond the format's limits";
+            return Err(refuse(ErrorKind::InvalidImage, message, EFBIG));
+        }
+        snapshot.resize(len, L1Entry::UNALLOCATED);
+        change.active.resize(len, L1Entry::UNALLOCATED);
+        let same = |a: &L1Entry, b: &L1Entry| a.l2_offset() == b.l2_offset();
+        let pairs = snapshot.iter().zip(&change.active);
+        let differs: Vec<bool> = pairs.map(|(new, old)| !same(new, old)).collect();
+        for table in self.tables_of(&change.active)? {
+            if differs[table.index] {
+                change.fewer.push(table.old);
+                change.leave(self, table.old);
+            }
+        }
+        let mut tables = self.tables_of(&snapshot)?;
+        tables.retain(|table| differs[table.index]);
+        for (index, entry) in change.active.iter_mut().enumerate() {
+            *entry = snapshot[index].with_copied(false);
+        }
+        self.settle_flags(&mut tables, places, |_| Some(false))
+            .await?;
+        for table in &tables {
+            change.more.push(table.now);
+            // A table with other flags is the active one's own.
+            match table.moves() {
+                true => change.active[table.index] = L1Entry::new(table.now, true),
+                false => change.count(self, table.old, 1),
+            }
+        }
+        Ok(change)
+    }
+
+    async fn plan_deletion(&self, which: &SnapshotSelector, places: &mut Places) -> Result<Change> {
+        let mut change = self.no_change(Reason::Snapshot)?;
+        let (index, _) = find(&change.entries, which)?;
+        let entry = change.entries.remove(index);
+        let snapshot = self.read_snapshot_l1(&entry).await?;
+        let l1 = self.clusters_at(entry.l1_table_offset, u64::from(entry.l1_entries) * 8);
+        change.metadata.push((l1, -1));
+        let deleted = self.tables_of(&snapshot)?;
+        for table in &deleted {
+            change.fewer.push(table.old);
+            change.count(self, table.old, -1);
+        }
+        let mut tables = Vec::new();
+        for table in self.tables_of(&change.active)? {
+            let other = snapshot
+                .get(table.index)
+                .and_then(|entry| entry.l2_offset());
+            let entry = &mut change.active[table.index];
+            // One that both have is the active one's own once the snapshot is gone,
+            // unless another snapshot has it too.
+            if other == Some(table.old) && self.count_of(table.old).await? == 2 {
+                *entry = entry.with_copied(true);
+            }
+            if other.is_some() && entry.copied() {
+                tables.push(table);
+            }
+        }
+        self.settle_counted(&change, &mut tables, places).await?;
+        for table in tables.iter().filter(|table| table.moves()) {
+            change.active[table.index] = L1Entry::new(table.now, true);
+            change.leave(self, table.old);
+        }
+        Ok(change)
+    }
+
+    /// Gives entries of L2 tables the flags that the counts after a change ask for.
+    async fn settle_counted(
+        &self,
+        change: &Change,
+        tables: &mut [Table],
+        places: &mut Places,
+    ) -> Result<()> {
+        if tables.is_empty() {
+            return Ok(());
+        }
+        let geometry = &self.geometry;
+        let per_block = geometry.refcount_block_entries();
+        self.allocator.refcounts.write_back().await?;
+        let blocks = self.counting_blocks()?;
+        for window in self.windows(blocks.len() as u64) {
+            let deltas = self.deltas(change, window.clone()).await?;
+            let first = window.start / per_block;
+            let inside = first as usize..(window.end / per_block) as usize;
+            let counts = self.read_blocks(&blocks[inside]).await?;
+            let is_own = |cluster: u64| {
+                let change = deltas.of(cluster)?;
+                let block = counts
+                    .get((cluster / per_block - first) as usize)?
+                    .as_ref()?;
+                let index = (cluster % per_block) as usize;
+                let count = refcount::get(block, geometry.refcount_order, index);
+                Some(count.checked_add_signed(change.into()) == Some(1))
+            };
+            self.settle_flags(tables, places, is_own).await?;
+        }
+        Ok(())
+    }
+
+    async fn read_blocks(&self, blocks: &[Option<HostOffset>]) -> Result<Vec<Option<Buffer>>> {
+        let reads = blocks.iter().map(|block| async move {
+            match block {
+                Some(block) => self.read_table(*block).await.map(Some),
+                None => Ok(None),
+            }
+        });
+        let mut reads = stream::iter(reads).buffered(self.tables_at_once());
+        let mut found = Vec::with_capacity(blocks.len());
+        while let Some(block) = reads.next().await {
+            found.push(block?);
+        }
+        Ok(found)
+    }
+
+    /// Gives the entries of L2 tables the COPIED flags that `copied` says of their
+    /// clusters. A table that this changes is written to a new place.
+    async fn settle_flags(
+        &self,
+        tables: &mut [Table],
+        places: &mut Places,
+        copied: impl Fn(u64) -> Option<bool>,
+    ) -> Result<()> {
+        let offsets: Vec<HostOffset> = tables.iter().map(|table| table.now).collect();
+        let mut reads = stream::iter(offsets.into_iter().map(|table| self.read_table(table)))
+            .buffered(self.tables_at_once());
+        let mut tables = tables.iter_mut();
+        while let (Some(content), Some(table)) = (reads.next().await, tables.next()) {
+            let mut content = content?;
+            if !set_flags(&mut content, &self.geometry, &copied) {
+                continue;
+            }
+            if !table.moves() {
+                table.now = places.one(self).await?;
+                // The cluster may have been a table before.
+                self.forget_slices(table.now);
+            }
+            self.write_table(table.now, content).await?;
+        }
+        Ok(())
+    }
+
+    /// The L2 tables of an L1 table.
+    fn tables_of(&self, l1: &[L1Entry]) -> Result<Vec<Table>> {
+        let mut tables = Vec::new();
+        for (index, entry) in l1.iter().enumerate() {
+            let table = entry
+                .decode(&self.geometry)
+                .map_err(|e| bad_format("snapshot", &e))?;
+            tables.extend(table.map(|old| Table {
+                index,
+                old,
+                now: old,
+            }));
+        }
+        Ok(tables)
+    }
+
+    async fn read_snapshot_l1(&self, entry: &SnapshotEntry) -> Result<Vec<L1Entry>> {
+        entry
+            .check_l1_table(&self.geometry)
+            .map_err(|e| bad_format("snapshot", &e))?;
+        let len_bytes = u64::from(entry.l1_entries) * 8;
+        let bytes = read_bytes(&self.file, entry.l1_table_offset.bytes(), len_bytes).await?;
+        let entries = 0..entry.l1_entries as usize;
+        Ok(entries
+            .map(|index| L1Entry::read(&bytes, index).unwrap_or_default())
+            .collect())
+    }
+}
+
+impl Change {
+    /// Notes a change of the count of an L2 table's cluster.
+    fn count(&mut self, image: &Image, table: HostOffset, by: i32) {
+        let clusters = image.clusters_at(table, 1);
+        self.metadata.push((clusters, by));
+    }
+
+    /// Notes that the active table leads to an L2 table no more.
+    fn leave(&mut self, image: &Image, table: HostOffset) {
+        self.count(image, table, -1);
+        self.left.push(table);
+    }
+}
