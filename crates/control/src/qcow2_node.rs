@@ -45,8 +45,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     let lazy_refcounts = options.take_bool("lazy-refcounts")?;
     let pass_discard_request = options.take_bool("pass-discard-request")?;
     let pass_discard_other = options.take_bool("pass-discard-other")?.unwrap_or(false);
-    // No snapshots are deleted through an open image.
-    options.take_bool("pass-discard-snapshot")?;
+    let pass_discard_snapshot = options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     take_overlap_checks(options)?;
     Ok(OpenOptions {
@@ -60,6 +59,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         discard_no_unref,
         pass_discard_request,
         pass_discard_other,
+        pass_discard_snapshot,
         lazy_refcounts,
         messages: Messages::to(print_line),
         ..OpenOptions::default()

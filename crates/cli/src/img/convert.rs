@@ -16,8 +16,8 @@ use super::command::{
 };
 use super::convert_args::Arguments;
 use super::create::print_option_help;
-use super::help;
 use super::progress::Progress;
+use super::{help, snapshot};
 use crate::report;
 
 const DEFAULT_SPARSE_BYTES: u64 = 4096;
@@ -132,14 +132,24 @@ async fn open_sources(arguments: &Arguments) -> Result<Vec<Arc<dyn BlockDevice>>
         let opened = open_device(&spec, &flags).await;
         sources.push(opened.map_err(|error| open_failure(name, &error))?);
     }
+    if let Some(text) = &arguments.source_snapshot {
+        show_snapshot(&mut sources, text).await?;
+    }
     Ok(sources)
+}
+
+/// Puts an internal snapshot in the place of the only source.
+async fn show_snapshot(sources: &mut [Arc<dyn BlockDevice>], text: &str) -> Result<(), Failure> {
+    let [source] = sources else {
+        return fail("No support for concatenating multiple snapshot");
+    };
+    let selector = snapshot::selector(text)?;
+    *source = snapshot::shown(source, selector).await?;
+    Ok(())
 }
 
 /// Says clearly what this version cannot do yet.
 fn refuse_missing_parts(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.source_snapshot.is_some() {
-        return fail("convert -l (reading an internal snapshot) is not part of this version");
-    }
     if arguments.bitmaps {
         return fail("convert --bitmaps is not part of this version");
     }

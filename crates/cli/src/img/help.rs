@@ -83,6 +83,7 @@ fn text(name: &str) -> (&'static str, &'static str) {
         "measure" => ("[OPTIONS] (--size SIZE | FILENAME)", MEASURE),
         "rebase" => ("[OPTIONS] FILENAME", REBASE),
         "resize" => ("[OPTIONS] FILENAME [+|-]SIZE", RESIZE),
+        "snapshot" => ("[OPTIONS] [-l | -a|-c|-d SNAPSHOT] FILENAME", SNAPSHOT),
         _ => ("", ""),
     }
 }
@@ -244,4 +245,17 @@ const RESIZE: &str = "\
   --shrink                  let the image become smaller; what lies beyond its end is lost
   --object DEFINITION       an object such as a secret
   [+|-]SIZE                 the new size, or what is added to or taken from the old one
+";
+
+const SNAPSHOT: &str = "\
+  -q, --quiet               accepted and ignored
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -U, --force-share         share the image with writers (with -l)
+  --object DEFINITION       an object such as a secret
+  -l, --list                list the snapshots (the default)
+  -c, --create SNAPSHOT     take a snapshot with this name
+  -a, --apply SNAPSHOT      make the disk what it was
+  -d, --delete SNAPSHOT     delete a snapshot
+-a takes the ID or the TAG of a snapshot, -d the TAG.
 ";

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use serde_json::json;
+use vellum::qcow2::SnapshotSelector;
 use vellum_control::measure::{Measure, Subject, measure, settings};
 use vellum_control::{CacheMode, json, open_device};
 use vellum_storage::lane;
@@ -12,7 +13,7 @@ use super::command::{
     size,
 };
 use super::create::add_options;
-use super::help;
+use super::{help, snapshot};
 use crate::getopt::{OptionSpec, Takes};
 use crate::report;
 
@@ -52,6 +53,7 @@ struct Arguments {
     output: Output,
     size_bytes: Option<u64>,
     force_share: bool,
+    snapshot: Option<SnapshotSelector>,
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
@@ -67,7 +69,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
             Opt::Options => add_options(&mut arguments.options, value)?,
             Opt::Output => arguments.output = Output::parse(&value)?,
             Opt::Size => arguments.size_bytes = Some(size("image size", &value, 0, MAX_BYTES)?),
-            Opt::Snapshot => return fail("measure -l is not part of this version"),
+            Opt::Snapshot => arguments.snapshot = Some(snapshot::selector(&value)?),
             Opt::ForceShare => arguments.force_share = true,
             Opt::Object => check_object(&value)?,
         }
@@ -78,7 +80,11 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     }
     let name = operands.first().map(String::as_str);
     match (name, arguments.size_bytes) {
-        (None, Some(_)) if arguments.image_opts || arguments.format.is_some() => {
+        (None, Some(_))
+            if arguments.image_opts
+                || arguments.format.is_some()
+                || arguments.snapshot.is_some() =>
+        {
             fail("--image-opts, -f, and -l require a filename argument.")
         }
         (None, None) => fail("Either --size N or one filename must be specified."),
@@ -94,7 +100,11 @@ async fn print_measure(arguments: &Arguments, name: Option<&str>) -> Outcome {
             let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
             let flags = reading(CacheMode::default(), arguments.force_share);
             let opened = open_device(&spec, &flags).await;
-            Some(opened.map_err(|error| open_failure(name, &error))?)
+            let device = opened.map_err(|error| open_failure(name, &error))?;
+            Some(match arguments.snapshot.clone() {
+                Some(selector) => snapshot::shown(&device, selector).await?,
+                None => device,
+            })
         }
     };
     let subject = match (&device, arguments.size_bytes) {

@@ -18,6 +18,7 @@ mod measure;
 mod progress;
 mod rebase;
 mod resize;
+pub mod snapshot;
 
 use std::ffi::OsString;
 
@@ -111,7 +112,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "snapshot",
         about: "Handle the snapshots of an image",
-        run: None,
+        run: Some(snapshot::run),
     },
 ];
 

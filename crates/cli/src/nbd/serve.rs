@@ -18,7 +18,7 @@ use vellum_storage::{lane, spawn};
 use super::arguments::Arguments;
 use super::daemon::{self, Ready, Side};
 use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
-use crate::report;
+use crate::{img::snapshot, report};
 
 /// Longest path in bytes that a unix socket can have, with its terminator.
 const MAX_SOCKET_PATH_BYTES: usize = 108;
@@ -124,8 +124,12 @@ async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
         ..OpenFlags::default()
     };
     let device = open_device(&spec, &flags).await.map_err(failed)?;
-    match check_parts(arguments, &*device) {
-        Ok(()) => Ok(device),
+    let shown = match check_parts(arguments) {
+        Ok(()) => show(arguments, &device).await,
+        Err(failure) => Err(failure),
+    };
+    match shown {
+        Ok(device) => Ok(device),
         Err(failure) => {
             // The first error is the one to report.
             let _ = device.close().await;
@@ -134,17 +138,23 @@ async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
     }
 }
 
+/// What is to be served of an image: its disk, or that as it was at a snapshot.
+async fn show(
+    arguments: &Arguments,
+    device: &Arc<dyn BlockDevice>,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let Some(text) = &arguments.snapshot else {
+        return Ok(device.clone());
+    };
+    let selector = snapshot::selector(text)
+        .map_err(|_| message(format!("Failed in parsing snapshot param `{text}'")))?;
+    snapshot::shown(device, selector)
+        .await
+        .map_err(|error| message(report::error_text(&error)))
+}
+
 /// Parts of an image that are asked for and cannot be had.
-fn check_parts(arguments: &Arguments, device: &dyn BlockDevice) -> Result<(), Failure> {
-    let header = device.as_qcow2().map(|qcow2| qcow2.header());
-    if arguments.snapshot.is_some() {
-        return Err(message(match header {
-            Some(header) if header.snapshot_count > 0 => {
-                "Failed to load snapshot: internal snapshots are not part of this version"
-            }
-            _ => "Failed to load snapshot: Can't find snapshot",
-        }));
-    }
+fn check_parts(arguments: &Arguments) -> Result<(), Failure> {
     match arguments.bitmaps.first() {
         Some(name) => Err(message(format!("Bitmap '{name}' is not found"))),
         None => Ok(()),

@@ -14,4 +14,5 @@ mod measure;
 mod own;
 mod rebase;
 mod resize;
+mod snapshot;
 mod twins;

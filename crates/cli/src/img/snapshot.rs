@@ -1,0 +1,272 @@
+//! `snapshot`: handles the internal snapshots of an image.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
+use vellum::{BlockDevice, Error, ErrorKind};
+use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
+use vellum_storage::error::errno_text;
+use vellum_storage::lane;
+
+use super::command::{Command, Failure, Outcome, check_object, fail, one_image, open_failure};
+use super::{help, human};
+use crate::getopt::{OptionSpec, Takes};
+use crate::report;
+
+/// Longer names are cut to so many bytes, as QEMU cuts them.
+const MAX_NAME_BYTES: usize = 255;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Quiet,
+    Format,
+    ImageOpts,
+    ForceShare,
+    Object,
+    List,
+    Create,
+    Apply,
+    Delete,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    OptionSpec::new(Opt::List, 'l', "list", Takes::Nothing),
+    OptionSpec::new(Opt::Create, 'c', "create", Takes::Value),
+    OptionSpec::new(Opt::Apply, 'a', "apply", Takes::Value),
+    OptionSpec::new(Opt::Delete, 'd', "delete", Takes::Value),
+];
+
+/// What to do, and with which snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Action {
+    List,
+    Create(String),
+    Apply(String),
+    Delete(String),
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut action = None;
+    let (mut image_opts, mut force_share, mut format) = (false, false, None);
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        let asked = match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Quiet => continue,
+            Opt::Format => {
+                format = Some(value);
+                continue;
+            }
+            Opt::ImageOpts => {
+                image_opts = true;
+                continue;
+            }
+            Opt::ForceShare => {
+                force_share = true;
+                continue;
+            }
+            Opt::Object => {
+                check_object(&value)?;
+                continue;
+            }
+            Opt::List => Action::List,
+            Opt::Create => Action::Create(value),
+            Opt::Apply => Action::Apply(value),
+            Opt::Delete => Action::Delete(value),
+        };
+        if action.replace(asked).is_some() {
+            let message = "Cannot mix '-l', '-a', '-c', '-d'";
+            return Err(Failure::Usage(message.into()));
+        }
+    }
+    let operands = parser.operands();
+    let spec = one_image(&operands, image_opts, format.as_deref())?;
+    lane::block_on(perform(&spec, action.unwrap_or(Action::List), force_share))
+}
+
+async fn perform(spec: &ImageSpec, action: Action, force_share: bool) -> Outcome {
+    let flags = OpenFlags {
+        writable: action != Action::List,
+        discard: true,
+        force_share,
+        ..OpenFlags::default()
+    };
+    let device = open_device(spec, &flags)
+        .await
+        .map_err(|error| open_failure(&spec.name, &error))?;
+    let image = device.as_qcow2();
+    let done = match &action {
+        Action::List => {
+            list(image);
+            return Ok(0);
+        }
+        Action::Create(name) => create(image, name).await,
+        Action::Apply(name) => apply(image, name).await,
+        Action::Delete(name) => delete(image, name).await,
+    };
+    let closed = device.close().await;
+    done?;
+    closed?;
+    Ok(0)
+}
+
+fn list(image: Option<&Qcow2>) {
+    let snapshots = image.map(Qcow2::snapshots).unwrap_or_default();
+    if !snapshots.is_empty() {
+        report::print(format_args!(
+            "Snapshot list:\n{}",
+            human::snapshots(&snapshots)
+        ));
+    }
+}
+
+async fn create(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
+    let failed = |text: String| format!("Could not create snapshot '{name}': {text}");
+    let Some(image) = image else {
+        return fail(failed("Operation not supported".into()));
+    };
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let new = NewSnapshot {
+        name: cut(name),
+        date_seconds: now.as_secs() as u32,
+        date_nanoseconds: now.subsec_micros() * 1000,
+        // Not "none", as one would think: what the real tool writes.
+        icount: Some(0),
+        ..NewSnapshot::default()
+    };
+    match image.create_snapshot(new).await {
+        Ok(_) => Ok(()),
+        Err(error) => fail(failed(errno_text(error.errno()))),
+    }
+}
+
+fn cut(name: &str) -> String {
+    let mut end = name.len().min(MAX_NAME_BYTES);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name[..end].to_owned()
+}
+
+async fn apply(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
+    let failed = |text: &str| fail(format!("Could not apply snapshot '{name}': {text}"));
+    let Some(image) = image else {
+        return failed("Block driver does not support snapshots");
+    };
+    let selector = SnapshotSelector::IdOrName(name.to_owned());
+    match image.apply_snapshot(selector).await {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let reason = errno_text(error.errno());
+            failed(&format!("Failed to load snapshot: {reason}"))
+        }
+        Err(error) => failed(&error_text(&error)),
+    }
+}
+
+async fn delete(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
+    let failed = |text: &str| fail(format!("Could not delete snapshot '{name}': {text}"));
+    let Some(image) = image else {
+        return failed("snapshot not found");
+    };
+    // By its name alone, unlike everywhere else: what is gone cannot be had back.
+    let selector = SnapshotSelector::Name(name.to_owned());
+    match image.delete_snapshot(selector).await {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => failed("snapshot not found"),
+        Err(error) => failed(&error_text(&error)),
+    }
+}
+
+/// The snapshot that `-l` of other subcommands names: `snapshot.id=ID`,
+/// `snapshot.name=NAME`, both, or a word that is either.
+pub fn selector(text: &str) -> Result<SnapshotSelector, Failure> {
+    if !text.starts_with("snapshot.") {
+        return Ok(SnapshotSelector::IdOrName(text.to_owned()));
+    }
+    let parsed = vellum_control::Options::parse(text);
+    let mut options = parsed.map_err(|error| wrong_selector(text, &error_text(&error)))?;
+    let mut take = |key: &str| options.take_text(key);
+    let (id, name) = (take("snapshot.id")?, take("snapshot.name")?);
+    if let Some(key) = options.keys().next() {
+        return Err(wrong_selector(text, &format!("Invalid parameter '{key}'")));
+    }
+    match (id, name) {
+        (Some(id), Some(name)) => Ok(SnapshotSelector::IdAndName { id, name }),
+        (Some(id), None) => Ok(SnapshotSelector::Id(id)),
+        (None, Some(name)) => Ok(SnapshotSelector::Name(name)),
+        (None, None) => Err(wrong_selector(text, "a snapshot has to be named")),
+    }
+}
+
+fn wrong_selector(text: &str, reason: &str) -> Failure {
+    report::error(reason);
+    Failure::Message(format!("Failed in parsing snapshot param '{text}'"))
+}
+
+/// The disk of an image as it was when a snapshot was taken.
+pub async fn shown(
+    device: &Arc<dyn BlockDevice>,
+    selector: SnapshotSelector,
+) -> Result<Arc<dyn BlockDevice>, Error> {
+    let failed = |text: &str| {
+        let message = format!("Failed to load snapshot: {text}");
+        Error::new(ErrorKind::InvalidArgument, "open", message)
+    };
+    let Some(image) = device.as_qcow2() else {
+        let format = device.info().format;
+        return Err(failed(&format!(
+            "Block format '{format}' used by device '' does not support temporarily loading \
+             internal snapshots"
+        )));
+    };
+    match image.open_snapshot(selector).await {
+        Ok(snapshot) => Ok(snapshot),
+        Err(error) => Err(failed(&error_text(&error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_are_named_in_several_ways() {
+        let parse = |text: &str| selector(text).ok();
+        let text = |text: &str| text.to_owned();
+        assert_eq!(parse("a"), Some(SnapshotSelector::IdOrName(text("a"))));
+        assert_eq!(
+            parse("snapshot.id=1"),
+            Some(SnapshotSelector::Id(text("1")))
+        );
+        assert_eq!(
+            parse("snapshot.name=a,,b"),
+            Some(SnapshotSelector::Name(text("a,b")))
+        );
+        let both = SnapshotSelector::IdAndName {
+            id: text("1"),
+            name: text("n"),
+        };
+        assert_eq!(parse("snapshot.name=n,snapshot.id=1"), Some(both));
+        assert_eq!(parse("snapshot.size=1"), None);
+    }
+
+    #[test]
+    fn long_names_are_cut_between_characters() {
+        let name = "ü".repeat(200);
+        assert_eq!(cut(&name).len(), 254);
+        assert_eq!(cut("short"), "short");
+    }
+}
