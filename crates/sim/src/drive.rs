@@ -1,5 +1,7 @@
 //! The guest: does the steps of a leg, and tells the model.
 
+mod snapshots;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -57,6 +59,7 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
             Step::Commit | Step::Flatten { .. } => {
                 while finish_one(&mut running).await? {}
                 close(&guest, &*device).await?;
+                guest.model.borrow_mut().blur_snapshots();
                 match step {
                     Step::Flatten { compress } => chain::flatten(&guest, compress).await?,
                     _ => chain::commit(&guest).await?,
@@ -73,6 +76,9 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 size_bytes,
                 preallocation,
             } => {
+                if guest.model.borrow().is_changing_snapshots() {
+                    while finish_one(&mut running).await? {}
+                }
                 // Requests that run are met by shrinking only: growth may let in again
                 // what shrinking refused.
                 let now = guest.model.borrow().least_size_bytes();
@@ -82,6 +88,20 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 guest.model.borrow_mut().begin_resize(size_bytes);
                 let (guest, device) = (guest.clone(), device.clone());
                 running.push_back(spawn(resize(guest, device, size_bytes, preallocation)));
+            }
+            Step::Snapshot(change) => {
+                let alone = snapshots::runs_alone(&guest.model.borrow(), change);
+                if alone {
+                    while finish_one(&mut running).await? {}
+                }
+                let begun = snapshots::begin(&guest, &*device, change);
+                let change =
+                    begun.map(|begun| snapshots::change(guest.clone(), device.clone(), begun));
+                match change {
+                    Some(change) if alone => change.await?,
+                    Some(change) => running.push_back(spawn(change)),
+                    None => {}
+                }
             }
         }
     }

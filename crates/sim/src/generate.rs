@@ -4,7 +4,9 @@ use vellum::qcow2::create::Preallocation;
 
 use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;
-use crate::scenario::{Backing, Damage, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
+use crate::scenario::{
+    Backing, Change, Damage, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story,
+};
 use crate::storage::Traits;
 
 /// Requests are at most this long, so that a seed takes milliseconds.
@@ -181,6 +183,7 @@ struct Places {
     /// There is a backing file, and room below for what is committed.
     has_backing: bool,
     compressible: bool,
+    snapshots: bool,
 }
 
 impl Places {
@@ -208,6 +211,7 @@ impl Places {
             requests_only: image.requests_only,
             has_backing: image.backing != Backing::None && !image.requests_only,
             compressible: image.data_file == DataFile::Inside && !image.requests_only,
+            snapshots: image.data_file == DataFile::Inside && !image.requests_only,
         }
     }
 
@@ -353,9 +357,14 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
             resized = true;
         }
     }
+    let schedule_seed = rng.next_u64();
+    let mut other = Rng::new(!schedule_seed);
+    if places.snapshots && other.chance(1, 3) {
+        change_snapshots(&mut steps, &mut other);
+    }
     Leg {
         steps,
-        schedule_seed: rng.next_u64(),
+        schedule_seed,
         crash: None,
     }
 }
@@ -369,6 +378,19 @@ fn damage(rng: &mut Rng) -> Damage {
         5 => Damage::BlockTwice,
         6 => Damage::Flags(rng.between(1, 6)),
         _ => Damage::None,
+    }
+}
+
+/// Puts changes of the snapshots between the steps of a leg.
+fn change_snapshots(steps: &mut Vec<Step>, rng: &mut Rng) {
+    for _ in 0..rng.between(1, 8) {
+        let change = match rng.below(6) {
+            0..=2 => Change::Take,
+            3..=4 => Change::Delete(rng.below(4)),
+            _ => Change::Apply(rng.below(4)),
+        };
+        let at = rng.below(steps.len() as u64 + 1) as usize;
+        steps.insert(at, Step::Snapshot(change));
     }
 }
 

@@ -39,7 +39,11 @@ pub(crate) struct Plugged {
 impl Machine {
     /// This machine with other expectations and no files yet.
     pub(crate) fn with_model(&self, model: Model) -> Machine {
-        let (backing, frozen) = (self.backing.clone(), self.frozen.clone());
+        let backing = self.backing.clone();
+        let frozen = match model.is_thawed() {
+            true => Arc::default(),
+            false => self.frozen.clone(),
+        };
         Machine {
             files: Vec::new(),
             backing,

@@ -14,11 +14,15 @@
 //! - A change that ends with FUA takes the values that never included it away from
 //!   what a cut may show; what raced with it may still be lost.
 
+mod snapshots;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::pages::SECTOR_BYTES;
 use crate::pattern::{self, SECTOR_LEN, Value, WriteId};
+pub use snapshots::Snapshot;
+use snapshots::Snapshots;
 
 /// The model's clock: it advances with every beginning and end of a request.
 pub type Tick = u64;
@@ -95,6 +99,7 @@ pub struct Model {
     now: Tick,
     durable_since: Tick,
     next_write: WriteId,
+    snapshots: Snapshots,
 }
 
 impl Model {
@@ -110,6 +115,7 @@ impl Model {
             now: 1,
             durable_since: 0,
             next_write: 1,
+            snapshots: Snapshots::default(),
         }
     }
 
@@ -354,6 +360,7 @@ impl Model {
                 ..Sector::default()
             };
         }
+        after.cut_snapshots(self);
         after
     }
 

@@ -192,7 +192,10 @@ fn apply(preparation: &Preparation, machine: &mut Machine) -> Result<(), String>
     match *preparation {
         Preparation::Compress(count) => compress(layout, machine, count),
         Preparation::ZeroFlags(count) => set_zero_flags(&layout, machine, count),
-        Preparation::Snapshot => snapshot(layout, &mut machine.files[0]),
+        Preparation::Snapshot => {
+            snapshot(layout, &mut machine.files[0]);
+            machine.model.add_prepared_snapshot("1");
+        }
         Preparation::FullTable(left) => lengthen(&layout, &mut machine.files[0], left),
         Preparation::Dirty(count) => leave_dirty(&layout, &mut machine.files[0], count),
     }

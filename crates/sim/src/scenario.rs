@@ -108,6 +108,8 @@ pub enum Step {
         /// How new space is made.
         preallocation: Preallocation,
     },
+    /// Changes the snapshots, beside the requests that run.
+    Snapshot(Change),
     /// Waits, closes the image, breaks it, repairs it and opens it again.
     Repair(Damage),
 }
@@ -131,6 +133,18 @@ pub enum Damage {
     BlockTwice,
     /// This many copied flags of L2 entries are wrong.
     Flags(u64),
+}
+
+/// A change of the snapshots. Those that there are have numbers from 0 on, which begin
+/// anew after the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Takes one.
+    Take,
+    /// Applies one, once all running requests have ended.
+    Apply(u64),
+    /// Deletes one.
+    Delete(u64),
 }
 
 /// What stands below the image.
@@ -259,7 +273,7 @@ impl Story {
         let message = message.replace('\n', "\n/// ");
         format!(
             "/// {message}\n#[test]\nfn {name}() {{\n    use vellum_sim::scenario::{{Backing::*, \
-             DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
+             Change::*, DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
              Kept}}, storage::Traits}};\n    use vellum::qcow2::create::Preallocation::*;\n    let story = {};\n    \
              vellum_sim::replay(&vellum_sim::engine(), &story).unwrap();\n}}\n",
             data.replace('\n', "\n    ")

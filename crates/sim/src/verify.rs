@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum::qcow2::SnapshotSelector;
 use vellum_storage::Buffer;
 
 use crate::audit::{Frozen, audit};
@@ -139,13 +140,75 @@ fn inspect_backing(
 async fn recover(guest: Rc<Guest>, depth: Depth, dirty: bool) -> Result<(), Failure> {
     let device = guest.plugged.open(&*guest.subject, &guest.options).await?;
     let size_bytes = device.size_bytes();
-    guest.model.borrow_mut().end_resize(size_bytes)?;
+    match_snapshots(&guest, &*device)?;
+    guest.model.borrow_mut().end_cut(size_bytes)?;
     let ranges = ranges_to_read(&guest.model.borrow(), depth);
-    for range in ranges {
-        compare(&guest, &*device, range).await?;
+    let applied = guest.model.borrow_mut().take_applied();
+    if let Err(failure) = compare_all(&guest, &*device, ranges).await {
+        // Perhaps the snapshot that was being applied is in force already.
+        let Some(applied) = applied else {
+            return Err(failure);
+        };
+        let ranges = ranges_to_read(&applied, depth);
+        guest.model.replace(applied);
+        compare_all(&guest, &*device, ranges).await?;
     }
+    compare_snapshots(&guest, &*device, depth).await?;
     if dirty || depth == Depth::Thorough {
         close(&guest, &*device).await?;
+    }
+    Ok(())
+}
+
+async fn compare_all(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    ranges: Vec<Range<u64>>,
+) -> Result<(), Failure> {
+    for range in ranges {
+        compare(guest, device, range).await?;
+    }
+    Ok(())
+}
+
+/// The snapshots must be those that the model knows of.
+fn match_snapshots(guest: &Guest, device: &dyn BlockDevice) -> Result<(), Failure> {
+    let Some(image) = device.as_qcow2() else {
+        return Ok(());
+    };
+    let found: Vec<String> = image.snapshots().into_iter().map(|one| one.id).collect();
+    guest.model.borrow_mut().match_snapshots(&found)?;
+    Ok(())
+}
+
+/// Every snapshot must hold what it held.
+async fn compare_snapshots(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    depth: Depth,
+) -> Result<(), Failure> {
+    let Some(image) = device.as_qcow2() else {
+        return Ok(());
+    };
+    let snapshots = guest.model.borrow().snapshots().to_vec();
+    for snapshot in snapshots {
+        let what = ("snapshot", snapshot.id.clone());
+        let failed = |error| Failure::error(FailureKind::Open, &what, &error);
+        let selector = SnapshotSelector::Id(snapshot.id.clone());
+        let shown = image.open_snapshot(selector).await.map_err(failed)?;
+        if !snapshot.is_known() {
+            continue;
+        }
+        if shown.size_bytes() != snapshot.size_bytes {
+            let message = format!("{what:?} has {} bytes", shown.size_bytes());
+            return Err(Failure::new(FailureKind::Content, message));
+        }
+        for range in sectors_to_read(snapshot.size_bytes, snapshot.touched(), depth) {
+            let buffer = Buffer::zeroed((range.end - range.start) as usize);
+            let bytes = shown.read(range.start, buffer).await.map_err(failed)?;
+            let model = guest.model.borrow();
+            model.check_snapshot(&snapshot, range.start, &bytes)?;
+        }
     }
     Ok(())
 }
@@ -172,12 +235,16 @@ async fn compare(
 }
 
 fn ranges_to_read(model: &Model, depth: Depth) -> Vec<Range<u64>> {
-    let size = model.size_bytes();
+    sectors_to_read(model.size_bytes(), model.touched(), depth)
+}
+
+/// What is read of a device, of which these sectors were touched.
+fn sectors_to_read(size: u64, touched: impl Iterator<Item = u64>, depth: Depth) -> Vec<Range<u64>> {
     if size <= READ_ALL_BYTES || depth == Depth::Thorough {
         return vec![0..size];
     }
     let mut ranges: Vec<Range<u64>> = Vec::new();
-    for sector in model.touched() {
+    for sector in touched {
         let start = (sector * SECTOR_BYTES).saturating_sub(MARGIN_BYTES);
         let end = ((sector + 1) * SECTOR_BYTES + MARGIN_BYTES).min(size);
         match ranges.last_mut() {

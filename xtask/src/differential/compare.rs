@@ -212,7 +212,7 @@ fn compare_host_bytes(runner: &Runner, shape: &Shape, maps: &[Vec<Extent>; 2]) -
                 left_host + (start - left.start),
                 right_host + (start - right.start),
             ];
-            same_bytes(&files, hosts, end - start)
+            same_bytes(&[&files[0], &files[1]], hosts, end - start)
                 .with_context(|| format!("host bytes of guest offset {start}"))?;
         }
     }
@@ -226,11 +226,11 @@ fn overlaps(left: &Extent, right: &Extent) -> bool {
 fn compare_raw_files(runner: &Runner, shape: &Shape) -> Result<()> {
     let open = |image: &str| File::open(runner.folder().join(format!("{image}.data")));
     let files = [open(IMAGES[0])?, open(IMAGES[1])?];
-    same_bytes(&files, [0, 0], shape.size_bytes).context("raw data files")
+    same_bytes(&[&files[0], &files[1]], [0, 0], shape.size_bytes).context("raw data files")
 }
 
 /// Compares ranges of two files; beyond its end a file reads as zeroes.
-fn same_bytes(files: &[File; 2], starts: [u64; 2], len_bytes: u64) -> Result<()> {
+pub fn same_bytes(files: &[&File; 2], starts: [u64; 2], len_bytes: u64) -> Result<()> {
     let mut done = 0;
     while done < len_bytes {
         let count = (len_bytes - done).min(CHUNK_BYTES as u64) as usize;

@@ -15,6 +15,7 @@ mod runner;
 mod scenario;
 mod shape;
 mod shrink;
+mod snapshots;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -2,6 +2,7 @@
 
 use super::random::Random;
 use super::shape::Shape;
+use super::snapshots::Change;
 
 /// What one command line of the tool holds: its options and its commands.
 #[derive(Debug, Clone)]
@@ -10,8 +11,8 @@ pub struct Batch {
     pub mode: Mode,
     /// The commands, in groups that only make sense together.
     pub groups: Vec<Vec<String>>,
-    /// Take an internal snapshot before.
-    pub snapshot: bool,
+    /// Change the internal snapshots before, in this order.
+    pub snapshots: Vec<Change>,
     /// Change the size before, to this.
     pub resize: Option<u64>,
 }
@@ -58,14 +59,19 @@ impl Mode {
 impl Batch {
     /// A batch out of all there are.
     pub fn random(random: &mut Random, shape: &Shape) -> Batch {
-        let snapshot = shape.can_snapshot() && random.chance(25);
+        let snapshots = match shape.can_snapshot() && random.chance(35) {
+            true => (0..random.between(1, 3))
+                .map(|_| Change::random(random))
+                .collect(),
+            false => Vec::new(),
+        };
         let mode = Mode::random(random);
         let count = random.between(1, 14);
         let groups = (0..count).map(|_| group(random, shape)).collect();
         Batch {
             mode,
             groups,
-            snapshot,
+            snapshots,
             resize: random.chance(20).then(|| new_size(random, shape)),
         }
     }

@@ -8,6 +8,7 @@ use super::compare::{self, IMAGES};
 use super::runner::{Programs, Runner};
 use super::scenario::{Scenario, Tool};
 use super::shape::Backing;
+use super::snapshots::Snapshots;
 
 /// A difference, and the commands that led to it.
 #[derive(Debug)]
@@ -36,14 +37,9 @@ pub fn play(programs: &Programs, folder: &Path, scenario: &Scenario) -> Result<(
 fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
     create(runner, scenario)?;
     prepare(runner, scenario)?;
+    let mut snapshots = Snapshots::default();
     for (index, batch) in scenario.batches.iter().enumerate() {
-        if batch.snapshot {
-            for image in IMAGES {
-                let name = format!("s{index}");
-                let words = ["snapshot", "-c", &name, image].map(str::to_owned);
-                runner.img_done(Tool::Qemu, &words)?;
-            }
-        }
+        snapshots.change(runner, scenario.writer(index), &batch.snapshots)?;
         if let Some(size_bytes) = batch.resize {
             resize(runner, scenario.writer(index), size_bytes)?;
         }
@@ -66,6 +62,7 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
             answers[1]
         );
     }
+    snapshots.compare(runner)?;
     scenario.ending.play(runner, &scenario.shape)?;
     compare::compare(runner, &scenario.shape, scenario.ending.keeps_maps())
 }

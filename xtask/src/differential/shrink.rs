@@ -51,8 +51,10 @@ fn candidates(scenario: &Scenario) -> Vec<Scenario> {
         add(&|smaller| drop(smaller.batches.remove(index)));
     }
     for (index, batch) in scenario.batches.iter().enumerate() {
-        if batch.snapshot {
-            add(&|smaller| smaller.batches[index].snapshot = false);
+        for at in 0..batch.snapshots.len() {
+            add(&|smaller| {
+                smaller.batches[index].snapshots.remove(at);
+            });
         }
         if batch.mode != Mode::Plain {
             add(&|smaller| smaller.batches[index].mode = Mode::Plain);
