@@ -13,6 +13,7 @@
 mod align;
 pub mod buffer;
 pub mod error;
+pub mod event;
 pub mod executor;
 pub mod file;
 pub mod heap;
@@ -20,6 +21,7 @@ pub mod io;
 pub mod lane;
 pub mod lock;
 pub mod mem;
+pub mod nodes;
 mod pool;
 mod storage;
 mod sys;
@@ -27,6 +29,7 @@ pub mod wrap;
 
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
+pub use event::Event;
 pub use executor::{JoinHandle, spawn, spawn_lingering};
 pub use file::{FileOptions, FileStorage};
 pub use io::Io;

@@ -157,6 +157,17 @@ pub trait Storage: Send + Sync + fmt::Debug {
         .target(self.name())))
     }
 
+    /// Ends the use of the storage: what a node still has to write or to give back.
+    /// Requests after it may fail.
+    fn close(&self) -> Io<()> {
+        Io::ready(Ok(()))
+    }
+
+    /// Who wants to be told of [`crate::Event`]s in the use of this storage.
+    fn debugger(&self) -> Option<std::sync::Arc<crate::nodes::debug::Debugger>> {
+        None
+    }
+
     /// This storage as a file, where it is one.
     fn as_file(&self) -> Option<&crate::FileStorage> {
         None

@@ -100,7 +100,7 @@ fn find_kind(fd: RawFd, stat: &libc::stat, name: &str, wanted: FileKind) -> Resu
     let invalid =
         |message: String| Err(Error::new(ErrorKind::InvalidArgument, "open", message).target(name));
     match stat.st_mode & libc::S_IFMT {
-        libc::S_IFREG if wanted == FileKind::Device => invalid(format!(
+        libc::S_IFREG | libc::S_IFDIR if wanted == FileKind::Device => invalid(format!(
             "'host_device' driver requires '{name}' to be either a character or block device"
         )),
         libc::S_IFREG => Ok(None),

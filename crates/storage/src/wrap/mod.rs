@@ -209,4 +209,8 @@ impl<P: Policy> Storage for Wrapped<P> {
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         self.inner.allocated_bytes()
     }
+
+    fn close(&self) -> Io<()> {
+        self.inner.close()
+    }
 }

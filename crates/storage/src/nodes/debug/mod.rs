@@ -1,0 +1,471 @@
+//! [`DebugStorage`]: errors, breakpoints and limits on demand (`blkdebug`).
+//!
+//! Who uses the storage tells its [`Debugger`] of [`Event`]s; the rules decide
+//! which of them arm an error for the requests that follow, go to another state,
+//! or hold the one who told. Limits make requests smaller or larger than they
+//! came: what is below the alignment is read and written in whole blocks.
+//!
+//! Invariant: of two writes that share a block of the alignment without
+//! overlapping, none undoes the other: whoever reads a block to write it back
+//! holds it, and so does every write that is smaller.
+
+mod limits;
+mod rules;
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::align::{Alignment, RangeLocks, gather, scatter};
+use crate::buffer::total_len;
+use crate::event::Event;
+use crate::nodes::pass_on;
+use crate::{
+    Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
+    WriteFlags, ZeroFlags, lane, spawn,
+};
+
+pub use limits::{Limits, Piece};
+pub use rules::{Action, Injection, RequestKind, Rule};
+use rules::{Rules, Strike};
+
+/// What holds a request at a breakpoint.
+#[derive(Debug, Default)]
+struct Gate {
+    open: Mutex<bool>,
+    opened: event_listener::Event,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.opened.notify(usize::MAX);
+    }
+
+    fn is_open(&self) -> bool {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that is held at one breakpoint or more.
+#[derive(Debug)]
+#[must_use = "the request is held only if this is awaited"]
+pub struct Suspension(Vec<Arc<Gate>>);
+
+impl Suspension {
+    /// Waits until every breakpoint has let go.
+    pub async fn resumed(self) {
+        for gate in self.0 {
+            loop {
+                let opened = gate.opened.listen();
+                if gate.is_open() {
+                    break;
+                }
+                opened.await;
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    rules: Rules,
+    /// Held requests by tag; the last one comes first.
+    held: Vec<(Arc<str>, Arc<Gate>)>,
+}
+
+/// The rules of a [`DebugStorage`], and the requests that they hold.
+#[derive(Debug)]
+pub struct Debugger {
+    state: Mutex<State>,
+    suspended: event_listener::Event,
+    /// Hears of requests that are held and let go.
+    tell: fn(&str),
+}
+
+impl Debugger {
+    /// A debugger with its first rules; `tell` hears what happens to held requests.
+    /// Rules of [`Event::None`] are played at once.
+    pub fn new(rules: Vec<Rule>, tell: fn(&str)) -> Arc<Debugger> {
+        let debugger = Arc::new(Debugger {
+            state: Mutex::new(State {
+                rules: Rules::new(rules),
+                held: Vec::new(),
+            }),
+            suspended: event_listener::Event::new(),
+            tell,
+        });
+        // Nobody is there yet who could be held.
+        drop(debugger.event(Event::None));
+        debugger
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Plays an event. What is returned holds the request and must be awaited.
+    pub fn event(&self, event: Event) -> Option<Suspension> {
+        let mut state = self.lock();
+        let tags = state.rules.play(event);
+        if tags.is_empty() {
+            return None;
+        }
+        let mut gates = Vec::new();
+        for tag in &tags {
+            let gate = Arc::<Gate>::default();
+            gates.push(gate.clone());
+            state.held.insert(0, (tag.clone(), gate));
+        }
+        drop(state);
+        for tag in &tags {
+            (self.tell)(&format!("blkdebug: Suspended request '{tag}'"));
+        }
+        self.suspended.notify(usize::MAX);
+        Some(Suspension(gates))
+    }
+
+    /// Plays an event and waits as long as a breakpoint holds it.
+    pub async fn reached(&self, event: Event) {
+        if let Some(suspension) = self.event(event) {
+            suspension.resumed().await;
+        }
+    }
+
+    /// Sets a breakpoint: the next request that comes to `event` is held under `tag`.
+    pub fn set_breakpoint(&self, event: Event, tag: &str) {
+        self.lock().rules.add(Rule {
+            event,
+            state: 0,
+            action: Action::Suspend(tag.into()),
+        });
+    }
+
+    /// Takes the breakpoints of a tag away and lets go what they hold; says whether
+    /// there was anything.
+    pub fn remove_breakpoints(&self, tag: &str) -> bool {
+        let mut found = self.lock().rules.remove_breakpoints(tag);
+        while self.resume(tag) {
+            found = true;
+        }
+        found
+    }
+
+    /// Lets the request go that was held last under a tag; says whether there was one.
+    pub fn resume(&self, tag: &str) -> bool {
+        let mut state = self.lock();
+        let Some(at) = state.held.iter().position(|(held, _)| **held == *tag) else {
+            return false;
+        };
+        let (_, gate) = state.held.remove(at);
+        drop(state);
+        (self.tell)(&format!("blkdebug: Resuming request '{tag}'"));
+        gate.open();
+        true
+    }
+
+    /// Whether a request is held under a tag.
+    pub fn is_suspended(&self, tag: &str) -> bool {
+        self.lock().held.iter().any(|(held, _)| **held == *tag)
+    }
+
+    /// Waits until a request is held under a tag.
+    pub async fn wait_suspended(&self, tag: &str) {
+        loop {
+            let suspended = self.suspended.listen();
+            if self.is_suspended(tag) {
+                return;
+            }
+            suspended.await;
+        }
+    }
+
+    fn strike(&self, kind: RequestKind, range: &Range<u64>) -> Option<Strike> {
+        let len_bytes = range.end - range.start;
+        self.lock().rules.strike(kind, range.start, len_bytes)
+    }
+}
+
+/// A storage with a debugger and with limits of its own.
+#[derive(Debug)]
+pub struct DebugStorage {
+    inner: Arc<dyn Storage>,
+    core: Arc<Core>,
+}
+
+/// What the tasks of requests share.
+#[derive(Debug)]
+struct Core {
+    inner: Arc<dyn Storage>,
+    debugger: Arc<Debugger>,
+    limits: Limits,
+    /// Whether others may see the debugger.
+    listens: bool,
+    /// Blocks that are being read to be written back, and writes inside blocks.
+    blocks: RangeLocks,
+}
+
+impl DebugStorage {
+    /// Puts `debugger` and `limits` in front of `inner`.
+    pub fn new(inner: Arc<dyn Storage>, debugger: Arc<Debugger>, limits: Limits) -> Self {
+        Self::with(inner, debugger, limits, true)
+    }
+
+    /// Only aligns: no request of another alignment reaches `inner`.
+    pub fn aligned(inner: Arc<dyn Storage>, align_bytes: u64) -> Self {
+        let limits = Limits {
+            align_bytes,
+            ..Limits::default()
+        };
+        Self::with(inner, Debugger::new(Vec::new(), |_| ()), limits, false)
+    }
+
+    fn with(
+        inner: Arc<dyn Storage>,
+        debugger: Arc<Debugger>,
+        limits: Limits,
+        listens: bool,
+    ) -> Self {
+        let own = inner.capabilities().request_alignment_bytes;
+        let limits = Limits {
+            align_bytes: limits.align_bytes.max(u64::from(own)).max(1),
+            ..limits
+        };
+        DebugStorage {
+            inner: inner.clone(),
+            core: Arc::new(Core {
+                inner,
+                debugger,
+                limits,
+                listens,
+                blocks: RangeLocks::default(),
+            }),
+        }
+    }
+
+    fn start<T: 'static, F>(&self, work: impl FnOnce(Arc<Core>) -> F) -> Io<T>
+    where
+        F: Future<Output = Result<T>> + 'static,
+    {
+        Io::task(spawn(work(self.core.clone())))
+    }
+}
+
+impl Core {
+    fn alignment(&self) -> Alignment {
+        Alignment {
+            // Checked by `Limits::check`; file alignments are small.
+            request_bytes: self.limits.align_bytes.try_into().unwrap_or(1 << 30),
+            memory_bytes: 1,
+        }
+    }
+
+    /// Fails if a rule strikes the request.
+    async fn check(
+        &self,
+        kind: RequestKind,
+        operation: &'static str,
+        range: &Range<u64>,
+    ) -> Result<()> {
+        let Some(strike) = self.debugger.strike(kind, range) else {
+            return Ok(());
+        };
+        if !strike.immediately {
+            lane::yield_now().await;
+        }
+        Err(Error::from_errno(operation, strike.errno)
+            .target(self.inner.name())
+            .at(range.start))
+    }
+
+    async fn read_piece(&self, range: &Range<u64>, buffers: Buffers) -> Result<Buffers> {
+        self.check(RequestKind::Read, "read", range).await?;
+        self.inner.read(range.start, buffers).await
+    }
+
+    /// Reads an aligned range, in as many pieces as the limits ask for.
+    async fn read_aligned(&self, range: Range<u64>) -> Result<Buffer> {
+        let mut pieces = Vec::new();
+        for piece in self.limits.transfers(range) {
+            let buffer = Buffer::for_read((piece.end - piece.start) as usize);
+            let read = self.read_piece(&piece, Buffers::from_iter([buffer])).await;
+            pieces.extend(read?);
+        }
+        Ok(Buffer::join_all(pieces))
+    }
+
+    async fn read(&self, offset_bytes: u64, mut buffers: Buffers) -> Result<Buffers> {
+        let len_bytes = total_len(&buffers);
+        let range = offset_bytes..offset_bytes + len_bytes;
+        let around = self.alignment().around(offset_bytes, len_bytes);
+        if around == range && self.limits.fits_transfer(len_bytes) {
+            return self.read_piece(&range, buffers).await;
+        }
+        let whole = self.read_aligned(around.clone()).await?;
+        scatter(
+            &whole[(offset_bytes - around.start) as usize..],
+            &mut buffers,
+        );
+        Ok(buffers)
+    }
+
+    async fn write_piece(
+        &self,
+        range: &Range<u64>,
+        buffers: Buffers,
+        flags: WriteFlags,
+    ) -> Result<Buffers> {
+        self.debugger.reached(Event::Pwritev).await;
+        let result = match self.check(RequestKind::Write, "write", range).await {
+            Ok(()) => self.inner.write(range.start, buffers, flags).await,
+            Err(error) => Err(error),
+        };
+        self.debugger.reached(Event::PwritevDone).await;
+        result
+    }
+
+    async fn write(
+        &self,
+        offset_bytes: u64,
+        buffers: Buffers,
+        flags: WriteFlags,
+    ) -> Result<Buffers> {
+        let len_bytes = total_len(&buffers);
+        let range = offset_bytes..offset_bytes + len_bytes;
+        if self.alignment().fits_range(offset_bytes, len_bytes)
+            && self.limits.fits_transfer(len_bytes)
+        {
+            return self.write_piece(&range, buffers, flags).await;
+        }
+        let around = self.alignment().around(offset_bytes, len_bytes);
+        let _held = self.blocks.hold(around.clone()).await;
+        let mut whole = self.pad(&range, &around).await?;
+        let start = (offset_bytes - around.start) as usize;
+        gather(&buffers, &mut whole[start..start + len_bytes as usize]);
+        for piece in self.limits.transfers(around) {
+            let part = whole.split_to((piece.end - piece.start) as usize);
+            self.write_piece(&piece, Buffers::from_iter([part]), flags)
+                .await?;
+        }
+        Ok(buffers)
+    }
+
+    /// A buffer for `around` that holds what stands around `range` now.
+    async fn pad(&self, range: &Range<u64>, around: &Range<u64>) -> Result<Buffer> {
+        let unit = self.limits.align_bytes;
+        let mut whole = Buffer::zeroed((around.end - around.start) as usize);
+        let shares_tail = range.end < around.end;
+        if range.start > around.start || (shares_tail && around.end - around.start == unit) {
+            self.debugger.reached(Event::PwritevRmwHead).await;
+            let head = self.read_aligned(around.start..around.start + unit).await?;
+            whole[..head.len()].copy_from_slice(&head);
+            self.debugger.reached(Event::PwritevRmwAfterHead).await;
+        }
+        if shares_tail && around.end - around.start > unit {
+            self.debugger.reached(Event::PwritevRmwTail).await;
+            let tail = self.read_aligned(around.end - unit..around.end).await?;
+            let at = whole.len() - tail.len();
+            whole[at..].copy_from_slice(&tail);
+            self.debugger.reached(Event::PwritevRmwAfterTail).await;
+        }
+        Ok(whole)
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        flags: ZeroFlags,
+    ) -> Result<()> {
+        for piece in self.limits.zeroes(offset_bytes..offset_bytes + len_bytes) {
+            match piece {
+                Piece::Whole(range) => self.zero_piece(&range, flags).await?,
+                Piece::Part(_) if flags.no_fallback => {
+                    let message = "the range is not aligned to what can be zeroed";
+                    return Err(Error::new(ErrorKind::Unsupported, "write zeroes", message)
+                        .target(self.inner.name()));
+                }
+                Piece::Part(range) => {
+                    let zeroes = Buffer::zeroed((range.end - range.start) as usize);
+                    let flags = WriteFlags { fua: flags.fua };
+                    self.write(range.start, Buffers::from_iter([zeroes]), flags)
+                        .await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn zero_piece(&self, range: &Range<u64>, flags: ZeroFlags) -> Result<()> {
+        self.debugger.reached(Event::PwritevZero).await;
+        self.check(RequestKind::WriteZeroes, "write zeroes", range)
+            .await?;
+        let len_bytes = range.end - range.start;
+        self.inner
+            .write_zeroes(range.start, len_bytes, flags)
+            .await?;
+        self.debugger.reached(Event::PwritevDone).await;
+        Ok(())
+    }
+
+    async fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        for piece in self.limits.discards(offset_bytes..offset_bytes + len_bytes) {
+            // What is too small to be discarded keeps its space.
+            if let Piece::Whole(range) = piece {
+                self.check(RequestKind::Discard, "discard", &range).await?;
+                let len_bytes = range.end - range.start;
+                self.inner.discard(range.start, len_bytes).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Storage for DebugStorage {
+    pass_on!(name, len_bytes, allocate, truncate, allocated_bytes, close);
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            request_alignment_bytes: self.core.alignment().request_bytes,
+            ..self.inner.capabilities()
+        }
+    }
+
+    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+        self.start(|core| async move { core.read(offset_bytes, buffers).await })
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        self.start(|core| async move { core.write(offset_bytes, buffers, flags).await })
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
+        self.start(|core| async move { core.write_zeroes(offset_bytes, len_bytes, flags).await })
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.start(|core| async move { core.discard(offset_bytes, len_bytes).await })
+    }
+
+    fn flush(&self) -> Io<()> {
+        self.start(|core| async move {
+            core.check(RequestKind::Flush, "flush", &(0..0)).await?;
+            core.inner.flush().await
+        })
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        self.start(|core| async move {
+            let range = offset_bytes..offset_bytes + len_bytes;
+            core.check(RequestKind::BlockStatus, "block status", &range)
+                .await?;
+            core.inner.block_status(offset_bytes, len_bytes).await
+        })
+    }
+
+    fn debugger(&self) -> Option<Arc<Debugger>> {
+        self.core.listens.then(|| self.core.debugger.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! [`PreallocateStorage`]: makes a file longer by large steps, so that the file
+//! system is asked seldom (`preallocate`).
+//!
+//! Invariant: what lies beyond [`Storage::len_bytes`] was never written by anybody
+//! and reads as zeroes; [`Storage::close`] gives it back.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::align::RangeLocks;
+use crate::buffer::total_len;
+use crate::nodes::pass_on;
+use crate::{
+    BlockStatus, Buffers, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags, spawn,
+};
+
+/// How much is made ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PreallocateOptions {
+    /// The file's length becomes a multiple of this.
+    pub align_bytes: u64,
+    /// So much is made beyond the end of a write.
+    pub size_bytes: u64,
+}
+
+impl Default for PreallocateOptions {
+    fn default() -> Self {
+        PreallocateOptions {
+            align_bytes: 1 << 20,
+            size_bytes: 128 << 20,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Ends {
+    /// Where the data ends: the length that users see.
+    data_bytes: u64,
+    /// Where the file ends.
+    file_bytes: u64,
+    /// Nothing is made ahead any more: the storage could not.
+    failed: bool,
+}
+
+#[derive(Debug)]
+struct Core {
+    inner: Arc<dyn Storage>,
+    options: PreallocateOptions,
+    ends: Mutex<Ends>,
+    /// Held by the one who makes the file longer.
+    growing: RangeLocks,
+}
+
+/// A storage whose file is made longer ahead of the writes.
+#[derive(Debug)]
+pub struct PreallocateStorage {
+    inner: Arc<dyn Storage>,
+    core: Arc<Core>,
+}
+
+impl PreallocateStorage {
+    /// Makes the file of `inner` longer ahead of the writes.
+    pub fn new(inner: Arc<dyn Storage>, options: PreallocateOptions) -> Result<Self> {
+        let len_bytes = inner.len_bytes()?;
+        let core = Core {
+            inner: inner.clone(),
+            options,
+            ends: Mutex::new(Ends {
+                data_bytes: len_bytes,
+                file_bytes: len_bytes,
+                failed: !inner.capabilities().growable,
+            }),
+            growing: RangeLocks::default(),
+        };
+        Ok(PreallocateStorage {
+            inner,
+            core: Arc::new(core),
+        })
+    }
+}
+
+impl Core {
+    fn ends(&self) -> MutexGuard<'_, Ends> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What must be made before a write that ends at `end_bytes`: from where to where.
+    fn wanted(&self, end_bytes: u64) -> Option<(u64, u64)> {
+        let ends = self.ends();
+        if ends.failed || end_bytes <= ends.file_bytes {
+            return None;
+        }
+        let to_bytes = end_bytes
+            .saturating_add(self.options.size_bytes)
+            .checked_next_multiple_of(self.options.align_bytes)?;
+        (to_bytes <= i64::MAX as u64).then_some((ends.file_bytes, to_bytes))
+    }
+
+    /// Makes the file long enough for a write and for more.
+    async fn make_room(&self, end_bytes: u64) {
+        if self.wanted(end_bytes).is_none() {
+            return;
+        }
+        let _one = self.growing.hold(0..1).await;
+        let Some((from_bytes, to_bytes)) = self.wanted(end_bytes) else {
+            return;
+        };
+        let flags = ZeroFlags {
+            no_fallback: true,
+            ..ZeroFlags::default()
+        };
+        let made = self
+            .inner
+            .write_zeroes(from_bytes, to_bytes - from_bytes, flags)
+            .await;
+        match made {
+            Ok(()) => self.ends().file_bytes = to_bytes,
+            // It was only for speed; the write itself tells what is wrong.
+            Err(_) => self.ends().failed = true,
+        }
+    }
+
+    /// Notes that a write has ended at `end_bytes`.
+    fn written(&self, end_bytes: u64) {
+        let mut ends = self.ends();
+        ends.data_bytes = ends.data_bytes.max(end_bytes);
+        ends.file_bytes = ends.file_bytes.max(end_bytes);
+    }
+
+    async fn give_back(&self) -> Result<()> {
+        let _one = self.growing.hold(0..1).await;
+        let data_bytes = {
+            let ends = self.ends();
+            if ends.data_bytes == ends.file_bytes {
+                return Ok(());
+            }
+            ends.data_bytes
+        };
+        self.inner.truncate(data_bytes).await?;
+        self.ends().file_bytes = data_bytes;
+        Ok(())
+    }
+
+    async fn truncate(&self, len_bytes: u64) -> Result<()> {
+        let _one = self.growing.hold(0..1).await;
+        // First down to the data: what lies beyond must not come back as data.
+        self.inner.truncate(len_bytes).await?;
+        let mut ends = self.ends();
+        ends.data_bytes = len_bytes;
+        ends.file_bytes = len_bytes;
+        Ok(())
+    }
+}
+
+impl Storage for PreallocateStorage {
+    pass_on!(capabilities, name, discard, flush, allocated_bytes);
+
+    fn len_bytes(&self) -> Result<u64> {
+        Ok(self.core.ends().data_bytes)
+    }
+
+    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+        self.inner.read(offset_bytes, buffers)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        let core = self.core.clone();
+        Io::task(spawn(async move {
+            let end_bytes = offset_bytes + total_len(&buffers);
+            core.make_room(end_bytes).await;
+            let buffers = core.inner.write(offset_bytes, buffers, flags).await?;
+            core.written(end_bytes);
+            Ok(buffers)
+        }))
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
+        let core = self.core.clone();
+        Io::task(spawn(async move {
+            let end_bytes = offset_bytes + len_bytes;
+            core.make_room(end_bytes).await;
+            core.inner
+                .write_zeroes(offset_bytes, len_bytes, flags)
+                .await?;
+            core.written(end_bytes);
+            Ok(())
+        }))
+    }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        let core = self.core.clone();
+        Io::task(spawn(async move {
+            core.inner.allocate(offset_bytes, len_bytes).await?;
+            core.written(offset_bytes + len_bytes);
+            Ok(())
+        }))
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        let core = self.core.clone();
+        Io::task(spawn(async move { core.truncate(len_bytes).await }))
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        let inside = self.core.ends().data_bytes.saturating_sub(offset_bytes);
+        match inside {
+            0 => Io::ready(Ok(StorageExtent {
+                status: BlockStatus::Hole,
+                len_bytes,
+            })),
+            inside => self.inner.block_status(offset_bytes, len_bytes.min(inside)),
+        }
+    }
+
+    fn close(&self) -> Io<()> {
+        let core = self.core.clone();
+        Io::task(spawn(async move {
+            let given_back = core.give_back().await;
+            core.inner.close().await.and(given_back)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::block_on;
+    use crate::{Buffer, MemStorage};
+
+    #[test]
+    fn the_file_is_longer_than_its_data_until_it_is_closed() {
+        let memory = Arc::new(MemStorage::new());
+        let options = PreallocateOptions {
+            align_bytes: 4096,
+            size_bytes: 8192,
+        };
+        let storage = PreallocateStorage::new(memory.clone(), options).unwrap();
+        let write = |offset: u64| {
+            let buffers = Buffers::from_iter([Buffer::copy_of(&[1; 100])]);
+            block_on(async { storage.write(offset, buffers, WriteFlags::default()).await })
+                .unwrap();
+        };
+        write(0);
+        assert_eq!(storage.len_bytes().unwrap(), 100);
+        assert_eq!(memory.len_bytes().unwrap(), 12288);
+        write(12000);
+        assert_eq!(memory.len_bytes().unwrap(), 12288);
+        write(12200);
+        assert_eq!(memory.len_bytes().unwrap(), 24576);
+        block_on(async { storage.truncate(50).await }).unwrap();
+        assert_eq!(memory.len_bytes().unwrap(), 50);
+        write(0);
+        block_on(async { storage.close().await }).unwrap();
+        assert_eq!(memory.snapshot(), [1; 100]);
+    }
+}
