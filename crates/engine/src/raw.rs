@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use vellum_storage::{BlockStatus, WriteFlags, ZeroFlags, spawn};
+use vellum_storage::{BlockStatus, Event, WriteFlags, ZeroFlags, spawn};
 
 use crate::qcow2::create::{Preallocation, write::space};
 use crate::{
@@ -34,11 +34,14 @@ pub struct RawOptions {
 #[derive(Debug)]
 pub struct Raw {
     storage: Arc<dyn Storage>,
+    format: &'static str,
     offset_bytes: u64,
     /// Shared with the tasks of growing writes, which may outlive a request's handle.
     size_bytes: Arc<AtomicU64>,
     fixed_size: bool,
     read_only: bool,
+    /// Something was changed, so closing flushes.
+    changed: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -49,14 +52,29 @@ impl Raw {
     /// [`ErrorKind::InvalidArgument`] if the window does not lie inside the
     /// storage or is not made of whole sectors.
     pub fn open(storage: Arc<dyn Storage>, options: RawOptions) -> Result<Arc<Raw>> {
+        Raw::open_as("raw", storage, options)
+    }
+
+    /// As [`Raw::open`], under the name of another driver: that of the node which the
+    /// storage is.
+    ///
+    /// # Errors
+    /// As [`Raw::open`].
+    pub fn open_as(
+        format: &'static str,
+        storage: Arc<dyn Storage>,
+        options: RawOptions,
+    ) -> Result<Arc<Raw>> {
         let size_bytes = window_size(&*storage, &options)?;
         let read_only = options.read_only || storage.capabilities().read_only;
         Ok(Arc::new(Raw {
             storage,
+            format,
             offset_bytes: options.offset_bytes,
             size_bytes: Arc::new(AtomicU64::new(size_bytes)),
             fixed_size: options.size_bytes.is_some(),
             read_only,
+            changed: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }))
     }
@@ -113,7 +131,16 @@ impl Raw {
             false => size_bytes,
         };
         self.check_range(operation, offset_bytes, len_bytes, limit_bytes)?;
+        self.note_change();
         Ok(offset_bytes + len_bytes > size_bytes)
+    }
+
+    #[inline]
+    fn note_change(&self) {
+        // A shared line is written once, not by every request.
+        if !self.changed.load(Ordering::Relaxed) {
+            self.changed.store(true, Ordering::Release);
+        }
     }
 
     /// Where the storage ends after a resize from `from_bytes`, if that may be done.
@@ -163,6 +190,19 @@ impl Raw {
     }
 }
 
+/// Flushes a storage; who watches it is told before.
+fn flush(storage: &Arc<dyn Storage>) -> Io<()> {
+    let Some(debugger) = storage.debugger() else {
+        return storage.flush();
+    };
+    let storage = storage.clone();
+    Io::task(spawn(async move {
+        debugger.reached(Event::FlushToOs).await;
+        debugger.reached(Event::FlushToDisk).await;
+        storage.flush().await
+    }))
+}
+
 /// The size of the window that `options` name, checked against the storage.
 fn window_size(storage: &dyn Storage, options: &RawOptions) -> Result<u64> {
     let len_bytes = storage.len_bytes()?;
@@ -192,7 +232,7 @@ impl BlockDevice for Raw {
     fn info(&self) -> DeviceInfo {
         let capabilities = self.storage.capabilities();
         DeviceInfo {
-            format: "raw",
+            format: self.format,
             name: self.storage.name().to_owned(),
             read_only: self.read_only,
             cluster_size_bytes: None,
@@ -274,7 +314,7 @@ impl BlockDevice for Raw {
     fn flush(&self) -> Io<()> {
         match self.read_only {
             true => Io::ready(Ok(())),
-            false => self.storage.flush(),
+            false => flush(&self.storage),
         }
     }
 
@@ -316,6 +356,7 @@ impl BlockDevice for Raw {
             Ok(to_bytes) => to_bytes,
             Err(error) => return Io::ready(Err(error)),
         };
+        self.note_change();
         let storage = self.storage.clone();
         let shared_size = self.size_bytes.clone();
         Io::task(spawn(async move {
@@ -336,7 +377,15 @@ impl BlockDevice for Raw {
 
     fn close(&self) -> Io<()> {
         self.closed.store(true, Ordering::Release);
-        self.flush()
+        let flushed = match self.changed.load(Ordering::Acquire) {
+            true => self.flush(),
+            false => Io::ready(Ok(())),
+        };
+        let storage = self.storage.clone();
+        Io::task(spawn(async move {
+            let flushed = flushed.await;
+            storage.close().await.and(flushed)
+        }))
     }
 
     fn storage(&self) -> Option<Arc<dyn Storage>> {

@@ -22,9 +22,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vellum_format::geometry::Geometry;
 use vellum_format::limits::HOST_OFFSET_END;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_storage::{Error, ErrorKind, Event, Result};
 
 use super::ahead::{AheadOptions, Length, LengthMark};
+use super::events::reached;
 use super::fault::corrupt;
 use super::free::FreeIndex;
 use super::refcounts::Refcounts;
@@ -459,6 +460,7 @@ impl Allocator {
     /// # Errors
     /// [`ErrorKind::Corrupt`] if a count is zero already.
     pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<()> {
+        reached(&self.refcounts.file, Event::ClusterFree).await;
         let mut owed = std::mem::take(&mut self.state().owed);
         owed.push(start.index()..start.index() + count);
         self.pay(owed).await

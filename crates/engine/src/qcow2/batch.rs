@@ -9,7 +9,7 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffers, Result, WriteFlags};
+use vellum_storage::{Buffers, Event, Result, WriteFlags};
 
 use super::alloc::Allocation;
 use super::image::Image;
@@ -133,6 +133,7 @@ impl Image {
             .iter()
             .map(|member| self.content(member.cluster..member.cluster + cluster_bytes));
         let buffers: Buffers = try_join_all(contents).await?.into_iter().collect();
+        self.reached(Event::WriteAio).await;
         self.data
             .write(host.bytes(), buffers, WriteFlags::default())
             .await

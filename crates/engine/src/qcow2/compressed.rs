@@ -25,7 +25,7 @@ use vellum_format::geometry::Geometry;
 use vellum_format::header::CompressionType;
 use vellum_format::limits::COMPRESSED_SECTOR_BYTES;
 use vellum_storage::lane::{compute, compute_threads};
-use vellum_storage::{Buffer, Buffers, Result};
+use vellum_storage::{Buffer, Buffers, Event, Result};
 
 use super::decompress::decompress;
 use super::decompressed::{ClusterCache, Entered};
@@ -390,6 +390,7 @@ impl Image {
         let len_bytes = host.end.next_multiple_of(unit) - start;
         let mut buffer = Buffer::for_read((len_bytes.max(hold_bytes)) as usize);
         buffer.truncate(len_bytes as usize);
+        self.reached(Event::ReadCompressed).await;
         let bytes = self.file.read(start, Buffers::from_iter([buffer])).await?;
         Ok(Span {
             bytes: Buffer::join_all(bytes),

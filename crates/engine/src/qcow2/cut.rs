@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum_format::l1::L1Entry;
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_storage::Result;
+use vellum_storage::{Event, Result};
 
 use super::alloc::Allocator;
 use super::fault::bad_format;
@@ -34,7 +34,11 @@ impl Image {
             if self.l1.get(index) == L1Entry::UNALLOCATED {
                 continue;
             }
+            if !cut {
+                self.reached(Event::L1ShrinkWriteTable).await;
+            }
             cut = true;
+            self.reached(Event::L1ShrinkFreeL2Clusters).await;
             dropped += self.cut_table(index).await?;
             if dropped >= CLUSTERS_PER_COMMIT {
                 self.commit().await?;

@@ -238,6 +238,7 @@ impl BlockDevice for Qcow2 {
     }
 
     fn as_layer(&self) -> Option<&Qcow2> {
-        Some(self)
+        // Who watches events would miss them.
+        self.image.debugger.is_none().then_some(self)
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags, lane, spawn, spawn_lingering};
+use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags, lane, spawn, spawn_lingering};
 
 use super::data_cache::{Kept, Place};
 use super::group::RunningTurn;
@@ -252,6 +252,7 @@ impl Image {
         let whole = self.content(start..end).await?;
         self.note_writing(placed);
         let host = HostOffset(placed.host.bytes() + (start - cluster));
+        self.reached(Event::WriteAio).await;
         self.data
             .write(
                 host.bytes(),
@@ -271,6 +272,7 @@ impl Image {
             Buffer::for_read(len_bytes as usize)
         } else {
             // One read of the whole is cheaper than one before and one after.
+            self.reached(Event::CowRead).await;
             self.read_old(range.start, len_bytes).await?
         };
         self.overlay(range.start, &mut content);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use vellum_storage::{Result, ZeroFlags};
+use vellum_storage::{Event, Result, ZeroFlags};
 
 use super::image::Image;
 use super::inflight::Mode;
@@ -15,6 +15,7 @@ impl Image {
     pub(crate) async fn make_empty(self: Arc<Self>) -> Result<()> {
         self.begin_change("make empty").await?;
         let _one = self.resizing.lock().await;
+        self.reached(Event::EmptyImagePrepare).await;
         {
             let _all = self
                 .guest_ranges

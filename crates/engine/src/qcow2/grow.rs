@@ -7,9 +7,10 @@
 use vellum_format::limits::MAX_REFCOUNT_TABLE_SIZE_BYTES;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags};
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, WriteFlags};
 
 use super::alloc::Allocator;
+use super::events::reached;
 use super::fault::corrupt;
 use super::refcounts::RefcountTable;
 
@@ -32,6 +33,8 @@ impl Allocator {
         if self.refcounts.place(cluster)?.is_some() {
             return Ok(());
         }
+        let file = &self.refcounts.file;
+        reached(file, Event::RefblockAlloc).await;
         let geometry = self.refcounts.geometry;
         let index = geometry.refcount_table_index(cluster.index());
         if index == 0 {
@@ -45,8 +48,10 @@ impl Allocator {
             return self.grow_table(index).await;
         }
         let block = HostOffset(index * geometry.bytes_per_refcount_block());
+        reached(file, Event::RefblockAllocWrite).await;
         self.write_block(block, 1).await?;
-        self.refcounts.file.flush().await?;
+        file.flush().await?;
+        reached(file, Event::RefblockAllocHookup).await;
         let entry = RefcountTableEntry::new(block);
         let bytes = Buffer::copy_of(&entry.0.to_be_bytes());
         self.write(table_offset.bytes() + 8 * index, bytes).await?;
@@ -105,10 +110,13 @@ impl Allocator {
         let geometry = self.refcounts.geometry;
         let cluster_bytes = geometry.cluster_size_bytes();
         let layout = self.plan_table(index)?;
+        let file = &self.refcounts.file;
+        reached(file, Event::ReftableGrow).await;
         let used = layout.blocks + layout.table_clusters;
         let mut entries = self.refcounts.table().entries.clone();
         let count = layout.table_clusters * geometry.table_entries_per_cluster();
         entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);
+        reached(file, Event::RefblockAllocWriteBlocks).await;
         for block in 0..layout.blocks {
             let offset = HostOffset((layout.start + block) * cluster_bytes);
             let counted_before = block * geometry.refcount_block_entries();
@@ -121,14 +129,16 @@ impl Allocator {
             raw.copy_from_slice(&entry.0.to_be_bytes());
         }
         self.note_end(offset.bytes() + bytes.len() as u64);
+        reached(file, Event::RefblockAllocWriteTable).await;
         self.write(offset.bytes(), bytes).await?;
-        self.refcounts.file.flush().await?;
+        file.flush().await?;
         let mut fields = [0; 12];
         fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
         fields[8..].copy_from_slice(&(layout.table_clusters as u32).to_be_bytes());
+        reached(file, Event::RefblockAllocSwitchTable).await;
         self.write(HEADER_TABLE_FIELDS, Buffer::copy_of(&fields))
             .await?;
-        self.refcounts.file.flush().await?;
+        file.flush().await?;
         let new = RefcountTable::new(offset, layout.table_clusters, entries);
         let old = std::mem::replace(&mut *self.refcounts.table(), new);
         self.release(old.offset.cluster(&geometry), old.clusters)

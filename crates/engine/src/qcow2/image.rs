@@ -8,7 +8,8 @@ use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, field};
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
+use vellum_storage::nodes::debug::Debugger;
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
 use super::blank::Blanks;
@@ -33,6 +34,8 @@ use crate::BlockDevice;
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) name: String,
+    /// Who wants to be told of events, if somebody does.
+    pub(crate) debugger: Option<Arc<Debugger>>,
     pub(crate) geometry: Geometry,
     pub(crate) size: Size,
     /// One at a time changes the size, or the snapshots.
@@ -109,6 +112,7 @@ impl Image {
 
     /// Brings an L2 slice into memory.
     pub(crate) async fn load_slice(&self, slice: Slice) -> Result<()> {
+        self.reached(Event::L2Load).await;
         let read = read_bytes(&self.file, slice.key, self.l2.table_bytes() as u64);
         self.l2.load(slice.key, read).await
     }
@@ -149,6 +153,7 @@ impl Image {
         after: Option<HostOffset>,
     ) -> Result<Allocation> {
         self.begin_lazy_refcounts().await?;
+        self.reached(Event::ClusterAlloc).await;
         match self.allocator.allocate_near(want, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(error).await),
@@ -358,7 +363,23 @@ impl Image {
 
     /// Writes back everything; afterwards all requests that change something fail.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
+        let closed = self.close_image().await;
+        // A node below may have something left to write, however this ended.
+        let file = self.file.close().await;
+        let data = match self.has_external_data() {
+            true => self.data.close().await,
+            false => Ok(()),
+        };
+        closed.and(file).and(data)
+    }
+
+    async fn close_image(self: &Arc<Self>) -> Result<()> {
         if self.read_only || self.latch.ended.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if !self.prepared.load(Ordering::Acquire) {
+            // Nothing was ever changed, so there is nothing to write or to flush.
+            self.end_use();
             return Ok(());
         }
         self.check_latch()?;
@@ -372,12 +393,16 @@ impl Image {
         self.allocator.settle().await?;
         self.commit().await?;
         self.end_lazy_refcounts().await?;
+        self.end_use();
+        drained
+    }
+
+    fn end_use(&self) {
         self.latch.ended.store(true, Ordering::Release);
         self.latch(Error::new(
             ErrorKind::InvalidArgument,
             "write",
             "the image is closed",
         ));
-        drained
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vellum_format::header::field;
 use vellum_format::types::HostOffset;
-use vellum_storage::Result;
+use vellum_storage::{Event, Result};
 
 use super::create::write::region;
 use super::image::Image;
@@ -24,6 +24,7 @@ impl Image {
         // is on its way to the disk.
         let _all = self.l1_entries.acquire(0..u64::MAX, Mode::Exclusive).await;
         self.commit().await?;
+        self.reached(Event::L1GrowAllocTable).await;
         let old = self.l1_clusters(self.l1.offset(), old_entries);
         let has_room = self.geometry.clusters_for(entries * 8) <= old.end - old.start;
         let offset = match has_room {
@@ -35,6 +36,7 @@ impl Image {
         };
         let first = if has_room { old_entries } else { 0 };
         let start = offset.bytes();
+        self.reached(Event::L1GrowWriteTable).await;
         region(
             &self.file,
             start + first * 8..start + entries * 8,
@@ -47,6 +49,7 @@ impl Image {
         .await?;
         self.allocator.refcounts.write_back().await?;
         self.file.flush().await?;
+        self.reached(Event::L1GrowActivateTable).await;
         self.point_at_l1(offset, entries).await?;
         self.l1.moved(offset, entries);
         if !has_room {

@@ -32,10 +32,12 @@ pub(crate) async fn read_bytes(
 /// Reads and decodes the header.
 pub(crate) async fn header(storage: &Arc<dyn Storage>, purpose: Purpose) -> Result<Header> {
     let broken = |error: &FormatError| bad_format("open", error).target(storage.name());
-    let mut bytes = read_bytes(storage, 0, FIRST_READ_BYTES).await?;
+    let unread = |error: Error| error.context("open", "Could not read qcow2 header");
+    let first = read_bytes(storage, 0, FIRST_READ_BYTES).await;
+    let mut bytes = first.map_err(unread)?;
     let wanted = first_cluster_size_bytes(&bytes).map_err(|error| broken(&error))?;
     if wanted > FIRST_READ_BYTES {
-        bytes = read_bytes(storage, 0, wanted).await?;
+        bytes = read_bytes(storage, 0, wanted).await.map_err(unread)?;
     }
     Header::decode_for(&bytes, purpose).map_err(|error| broken(&error))
 }

@@ -11,7 +11,7 @@ use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, Purpose, field};
 use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::types::HostOffset;
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
 use super::alloc::Allocator;
 use super::chain::Chain;
@@ -19,6 +19,7 @@ use super::check;
 use super::compress::CompressionOptions;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
+use super::events::reached;
 use super::fault::bad_format;
 use super::image::Image;
 use super::l1::L1Table;
@@ -232,6 +233,7 @@ pub(crate) async fn read_refcount_table(
 ) -> Result<RefcountTable> {
     let clusters = u64::from(header.refcount_table_clusters);
     let len_bytes = clusters * geometry.cluster_size_bytes();
+    reached(file, Event::ReftableLoad).await;
     let bytes = read_bytes(file, header.refcount_table_offset.bytes(), len_bytes).await?;
     let entries = (0..bytes.len() / 8).filter_map(|index| RefcountTableEntry::read(&bytes, index));
     Ok(RefcountTable::new(
@@ -297,6 +299,8 @@ async fn assemble(
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
+        data_cache: DataCache::new(options.data_cache_bytes(file.debugger().is_some())),
+        debugger: file.debugger(),
         geometry,
         size: Size::new(header.guest_size_bytes()),
         resizing: async_lock::Mutex::new(()),
@@ -326,7 +330,6 @@ async fn assemble(
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),
         readers: Arc::default(),
-        data_cache: DataCache::new(options.data_cache_bytes()),
         blanks: Default::default(),
         order: Default::default(),
         latch: Default::default(),

@@ -132,8 +132,12 @@ const MIN_REFCOUNT_CACHE_CLUSTERS: u64 = 4;
 pub(crate) const L2_SLICE_BYTES: u64 = 4096;
 
 impl OpenOptions {
-    /// The budget of the data cache with its default filled in.
-    pub(crate) fn data_cache_bytes(&self) -> usize {
+    /// The budget of the data cache with its default filled in; none where somebody
+    /// watches events, and wants to see every request when it is made.
+    pub(crate) fn data_cache_bytes(&self, watched: bool) -> usize {
+        if watched {
+            return 0;
+        }
         let bytes = self
             .data_cache_size_bytes
             .unwrap_or(DEFAULT_DATA_CACHE_BYTES);

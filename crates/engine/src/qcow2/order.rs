@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum_format::types::HostCluster;
-use vellum_storage::{Error, ErrorKind, Result, spawn_lingering};
+use vellum_storage::{Error, ErrorKind, Event, Result, spawn_lingering};
 
 use super::cache::WriteBack;
 use super::group::{Group, RunningTurn, Turn};
@@ -210,11 +210,13 @@ impl Image {
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
         // Two turns, so that the next drain runs beside this commit.
+        self.reached(Event::FlushToOs).await;
         let drained = match self.order.drains.join().await {
             Turn::Served(result) => result,
             Turn::Mine(turn) => turn.end(self.drain_all().await),
         };
         // One cluster that cannot be copied keeps no other change from the disk.
+        self.reached(Event::FlushToDisk).await;
         self.commit().await?;
         drained
     }
@@ -359,6 +361,12 @@ impl Image {
     }
 
     async fn write_copies(&self, copies: MappingCopies) -> Result<()> {
+        if !copies.slices.is_empty() {
+            self.reached(Event::L2Update).await;
+        }
+        if !copies.sectors.is_empty() {
+            self.reached(Event::L1Update).await;
+        }
         let sectors = copies.sectors.into_iter().map(L1Sector::into_write);
         let tables = copies.slices.into_iter().chain(sectors).collect();
         write_tables(&self.file, tables).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
-use vellum_storage::{Buffer, Buffers, Io, Result, Storage};
+use vellum_storage::{Buffer, Buffers, Event, Io, Result, Storage};
 
 use super::compressed::{Batch, Piece, batches};
 use super::image::Image;
@@ -53,6 +53,9 @@ fn one_piece(
     guest: GuestOffset,
     len_bytes: u64,
 ) -> Option<(&Arc<dyn Storage>, u64)> {
+    if image.debugger.is_some() {
+        return None; // who watches events is told of every read, and may hold it
+    }
     let Ok(Lookup::Hit(view)) = image.mapper().view(guest, len_bytes) else {
         return None;
     };
@@ -154,6 +157,7 @@ impl Image {
     async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
         match run.kind {
             RunKind::Data { host, .. } => {
+                self.reached(Event::ReadAio).await;
                 let buffers = Buffers::from_iter([piece]);
                 self.data.read(host.bytes(), buffers).into_single().await
             }
@@ -161,9 +165,20 @@ impl Image {
                 piece.fill(0);
                 Ok(piece)
             }
-            RunKind::Unallocated { .. } => self.chain.read(run.guest.bytes(), piece).await,
+            RunKind::Unallocated { .. } => {
+                if self.backing_reaches(run.guest) {
+                    self.reached(Event::ReadBackingAio).await;
+                }
+                self.chain.read(run.guest.bytes(), piece).await
+            }
             RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
         }
+    }
+
+    /// Whether the backing device has something at a guest offset.
+    fn backing_reaches(&self, guest: GuestOffset) -> bool {
+        let backing = self.backing.as_ref();
+        backing.is_some_and(|device| device.size_bytes() > guest.bytes())
     }
 
     /// Reads a range of the image as it is before the caller changes it; the
@@ -186,10 +201,7 @@ impl Image {
             for run in self.view(GuestOffset(at), end - at).await? {
                 let zero = match run.kind {
                     RunKind::Zero { .. } => true,
-                    RunKind::Unallocated { .. } => self
-                        .backing
-                        .as_ref()
-                        .is_none_or(|b| b.size_bytes() <= run.guest.bytes()),
+                    RunKind::Unallocated { .. } => !self.backing_reaches(run.guest),
                     _ => false,
                 };
                 if !zero {

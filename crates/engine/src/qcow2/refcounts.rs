@@ -13,9 +13,10 @@ use futures_util::stream::{self, StreamExt};
 use vellum_format::geometry::Geometry;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffers, Result, Storage, WriteFlags};
+use vellum_storage::{Buffers, Event, Result, Storage, WriteFlags};
 
 use super::cache::{TableCache, WriteBack};
+use super::events::reached;
 use super::fault::{bad_format, corrupt};
 use super::load::read_bytes;
 use super::map::Lookup;
@@ -181,6 +182,7 @@ impl Refcounts {
         if self.cache.wants_writeback() {
             self.write_back().await?;
         }
+        reached(&self.file, Event::RefblockLoad).await;
         let read = read_bytes(&self.file, key, self.cache.table_bytes() as u64);
         self.cache.load(key, read).await
     }
@@ -189,6 +191,9 @@ impl Refcounts {
     pub(crate) async fn write_back(&self) -> Result<()> {
         let _turn = self.writeback.lock().await;
         let copies = self.cache.begin_writeback();
+        if !copies.is_empty() {
+            reached(&self.file, Event::RefblockUpdatePart).await;
+        }
         let keys: Vec<u64> = copies.iter().map(|copy| copy.key).collect();
         let result = write_tables(&self.file, copies).await;
         self.cache.end_writeback(keys, result.is_ok());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use vellum_format::l1::L1Entry;
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffers, Result, WriteFlags, ZeroFlags};
+use vellum_storage::{Buffers, Event, Result, WriteFlags, ZeroFlags};
 
 use super::alloc::Allocation;
 use super::fault::{bad_format, corrupt};
@@ -81,6 +81,10 @@ impl Image {
     async fn fill_table(&self, old: Option<HostOffset>, new: &Allocation) -> Result<()> {
         let table_bytes = self.geometry.cluster_size_bytes();
         let new_bytes = new.start.bytes();
+        if old.is_some() {
+            self.reached(Event::L2AllocCowRead).await;
+        }
+        self.reached(Event::L2AllocWrite).await;
         let Some(old) = old else {
             // Where nothing was ever written it is enough that the file reaches so far.
             let written = match new.fresh {

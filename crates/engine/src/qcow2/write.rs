@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags, ZeroFlags};
+use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags, ZeroFlags};
 
 use super::alloc::Allocation;
 use super::fault::corrupt;
@@ -125,6 +125,7 @@ impl Image {
             fua: fua && self.mapping_is_durable(),
         };
         let piece = rest.split_to(first.len_bytes as usize);
+        self.reached(Event::WriteAio).await;
         let written = self
             .data
             .write(host.bytes(), Buffers::from_iter([piece]), flags)
@@ -343,6 +344,10 @@ impl Image {
         buffers.push(piece);
         buffers.extend(tail);
         let host = placed.host.bytes() + (first - self.geometry.cluster_start(placed.start));
+        self.reached(Event::WriteAio).await;
+        if buffers.len() > 1 {
+            self.reached(Event::CowWrite).await;
+        }
         let mut written = self
             .data
             .write(host, buffers, WriteFlags::default())
@@ -381,6 +386,7 @@ impl Image {
             return Ok(None);
         }
         if !self.maps_to_zeroes(start, len_bytes).await? {
+            self.reached(Event::CowRead).await;
             return self.read_old(start, len_bytes).await.map(Some);
         }
         if len_bytes <= MAX_ZERO_FILL_BYTES && !placed.fresh {

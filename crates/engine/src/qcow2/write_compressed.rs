@@ -18,7 +18,7 @@ use vellum_format::crypto::CryptMethod;
 use vellum_format::l2::Mapping;
 use vellum_format::types::GuestOffset;
 use vellum_storage::lane::{compute, compute_threads};
-use vellum_storage::{Buffer, Error, ErrorKind, Result};
+use vellum_storage::{Buffer, Error, ErrorKind, Event, Result};
 
 use super::compress::{Codec, compress};
 use super::image::Image;
@@ -163,6 +163,7 @@ impl Image {
         let guests = (start..).step_by(cluster as usize);
         for (guest, packed) in guests.zip(packed) {
             let Some(bytes) = packed else { continue };
+            self.reached(Event::ClusterAllocBytes).await;
             match self.place_packed(bytes.len() as u64).await {
                 Ok(Some(descriptor)) => {
                     let host = descriptor.host_offset.bytes();
@@ -186,6 +187,7 @@ impl Image {
             return Ok(());
         }
         let mut linked = 0;
+        self.reached(Event::WriteCompressed).await;
         let result = match self.packer.appender.write().await {
             Ok(()) => self.link_packed(range, &placed, &mut linked).await,
             Err(error) => Err(error),
@@ -210,6 +212,7 @@ impl Image {
             self.ensure_l2_table(GuestOffset(*guest)).await?;
             let old = self.mapping(GuestOffset(*guest)).await?;
             let new = Mapping::Compressed(*descriptor);
+            self.reached(Event::L2UpdateCompressed).await;
             self.set_mapping(GuestOffset(*guest), new, Reach::AfterBarrier)
                 .await?;
             *linked += 1;

@@ -1,0 +1,322 @@
+//! [`CopyOnRead`]: what is read from a backing file is written to the image, so
+//! that it is read from there the next time (`copy-on-read`).
+//!
+//! Invariant: what is copied never undoes a write: a copy holds the clusters it
+//! copies, and every changing request holds those that it touches.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum_storage::nodes::debug::Debugger;
+use vellum_storage::{Event, spawn};
+
+use crate::qcow2::create::Preallocation;
+use crate::qcow2::inflight::{Inflight, Mode};
+use crate::{
+    BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Result, Storage, ZeroRequest,
+};
+
+/// Copies are made in pieces of at most this size.
+const MAX_COPY_BYTES: u64 = 1 << 20;
+
+/// A device that keeps what is read through it.
+#[derive(Debug)]
+pub struct CopyOnRead {
+    core: Arc<Core>,
+}
+
+#[derive(Debug)]
+struct Core {
+    device: Arc<dyn BlockDevice>,
+    /// Copies are made of whole units of this.
+    unit_bytes: u64,
+    /// How many layers down from the device are copied from; `None` is all.
+    layers: Option<u32>,
+    ranges: Arc<Inflight>,
+    /// Who wants to be told of events.
+    debugger: Option<Arc<Debugger>>,
+}
+
+impl CopyOnRead {
+    /// Keeps in `device` what is read through the result. Data from deeper than
+    /// `layers` layers below the device is passed through and not copied.
+    pub fn new(device: Arc<dyn BlockDevice>, layers: Option<u32>) -> Arc<Self> {
+        let unit_bytes = device.info().cluster_size_bytes.unwrap_or(4096);
+        let debugger = device.storage().and_then(|storage| storage.debugger());
+        Arc::new(CopyOnRead {
+            core: Arc::new(Core {
+                device,
+                unit_bytes,
+                layers,
+                ranges: Arc::default(),
+                debugger,
+            }),
+        })
+    }
+
+    fn start<T: 'static, F>(&self, work: impl FnOnce(Arc<Core>) -> F) -> Io<T>
+    where
+        F: Future<Output = Result<T>> + 'static,
+    {
+        Io::task(spawn(work(self.core.clone())))
+    }
+}
+
+impl Core {
+    fn around(&self, range: &Range<u64>) -> Range<u64> {
+        let start = range.start - range.start % self.unit_bytes;
+        start..range.end.next_multiple_of(self.unit_bytes)
+    }
+
+    /// Copies what of `range` lies in a layer below into the device.
+    async fn fill(&self, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let extent = self.device.block_status(at, range.end - at, 0).await?;
+            let end = at + extent.len_bytes.max(1);
+            if !extent.present && !self.read_only() {
+                self.copy(at..end.min(self.device.size_bytes())).await?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn read_only(&self) -> bool {
+        self.device.info().read_only
+    }
+
+    async fn copy(&self, range: Range<u64>) -> Result<()> {
+        let whole = self.around(&range);
+        let whole = whole.start..whole.end.min(self.device.size_bytes());
+        let mut at = whole.start;
+        while at < whole.end {
+            let piece = at..whole.end.min(at + MAX_COPY_BYTES.max(self.unit_bytes));
+            at = piece.end;
+            let _held = self.ranges.acquire(piece.clone(), Mode::Exclusive).await;
+            self.copy_piece(piece).await?;
+        }
+        Ok(())
+    }
+
+    async fn copy_piece(&self, piece: Range<u64>) -> Result<()> {
+        let mut at = piece.start;
+        while at < piece.end {
+            // Somebody may have written it while the range was waited for.
+            let own = self.device.block_status(at, piece.end - at, 0).await?;
+            let end = at + own.len_bytes.max(1);
+            if !own.present {
+                self.copy_run(at..end).await?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    async fn copy_run(&self, run: Range<u64>) -> Result<()> {
+        let mut at = run.start;
+        while at < run.end {
+            let below = self.device.block_status(at, run.end - at, u32::MAX).await?;
+            let len_bytes = below.len_bytes.max(1);
+            let offset_bytes = at;
+            at += len_bytes;
+            let within = |layers| below.present && below.depth <= layers;
+            if !self.layers.is_none_or(within) {
+                continue;
+            }
+            if let Some(debugger) = &self.debugger {
+                debugger.reached(Event::CorWrite).await;
+            }
+            if below.zero || !below.present {
+                let request = ZeroRequest::default();
+                self.device
+                    .write_zeroes(offset_bytes, len_bytes, request)
+                    .await?;
+                continue;
+            }
+            let buffer = Buffer::for_read(len_bytes as usize);
+            let buffer = self.device.read(offset_bytes, buffer).await?;
+            self.device
+                .write(offset_bytes, buffer, RequestFlags::default())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Holds what a changing request touches.
+    async fn changing(&self, offset_bytes: u64, len_bytes: u64) -> impl Drop + use<> {
+        let range = self.around(&(offset_bytes..offset_bytes.saturating_add(len_bytes)));
+        self.ranges.acquire(range, Mode::Shared).await
+    }
+}
+
+impl BlockDevice for CopyOnRead {
+    fn info(&self) -> DeviceInfo {
+        self.core.device.info()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.core.device.size_bytes()
+    }
+
+    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        self.start(|core| async move {
+            let size_bytes = core.device.size_bytes();
+            let end = offset_bytes.saturating_add(buffer.len() as u64);
+            // What lies beyond the end is refused by the read itself.
+            if end <= size_bytes {
+                core.fill(offset_bytes..end).await?;
+            }
+            core.device.read(offset_bytes, buffer).await
+        })
+    }
+
+    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        self.start(|core| async move {
+            let _held = core.changing(offset_bytes, buffer.len() as u64).await;
+            core.device.write(offset_bytes, buffer, flags).await
+        })
+    }
+
+    fn write_compressed(
+        &self,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Io<Buffer> {
+        self.start(|core| async move {
+            let _held = core.changing(offset_bytes, buffer.len() as u64).await;
+            core.device
+                .write_compressed(offset_bytes, buffer, flags)
+                .await
+        })
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        self.start(|core| async move {
+            let _held = core.changing(offset_bytes, len_bytes).await;
+            core.device
+                .write_zeroes(offset_bytes, len_bytes, request)
+                .await
+        })
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.start(|core| async move {
+            let _held = core.changing(offset_bytes, len_bytes).await;
+            core.device.discard(offset_bytes, len_bytes).await
+        })
+    }
+
+    fn flush(&self) -> Io<()> {
+        self.core.device.flush()
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
+        self.core
+            .device
+            .block_status(offset_bytes, len_bytes, max_depth)
+    }
+
+    fn truncate(&self, size_bytes: u64) -> Io<()> {
+        self.core.device.truncate(size_bytes)
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        self.core.device.resize(size_bytes, preallocation)
+    }
+
+    fn make_empty(&self) -> Io<()> {
+        self.core.device.make_empty()
+    }
+
+    fn close(&self) -> Io<()> {
+        self.core.device.close()
+    }
+
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.core.device.backing()
+    }
+
+    fn storage(&self) -> Option<Arc<dyn Storage>> {
+        self.core.device.storage()
+    }
+
+    fn as_qcow2(&self) -> Option<&crate::qcow2::Qcow2> {
+        self.core.device.as_qcow2()
+    }
+
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        self.core.device.allocated_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum_storage::MemStorage;
+    use vellum_storage::lane::block_on;
+
+    use super::*;
+    use crate::gate::DenyAll;
+    use crate::qcow2::create::{CreateOptions, create};
+    use crate::qcow2::{Backing, OpenOptions, Qcow2};
+    use crate::{Raw, RawOptions};
+
+    async fn overlay() -> Arc<Qcow2> {
+        let base = Arc::new(MemStorage::with_bytes(vec![7; 1 << 20]));
+        let base = Raw::open(base, RawOptions::default()).unwrap();
+        let storage = Arc::new(MemStorage::new());
+        let options = CreateOptions {
+            size_bytes: 2 << 20,
+            ..CreateOptions::default()
+        };
+        create(storage.clone(), None, &options).await.unwrap();
+        let options = OpenOptions {
+            backing: Backing::Given(base),
+            ..OpenOptions::default()
+        };
+        Qcow2::open(storage, Arc::new(DenyAll), options)
+            .await
+            .unwrap()
+    }
+
+    #[test]
+    fn what_was_read_is_held_afterwards_and_nothing_else() {
+        block_on(async {
+            let image = overlay().await;
+            let device = CopyOnRead::new(image.clone(), None);
+            let read = device.read(70_000, Buffer::zeroed(10)).await.unwrap();
+            assert!(read.iter().all(|&byte| byte == 7));
+            let own = |at: u64| {
+                let image = image.clone();
+                async move { image.block_status(at, 65536, 0).await.unwrap().present }
+            };
+            assert!(own(65536).await);
+            assert!(!own(0).await && !own(131_072).await);
+            // The zeroes beyond the end of the base are kept as such.
+            device.read(1 << 20, Buffer::zeroed(65536)).await.unwrap();
+            assert!(own(1 << 20).await);
+        });
+    }
+
+    #[test]
+    fn copies_never_undo_writes() {
+        block_on(async {
+            let image = overlay().await;
+            let device = CopyOnRead::new(image.clone(), None);
+            let flags = RequestFlags::default();
+            let mut requests = Vec::new();
+            for at in 0..16_u64 {
+                requests.push(device.write(at * 4096, Buffer::copy_of(&[1; 4096]), flags));
+                requests.push(device.read(at * 65536, Buffer::zeroed(65536)));
+                requests.push(device.read(0, Buffer::zeroed(65536)));
+            }
+            for request in requests {
+                request.await.unwrap();
+            }
+            let read = image.read(0, Buffer::zeroed(65536)).await.unwrap();
+            assert!(read.iter().all(|&byte| byte == 1));
+            assert!(image.block_status(0, 1 << 20, 0).await.unwrap().present);
+        });
+    }
+}
