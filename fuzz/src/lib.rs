@@ -3,9 +3,11 @@
 //! They need no fuzzer: `crates/format/tests/corpus.rs` includes [`decoders`] by
 //! path and replays the corpora with the stable toolchain, and
 //! `crates/engine/tests/image_corpus.rs` does so with [`image`], and
-//! `crates/export/tests/corpus.rs` with [`nbd`].
+//! `crates/export/tests/corpus.rs` with [`nbd`], and `crates/control/tests/corpus.rs`
+//! with [`options`].
 #![forbid(unsafe_code)]
 
 pub mod decoders;
 pub mod image;
 pub mod nbd;
+pub mod options;

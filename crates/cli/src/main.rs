@@ -13,6 +13,7 @@ mod img;
 mod io;
 mod localtime;
 mod nbd;
+mod object;
 mod report;
 mod size;
 

@@ -22,16 +22,6 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "open", message)
 }
 
-/// Drivers of files, as `driver` names them.
-pub fn is_file_driver(name: &str) -> bool {
-    matches!(name, "file" | "host_device")
-}
-
-/// Opens the file that `options` name, with the locks that its use needs.
-pub fn open(options: Options, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
-    open_unlocked(options, flags)?.lock(flags, user)
-}
-
 /// A file that is open, but not yet protected from others.
 #[derive(Debug, Clone)]
 pub struct Unlocked {
@@ -39,14 +29,11 @@ pub struct Unlocked {
     pub file: Arc<FileStorage>,
     common: Common,
     locking: bool,
+    /// What is used and not shared beyond what the use needs.
+    extra: Permissions,
 }
 
 impl Unlocked {
-    /// Whether the file was opened for writing.
-    pub fn is_writable(&self) -> bool {
-        self.common.writable
-    }
-
     /// The same file for a user who writes to it or does not.
     pub fn for_user(&self, writable: bool) -> Result<Unlocked> {
         if writable && !self.common.writable {
@@ -57,11 +44,20 @@ impl Unlocked {
         Ok(file)
     }
 
+    /// Uses more of the file, and shares less of it, than its user needs.
+    pub fn add_permissions(&mut self, used: PermissionSet, refused: PermissionSet) {
+        self.extra.used = self.extra.used.with(used);
+        self.extra.shared = self.extra.shared.without(refused);
+    }
+
     /// Takes the locks that a use needs.
     pub fn lock(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
         if self.locking {
-            self.file
-                .set_permissions(permissions(flags, &self.common, user))?;
+            let mut permissions = permissions(flags, &self.common, user);
+            permissions.used = permissions.used.with(self.extra.used);
+            let refused = PermissionSet::ALL.without(self.extra.shared);
+            permissions.shared = permissions.shared.without(refused);
+            self.file.set_permissions(permissions)?;
         }
         Ok(self.file)
     }
@@ -73,7 +69,7 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
     let kind = match driver.as_deref() {
         None => FileKind::Any,
         Some("file") => FileKind::Regular,
-        Some("host_device") => FileKind::Device,
+        Some("host_device" | "host_cdrom") => FileKind::Device,
         Some(other) => return Err(unknown_driver(other)),
     };
     let name = driver.unwrap_or_else(|| "file".to_owned());
@@ -114,12 +110,26 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
             discard: common.discard,
             ..FileOptions::default()
         },
-    )?;
+    )
+    .map_err(|error| as_driver(error, &name))?;
     Ok(Unlocked {
         file,
         common,
         locking,
+        extra: Permissions::NONE,
     })
+}
+
+/// The storage knows two kinds of files; the user may have named a third driver.
+fn as_driver(error: Error, driver: &str) -> Error {
+    let message = error.message();
+    match message.strip_prefix("'host_device'") {
+        Some(rest) if driver != "host_device" => {
+            let message = format!("'{driver}'{rest}");
+            Error::new(error.kind(), "open", message).with_errno(error.errno())
+        }
+        _ => error,
+    }
 }
 
 /// What a node does not support, in QEMU's words.

@@ -2,6 +2,8 @@
 
 use vellum::{Error, ErrorKind, Result};
 
+use crate::options::Options;
+
 /// The protocol prefix of a name (`nbd` of `nbd:localhost`), if it has one.
 pub fn protocol(name: &str) -> Option<&str> {
     let end = name.find([':', '/'])?;
@@ -34,6 +36,53 @@ pub fn local_path(name: &str) -> Result<String> {
     }
 }
 
+/// The options of the protocol node that a name means.
+///
+/// # Errors
+/// As [`local_path`]; and where the name is not as its protocol wants it.
+pub fn node_options(name: &str) -> Result<Options> {
+    let mut options = Options::new();
+    let Some(known @ ("blkdebug" | "blkverify" | "null-co" | "null-aio" | "host_device")) =
+        protocol(name)
+    else {
+        options.set_text("filename", local_path(name)?);
+        return Ok(options);
+    };
+    options.set_text("driver", known);
+    let rest = &name[known.len() + 1..];
+    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, "open", message);
+    match known {
+        "null-co" | "null-aio" if rest == "//" => {}
+        "null-co" | "null-aio" => {
+            return Err(invalid(format!(
+                "The only allowed filename for this driver is '{known}://'"
+            )));
+        }
+        "host_device" => options.set_text("filename", rest),
+        "blkdebug" => {
+            let Some((config, image)) = rest.split_once(':') else {
+                return Err(invalid(
+                    "blkdebug requires both config file and image path".to_owned(),
+                ));
+            };
+            if !config.is_empty() {
+                options.set_text("config", config);
+            }
+            options.set_group("image", node_options(image)?);
+        }
+        _ => {
+            let Some((raw, test)) = rest.split_once(':') else {
+                return Err(invalid(
+                    "blkverify requires raw copy and original image path".to_owned(),
+                ));
+            };
+            options.set_group("raw", node_options(raw)?);
+            options.set_group("test.file", node_options(test)?);
+        }
+    }
+    Ok(options)
+}
+
 /// Protocols that QEMU knows and we do not have yet.
 fn is_known_protocol(name: &str) -> bool {
     const KNOWN: &[&str] = &[
@@ -55,12 +104,7 @@ fn is_known_protocol(name: &str) -> bool {
         "gluster+unix",
         "gluster+rdma",
         "fat",
-        "blkdebug",
-        "blkverify",
-        "null-co",
-        "null-aio",
         "nvme",
-        "host_device",
         "host_cdrom",
     ];
     KNOWN.contains(&name)
@@ -106,6 +150,43 @@ mod tests {
             local_path("foo:a").unwrap_err().message(),
             "Unknown protocol 'foo'"
         );
+    }
+
+    #[test]
+    fn protocols_become_options() {
+        let options = |name: &str| {
+            let options = node_options(name).map_err(|error| error.message().to_owned())?;
+            let text = options
+                .iter()
+                .map(|(key, value)| format!("{key}={value:?}"));
+            Ok::<_, String>(text.collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(options("file:a:b").unwrap(), r#"filename=Text("./a:b")"#);
+        assert_eq!(
+            options("blkdebug:conf:null-co://").unwrap(),
+            r#"config=Text("conf") driver=Text("blkdebug") image.driver=Text("null-co")"#
+        );
+        assert_eq!(
+            options("blkverify:a:b").unwrap(),
+            r#"driver=Text("blkverify") raw.filename=Text("a") test.file.filename=Text("b")"#
+        );
+        for (name, message) in [
+            (
+                "null-co:",
+                "The only allowed filename for this driver is 'null-co://'",
+            ),
+            (
+                "blkdebug:a",
+                "blkdebug requires both config file and image path",
+            ),
+            (
+                "blkverify:a",
+                "blkverify requires raw copy and original image path",
+            ),
+            ("foo:a", "Unknown protocol 'foo'"),
+        ] {
+            assert_eq!(options(name).unwrap_err(), message);
+        }
     }
 
     #[test]

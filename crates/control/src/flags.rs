@@ -82,6 +82,8 @@ pub struct OpenFlags {
     /// From so many layers below the image on, take no lock that could conflict with
     /// somebody who writes there: the one who asks does that himself (a commit).
     pub unlocked_from: Option<u32>,
+    /// Keep in the image what is read from its backing file (`-C`).
+    pub copy_on_read: bool,
     /// Leave the backing file alone.
     pub no_backing: bool,
     /// Only metadata is wanted: neither backing file nor data file is opened.
@@ -92,6 +94,8 @@ pub struct OpenFlags {
     pub for_check: bool,
     /// Hears warnings for the user.
     pub warn: fn(&str),
+    /// Hears what nodes have to tell on standard output (`blkdebug`'s breakpoints).
+    pub say: fn(&str),
 }
 
 impl Default for OpenFlags {
@@ -105,11 +109,13 @@ impl Default for OpenFlags {
             force_share: false,
             no_share: false,
             unlocked_from: None,
+            copy_on_read: false,
             no_backing: false,
             metadata_only: false,
             compression: CompressionOptions::default(),
             for_check: false,
             warn: |message| eprintln!("{message}"),
+            say: |message| println!("{message}"),
         }
     }
 }

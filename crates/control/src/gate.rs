@@ -6,10 +6,10 @@ use std::sync::Arc;
 use vellum::gate::{FileRequest, Gate};
 use vellum::{BlockDevice, Error, ErrorKind, Io, Result, Storage};
 
-use crate::file_node;
+use crate::file_node::Use;
 use crate::filename;
+use crate::graph::{self, Around, Role};
 use crate::open::{self, Place};
-use crate::options::Options;
 use crate::{ImageSpec, OpenFlags};
 
 /// Which files an image may name.
@@ -72,17 +72,21 @@ impl FileGate {
         opened.map_err(|error| error.context("open", "Could not open backing file"))
     }
 
-    fn data_file(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
+    async fn data_file(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
         let full = filename::resolve(&request.image, &request.name)?;
         self.policy.admit(&request.image, &full)?;
         let flags = OpenFlags {
             writable: request.writable,
             ..self.flags
         };
-        let mut options = Options::new();
-        options.set_text("filename", filename::local_path(&full)?);
-        let node = file_node::open(options, &flags, file_node::Use::Format)?;
-        Ok(node)
+        let around = Around {
+            flags,
+            policy: self.policy,
+            place: self.place,
+        };
+        let options = filename::node_options(&full)?;
+        let node = graph::open(options, Role::Protocol, &around).await?;
+        node.into_storage(&around.flags, Use::Format)
     }
 }
 
@@ -93,7 +97,7 @@ impl Gate for FileGate {
     }
 
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
-        Io::ready(self.clone().data_file(request))
+        Io::boxed(self.clone().data_file(request))
     }
 }
 

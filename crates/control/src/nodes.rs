@@ -4,32 +4,26 @@
 //! circles, and closing in the opposite order never closes what is still used.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vellum::{BlockDevice, Error, ErrorKind, Raw, RawOptions, Result};
+use vellum::{BlockDevice, Error, ErrorKind, Result};
 
 use crate::OpenFlags;
-use crate::file_node::{self, Unlocked, Use};
 use crate::gate::FilePolicy;
-use crate::open::{self, Place};
+use crate::graph::{self, Around, Body, Opened, Role};
+use crate::open::Place;
 use crate::options::Options;
 
-/// What a name stands for.
-#[derive(Debug, Clone)]
-pub(crate) enum Node {
-    /// A file, whose locks depend on who uses it.
-    File(Unlocked),
-    /// A format over a file.
-    Device(Arc<dyn BlockDevice>),
+#[derive(Debug, Default)]
+struct Named {
+    nodes: BTreeMap<String, Opened>,
+    /// Those that stand on their own, in the order in which they were added.
+    roots: Vec<String>,
 }
 
-/// Nodes by name.
+/// Nodes by name; clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Nodes {
-    nodes: Arc<BTreeMap<String, Node>>,
-    /// In the order in which they were added.
-    names: Vec<String>,
-}
+pub struct Nodes(Arc<Mutex<Named>>);
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "open", message)
@@ -40,6 +34,10 @@ pub(crate) fn unknown(name: &str) -> Error {
     invalid(format!(
         "Cannot find device='{name}' nor node-name='{name}'"
     ))
+}
+
+fn duplicate(name: &str) -> Error {
+    invalid(format!("Duplicate nodes with node-name='{name}'"))
 }
 
 /// Names begin with a letter and hold letters, digits and `-._`.
@@ -60,7 +58,7 @@ impl Nodes {
     ///
     /// # Errors
     /// In QEMU's words, as far as it has some.
-    pub async fn add(&mut self, mut options: Options) -> Result<()> {
+    pub async fn add(&mut self, options: Options) -> Result<()> {
         let Some(driver) = options.get_text("driver").map(str::to_owned) else {
             return Err(invalid("Parameter 'driver' is missing"));
         };
@@ -70,32 +68,48 @@ impl Nodes {
         if !is_well_formed(&name) {
             return Err(invalid(format!("Invalid node-name: '{name}'")));
         }
-        if self.nodes.contains_key(&name) {
-            return Err(invalid(format!("Duplicate nodes with node-name='{name}'")));
+        if self.lock().nodes.contains_key(&name) {
+            return Err(duplicate(&name));
         }
-        let flags = OpenFlags {
-            writable: true,
-            ..OpenFlags::default()
-        };
-        let node = if file_node::is_file_driver(&driver) {
-            options.set_text("driver", driver);
-            Node::File(file_node::open_unlocked(options, &flags)?)
-        } else if !matches!(driver.as_str(), "raw" | "qcow2") {
-            return Err(invalid(format!(
+        crate::drivers::find(&driver).map_err(|_| {
+            invalid(format!(
                 "Parameter 'driver' does not accept value '{driver}'"
-            )));
-        } else {
-            let place = Place::among(self.clone());
-            Node::Device(open::open_node(options, &flags, &FilePolicy::Any, place).await?)
+            ))
+        })?;
+        let around = Around {
+            flags: OpenFlags {
+                writable: true,
+                ..OpenFlags::default()
+            },
+            policy: FilePolicy::Any,
+            place: Place::among(self.clone()),
         };
-        Arc::make_mut(&mut self.nodes).insert(name.clone(), node);
-        self.names.push(name);
+        // It names itself, as does every node below it that wants to.
+        graph::open(options, Role::Image, &around).await?;
+        self.lock().roots.push(name);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Named> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a node a name.
+    pub(crate) fn name(&self, name: &str, node: Opened) -> Result<()> {
+        if !is_well_formed(name) {
+            return Err(invalid(format!("Invalid node-name: '{name}'")));
+        }
+        let mut named = self.lock();
+        if named.nodes.contains_key(name) {
+            return Err(duplicate(name));
+        }
+        named.nodes.insert(name.to_owned(), node);
         Ok(())
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.lock().nodes.is_empty()
     }
 
     /// The node called `name` as a device.
@@ -103,50 +117,35 @@ impl Nodes {
     /// # Errors
     /// If there is none, or its file is locked by somebody.
     pub fn device(&self, name: &str) -> Result<Arc<dyn BlockDevice>> {
-        match self.nodes.get(name) {
+        let node = self.lock().nodes.get(name).cloned();
+        match node {
             None => Err(invalid(format!(
                 "Cannot find device='' nor node-name='{name}'"
             ))),
-            Some(Node::Device(device)) => Ok(device.clone()),
-            Some(Node::File(file)) => raw(file),
+            Some(node) => node.into_device(&OpenFlags::default()),
         }
     }
 
     /// The node that another one refers to.
-    pub(crate) fn referred(&self, name: &str) -> Result<&Node> {
-        self.nodes.get(name).ok_or_else(|| unknown(name))
+    pub(crate) fn referred(&self, name: &str) -> Result<Opened> {
+        let node = self.lock().nodes.get(name).cloned();
+        node.ok_or_else(|| unknown(name))
     }
 
     /// Closes all nodes, the last first; returns the first failure.
     pub async fn close(self) -> Result<()> {
+        let roots = std::mem::take(&mut self.lock().roots);
         let mut result = Ok(());
-        for name in self.names.iter().rev() {
-            if let Some(Node::Device(device)) = self.nodes.get(name) {
-                result = result.and(device.close().await);
-            }
+        for name in roots.iter().rev() {
+            let node = self.lock().nodes.remove(name);
+            result = result.and(match node.map(|node| node.body) {
+                Some(Body::Device(device)) => device.close().await,
+                Some(Body::Storage(storage)) => storage.close().await,
+                None => Ok(()),
+            });
         }
         result
     }
-}
-
-impl Node {
-    /// The node as a backing device.
-    pub(crate) fn as_backing(&self) -> Result<Arc<dyn BlockDevice>> {
-        match self {
-            Node::Device(device) => Ok(device.clone()),
-            Node::File(file) => raw(&file.for_user(false)?),
-        }
-    }
-}
-
-/// A file as a device.
-fn raw(file: &Unlocked) -> Result<Arc<dyn BlockDevice>> {
-    let options = RawOptions {
-        read_only: !file.is_writable(),
-        ..RawOptions::default()
-    };
-    let file = file.clone().lock(&OpenFlags::default(), Use::Raw)?;
-    Ok(Raw::open(file, options)?)
 }
 
 #[cfg(test)]

@@ -5,18 +5,21 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use vellum::detect_zeroes::ZeroDetector;
-use vellum::qcow2::{Backing, CompressionOptions, Qcow2};
+use vellum::nodes::CopyOnRead;
+use vellum::qcow2::{Backing, CompressionOptions, Qcow2, read_header};
 use vellum::raw::RawOptions;
 use vellum::{BlockDevice, Buffer, Buffers, Error, ErrorKind, Raw, Result, Storage};
 use vellum_storage::file::FileStorage;
 
 use crate::cache_cleaner;
+use crate::drivers;
 use crate::file_node::{self, Common, Use};
 use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::{FileGate, FilePolicy};
+use crate::graph::{self, Around, Opened, Role, optional_child};
 use crate::json;
-use crate::nodes::{Node, Nodes};
+use crate::nodes::Nodes;
 use crate::options::{Options, Scalar};
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::qcow2_node;
@@ -29,7 +32,7 @@ use crate::wrap::{ProbedRaw, WriteThrough};
 pub(crate) struct Place {
     above: Vec<(u64, u64)>,
     /// The nodes that options may refer to.
-    nodes: Nodes,
+    pub(crate) nodes: Nodes,
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -50,7 +53,14 @@ pub async fn open_device_with(
     flags: &OpenFlags,
     policy: &FilePolicy,
 ) -> Result<Arc<dyn BlockDevice>> {
+    if flags.copy_on_read && !flags.writable {
+        return Err(invalid("Can't use copy-on-read on read-only device"));
+    }
     let device = open_spec(spec, flags, policy, Place::default()).await?;
+    let device = match flags.copy_on_read {
+        true => CopyOnRead::new(device, None),
+        false => device,
+    };
     let device: Arc<dyn BlockDevice> = match flags.detect_zeroes {
         DetectZeroes::Off => device,
         DetectZeroes::On => ZeroDetector::new(device, false),
@@ -62,24 +72,50 @@ pub async fn open_device_with(
     Ok(device)
 }
 
-/// Opens only the file of an image, and says which format it has (`"file"` if
-/// the file itself is meant).
-pub async fn open_file(
-    spec: &ImageSpec,
-    flags: &OpenFlags,
-) -> Result<(Arc<FileStorage>, &'static str)> {
+/// The node under a format, or the node itself where that is no format.
+#[derive(Debug, Clone)]
+pub struct ImageFile {
+    /// Its bytes.
+    pub storage: Arc<dyn Storage>,
+    /// The driver of the node that was named: the format's, or [`ImageFile::protocol`].
+    pub format: &'static str,
+    /// The driver of the bytes' node: `"file"`, `"host_device"`, `"blkdebug"`, ...
+    pub protocol: &'static str,
+}
+
+/// Opens only the file of an image, and says which format it has.
+pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile> {
     let mut options = node_options(spec)?;
-    let driver = options.take_text("driver")?;
-    let common = Common::take(&mut options, flags)?;
-    let flags = common.pass_on(flags);
-    let (file, format) = match driver.as_deref() {
-        Some(name) if file_node::is_file_driver(name) => {
-            options.set_text("driver", name);
-            return Ok((file_node::open(options, &flags, Use::Raw)?, "file"));
-        }
-        driver => open_format_file(&mut options, driver, &flags, &Nodes::new()).await?,
+    let driver = options.get_text("driver").map(str::to_owned);
+    let around = Around {
+        flags: flags.clone(),
+        policy: FilePolicy::Any,
+        place: Place::default(),
     };
-    Ok((file, format.name()))
+    if driver.as_deref().is_some_and(drivers::is_protocol) {
+        let node = graph::open(options, Role::Protocol, &around).await?;
+        let (format, protocol) = (node.driver, node.driver);
+        let storage = node.into_storage(flags, Use::Raw)?;
+        return Ok(ImageFile {
+            storage,
+            format,
+            protocol,
+        });
+    }
+    options.take("driver");
+    let common = Common::take(&mut options, flags)?;
+    let around = Around {
+        flags: common.pass_on(flags),
+        ..around
+    };
+    let format = driver.as_deref().map(Format::named).transpose()?;
+    let (mut node, format) = open_format_file(&mut options, format, &around).await?;
+    node.lock(&around.flags, format.user())?;
+    Ok(ImageFile {
+        storage: node.storage(),
+        format: format.name(),
+        protocol: node.driver,
+    })
 }
 
 /// Checks the options that a user gave beyond the names of file and format.
@@ -137,13 +173,14 @@ pub(crate) fn backing_flags(flags: &OpenFlags) -> OpenFlags {
         no_share: false,
         no_backing: false,
         for_check: false,
+        copy_on_read: false,
         ..flags.clone()
     }
 }
 
 /// The formats that can be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
+pub(crate) enum Format {
     Raw { probed: bool },
     Qcow2,
 }
@@ -163,18 +200,32 @@ impl Format {
             Format::Qcow2 => "qcow2",
         }
     }
+
+    /// How the format uses its file.
+    fn user(self) -> Use {
+        match self {
+            Format::Raw { .. } => Use::Raw,
+            Format::Qcow2 => Use::Format,
+        }
+    }
 }
 
 /// The options of the node that a user's words mean.
-fn node_options(spec: &ImageSpec) -> Result<Options> {
+pub(crate) fn node_options(spec: &ImageSpec) -> Result<Options> {
     let mut options = match &spec.source {
         Source::Options(options) => options.clone(),
         Source::Filename(name) => match name.strip_prefix("json:") {
             Some(json) => Options::from_json(json)?,
             None => {
-                let mut options = Options::new();
-                options.set_text("file.filename", filename::local_path(name)?);
-                options
+                let node = filename::node_options(name)?;
+                match spec.format.as_deref().is_some_and(drivers::is_protocol) {
+                    true => node,
+                    false => {
+                        let mut options = Options::new();
+                        options.set_group("file", node);
+                        options
+                    }
+                }
             }
         },
     };
@@ -191,57 +242,45 @@ pub(crate) async fn open_spec(
     policy: &FilePolicy,
     place: Place,
 ) -> Result<Arc<dyn BlockDevice>> {
-    open_node(node_options(spec)?, flags, policy, place).await
+    let around = Around {
+        flags: flags.clone(),
+        policy: policy.clone(),
+        place,
+    };
+    let node = graph::open(node_options(spec)?, Role::Image, &around).await?;
+    node.into_device(flags)
 }
 
-pub(crate) async fn open_node(
+/// Opens a format, found out from the content if none is given, with the file under it.
+pub(crate) async fn open_format(
+    format: Option<Format>,
     mut options: Options,
-    flags: &OpenFlags,
-    policy: &FilePolicy,
-    mut place: Place,
-) -> Result<Arc<dyn BlockDevice>> {
-    let driver = options.take_text("driver")?;
-    if let Some(name) = driver
-        .as_deref()
-        .filter(|name| file_node::is_file_driver(name))
-    {
-        options.set_text("driver", name);
-        let file = file_node::open(options, flags, Use::Raw)?;
-        return Ok(Raw::open(file, RawOptions::default())?);
+    common: Common,
+    mut around: Around,
+) -> Result<Opened> {
+    let (mut file, format) = open_format_file(&mut options, format, &around).await?;
+    for file in &file.files {
+        around.place.enter(&file.file)?;
     }
-    let detect_zeroes = take_detect_zeroes(&mut options)?;
-    let common = Common::take(&mut options, flags)?;
-    if detect_zeroes == DetectZeroes::Unmap && !common.discard {
-        return Err(invalid(
-            "setting detect-zeroes to unmap is not allowed without setting discard operation to \
-             unmap",
-        ));
-    }
-    let flags = common.pass_on(flags);
-    let nodes = &place.nodes;
-    let (file, format) = open_format_file(&mut options, driver.as_deref(), &flags, nodes).await?;
-    place.enter(&file)?;
-    let device: Arc<dyn BlockDevice> = match format {
-        Format::Raw { probed } => open_raw(file, options, &flags, probed)?,
+    file.lock(&around.flags, format.user())?;
+    let storage = file.storage();
+    let device = match format {
+        Format::Raw { probed } => open_raw(storage, options, &around.flags, probed)?,
         Format::Qcow2 => {
-            open_qcow2(
-                file,
-                options,
-                &common,
-                FileGate {
-                    flags,
-                    policy: policy.clone(),
-                    place,
-                },
-            )
-            .await?
+            let Around {
+                flags,
+                policy,
+                place,
+            } = around;
+            let gate = FileGate {
+                flags,
+                policy,
+                place,
+            };
+            open_qcow2(storage, options, &common, gate).await?
         }
     };
-    Ok(match detect_zeroes {
-        DetectZeroes::Off => device,
-        DetectZeroes::On => ZeroDetector::new(device, false),
-        DetectZeroes::Unmap => ZeroDetector::new(device, true),
-    })
+    Ok(Opened::device(format.name(), device))
 }
 
 impl Place {
@@ -269,60 +308,35 @@ impl Place {
     }
 }
 
-fn take_detect_zeroes(options: &mut Options) -> Result<DetectZeroes> {
-    match options.take_text("detect-zeroes")? {
-        None => Ok(DetectZeroes::Off),
-        Some(name) => DetectZeroes::parse(&name)
-            .ok_or_else(|| invalid(format!("invalid parameter value: {name}"))),
-    }
-}
-
-/// Opens the file under a format node, and finds out the format if no driver
-/// says it.
+/// Opens the node under a format, and finds out the format if none is given. The
+/// format decides about the locks, so none are taken yet.
 async fn open_format_file(
     options: &mut Options,
-    driver: Option<&str>,
-    flags: &OpenFlags,
-    nodes: &Nodes,
-) -> Result<(Arc<FileStorage>, Format)> {
-    let format = driver.map(Format::named).transpose()?;
-    let reference = options.take_text("file")?;
-    let file_options = options.take_group("file");
-    // The format decides about the locks, so look before taking them.
-    let unlocked = match reference {
-        Some(name) => match nodes.referred(&name)? {
-            Node::File(file) => file.for_user(flags.writable)?,
-            Node::Device(_) => {
-                return Err(invalid(format!(
-                    "Node '{name}' is no file; a format over a format is not part of this version"
-                )));
-            }
-        },
-        None if file_options.is_empty() => {
-            return Err(invalid(match format {
-                None => "Must specify either driver or file",
-                Some(_) => "A block device must be specified for \"file\"",
-            }));
-        }
-        None => file_node::open_unlocked(file_options, flags)?,
+    format: Option<Format>,
+    around: &Around,
+) -> Result<(Opened, Format)> {
+    let file = graph::optional_child(options, "file", Role::Protocol, around).await?;
+    let Some(file) = file else {
+        return Err(match format {
+            None => invalid("Must specify either driver or file"),
+            Some(_) => graph::missing("file"),
+        });
     };
     let format = match format {
         Some(format) => format,
-        None => probe_file(&unlocked.file).await?,
+        None => probe_file(&*file.storage()).await?,
     };
-    let user = if format == Format::Qcow2 {
-        Use::Format
-    } else {
-        Use::Raw
-    };
-    Ok((unlocked.lock(flags, user)?, format))
+    Ok((file, format))
 }
 
-async fn probe_file(file: &Arc<FileStorage>) -> Result<Format> {
+async fn probe_file(file: &dyn Storage) -> Result<Format> {
     let len_bytes = file.len_bytes()?.min(PROBE_BYTES as u64) as usize;
     let start = file
-        .read(0, Buffers::from_iter([Buffer::for_read(len_bytes)]))
-        .await?;
+        .read(0, Buffers::from_iter([Buffer::zeroed(len_bytes)]))
+        .await
+        .map_err(|error| {
+            error.context("open", "Could not read image for determining its format")
+        })?;
     match probe(&Buffer::join_all(start)) {
         Probed::Qcow2 => Ok(Format::Qcow2),
         Probed::Raw => Ok(Format::Raw { probed: true }),
@@ -345,7 +359,7 @@ fn refuse_unknown(options: &Options, format: &str) -> Result<()> {
 }
 
 fn open_raw(
-    file: Arc<FileStorage>,
+    file: Arc<dyn Storage>,
     mut options: Options,
     flags: &OpenFlags,
     probed: bool,
@@ -378,7 +392,7 @@ fn open_raw(
 }
 
 async fn open_qcow2(
-    file: Arc<FileStorage>,
+    file: Arc<dyn Storage>,
     mut options: Options,
     common: &Common,
     gate: FileGate,
@@ -391,20 +405,31 @@ async fn open_qcow2(
     }
     open.for_check = flags.for_check;
     let backing = take_backing(&mut options, flags, &gate.place.nodes)?;
-    let data_file = options.take_group("data-file");
+    let around = Around {
+        flags: flags.clone(),
+        policy: gate.policy.clone(),
+        place: gate.place.clone(),
+    };
+    let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "qcow2")?;
-    if !data_file.is_empty() {
-        open.data_file = Some(file_node::open(data_file, flags, Use::Format)?);
+    if let Some(data_file) = data_file {
+        open.data_file = Some(data_file.into_storage(flags, Use::Format)?);
     }
-    let mut given = None;
     match backing {
         Override::None => open.backing = Backing::None,
         _ if flags.no_backing => open.backing = Backing::None,
         Override::Options(options) => {
-            given = options.keys().next().map(str::to_owned);
             let below = backing_flags(flags);
-            let opened = open_node(options, &below, &gate.policy, gate.place.clone());
-            open.backing = Backing::Given(Box::pin(opened).await?);
+            let around = Around {
+                flags: below.clone(),
+                ..around
+            };
+            let options = complete_backing(options, &file).await?;
+            let opened = Box::pin(graph::open(options, Role::Image, &around)).await;
+            let opened = opened.and_then(|node| node.into_device(&below));
+            let opened =
+                opened.map_err(|error| error.context("open", "Could not open backing file"))?;
+            open.backing = Backing::Given(opened);
         }
         Override::Node(device) => open.backing = Backing::Given(device),
         Override::FromImage => {}
@@ -412,12 +437,28 @@ async fn open_qcow2(
     let clean_interval_s = open.cache.cache_clean_interval_s;
     let device = Qcow2::open(file, Arc::new(gate), open).await?;
     cache_cleaner::start(&device, clean_interval_s);
-    if let (Some(key), None) = (given, &device.header().backing_file) {
-        return Err(invalid(format!(
-            "Block format 'qcow2' does not support the option 'backing.{key}'"
-        )));
-    }
     Ok(device)
+}
+
+/// Fills in from the image what options for its backing file leave out: the name and
+/// the format.
+async fn complete_backing(mut options: Options, file: &Arc<dyn Storage>) -> Result<Options> {
+    let named = options
+        .keys()
+        .any(|key| key == "file" || key.starts_with("file."));
+    let header = read_header(file).await?;
+    if let (Some(name), false) = (header.backing_file_text(), named) {
+        let full = filename::resolve(file.name(), &name)?;
+        for (key, value) in ImageSpec::filename(full).options()?.iter() {
+            if !options.contains(key) {
+                options.set(key, value.clone());
+            }
+        }
+    }
+    if let (Some(format), false) = (header.backing_format(), options.contains("driver")) {
+        options.set_text("driver", format);
+    }
+    Ok(options)
 }
 
 /// What the user says of the backing file.
@@ -439,7 +480,10 @@ fn take_backing(options: &mut Options, flags: &OpenFlags, nodes: &Nodes) -> Resu
         Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
         Some(Scalar::Text(text)) => {
             return match nodes.referred(&text) {
-                Ok(node) => node.as_backing().map(Override::Node),
+                Ok(node) => node
+                    .for_user(false)
+                    .and_then(|node| node.into_device(flags))
+                    .map(Override::Node),
                 Err(error) if nodes.is_empty() => Err(error),
                 Err(error) => Err(error.context("open", "Could not open backing file")),
             };

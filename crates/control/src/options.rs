@@ -102,29 +102,34 @@ impl Options {
             return Err(invalid("Invalid JSON object given".into()));
         };
         let mut options = Options::new();
-        options.flatten("", value);
+        options.flatten(None, value);
         Ok(options)
     }
 
-    fn flatten(&mut self, prefix: &str, value: Value) {
+    fn flatten(&mut self, prefix: Option<&str>, value: Value) {
         let join = |key: &str| match prefix {
-            "" => key.to_owned(),
-            prefix => format!("{prefix}.{key}"),
+            None => key.to_owned(),
+            Some(prefix) => format!("{prefix}.{key}"),
         };
-        match value {
+        let scalar = match value {
             Value::Object(map) => {
-                map.into_iter()
-                    .for_each(|(key, value)| self.flatten(&join(&key), value));
+                for (key, value) in map {
+                    self.flatten(Some(&join(&key)), value);
+                }
+                return;
             }
             Value::Array(items) => {
-                let items = items.into_iter().enumerate();
-                items.for_each(|(index, value)| self.flatten(&join(&index.to_string()), value));
+                for (index, value) in items.into_iter().enumerate() {
+                    self.flatten(Some(&join(&index.to_string())), value);
+                }
+                return;
             }
-            Value::String(text) => self.set(prefix, Scalar::Text(text)),
-            Value::Number(number) => self.set(prefix, Scalar::Number(number)),
-            Value::Bool(value) => self.set(prefix, Scalar::Bool(value)),
-            Value::Null => self.set(prefix, Scalar::Null),
-        }
+            Value::String(text) => Scalar::Text(text),
+            Value::Number(number) => Scalar::Number(number),
+            Value::Bool(value) => Scalar::Bool(value),
+            Value::Null => Scalar::Null,
+        };
+        self.set(prefix.unwrap_or_default(), scalar);
     }
 
     /// Sets an option; the last one counts.
@@ -226,6 +231,13 @@ impl Options {
             })
             .collect();
         Options { entries }
+    }
+
+    /// Puts options under `prefix.`.
+    pub fn set_group(&mut self, prefix: &str, group: Options) {
+        for (key, value) in group.entries {
+            self.entries.insert(format!("{prefix}.{key}"), value);
+        }
     }
 
     /// The options as a tree of JSON objects.
@@ -393,6 +405,8 @@ mod tests {
         let taken = |value: Result<Option<String>>| value.unwrap().unwrap();
         assert_eq!(taken(single.take_text("a")), "it's \"so\"");
         assert_eq!(taken(single.take_text("b")), "don't");
+        let nested = Options::from_json(r#"{"":{"a":1},"b":[2,{"c":3}]}"#).unwrap();
+        assert_eq!(nested.keys().collect::<Vec<_>>(), [".a", "b.0", "b.1.c"]);
         assert!(Options::from_json("[1]").is_err());
         assert!(Options::from_json("{").is_err());
     }

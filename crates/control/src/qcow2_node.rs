@@ -12,7 +12,7 @@ use crate::options::Options;
 const OVERLAP_TEMPLATES: [&str; 4] = ["none", "constant", "cached", "all"];
 
 /// Structures that `overlap-check.NAME` can switch one by one.
-const OVERLAP_STRUCTURES: [&str; 9] = [
+pub(crate) const OVERLAP_STRUCTURES: [&str; 9] = [
     "main-header",
     "active-l1",
     "active-l2",

@@ -58,6 +58,14 @@ impl ImageSpec {
         }
     }
 
+    /// The options of the node that the user means: a name turned into options.
+    ///
+    /// # Errors
+    /// For a name that has no meaning here.
+    pub fn options(&self) -> Result<Options> {
+        crate::open::node_options(self)
+    }
+
     /// Demands a format.
     #[must_use]
     pub fn with_format(mut self, format: Option<&str>) -> Self {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, Options, error_text};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_storage::lane;
 
 use crate::getopt::{OptionSpec, Parser, UsageError};
@@ -191,41 +191,9 @@ fn within(
 /// The largest offset and size.
 pub const MAX_BYTES: u64 = i64::MAX as u64;
 
-/// The types that `--object` knows. No subcommand of this version needs one, so
-/// they are checked and left alone.
-const OBJECT_TYPES: &[&str] = &[
-    "secret",
-    "secret_keyring",
-    "tls-creds-anon",
-    "tls-creds-psk",
-    "tls-creds-x509",
-    "tls-cipher-suites",
-    "authz-list",
-    "authz-list-file",
-    "authz-pam",
-    "authz-simple",
-    "throttle-group",
-    "iothread",
-    "main-loop",
-];
-
-/// Checks the value of `--object`.
+/// Makes what `--object` describes.
 pub fn check_object(text: &str) -> Result<(), Failure> {
-    let mut options = if text.starts_with('{') {
-        Options::from_json(text)?
-    } else {
-        Options::parse_with_implied(text, Some("qom-type"))?
-    };
-    match options.take_text("qom-type")? {
-        Some(kind) if OBJECT_TYPES.contains(&kind.as_str()) => match options.contains("id") {
-            true => Ok(()),
-            false => fail("Parameter 'id' is missing"),
-        },
-        Some(kind) => fail(format!(
-            "Parameter 'qom-type' does not accept value '{kind}'"
-        )),
-        None => fail("Parameter 'qom-type' is missing"),
-    }
+    Ok(crate::object::add(text)?)
 }
 
 /// The cache mode of a name; `what` says whose it is.

@@ -3,8 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Map, Value, json};
+use vellum::Result;
 use vellum::qcow2::info::ImageInfo;
-use vellum::{Result, Storage};
 use vellum_control::{ImageSpec, OpenFlags, filename, open};
 
 /// A backing file as the image names it.
@@ -48,21 +48,17 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         force_share,
         ..OpenFlags::default()
     };
-    let (file, format) = open::open_file(spec, &flags).await?;
+    let open::ImageFile {
+        storage: file,
+        format,
+        protocol,
+    } = open::open_file(spec, &flags).await?;
     let file_name = file.name().to_owned();
-    let protocol = if file.is_device() {
-        "host_device"
-    } else {
-        "file"
-    };
-    let format = if format == "file" { protocol } else { format };
     // Lengths are told in whole sectors.
     let file_bytes = file.len_bytes()?.next_multiple_of(512);
     let mut description = Description {
         filename: open::display_name(spec, format),
-        disk_bytes: std::fs::metadata(&file_name)
-            .ok()
-            .map(|file| file.blocks() * 512),
+        disk_bytes: disk_bytes(&file_name, protocol),
         file_name,
         protocol,
         format,
@@ -86,6 +82,18 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         description.size_bytes = open::open_device(spec, &flags).await?.size_bytes();
     }
     Ok(description)
+}
+
+/// What an image takes on the host, if its node can tell.
+fn disk_bytes(file_name: &str, protocol: &str) -> Option<u64> {
+    match protocol {
+        "file" | "host_device" => {
+            let file = std::fs::metadata(file_name).ok()?;
+            Some(file.blocks() * 512)
+        }
+        "null-co" | "null-aio" => Some(0),
+        _ => None,
+    }
 }
 
 fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {

@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
-use vellum_control::{ImageSpec, OpenFlags, Options, Source, open_device};
+use vellum_control::{ImageSpec, OpenFlags, Options, Source, open_device, reopen};
 use vellum_storage::Buffer;
 
 use super::arguments::Words;
-use super::options::{
-    NO_CACHE, NO_COPY_ON_READ, NO_SNAPSHOT, default_flags, set_aio, set_cache, set_discard,
-};
+use super::options::{NO_CACHE, NO_SNAPSHOT, default_flags, set_aio, set_cache, set_discard};
 use super::session::Session;
 use super::{Failed, Outcome};
 use crate::report;
@@ -25,12 +23,8 @@ pub struct Image {
 impl Image {
     /// Opens an image; a failure is reported.
     pub async fn open(spec: ImageSpec, flags: OpenFlags) -> Outcome<Image> {
-        match open_device(&spec, &flags).await {
-            Ok(device) => Ok(Image {
-                device,
-                spec,
-                flags,
-            }),
+        match Image::try_open(spec.clone(), flags).await {
+            Ok(image) => Ok(image),
             Err(error) => {
                 let device = match &spec.source {
                     Source::Filename(name) => format!(" device {name}"),
@@ -41,6 +35,15 @@ impl Image {
                 Err(Failed)
             }
         }
+    }
+
+    async fn try_open(spec: ImageSpec, flags: OpenFlags) -> Result<Image> {
+        let device = open_device(&spec, &flags).await?;
+        Ok(Image {
+            device,
+            spec,
+            flags,
+        })
     }
 
     /// Closes the image; what cannot be written back is reported.
@@ -153,7 +156,10 @@ fn apply(flags: &mut OpenFlags, letter: char, value: &str) -> Outcome {
         't' => set_cache(flags, value),
         'd' => set_discard(flags, value),
         's' => Err(NO_SNAPSHOT.to_owned()),
-        'C' => Err(NO_COPY_ON_READ.to_owned()),
+        'C' => {
+            flags.copy_on_read = true;
+            Ok(())
+        }
         // `-o` is read with the path.
         _ => Ok(()),
     };
@@ -171,7 +177,8 @@ fn spec_from(words: &Words) -> Outcome<ImageSpec> {
         (None, Some(path)) => Ok(ImageSpec::filename(path.clone())),
         (Some(mut options), path) => {
             if let Some(path) = path {
-                options.set_text("file.filename", path.clone());
+                options =
+                    named(path, &options).map_err(|error| complain(report::error_text(&error)))?;
             }
             Ok(ImageSpec {
                 source: Source::Options(options),
@@ -181,6 +188,15 @@ fn spec_from(words: &Words) -> Outcome<ImageSpec> {
         }
         (None, None) => Err(complain("Must specify either driver or file".into())),
     }
+}
+
+/// The options of the image called `path`, with others over them.
+fn named(path: &str, over: &Options) -> Result<Options> {
+    let mut options = ImageSpec::filename(path).options()?;
+    for (key, value) in over.iter() {
+        options.set(key, value.clone());
+    }
+    Ok(options)
 }
 
 /// All `-o` of a command as one set.
@@ -205,12 +221,15 @@ pub async fn reopen(session: &mut Session, words: Words) -> Outcome {
     };
     let (old_spec, old_flags) = (image.spec.clone(), image.flags.clone());
     let flags = reopen_flags(&words, &old_flags)?;
-    let spec = merge(&old_spec, driver_options(&words)?);
+    let format = image.device.info().format;
+    let spec = merge(&old_spec, driver_options(&words)?, format)
+        .map_err(|error| complain(report::error_text(&error)))?;
     // The new opening would meet the locks of the old one.
     session.close().await?;
-    match Image::open(spec, flags).await {
+    match Image::try_open(spec, flags).await {
         Ok(image) => session.image = Some(image),
-        Err(Failed) => {
+        Err(error) => {
+            report::fail(&error);
             session.image = Some(Image::open(old_spec, old_flags).await?);
             return Err(Failed);
         }
@@ -239,27 +258,15 @@ fn reopen_flags(words: &Words, old: &OpenFlags) -> Outcome<OpenFlags> {
 }
 
 /// The old options with the new ones over them.
-fn merge(old: &ImageSpec, new: Option<Options>) -> ImageSpec {
-    let Some(new) = new else { return old.clone() };
-    let mut options = match &old.source {
-        Source::Options(options) => options.clone(),
-        Source::Filename(name) => {
-            let mut options = Options::new();
-            options.set_text("file.filename", name.clone());
-            if let Some(format) = &old.format {
-                options.set_text("driver", format.clone());
-            }
-            options
-        }
+fn merge(old: &ImageSpec, new: Option<Options>, format: &str) -> Result<ImageSpec> {
+    let Some(new) = new else {
+        return Ok(old.clone());
     };
-    for (key, value) in new.iter() {
-        options.set(key, value.clone());
-    }
-    ImageSpec {
-        source: Source::Options(options),
+    Ok(ImageSpec {
+        source: Source::Options(reopen::merge(&old.options()?, &new, format)?),
         format: None,
         name: old.name.clone(),
-    }
+    })
 }
 
 fn complain(message: String) -> Failed {

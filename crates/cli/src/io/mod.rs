@@ -5,6 +5,7 @@
 
 mod aio;
 mod arguments;
+mod breakpoint;
 mod commands;
 mod image;
 mod info;

@@ -148,13 +148,13 @@ impl Reader {
             Id::ImageOpts => self.image_opts = true,
             Id::Misalign => self.misalign = true,
             Id::Trace => report::warning("tracing is not built in"),
-            Id::Object => return refuse("user-creatable objects are not supported"),
+            Id::Object => crate::object::add(&value).map_err(|error| report::fail(&error))?,
             Id::ReadOnly => self.flags.writable = false,
             Id::NoCache => self.flags.cache = NO_CACHE,
             Id::NativeAio => self.flags.aio = Some(Aio::Native),
             Id::ForceShare => self.flags.force_share = true,
             Id::Snapshot => return refuse(NO_SNAPSHOT),
-            Id::CopyOnRead => return refuse(NO_COPY_ON_READ),
+            Id::CopyOnRead => self.flags.copy_on_read = true,
             Id::Aio => set_aio(&mut self.flags, &value).map_err(complain)?,
             Id::Cache => set_cache(&mut self.flags, &value).map_err(complain)?,
             Id::Discard => set_discard(&mut self.flags, &value).map_err(complain)?,
@@ -187,8 +187,6 @@ pub const NO_CACHE: CacheMode = CacheMode {
 };
 /// Why `-s` is refused.
 pub const NO_SNAPSHOT: &str = "temporary overlays (-s) are not supported";
-/// Why `-C` is refused.
-pub const NO_COPY_ON_READ: &str = "copy-on-read (-C) is not supported";
 
 /// Sets the cache mode by its name.
 pub fn set_cache(flags: &mut OpenFlags, name: &str) -> Result<(), String> {

@@ -12,7 +12,7 @@ use super::arguments::{self, Words};
 use super::commands::{self, Command, Needs, Verb};
 use super::image::{self, Image};
 use super::options::SessionOptions;
-use super::{Failed, Outcome, info, space, transfer};
+use super::{Failed, Outcome, breakpoint, info, space, transfer};
 use crate::report;
 
 /// What stays between commands.
@@ -157,7 +157,7 @@ impl Session {
             Verb::Map => space::map(image).await,
             Verb::Info => info::print(image),
             Verb::Zone => zone(command.name),
-            _ => breakpoint(command.name, rest),
+            _ => breakpoint::run(image, command.name, rest).await,
         }
     }
 }
@@ -192,19 +192,6 @@ fn raise(rest: &[&str]) -> Outcome {
 fn zone(name: &str) -> Outcome {
     let operation = name.replace('_', " ");
     report::print_line(format_args!("{operation} failed: Operation not supported"));
-    Err(Failed)
-}
-
-/// Nothing here can hold a request back.
-fn breakpoint(name: &str, rest: &[&str]) -> Outcome {
-    let tag = rest.first().copied().unwrap_or_default();
-    let what = match name {
-        "break" => "set breakpoint".to_owned(),
-        "remove_break" => format!("remove breakpoint {tag}"),
-        "resume" => "resume request".to_owned(),
-        _ => "wait for breakpoint".to_owned(),
-    };
-    report::print_line(format_args!("Could not {what}: Operation not supported"));
     Err(Failed)
 }
 

@@ -1,0 +1,49 @@
+//! `--object`: what a tool makes before it opens images.
+
+use vellum::{Error, ErrorKind, Result};
+use vellum_control::{Options, add_throttle_group};
+
+/// The types that QEMU's tools know. Those that have no effect here are only
+/// checked for a name.
+const TYPES: &[&str] = &[
+    "secret",
+    "secret_keyring",
+    "tls-creds-anon",
+    "tls-creds-psk",
+    "tls-creds-x509",
+    "tls-cipher-suites",
+    "authz-list",
+    "authz-list-file",
+    "authz-pam",
+    "authz-simple",
+    "throttle-group",
+    "iothread",
+    "main-loop",
+];
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "make object", message)
+}
+
+/// Makes the object that a text of `key=value,...` or JSON describes.
+///
+/// # Errors
+/// In QEMU's words.
+pub fn add(text: &str) -> Result<()> {
+    let mut options = if text.starts_with('{') {
+        Options::from_json(text)?
+    } else {
+        Options::parse_with_implied(text, Some("qom-type"))?
+    };
+    match options.take_text("qom-type")?.as_deref() {
+        Some("throttle-group") => add_throttle_group(options),
+        Some(kind) if TYPES.contains(&kind) => match options.contains("id") {
+            true => Ok(()),
+            false => Err(invalid("Parameter 'id' is missing")),
+        },
+        Some(kind) => Err(invalid(format!(
+            "Parameter 'qom-type' does not accept value '{kind}'"
+        ))),
+        None => Err(invalid("Parameter 'qom-type' is missing")),
+    }
+}

@@ -1,0 +1,20 @@
+//! `blkverify`: an image and a raw copy that must agree.
+
+use std::sync::Arc;
+
+use vellum::Result;
+use vellum_storage::nodes::verify::VerifyStorage;
+
+use crate::file_node::Common;
+use crate::graph::{Around, Opened, Role, child, refuse_unknown};
+use crate::options::Options;
+
+pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+    let raw = child(&mut options, "raw", Role::Protocol, &around).await?;
+    let test = child(&mut options, "test", Role::Image, &around).await?;
+    refuse_unknown(&options, "blkverify")?;
+    let storage = VerifyStorage::new(raw.storage(), test.storage(), around.flags.warn);
+    let mut opened = test.filter("blkverify", Arc::new(storage));
+    opened.files.extend(raw.files);
+    Ok(opened)
+}

@@ -1,0 +1,45 @@
+//! `copy-on-read`: what is read from below is kept.
+
+use std::sync::Arc;
+
+use vellum::nodes::CopyOnRead;
+use vellum::{BlockDevice, Result};
+
+use crate::file_node::Common;
+use crate::graph::{Around, Opened, Role, child, invalid, refuse_unknown};
+use crate::options::Options;
+
+pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+    let file = child(&mut options, "file", Role::Protocol, &around).await?;
+    let bottom = options.take_text("bottom")?;
+    refuse_unknown(&options, "copy-on-read")?;
+    let device = file.into_device(&around.flags)?;
+    let layers = match bottom {
+        None => None,
+        Some(name) => Some(depth_of(&device, &name, &around)?),
+    };
+    Ok(Opened::device(
+        "copy-on-read",
+        CopyOnRead::new(device, layers),
+    ))
+}
+
+/// How many layers below `device` the node called `name` stands.
+fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &Around) -> Result<u32> {
+    let Ok(node) = around.place.nodes.referred(name) else {
+        return Err(invalid(format!("Bottom node '{name}' not found")));
+    };
+    let bottom = node.into_device(&around.flags)?;
+    let mut at = Some(device.clone());
+    let mut depth = 0;
+    while let Some(layer) = at {
+        if Arc::ptr_eq(&layer, &bottom) {
+            return Ok(depth);
+        }
+        at = layer.backing();
+        depth += 1;
+    }
+    Err(invalid(format!(
+        "Node '{name}' is not in the chain of the node to copy to"
+    )))
+}

@@ -1,0 +1,27 @@
+//! `file`, `host_device`, `host_cdrom`: files and devices of the host.
+
+use vellum::Result;
+
+use crate::file_node::{self, Common};
+use crate::graph::{Around, Body, Opened};
+use crate::options::Options;
+
+pub(super) async fn open(
+    driver: &'static str,
+    mut options: Options,
+    common: Common,
+    around: Around,
+) -> Result<Opened> {
+    options.set_text("driver", driver);
+    let unlocked = file_node::open_unlocked(options, &around.flags)?;
+    Ok(Opened {
+        // A device node opened as `file` is told as what it is.
+        driver: match unlocked.file.is_device() {
+            true => "host_device",
+            false => "file",
+        },
+        writable: common.writable,
+        body: Body::Storage(unlocked.file.clone()),
+        files: vec![unlocked],
+    })
+}

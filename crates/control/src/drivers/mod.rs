@@ -1,0 +1,116 @@
+//! The drivers that nodes may name: one line each in [`DRIVERS`], one file each for
+//! what their options mean. A new driver (a format, a protocol, a filter) is a file
+//! here and a line there.
+//!
+//! A driver takes its own options out of the ones it is given, opens its children
+//! ([`crate::graph::child`]), refuses what is left over, and says what it has made.
+
+mod blkdebug;
+mod blklogwrites;
+mod blkverify;
+mod copy_on_read;
+mod file;
+mod null;
+mod preallocate;
+pub mod throttle;
+
+use std::future::Future;
+use std::pin::Pin;
+
+use vellum::Result;
+
+use crate::file_node::{self, Common};
+use crate::graph::{Around, Opened};
+use crate::open::{Format, open_format};
+use crate::options::Options;
+
+/// A node on its way.
+pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<Opened>>>>;
+
+/// Opens a node: its own options, what every node has, and what is around it.
+pub(crate) type Open = fn(Options, Common, Around) -> Opening;
+
+/// A driver.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) name: &'static str,
+    /// Whether it stands where QEMU wants a protocol, and on no file of its own.
+    pub(crate) protocol: bool,
+    pub(crate) open: Open,
+}
+
+const fn format(name: &'static str, open: Open) -> Driver {
+    Driver {
+        name,
+        protocol: false,
+        open,
+    }
+}
+
+const fn protocol(name: &'static str, open: Open) -> Driver {
+    Driver {
+        name,
+        protocol: true,
+        open,
+    }
+}
+
+/// Every driver, by name.
+static DRIVERS: &[Driver] = &[
+    protocol("blkdebug", |o, c, a| Box::pin(blkdebug::open(o, c, a))),
+    protocol("blklogwrites", |o, c, a| {
+        Box::pin(blklogwrites::open(o, c, a))
+    }),
+    protocol("blkverify", |o, c, a| Box::pin(blkverify::open(o, c, a))),
+    protocol("copy-on-read", |o, c, a| {
+        Box::pin(copy_on_read::open(o, c, a))
+    }),
+    protocol("file", |o, c, a| Box::pin(file::open("file", o, c, a))),
+    protocol("host_cdrom", |o, c, a| {
+        Box::pin(file::open("host_cdrom", o, c, a))
+    }),
+    protocol("host_device", |o, c, a| {
+        Box::pin(file::open("host_device", o, c, a))
+    }),
+    protocol("null-aio", |o, c, a| {
+        Box::pin(null::open("null-aio", o, c, a))
+    }),
+    protocol("null-co", |o, c, a| {
+        Box::pin(null::open("null-co", o, c, a))
+    }),
+    protocol("preallocate", |o, c, a| {
+        Box::pin(preallocate::open(o, c, a))
+    }),
+    format("qcow2", |o, c, a| {
+        Box::pin(open_format(Some(Format::Qcow2), o, c, a))
+    }),
+    format("raw", |o, c, a| {
+        Box::pin(open_format(Some(Format::Raw { probed: false }), o, c, a))
+    }),
+    protocol("throttle", |o, c, a| Box::pin(throttle::open(o, c, a))),
+];
+
+/// The driver of a name.
+pub(crate) fn find(name: &str) -> Result<&'static Driver> {
+    let found = DRIVERS.iter().find(|driver| driver.name == name);
+    found.ok_or_else(|| file_node::unknown_driver(name))
+}
+
+/// Whether there is a driver of this name that needs no file below it.
+pub(crate) fn is_protocol(name: &str) -> bool {
+    find(name).is_ok_and(|driver| driver.protocol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted_and_finds_its_drivers() {
+        assert!(DRIVERS.is_sorted_by(|a, b| a.name < b.name));
+        assert_eq!(find("null-co").unwrap().name, "null-co");
+        assert!(is_protocol("file") && !is_protocol("qcow2") && !is_protocol("nothing"));
+        let error = find("nothing").unwrap_err();
+        assert_eq!(error.message(), "Unknown driver 'nothing'");
+    }
+}

@@ -1,0 +1,234 @@
+//! Nodes of a graph: each is a driver with options, and stands on other nodes.
+//!
+//! A node is a storage (protocols, and filters over them) or a device (formats); each
+//! can be used as the other. Which drivers there are says [`crate::drivers`].
+//!
+//! Invariant: a file is locked once it is known what it is used for: by the format
+//! that stands on it, with as many filters in between as there may be, or by whoever
+//! uses the node itself.
+
+use std::sync::Arc;
+
+use vellum::detect_zeroes::ZeroDetector;
+use vellum::nodes::DeviceStorage;
+use vellum::{BlockDevice, Error, ErrorKind, Raw, RawOptions, Result, Storage};
+
+use crate::drivers::{self, Driver};
+use crate::file_node::{Common, Unlocked, Use};
+use crate::flags::{DetectZeroes, OpenFlags};
+use crate::gate::FilePolicy;
+use crate::open::{self, Place};
+use crate::options::{Options, Scalar};
+
+/// What a missing driver means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The format is found out from the content.
+    Image,
+    /// It is a file.
+    Protocol,
+}
+
+/// What is around a node that is being opened.
+#[derive(Debug, Clone)]
+pub(crate) struct Around {
+    pub(crate) flags: OpenFlags,
+    pub(crate) policy: FilePolicy,
+    pub(crate) place: Place,
+}
+
+/// What a node is.
+#[derive(Debug, Clone)]
+pub(crate) enum Body {
+    Storage(Arc<dyn Storage>),
+    Device(Arc<dyn BlockDevice>),
+}
+
+/// An open node.
+#[derive(Debug, Clone)]
+pub(crate) struct Opened {
+    /// The name of its driver.
+    pub(crate) driver: &'static str,
+    pub(crate) body: Body,
+    /// Files below it that nothing protects from others yet.
+    pub(crate) files: Vec<Unlocked>,
+    pub(crate) writable: bool,
+}
+
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "open", message)
+}
+
+impl Opened {
+    /// A format, whose files are locked.
+    pub(crate) fn device(driver: &'static str, device: Arc<dyn BlockDevice>) -> Opened {
+        Opened {
+            driver,
+            writable: !device.info().read_only,
+            body: Body::Device(device),
+            files: Vec::new(),
+        }
+    }
+
+    /// A filter over this node.
+    pub(crate) fn filter(self, driver: &'static str, storage: Arc<dyn Storage>) -> Opened {
+        Opened {
+            driver,
+            body: Body::Storage(storage),
+            ..self
+        }
+    }
+
+    /// The node as it is for one who writes to it or does not.
+    pub(crate) fn for_user(&self, writable: bool) -> Result<Opened> {
+        if writable && !self.writable {
+            return Err(invalid("Block node is read-only"));
+        }
+        let files = self.files.iter().map(|file| file.for_user(writable));
+        Ok(Opened {
+            files: files.collect::<Result<_>>()?,
+            writable,
+            ..self.clone()
+        })
+    }
+
+    /// Protects the files below from others as `user` needs it.
+    pub(crate) fn lock(&mut self, flags: &OpenFlags, user: Use) -> Result<()> {
+        for file in self.files.drain(..) {
+            file.lock(flags, user)?;
+        }
+        Ok(())
+    }
+
+    /// The node as a storage. Nothing is locked.
+    pub(crate) fn storage(&self) -> Arc<dyn Storage> {
+        match &self.body {
+            Body::Storage(storage) => storage.clone(),
+            Body::Device(device) => DeviceStorage::new(device.clone()),
+        }
+    }
+
+    /// The node as a storage under a format.
+    pub(crate) fn into_storage(mut self, flags: &OpenFlags, user: Use) -> Result<Arc<dyn Storage>> {
+        self.lock(flags, user)?;
+        Ok(self.storage())
+    }
+
+    /// The node as a device.
+    pub(crate) fn into_device(mut self, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
+        self.lock(flags, Use::Raw)?;
+        match self.body {
+            Body::Device(device) => Ok(device),
+            Body::Storage(storage) => {
+                let options = RawOptions {
+                    read_only: !self.writable,
+                    ..RawOptions::default()
+                };
+                Ok(Raw::open_as(self.driver, storage, options)?)
+            }
+        }
+    }
+}
+
+/// Opens a node with everything below it.
+pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> Result<Opened> {
+    let driver = match (options.take_text("driver")?, role) {
+        (Some(name), _) => Some(drivers::find(&name)?),
+        (None, Role::Protocol) => Some(drivers::find("file")?),
+        (None, Role::Image) => None,
+    };
+    let node_name = options.get_text("node-name").map(str::to_owned);
+    let detect_zeroes = take_detect_zeroes(&mut options)?;
+    let common = Common::take(&mut options, &around.flags)?;
+    if detect_zeroes == DetectZeroes::Unmap && !common.discard {
+        return Err(invalid(
+            "setting detect-zeroes to unmap is not allowed without setting discard operation to \
+             unmap",
+        ));
+    }
+    let below = Around {
+        flags: common.pass_on(&around.flags),
+        ..around.clone()
+    };
+    let opened = match driver {
+        Some(Driver { open, .. }) => open(options, common, below).await?,
+        None => Box::pin(open::open_format(None, options, common, below)).await?,
+    };
+    let opened = detecting(opened, detect_zeroes, around)?;
+    if let Some(name) = node_name {
+        around.place.nodes.name(&name, opened.clone())?;
+    }
+    Ok(opened)
+}
+
+fn take_detect_zeroes(options: &mut Options) -> Result<DetectZeroes> {
+    match options.take_text("detect-zeroes")? {
+        None => Ok(DetectZeroes::Off),
+        Some(name) => DetectZeroes::parse(&name)
+            .ok_or_else(|| invalid(format!("invalid parameter value: {name}"))),
+    }
+}
+
+fn detecting(opened: Opened, detect_zeroes: DetectZeroes, around: &Around) -> Result<Opened> {
+    let unmap = match detect_zeroes {
+        DetectZeroes::Off => return Ok(opened),
+        DetectZeroes::On => false,
+        DetectZeroes::Unmap => true,
+    };
+    let driver = opened.driver;
+    let device = ZeroDetector::new(opened.into_device(&around.flags)?, unmap);
+    Ok(Opened::device(driver, device))
+}
+
+/// The child of a node that its options describe under `key`, or name there.
+/// `None` if they do neither.
+pub(crate) async fn optional_child(
+    options: &mut Options,
+    key: &str,
+    role: Role,
+    around: &Around,
+) -> Result<Option<Opened>> {
+    let group = options.take_group(key);
+    match options.take(key) {
+        Some(Scalar::Text(name)) => {
+            let node = around.place.nodes.referred(&name)?;
+            return node.for_user(around.flags.writable).map(Some);
+        }
+        Some(_) => {
+            return Err(invalid(format!(
+                "Invalid parameter type for '{key}', expected: string"
+            )));
+        }
+        None => {}
+    }
+    if group.is_empty() {
+        return Ok(None);
+    }
+    Box::pin(open(group, role, around)).await.map(Some)
+}
+
+/// As [`optional_child`]; there must be one.
+pub(crate) async fn child(
+    options: &mut Options,
+    key: &str,
+    role: Role,
+    around: &Around,
+) -> Result<Opened> {
+    let found = optional_child(options, key, role, around).await?;
+    found.ok_or_else(|| missing(key))
+}
+
+/// The refusal of a node without a child that it needs.
+pub(crate) fn missing(key: &str) -> Error {
+    invalid(format!("A block device must be specified for \"{key}\""))
+}
+
+/// Refuses options that a protocol or filter has not taken.
+pub(crate) fn refuse_unknown(options: &Options, driver: &str) -> Result<()> {
+    match options.keys().next() {
+        None => Ok(()),
+        Some(key) => Err(invalid(format!(
+            "Block protocol '{driver}' doesn't support the option '{key}'"
+        ))),
+    }
+}
