@@ -33,8 +33,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// How many slices to load after a miss of slice `slice`.
-    fn window(&self, slice: u64) -> u64 {
+    /// How many slices to load after a miss of slice `slice`, `most` at most.
+    fn window(&self, slice: u64, most: u64) -> u64 {
         for stream in &self.ends {
             let packed = stream.load(Ordering::Relaxed);
             let (end, window) = (packed >> WINDOW_BITS, packed & ((1 << WINDOW_BITS) - 1));
@@ -45,7 +45,7 @@ impl Streams {
                 // Another request of the same scan is loading it.
                 return 1;
             }
-            let window = (2 * window).min(MAX_WINDOW);
+            let window = (2 * window).min(MAX_WINDOW).min(most).max(1);
             stream.store((slice + window) << WINDOW_BITS | window, Ordering::Relaxed);
             return window;
         }
@@ -66,8 +66,8 @@ impl Image {
     /// is going on.
     pub(crate) async fn load_slice_at(&self, guest: GuestOffset, slice: Slice) -> Result<()> {
         let slice_bytes = self.mapper().slice_guest_bytes();
-        let window = self.streams.window(guest.bytes() / slice_bytes);
-        let window = window.min(self.l2.scan_tables() as u64);
+        let most = self.l2.scan_tables() as u64;
+        let window = self.streams.window(guest.bytes() / slice_bytes, most);
         if window <= 1 {
             return self.load_slice(slice).await;
         }
@@ -122,23 +122,36 @@ mod tests {
     #[test]
     fn a_scan_reads_ahead_further_and_further() {
         let streams = Streams::default();
-        assert_eq!(streams.window(10), 1);
-        assert_eq!(streams.window(11), 2);
-        assert_eq!(streams.window(12), 1, "is being loaded");
-        assert_eq!(streams.window(13), 4);
-        assert_eq!(streams.window(17), 8);
-        assert_eq!(streams.window(25), 16);
-        assert_eq!(streams.window(41), 16);
+        assert_eq!(streams.window(10, 16), 1);
+        assert_eq!(streams.window(11, 16), 2);
+        assert_eq!(streams.window(12, 16), 1, "is being loaded");
+        assert_eq!(streams.window(13, 16), 4);
+        assert_eq!(streams.window(17, 16), 8);
+        assert_eq!(streams.window(25, 16), 16);
+        assert_eq!(streams.window(41, 16), 16);
+    }
+
+    #[test]
+    fn a_small_cache_is_filled_again_where_it_ended() {
+        let streams = Streams::default();
+        let mut slice = 0;
+        let windows = std::array::from_fn(|_| {
+            let window = streams.window(slice, 8);
+            slice += window;
+            window
+        });
+        assert_eq!(windows, [1, 2, 4, 8, 8, 8]);
+        assert_eq!(streams.window(slice, 0), 1);
     }
 
     #[test]
     fn scans_are_told_apart_and_from_random_reads() {
         let streams = Streams::default();
         for slice in (0..1000).step_by(7) {
-            assert_eq!(streams.window(slice), 1);
+            assert_eq!(streams.window(slice, 16), 1);
         }
         for (a, b) in [(100, 500), (101, 501), (103, 503)] {
-            let windows = (streams.window(a), streams.window(b));
+            let windows = (streams.window(a, 16), streams.window(b, 16));
             assert_eq!(windows.0, windows.1);
             assert!(a == 100 || windows.0 > 1);
         }
