@@ -5,6 +5,7 @@ use vellum_format::bitmap::{self, BitmapDirectoryEntry, BitmapTableEntry};
 use vellum_format::crypto::{CryptMethod, EncryptionHeaderPointer};
 use vellum_format::extension::{self, Context};
 use vellum_format::header::{self, Purpose};
+use vellum_format::luks::{self, LuksHeader};
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::{
     CompressedDescriptor, FormatErrorKind, Geometry, Header, L1Entry, L2Entry, Mapping, limits,
@@ -15,7 +16,7 @@ use vellum_format::{
 pub type Check = fn(&[u8]);
 
 /// Every check with the name of its fuzz target and corpus.
-pub const ALL: [(&str, Check); 11] = [
+pub const ALL: [(&str, Check); 12] = [
     ("header", check_header),
     ("extensions", check_extensions),
     ("l1_table", check_l1_table),
@@ -27,6 +28,7 @@ pub const ALL: [(&str, Check); 11] = [
     ("bitmap_directory", check_bitmap_directory),
     ("bitmap_table", check_bitmap_table),
     ("encryption_header", check_encryption_header),
+    ("luks_header", check_luks_header),
 ];
 
 /// - `decode(encode(decode(x))) == decode(x)`, and the second encoding equals the first.
@@ -399,5 +401,44 @@ pub fn check_encryption_header(data: &[u8]) {
     if let Ok(pointer) = EncryptionHeaderPointer::decode(data, cluster_size) {
         assert_eq!(pointer.encode().as_slice(), data);
         assert!(pointer.offset.is_aligned(cluster_size));
+    }
+}
+
+/// Whether a LUKS header stands apart, then the header.
+///
+/// - `decode(encode(decode(x))) == decode(x)`, and its file looks like LUKS.
+/// - No key slot overlaps the header, another one, or the payload.
+/// - A suite that is understood has keys as long as the header says, and its words
+///   lead back to it.
+pub fn check_luks_header(data: &[u8]) {
+    let Some((detached, data)) = data.split_first() else {
+        return;
+    };
+    let detached = detached & 1 == 1;
+    let header = match LuksHeader::decode(data, detached) {
+        Ok(header) => header,
+        Err(error) => {
+            assert!(!error.message().is_empty());
+            return;
+        }
+    };
+    assert!(luks::is_luks(data));
+    let encoded = header.encode().expect("what decodes fits");
+    assert_eq!(encoded.len(), luks::HEADER_SIZE_BYTES);
+    assert_eq!(LuksHeader::decode(&encoded, detached).as_ref(), Ok(&header));
+    let length = luks::key_material_sectors(header.key_bytes, luks::STRIPES);
+    let mut starts = header.slots.map(|slot| u64::from(slot.key_offset_sectors));
+    starts.sort_unstable();
+    assert!(starts[0] * luks::SECTOR_SIZE_BYTES >= luks::HEADER_SIZE_BYTES as u64);
+    assert!(starts.windows(2).all(|pair| pair[0] + length <= pair[1]));
+    assert!(detached || starts[7] + length <= u64::from(header.payload_offset_sectors));
+    if let Ok(suite) = header.suite() {
+        assert_eq!(suite.key_bytes(), header.key_bytes as usize);
+        let words = LuksHeader {
+            cipher_name: suite.cipher.family().into(),
+            cipher_mode: suite.mode_spec(),
+            ..header
+        };
+        assert_eq!(words.suite(), Ok(suite));
     }
 }

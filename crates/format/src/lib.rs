@@ -29,6 +29,7 @@ pub mod header;
 pub mod l1;
 pub mod l2;
 pub mod limits;
+pub mod luks;
 pub mod refcount;
 pub mod snapshot;
 pub mod types;
