@@ -208,6 +208,11 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         None
     }
 
+    /// This device as a LUKS volume, where it is one.
+    fn as_luks(&self) -> Option<&crate::luks::LuksDevice> {
+        None
+    }
+
     /// Bytes of storage that the image takes now, where known.
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         Ok(None)

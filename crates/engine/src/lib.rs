@@ -11,6 +11,7 @@
 pub mod detect_zeroes;
 pub mod device;
 pub mod gate;
+pub mod luks;
 pub mod nodes;
 pub mod qcow2;
 pub mod raw;

@@ -89,7 +89,7 @@ impl Image {
     /// Writes as many of the members as find room side by side, and links them.
     async fn copy_members(self: &Arc<Self>, mut members: Vec<Member>) -> Result<()> {
         let after = self.end_of_data_before(members[0].cluster);
-        let allocation = self.allocate_near(members.len() as u64, after).await?;
+        let allocation = self.allocate_for_data(members.len() as u64, after).await?;
         members.truncate(allocation.clusters as usize);
         let written = self.write_members(&members, allocation.start).await;
         self.give_back_unless(written.is_ok(), Some(allocation))

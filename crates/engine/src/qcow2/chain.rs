@@ -16,7 +16,6 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use vellum_format::crypto::CryptMethod;
 use vellum_format::types::GuestOffset;
 use vellum_storage::{Buffer, Buffers, Result, Storage};
 
@@ -69,7 +68,7 @@ struct Layers {
 #[derive(Debug)]
 struct Layer {
     image: Arc<Image>,
-    /// Its data lies in its file as the guest sees it.
+    /// Its data is read from its storage as the guest sees it.
     plain: bool,
 }
 
@@ -82,7 +81,7 @@ impl Layers {
             match device.as_layer().map(|Qcow2 { image }| image) {
                 Some(image) if image.read_only && images.len() < MAX_LAYERS => {
                     next = image.backing.clone();
-                    let plain = image.header().crypt_method == CryptMethod::None;
+                    let plain = image.reads_as_stored();
                     let image = image.clone();
                     images.push(Layer { image, plain });
                 }

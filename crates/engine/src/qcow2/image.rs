@@ -17,6 +17,7 @@ use super::cache::Budget;
 use super::chain::Chain;
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
+use super::encryption::Encryption;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
@@ -50,8 +51,9 @@ pub(crate) struct Image {
     pub(crate) header_writes: async_lock::Mutex<()>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
-    /// What holds the data clusters.
+    /// What holds the data clusters, as the guest sees them where LUKS encrypts them.
     pub(crate) data: Arc<dyn Storage>,
+    pub(crate) encryption: Encryption,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     /// What lies below, seen as one mapping.
     pub(crate) chain: Chain,

@@ -8,7 +8,9 @@ use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::{CompressionType, Purpose};
 use vellum_format::snapshot::SnapshotEntry;
 
+use super::encryption::luks_header;
 use super::load;
+use crate::luks::LuksHeader;
 use crate::{Result, Storage};
 
 /// One persistent bitmap.
@@ -68,6 +70,8 @@ pub struct ImageInfo {
     pub extended_l2: bool,
     /// How guest data is encrypted, by QEMU's name, where it is.
     pub encryption: Option<&'static str>,
+    /// The LUKS header, where that is how.
+    pub luks: Option<LuksHeader>,
     /// Name of the external data file, where the image uses one.
     pub data_file: Option<String>,
     /// The external data file is a raw image of the disk.
@@ -103,6 +107,10 @@ impl ImageInfo {
             Some(extension) => load::bitmaps(&storage, &header, extension).await?,
             None => Vec::new(),
         };
+        let luks = match header.crypt_method {
+            CryptMethod::Luks => Some(luks_header(&storage, &header).await?.1),
+            _ => None,
+        };
         let external = header.incompatible.contains(Incompatible::EXTERNAL_DATA);
         let data_file = header.external_data_file().filter(|_| external);
         Ok(ImageInfo {
@@ -116,6 +124,7 @@ impl ImageInfo {
             corrupt: header.incompatible.contains(Incompatible::CORRUPT),
             extended_l2: header.geometry().extended_l2,
             encryption: encryption_name(header.crypt_method),
+            luks,
             data_file: data_file.map(|name| String::from_utf8_lossy(name).into_owned()),
             data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
             backing_file: header.backing_file_text().map(|name| name.into_owned()),

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use vellum_format::crypto::CryptMethod;
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, Purpose, field};
@@ -16,9 +15,10 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, 
 use super::alloc::Allocator;
 use super::chain::Chain;
 use super::check;
-use super::compress::CompressionOptions;
+use super::compress::{Codec, CompressionOptions};
 use super::compressed::Compressed;
 use super::data_cache::DataCache;
+use super::encryption::{self, Encryption};
 use super::events::reached;
 use super::fault::bad_format;
 use super::image::Image;
@@ -63,6 +63,7 @@ pub(crate) async fn open(
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
     let data = open_data_file(&file, gate, &header, &options).await?;
+    let data = encryption::open(&file, data, &header, &options).await?;
     if !options.read_only && !options.for_check {
         header = make_writable(&file, header, &options.messages).await?;
     }
@@ -100,13 +101,6 @@ async fn open_snapshots(
 }
 
 fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<()> {
-    if header.crypt_method != CryptMethod::None && !options.metadata_only {
-        return Err(refuse(
-            ErrorKind::Unsupported,
-            file,
-            "the image is encrypted, and encrypted images cannot be opened yet",
-        ));
-    }
     let changes = !options.read_only && !options.for_check;
     if header.incompatible.contains(Incompatible::CORRUPT) && changes {
         return Err(refuse(
@@ -257,12 +251,27 @@ pub(super) fn reserved_clusters(header: &Header) -> Vec<Range<u64>> {
             header.snapshots_offset,
             u64::from(header.snapshot_count.min(1)),
         ),
+        header
+            .encryption_header()
+            .map_or(0..0, |luks| clusters(luks.offset, luks.length_bytes)),
     ]
+}
+
+/// How clusters are compressed.
+fn codec(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<Codec> {
+    // Levels are for the image that is written, and no business of those below it.
+    let compression = match options.read_only {
+        true => CompressionOptions::default(),
+        false => options.compression,
+    };
+    compression
+        .codec(header.compression_type)
+        .map_err(|error| error.target(file.name()))
 }
 
 async fn assemble(
     file: Arc<dyn Storage>,
-    data: Arc<dyn Storage>,
+    (data, encryption): (Arc<dyn Storage>, Encryption),
     backing: Option<Arc<dyn BlockDevice>>,
     header: Header,
     snapshots: SnapshotTable,
@@ -288,14 +297,7 @@ async fn assemble(
     let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
     let lazy = LazyRefcounts::new(&header, options.lazy_refcounts)
         .map_err(|error| error.target(file.name()))?;
-    // Levels are for the image that is written, and no business of those below it.
-    let compression = match options.read_only {
-        true => CompressionOptions::default(),
-        false => options.compression,
-    };
-    let codec = compression
-        .codec(header.compression_type)
-        .map_err(|error| error.target(file.name()))?;
+    let codec = codec(&file, &header, options)?;
     let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -325,6 +327,7 @@ async fn assemble(
         header_writes: async_lock::Mutex::new(()),
         file,
         data,
+        encryption,
         chain: Chain::new(backing.as_ref(), options.chain_index_bytes()),
         backing,
         guest_ranges: Arc::default(),

@@ -11,6 +11,7 @@ use super::compress::CompressionOptions;
 use super::messages::Messages;
 use super::snapshot::SnapshotSelector;
 use crate::BlockDevice;
+use crate::luks::Passphrase;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
 /// `None` takes its default.
@@ -98,6 +99,12 @@ pub struct OpenOptions {
     pub messages: Messages,
     /// Show the disk as it was when this snapshot was taken; for reading only.
     pub snapshot: Option<SnapshotSelector>,
+    /// What unlocks an encrypted image (`encrypt.key-secret`).
+    pub passphrase: Option<Passphrase>,
+    /// How the image must be encrypted (`encrypt.format`), if that is demanded.
+    pub encryption_format: Option<String>,
+    /// Open an encrypted image without unlocking it: its guest data cannot be read.
+    pub locked: bool,
     /// Open an image only to look at its metadata: neither backing file nor data
     /// file is opened, and guest data cannot be read.
     pub metadata_only: bool,

@@ -61,6 +61,7 @@ fn one_piece(
     };
     match view[..] {
         [run] if run.len_bytes == len_bytes => match run.kind {
+            RunKind::Data { .. } if !image.reads_as_stored() => None,
             RunKind::Data { host, .. } => Some((&image.data, host.bytes())),
             RunKind::Unallocated { .. } => image.chain.place(guest.bytes(), len_bytes),
             _ => None,
@@ -156,6 +157,9 @@ impl Image {
 
     async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
         match run.kind {
+            RunKind::Data { host, .. } if !self.reads_as_stored() => {
+                self.read_legacy(run, host.bytes(), piece).await
+            }
             RunKind::Data { host, .. } => {
                 self.reached(Event::ReadAio).await;
                 let buffers = Buffers::from_iter([piece]);

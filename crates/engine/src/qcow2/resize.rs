@@ -180,7 +180,9 @@ impl Image {
         let backing = self.backing.as_ref();
         let asked = NewSpace {
             preallocation,
-            zero: new_bytes > old_bytes && backing.is_some_and(|b| b.size_bytes() > old_bytes),
+            zero: new_bytes > old_bytes
+                && (backing.is_some_and(|b| b.size_bytes() > old_bytes)
+                    || self.hides_new_space(preallocation)),
         };
         if asked.zero && self.geometry.version < 3 {
             let message = "Failed to zero out new clusters: Operation not supported";
@@ -217,6 +219,12 @@ impl Image {
         self.write_size(new_bytes).await?;
         self.size.set(new_bytes);
         Ok(())
+    }
+
+    /// Whether new clusters get places that would not read as zeroes.
+    fn hides_new_space(&self, preallocation: Preallocation) -> bool {
+        let has_places = preallocation != Preallocation::Off || self.data_is_raw();
+        self.is_encrypted() && has_places
     }
 
     fn cluster_end(&self, offset_bytes: u64) -> u64 {

@@ -41,7 +41,7 @@ impl Image {
             host: self.location(Some(host)),
             ..own(len_bytes)
         };
-        if !self.looks_preallocated().await? {
+        if self.is_encrypted() || !self.looks_preallocated().await? {
             return Ok(data);
         }
         let found = self.data.block_status(host.bytes(), len_bytes).await?;
@@ -53,10 +53,11 @@ impl Image {
     }
 
     fn location(&self, host: Option<HostOffset>) -> Option<HostLocation> {
-        host.map(|host| HostLocation {
-            storage: self.data.name().to_owned(),
-            offset_bytes: host.bytes(),
-        })
+        host.filter(|_| !self.is_encrypted())
+            .map(|host| HostLocation {
+                storage: self.data.name().to_owned(),
+                offset_bytes: host.bytes(),
+            })
     }
 
     /// The status of a run that this layer does not hold.

@@ -301,7 +301,7 @@ impl Image {
             }
             Target::New => {
                 let after = self.end_of_data_before(cluster_start);
-                let allocation = self.allocate_near(step.clusters as u64, after).await?;
+                let allocation = self.allocate_for_data(step.clusters as u64, after).await?;
                 let clusters = allocation.clusters as usize;
                 (allocation.start, Some(allocation), clusters)
             }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use vellum_format::{Geometry, HostOffset, limits};
 
 /// A new image, in the order of its file: header, refcount table, refcount blocks,
-/// L1 table, L2 tables and data, the last two only if everything is mapped.
+/// L1 table, encryption header, L2 tables and data, the last two only if everything is
+/// mapped.
 ///
 /// Without preallocation that is where QEMU puts things. With it QEMU mixes tables
 /// and data; here the tables stay together, to be written and read in one go.
@@ -16,6 +17,8 @@ pub(super) struct Layout {
     pub(super) refcount_table_clusters: u64,
     pub(super) refcount_blocks: u64,
     pub(super) l1_entries: u64,
+    /// What the encryption header fills.
+    pub(super) encryption_clusters: u64,
     pub(super) l2_tables: u64,
     /// Clusters of guest data in the image file itself.
     data_clusters: u64,
@@ -29,6 +32,7 @@ impl Layout {
         geometry: Geometry,
         guest_size_bytes: u64,
         maps_everything: bool,
+        encryption_header_bytes: u64,
     ) -> Option<Self> {
         if guest_size_bytes > geometry.max_size_bytes() {
             return None;
@@ -41,6 +45,7 @@ impl Layout {
             refcount_table_clusters: 1,
             refcount_blocks: 1,
             l1_entries,
+            encryption_clusters: geometry.clusters_for(encryption_header_bytes),
             l2_tables: if maps_everything { l1_entries } else { 0 },
             data_clusters: if in_image {
                 geometry.clusters_for(guest_size_bytes)
@@ -101,12 +106,24 @@ impl Layout {
         }
     }
 
+    fn encryption_cluster(&self) -> u64 {
+        self.l1_cluster() + self.l1_clusters()
+    }
+
+    pub(super) fn encryption_header_offset(&self) -> HostOffset {
+        self.offset(self.encryption_cluster())
+    }
+
+    fn l2_cluster(&self) -> u64 {
+        self.encryption_cluster() + self.encryption_clusters
+    }
+
     pub(super) fn l2_tables_offset(&self) -> HostOffset {
-        self.offset(self.l1_cluster() + self.l1_clusters())
+        self.offset(self.l2_cluster())
     }
 
     fn data_cluster(&self) -> u64 {
-        self.l1_cluster() + self.l1_clusters() + self.l2_tables
+        self.l2_cluster() + self.l2_tables
     }
 
     /// Host cluster of guest cluster `index`; in an external data file that is the
@@ -136,7 +153,8 @@ impl Layout {
     /// The end of the file. As in QEMU's images the L1 table is not padded if
     /// nothing follows it.
     pub(super) fn file_size_bytes(&self) -> u64 {
-        if self.l2_tables + self.data_clusters > 0 || self.l1_entries == 0 {
+        let behind = self.encryption_clusters + self.l2_tables + self.data_clusters;
+        if behind > 0 || self.l1_entries == 0 {
             return self.offset(self.total_clusters()).0;
         }
         self.l1_table_offset().0 + self.l1_entries * 8
@@ -149,7 +167,7 @@ mod tests {
 
     fn layout(cluster_bits: u32, order: u32, size: u64, everything: bool) -> Option<Layout> {
         let geometry = Geometry::new(3, cluster_bits, false, order, false).expect("valid");
-        Layout::new(geometry, size, everything)
+        Layout::new(geometry, size, everything, 0)
     }
 
     #[test]

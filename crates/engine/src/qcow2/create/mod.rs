@@ -10,11 +10,14 @@ use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::CompressionType;
 use vellum_format::{FormatError, FormatErrorKind, Geometry, Header, limits};
 
+use crate::luks::NewVolume;
 use crate::{Error, ErrorKind, Result, Storage};
 
+mod encrypted;
 mod layout;
 pub(crate) mod write;
 
+pub use encrypted::Encryption;
 use layout::Layout;
 
 /// Cluster size where none is asked for.
@@ -82,6 +85,8 @@ pub struct CreateOptions {
     pub data_file_raw: bool,
     /// `preallocation`
     pub preallocation: Preallocation,
+    /// `encrypt.*`: guest data is encrypted with LUKS.
+    pub encryption: Option<Encryption>,
 }
 
 impl Default for CreateOptions {
@@ -99,6 +104,7 @@ impl Default for CreateOptions {
             data_file: None,
             data_file_raw: false,
             preallocation: Preallocation::Off,
+            encryption: None,
         }
     }
 }
@@ -162,8 +168,9 @@ impl CreateOptions {
             version: self.version,
             external_data: self.data_file.is_some(),
         };
+        let encryption_bytes = self.encryption_header_bytes()?;
         self.guest_size_bytes()
-            .and_then(|size| Layout::new(geometry, size, self.maps_everything()))
+            .and_then(|size| Layout::new(geometry, size, self.maps_everything(), encryption_bytes))
             .ok_or_else(too_large)
     }
 
@@ -255,14 +262,14 @@ impl CreateOptions {
         self.preallocation != Preallocation::Off || self.data_file_raw
     }
 
-    fn header(&self, layout: &Layout) -> Header {
+    fn header(&self, layout: &Layout, luks: Option<&NewVolume>) -> Header {
         let when = |set: bool, bits: u64| if set { bits } else { 0 };
         let zstd = self.compression_type == CompressionType::Zstd;
         let mut header = Header {
             version: self.version,
             cluster_bits: layout.geometry.cluster_bits,
             size_bytes: layout.guest_size_bytes,
-            crypt_method: Default::default(),
+            crypt_method: encrypted::method(luks),
             l1_entries: layout.l1_entries as u32,
             l1_table_offset: layout.l1_table_offset(),
             refcount_table_offset: layout.refcount_table_offset(),
@@ -288,6 +295,9 @@ impl CreateOptions {
         if let Some(name) = &self.data_file {
             header.set_extension(Extension::ExternalDataFile(name.clone().into_bytes()));
         }
+        if let Some(luks) = luks {
+            header.set_extension(encrypted::pointer(layout, luks));
+        }
         // In a small first cluster they would leave no room for a backing file's name.
         if self.version >= 3 && layout.geometry.cluster_size_bytes() > 4096 {
             header.set_extension(Extension::FeatureNames(default_feature_names()));
@@ -296,8 +306,8 @@ impl CreateOptions {
     }
 
     /// The bytes of the first cluster, as far as they are not zeroes.
-    fn encoded_header(&self, layout: &Layout) -> Result<Vec<u8>> {
-        let mut header = self.header(layout);
+    fn encoded_header(&self, layout: &Layout, luks: Option<&NewVolume>) -> Result<Vec<u8>> {
+        let mut header = self.header(layout, luks);
         let bytes = header.encode().map_err(|error| {
             refuse(format!("Could not update qcow2 header: {}", reason(&error)))
         })?;
@@ -338,12 +348,16 @@ pub async fn create(
     options: &CreateOptions,
 ) -> Result<()> {
     let layout = options.layout()?;
-    let header = options.encoded_header(&layout)?;
+    let luks = encrypted::new_volume(options).await?;
+    let header = options.encoded_header(&layout, luks.as_ref())?;
     if data.is_some() != options.data_file.is_some() {
         return Err(refuse("An external data file must be both named and given"));
     }
     write::prepare(&storage, layout.file_size_bytes()).await?;
     write::tables(&storage, &layout).await?;
+    if let Some(luks) = &luks {
+        encrypted::write(&storage, &layout, luks).await?;
+    }
     match &data {
         Some(data) => {
             write::prepare(data, layout.guest_size_bytes).await?;
@@ -352,6 +366,7 @@ pub async fn create(
         }
         None => {
             write::space(&storage, layout.data_range(), options.preallocation).await?;
+            encrypted::fill(&storage, &layout, options, luks.as_ref()).await?;
         }
     }
     storage.flush().await?;

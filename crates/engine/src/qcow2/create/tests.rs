@@ -78,7 +78,9 @@ fn a_header_that_does_not_fit_is_refused_before_anything_is_written() {
         ..CreateOptions::default()
     };
     let layout = options.layout().expect("valid otherwise");
-    let error = options.encoded_header(&layout).expect_err("does not fit");
+    let error = options
+        .encoded_header(&layout, None)
+        .expect_err("does not fit");
     assert!(
         error.message().ends_with("No space left on device"),
         "{}",

@@ -172,6 +172,13 @@ fn fill_l2(layout: &Layout, at: u64, bytes: &mut [u8]) {
                 allocated: 0,
                 zero: 0,
             },
+            // What was not written does not read as zeroes when it is decrypted.
+            Some(host) if layout.encryption_clusters > 0 && geometry.version >= 3 => {
+                Mapping::Zero {
+                    host: Some(host),
+                    copied: true,
+                }
+            }
             Some(host) => Mapping::Data { host, copied: true },
         };
         let written = mapping.encode(geometry).write(bytes, index, geometry);

@@ -1,0 +1,183 @@
+//! [`LuksDevice`]: a LUKS volume as a block device.
+
+use std::sync::Arc;
+
+use super::{
+    EncryptedStorage, LuksHeader, MasterKey, Passphrase, SECTOR_BYTES, read_header, unlock,
+};
+use crate::qcow2::create::Preallocation;
+use crate::{
+    BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, Raw, RawOptions, RequestFlags,
+    Result, Storage, ZeroRequest,
+};
+
+/// How to open a volume.
+#[derive(Debug, Clone, Default)]
+pub struct LuksOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+    /// What unlocks it; needed unless only metadata is wanted.
+    pub passphrase: Option<Passphrase>,
+    /// The storage of its header, where that stands apart from the payload.
+    pub header: Option<Arc<dyn Storage>>,
+    /// Open a volume only to look at its header: its payload cannot be read.
+    pub metadata_only: bool,
+}
+
+/// A LUKS volume, open.
+#[derive(Debug)]
+pub struct LuksDevice {
+    /// The payload as it reads decrypted.
+    plain: Arc<Raw>,
+    file: Arc<dyn Storage>,
+    header: LuksHeader,
+    detached: bool,
+}
+
+impl LuksDevice {
+    /// Opens the volume in `file`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidImage`] or [`ErrorKind::Unsupported`] for headers that cannot
+    /// be used, [`ErrorKind::InvalidArgument`] without a passphrase, and
+    /// [`ErrorKind::Denied`] with a wrong one.
+    pub async fn open(file: Arc<dyn Storage>, options: LuksOptions) -> Result<Arc<LuksDevice>> {
+        let detached = options.header.is_some();
+        let place = options.header.as_ref().unwrap_or(&file);
+        if options.passphrase.is_none() && !options.metadata_only {
+            let message = "Parameter 'key-secret' is required for cipher";
+            return Err(Error::new(ErrorKind::InvalidArgument, "open", message).target(file.name()));
+        }
+        let header = read_header(place, 0, detached).await?;
+        let suite = header
+            .suite()
+            .map_err(|error| crate::qcow2::bad_format("open", &error))?;
+        let key = match &options.passphrase {
+            Some(passphrase) if !options.metadata_only => {
+                unlock(place, 0, &header, passphrase).await?
+            }
+            // Nothing will be read with it.
+            _ => MasterKey::new(vec![0; suite.key_bytes()].into()),
+        };
+        let start_bytes = u64::from(header.payload_offset_sectors) * SECTOR_BYTES;
+        let plain: Arc<dyn Storage> = Arc::new(EncryptedStorage::new(
+            file.clone(),
+            start_bytes,
+            &suite,
+            &key,
+        )?);
+        let raw = RawOptions {
+            read_only: options.read_only || options.metadata_only,
+            ..RawOptions::default()
+        };
+        Ok(Arc::new(LuksDevice {
+            plain: Raw::open(plain, raw)?,
+            file,
+            header,
+            detached,
+        }))
+    }
+
+    /// Whether the header stands apart from the payload.
+    pub fn has_detached_header(&self) -> bool {
+        self.detached
+    }
+
+    /// Refuses what lies beyond the end: unlike a raw file a volume does not grow by
+    /// itself.
+    fn check_range(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= self.size_bytes() => Ok(()),
+            _ => {
+                let message = "request beyond the end of the device";
+                let error = Error::new(ErrorKind::OutOfRange, operation, message);
+                Err(error.target(self.file.name()).at(offset_bytes))
+            }
+        }
+    }
+
+    /// The volume's header as it was when the volume was opened.
+    pub fn header(&self) -> &LuksHeader {
+        &self.header
+    }
+}
+
+impl BlockDevice for LuksDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            format: "luks",
+            growable: false,
+            ..self.plain.info()
+        }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.plain.size_bytes()
+    }
+
+    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        self.plain.read(offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        match self.check_range("write", offset_bytes, buffer.len() as u64) {
+            Ok(()) => self.plain.write(offset_bytes, buffer, flags),
+            Err(error) => Io::ready(Err(error)),
+        }
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        match self.check_range("write zeroes", offset_bytes, len_bytes) {
+            Ok(()) => self.plain.write_zeroes(offset_bytes, len_bytes, request),
+            Err(error) => Io::ready(Err(error)),
+        }
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.plain.discard(offset_bytes, len_bytes)
+    }
+
+    fn flush(&self) -> Io<()> {
+        self.plain.flush()
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
+        let status = self.plain.block_status(offset_bytes, len_bytes, max_depth);
+        // The bytes are nowhere as they are.
+        Io::boxed(async move {
+            status.await.map(|extent| Extent {
+                host: None,
+                ..extent
+            })
+        })
+    }
+
+    fn truncate(&self, size_bytes: u64) -> Io<()> {
+        self.plain.truncate(size_bytes)
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        self.plain.resize(size_bytes, preallocation)
+    }
+
+    fn close(&self) -> Io<()> {
+        self.plain.close()
+    }
+
+    fn storage(&self) -> Option<Arc<dyn Storage>> {
+        Some(self.file.clone())
+    }
+
+    fn as_luks(&self) -> Option<&LuksDevice> {
+        Some(self)
+    }
+
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        self.file.allocated_bytes()
+    }
+}
