@@ -1,7 +1,7 @@
 //! `--object`: what a tool makes before it opens images.
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_control::{Options, add_throttle_group};
+use vellum_control::{Options, add_throttle_group, secret};
 
 /// The types that QEMU's tools know. Those that have no effect here are only
 /// checked for a name.
@@ -36,6 +36,7 @@ pub fn add(text: &str) -> Result<()> {
         Options::parse_with_implied(text, Some("qom-type"))?
     };
     match options.take_text("qom-type")?.as_deref() {
+        Some("secret") => secret::add(options),
         Some("throttle-group") => add_throttle_group(options),
         Some(kind) if TYPES.contains(&kind) => match options.contains("id") {
             true => Ok(()),

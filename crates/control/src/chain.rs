@@ -52,6 +52,7 @@ pub fn spec_of(device: &Arc<dyn BlockDevice>) -> ImageSpec {
     options.set_text("driver", info.format);
     options.set_text("file.filename", info.name.clone());
     ImageSpec {
+        added: Options::new(),
         source: Source::Options(options),
         format: None,
         name: info.name,

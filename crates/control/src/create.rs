@@ -10,6 +10,7 @@ use vellum_storage::file::{Create, FileOptions, FileStorage};
 use vellum_storage::lock::Permissions;
 
 use crate::create_options::{CreateSettings, not_creatable};
+use crate::encryption;
 use crate::probe::is_format_name;
 use crate::{ImageSpec, OpenFlags, error_text, filename, open_device};
 
@@ -133,14 +134,16 @@ async fn check_backing(
     }
     let full = filename::resolve(&request.filename, backing)?;
     let spec = ImageSpec::filename(full).with_format(format.as_deref());
-    let device = open_device(&spec, &OpenFlags::default())
-        .await
-        .map_err(|error| {
-            invalid(format!(
-                "{}\nCould not open backing image.",
-                error_text(&error)
-            ))
-        })?;
+    let flags = OpenFlags {
+        no_data: true,
+        ..OpenFlags::default()
+    };
+    let device = open_device(&spec, &flags).await.map_err(|error| {
+        invalid(format!(
+            "{}\nCould not open backing image.",
+            error_text(&error)
+        ))
+    })?;
     if format.is_none() {
         let detected = device.info().format;
         return Err(invalid(format!(
@@ -157,6 +160,7 @@ async fn check_backing(
 pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result<()> {
     match format {
         "qcow2" => make_qcow2(name, settings).await,
+        "luks" => make_luks(name, settings).await,
         _ => make_raw(name, settings).await,
     }
 }
@@ -247,6 +251,27 @@ async fn fill_raw(
     })
 }
 
+async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
+    let path = filename::local_path(name)?;
+    let size_bytes = settings.integer("size").unwrap_or(0);
+    let preallocation = preallocation(settings)?;
+    let volume = encryption::new_volume(settings).await?;
+    let whole = size_bytes
+        .checked_next_multiple_of(SECTOR_BYTES)
+        .and_then(|size| size.checked_add(volume.payload_bytes()))
+        .filter(|&whole| whole <= i64::MAX as u64)
+        .ok_or_else(|| invalid("The requested file size is too large"))?;
+    let file = create_file(&path)?;
+    let made = async {
+        fill_raw(&file, whole, preallocation).await?;
+        let header = Buffers::from_iter([Buffer::copy_of(&volume.bytes)]);
+        file.write(0, header, WriteFlags::default()).await?;
+        file.flush().await
+    };
+    let made = made.await;
+    remove_after_failure(&path, made)
+}
+
 async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
     let path = filename::local_path(name)?;
     let options = qcow2_options(settings)?;
@@ -278,13 +303,6 @@ fn not_accepted(name: &str, value: &str) -> Error {
 
 /// The engine's creation options for settings of a qcow2 image.
 pub fn qcow2_options(settings: &CreateSettings) -> Result<CreateOptions> {
-    if settings.bool("encryption") || settings.text("encrypt.format").is_some() {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "create",
-            "Encrypted images cannot be made by this version",
-        ));
-    }
     let text = |name| settings.text(name).map(str::to_owned);
     let version = match settings.text("compat") {
         Some("0.10" | "v2") => 2,
@@ -320,5 +338,6 @@ pub fn qcow2_options(settings: &CreateSettings) -> Result<CreateOptions> {
         data_file: text("data_file"),
         data_file_raw: settings.bool("data_file_raw"),
         preallocation: preallocation(settings)?,
+        encryption: encryption::for_qcow2(settings)?,
     })
 }

@@ -156,6 +156,44 @@ const QCOW2: &[OptionDescription] = &[
 
 const RAW: &[OptionDescription] = &[SIZE];
 
+/// Options of luks, in the order in which they are shown.
+const LUKS: &[OptionDescription] = &[
+    SIZE,
+    option(
+        "key-secret",
+        Text,
+        "ID of the secret that provides the keyslot passphrase",
+        None,
+    ),
+    option(
+        "cipher-alg",
+        Text,
+        "Name of encryption cipher algorithm",
+        None,
+    ),
+    option("cipher-mode", Text, "Name of encryption cipher mode", None),
+    option("ivgen-alg", Text, "Name of IV generator algorithm", None),
+    option(
+        "ivgen-hash-alg",
+        Text,
+        "Name of IV generator hash algorithm",
+        None,
+    ),
+    option("hash-alg", Text, "Name of encryption hash algorithm", None),
+    option(
+        "iter-time",
+        Number,
+        "Time to spend in PBKDF in milliseconds",
+        None,
+    ),
+    option(
+        "detached-header",
+        Bool,
+        "Create a detached LUKS header",
+        None,
+    ),
+];
+
 /// Options of files, which every format on a file takes too.
 const FILE: &[OptionDescription] = &[
     SIZE,
@@ -179,6 +217,7 @@ pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
     match format {
         "qcow2" => Some(QCOW2),
         "raw" => Some(RAW),
+        "luks" => Some(LUKS),
         "file" => Some(FILE),
         _ => None,
     }

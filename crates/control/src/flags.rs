@@ -92,6 +92,8 @@ pub struct OpenFlags {
     pub compression: CompressionOptions,
     /// The image is going to be checked: it is opened as it is, dirty or corrupt.
     pub for_check: bool,
+    /// Guest data will not be read: encrypted images need no key.
+    pub no_data: bool,
     /// Hears warnings for the user.
     pub warn: fn(&str),
     /// Hears what nodes have to tell on standard output (`blkdebug`'s breakpoints).
@@ -114,6 +116,7 @@ impl Default for OpenFlags {
             metadata_only: false,
             compression: CompressionOptions::default(),
             for_check: false,
+            no_data: false,
             warn: |message| eprintln!("{message}"),
             say: |message| println!("{message}"),
         }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use vellum::qcow2::create::{CreateOptions, Preallocation};
 use vellum::qcow2::info::{BitmapInfo, ImageInfo};
-use vellum::{BlockDevice, Error, ErrorKind, Result};
+use vellum::{BlockDevice, Error, ErrorKind, Result, luks};
 
 use crate::create::qcow2_options;
 use crate::create_options::CreateSettings;
+use crate::encryption;
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -54,6 +55,19 @@ pub async fn measure(
     settings: &CreateSettings,
 ) -> Result<Measure> {
     let size_bytes = subject.size_bytes();
+    if format == "luks" {
+        // A given size is not rounded.
+        let payload_bytes = match subject {
+            Subject::Size(bytes) => bytes,
+            Subject::Device(_) => size_bytes,
+        };
+        let bytes = payload_bytes + encryption::overhead_bytes(settings)?;
+        return Ok(Measure {
+            required_bytes: bytes,
+            full_bytes: bytes,
+            bitmaps_bytes: None,
+        });
+    }
     if format != "qcow2" {
         return Ok(Measure {
             required_bytes: size_bytes,
@@ -84,7 +98,12 @@ pub async fn measure(
         Subject::Size(_) => 0,
         Subject::Device(device) => allocated_bytes(device, cluster).await?,
     };
-    let full_bytes = virtual_bytes + metadata_bytes(&options, virtual_bytes);
+    let encryption_bytes = match &options.encryption {
+        Some(encryption) => luks::header_size_bytes(&encryption.options)?.next_multiple_of(cluster),
+        None => 0,
+    };
+    let metadata_bytes = metadata_bytes(&options, virtual_bytes) + encryption_bytes;
+    let full_bytes = virtual_bytes + metadata_bytes;
     Ok(Measure {
         // Metadata is counted as for the full image: a little too much.
         required_bytes: full_bytes - virtual_bytes + used_bytes.min(virtual_bytes),

@@ -12,7 +12,7 @@ use vellum::{BlockDevice, Buffer, Buffers, Error, ErrorKind, Raw, Result, Storag
 use vellum_storage::file::FileStorage;
 
 use crate::cache_cleaner;
-use crate::drivers;
+use crate::drivers::{self, luks};
 use crate::file_node::{self, Common, Use};
 use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
@@ -128,7 +128,13 @@ pub async fn check_options(spec: &ImageSpec, flags: &OpenFlags) -> Result<()> {
 
 /// Options that change what is seen through a node: a file name alone does not
 /// say it all any more.
-const TELLING_OPTIONS: [&str; 2] = ["offset", "size"];
+const TELLING_OPTIONS: [&str; 5] = [
+    "offset",
+    "size",
+    "key-secret",
+    "encrypt.key-secret",
+    "encrypt.format",
+];
 
 /// The name of an image for people: its file name, or `json:{...}` where that
 /// would not be enough to open the same again.
@@ -183,6 +189,7 @@ pub(crate) fn backing_flags(flags: &OpenFlags) -> OpenFlags {
 pub(crate) enum Format {
     Raw { probed: bool },
     Qcow2,
+    Luks,
 }
 
 impl Format {
@@ -190,6 +197,7 @@ impl Format {
         match name {
             "raw" => Ok(Format::Raw { probed: false }),
             "qcow2" => Ok(Format::Qcow2),
+            "luks" => Ok(Format::Luks),
             other => Err(file_node::unknown_driver(other)),
         }
     }
@@ -198,6 +206,7 @@ impl Format {
         match self {
             Format::Raw { .. } => "raw",
             Format::Qcow2 => "qcow2",
+            Format::Luks => "luks",
         }
     }
 
@@ -205,7 +214,7 @@ impl Format {
     fn user(self) -> Use {
         match self {
             Format::Raw { .. } => Use::Raw,
-            Format::Qcow2 => Use::Format,
+            Format::Qcow2 | Format::Luks => Use::Format,
         }
     }
 }
@@ -229,6 +238,9 @@ pub(crate) fn node_options(spec: &ImageSpec) -> Result<Options> {
             }
         },
     };
+    for (key, value) in spec.added.iter() {
+        options.set(key, value.clone());
+    }
     if let Some(format) = &spec.format {
         options.set_text("driver", format.as_str());
     }
@@ -266,6 +278,7 @@ pub(crate) async fn open_format(
     let storage = file.storage();
     let device = match format {
         Format::Raw { probed } => open_raw(storage, options, &around.flags, probed)?,
+        Format::Luks => luks::open(storage, options, &around).await?,
         Format::Qcow2 => {
             let Around {
                 flags,
@@ -339,6 +352,7 @@ async fn probe_file(file: &dyn Storage) -> Result<Format> {
         })?;
     match probe(&Buffer::join_all(start)) {
         Probed::Qcow2 => Ok(Format::Qcow2),
+        Probed::Luks => Ok(Format::Luks),
         Probed::Raw => Ok(Format::Raw { probed: true }),
         Probed::Foreign(name) => Err(Error::new(
             ErrorKind::Unsupported,
@@ -404,6 +418,7 @@ async fn open_qcow2(
         open.compression = flags.compression;
     }
     open.for_check = flags.for_check;
+    open.locked = flags.no_data;
     let backing = take_backing(&mut options, flags, &gate.place.nodes)?;
     let around = Around {
         flags: flags.clone(),

@@ -5,6 +5,8 @@
 pub enum Probed {
     /// A qcow2 image.
     Qcow2,
+    /// A LUKS1 volume.
+    Luks,
     /// A format that QEMU knows and this version does not have.
     Foreign(&'static str),
     /// Anything else.
@@ -69,7 +71,6 @@ const FOREIGN: &[(&str, usize, &[u8])] = &[
     ("vpc", 0, b"conectix"),
     ("parallels", 0, b"WithoutFreeSpace"),
     ("parallels", 0, b"WithouFreSpacExt"),
-    ("luks", 0, b"LUKS\xba\xbe\0\x01"),
     ("bochs", 0, b"Bochs Virtual HD Image\0"),
 ];
 
@@ -83,6 +84,9 @@ pub fn probe(start: &[u8]) -> Probed {
         if version.is_some_and(|version| version >= 2) {
             return Probed::Qcow2;
         }
+    }
+    if vellum::luks::is_luks(start) {
+        return Probed::Luks;
     }
     let found = FOREIGN.iter().find(|(_, offset, signature)| {
         start
@@ -102,6 +106,8 @@ mod tests {
         assert_eq!(probe(b"QFI\xfb\0\0\0\x01"), Probed::Foreign("qcow"));
         assert_eq!(probe(b"QFI\xfb"), Probed::Raw);
         assert_eq!(probe(b""), Probed::Raw);
+        assert_eq!(probe(b"LUKS\xba\xbe\0\x01"), Probed::Luks);
+        assert_eq!(probe(b"LUKS\xba\xbe\0\x02"), Probed::Raw);
         assert_eq!(probe(b"conectix..."), Probed::Foreign("vpc"));
     }
 }

@@ -20,6 +20,8 @@ pub struct ImageSpec {
     pub source: Source,
     /// The format that the user demands (`-f`); without one it is probed.
     pub format: Option<String>,
+    /// Options beyond the name, as `key=value` texts would give them.
+    pub added: Options,
     /// The name for messages: what the user wrote.
     pub name: String,
 }
@@ -31,6 +33,7 @@ impl ImageSpec {
         ImageSpec {
             source: Source::Filename(name.clone()),
             format: None,
+            added: Options::new(),
             name,
         }
     }
@@ -41,6 +44,7 @@ impl ImageSpec {
         Ok(ImageSpec {
             source: Source::Options(options),
             format: None,
+            added: Options::new(),
             name: text.to_owned(),
         })
     }
@@ -64,6 +68,13 @@ impl ImageSpec {
     /// For a name that has no meaning here.
     pub fn options(&self) -> Result<Options> {
         crate::open::node_options(self)
+    }
+
+    /// Adds options.
+    #[must_use]
+    pub fn with_options(mut self, added: Options) -> Self {
+        self.added = added;
+        self
     }
 
     /// Demands a format.

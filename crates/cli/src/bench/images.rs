@@ -67,6 +67,7 @@ pub(super) async fn open(
     options.set_text("file.filename", name.clone());
     opening.add_to(&mut options, format == "qcow2");
     let spec = ImageSpec {
+        added: Options::new(),
         source: Source::Options(options),
         format: None,
         name: name.clone(),

@@ -130,6 +130,7 @@ impl Survey {
         let mut options = self.options.clone();
         opening.add_to(&mut options, true);
         let spec = ImageSpec {
+            added: Options::new(),
             source: Source::Options(options),
             format: None,
             name: self.name.clone(),
@@ -213,6 +214,7 @@ impl Survey {
         };
         opening.add_to(&mut options, false);
         let spec = ImageSpec {
+            added: Options::new(),
             source: Source::Options(options),
             format: None,
             name: file.to_owned(),

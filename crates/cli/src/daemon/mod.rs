@@ -10,7 +10,7 @@ mod server;
 
 use std::ffi::OsString;
 
-use vellum_control::{Nodes, Options};
+use vellum_control::{Nodes, Options, secret};
 use vellum_export::nbd::{Exports, Listener, ServerOptions, Stop};
 use vellum_storage::{lane, spawn};
 
@@ -193,6 +193,9 @@ impl Parts {
 
     fn add_object(&mut self, mut options: Options) -> Result<(), Failure> {
         let kind = need(&mut options, "qom-type")?;
+        if kind == "secret" {
+            return secret::add(options).map_err(failure);
+        }
         if kind != "iothread" {
             return Err(message(match is_object_of_qemu(&kind) {
                 true => format!("Objects of type '{kind}' are not part of this version"),
@@ -223,9 +226,7 @@ impl Parts {
 }
 
 fn is_object_of_qemu(kind: &str) -> bool {
-    matches!(
-        kind,
-        "secret" | "secret_keyring" | "throttle-group" | "main-loop"
-    ) || kind.starts_with("tls-")
+    matches!(kind, "secret_keyring" | "throttle-group" | "main-loop")
+        || kind.starts_with("tls-")
         || kind.starts_with("authz-")
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Error};
 use vellum_control::create_options::{CreateSettings, asks_for_help};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, create, error_text, open_device};
+use vellum_control::{
+    CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
+};
 use vellum_jobs::copy::{CopyError, CopyOptions, Observer, TargetBacking, copy};
 use vellum_storage::error::errno_text;
 use vellum_storage::lane;
@@ -190,6 +192,9 @@ fn target_settings(
     if has_backing && settings.text("backing_fmt").is_none() {
         return fail("Use of backing file requires explicit backing format");
     }
+    if arguments.compress && encryption::is_asked_for(&settings) {
+        return fail("Compression and encryption not supported at the same time");
+    }
     if arguments.compress {
         check_compression(format, &settings)?;
     }
@@ -226,7 +231,11 @@ async fn open_target(
     let spec = if arguments.target_image_opts {
         ImageSpec::image_opts(name).map_err(failed)?
     } else {
-        ImageSpec::filename(name).with_format(Some(format))
+        // What was made with a secret is opened with it.
+        let secrets = encryption::key_secrets(arguments.target_options.as_deref())?;
+        ImageSpec::filename(name)
+            .with_format(Some(format))
+            .with_options(secrets)
     };
     let flags = OpenFlags {
         writable: true,

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Map, Value, json};
 use vellum::Result;
+use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
 use vellum::qcow2::info::ImageInfo;
 use vellum_control::{ImageSpec, OpenFlags, filename, open};
 
@@ -37,6 +38,8 @@ pub struct Description {
     pub file_bytes: u64,
     /// The backing file.
     pub backing: Option<BackingName>,
+    /// The header of a luks volume, and whether it stands apart.
+    pub luks: Option<(LuksHeader, bool)>,
     /// What a qcow2 image says of itself.
     pub qcow2: Option<ImageInfo>,
 }
@@ -65,6 +68,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         size_bytes: file_bytes,
         file_bytes,
         backing: None,
+        luks: None,
         qcow2: None,
     };
     if format == "qcow2" {
@@ -79,7 +83,10 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         });
         description.qcow2 = Some(info);
     } else {
-        description.size_bytes = open::open_device(spec, &flags).await?.size_bytes();
+        let device = open::open_device(spec, &flags).await?;
+        description.size_bytes = device.size_bytes();
+        let luks = device.as_luks();
+        description.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
     }
     Ok(description)
 }
@@ -108,6 +115,9 @@ fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
 impl Description {
     /// What the format alone knows, as QEMU's tree of members.
     pub fn format_specific(&self) -> Option<Value> {
+        if let Some((header, detached)) = &self.luks {
+            return Some(Value::Object(luks_members(header, *detached)));
+        }
         let info = self.qcow2.as_ref()?;
         let mut members: Map<String, Value> = Map::new();
         let mut add = |key: &str, value: Value| drop(members.insert(key.to_owned(), value));
@@ -127,7 +137,12 @@ impl Description {
             }
         }
         if let Some(method) = info.encryption {
-            add("encrypt", object([("format", method.into())]));
+            let mut encrypt = match &info.luks {
+                Some(header) => luks_members(header, false),
+                None => Map::new(),
+            };
+            encrypt.insert("format".to_owned(), method.into());
+            add("encrypt", Value::Object(encrypt));
         }
         Some(Value::Object(members))
     }
@@ -146,6 +161,9 @@ impl Description {
             add("actual-size", bytes.into());
         }
         add("virtual-size", self.size_bytes.into());
+        if self.luks.is_some() {
+            add("encrypted", true.into());
+        }
         if let Some(info) = &self.qcow2 {
             add("cluster-size", info.cluster_size_bytes.into());
             if info.encryption.is_some() {
@@ -191,6 +209,43 @@ impl Description {
         ];
         members.extend(self.disk_bytes.map(|bytes| ("actual-size", bytes.into())));
         object(members)
+    }
+}
+
+/// What `info` tells of a LUKS header.
+fn luks_members(header: &LuksHeader, detached: bool) -> Map<String, Value> {
+    let suite = header.suite().ok();
+    let mut members: Map<String, Value> = Map::new();
+    let mut add = |key: &str, value: Value| drop(members.insert(key.to_owned(), value));
+    if let Some(suite) = suite {
+        add("ivgen-alg", suite.iv_generator.name().into());
+        let essiv = suite.iv_generator == IvGenerator::Essiv;
+        if let Some(hash) = suite.iv_hash.filter(|_| essiv) {
+            add("ivgen-hash-alg", hash.name().into());
+        }
+        add("detached-header", detached.into());
+        add("hash-alg", suite.hash.name().into());
+        add("cipher-alg", suite.cipher.name().into());
+        add("cipher-mode", suite.mode.name().into());
+    }
+    add("uuid", header.uuid.as_str().into());
+    add("slots", header.slots.iter().map(key_slot).collect());
+    let payload = u64::from(header.payload_offset_sectors) * SECTOR_BYTES;
+    add("payload-offset", payload.into());
+    add("master-key-iters", header.digest_iterations.into());
+    members
+}
+
+fn key_slot(slot: &KeySlot) -> Value {
+    let place = ("key-offset", slot.key_offset_bytes().into());
+    match slot.active {
+        true => object([
+            ("active", true.into()),
+            ("iters", slot.iterations.into()),
+            place,
+            ("stripes", slot.stripes.into()),
+        ]),
+        false => object([("active", false.into()), place]),
     }
 }
 

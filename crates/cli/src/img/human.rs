@@ -27,6 +27,9 @@ pub fn image(image: &Description) -> String {
         image.size_bytes
     ));
     line(format_args!("disk size: {disk}"));
+    if image.luks.is_some() {
+        line(format_args!("encrypted: yes"));
+    }
     if let Some(info) = &image.qcow2 {
         if info.encryption.is_some() {
             line(format_args!("encrypted: yes"));

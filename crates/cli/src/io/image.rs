@@ -181,6 +181,7 @@ fn spec_from(words: &Words) -> Outcome<ImageSpec> {
                     named(path, &options).map_err(|error| complain(report::error_text(&error)))?;
             }
             Ok(ImageSpec {
+                added: Options::new(),
                 source: Source::Options(options),
                 format: None,
                 name: path.cloned().unwrap_or_default(),
@@ -263,6 +264,7 @@ fn merge(old: &ImageSpec, new: Option<Options>, format: &str) -> Result<ImageSpe
         return Ok(old.clone());
     };
     Ok(ImageSpec {
+        added: Options::new(),
         source: Source::Options(reopen::merge(&old.options()?, &new, format)?),
         format: None,
         name: old.name.clone(),

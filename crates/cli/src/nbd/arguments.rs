@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use vellum_control::{Aio, CacheMode, DetectZeroes};
+use vellum_control::{Aio, CacheMode, DetectZeroes, Options, secret};
 
 use super::Failure;
 use crate::getopt::{OptionSpec, Parser, Takes};
@@ -188,7 +188,7 @@ impl Arguments {
             Id::PidFile => self.pid_file = Some(value),
             Id::SelinuxLabel => self.selinux_label = true,
             Id::Snapshot => return fail("temporary snapshots are not part of this version"),
-            Id::Object => return refuse_object(&value),
+            Id::Object => return take_object(&value),
             _ => return self.take_checked(id, value),
         }
         Ok(())
@@ -337,12 +337,18 @@ impl Arguments {
     }
 }
 
-/// Secrets and TLS credentials would be silently without effect: refuse them.
-fn refuse_object(text: &str) -> Result<(), Failure> {
+/// Takes secrets in. TLS credentials would be silently without effect: refuse them.
+fn take_object(text: &str) -> Result<(), Failure> {
+    let told = |error: vellum::Error| Failure::Message(vellum_control::error_text(&error));
+    let mut options = Options::parse_with_implied(text, Some("qom-type")).map_err(told)?;
+    if options.get_text("qom-type") == Some("secret") {
+        options.take("qom-type");
+        return secret::add(options).map_err(told);
+    }
     let kind = text.split(',').next().unwrap_or_default();
     let kind = kind.strip_prefix("qom-type=").unwrap_or(kind);
     match kind {
-        "secret" | "secret_keyring" | "tls-creds-x509" | "tls-creds-psk" | "tls-creds-anon"
+        "secret_keyring" | "tls-creds-x509" | "tls-creds-psk" | "tls-creds-anon"
         | "tls-cipher-suites" | "authz-simple" | "authz-list" | "authz-list-file" => fail(format!(
             "objects of type '{kind}' are not part of this version"
         )),

@@ -9,6 +9,7 @@ mod compare;
 mod convert;
 mod create;
 mod info;
+mod luks;
 mod map;
 mod measure;
 mod own;

@@ -10,6 +10,7 @@ mod blklogwrites;
 mod blkverify;
 mod copy_on_read;
 mod file;
+pub(crate) mod luks;
 mod null;
 mod preallocate;
 pub mod throttle;
@@ -71,6 +72,9 @@ static DRIVERS: &[Driver] = &[
     }),
     protocol("host_device", |o, c, a| {
         Box::pin(file::open("host_device", o, c, a))
+    }),
+    format("luks", |o, c, a| {
+        Box::pin(open_format(Some(Format::Luks), o, c, a))
     }),
     protocol("null-aio", |o, c, a| {
         Box::pin(null::open("null-aio", o, c, a))

@@ -1,0 +1,50 @@
+//! `luks`: the payload of a volume, whose header may stand apart from it.
+
+use std::sync::Arc;
+
+use vellum::luks::{LuksDevice, LuksOptions};
+use vellum::{BlockDevice, Result, Storage};
+
+use crate::file_node::Use;
+use crate::flags::OpenFlags;
+use crate::graph::{Around, Role, invalid, optional_child};
+use crate::options::Options;
+use crate::secret;
+
+/// Opens the volume in `file` with what is left of a node's options.
+pub(crate) async fn open(
+    file: Arc<dyn Storage>,
+    mut options: Options,
+    around: &Around,
+) -> Result<Arc<dyn BlockDevice>> {
+    let header = take_header(&mut options, around).await?;
+    let id = options.take_text("key-secret")?;
+    if let Some(key) = options.keys().next() {
+        return Err(invalid(format!(
+            "Block format 'luks' does not support the option '{key}'"
+        )));
+    }
+    let passphrase = id.map(|id| secret::passphrase(&id)).transpose()?;
+    let options = LuksOptions {
+        read_only: !around.flags.writable,
+        passphrase,
+        header,
+        metadata_only: around.flags.metadata_only || around.flags.no_data,
+    };
+    Ok(LuksDevice::open(file, options).await?)
+}
+
+/// What holds a header that stands apart from its payload (`header`). It is only read.
+async fn take_header(options: &mut Options, around: &Around) -> Result<Option<Arc<dyn Storage>>> {
+    let around = Around {
+        flags: OpenFlags {
+            writable: false,
+            ..around.flags.clone()
+        },
+        ..around.clone()
+    };
+    let header = optional_child(options, "header", Role::Protocol, &around).await?;
+    header
+        .map(|header| header.into_storage(&around.flags, Use::Format))
+        .transpose()
+}
