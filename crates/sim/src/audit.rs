@@ -118,6 +118,9 @@ impl Audit<'_> {
         ];
         let block = |(_, offset): &(u64, u64)| (Use::Metadata("a refcount block"), *offset, size);
         found.extend(layout.blocks.iter().map(block));
+        if let Some((offset, len)) = layout.luks_header {
+            found.push((Use::Metadata("the LUKS header"), offset, len));
+        }
         if !layout.snapshots.is_empty() {
             let (offset, len) = layout.snapshot_table;
             found.push((Use::Metadata("the snapshot table"), offset, len));

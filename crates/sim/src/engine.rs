@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vellum::BlockDevice;
 use vellum::gate::DenyAll;
+use vellum::luks::{Cipher, FormatOptions, IterationTime, Mode, Passphrase};
 use vellum::qcow2::check::{CheckOptions, FindingKind, Fix, check, repair};
-use vellum::qcow2::create::{CreateOptions, create};
+use vellum::qcow2::create::{CreateOptions, Encryption, create};
 use vellum::qcow2::{AheadOptions, Backing as OpenBacking, CacheOptions, OpenOptions, Qcow2};
 use vellum_storage::Io;
 
@@ -15,6 +16,23 @@ use crate::subject::{Files, Findings, Subject};
 /// Vellum's qcow2 engine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Engine;
+
+/// What unlocks encrypted images.
+const PASSPHRASE: &str = "simulated";
+
+fn encryption() -> Encryption {
+    Encryption {
+        options: FormatOptions {
+            // The shortest key makes the smallest header and unlocks soonest; no time
+            // is measured.
+            cipher: Cipher::Aes128,
+            mode: Mode::Cbc,
+            iteration_time: IterationTime::Iterations(1),
+            ..FormatOptions::default()
+        },
+        passphrase: Passphrase::from(PASSPHRASE),
+    }
+}
 
 fn create_options(options: &ImageOptions) -> CreateOptions {
     let backing = match options.backing {
@@ -34,6 +52,7 @@ fn create_options(options: &ImageOptions) -> CreateOptions {
         backing_format: backing.map(str::to_owned),
         data_file: (options.data_file != DataFile::Inside).then(|| "data".to_owned()),
         data_file_raw: options.data_file == DataFile::ExternalRaw,
+        encryption: options.encrypted.then(encryption),
         ..CreateOptions::default()
     }
 }
@@ -67,6 +86,7 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
         discard: true,
         discard_no_unref: options.discard_no_unref,
         pass_discard_other: true,
+        passphrase: options.encrypted.then(|| Passphrase::from(PASSPHRASE)),
         ..OpenOptions::default()
     }
 }

@@ -104,6 +104,8 @@ fn image(rng: &mut Rng) -> ImageOptions {
         growable: !rng.chance(1, 8),
         read_only: false,
     };
+    // Few: a LUKS header takes half a megabyte, and some time to unlock after each cut.
+    let encrypted = data_file != DataFile::ExternalRaw && rng.chance(1, 32);
     ImageOptions {
         version,
         cluster_bits,
@@ -113,6 +115,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         size_bytes,
         backing,
         data_file,
+        encrypted,
         tiny_cache: rng.chance(1, 2),
         eager: rng.chance(3, 4),
         discard_no_unref: version == 3 && rng.chance(1, 6),
@@ -210,7 +213,9 @@ impl Places {
             size_bytes: image.size_bytes,
             requests_only: image.requests_only,
             has_backing: image.backing != Backing::None && !image.requests_only,
-            compressible: image.data_file == DataFile::Inside && !image.requests_only,
+            compressible: image.data_file == DataFile::Inside
+                && !image.encrypted
+                && !image.requests_only,
             snapshots: image.data_file == DataFile::Inside && !image.requests_only,
         }
     }

@@ -42,6 +42,8 @@ pub struct Layout {
     pub table_offset: u64,
     /// How many clusters it takes.
     pub table_clusters: u64,
+    /// The LUKS header: (offset, length).
+    pub luks_header: Option<(u64, u64)>,
     /// The snapshots' L1 tables: (offset, entries).
     pub snapshots: Vec<(u64, u64)>,
     /// The snapshot table: (offset, length).
@@ -82,6 +84,18 @@ impl Mapped {
     }
 }
 
+/// Looks for the LUKS header among the header extensions, which begin at `at`.
+fn luks_header(pages: &Pages, mut at: u64) -> Option<(u64, u64)> {
+    loop {
+        let (kind, len) = (pages.be64(at) >> 32, pages.be64(at) & 0xffff_ffff);
+        match kind {
+            0 => return None,
+            0x0537_be77 => return Some((pages.be64(at + 8), pages.be64(at + 16))),
+            _ => at += 8 + len.next_multiple_of(8),
+        }
+    }
+}
+
 impl Layout {
     /// Reads the metadata that everything else hangs on.
     pub fn parse(pages: &Pages) -> Result<Layout, String> {
@@ -106,6 +120,7 @@ impl Layout {
             l1_entries: word32(36),
             table_offset: pages.be64(48),
             table_clusters: word32(56),
+            luks_header: luks_header(pages, if v3 { word32(100) } else { 72 }),
             snapshots: Vec::new(),
             snapshot_table: (pages.be64(64), 0),
             l1: Vec::new(),

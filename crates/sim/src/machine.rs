@@ -195,6 +195,7 @@ pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOption
         size_bytes,
         backing: Backing::None,
         data_file: DataFile::Inside,
+        encrypted: false,
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,

@@ -21,6 +21,9 @@ use crate::subject::{Files, Subject};
 use crate::verify::inspect;
 use crate::world::World;
 
+/// What a LUKS header takes at most, with what counts it.
+const LUKS_BYTES: u64 = 1 << 20;
+
 /// What a device holds where nothing was ever written.
 const DEVICE_FILL: u8 = 0xe5;
 
@@ -76,7 +79,10 @@ fn blank(options: &ImageOptions, data: bool) -> Pages {
         // Such an image shows what the device held before.
         DataFile::ExternalRaw if data => Pages::device(size, 0),
         _ if data => Pages::device(size, DEVICE_FILL),
-        _ => Pages::device(2 * size + 64 * cluster + (1 << 20), DEVICE_FILL),
+        _ => {
+            let luks = if options.encrypted { LUKS_BYTES } else { 0 };
+            Pages::device(2 * size + 64 * cluster + (1 << 20) + luks, DEVICE_FILL)
+        }
     }
 }
 

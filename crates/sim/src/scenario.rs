@@ -193,6 +193,8 @@ pub struct ImageOptions {
     pub backing: Backing,
     /// Where data lies.
     pub data_file: DataFile,
+    /// The guest's data is encrypted with LUKS.
+    pub encrypted: bool,
     /// The smallest caches that can be had, so that tables come and go.
     pub tiny_cache: bool,
     /// Clusters are counted, and the file is made longer, ahead from the first one

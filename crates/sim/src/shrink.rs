@@ -105,6 +105,7 @@ impl Shrinker<'_> {
         let mut any = self.try_edit(|story| story.image.tiny_cache = false);
         any |= self.try_edit(|story| story.image.backing = Backing::None);
         any |= self.try_edit(|story| story.image.data_file = DataFile::Inside);
+        any |= self.try_edit(|story| story.image.encrypted = false);
         any |= self.try_edit(|story| story.image.extended_l2 = false);
         any |= self.try_edit(|story| story.image.refcount_order = 4);
         any |= self.try_edit(|story| story.image.version = 3);

@@ -57,6 +57,7 @@ fn image() -> ImageOptions {
         size_bytes: 80 * CLUSTER,
         backing: Backing::None,
         data_file: DataFile::Inside,
+        encrypted: false,
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,

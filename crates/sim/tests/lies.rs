@@ -21,6 +21,7 @@ fn story(seed: u64, shared: bool) -> Story {
         size_bytes: 128 << 9,
         backing: Backing::None,
         data_file: DataFile::Inside,
+        encrypted: false,
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,

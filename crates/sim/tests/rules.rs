@@ -24,6 +24,7 @@ fn story(seed: u64) -> Story {
         size_bytes: 16 << CLUSTER_BITS,
         backing: Backing::None,
         data_file: DataFile::Inside,
+        encrypted: false,
         tiny_cache: false,
         eager: true,
         discard_no_unref: false,

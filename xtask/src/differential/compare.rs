@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::access;
 use super::runner::Runner;
 use super::scenario::Tool;
 use super::shape::{DataFile, Shape};
@@ -69,12 +70,12 @@ impl Extent {
 
 /// Compares everything about the two images; their maps only if these are to be alike.
 pub fn compare(runner: &mut Runner, shape: &Shape, same_maps: bool) -> Result<()> {
-    check_health(runner)?;
-    compare_content(runner)?;
+    check_health(runner, shape)?;
+    compare_content(runner, shape)?;
     if !same_maps {
         return Ok(());
     }
-    let maps = compare_maps(runner)?;
+    let maps = compare_maps(runner, shape)?;
     compare_host_bytes(runner, shape, &maps)?;
     if shape.data_file == DataFile::ExternalRaw {
         compare_raw_files(runner, shape)?;
@@ -87,9 +88,9 @@ fn words(words: &[&str]) -> Vec<String> {
 }
 
 /// Both tools say of both images the same, and that nothing is wrong.
-fn check_health(runner: &mut Runner) -> Result<()> {
+fn check_health(runner: &mut Runner, shape: &Shape) -> Result<()> {
     for image in IMAGES {
-        let arguments = words(&["check", "-f", "qcow2", image]);
+        let arguments = [words(&["check"]), access::image(shape, image)].concat();
         let theirs = runner.img(Tool::Qemu, &arguments)?;
         ensure!(
             theirs.code == 0,
@@ -107,10 +108,9 @@ fn check_health(runner: &mut Runner) -> Result<()> {
     Ok(())
 }
 
-fn compare_content(runner: &mut Runner) -> Result<()> {
+fn compare_content(runner: &mut Runner, shape: &Shape) -> Result<()> {
     for tool in [Tool::Qemu, Tool::Vellum] {
-        let [first, second] = IMAGES;
-        let arguments = words(&["compare", "-f", "qcow2", "-F", "qcow2", first, second]);
+        let arguments = [words(&["compare"]), access::two_images(shape, IMAGES)].concat();
         let answer = runner.img(tool, &arguments)?;
         ensure!(
             answer.code == 0 && answer.output == "Images are identical.\n",
@@ -123,10 +123,14 @@ fn compare_content(runner: &mut Runner) -> Result<()> {
 }
 
 /// The tools agree on each image, and the images on everything but places.
-fn compare_maps(runner: &mut Runner) -> Result<[Vec<Extent>; 2]> {
+fn compare_maps(runner: &mut Runner, shape: &Shape) -> Result<[Vec<Extent>; 2]> {
     let mut maps = Vec::new();
     for image in IMAGES {
-        let arguments = words(&["map", "-f", "qcow2", "--output=json", image]);
+        let arguments = [
+            words(&["map", "--output=json"]),
+            access::image(shape, image),
+        ]
+        .concat();
         let theirs = runner.img(Tool::Qemu, &arguments)?;
         let ours = runner.img(Tool::Vellum, &arguments)?;
         ensure!(

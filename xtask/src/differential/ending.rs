@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 
+use super::access;
 use super::compare::IMAGES;
 use super::random::Random;
 use super::runner::Runner;
@@ -64,19 +65,11 @@ fn rebase(runner: &mut Runner, shape: &Shape, alone: bool) -> Result<()> {
     let mut answers = Vec::new();
     for (image, tool) in IMAGES.into_iter().zip(TOOLS) {
         let words = match alone {
-            true => vec!["rebase", "-b", "", image],
-            false => vec![
-                "rebase",
-                "-b",
-                &deepest.name,
-                "-F",
-                deepest.format,
-                "-f",
-                "qcow2",
-                image,
-            ],
+            true => vec!["rebase", "-b", ""],
+            false => vec!["rebase", "-b", &deepest.name, "-F", deepest.format],
         };
-        answers.push(runner.img(tool, &owned(&words))?);
+        let words = [owned(&words), access::image(shape, image)].concat();
+        answers.push(runner.img(tool, &words)?);
     }
     ensure!(
         answers[0] == answers[1],
@@ -93,13 +86,13 @@ fn commit(runner: &mut Runner, shape: &Shape, drop: bool) -> Result<()> {
     for (image, tool) in IMAGES.into_iter().zip(TOOLS) {
         let base = format!("{image}.base");
         runner.copy_file(&nearest.name, &base)?;
-        let words = ["rebase", "-u", "-b", &base, "-F", nearest.format, image];
-        runner.img_done(Tool::Qemu, &owned(&words))?;
-        let mut words = vec!["commit", "-f", "qcow2", image];
-        if drop {
-            words.insert(1, "-d");
-        }
-        answers.push(runner.img(tool, &owned(&words))?);
+        let words = ["rebase", "-u", "-b", &base, "-F", nearest.format];
+        let words = [owned(&words), access::image(shape, image)].concat();
+        runner.img_done(Tool::Qemu, &words)?;
+        let mut words = owned(&["commit"]);
+        words.extend(drop.then(|| "-d".to_owned()));
+        words.extend(access::image(shape, image));
+        answers.push(runner.img(tool, &words)?);
     }
     ensure!(
         answers[0] == answers[1],

@@ -6,6 +6,7 @@
 //! same map, both sides must print the same about each, and find nothing wrong.
 //! A difference is made small and printed as a shell script.
 
+mod access;
 mod compare;
 mod ending;
 mod operation;

@@ -1,5 +1,6 @@
 //! What is done to an image, as commands of `qemu-io`.
 
+use super::access;
 use super::random::Random;
 use super::shape::Shape;
 use super::snapshots::Change;
@@ -42,15 +43,15 @@ impl Mode {
     }
 
     /// The words of the command line before the commands.
-    pub fn words(self, image: &str) -> Vec<String> {
+    pub fn words(self, shape: &Shape, image: &str) -> Vec<String> {
         let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
         match self {
-            Mode::Plain => owned(&["-f", "qcow2", image]),
-            Mode::Flags(flags) => [owned(flags), owned(&["-f", "qcow2", image])].concat(),
+            Mode::Plain => access::image(shape, image),
+            Mode::Flags(flags) => [owned(flags), access::image(shape, image)].concat(),
             Mode::DetectZeroes(how) => {
-                let spec =
-                    format!("driver=qcow2,file.filename={image},discard=unmap,detect-zeroes={how}");
-                owned(&["--image-opts", &spec])
+                let image = access::image_opts(shape, image);
+                let spec = format!("{image},discard=unmap,detect-zeroes={how}");
+                [access::objects(shape), owned(&["--image-opts", &spec])].concat()
             }
         }
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
+use super::access;
 use super::compare::{self, IMAGES};
 use super::runner::{Programs, Runner};
 use super::scenario::{Scenario, Tool};
@@ -41,7 +42,7 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
     for (index, batch) in scenario.batches.iter().enumerate() {
         snapshots.change(runner, scenario.writer(index), &batch.snapshots)?;
         if let Some(size_bytes) = batch.resize {
-            resize(runner, scenario.writer(index), size_bytes)?;
+            resize(runner, scenario, scenario.writer(index), size_bytes)?;
         }
         let commands: Vec<String> = batch.groups.concat();
         if commands.is_empty() {
@@ -52,7 +53,7 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
         let mut answers = Vec::new();
         for (image, tool) in IMAGES.into_iter().zip(tools) {
             let mut words = command_words(&commands);
-            words.extend(batch.mode.words(image));
+            words.extend(batch.mode.words(&scenario.shape, image));
             answers.push(runner.io(tool, &words)?);
         }
         ensure!(
@@ -68,11 +69,13 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
 }
 
 /// Resizes both images; where one tool refuses, so does the other.
-fn resize(runner: &mut Runner, writer: Tool, size_bytes: u64) -> Result<()> {
+fn resize(runner: &mut Runner, scenario: &Scenario, writer: Tool, size_bytes: u64) -> Result<()> {
     let size = size_bytes.to_string();
     let mut answers = Vec::new();
     for (image, tool) in IMAGES.into_iter().zip([writer, Tool::Qemu]) {
-        let words = ["resize", "--shrink", "-f", "qcow2", image, &size].map(str::to_owned);
+        let mut words = ["resize", "--shrink"].map(str::to_owned).to_vec();
+        words.extend(access::image(&scenario.shape, image));
+        words.push(size.clone());
         answers.push(runner.img(tool, &words)?);
     }
     let codes = [answers[0].code, answers[1].code];
@@ -97,10 +100,11 @@ fn create(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
     let size = scenario.shape.size_bytes.to_string();
     for (image, tool) in IMAGES.into_iter().zip(scenario.creators) {
         let options = scenario.shape.options(image);
-        let words = ["create", "-q", "-f", "qcow2", "-o", &options, image, &size];
-        runner
-            .img_done(tool, &words.map(str::to_owned))
-            .context("create")?;
+        let mut words = vec!["create".to_owned()];
+        words.extend(access::objects(&scenario.shape));
+        let rest = ["-q", "-f", "qcow2", "-o", &options, image, &size];
+        words.extend(rest.map(str::to_owned));
+        runner.img_done(tool, &words).context("create")?;
     }
     Ok(())
 }

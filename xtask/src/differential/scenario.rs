@@ -41,7 +41,7 @@ impl Scenario {
         let shape = Shape::random(random);
         let creators = [(); 2].map(|()| random.pick(&[Tool::Vellum, Tool::Qemu]));
         let mut preparation = Vec::new();
-        if shape.data_file == DataFile::Inside && random.chance(40) {
+        if shape.data_file == DataFile::Inside && !shape.encrypted && random.chance(40) {
             let inside = shape.size_bytes.min(shape.reach_bytes);
             let mut taken = Vec::new();
             for _ in 0..random.between(1, 4) {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::access;
 use super::random::Random;
 
 const SECTOR_BYTES: u64 = 512;
@@ -51,6 +52,8 @@ pub struct Shape {
     pub compression: &'static str,
     /// Where data lives.
     pub data_file: DataFile,
+    /// Guest data is encrypted with LUKS.
+    pub encrypted: bool,
     /// How much is allocated at once.
     pub preallocation: &'static str,
     /// The files behind it, the nearest last.
@@ -94,6 +97,7 @@ impl Shape {
                 "zlib"
             },
             data_file,
+            encrypted: false,
             preallocation: "off",
             chain: Vec::new(),
             spots: vec![0],
@@ -107,6 +111,9 @@ impl Shape {
         if can_preallocate && random.chance(12) {
             shape.preallocation = random.pick(&["metadata", "falloc", "full"]);
         }
+        // What QEMU makes ahead in encrypted images reads as noise.
+        shape.encrypted =
+            shape.preallocation == "off" && data_file != DataFile::ExternalRaw && random.chance(8);
         shape
     }
 
@@ -243,6 +250,9 @@ impl Shape {
             DataFile::External => add(format!("data_file={image}.data")),
             DataFile::ExternalRaw => add(format!("data_file={image}.data,data_file_raw=on")),
         }
+        if self.encrypted {
+            add(access::ENCRYPT.into());
+        }
         if self.preallocation != "off" {
             add(format!("preallocation={}", self.preallocation));
         }
@@ -258,7 +268,7 @@ impl Shape {
     /// Whether internal snapshots can be taken: several compressed clusters share
     /// a host cluster, so narrow refcounts would overflow.
     pub fn can_snapshot(&self) -> bool {
-        self.data_file == DataFile::Inside && self.refcount_bits >= 8
+        self.data_file == DataFile::Inside && !self.encrypted && self.refcount_bits >= 8
     }
 }
 
