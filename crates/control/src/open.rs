@@ -405,6 +405,28 @@ fn open_raw(
     Ok(ProbedRaw::new(device))
 }
 
+/// What QEMU says where a program that does not know bitmaps has changed an image.
+fn lost_bitmaps(version: u32) -> String {
+    let program = std::env::args_os().next().unwrap_or_default();
+    let program = std::path::Path::new(&program).file_name();
+    let why = match version {
+        2 => {
+            "This qcow2 v2 image contains bitmaps, but they may have been modified by software \
+             without persistent bitmap support; so now these bitmaps must all be considered \
+             inconsistent"
+        }
+        _ => {
+            "a program lacking bitmap support modified this file, so all bitmaps are now \
+             considered inconsistent"
+        }
+    };
+    format!(
+        "{}: warning: {why}\nSome clusters may be leaked, run 'qemu-img check -r' on the image \
+         file to fix.",
+        program.unwrap_or_default().display()
+    )
+}
+
 async fn open_qcow2(
     file: Arc<dyn Storage>,
     mut options: Options,
@@ -413,6 +435,7 @@ async fn open_qcow2(
 ) -> Result<Arc<dyn BlockDevice>> {
     let mut open = qcow2_node::take(&mut options, common)?;
     let flags = &gate.flags;
+    let warn = flags.warn;
     open.metadata_only = flags.metadata_only;
     if open.compression == CompressionOptions::default() {
         open.compression = flags.compression;
@@ -452,6 +475,9 @@ async fn open_qcow2(
     let clean_interval_s = open.cache.cache_clean_interval_s;
     let device = Qcow2::open(file, Arc::new(gate), open).await?;
     cache_cleaner::start(&device, clean_interval_s);
+    if device.bitmaps().are_lost() {
+        (warn)(&lost_bitmaps(device.header().version));
+    }
     Ok(device)
 }
 

@@ -43,6 +43,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     let chain_index_size_bytes = options.take_size("chain-index-size")?;
     let data_cache_size_bytes = options.take_size("data-cache-size")?;
     let compression = take_compression(options)?;
+    let bitmap_step_bytes = options.take_size("bitmap-step-size")?;
     let lazy_refcounts = options.take_bool("lazy-refcounts")?;
     let pass_discard_request = options.take_bool("pass-discard-request")?;
     let pass_discard_other = options.take_bool("pass-discard-other")?.unwrap_or(false);
@@ -57,6 +58,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         chain_index_size_bytes,
         data_cache_size_bytes,
         compression,
+        bitmap_step_bytes,
         discard: common.discard,
         discard_no_unref,
         pass_discard_request,

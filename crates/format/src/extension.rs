@@ -25,6 +25,9 @@ pub mod kind {
     pub const CRYPTO_HEADER: u32 = 0x0537_be77;
     /// Name of the external data file.
     pub const EXTERNAL_DATA_FILE: u32 = 0x4441_5441;
+    /// Vellum's own: tables of bitmaps that are in use and not to be trusted, 8
+    /// bytes each, for as long as the autoclear bit for kept bitmaps is set.
+    pub const LOST_BITMAPS: u32 = 0x564c_4c42;
 }
 
 /// Bytes of an extension's type and length.

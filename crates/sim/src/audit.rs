@@ -125,6 +125,8 @@ impl Audit<'_> {
             let (offset, len) = layout.snapshot_table;
             found.push((Use::Metadata("the snapshot table"), offset, len));
         }
+        let bitmap = |(what, at, len): &(&'static str, u64, u64)| (Use::Metadata(what), *at, *len);
+        found.extend(layout.bitmaps.iter().map(bitmap));
         let table = |(at, n): &(u64, u64)| (Use::Metadata("a snapshot's L1 table"), *at, n * 8);
         found.extend(layout.snapshots.iter().map(table));
         for (what, offset, len) in found {

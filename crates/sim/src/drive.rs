@@ -11,6 +11,7 @@ use vellum::qcow2::create::Preallocation;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, ZeroRequest};
 use vellum_storage::{Buffer, JoinHandle, spawn};
 
+use crate::bitmap;
 use crate::chain;
 use crate::damage::break_and_repair;
 use crate::failure::{Failure, FailureKind};
@@ -76,18 +77,8 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 size_bytes,
                 preallocation,
             } => {
-                if guest.model.borrow().is_changing_snapshots() {
-                    while finish_one(&mut running).await? {}
-                }
-                // Requests that run are met by shrinking only: growth may let in again
-                // what shrinking refused.
-                let now = guest.model.borrow().least_size_bytes();
-                if size_bytes >= now || guest.model.borrow().is_resizing() {
-                    while finish_one(&mut running).await? {}
-                }
-                guest.model.borrow_mut().begin_resize(size_bytes);
-                let (guest, device) = (guest.clone(), device.clone());
-                running.push_back(spawn(resize(guest, device, size_bytes, preallocation)));
+                let size = (size_bytes, preallocation);
+                start_resize(&guest, &device, &mut running, size).await?;
             }
             Step::Snapshot(change) => {
                 let alone = snapshots::runs_alone(&guest.model.borrow(), change);
@@ -103,10 +94,44 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                     None => {}
                 }
             }
+            Step::Bitmap(change) => {
+                while changes_at_once(&guest) && finish_one(&mut running).await? {}
+                bitmap::begin(&guest, change);
+                let (guest, device) = (guest.clone(), device.clone());
+                running.push_back(spawn(bitmap::change(guest, device, change)));
+            }
         }
     }
     while finish_one(&mut running).await? {}
     Ok(())
+}
+
+/// Starts changing the size, beside the requests that run where the model allows it.
+async fn start_resize(
+    guest: &Rc<Guest>,
+    device: &Arc<dyn BlockDevice>,
+    running: &mut Running,
+    (size_bytes, preallocation): (u64, Preallocation),
+) -> Result<(), Failure> {
+    if guest.model.borrow().is_changing_snapshots() {
+        while finish_one(running).await? {}
+    }
+    // Requests that run are met by shrinking only: growth may let in again what
+    // shrinking refused.
+    let now = guest.model.borrow().least_size_bytes();
+    if size_bytes >= now || changes_at_once(guest) {
+        while finish_one(running).await? {}
+    }
+    guest.model.borrow_mut().begin_resize(size_bytes);
+    let (guest, device) = (guest.clone(), device.clone());
+    running.push_back(spawn(resize(guest, device, size_bytes, preallocation)));
+    Ok(())
+}
+
+/// Whether a resize or a change of bitmaps runs: the model knows one at a time.
+fn changes_at_once(guest: &Guest) -> bool {
+    let model = guest.model.borrow();
+    model.is_resizing() || model.recorded.is_changing()
 }
 
 /// Resizes the device. What an image or its disk does not allow changes nothing.

@@ -83,6 +83,7 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
         } else {
             AheadOptions::default()
         },
+        bitmap_step_bytes: Some(1024),
         discard: true,
         discard_no_unref: options.discard_no_unref,
         pass_discard_other: true,

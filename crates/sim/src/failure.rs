@@ -20,6 +20,8 @@ pub enum FailureKind {
     Check,
     /// The image could not be opened.
     Open,
+    /// A bitmap calls clean what has changed, or cannot be read.
+    Bitmap,
     /// A request failed.
     Request,
     /// Requests waited for ever.

@@ -5,7 +5,8 @@ use vellum::qcow2::create::Preallocation;
 use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::scenario::{
-    Backing, Change, Damage, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story,
+    Backing, BitmapChange, Change, Damage, DataFile, ImageOptions, Leg, Op, Preparation, Step,
+    Story,
 };
 use crate::storage::Traits;
 
@@ -106,6 +107,9 @@ fn image(rng: &mut Rng) -> ImageOptions {
     };
     // Few: a LUKS header takes half a megabyte, and some time to unlock after each cut.
     let encrypted = data_file != DataFile::ExternalRaw && rng.chance(1, 32);
+    // Of small granularity, so that a bit set too late or too little shows.
+    let bitmap_bits = (version == 3 && rng.chance(1, 4))
+        .then(|| rng.between(9, u64::from(cluster_bits.max(12))) as u32);
     ImageOptions {
         version,
         cluster_bits,
@@ -120,6 +124,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         eager: rng.chance(3, 4),
         discard_no_unref: version == 3 && rng.chance(1, 6),
         requests_only: false,
+        bitmap_bits,
         traits,
     }
 }
@@ -187,6 +192,7 @@ struct Places {
     has_backing: bool,
     compressible: bool,
     snapshots: bool,
+    has_bitmap: bool,
 }
 
 impl Places {
@@ -217,6 +223,7 @@ impl Places {
                 && !image.encrypted
                 && !image.requests_only,
             snapshots: image.data_file == DataFile::Inside && !image.requests_only,
+            has_bitmap: image.bitmap_bits.is_some() && image.traits.growable,
         }
     }
 
@@ -320,6 +327,16 @@ impl Places {
     }
 }
 
+fn bitmap_change(rng: &mut Rng) -> BitmapChange {
+    *rng.pick(&[
+        BitmapChange::Clear,
+        BitmapChange::Disable,
+        BitmapChange::Enable,
+        BitmapChange::Enable,
+        BitmapChange::Second,
+    ])
+}
+
 fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     let count = if rng.chance(1, 8) {
         rng.between(20, 40)
@@ -331,6 +348,7 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     let resizes = !places.requests_only && rng.chance(1, 4);
     let jobs = places.has_backing && rng.chance(1, 2);
     let repairs = !places.requests_only && rng.chance(1, 8);
+    let bitmaps = places.has_bitmap && rng.chance(1, 2);
     let mut steps = Vec::new();
     let mut resized = false;
     for _ in 0..count {
@@ -356,6 +374,9 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
         }
         if repairs && rng.chance(1, 8) {
             steps.push(Step::Repair(damage(rng)));
+        }
+        if bitmaps && rng.chance(1, 6) {
+            steps.push(Step::Bitmap(bitmap_change(rng)));
         }
         if resizes && rng.chance(1, 4) {
             steps.push(places.resize(rng));
@@ -444,6 +465,7 @@ mod tests {
         ));
         assert!(has(&|image| matches!(image.backing, Backing::Qcow2 { .. })));
         assert!(has(&|image| !image.traits.growable));
+        assert!(has(&|image| image.bitmap_bits.is_some()));
         assert!(stories.iter().any(|s| s.preparations.len() == 3));
     }
 }

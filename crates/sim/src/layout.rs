@@ -48,6 +48,8 @@ pub struct Layout {
     pub snapshots: Vec<(u64, u64)>,
     /// The snapshot table: (offset, length).
     pub snapshot_table: (u64, u64),
+    /// What the bitmaps take: (what it is, offset, length).
+    pub bitmaps: Vec<(&'static str, u64, u64)>,
     /// The active L1 entries that are not zero, by index.
     pub l1: Vec<(u64, u64)>,
     /// The refcount blocks, by index.
@@ -123,6 +125,7 @@ impl Layout {
             luks_header: luks_header(pages, if v3 { word32(100) } else { 72 }),
             snapshots: Vec::new(),
             snapshot_table: (pages.be64(64), 0),
+            bitmaps: Vec::new(),
             l1: Vec::new(),
             blocks: Vec::new(),
         };
@@ -136,6 +139,9 @@ impl Layout {
             .map(|(at, entry)| ((at - layout.table_offset) / 8, entry & !0x1ff))
             .collect();
         layout.read_snapshots(pages, word32(60));
+        if v3 && pages.be64(88) & 1 != 0 {
+            layout.read_bitmaps(pages, word32(100));
+        }
         Ok(layout)
     }
 
@@ -152,6 +158,34 @@ impl Layout {
             at += (40 + be(36..40) + be(12..14) + be(14..16)).next_multiple_of(8);
         }
         self.snapshot_table.1 = at - self.snapshot_table.0;
+    }
+
+    /// Reads the bitmap directory and tables; `at`: where the extensions begin.
+    fn read_bitmaps(&mut self, pages: &Pages, mut at: u64) {
+        const BITMAPS: u64 = 0x2385_2875;
+        let word32 = |at: u64| pages.be64(at) >> 32;
+        while word32(at) != BITMAPS {
+            if word32(at) == 0 || at >= self.cluster_bytes() {
+                return;
+            }
+            at += 8 + word32(at + 4).next_multiple_of(8);
+        }
+        let (count, size, start) = (word32(at + 8), pages.be64(at + 16), pages.be64(at + 24));
+        self.bitmaps.push(("the bitmap directory", start, size));
+        let mut entry = start;
+        for _ in 0..count {
+            let (table, entries) = (pages.be64(entry), word32(entry + 8));
+            self.bitmaps.push(("a bitmap table", table, entries * 8));
+            let clusters = pages.words(table, entries * 8).into_iter();
+            let stored = clusters
+                .map(|(_, cluster)| cluster & OFFSET)
+                .filter(|at| *at != 0);
+            let size = self.cluster_bytes();
+            self.bitmaps
+                .extend(stored.map(|at| ("bits of a bitmap", at, size)));
+            let names = (word32(entry + 16) & 0xffff) + word32(entry + 20);
+            entry += (24 + names).next_multiple_of(8);
+        }
     }
 
     /// The L1 entries that are not zero, by index.

@@ -11,7 +11,9 @@
 //! 3. The engine's check and the simulator's own audit find leaks at worst.
 //! 4. What a snapshot refers to has not changed.
 //! 5. The image can be opened, read, written, closed, and cut again.
-//! 6. While the guest runs, every read sees what the requests before it and beside
+//! 6. An enabled bitmap is there, and calls everything dirty that has changed since the
+//!    story began.
+//! 7. While the guest runs, every read sees what the requests before it and beside
 //!    it allow, no request fails, none waits for ever, and nothing panics.
 //!
 //! All is deterministic: a failure is a [`scenario::Story`], and [`replay`] repeats
@@ -19,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+mod bitmap;
 mod chain;
 pub mod cut;
 mod damage;

@@ -26,6 +26,8 @@ pub enum Kind {
     L2,
     /// An L2 table that nothing points to yet.
     NewL2,
+    /// The bits, a table or the directory of bitmaps.
+    Bitmaps,
     /// Guest data.
     Data,
     /// Anything else.
@@ -50,6 +52,10 @@ pub fn kind_of(before: &Pages, record: &Record) -> Kind {
     }
     if layout.l2_tables().any(|(_, table)| table == cluster) {
         return Kind::L2;
+    }
+    let holds = |(_, start, len): &(&str, u64, u64)| (*start..start + len).contains(&at);
+    if layout.bitmaps.iter().any(holds) {
+        return Kind::Bitmaps;
     }
     if pattern::is_guest_data(record.bytes()) {
         return Kind::Data;

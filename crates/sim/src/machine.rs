@@ -200,6 +200,7 @@ pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOption
         eager: true,
         discard_no_unref: false,
         requests_only: false,
+        bitmap_bits: None,
         traits: Traits::default(),
     }
 }

@@ -19,6 +19,7 @@ mod snapshots;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::bitmap::Recorded;
 use crate::pages::SECTOR_BYTES;
 use crate::pattern::{self, SECTOR_LEN, Value, WriteId};
 pub use snapshots::Snapshot;
@@ -100,6 +101,8 @@ pub struct Model {
     durable_since: Tick,
     next_write: WriteId,
     snapshots: Snapshots,
+    /// What the bitmaps of the image must hold.
+    pub(crate) recorded: Recorded,
 }
 
 impl Model {
@@ -116,6 +119,7 @@ impl Model {
             durable_since: 0,
             next_write: 1,
             snapshots: Snapshots::default(),
+            recorded: Recorded::default(),
         }
     }
 
@@ -146,6 +150,7 @@ impl Model {
     /// Begins a resize; none may run.
     pub fn begin_resize(&mut self, size_bytes: u64) {
         self.next_size_bytes = Some(size_bytes);
+        self.recorded.cut(size_bytes);
     }
 
     /// Ends the resize that runs, or that a power cut has stopped, with the size that
@@ -202,6 +207,24 @@ impl Model {
                 _ => None,
             },
         }
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> Tick {
+        self.now
+    }
+
+    /// What a sector may have held at any time since `begun`.
+    pub(crate) fn values_since(&self, begun: Tick, sector: u64) -> Vec<Value> {
+        let Some(state) = self.sectors.get(&sector) else {
+            return vec![self.base(sector)];
+        };
+        let retired = state.retired.iter().filter(|old| old.at >= begun);
+        let candidates = state.candidates.iter();
+        candidates
+            .chain(retired.map(|old| &old.candidate))
+            .map(|candidate| candidate.value)
+            .collect()
     }
 
     /// The 512 bytes of a value in a sector.
@@ -371,7 +394,8 @@ impl Model {
             .for_each(|state| state.retired.clear());
     }
 
-    fn base(&self, sector: u64) -> Value {
+    /// What a sector holds that was never changed.
+    pub(crate) fn base(&self, sector: u64) -> Value {
         match self.backing {
             Some((id, len_bytes)) if (sector + 1) * SECTOR_BYTES <= len_bytes => Value::Written(id),
             _ => Value::Zero,

@@ -8,6 +8,7 @@ use flate2::write::DeflateEncoder;
 use std::io::Write as _;
 
 use crate::audit::Frozen;
+use crate::bitmap;
 use crate::disk::Mode;
 use crate::drive::{Guest, close, perform};
 use crate::failure::{Failure, FailureKind, guarded};
@@ -44,6 +45,7 @@ pub fn prepare(subject: &Arc<dyn Subject>, story: &Story) -> Result<Machine, Fai
             frozen: Arc::default(),
         };
         let mut machine = create(subject, options, machine)?;
+        machine = bitmap::add(subject, options, machine)?;
         machine = apply_ops(subject, options, machine, &story.setup)?;
         for preparation in &story.preparations {
             let changed = apply(preparation, &mut machine);
@@ -52,6 +54,7 @@ pub fn prepare(subject: &Arc<dyn Subject>, story: &Story) -> Result<Machine, Fai
         let frozen = Frozen::of(&machine.files[0])
             .map_err(|message| Failure::new(FailureKind::Setup, message))?;
         machine.frozen = Arc::new(frozen);
+        bitmap::begin_story(options, &mut machine.model);
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {
             let plugged = machine.plug(options, Mode::Instant);

@@ -112,6 +112,21 @@ pub enum Step {
     Snapshot(Change),
     /// Waits, closes the image, breaks it, repairs it and opens it again.
     Repair(Damage),
+    /// Starts changing a bitmap, beside the requests that run.
+    Bitmap(BitmapChange),
+}
+
+/// A change of the image's bitmaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BitmapChange {
+    /// Nothing is dirty any more.
+    Clear,
+    /// It records no more.
+    Disable,
+    /// It records again.
+    Enable,
+    /// A second one is made and gets what the first one has, or is removed.
+    Second,
 }
 
 /// How an image is broken that is to be repaired. What the guest and the snapshots
@@ -205,6 +220,8 @@ pub struct ImageOptions {
     /// The subject knows requests of plain bytes and nothing else: no other size, no
     /// jobs, nothing compressed.
     pub requests_only: bool,
+    /// Logarithm of the granularity of an enabled bitmap, if the image has one.
+    pub bitmap_bits: Option<u32>,
     /// What the disk can do.
     pub traits: Traits,
 }
@@ -275,12 +292,13 @@ impl Story {
         let message = message.replace('\n', "\n/// ");
         format!(
             "/// {message}\n#[test]\nfn {name}() {{\n    use vellum_sim::scenario::{{Backing::*, \
-             Change::*, DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
+             BitmapChange::*, Change::*, DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
              Kept}}, storage::Traits}};\n    use vellum::qcow2::create::Preallocation::*;\n    let story = {};\n    \
              vellum_sim::replay(&vellum_sim::engine(), &story).unwrap();\n}}\n",
             data.replace('\n', "\n    ")
                 .replace("backing: None", "backing: Backing::None")
                 .replace("crash: None", "crash: Option::None")
+                .replace("bitmap_bits: None", "bitmap_bits: Option::None")
         )
     }
 }

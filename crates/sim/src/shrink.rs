@@ -107,6 +107,7 @@ impl Shrinker<'_> {
         any |= self.try_edit(|story| story.image.data_file = DataFile::Inside);
         any |= self.try_edit(|story| story.image.encrypted = false);
         any |= self.try_edit(|story| story.image.extended_l2 = false);
+        any |= self.try_edit(|story| story.image.bitmap_bits = None);
         any |= self.try_edit(|story| story.image.refcount_order = 4);
         any |= self.try_edit(|story| story.image.version = 3);
         any | self.try_edit(|story| story.image.traits = Traits::default())

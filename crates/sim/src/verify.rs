@@ -14,6 +14,7 @@ use vellum::qcow2::SnapshotSelector;
 use vellum_storage::Buffer;
 
 use crate::audit::{Frozen, audit};
+use crate::bitmap;
 use crate::disk::Mode;
 use crate::drive::{Guest, close};
 use crate::failure::{Failure, FailureKind, guarded};
@@ -154,6 +155,7 @@ async fn recover(guest: Rc<Guest>, depth: Depth, dirty: bool) -> Result<(), Fail
         compare_all(&guest, &*device, ranges).await?;
     }
     compare_snapshots(&guest, &*device, depth).await?;
+    bitmap::check(&guest, &*device).await?;
     if dirty || depth == Depth::Thorough {
         close(&guest, &*device).await?;
     }

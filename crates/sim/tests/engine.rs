@@ -62,6 +62,7 @@ fn image() -> ImageOptions {
         eager: true,
         discard_no_unref: false,
         requests_only: false,
+        bitmap_bits: None,
         traits: Traits::default(),
     }
 }

@@ -11,7 +11,7 @@ use vellum_sim::{Explorer, FailureKind, engine};
 
 const SEEDS: u64 = 400;
 
-fn story(seed: u64, shared: bool) -> Story {
+fn story(seed: u64, shared: bool, bitmap_bits: Option<u32>) -> Story {
     let image = ImageOptions {
         version: 3,
         cluster_bits: 9,
@@ -26,6 +26,7 @@ fn story(seed: u64, shared: bool) -> Story {
         eager: true,
         discard_no_unref: false,
         requests_only: false,
+        bitmap_bits,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));
@@ -37,15 +38,19 @@ fn story(seed: u64, shared: bool) -> Story {
     story
 }
 
-/// Explores until the engine fails in one of these ways.
 fn objects(lie: Lie, shared: bool, kinds: &[FailureKind]) {
+    objects_in(&|seed| story(seed, shared, None), lie, kinds);
+}
+
+/// Explores until the engine fails in one of these ways.
+fn objects_in(story: &dyn Fn(u64) -> Story, lie: Lie, kinds: &[FailureKind]) {
     let explorer = Explorer {
         subject: engine(),
         lie: Some(lie),
     };
     let mut others = Vec::new();
     for seed in 0..SEEDS {
-        match explorer.story(&story(seed, shared), &mut Rng::new(seed), 100) {
+        match explorer.story(&story(seed), &mut Rng::new(seed), 100) {
             Err(found) if kinds.contains(&found.failure.kind) => return,
             Err(found) => others.push(found.failure.to_string()),
             Ok(_) => {}
@@ -82,6 +87,13 @@ fn a_mapping_after_the_refcount_that_it_held_up() {
 #[test]
 fn a_mapping_after_the_reuse_of_what_it_dropped() {
     objects(Lie::late(Kind::L2), false, &[FailureKind::Content]);
+}
+
+#[test]
+fn bits_after_the_data_that_they_tell_of() {
+    let kinds = [FailureKind::Bitmap];
+    let story = |seed| story(seed, false, Some(9));
+    objects_in(&story, Lie::late(Kind::Bitmaps), &kinds);
 }
 
 #[test]

@@ -29,6 +29,7 @@ fn story(seed: u64) -> Story {
         eager: true,
         discard_no_unref: false,
         requests_only: true,
+        bitmap_bits: None,
         traits: Traits::default(),
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));

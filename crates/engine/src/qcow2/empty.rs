@@ -21,6 +21,10 @@ impl Image {
                 .guest_ranges
                 .acquire(0..u64::MAX, Mode::Exclusive)
                 .await;
+            if self.backing.is_none() {
+                // Else the guest sees below what it has seen here.
+                self.mark_dirty(0..self.size_bytes()).await?;
+            }
             self.drain_held_range(0..self.size_bytes()).await?;
             self.forget_kept(0);
             self.cut_mapping(0).await?;

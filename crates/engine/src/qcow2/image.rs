@@ -12,6 +12,7 @@ use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
 use super::alloc::{Allocation, Allocator};
+use super::bitmap::BitmapState;
 use super::blank::Blanks;
 use super::cache::Budget;
 use super::chain::Chain;
@@ -73,6 +74,7 @@ pub(crate) struct Image {
     pub(crate) readers: Arc<Readers>,
     pub(crate) data_cache: DataCache,
     pub(crate) blanks: Blanks,
+    pub(crate) bitmaps: BitmapState,
     pub(crate) order: Order,
     pub(crate) latch: Latch,
     /// What must happen once before the first change has happened.
@@ -290,7 +292,7 @@ impl Image {
         }
         let _one = self.preparing.lock().await;
         if !self.prepared.load(Ordering::Acquire) {
-            self.mark_bitmaps_in_use().await?;
+            self.begin_tracking().await?;
             self.prepared.store(true, Ordering::Release);
         }
         Ok(())
@@ -379,7 +381,7 @@ impl Image {
         if self.read_only || self.latch.ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        if !self.prepared.load(Ordering::Acquire) {
+        if !self.prepared.load(Ordering::Acquire) && !self.has_kept_bitmaps() {
             // Nothing was ever changed, so there is nothing to write or to flush.
             self.end_use();
             return Ok(());
@@ -391,12 +393,14 @@ impl Image {
         // Twice: the first commit lets go of dropped clusters, the second writes
         // their refcounts, and those of clusters that were counted ahead.
         self.commit().await?;
+        // Else they stay in use, and are kept as after a crash.
+        let bitmaps = self.close_bitmaps().await;
         self.resume_refcounts();
         self.allocator.settle().await?;
         self.commit().await?;
         self.end_lazy_refcounts().await?;
         self.end_use();
-        drained
+        drained.and(bitmaps)
     }
 
     fn end_use(&self) {

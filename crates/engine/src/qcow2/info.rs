@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use vellum_format::bitmap::BitmapFlags;
 use vellum_format::crypto::CryptMethod;
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::{CompressionType, Purpose};
 use vellum_format::snapshot::SnapshotEntry;
 
+use super::bitmap::is_consistent;
 use super::encryption::luks_header;
 use super::load;
 use crate::luks::LuksHeader;
@@ -24,6 +24,8 @@ pub struct BitmapInfo {
     pub in_use: bool,
     /// It records every write.
     pub auto: bool,
+    /// Its content can be used: it is not in use, or was kept by Vellum since.
+    pub consistent: bool,
 }
 
 /// One internal snapshot.
@@ -131,12 +133,7 @@ impl ImageInfo {
             backing_format: header.backing_format().map(|name| name.into_owned()),
             bitmaps: bitmaps
                 .iter()
-                .map(|bitmap| BitmapInfo {
-                    name: bitmap.name_text().into_owned(),
-                    granularity_bytes: 1 << bitmap.granularity_bits,
-                    in_use: bitmap.flags.contains(BitmapFlags::IN_USE),
-                    auto: bitmap.flags.contains(BitmapFlags::AUTO),
-                })
+                .map(|bitmap| BitmapInfo::new(bitmap, is_consistent(&header, bitmap)))
                 .collect(),
             snapshots: snapshots
                 .iter()

@@ -10,7 +10,7 @@ mod append;
 mod area;
 mod backing;
 mod batch;
-mod bitmaps;
+mod bitmap;
 mod blank;
 mod cache;
 mod chain;
@@ -62,6 +62,7 @@ mod zero;
 
 pub use ahead::AheadOptions;
 pub use backing::BackingName;
+pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap};
 pub use compress::CompressionOptions;
 pub use device::{CacheUsage, Qcow2};
 pub(crate) use fault::bad_format;

@@ -13,6 +13,7 @@ use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
 use super::alloc::Allocator;
+use super::bitmap::BitmapState;
 use super::chain::Chain;
 use super::check;
 use super::compress::{Codec, CompressionOptions};
@@ -334,6 +335,7 @@ async fn assemble(
         l1_entries: Arc::default(),
         readers: Arc::default(),
         blanks: Default::default(),
+        bitmaps: BitmapState::new(options.bitmap_step_bytes),
         order: Default::default(),
         latch: Default::default(),
         prepared: AtomicBool::new(false),

@@ -89,6 +89,10 @@ pub struct OpenOptions {
     pub chain_index_size_bytes: Option<u64>,
     /// How compressed clusters are compressed that are written.
     pub compression: CompressionOptions,
+    /// `bitmap-step-size`, an option of our own: bytes around the first write to a range
+    /// that enabled bitmaps call dirty on disk at once, at least; more with time. A crash
+    /// leaves so much dirty. Default: 1 MiB.
+    pub bitmap_step_bytes: Option<u64>,
     /// How far ahead of the writes clusters are counted.
     pub ahead: AheadOptions,
     /// The image is going to be checked or repaired: it is opened as it is, marked

@@ -148,11 +148,12 @@ impl Image {
             let message = "Can't resize a v2 image which has snapshots";
             return Err(refuse(ErrorKind::Unsupported, message));
         }
+        if size_bytes < old_bytes && preallocation != Preallocation::Off {
+            let message = "Preallocation can't be used for shrinking an image";
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        self.bitmaps_before_resize(size_bytes).await?;
         let result = if size_bytes < old_bytes {
-            if preallocation != Preallocation::Off {
-                let message = "Preallocation can't be used for shrinking an image";
-                return Err(refuse(ErrorKind::InvalidArgument, message));
-            }
             self.shrink(size_bytes).await
         } else {
             self.size.set_reach(size_bytes);
@@ -162,6 +163,7 @@ impl Image {
             // What the header says, whichever step failed.
             self.size.set(self.header().size_bytes);
         }
+        let result = result.and(self.bitmaps_after_resize().await);
         let cache_options = *self
             .cache_options
             .lock()

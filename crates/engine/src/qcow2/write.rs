@@ -106,6 +106,7 @@ impl Image {
             .acquire(at..at + len_bytes, Mode::Shared)
             .await;
         self.check_still_inside(at..at + len_bytes)?;
+        self.mark_dirty(at..at + len_bytes).await?;
         let first = self.view(GuestOffset(at), len_bytes).await?[0];
         let RunKind::Data { host, copied: true } = first.kind else {
             let Some(len_bytes) = self.bytes_to_keep(&first).filter(|_| !fua) else {
@@ -147,6 +148,7 @@ impl Image {
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
         let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
+        self.mark_dirty(at..end).await?;
         self.drain_beside(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;

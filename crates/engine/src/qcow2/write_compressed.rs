@@ -206,6 +206,7 @@ impl Image {
         linked: &mut usize,
     ) -> Result<()> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
+        self.mark_dirty(range.clone()).await?;
         self.drain_beside(range).await?;
         let cluster = self.geometry.cluster_size_bytes();
         for Placed { guest, descriptor } in placed {

@@ -100,6 +100,7 @@ impl Image {
     /// Zeroes a range by the mapping alone, if that is possible.
     async fn zero_mapping(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
+        self.mark_dirty(range.clone()).await?;
         self.drain_beside(range.clone()).await?;
         let replaced = range.clone();
         let outcome = self.zero_held(range, may_unmap).await?;
@@ -221,6 +222,7 @@ impl Image {
         }
         let cluster = self.geometry.cluster_size_bytes();
         let end = offset_bytes + len_bytes;
+        let asked = offset_bytes..end;
         let start = offset_bytes.div_ceil(cluster) * cluster;
         let end = if end == self.size_bytes() {
             end
@@ -228,9 +230,11 @@ impl Image {
             self.geometry.cluster_start(end)
         };
         if start >= end {
-            return Ok(());
+            // As in QEMU all of a discard is dirty, also what it leaves alone.
+            return self.mark_dirty(asked).await;
         }
-        let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await?;
+        let _exclusive = self.lock_clusters(asked.clone(), Mode::Exclusive).await?;
+        self.mark_dirty(asked).await?;
         self.drain_beside(start..end).await?;
         self.discard_clusters(start..end).await?;
         self.forget_replaced(&(start..end));

@@ -34,7 +34,9 @@ pub(super) fn begin(guest: &Guest, device: &dyn BlockDevice, change: Change) -> 
         Change::Apply(number) | Change::Delete(number) => number.checked_rem(count)? as usize,
     };
     let held = model.snapshots().get(index);
-    if matches!(change, Change::Apply(_)) && !held?.is_known() {
+    let has_bitmap = guest.options.bitmap_bits.is_some();
+    // No snapshot is applied to an image that has bitmaps.
+    if matches!(change, Change::Apply(_)) && (has_bitmap || !held?.is_known()) {
         return None;
     }
     let id = held.map(|held| held.id.clone());

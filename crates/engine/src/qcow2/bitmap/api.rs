@@ -1,0 +1,284 @@
+//! Bitmaps of an open image as the library shows them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum_format::bitmap::BitmapFlags;
+use vellum_storage::{Io, Result, spawn_lingering};
+
+use super::dirty::Dirty;
+use super::marker::{are_lost, is_consistent};
+use super::view::BitmapView;
+use crate::qcow2::Qcow2;
+use crate::qcow2::image::Image;
+use crate::qcow2::info::BitmapInfo;
+
+/// How a bitmap is made.
+#[derive(Debug, Clone, Default)]
+pub struct BitmapOptions {
+    /// Guest bytes that a bit stands for: a power of two from 512 bytes to 2 GiB.
+    /// Default: the cluster size, but at least 4 KiB and at most 64 KiB.
+    pub granularity_bytes: Option<u64>,
+    /// It does not record writes until it is enabled.
+    pub disabled: bool,
+    /// What messages call the image; its name if `None`.
+    pub node_name: Option<String>,
+}
+
+/// The ranges that a bitmap called dirty at one moment.
+///
+/// ```
+/// # use vellum::qcow2::DirtyBitmap;
+/// fn bytes_to_copy(bitmap: &DirtyBitmap) -> u64 {
+///     bitmap.ranges().map(|range| range.end - range.start).sum()
+/// }
+/// # let bitmap = DirtyBitmap::all_dirty(1 << 20, 65536);
+/// assert_eq!(bytes_to_copy(&bitmap), bitmap.dirty_bytes());
+/// ```
+#[derive(Debug, Clone)]
+pub struct DirtyBitmap {
+    pub(super) dirty: Dirty,
+}
+
+impl DirtyBitmap {
+    /// A bitmap that calls all of a device dirty: what a first, full backup copies.
+    /// `granularity_bytes` is rounded up to a power of two.
+    pub fn all_dirty(size_bytes: u64, granularity_bytes: u64) -> Self {
+        let bits = granularity_bytes
+            .max(1)
+            .next_power_of_two()
+            .trailing_zeros();
+        let mut dirty = Dirty::new(bits as u8, size_bytes);
+        dirty.mark(&(0..size_bytes));
+        DirtyBitmap { dirty }
+    }
+
+    /// Bytes that a bit stands for.
+    pub fn granularity_bytes(&self) -> u64 {
+        1 << self.dirty.granularity_bits()
+    }
+
+    /// Size of the device in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.dirty.size_bytes()
+    }
+
+    /// The dirty ranges in bytes, in order, none touching the next. Each begins at a
+    /// multiple of the granularity, and ends there or with the device.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let run = self.dirty.next_run(from)?;
+            from = run.end;
+            Some(run)
+        })
+    }
+
+    /// How many bytes are dirty.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty.dirty_bytes()
+    }
+}
+
+/// The persistent dirty bitmaps of an open image (`qemu-img bitmap`).
+///
+/// An enabled bitmap tells which ranges of the guest's disk may have changed since it
+/// was added or cleared: every write, zeroing, discard and change of the size is in it,
+/// durably before the guest's bytes change. It is kept when the program or the machine
+/// crashes, and calls more dirty than has changed afterwards, never less. To QEMU it is
+/// then inconsistent, until Vellum has opened the image for writing and closed it.
+///
+/// Changes wait for the requests that run, make everything durable that was written
+/// before, and take effect at one moment, also in a crash.
+///
+/// ```
+/// use std::sync::Arc;
+/// use vellum::gate::DenyAll;
+/// use vellum::qcow2::create::{CreateOptions, create};
+/// use vellum::qcow2::{BitmapOptions, OpenOptions, Qcow2};
+/// use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
+/// use vellum_storage::{MemStorage, lane};
+///
+/// # fn main() -> vellum::Result<()> {
+/// lane::block_on(async {
+///     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+///     let options = CreateOptions { size_bytes: 1 << 30, ..CreateOptions::default() };
+///     create(file.clone(), None, &options).await?;
+///     let disk = Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default()).await?;
+///
+///     // Together with a full backup:
+///     disk.bitmaps().add("monday", BitmapOptions::default()).await?;
+///     disk.write(5 << 20, Buffer::zeroed(512), RequestFlags::default()).await?;
+///
+///     // The next backup copies what has changed since:
+///     let changed = disk.bitmaps().read("monday").await?;
+///     let ranges: Vec<_> = changed.ranges().collect();
+///     assert_eq!(ranges, [5 << 20..(5 << 20) + 65536]);
+///     disk.close().await
+/// })
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Bitmaps {
+    image: Arc<Image>,
+}
+
+impl Qcow2 {
+    /// The persistent dirty bitmaps of this image.
+    pub fn bitmaps(&self) -> Bitmaps {
+        Bitmaps {
+            image: self.image.clone(),
+        }
+    }
+}
+
+impl Bitmaps {
+    fn change<F>(&self, work: impl FnOnce(Arc<Image>) -> F) -> Io<()>
+    where
+        F: Future<Output = Result<()>> + 'static,
+    {
+        let image = self.image.clone();
+        let work = work(image.clone());
+        Io::task(spawn_lingering(async move {
+            work.await.map_err(|error| image.name_error(error))
+        }))
+    }
+
+    /// Whether the image had bitmaps, and a program that does not know bitmaps has
+    /// changed it since. There are none then; the first change forgets them, and their
+    /// clusters are leaked.
+    pub fn are_lost(&self) -> bool {
+        are_lost(&self.image.header())
+    }
+
+    /// All bitmaps in the order of the directory, the inconsistent ones too.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn list(&self) -> Io<Vec<BitmapInfo>> {
+        let image = self.image.clone();
+        Io::boxed(async move {
+            let _layout = image.bitmaps.layout.lock().await;
+            let entries = image.bitmap_entries().await?;
+            let header = image.header();
+            let info = |entry| BitmapInfo::new(entry, is_consistent(&header, entry));
+            Ok(entries.iter().map(info).collect())
+        })
+    }
+
+    /// Tells of the bitmap `name`, whose content is not lost.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn find(&self, name: &str) -> Io<BitmapInfo> {
+        let (image, name) = (self.image.clone(), name.to_owned());
+        Io::boxed(async move {
+            let _layout = image.bitmaps.layout.lock().await;
+            let found = image.consistent_bitmap(&name).await;
+            let (entries, index) = found.map_err(|error| image.name_error(error))?;
+            Ok(BitmapInfo::new(&entries[index], true))
+        })
+    }
+
+    /// What the bitmap `name` calls dirty now. Requests that run may or may not be in
+    /// it. Also of an image that is open read-only.
+    ///
+    /// # Errors
+    /// [`vellum_storage::ErrorKind::InvalidArgument`] if there is none of that name, or
+    /// its content is lost; what reading meets.
+    pub fn read(&self, name: &str) -> Io<DirtyBitmap> {
+        let (image, name) = (self.image.clone(), name.to_owned());
+        Io::boxed(async move {
+            let _layout = image.bitmaps.layout.lock().await;
+            let read = image.read_bitmap(&name).await;
+            let dirty = read.map_err(|error| image.name_error(error))?;
+            Ok(DirtyBitmap { dirty })
+        })
+    }
+
+    /// The bitmap `name` for questions about single ranges, while the image changes.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn view(&self, name: &str) -> Io<BitmapView> {
+        let (image, name) = (self.image.clone(), name.to_owned());
+        Io::boxed(async move {
+            let view = BitmapView::new(image.clone(), &name).await;
+            view.map_err(|error| image.name_error(error))
+        })
+    }
+
+    /// Adds a bitmap that calls nothing dirty.
+    ///
+    /// # Errors
+    /// [`vellum_storage::ErrorKind::InvalidArgument`] if there is one of that name, the
+    /// image is of version 2, or a limit of the format is met.
+    pub fn add(&self, name: &str, options: BitmapOptions) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move { image.add_bitmap(&name, &options).await })
+    }
+
+    /// Removes a bitmap; also one whose content is lost.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn remove(&self, name: &str) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move { image.remove_bitmap(&name).await })
+    }
+
+    /// Makes a bitmap call nothing dirty.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn clear(&self, name: &str) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move { image.clear_bitmap(&name).await })
+    }
+
+    /// Has a bitmap record writes from now on.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn enable(&self, name: &str) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move { image.enable_bitmap(&name).await })
+    }
+
+    /// Has a bitmap record no more writes.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn disable(&self, name: &str) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move { image.disable_bitmap(&name).await })
+    }
+
+    /// Adds what `sources` call dirty, of this image or of another of the same size, to
+    /// a bitmap.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`], and if the sizes differ.
+    pub fn merge(&self, name: &str, sources: Vec<DirtyBitmap>) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move {
+            let sources: Vec<Dirty> = sources.into_iter().map(|source| source.dirty).collect();
+            image.merge_bitmaps(&name, &sources).await
+        })
+    }
+}
+
+impl BitmapInfo {
+    pub(in crate::qcow2) fn new(
+        entry: &vellum_format::bitmap::BitmapDirectoryEntry,
+        consistent: bool,
+    ) -> Self {
+        BitmapInfo {
+            name: entry.name_text().into_owned(),
+            granularity_bytes: 1 << entry.granularity_bits,
+            in_use: entry.flags.contains(BitmapFlags::IN_USE),
+            auto: entry.flags.contains(BitmapFlags::AUTO),
+            consistent,
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Who may trust a bitmap that is in use.
+//!
+//! The autoclear bit for kept bitmaps says: only programs that know it have changed the
+//! image since, so bitmaps in use have been kept. A bitmap that was in use before the
+//! bit was set stays lost; the tables of such bitmaps are listed in an extension.
+
+use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapFlags};
+use vellum_format::extension::{Extension, kind};
+use vellum_format::features::Autoclear;
+use vellum_format::header::{Header, field};
+use vellum_storage::Result;
+
+use crate::qcow2::image::Image;
+
+/// Whether the content of a bitmap may be used.
+pub(crate) fn is_consistent(header: &Header, entry: &BitmapDirectoryEntry) -> bool {
+    if !entry.is_usable() {
+        return false;
+    }
+    if !entry.flags.contains(BitmapFlags::IN_USE) {
+        return true;
+    }
+    let listed = lost(header).chunks_exact(8).any(|table| {
+        let table: [u8; 8] = table.try_into().unwrap_or_default();
+        u64::from_be_bytes(table) == entry.table_offset.bytes()
+    });
+    header.autoclear.contains(Autoclear::KEPT_BITMAPS) && !listed
+}
+
+/// Whether there were bitmaps, and a program that does not know them has changed the
+/// image since: it cleared the bit that vouches for their directory.
+pub(super) fn are_lost(header: &Header) -> bool {
+    let is_bitmaps = |extension: &Extension| matches!(extension, Extension::Bitmaps(_));
+    header.bitmaps().is_none() && header.extensions.iter().any(is_bitmaps)
+}
+
+/// The tables of bitmaps that are not to be trusted, as the header lists them.
+fn lost(header: &Header) -> &[u8] {
+    let found = header.extensions.iter().rev().find_map(|extension| {
+        let Extension::Unknown { kind, data } = extension else {
+            return None;
+        };
+        (*kind == kind::LOST_BITMAPS).then_some(data.as_slice())
+    });
+    found.unwrap_or_default()
+}
+
+/// Lists those of `entries` that are in use and cannot be trusted, with what the header
+/// said until now about it.
+pub(super) fn list_lost(header: &Header, entries: &[BitmapDirectoryEntry]) -> Option<Extension> {
+    let in_use = |entry: &&BitmapDirectoryEntry| entry.flags.contains(BitmapFlags::IN_USE);
+    let tables: Vec<u8> = entries
+        .iter()
+        .filter(in_use)
+        .filter(|entry| !is_consistent(header, entry))
+        .flat_map(|entry| entry.table_offset.bytes().to_be_bytes())
+        .collect();
+    (!tables.is_empty()).then_some(Extension::Unknown {
+        kind: kind::LOST_BITMAPS,
+        data: tables,
+    })
+}
+
+fn set_lost(header: &mut Header, list: Option<Extension>) {
+    header.remove_extension(kind::LOST_BITMAPS);
+    header.extensions.extend(list);
+}
+
+impl Image {
+    /// Says in the header, durably, that bitmaps in use are being kept from now on.
+    /// `entries`: the directory on disk.
+    pub(super) async fn set_kept_marker(&self, entries: &[BitmapDirectoryEntry]) -> Result<()> {
+        let header = self.header();
+        let list = list_lost(&header, entries);
+        let is_marked = header.autoclear.contains(Autoclear::KEPT_BITMAPS);
+        let listed = lost(&header);
+        let same_list = match &list {
+            Some(Extension::Unknown { data, .. }) => data == listed,
+            _ => listed.is_empty(),
+        };
+        if is_marked && same_list {
+            return Ok(());
+        }
+        self.update_header(|header| {
+            header.autoclear = header.autoclear.with(Autoclear::KEPT_BITMAPS);
+            set_lost(header, list);
+        })
+        .await
+    }
+
+    /// Forgets a directory that nothing vouches for. Its clusters are leaked: whoever
+    /// changed the image may have used them.
+    pub(super) async fn drop_lost_bitmaps(&self) -> Result<()> {
+        if !are_lost(&self.header()) {
+            return Ok(());
+        }
+        self.update_header(|header| {
+            header.remove_extension(kind::BITMAPS);
+            header.remove_extension(kind::LOST_BITMAPS);
+            header.autoclear = header.autoclear.without(Autoclear::KEPT_BITMAPS);
+        })
+        .await
+    }
+
+    /// Takes the mark back: no bitmap that is in use has been kept.
+    pub(super) async fn clear_kept_marker(&self) -> Result<()> {
+        let header = self.header();
+        if !header.autoclear.contains(Autoclear::KEPT_BITMAPS) && lost(&header).is_empty() {
+            return Ok(());
+        }
+        if lost(&header).is_empty() {
+            let without = header.autoclear.without(Autoclear::KEPT_BITMAPS);
+            self.write_header_field(field::AUTOCLEAR_FEATURES, &without.bits().to_be_bytes())
+                .await?;
+            self.change_header(|header| header.autoclear = without);
+            return Ok(());
+        }
+        self.update_header(|header| {
+            header.autoclear = header.autoclear.without(Autoclear::KEPT_BITMAPS);
+            set_lost(header, None);
+        })
+        .await
+    }
+}

@@ -1,0 +1,38 @@
+//! Persistent dirty bitmaps: kept through every change of an open image, and through
+//! its crash.
+//!
+//! An enabled bitmap has two forms while the image is open for writing: the *dirty*
+//! bits in memory, which are exact, and those on disk, which hold at least as much.
+//! Before the first byte of a clean range is written, the bits of a whole region around
+//! it are set on disk, durably; then the regions are *covered*, and writes to them
+//! touch memory alone. The regions grow with the number of times that this was needed,
+//! so that a writer waits for it seldom. The close writes the exact bits.
+//!
+//! On disk such a bitmap is *in use*, which tells QEMU not to trust it. An autoclear
+//! bit of our own tells Vellum that it may: whoever does not know the bit clears it
+//! before the first change (`marker`; FORMAT.md, I43).
+//!
+//! Invariants:
+//! - A bit in memory is set only once it is durable on disk.
+//! - Bytes of the guest change only after every enabled bitmap calls them dirty, while
+//!   their range is held: who holds all ranges sees no write that is half told.
+//! - Clusters of a bitmap's bits and tables are written by one at a time (`layout`).
+//! - Everything but setting bits, and the flag "in use", goes into new clusters and a
+//!   new directory; the header's extension switches from the old to the new.
+
+mod api;
+mod bits;
+mod change;
+mod close;
+mod dirty;
+mod marker;
+mod resize;
+mod state;
+mod store;
+mod track;
+mod view;
+
+pub use api::{BitmapOptions, Bitmaps, DirtyBitmap};
+pub(crate) use marker::is_consistent;
+pub(crate) use state::BitmapState;
+pub use view::BitmapView;

@@ -1,0 +1,45 @@
+//! A bitmap asked about piece by piece, as the clients of a server do.
+
+use std::sync::Arc;
+
+use vellum_storage::Result;
+
+use super::dirty::Dirty;
+use crate::qcow2::image::Image;
+
+/// One bitmap of an open image, at each moment.
+///
+/// While the bitmap records writes, an answer is that of the moment of the question; what
+/// has ended before it is in it. One that did not record when the view was made is seen
+/// as it was then.
+#[derive(Debug, Clone)]
+pub struct BitmapView {
+    image: Arc<Image>,
+    name: Vec<u8>,
+    /// The bits of a bitmap that did not record.
+    still: Option<Arc<Dirty>>,
+}
+
+impl BitmapView {
+    pub(super) async fn new(image: Arc<Image>, name: &str) -> Result<Self> {
+        let bits = image.read_bitmap(name).await?;
+        let name = name.as_bytes().to_vec();
+        let records = image.bitmaps.live().find(&name).is_some();
+        let still = (!records).then(|| Arc::new(bits));
+        Ok(BitmapView { image, name, still })
+    }
+
+    /// Whether the byte at `offset_bytes` is dirty, and how many bytes from there on, at
+    /// most `len_bytes`, are alike. What lies beyond the end of the device is clean.
+    ///
+    /// If the bitmap was recording and is not any more, everything is dirty.
+    pub fn status(&self, offset_bytes: u64, len_bytes: u64) -> (bool, u64) {
+        if let Some(bitmap) = self.image.bitmaps.live().find(&self.name) {
+            return bitmap.dirty.status(offset_bytes, len_bytes);
+        }
+        match &self.still {
+            Some(still) => still.status(offset_bytes, len_bytes),
+            None => (true, len_bytes),
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! An enabled bitmap of the image: added before anything else happens, changed now and
+//! then beside the guest's requests, and looked at after every cut.
+//!
+//! Invariants that are checked:
+//! - A sector that holds anything else than when the bitmap began to record is dirty in
+//!   it; so is what had changed when it was disabled.
+//! - A change of the bitmap that a cut stopped has taken effect or has not.
+//! - A second bitmap, made of the first, calls dirty what the first must call dirty.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum::qcow2::{BitmapOptions, Bitmaps};
+
+use crate::disk::Mode;
+use crate::drive::Guest;
+use crate::failure::{Failure, FailureKind};
+use crate::machine::Machine;
+use crate::model::{Model, Tick};
+use crate::pages::SECTOR_BYTES;
+use crate::pattern::Value;
+use crate::scenario::{BitmapChange, ImageOptions};
+use crate::subject::Subject;
+use crate::world::World;
+
+const FIRST: &str = "kept";
+const SECOND: &str = "second";
+
+/// What the bitmaps must hold, as far as that is certain.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Recorded {
+    /// Sectors that are dirty whatever they hold now.
+    must: BTreeSet<u64>,
+    /// While the first bitmap records: what sectors may have held when it began to;
+    /// those that are not here held what they hold untouched.
+    since: Option<BTreeMap<u64, Vec<Value>>>,
+    /// What the second bitmap must call dirty, if there is one.
+    second: Option<BTreeSet<u64>>,
+    running: Option<Running>,
+}
+
+/// A change of the bitmaps that runs.
+#[derive(Debug, Clone)]
+struct Running {
+    change: BitmapChange,
+    begun: Tick,
+    /// What had changed, and was dirty, when it began.
+    certain: BTreeSet<u64>,
+}
+
+impl Recorded {
+    /// Whether a change of the bitmaps runs.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// The device ends earlier: what lies behind is nobody's any more.
+    pub(crate) fn cut(&mut self, size_bytes: u64) {
+        let end = size_bytes / SECTOR_BYTES;
+        self.must.split_off(&end);
+        if let Some(second) = &mut self.second {
+            second.split_off(&end);
+        }
+    }
+
+    /// Whether a sector that holds one of `values` has certainly changed.
+    fn has_changed(&self, model: &Model, sector: u64, values: &[Value]) -> bool {
+        let Some(since) = &self.since else {
+            return false;
+        };
+        let content = |value: &Value| model.content(*value, sector);
+        let untouched = [model.base(sector)];
+        let before = since.get(&sector).map_or(&untouched[..], Vec::as_slice);
+        let same = |now: &Value| {
+            before.contains(now) || before.iter().any(|old| content(old) == content(now))
+        };
+        !values.iter().any(same)
+    }
+
+    /// The sectors that are certainly dirty.
+    fn certain(&self, model: &Model) -> BTreeSet<u64> {
+        let changed = |sector: &u64| {
+            self.has_changed(model, *sector, &model.values_since(model.now(), *sector))
+        };
+        self.must
+            .iter()
+            .copied()
+            .chain(model.touched().filter(changed))
+            .collect()
+    }
+
+    fn begin(&mut self, change: BitmapChange, model: &Model) {
+        self.running = Some(Running {
+            change,
+            begun: model.now(),
+            certain: self.certain(model),
+        });
+    }
+
+    /// The change that runs has taken effect.
+    fn end(&mut self, model: &Model) {
+        let Some(Running {
+            change,
+            begun,
+            certain,
+        }) = self.running.take()
+        else {
+            return;
+        };
+        match change {
+            BitmapChange::Clear => {
+                self.must.clear();
+                self.since = self.since.take().map(|_| held_since(model, begun));
+            }
+            BitmapChange::Disable => {
+                self.must = certain;
+                self.since = None;
+            }
+            BitmapChange::Enable => {
+                self.since.get_or_insert_with(|| held_since(model, begun));
+            }
+            BitmapChange::Second => {
+                self.second = match self.second {
+                    Some(_) => None,
+                    None => Some(certain),
+                };
+            }
+        }
+    }
+}
+
+/// What the touched sectors may have held at any time since `begun`.
+fn held_since(model: &Model, begun: Tick) -> BTreeMap<u64, Vec<Value>> {
+    model
+        .touched()
+        .map(|sector| (sector, model.values_since(begun, sector)))
+        .collect()
+}
+
+/// Adds the bitmap that the options ask for to a machine's image.
+pub(crate) fn add(
+    subject: &Arc<dyn Subject>,
+    options: &ImageOptions,
+    mut machine: Machine,
+) -> Result<Machine, Failure> {
+    let Some(bits) = options.bitmap_bits else {
+        return Ok(machine);
+    };
+    let plugged = machine.plug(options, Mode::Instant);
+    let mut world = World::new(plugged.disk.clone(), 0);
+    let (subject, options, inside) = (subject.clone(), options.clone(), plugged.clone());
+    world.block_on(async move {
+        let failed = |error| Failure::error(FailureKind::Setup, "add a bitmap", &error);
+        let device = inside.open(&*subject, &options).await?;
+        let new = BitmapOptions {
+            granularity_bytes: Some(1 << bits),
+            ..BitmapOptions::default()
+        };
+        if let Some(image) = device.as_qcow2() {
+            image.bitmaps().add(FIRST, new).await.map_err(failed)?;
+        }
+        device.close().await.map_err(failed)
+    })??;
+    world.settle();
+    machine.files = plugged.contents();
+    Ok(machine)
+}
+
+/// From now on what changes is to be dirty.
+pub(crate) fn begin_story(options: &ImageOptions, model: &mut Model) {
+    let since = options.bitmap_bits.map(|_| held_since(model, model.now()));
+    model.recorded = Recorded {
+        since,
+        ..Recorded::default()
+    };
+}
+
+/// Runs `work` on what is recorded, one moment later.
+fn at_next_moment<T>(guest: &Guest, work: impl FnOnce(&mut Recorded, &Model) -> T) -> T {
+    let model = &mut *guest.model.borrow_mut();
+    model.begin_watch();
+    let mut recorded = std::mem::take(&mut model.recorded);
+    let done = work(&mut recorded, model);
+    model.recorded = recorded;
+    done
+}
+
+/// Says that a change of a bitmap begins; to be done by [`change`].
+pub(crate) fn begin(guest: &Guest, change: BitmapChange) {
+    at_next_moment(guest, |recorded, model| recorded.begin(change, model));
+}
+
+/// Changes a bitmap, beside the requests that run.
+pub(crate) async fn change(
+    guest: Rc<Guest>,
+    device: Arc<dyn BlockDevice>,
+    change: BitmapChange,
+) -> Result<(), Failure> {
+    if let (Some(bits), Some(image)) = (guest.options.bitmap_bits, device.as_qcow2()) {
+        let has_second = guest.model.borrow().recorded.second.is_some();
+        apply(&image.bitmaps(), change, bits, has_second)
+            .await
+            .map_err(|error| Failure::error(FailureKind::Request, change, &error))?;
+    }
+    at_next_moment(&guest, Recorded::end);
+    Ok(())
+}
+
+async fn apply(
+    bitmaps: &Bitmaps,
+    change: BitmapChange,
+    bits: u32,
+    has_second: bool,
+) -> vellum::Result<()> {
+    match change {
+        BitmapChange::Clear => bitmaps.clear(FIRST).await,
+        BitmapChange::Disable => bitmaps.disable(FIRST).await,
+        BitmapChange::Enable => bitmaps.enable(FIRST).await,
+        BitmapChange::Second if has_second => bitmaps.remove(SECOND).await,
+        BitmapChange::Second => {
+            let new = BitmapOptions {
+                granularity_bytes: Some(1 << bits),
+                disabled: true,
+                ..BitmapOptions::default()
+            };
+            bitmaps.add(SECOND, new).await?;
+            let first = bitmaps.read(FIRST).await?;
+            bitmaps.merge(SECOND, vec![first]).await
+        }
+    }
+}
+
+/// Checks the bitmaps of an image whose sectors were read just before.
+pub(crate) async fn check(guest: &Guest, device: &dyn BlockDevice) -> Result<(), Failure> {
+    let (Some(_), Some(image)) = (guest.options.bitmap_bits, device.as_qcow2()) else {
+        return Ok(());
+    };
+    let failed = |error| Failure::error(FailureKind::Bitmap, "read", &error);
+    let infos = image.bitmaps().list().await.map_err(failed)?;
+    let enabled = infos.iter().any(|info| info.name == FIRST && info.auto);
+    let dirty = dirty_of(&image.bitmaps(), FIRST).await?;
+    let second = match infos.iter().any(|info| info.name == SECOND) {
+        true => Some(dirty_of(&image.bitmaps(), SECOND).await?),
+        false => None,
+    };
+    let checked = at_next_moment(guest, |recorded, model| {
+        recorded.resolve(enabled, second.is_some(), model)?;
+        recorded.check(&dirty, second.as_deref(), model)
+    });
+    checked.map_err(|message| Failure::new(FailureKind::Bitmap, message))
+}
+
+async fn dirty_of(bitmaps: &Bitmaps, name: &str) -> Result<Vec<Range<u64>>, Failure> {
+    let bitmap = bitmaps.read(name).await;
+    let bitmap = bitmap.map_err(|error| Failure::error(FailureKind::Bitmap, name, &error))?;
+    Ok(bitmap.ranges().collect())
+}
+
+impl Recorded {
+    /// Finds out what has become of a change that a cut stopped.
+    fn resolve(&mut self, enabled: bool, has_second: bool, model: &Model) -> Result<(), String> {
+        let running = self.running.take();
+        let change = running.as_ref().map(|running| running.change);
+        let now = || held_since(model, model.now());
+        match running {
+            // Cleared at any moment until the cut, or not at all.
+            Some(Running {
+                change: BitmapChange::Clear,
+                ..
+            }) => {
+                self.must.clear();
+                self.since = self.since.take().map(|_| now());
+            }
+            Some(Running {
+                change: BitmapChange::Disable,
+                certain,
+                ..
+            }) if !enabled => {
+                self.must = certain;
+                self.since = None;
+            }
+            Some(Running {
+                change: BitmapChange::Enable,
+                ..
+            }) if enabled => {
+                self.since.get_or_insert_with(now);
+            }
+            // Added, and merged into after that.
+            Some(Running {
+                change: BitmapChange::Second,
+                ..
+            }) if has_second != self.second.is_some() => {
+                self.second = has_second.then(BTreeSet::new);
+            }
+            _ => {}
+        }
+        let wanted = (self.since.is_some(), self.second.is_some());
+        if wanted != (enabled, has_second) {
+            return Err(format!(
+                "the bitmap is enabled: {enabled}, the second there: {has_second}; \
+                 wanted: {wanted:?} with {change:?} in flight"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        dirty: &[Range<u64>],
+        second: Option<&[Range<u64>]>,
+        model: &Model,
+    ) -> Result<(), String> {
+        let is_in = |ranges: &[Range<u64>], sector: u64| {
+            let at = sector * SECTOR_BYTES;
+            let index = ranges.partition_point(|range| range.end <= at);
+            ranges.get(index).is_some_and(|range| range.start <= at)
+        };
+        for &sector in &self.must {
+            if !is_in(dirty, sector) {
+                return Err(format!(
+                    "guest sector {sector} was dirty, and is clean: {dirty:?}"
+                ));
+            }
+        }
+        for sector in model.touched() {
+            let values = model.values_since(model.now(), sector);
+            if self.has_changed(model, sector, &values) && !is_in(dirty, sector) {
+                return Err(format!(
+                    "guest sector {sector} has changed, and is clean: {dirty:?}"
+                ));
+            }
+        }
+        let missing = self
+            .second
+            .iter()
+            .flatten()
+            .find(|&&sector| !is_in(second.unwrap_or_default(), sector));
+        match missing {
+            Some(sector) => Err(format!(
+                "guest sector {sector} is clean in the second: {second:?}"
+            )),
+            None => Ok(()),
+        }
+    }
+}
