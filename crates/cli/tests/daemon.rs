@@ -139,10 +139,6 @@ fn what_does_not_exist_is_refused_by_name() {
             "--export fuse,id=e,node-name=f,mountpoint=m",
             "'fuse' are not part",
         ),
-        (
-            "--export nbd,id=e,node-name=f,bitmaps.0=b",
-            "Bitmaps are not part",
-        ),
         ("--nbd-server addr.type=unix,tls-creds=t", "TLS is not part"),
     ] {
         let words: Vec<&str> = line.split_whitespace().collect();

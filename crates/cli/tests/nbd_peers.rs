@@ -206,6 +206,88 @@ fn nbdinfo_maps_data_and_holes() {
 }
 
 #[test]
+fn bitmaps_are_shown_as_by_qemu_nbd() {
+    let place = Place::new();
+    let image = place.name("disk.qcow2");
+    run("qemu-img", &["bitmap", "--add", "-g", "64k", &image, "b"]);
+    run(
+        "qemu-io",
+        &["-c", "write 1M 100k", "-c", "discard 7M 64k", &image],
+    );
+    run(
+        "qemu-img",
+        &["bitmap", "--add", "--disable", &image, "still"],
+    );
+    run("qemu-img", &["bitmap", "--merge", "b", &image, "still"]);
+    let words = ["-r", "-f", "qcow2", "-B", "b", "-B", "still", &image];
+    let ours = place.name("qemu-nbd");
+    let ask = |server: &str, question: &str| {
+        let mut all = vec![question, "[", server];
+        all.extend(words);
+        run("nbdinfo", &[&all[..], &["]"]].concat())
+    };
+    for question in ["--map=qemu:dirty-bitmap:b", "--map=qemu:dirty-bitmap:still"] {
+        let map = ask("qemu-nbd", question);
+        assert!(map.contains("dirty"), "{map}");
+        assert_eq!(ask(&ours, question), map);
+    }
+    let contexts = |server: &str| -> Vec<String> {
+        let lines = ask(server, "--no-content");
+        let named = |line: &&str| line.contains("qemu:") || line.contains("base:");
+        lines.lines().filter(named).map(str::to_owned).collect()
+    };
+    assert_eq!(contexts(&ours), contexts("qemu-nbd"));
+    assert_eq!(contexts(&ours).len(), 3);
+
+    for name in ["none", ""] {
+        let words = [
+            "-f",
+            "qcow2",
+            "-B",
+            name,
+            "-k",
+            &place.name("socket"),
+            &image,
+        ];
+        let theirs = output(Command::new("qemu-nbd").args(words));
+        assert_eq!(
+            place.refusal(&words),
+            String::from_utf8_lossy(&theirs.stderr)
+        );
+    }
+}
+
+#[test]
+fn a_bitmap_is_asked_while_the_guest_writes() {
+    let place = Place::new();
+    let image = place.name("disk.qcow2");
+    run("qemu-img", &["bitmap", "--add", "-g", "64k", &image, "b"]);
+    let served = place.serve(&["-t", "-e", "4", "-f", "qcow2", "-B", "b", "disk.qcow2"]);
+    let dirty = || {
+        let map = run("nbdinfo", &["--map=qemu:dirty-bitmap:b", &place.uri()]);
+        let lines = map.lines().filter(|line| line.ends_with("dirty"));
+        let words = lines.map(|line| {
+            line.split_whitespace()
+                .take(2)
+                .collect::<Vec<_>>()
+                .join(" ")
+        });
+        words.collect::<Vec<_>>()
+    };
+    assert!(dirty().is_empty());
+    run("qemu-io", &["-f", "raw", "-c", "write 3M 4k", &place.uri()]);
+    assert_eq!(dirty(), ["3145728 65536"]);
+    run(
+        "qemu-io",
+        &["-f", "raw", "-c", "write -z 3211264 64k", &place.uri()],
+    );
+    assert_eq!(dirty(), ["3145728 131072"]);
+    served.terminate();
+    let info = run("qemu-img", &["info", &image]);
+    assert!(!info.contains("in-use"), "{info}");
+}
+
+#[test]
 fn copies_out_and_in_are_exact() {
     let place = Place::new();
     for (format, image) in [("raw", "disk.raw"), ("qcow2", "disk.qcow2")] {

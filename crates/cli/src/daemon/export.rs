@@ -5,7 +5,7 @@ use vellum_control::{Nodes, Options};
 use vellum_export::nbd::{Export, proto::MAX_STRING_BYTES};
 
 use super::{failure, message, need, refuse_rest};
-use crate::nbd::Failure;
+use crate::nbd::{Failure, bitmaps};
 
 /// An export as the options describe it.
 #[derive(Debug)]
@@ -17,6 +17,7 @@ pub(super) struct Description {
     writable: bool,
     writethrough: bool,
     allocation_depth: bool,
+    bitmaps: Vec<WantedBitmap>,
 }
 
 impl Description {
@@ -45,9 +46,7 @@ impl Description {
         let (writable, writethrough) = (switch("writable")?, switch("writethrough")?);
         let allocation_depth = switch("allocation-depth")?;
         switch("fixed-iothread")?;
-        if !options.take_group("bitmaps").is_empty() || options.contains("bitmap") {
-            return Err(message("Bitmaps are not part of this version"));
-        }
+        let bitmaps = take_bitmaps(options.take_group("bitmaps"))?;
         let mut string = |key: &str| {
             let value = options.take_text(key).map_err(failure)?;
             match &value {
@@ -73,8 +72,40 @@ impl Description {
             writable,
             writethrough,
             allocation_depth,
+            bitmaps,
         })
     }
+}
+
+/// A bitmap that an export shows.
+#[derive(Debug)]
+struct WantedBitmap {
+    /// The node that has it, if not the exported one or one below.
+    node: Option<String>,
+    name: String,
+}
+
+/// Takes `bitmaps.N=NAME` and `bitmaps.N.node=NODE,bitmaps.N.name=NAME`.
+fn take_bitmaps(mut options: Options) -> Result<Vec<WantedBitmap>, Failure> {
+    let mut bitmaps = Vec::new();
+    while !options.is_empty() {
+        let index = bitmaps.len().to_string();
+        let bitmap = match options.take_text(&index).map_err(failure)? {
+            Some(name) => WantedBitmap { node: None, name },
+            None => {
+                let mut parts = options.take_group(&index);
+                if parts.is_empty() {
+                    return Err(message(format!("Parameter 'bitmaps.{index}' is missing")));
+                }
+                let node = Some(need(&mut parts, "node")?);
+                let name = need(&mut parts, "name")?;
+                refuse_rest(&parts)?;
+                WantedBitmap { node, name }
+            }
+        };
+        bitmaps.push(bitmap);
+    }
+    Ok(bitmaps)
 }
 
 /// The exports of the server.
@@ -86,7 +117,7 @@ pub(super) struct Set {
 
 impl Set {
     /// Adds an export of a node; `several` connections may use it at once.
-    pub(super) fn add(
+    pub(super) async fn add(
         &mut self,
         wanted: Description,
         nodes: &Nodes,
@@ -114,6 +145,14 @@ impl Set {
         export.read_only = !wanted.writable;
         export.multi_conn = several;
         export.allocation_depth = wanted.allocation_depth;
+        for bitmap in wanted.bitmaps {
+            let holder = match &bitmap.node {
+                Some(node) => nodes.device(node).map_err(failure)?,
+                None => export.device.clone(),
+            };
+            let found = bitmaps::find(&holder, &[bitmap.name], export.read_only).await?;
+            export.bitmaps.extend(found);
+        }
         self.ids.push(wanted.id);
         self.exports.push(export);
         Ok(())

@@ -182,7 +182,7 @@ impl Parts {
                     return Err(message("NBD server not running"));
                 };
                 let several = server.options.max_connections != 1;
-                self.exports.add(export, &self.nodes, several)
+                self.exports.add(export, &self.nodes, several).await
             }
             Part::Monitor => Err(message(
                 "a monitor (QMP) is not part of this version; nodes and exports have to be given \

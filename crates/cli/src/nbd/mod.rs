@@ -1,6 +1,7 @@
 //! `vellum nbd`, also known as `qemu-nbd`: serves an image to NBD clients.
 
 mod arguments;
+pub(crate) mod bitmaps;
 pub(crate) mod daemon;
 mod list;
 pub(crate) mod serve;
@@ -114,6 +115,7 @@ What to show:
   -r, --read-only            refuse writes
   -o, --offset=N             leave out the first N bytes
   -A, --allocation-depth     let clients ask which layer holds a range
+  -B, --bitmap=NAME          let clients ask what a dirty bitmap holds; several times
 
 How to open the image:
   -f, --format=FORMAT        format of the image (raw, qcow2)

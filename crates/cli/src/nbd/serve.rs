@@ -16,6 +16,7 @@ use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
 use vellum_storage::{lane, spawn};
 
 use super::arguments::Arguments;
+use super::bitmaps;
 use super::daemon::{self, Ready, Side};
 use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
 use crate::{img::snapshot, report};
@@ -81,7 +82,7 @@ async fn run(
 ) -> Result<(), Failure> {
     let device = open(arguments).await?;
     let served = async {
-        let export = make_export(arguments, device.clone())?;
+        let export = make_export(arguments, device.clone()).await?;
         let listeners = listen(arguments, activated)?;
         if let Some(path) = &arguments.pid_file {
             write_pid_file(path)?;
@@ -124,11 +125,7 @@ async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
         ..OpenFlags::default()
     };
     let device = open_device(&spec, &flags).await.map_err(failed)?;
-    let shown = match check_parts(arguments) {
-        Ok(()) => show(arguments, &device).await,
-        Err(failure) => Err(failure),
-    };
-    match shown {
+    match show(arguments, &device).await {
         Ok(device) => Ok(device),
         Err(failure) => {
             // The first error is the one to report.
@@ -153,15 +150,10 @@ async fn show(
         .map_err(|error| message(report::error_text(&error)))
 }
 
-/// Parts of an image that are asked for and cannot be had.
-fn check_parts(arguments: &Arguments) -> Result<(), Failure> {
-    match arguments.bitmaps.first() {
-        Some(name) => Err(message(format!("Bitmap '{name}' is not found"))),
-        None => Ok(()),
-    }
-}
-
-fn make_export(arguments: &Arguments, device: Arc<dyn BlockDevice>) -> Result<Export, Failure> {
+async fn make_export(
+    arguments: &Arguments,
+    device: Arc<dyn BlockDevice>,
+) -> Result<Export, Failure> {
     let shown: Arc<dyn BlockDevice> = match arguments.offset_bytes {
         0 => device,
         offset_bytes => {
@@ -173,6 +165,7 @@ fn make_export(arguments: &Arguments, device: Arc<dyn BlockDevice>) -> Result<Ex
     export.read_only |= arguments.read_only;
     export.multi_conn = arguments.shared.unwrap_or(1) != 1;
     export.allocation_depth = arguments.allocation_depth;
+    export.bitmaps = bitmaps::find(&export.device, &arguments.bitmaps, export.read_only).await?;
     Ok(export)
 }
 

@@ -1,9 +1,11 @@
 //! What is served: a device under a name.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum::qcow2::BitmapView;
 
 use super::proto;
 
@@ -22,6 +24,8 @@ pub struct Export {
     pub multi_conn: bool,
     /// Clients may ask which layer of the backing chain holds a range.
     pub allocation_depth: bool,
+    /// Dirty bitmaps that clients may ask for, by their names.
+    pub bitmaps: Vec<(String, BitmapView)>,
 }
 
 impl Export {
@@ -35,6 +39,7 @@ impl Export {
             read_only,
             multi_conn: false,
             allocation_depth: false,
+            bitmaps: Vec::new(),
         }
     }
 
@@ -75,7 +80,37 @@ impl Export {
     /// The metadata contexts that this export has.
     pub fn contexts(&self) -> impl Iterator<Item = MetaContext> + use<> {
         let depth = self.allocation_depth.then_some(MetaContext::Depth);
-        std::iter::once(MetaContext::Allocation).chain(depth)
+        let bitmaps = (0..self.bitmaps.len()).map(MetaContext::Bitmap);
+        std::iter::once(MetaContext::Allocation)
+            .chain(depth)
+            .chain(bitmaps)
+    }
+
+    /// A context's name on the wire.
+    pub fn context_name(&self, context: MetaContext) -> Cow<'static, str> {
+        match context {
+            MetaContext::Allocation => proto::CONTEXT_ALLOCATION.into(),
+            MetaContext::Depth => proto::CONTEXT_DEPTH.into(),
+            MetaContext::Bitmap(index) => {
+                let name = self.bitmaps.get(index).map_or("", |(name, _)| name);
+                format!("{}{name}", proto::CONTEXT_BITMAP_PREFIX).into()
+            }
+        }
+    }
+
+    /// Whether a query of `OPT_SET_META_CONTEXT` names a context.
+    pub fn is_named(&self, context: MetaContext, query: &str) -> bool {
+        query == self.context_name(context)
+    }
+
+    /// Whether a query of `OPT_LIST_META_CONTEXT` names a context, its namespace, or all
+    /// bitmaps.
+    pub fn is_listed(&self, context: MetaContext, query: &str) -> bool {
+        let name = self.context_name(context);
+        let is_bitmap = matches!(context, MetaContext::Bitmap(_));
+        query == name
+            || query.ends_with(':') && name.split_inclusive(':').next() == Some(query)
+            || is_bitmap && query == proto::CONTEXT_BITMAP_PREFIX
     }
 }
 
@@ -96,47 +131,42 @@ pub enum MetaContext {
     Allocation,
     /// The layer of the backing chain.
     Depth,
+    /// What a bitmap of [`Export::bitmaps`] calls dirty.
+    Bitmap(usize),
 }
 
 impl MetaContext {
-    /// The context's name on the wire.
-    pub fn name(self) -> &'static str {
-        match self {
-            MetaContext::Allocation => proto::CONTEXT_ALLOCATION,
-            MetaContext::Depth => proto::CONTEXT_DEPTH,
-        }
-    }
-
     /// The number by which replies refer to the context.
     pub fn id(self) -> u32 {
         match self {
             MetaContext::Allocation => 0,
             MetaContext::Depth => 1,
+            MetaContext::Bitmap(index) => 2 + index as u32,
         }
-    }
-
-    /// Whether a query of `OPT_SET_META_CONTEXT` names this context.
-    pub fn is_named(self, query: &str) -> bool {
-        query == self.name()
-    }
-
-    /// Whether a query of `OPT_LIST_META_CONTEXT` names this context or its namespace.
-    pub fn is_listed(self, query: &str) -> bool {
-        self.is_named(query)
-            || query.ends_with(':') && self.name().split_inclusive(':').next() == Some(query)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use vellum::raw::RawOptions;
+    use vellum::{Raw, Storage};
+    use vellum_storage::MemStorage;
+
     use super::*;
 
     #[test]
     fn namespaces_list_their_contexts() {
-        assert!(MetaContext::Allocation.is_listed("base:"));
-        assert!(MetaContext::Depth.is_listed("qemu:allocation-depth"));
-        assert!(!MetaContext::Depth.is_listed("base:"));
-        assert!(!MetaContext::Depth.is_listed("qemu"));
-        assert!(!MetaContext::Depth.is_named("qemu:"));
+        let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(vec![0; 512]));
+        let device = Raw::open(file, RawOptions::default()).expect("a device");
+        let export = Export::new("", device);
+        assert!(export.is_listed(MetaContext::Allocation, "base:"));
+        assert!(export.is_listed(MetaContext::Depth, "qemu:allocation-depth"));
+        assert!(!export.is_listed(MetaContext::Depth, "base:"));
+        assert!(!export.is_listed(MetaContext::Depth, "qemu"));
+        assert!(!export.is_named(MetaContext::Depth, "qemu:"));
+        assert!(export.is_listed(MetaContext::Bitmap(0), "qemu:"));
+        assert!(export.is_listed(MetaContext::Bitmap(0), "qemu:dirty-bitmap:"));
+        assert!(!export.is_listed(MetaContext::Depth, "qemu:dirty-bitmap:"));
+        assert!(!export.is_named(MetaContext::Bitmap(0), "qemu:dirty-bitmap:x"));
     }
 }

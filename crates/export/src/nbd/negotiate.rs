@@ -275,8 +275,8 @@ impl Handshake<'_> {
         };
         let wanted = |context: &MetaContext| {
             let named = |query: &&str| match set {
-                true => context.is_named(query),
-                false => context.is_listed(query),
+                true => export.is_named(*context, query),
+                false => export.is_listed(*context, query),
             };
             query.queries.iter().any(named) || (!set && query.queries.is_empty())
         };
@@ -285,7 +285,7 @@ impl Handshake<'_> {
             // The numbers of a list mean nothing.
             let id = if set { context.id() } else { 0 };
             let mut data = id.to_be_bytes().to_vec();
-            data.extend(context.name().as_bytes());
+            data.extend(export.context_name(*context).as_bytes());
             self.reply(number, proto::REP_META_CONTEXT, &data).await?;
         }
         if set {

@@ -209,9 +209,15 @@ fn start_block_status(request: Request, range: Range, one: bool, selection: Opti
 }
 
 async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<MetaContext>) {
-    let mut lists: Vec<_> = contexts.into_iter().map(ExtentList::new).collect();
+    let (mut bitmaps, mut lists): (Vec<_>, Vec<_>) = contexts
+        .into_iter()
+        .map(ExtentList::new)
+        .partition(|list| matches!(list.context, MetaContext::Bitmap(_)));
+    for list in &mut bitmaps {
+        list.ask_bitmap(&request, range, one);
+    }
     let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
-    while at < end {
+    while at < end && !lists.is_empty() {
         let status = request.export().device.block_status(at, end - at, u32::MAX);
         let extent = match status.await {
             Ok(extent) => extent,
@@ -227,6 +233,7 @@ async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<
             break;
         }
     }
+    lists.extend(bitmaps);
     finish_status(request, lists, one);
 }
 
@@ -271,8 +278,30 @@ impl ExtentList {
         let state = match self.context {
             MetaContext::Allocation => allocation_state(extent),
             MetaContext::Depth if extent.present => extent.depth.saturating_add(1),
-            MetaContext::Depth => 0,
+            MetaContext::Depth | MetaContext::Bitmap(_) => 0,
         };
+        self.push_state(state, len_bytes);
+    }
+
+    /// Asks the bitmap that the list is about.
+    fn ask_bitmap(&mut self, request: &Request, range: Range, one: bool) {
+        let MetaContext::Bitmap(index) = self.context else {
+            return;
+        };
+        let Some((_, bitmap)) = request.export().bitmaps.get(index) else {
+            return;
+        };
+        let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
+        while at < end && self.extents.len() <= if one { 1 } else { MAX_EXTENTS } {
+            let (dirty, len_bytes) = bitmap.status(at, end - at);
+            let len_bytes = len_bytes.clamp(1, end - at);
+            let state = if dirty { proto::STATE_DIRTY } else { 0 };
+            self.push_state(state, len_bytes);
+            at += len_bytes;
+        }
+    }
+
+    fn push_state(&mut self, state: u32, len_bytes: u64) {
         match self.extents.last_mut() {
             Some((len, last)) if *last == state => *len += len_bytes,
             _ => self.extents.push((len_bytes, state)),

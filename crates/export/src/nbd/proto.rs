@@ -159,6 +159,8 @@ pub const REPLY_TYPE_ERROR_OFFSET: u16 = (1 << 15) | 2;
 pub const STATE_HOLE: u32 = 1 << 0;
 /// `base:allocation`: the range reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
+/// `qemu:dirty-bitmap`: the range is dirty.
+pub const STATE_DIRTY: u32 = 1 << 0;
 
 /// Error: not allowed.
 pub const EPERM: u32 = 1;
@@ -186,6 +188,8 @@ pub const MAX_PAYLOAD_BYTES: u64 = 32 << 20;
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
 /// Name of the context that tells which layer of a backing chain holds a range.
 pub const CONTEXT_DEPTH: &str = "qemu:allocation-depth";
+/// What stands before a bitmap's name in the name of its context.
+pub const CONTEXT_BITMAP_PREFIX: &str = "qemu:dirty-bitmap:";
 
 /// The protocol's number for an `errno`.
 pub fn error_number(errno: i32) -> u32 {
