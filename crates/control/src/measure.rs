@@ -169,17 +169,14 @@ async fn bitmaps_bytes(device: &Arc<dyn BlockDevice>, cluster: u64) -> Result<Op
     if info.version < 3 {
         return Ok(None);
     }
-    let sound: Vec<&BitmapInfo> = info
-        .bitmaps
-        .iter()
-        .filter(|bitmap| !bitmap.in_use)
-        .collect();
-    let directory: u64 = sound
+    // As in QEMU also those that cannot be copied.
+    let all: &[BitmapInfo] = &info.bitmaps;
+    let directory: u64 = all
         .iter()
         .map(|bitmap| BITMAP_ENTRY_BYTES + bitmap.name.len() as u64)
         .map(|bytes| bytes.next_multiple_of(BITMAP_ENTRY_ALIGNMENT_BYTES))
         .sum();
-    let bitmaps: u64 = sound
+    let bitmaps: u64 = all
         .iter()
         .map(|bitmap| {
             let bits = info.size_bytes.div_ceil(bitmap.granularity_bytes);

@@ -17,6 +17,7 @@ use super::command::{
     reading,
 };
 use super::convert_args::Arguments;
+use super::convert_bitmaps;
 use super::create::print_option_help;
 use super::progress::Progress;
 use super::{help, snapshot};
@@ -69,7 +70,7 @@ async fn convert(
         .iter()
         .map(|source| source.size_bytes())
         .sum::<u64>();
-    refuse_missing_parts(arguments)?;
+    convert_bitmaps::check_sources(arguments, &sources).await?;
     let settings = match arguments.no_create {
         true => None,
         false => Some(target_settings(arguments, format, target_name, &sources)?),
@@ -93,6 +94,7 @@ async fn convert(
             })?;
     }
     let target = open_target(arguments, format, target_name, cache).await?;
+    convert_bitmaps::check_target(arguments, format, &target)?;
     if has_backing && arguments.target_is_zero {
         report::error("Cannot use --target-is-zero when the destination image has a backing file");
         return Ok(0);
@@ -112,6 +114,7 @@ async fn convert(
     }
     observer.progress.end();
     copied.map_err(copy_failure)?;
+    convert_bitmaps::copy(arguments, &sources, &target).await?;
     target.close().await.map_err(|error| {
         Failure::Message(format!("error while writing: {}", error_text(&error)))
     })?;
@@ -147,14 +150,6 @@ async fn show_snapshot(sources: &mut [Arc<dyn BlockDevice>], text: &str) -> Resu
     };
     let selector = snapshot::selector(text)?;
     *source = snapshot::shown(source, selector).await?;
-    Ok(())
-}
-
-/// Says clearly what this version cannot do yet.
-fn refuse_missing_parts(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.bitmaps {
-        return fail("convert --bitmaps is not part of this version");
-    }
     Ok(())
 }
 

@@ -69,6 +69,10 @@ pub fn subcommand(command: Command<'_>) -> Outcome {
 fn text(name: &str) -> (&'static str, &'static str) {
     match name {
         "bench" => ("[OPTIONS] FILENAME", BENCH),
+        "bitmap" => (
+            "(--add | --remove | --clear | --enable | --disable | --merge SOURCE)... [OPTIONS] FILENAME BITMAP",
+            BITMAP,
+        ),
         "check" => ("[OPTIONS] FILENAME", CHECK),
         "commit" => ("[OPTIONS] FILENAME", COMMIT),
         "compare" => ("[OPTIONS] FILENAME1 FILENAME2", COMPARE),
@@ -106,6 +110,21 @@ const BENCH: &str = "\
   --no-drain                go on while a flush runs
   -U, --force-share         share the image with writers
 The benchmark that tells what to choose for an image is 'vellum bench'.
+";
+
+const BITMAP: &str = "\
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  --add                     make BITMAP, which records writes from now on
+  -g, --granularity SIZE    bytes that a bit of it stands for (the cluster size, 4k to 64k)
+  --remove                  remove BITMAP
+  --clear                   forget what BITMAP has recorded
+  --enable, --disable       have BITMAP record writes, or not
+  --merge SOURCE            add what the bitmap SOURCE has recorded to BITMAP
+  -b, --source-file FILE    the image that has SOURCE (FILENAME)
+  -F, --source-format FMT   the format of FILE
+  --object DEFINITION       an object such as a secret
+What is asked for is done in the order of the command line.
 ";
 
 const CHECK: &str = "\
@@ -162,6 +181,8 @@ const CONVERT: &str = "\
   -S, --sparse-size SIZE    runs of zeroes from this length on are not written (4k)
   -m, --parallel N          requests in flight, 1 to 16 (8)
   -W, --oob-writes          write in any order
+  --bitmaps                 copy the bitmaps too
+  --skip-broken-bitmaps     leave out those whose content is lost (with --bitmaps)
   -r, --rate RATE           bytes a second at most
   -C, --copy-range-offloading  let the host copy where it can
   --salvage                 take what cannot be read as zeroes

@@ -1,12 +1,14 @@
 //! The image tool: `qemu-img` and the subcommands of `vellum`.
 
 mod bench;
+mod bitmap;
 mod check;
 mod command;
 mod commit;
 mod compare;
 mod convert;
 mod convert_args;
+mod convert_bitmaps;
 mod create;
 mod dd;
 mod describe;
@@ -52,7 +54,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "bitmap",
         about: "Change the bitmaps of an image",
-        run: None,
+        run: Some(bitmap::run),
     },
     Subcommand {
         name: "check",

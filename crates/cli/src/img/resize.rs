@@ -4,12 +4,13 @@ use std::ffi::OsString;
 
 use vellum::qcow2::create::Preallocation;
 use vellum_control::options::size_value;
-use vellum_control::{ImageSpec, OpenFlags, open_device};
+use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_storage::lane;
 
 use super::command::{Command, Failure, Outcome, check_object, fail, image_spec, open_failure};
 use super::help;
 use crate::getopt::{OptionSpec, Takes};
+use crate::nbd::bitmaps::with_hint;
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -137,7 +138,7 @@ async fn resize(spec: &ImageSpec, size: NewSize, arguments: &Arguments) -> Outco
     }
     let resized = device.resize(new_bytes, arguments.preallocation).await;
     let closed = device.close().await;
-    resized?;
+    resized.map_err(|error| Failure::Message(with_hint(error_text(&error))))?;
     closed?;
     if !arguments.quiet {
         report::print_line("Image resized.");

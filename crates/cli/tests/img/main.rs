@@ -3,6 +3,7 @@
 
 mod backing;
 mod bench;
+mod bitmap;
 mod check;
 mod commit;
 mod compare;

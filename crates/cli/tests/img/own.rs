@@ -7,12 +7,10 @@ use crate::twins::Twins;
 #[test]
 fn missing_subcommands_are_named() {
     let twins = Twins::new(&[]);
-    for name in ["amend", "bitmap", "snapshot"] {
-        let answer = twins.run_ours(&[name, "image"]);
-        assert_eq!(answer.code, Some(1));
-        let message = format!("qemu-img: The subcommand '{name}' is not part of this version\n");
-        assert_eq!(answer.err, message);
-    }
+    let answer = twins.run_ours(&["amend", "image"]);
+    assert_eq!(answer.code, Some(1));
+    let message = "qemu-img: The subcommand 'amend' is not part of this version\n";
+    assert_eq!(answer.err, message);
     twins.all_same(&["frobnicate", "--frobnicate"]);
 }
 

@@ -1,0 +1,256 @@
+//! `bitmap`: changes the persistent bitmaps of an image.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};
+use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
+use vellum_storage::lane;
+
+use super::command::{
+    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, open_failure, size,
+};
+use super::help;
+use crate::getopt::{OptionSpec, Takes};
+use crate::nbd::bitmaps::with_hint;
+
+/// What stands for the node in messages; QEMU numbers its nodes, and scripts look past
+/// the number.
+const NODE_NAME: &str = "#block100";
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Format,
+    ImageOpts,
+    Add,
+    Remove,
+    Clear,
+    Enable,
+    Disable,
+    Merge,
+    Granularity,
+    SourceFile,
+    SourceFormat,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
+    OptionSpec::long(Opt::Add, "add", Takes::Nothing),
+    OptionSpec::new(Opt::Granularity, 'g', "granularity", Takes::Value),
+    OptionSpec::long(Opt::Remove, "remove", Takes::Nothing),
+    OptionSpec::long(Opt::Clear, "clear", Takes::Nothing),
+    OptionSpec::long(Opt::Enable, "enable", Takes::Nothing),
+    OptionSpec::long(Opt::Disable, "disable", Takes::Nothing),
+    OptionSpec::long(Opt::Merge, "merge", Takes::Value),
+    OptionSpec::new(Opt::SourceFile, 'b', "source-file", Takes::Value),
+    OptionSpec::new(Opt::SourceFormat, 'F', "source-format", Takes::Value),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+/// One thing to do with the bitmap; done in the order of the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Action {
+    Add,
+    Remove,
+    Clear,
+    Enable,
+    Disable,
+    Merge(String),
+}
+
+impl Action {
+    fn name(&self) -> &'static str {
+        match self {
+            Action::Add => "add",
+            Action::Remove => "remove",
+            Action::Clear => "clear",
+            Action::Enable => "enable",
+            Action::Disable => "disable",
+            Action::Merge(_) => "merge",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Arguments {
+    actions: Vec<Action>,
+    format: Option<String>,
+    image_opts: bool,
+    granularity_bytes: u64,
+    source: Option<String>,
+    source_format: Option<String>,
+}
+
+impl Arguments {
+    /// Refuses what contradicts itself, in QEMU's order and words.
+    fn check(&self) -> Result<(), Failure> {
+        let is_merge = |action: &Action| matches!(action, Action::Merge(_));
+        let refusals = [
+            (
+                self.actions.is_empty(),
+                "Need at least one of --add, --remove, --clear, --enable, --disable, or --merge",
+            ),
+            (
+                self.granularity_bytes > 0 && !self.actions.contains(&Action::Add),
+                "granularity only supported with --add",
+            ),
+            (
+                self.source_format.is_some() && self.source.is_none(),
+                "-F only supported with -b",
+            ),
+            (
+                self.source.is_some() && !self.actions.iter().any(is_merge),
+                "Merge bitmap source file only supported with --merge",
+            ),
+        ];
+        match refusals.into_iter().find(|(refused, _)| *refused) {
+            Some((_, message)) => fail(message),
+            None => Ok(()),
+        }
+    }
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Format => arguments.format = Some(value),
+            Opt::ImageOpts => arguments.image_opts = true,
+            Opt::Add => arguments.actions.push(Action::Add),
+            Opt::Remove => arguments.actions.push(Action::Remove),
+            Opt::Clear => arguments.actions.push(Action::Clear),
+            Opt::Enable => arguments.actions.push(Action::Enable),
+            Opt::Disable => arguments.actions.push(Action::Disable),
+            Opt::Merge => arguments.actions.push(Action::Merge(value)),
+            Opt::Granularity => {
+                arguments.granularity_bytes = size("granularity", &value, 0, MAX_BYTES)?;
+            }
+            Opt::SourceFile => arguments.source = Some(value),
+            Opt::SourceFormat => arguments.source_format = Some(value),
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    arguments.check()?;
+    let operands = parser.operands();
+    let [file, bitmap] = operands.as_slice() else {
+        return fail("Expecting filename and bitmap name");
+    };
+    let spec = image_spec(file, arguments.image_opts, arguments.format.as_deref())?;
+    lane::block_on(change(&spec, bitmap, &arguments))
+}
+
+async fn change(spec: &ImageSpec, bitmap: &str, arguments: &Arguments) -> Outcome {
+    let flags = OpenFlags {
+        writable: true,
+        ..OpenFlags::default()
+    };
+    let device = open_device(spec, &flags)
+        .await
+        .map_err(|error| open_failure(&spec.name, &error))?;
+    let done = change_open(&device, bitmap, arguments).await;
+    // Also after a failure: what was done before it stays.
+    let closed = device.close().await;
+    done?;
+    closed?;
+    Ok(0)
+}
+
+async fn change_open(
+    device: &Arc<dyn BlockDevice>,
+    bitmap: &str,
+    arguments: &Arguments,
+) -> Result<(), Failure> {
+    let source = match &arguments.source {
+        Some(name) => Some(open_source(name, arguments.source_format.as_deref()).await?),
+        None => None,
+    };
+    let source = source.as_ref().unwrap_or(device);
+    for action in &arguments.actions {
+        let granularity_bytes = arguments.granularity_bytes;
+        let done = act(device, bitmap, action, source, granularity_bytes).await;
+        done.map_err(|message| {
+            let name = action.name();
+            Failure::Message(with_hint(format!(
+                "Operation {name} on bitmap {bitmap} failed: {message}"
+            )))
+        })?;
+    }
+    Ok(())
+}
+
+async fn open_source(name: &str, format: Option<&str>) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let spec = image_spec(name, false, format)?;
+    // Bitmaps are the image's own; what it stands on may be the image that gets them.
+    let flags = OpenFlags {
+        no_backing: true,
+        ..OpenFlags::default()
+    };
+    let opened = open_device(&spec, &flags).await;
+    opened.map_err(|error| open_failure(name, &error))
+}
+
+/// Does one thing; an error is QEMU's text.
+async fn act(
+    device: &Arc<dyn BlockDevice>,
+    name: &str,
+    action: &Action,
+    source: &Arc<dyn BlockDevice>,
+    granularity_bytes: u64,
+) -> Result<(), String> {
+    let Some(bitmaps) = device.as_qcow2().map(|image| image.bitmaps()) else {
+        return Err(match action {
+            Action::Add if !name.is_empty() => {
+                format!("Can't store persistent bitmaps to {NODE_NAME}: Operation not supported")
+            }
+            Action::Add => "Bitmap name cannot be empty".to_owned(),
+            _ => not_found(name),
+        });
+    };
+    let done = match action {
+        Action::Add => bitmaps.add(name, new_bitmap(granularity_bytes)).await,
+        Action::Remove => bitmaps.remove(name).await,
+        Action::Clear => bitmaps.clear(name).await,
+        Action::Enable => bitmaps.enable(name).await,
+        Action::Disable => bitmaps.disable(name).await,
+        Action::Merge(from) => {
+            let Some(other) = source.as_qcow2().map(|image| image.bitmaps()) else {
+                return Err(not_found(from));
+            };
+            return merge(&bitmaps, name, &other, from).await;
+        }
+    };
+    done.map_err(|error| error_text(&error))
+}
+
+fn new_bitmap(granularity_bytes: u64) -> BitmapOptions {
+    BitmapOptions {
+        // QEMU keeps 32 bits of it.
+        granularity_bytes: (granularity_bytes > 0).then_some(granularity_bytes & 0xffff_ffff),
+        node_name: Some(NODE_NAME.to_owned()),
+        ..BitmapOptions::default()
+    }
+}
+
+async fn merge(bitmaps: &Bitmaps, name: &str, other: &Bitmaps, from: &str) -> Result<(), String> {
+    // The target is looked at first.
+    bitmaps
+        .find(name)
+        .await
+        .map_err(|error| error_text(&error))?;
+    let source: Result<DirtyBitmap, _> = other.read(from).await;
+    let source = source.map_err(|error| error_text(&error))?;
+    let merged = bitmaps.merge(name, vec![source]).await;
+    merged.map_err(|error| error_text(&error))
+}
+
+fn not_found(name: &str) -> String {
+    format!("Dirty bitmap '{name}' not found")
+}
