@@ -222,7 +222,7 @@ fn bitmaps_are_shown_as_by_qemu_nbd() {
     let words = ["-r", "-f", "qcow2", "-B", "b", "-B", "still", &image];
     let ours = place.name("qemu-nbd");
     let ask = |server: &str, question: &str| {
-        let mut all = vec![question, "[", server];
+        let mut all = vec![question, "--", "[", server];
         all.extend(words);
         run("nbdinfo", &[&all[..], &["]"]].concat())
     };

@@ -7,6 +7,7 @@
 //! A difference is made small and printed as a shell script.
 
 mod access;
+mod bitmaps;
 mod compare;
 mod ending;
 mod operation;

@@ -16,6 +16,8 @@ pub struct Batch {
     pub snapshots: Vec<Change>,
     /// Change the size before, to this.
     pub resize: Option<u64>,
+    /// Commands on bitmaps before.
+    pub bitmaps: Vec<Vec<String>>,
 }
 
 /// How the tool opens the image.
@@ -74,6 +76,7 @@ impl Batch {
             groups,
             snapshots,
             resize: random.chance(20).then(|| new_size(random, shape)),
+            bitmaps: Vec::new(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use super::access;
+use super::bitmaps;
 use super::compare::{self, IMAGES};
 use super::runner::{Programs, Runner};
 use super::scenario::{Scenario, Tool};
@@ -37,6 +38,7 @@ pub fn play(programs: &Programs, folder: &Path, scenario: &Scenario) -> Result<(
 
 fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
     create(runner, scenario)?;
+    bitmaps::apply(runner, scenario.creators, &scenario.bitmaps)?;
     prepare(runner, scenario)?;
     let mut snapshots = Snapshots::default();
     for (index, batch) in scenario.batches.iter().enumerate() {
@@ -44,6 +46,7 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
         if let Some(size_bytes) = batch.resize {
             resize(runner, scenario, scenario.writer(index), size_bytes)?;
         }
+        bitmaps::apply(runner, [scenario.writer(index), Tool::Qemu], &batch.bitmaps)?;
         let commands: Vec<String> = batch.groups.concat();
         if commands.is_empty() {
             // Without commands the tools would talk to a person.
@@ -64,6 +67,7 @@ fn play_all(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
         );
     }
     snapshots.compare(runner)?;
+    bitmaps::compare(runner, scenario)?;
     scenario.ending.play(runner, &scenario.shape)?;
     compare::compare(runner, &scenario.shape, scenario.ending.keeps_maps())
 }

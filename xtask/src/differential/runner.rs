@@ -19,6 +19,8 @@ pub struct Programs {
     pub vellum: PathBuf,
     qemu_img: PathBuf,
     qemu_io: PathBuf,
+    qemu_nbd: PathBuf,
+    nbdinfo: PathBuf,
     timeout: PathBuf,
 }
 
@@ -35,6 +37,8 @@ impl Programs {
                 .with_context(|| format!("cannot find {}", vellum.display()))?,
             qemu_img: find("qemu-img")?,
             qemu_io: find("qemu-io")?,
+            qemu_nbd: find("qemu-nbd")?,
+            nbdinfo: find("nbdinfo")?,
             timeout: find("timeout")?,
         })
     }
@@ -92,6 +96,23 @@ impl<'a> Runner<'a> {
             }
             Tool::Qemu => self.run("qemu-io", &self.programs.qemu_io, words),
         }
+    }
+
+    /// What a bitmap of an image holds, as a client of `qemu-nbd` or its counterpart
+    /// sees it.
+    pub fn dirty(&mut self, tool: Tool, image: &str, bitmap: &str) -> Result<Answer> {
+        let server = match tool {
+            Tool::Vellum => vec![self.programs.vellum.as_path(), Path::new("nbd")],
+            Tool::Qemu => vec![self.programs.qemu_nbd.as_path()],
+        };
+        let mut words = vec![
+            format!("--map=qemu:dirty-bitmap:{bitmap}"),
+            "--".to_owned(),
+            "[".to_owned(),
+        ];
+        words.extend(server.iter().map(|word| word.display().to_string()));
+        words.extend(["-r", "-f", "qcow2", "-B", bitmap, image, "]"].map(str::to_owned));
+        self.run("nbdinfo", &self.programs.nbdinfo, &words)
     }
 
     /// As [`Runner::img`], where only success will do.

@@ -1,5 +1,6 @@
 //! A scenario: two images made alike, and what is done to both.
 
+use super::bitmaps;
 use super::ending::Ending;
 use super::operation::Batch;
 use super::random::Random;
@@ -26,6 +27,8 @@ pub struct Scenario {
     pub preparation: Vec<String>,
     /// Who does that to the first image.
     pub preparer: Tool,
+    /// How their bitmaps are made, which is right after the images are.
+    pub bitmaps: Vec<Vec<String>>,
     /// What is done to both.
     pub batches: Vec<Batch>,
     /// What is done to both in the end.
@@ -51,14 +54,19 @@ impl Scenario {
         }
         let preparer = random.pick(&[Tool::Vellum, Tool::Vellum, Tool::Qemu]);
         let count = random.between(1, 4);
-        let batches = (0..count).map(|_| Batch::random(random, &shape)).collect();
+        let mut batches: Vec<Batch> = (0..count).map(|_| Batch::random(random, &shape)).collect();
         let alternate = random.chance(25);
         let ending = Ending::random(random, &shape);
+        let bitmaps = bitmaps::made_first(random, &shape);
+        for batch in batches.iter_mut().filter(|_| !bitmaps.is_empty()) {
+            batch.bitmaps = bitmaps::changes(random);
+        }
         Scenario {
             shape,
             creators,
             preparation,
             preparer,
+            bitmaps,
             batches,
             ending,
             alternate,
@@ -77,6 +85,7 @@ impl Scenario {
     pub fn weight(&self) -> usize {
         let groups: usize = self.batches.iter().map(|batch| batch.groups.len()).sum();
         let ending = usize::from(self.ending != Ending::None);
-        groups + self.preparation.len() + self.batches.len() + ending
+        let bitmaps: usize = self.batches.iter().map(|batch| batch.bitmaps.len()).sum();
+        groups + self.preparation.len() + self.batches.len() + ending + bitmaps
     }
 }

@@ -56,6 +56,9 @@ fn candidates(scenario: &Scenario) -> Vec<Scenario> {
                 smaller.batches[index].snapshots.remove(at);
             });
         }
+        for at in 0..batch.bitmaps.len() {
+            add(&|smaller| drop(smaller.batches[index].bitmaps.remove(at)));
+        }
         if batch.mode != Mode::Plain {
             add(&|smaller| smaller.batches[index].mode = Mode::Plain);
         }
