@@ -137,6 +137,23 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         Io::ready(Err(error.target(self.info().name).at(offset_bytes)))
     }
 
+    /// Makes a range hold what `source` holds from `from_bytes` on, without moving a byte:
+    /// the file system has both share the blocks. [`ErrorKind::Unsupported`] where that
+    /// cannot be had, in general or for this range (it should be whole clusters); then a
+    /// part of it may have been written.
+    fn write_shared(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        source: std::sync::Arc<dyn Storage>,
+        from_bytes: u64,
+    ) -> Io<()> {
+        let _ = (len_bytes, source, from_bytes);
+        let message = "the device shares no blocks";
+        let error = Error::new(ErrorKind::Unsupported, "write shared", message);
+        Io::ready(Err(error.target(self.info().name).at(offset_bytes)))
+    }
+
     /// Makes a range read as zeroes.
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()>;
 

@@ -247,6 +247,27 @@ impl BlockDevice for Raw {
         self.size_bytes.load(Ordering::Acquire)
     }
 
+    fn write_shared(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        source: Arc<dyn Storage>,
+        from_bytes: u64,
+    ) -> Io<()> {
+        match self.check_change("write", offset_bytes, len_bytes) {
+            Ok(false) => {}
+            Ok(true) => {
+                let message = "shared blocks do not make the device grow";
+                let error = self.error(ErrorKind::Unsupported, "write shared", message);
+                return Io::ready(Err(error));
+            }
+            Err(error) => return Io::ready(Err(error)),
+        }
+        let to_bytes = self.offset_bytes + offset_bytes;
+        self.storage
+            .clone_range(&*source, from_bytes, to_bytes, len_bytes)
+    }
+
     fn bytes_in(&self) -> Option<(Arc<dyn Storage>, u64)> {
         Some((self.storage.clone(), self.offset_bytes))
     }

@@ -132,6 +132,7 @@ pub async fn commit(
     let copying = CopyOptions {
         scope: Scope::Layers(options.layers),
         detect_zeroes: false,
+        share_blocks: true,
         parallel: options.parallel,
         rate_limit_bytes: options.rate_limit_bytes,
         ..CopyOptions::default()

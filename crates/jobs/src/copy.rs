@@ -14,7 +14,7 @@ use std::sync::Arc;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
 
-use crate::offload::copy_range;
+use crate::offload::{copy_range, share_blocks};
 use crate::rate::RateLimit;
 pub use crate::scan::TargetBacking;
 use crate::scan::{Content, Piece, Scan};
@@ -33,6 +33,9 @@ pub const CHUNK_BYTES: u64 = 512 << 10;
 /// The smallest piece a salvaging copy gives up on.
 const SALVAGE_BYTES: usize = 512;
 
+/// After so many pieces in a row whose blocks could not be shared no more are tried.
+const MAX_UNSHARED: u32 = 8;
+
 /// What all pieces of one copy share.
 struct Shared<'a> {
     sources: &'a [Arc<dyn BlockDevice>],
@@ -42,6 +45,8 @@ struct Shared<'a> {
     turns: Turns,
     /// The kernel has not refused to copy yet.
     offload: Cell<bool>,
+    /// Pieces in a row whose blocks could not be shared.
+    unshared: Cell<u32>,
     observer: RefCell<&'a mut dyn Observer>,
     done_bytes: Cell<u64>,
     total_bytes: u64,
@@ -71,6 +76,7 @@ pub async fn copy(
         sparse: options.sparse(alignment),
         turns: Turns::default(),
         offload: Cell::new(options.copy_range),
+        unshared: Cell::new(0),
         observer: RefCell::new(observer),
         done_bytes: Cell::new(0),
         total_bytes,
@@ -155,6 +161,9 @@ impl Shared<'_> {
             (Content::Zero, None) => self.write_known_zeroes(piece, ticket).await,
             (Content::Data, _) if self.offload.get() => self.offload(piece, ticket).await,
             (Content::Data, _) => {
+                if self.tries_to_share() && self.share(&piece, ticket).await {
+                    return Ok(());
+                }
                 let data = self.read(&piece).await;
                 self.my_turn(ticket).await;
                 // Even a failed read lets the next piece pass: nobody may wait for ever.
@@ -211,6 +220,24 @@ impl Shared<'_> {
         }
         self.account(piece.len_bytes);
         Ok(())
+    }
+
+    fn tries_to_share(&self) -> bool {
+        self.options.share_blocks && self.unshared.get() < MAX_UNSHARED
+    }
+
+    /// Has source and target share the blocks of a piece, if they can.
+    async fn share(&self, piece: &Piece, ticket: u64) -> bool {
+        self.my_turn(ticket).await;
+        let shared = share_blocks(self.sources, self.target, piece).await;
+        if shared {
+            self.turns.pass();
+            self.unshared.set(0);
+            self.account(piece.len_bytes);
+        } else {
+            self.unshared.set(self.unshared.get() + 1);
+        }
+        shared
     }
 
     /// Starts the writes of what is different; the future waits for them.

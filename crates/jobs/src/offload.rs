@@ -1,4 +1,5 @@
-//! Copies that the kernel makes from file to file (`convert -C`).
+//! Copies without the program's memory: those that the kernel makes from file to file
+//! (`convert -C`), and blocks that source and target share.
 
 use std::sync::Arc;
 
@@ -35,6 +36,30 @@ pub(crate) async fn copy_range(
     true
 }
 
+/// Has the target share the blocks of a piece that lies somewhere as it is, and says
+/// whether that was done. Where it was not, the target may hold a part of it.
+pub(crate) async fn share_blocks(
+    sources: &[Arc<dyn BlockDevice>],
+    target: &Arc<dyn BlockDevice>,
+    piece: &Piece,
+) -> bool {
+    let mut done = 0;
+    while done < piece.len_bytes {
+        let source = &sources[piece.source];
+        let at = piece.source_offset_bytes + done;
+        let Some((from, from_bytes, len_bytes)) = locate(source, at, piece.len_bytes - done).await
+        else {
+            return false;
+        };
+        let shared = target.write_shared(piece.offset_bytes + done, len_bytes, from, from_bytes);
+        if shared.await.is_err() {
+            return false;
+        }
+        done += len_bytes;
+    }
+    true
+}
+
 /// Where the first bytes of a range of a device lie as they are: the storage, the
 /// offset there, and how many of them lie side by side.
 async fn locate(
@@ -46,11 +71,16 @@ async fn locate(
         let rest = device.size_bytes().checked_sub(offset_bytes)?;
         return Some((storage, start + offset_bytes, len_bytes.min(rest)));
     }
-    let extent = device.block_status(offset_bytes, len_bytes, 0).await.ok()?;
+    let extent = device.block_status(offset_bytes, len_bytes, u32::MAX);
+    let extent = extent.await.ok()?;
     let host = extent.host.filter(|_| extent.data && !extent.compressed)?;
-    let storage = match device.as_qcow2() {
+    let mut layer = device.clone();
+    for _ in 0..extent.depth {
+        layer = layer.backing()?;
+    }
+    let storage = match layer.as_qcow2() {
         Some(image) => image.data_storage(),
-        None => device.storage()?,
+        None => layer.storage()?,
     };
     let here = storage.name() == host.storage;
     here.then_some((storage, host.offset_bytes, extent.len_bytes))

@@ -104,6 +104,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         can_zero: rng.chance(3, 4),
         growable: !rng.chance(1, 8),
         read_only: false,
+        can_clone: rng.chance(1, 3),
     };
     // Few: a LUKS header takes half a megabyte, and some time to unlock after each cut.
     let encrypted = data_file != DataFile::ExternalRaw && rng.chance(1, 32);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use vellum_storage::buffer::total_len;
 use vellum_storage::{
-    Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent, WriteFlags,
-    ZeroFlags,
+    Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
+    WriteFlags, ZeroFlags,
 };
 
 use crate::disk::{Disk, Request};
@@ -23,6 +23,8 @@ pub struct Traits {
     pub growable: bool,
     /// Writes are refused.
     pub read_only: bool,
+    /// Its file system shares blocks.
+    pub can_clone: bool,
 }
 
 impl Default for Traits {
@@ -32,6 +34,7 @@ impl Default for Traits {
             can_zero: true,
             growable: true,
             read_only: false,
+            can_clone: false,
         }
     }
 }
@@ -186,6 +189,32 @@ impl Storage for SimStorage {
             );
         }
         self.change("truncate", Record::truncate(self.file, len_bytes))
+    }
+
+    fn may_clone_from(&self, _source: &dyn Storage) -> bool {
+        self.traits.can_clone
+    }
+
+    /// To whoever looks at the file, a read and a write; blocks are of sectors here.
+    fn clone_range(
+        &self,
+        source: &dyn Storage,
+        from_bytes: u64,
+        to_bytes: u64,
+        len_bytes: u64,
+    ) -> Io<()> {
+        let in_blocks = (from_bytes | to_bytes | len_bytes).is_multiple_of(SECTOR_BYTES);
+        if !self.traits.can_clone || !in_blocks || len_bytes == 0 {
+            return self.refuse(ErrorKind::Unsupported, "clone range", "cannot share");
+        }
+        let buffer = Buffer::zeroed(len_bytes as usize);
+        let read = source.read(from_bytes, Buffers::from_iter([buffer]));
+        let target = SimStorage::new(self.disk.clone(), self.file, &self.name, self.traits);
+        Io::boxed(async move {
+            let buffers = read.await?;
+            let written = target.write(to_bytes, buffers, WriteFlags::default());
+            written.await.map(drop)
+        })
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {

@@ -189,7 +189,7 @@ fn failure(error: CommitError) -> Failure {
     Failure::Message(match error {
         CommitError::Empty(error) => {
             format!(
-                "Could not empty {}: {cause}",
+                "Failed to empty {}: {cause}",
                 error.target_name().unwrap_or("the image")
             )
         }

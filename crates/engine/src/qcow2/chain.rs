@@ -72,6 +72,47 @@ struct Layer {
     plain: bool,
 }
 
+/// Where bytes lie as the guest sees them.
+#[derive(Debug)]
+pub(crate) struct Located {
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) offset_bytes: u64,
+    pub(crate) len_bytes: u64,
+}
+
+/// Where the first of a range's bytes lie in a device's own file.
+async fn locate_in(
+    device: Option<&Arc<dyn BlockDevice>>,
+    offset: u64,
+    len_bytes: u64,
+) -> Result<Option<Located>> {
+    let Some(device) = device.filter(|device| device.size_bytes() > offset) else {
+        return Ok(None);
+    };
+    let len_bytes = len_bytes.min(device.size_bytes() - offset);
+    if let Some((storage, start)) = device.bytes_in() {
+        let offset_bytes = start + offset;
+        return Ok(Some(Located {
+            storage,
+            offset_bytes,
+            len_bytes,
+        }));
+    }
+    let image = device.as_layer().map(|Qcow2 { image }| image);
+    let Some(image) = image.filter(|image| image.read_only && image.reads_as_stored()) else {
+        return Ok(None);
+    };
+    let run = image.view(GuestOffset(offset), len_bytes).await?[0];
+    let RunKind::Data { host, .. } = run.kind else {
+        return Ok(None);
+    };
+    Ok(Some(Located {
+        storage: image.data.clone(),
+        offset_bytes: host.bytes(),
+        len_bytes: run.len_bytes,
+    }))
+}
+
 impl Layers {
     fn below(device: &Arc<dyn BlockDevice>) -> Option<Layers> {
         let mut images = Vec::new();
@@ -274,6 +315,27 @@ impl Chain {
         drop(running);
         done.sort_by_key(|(start, _)| *start);
         Ok(Buffer::join_all(done.into_iter().map(|(_, piece)| piece)))
+    }
+
+    /// Where the first of a range's bytes lie, if they lie somewhere as they are.
+    pub(crate) async fn locate(&self, offset: u64, len_bytes: u64) -> Result<Option<Located>> {
+        let Some(layers) = self.layers() else {
+            return locate_in(self.below.as_ref(), offset, len_bytes).await;
+        };
+        let region = self.region(layers, offset..offset + len_bytes).await?;
+        let Some(run) = region.find(offset) else {
+            return Ok(None);
+        };
+        let len_bytes = len_bytes.min(run.end - offset);
+        match run.place {
+            Place::Data { layer, host } => Ok(Some(Located {
+                storage: layers.images[usize::from(layer)].image.data.clone(),
+                offset_bytes: host,
+                len_bytes,
+            })),
+            Place::Rest => locate_in(layers.rest.as_ref(), offset, len_bytes).await,
+            Place::Zero | Place::Layer(_) => Ok(None),
+        }
     }
 
     /// The mapping of the beginning of a range, perhaps of more.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vellum_format::header::Header;
 use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn_lingering};
 
+use super::chain::Located;
 use super::create::Preallocation;
 use super::image::Image;
 use super::open;
@@ -174,6 +175,24 @@ impl BlockDevice for Qcow2 {
                 .write_compressed(offset_bytes, buffer, flags, ticket)
                 .await
         })
+    }
+
+    fn write_shared(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        storage: Arc<dyn Storage>,
+        from_bytes: u64,
+    ) -> Io<()> {
+        if let Err(error) = self.image.check_range("write", offset_bytes, len_bytes) {
+            return Io::ready(Err(error));
+        }
+        let source = Located {
+            storage,
+            offset_bytes: from_bytes,
+            len_bytes,
+        };
+        self.change(|image| async move { image.write_shared(offset_bytes, source).await })
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {

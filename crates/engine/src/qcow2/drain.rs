@@ -242,9 +242,11 @@ impl Image {
         let cluster = self.geometry.cluster_start(placed.start);
         let (start, end) = (placed.fill_start, placed.fill_end);
         let inside = start - cluster..end - cluster;
-        if !self.data_cache.covers(cluster, inside)
-            && self.maps_to_zeroes(start, end - start).await?
-        {
+        let guest = placed.start - cluster..placed.end - cluster;
+        let in_parts = !self.data_cache.covers(cluster, inside)
+            && (self.maps_to_zeroes(start, end - start).await?
+                || self.data_cache.covers(cluster, guest) && self.shares_fill(placed).await?);
+        if in_parts {
             let mut piece = Buffer::zeroed((placed.end - placed.start) as usize);
             self.overlay(placed.start, &mut piece);
             return self.write_placed(placed, piece).await.map(drop);

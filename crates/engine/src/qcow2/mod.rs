@@ -52,12 +52,14 @@ mod reserve;
 mod resize;
 mod rewrite;
 mod scan;
+mod share;
 mod snapshot;
 mod sparse;
 mod status;
 mod tables;
 mod write;
 mod write_compressed;
+mod write_shared;
 mod zero;
 
 pub use ahead::AheadOptions;

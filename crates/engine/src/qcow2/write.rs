@@ -22,7 +22,7 @@ use super::plan::{self, Step, Target};
 use crate::RequestFlags;
 
 /// Clusters that one step handles at most.
-const MAX_STEP_CLUSTERS: u64 = 4096;
+pub(super) const MAX_STEP_CLUSTERS: u64 = 4096;
 /// What a disk writes as a whole.
 const SECTOR_BYTES: u64 = 512;
 /// Longer runs of zeroes are not written out beside the data.
@@ -389,7 +389,12 @@ impl Image {
         }
         if !self.maps_to_zeroes(start, len_bytes).await? {
             self.reached(Event::CowRead).await;
-            return self.read_old(start, len_bytes).await.map(Some);
+            let rest = self.share(placed, start..end).await?;
+            let rest_bytes = rest.end - rest.start;
+            return match rest_bytes {
+                0 => Ok(None),
+                _ => self.read_old(rest.start, rest_bytes).await.map(Some),
+            };
         }
         if len_bytes <= MAX_ZERO_FILL_BYTES && !placed.fresh {
             return Ok(Some(Buffer::zeroed(len_bytes as usize)));

@@ -41,6 +41,9 @@ pub struct CopyOptions {
     /// Have the kernel copy where both ends are files; zeroes among the data are not
     /// looked for then.
     pub copy_range: bool,
+    /// Where the file system shares blocks, have the target share those of the source
+    /// instead of copying them.
+    pub share_blocks: bool,
 }
 
 impl Default for CopyOptions {
@@ -59,6 +62,7 @@ impl Default for CopyOptions {
             skip_bytes: 0,
             compressed_clusters_bytes: None,
             copy_range: false,
+            share_blocks: false,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod delay;
 mod fault;
+mod share;
 mod trace;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use crate::{Buffers, Capabilities, Io, Result, Storage, StorageExtent, WriteFlag
 
 pub use delay::{DelayStorage, Delays, Held};
 pub use fault::{FaultStorage, Faults, Times};
+pub use share::{Sharing, SharingStorage};
 pub use trace::{Record, Trace, TraceStorage};
 
 /// What a request does.
