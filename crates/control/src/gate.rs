@@ -25,7 +25,7 @@ pub enum FilePolicy {
 }
 
 impl FilePolicy {
-    fn admit(&self, image: &str, name: &str) -> Result<()> {
+    pub(crate) fn admit(&self, image: &str, name: &str) -> Result<()> {
         let allowed = match self {
             FilePolicy::Any => true,
             FilePolicy::Nothing => false,
@@ -117,5 +117,34 @@ mod tests {
         let escape = format!("{}/../../etc/passwd", directory.path().display());
         assert!(policy.admit("i", &escape).is_err());
         assert!(FilePolicy::Nothing.admit("i", "a").is_err());
+    }
+
+    #[test]
+    fn options_do_not_lead_past_the_gate() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("base"), [0; 65536]).unwrap();
+        let path = directory.path().join("image");
+        let opened = vellum_storage::lane::block_on(async {
+            let file = vellum_storage::FileOptions {
+                create: vellum_storage::file::Create::Truncate,
+                ..Default::default()
+            };
+            let storage = vellum_storage::FileStorage::open(&path, &file)?;
+            let options = vellum::qcow2::create::CreateOptions {
+                size_bytes: 65536,
+                backing_file: Some("base".to_owned()),
+                backing_format: Some("raw".to_owned()),
+                ..Default::default()
+            };
+            vellum::qcow2::create::create(storage, None, &options).await?;
+            let name = path.to_str().unwrap();
+            let text = format!("driver=qcow2,file.filename={name},backing.driver=raw");
+            let spec = ImageSpec::image_opts(&text)?;
+            let flags = OpenFlags::default();
+            let any = open::open_device_with(&spec, &flags, &FilePolicy::Any).await?;
+            assert!(any.backing().is_some());
+            open::open_device_with(&spec, &flags, &FilePolicy::Nothing).await
+        });
+        assert_eq!(opened.unwrap_err().kind(), ErrorKind::Denied);
     }
 }

@@ -462,7 +462,7 @@ async fn open_qcow2(
                 flags: below.clone(),
                 ..around
             };
-            let options = complete_backing(options, &file).await?;
+            let options = complete_backing(options, &file, &around.policy).await?;
             let opened = Box::pin(graph::open(options, Role::Image, &around)).await;
             let opened = opened.and_then(|node| node.into_device(&below));
             let opened =
@@ -483,13 +483,18 @@ async fn open_qcow2(
 
 /// Fills in from the image what options for its backing file leave out: the name and
 /// the format.
-async fn complete_backing(mut options: Options, file: &Arc<dyn Storage>) -> Result<Options> {
+async fn complete_backing(
+    mut options: Options,
+    file: &Arc<dyn Storage>,
+    policy: &FilePolicy,
+) -> Result<Options> {
     let named = options
         .keys()
         .any(|key| key == "file" || key.starts_with("file."));
     let header = read_header(file).await?;
     if let (Some(name), false) = (header.backing_file_text(), named) {
         let full = filename::resolve(file.name(), &name)?;
+        policy.admit(file.name(), &full)?;
         for (key, value) in ImageSpec::filename(full).options()?.iter() {
             if !options.contains(key) {
                 options.set(key, value.clone());

@@ -149,3 +149,25 @@ fn a_long_chain_is_opened_and_read() {
     twins.same("commit -b c3 c11");
     twins.same_but_places("map --output=json c3");
 }
+
+#[test]
+fn options_change_how_the_named_backing_file_is_opened() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f qcow2 base 1M",
+        "qemu-io base: write -P 1 0 300k",
+        "qemu-img create -q -f qcow2 -b base -F qcow2 wrong 1M",
+        "qemu-img rebase -u -b base -F vmdk wrong",
+        "qemu-img create -q -f qcow2 alone 1M",
+    ]);
+    for (image, options) in [
+        ("wrong", r#""backing.driver":"qcow2""#),
+        ("wrong", r#""backing.driver":"raw""#),
+        ("wrong", r#""backing.driver":"raw","backing.size":65536"#),
+        ("wrong", r#""backing":{"driver":"foo"}"#),
+        ("wrong", r#""backing.driver":"qcow2","backing.foo":1"#),
+        ("alone", r#""backing.driver":"qcow2""#),
+    ] {
+        let name = format!(r#"json:{{"driver":"qcow2","file.filename":"{image}",{options}}}"#);
+        twins.same_words(&["map", "--output=json", &name]);
+    }
+}
