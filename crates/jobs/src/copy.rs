@@ -7,6 +7,7 @@
 
 mod options;
 mod report;
+mod trouble;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::turn::Turns;
 
 pub use options::CopyOptions;
 pub use report::{CopyError, Observer, Silent, Step};
+use trouble::Troubles;
 
 /// Bytes of one data request: small enough that what eight requests hold is
 /// memory kept from request to request and still near the processor when it is
@@ -48,6 +50,7 @@ struct Shared<'a> {
     /// Pieces in a row whose blocks could not be shared.
     unshared: Cell<u32>,
     observer: RefCell<&'a mut dyn Observer>,
+    troubles: Troubles,
     done_bytes: Cell<u64>,
     total_bytes: u64,
 }
@@ -64,8 +67,10 @@ pub async fn copy(
         .map(|source| source.size_bytes())
         .sum::<u64>();
     let end_bytes = options.len_bytes.unwrap_or(all_bytes).min(all_bytes);
-    let total_bytes = match observer.wants_progress() {
-        true => count(sources, target, options, end_bytes).await?,
+    let mut scan = options.scan(sources, target, end_bytes);
+    // As in QEMU, what makes a salvage hard is told by this walk too.
+    let total_bytes = match observer.wants_progress() || options.salvage {
+        true => count(&mut scan, options, observer).await?,
         false => 0,
     };
     let alignment = u64::from(target.info().request_alignment_bytes).max(512);
@@ -78,6 +83,7 @@ pub async fn copy(
         offload: Cell::new(options.copy_range),
         unshared: Cell::new(0),
         observer: RefCell::new(observer),
+        troubles: Troubles::default(),
         done_bytes: Cell::new(0),
         total_bytes,
     };
@@ -92,6 +98,7 @@ pub async fn copy(
         let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? else {
             break;
         };
+        shared.troubles.unknown(scan.take_unknown());
         if !shared.has_work(&piece) {
             continue;
         }
@@ -120,14 +127,15 @@ async fn next_piece(scan: &mut Scan<'_>, chunk_bytes: u64) -> Result<Option<Piec
 
 /// How many bytes have to be written, for the progress.
 async fn count(
-    sources: &[Arc<dyn BlockDevice>],
-    target: &Arc<dyn BlockDevice>,
+    scan: &mut Scan<'_>,
     options: &CopyOptions,
-    end_bytes: u64,
+    observer: &mut dyn Observer,
 ) -> Result<u64, CopyError> {
-    let mut scan = options.scan(sources, target, end_bytes);
     let mut total_bytes = 0;
-    while let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? {
+    while let Some(piece) = next_piece(scan, options.chunk_bytes()).await? {
+        for unknown in scan.take_unknown() {
+            observer.unknown(unknown.source_offset_bytes, &unknown.cause);
+        }
         let written_zeroes = options.min_sparse_bytes.is_none() && piece.content == Content::Zero;
         if piece.content == Content::Data || written_zeroes {
             total_bytes += piece.len_bytes;
@@ -166,6 +174,7 @@ impl Shared<'_> {
                 }
                 let data = self.read(&piece).await;
                 self.my_turn(ticket).await;
+                self.tell_troubles(&piece);
                 // Even a failed read lets the next piece pass: nobody may wait for ever.
                 let written = data.map(|data| self.write_data(piece.offset_bytes, data));
                 self.turns.pass();
@@ -278,6 +287,13 @@ impl Shared<'_> {
         }
     }
 
+    /// Tells what could not be read up to the end of a piece.
+    fn tell_troubles(&self, piece: &Piece) {
+        let end_bytes = piece.offset_bytes + piece.len_bytes;
+        self.troubles
+            .tell(end_bytes, &mut **self.observer.borrow_mut());
+    }
+
     fn account(&self, len_bytes: u64) {
         self.done_bytes.set(self.done_bytes.get() + len_bytes);
         self.observer
@@ -328,10 +344,7 @@ impl Shared<'_> {
             let offset = piece.source_offset_bytes + at;
             match source.read(offset, Buffer::for_read(sector.len())).await {
                 Ok(bytes) => sector.copy_from_slice(&bytes),
-                Err(error) => {
-                    let mut observer = self.observer.borrow_mut();
-                    observer.unreadable(piece.offset_bytes + at, &error);
-                }
+                Err(error) => self.troubles.unreadable(piece.offset_bytes + at, error),
             }
             at += sector.len() as u64;
         }

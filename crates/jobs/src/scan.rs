@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Result};
+use vellum::{BlockDevice, Error, Extent, Result};
 
 use crate::scope::Scope;
 
@@ -58,6 +58,20 @@ pub struct Scan<'a> {
     source_start_bytes: u64,
     /// The status found last and where it ends.
     known: Option<(Content, u64)>,
+    /// Go on where nobody can tell what there is.
+    salvage: bool,
+    unknown: Vec<Unknown>,
+}
+
+/// A sector of which nobody could tell what it holds; it is taken for data.
+#[derive(Debug, Clone)]
+pub struct Unknown {
+    /// Where it lies in its source, in bytes.
+    pub source_offset_bytes: u64,
+    /// Where in the target, in bytes.
+    pub offset_bytes: u64,
+    /// Why nobody could.
+    pub cause: Error,
 }
 
 impl<'a> Scan<'a> {
@@ -79,6 +93,8 @@ impl<'a> Scan<'a> {
             source: 0,
             source_start_bytes: 0,
             known: None,
+            salvage: false,
+            unknown: Vec::new(),
         }
     }
 
@@ -87,6 +103,18 @@ impl<'a> Scan<'a> {
     pub fn in_clusters(mut self, cluster_bytes: Option<u64>) -> Self {
         self.whole_clusters_bytes = cluster_bytes;
         self
+    }
+
+    /// The same walk, which goes on where the status cannot be found out: sectors of
+    /// which nobody can tell what they hold are data.
+    pub fn salvaging(mut self, salvage: bool) -> Self {
+        self.salvage = salvage;
+        self
+    }
+
+    /// The sectors of unknown status that were met since the last call.
+    pub fn take_unknown(&mut self) -> Vec<Unknown> {
+        std::mem::take(&mut self.unknown)
     }
 
     /// Where the next piece begins.
@@ -148,8 +176,8 @@ impl<'a> Scan<'a> {
     }
 
     /// What the current offset holds, and up to where.
-    async fn look(&self) -> Result<(Content, u64)> {
-        let device = &self.sources[self.source];
+    async fn look(&mut self) -> Result<(Content, u64)> {
+        let device = self.sources[self.source].clone();
         let within = self.at_bytes - self.source_start_bytes;
         let source_end = self.source_start_bytes + device.size_bytes();
         let mut end = source_end.min(self.end_bytes);
@@ -162,13 +190,11 @@ impl<'a> Scan<'a> {
         }
         let (scope, target) = self.scope;
         let limit_bytes = end - self.at_bytes;
-        if let Some((content, len)) = scope.look(device, target, within, limit_bytes).await? {
+        if let Some((content, len)) = scope.look(&device, target, within, limit_bytes).await? {
             return Ok((content, self.at_bytes + len));
         }
         let depth = if self.backing.is_some() { 0 } else { u32::MAX };
-        let extent = device
-            .block_status(within, end - self.at_bytes, depth)
-            .await?;
+        let extent = self.status(&*device, within, limit_bytes, depth).await?;
         let content = match self.backing {
             // Zeroes beyond the target's backing file are there already.
             Some(_) if extent.zero && beyond_backing => Content::Backing,
@@ -176,8 +202,43 @@ impl<'a> Scan<'a> {
             _ if extent.zero => Content::Zero,
             _ => Content::Data,
         };
-        let len_bytes = self.aligned_len(within, extent.len_bytes, end - self.at_bytes);
+        let len_bytes = self.aligned_len(within, extent.len_bytes, limit_bytes);
         Ok((content, self.at_bytes + len_bytes))
+    }
+
+    /// What a source holds at an offset, as far as it can be found out.
+    async fn status(
+        &mut self,
+        device: &dyn BlockDevice,
+        within: u64,
+        limit_bytes: u64,
+        depth: u32,
+    ) -> Result<Extent> {
+        let mut len_bytes = limit_bytes;
+        loop {
+            let cause = match device.block_status(within, len_bytes, depth).await {
+                Err(cause) if self.salvage => cause,
+                answer => return answer,
+            };
+            if len_bytes > SECTOR_BYTES {
+                len_bytes = len_bytes.div_ceil(4).next_multiple_of(SECTOR_BYTES);
+                continue;
+            }
+            self.unknown.push(Unknown {
+                source_offset_bytes: within,
+                offset_bytes: self.at_bytes - self.skip_bytes,
+                cause,
+            });
+            return Ok(Extent {
+                len_bytes,
+                data: true,
+                zero: false,
+                present: true,
+                compressed: false,
+                host: None,
+                depth: 0,
+            });
+        }
     }
 
     /// Keeps the end of a status at the source's request alignment, so that no

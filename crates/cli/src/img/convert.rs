@@ -289,7 +289,7 @@ fn parallel(arguments: &Arguments) -> usize {
 fn copy_failure(error: CopyError) -> Failure {
     let cause = errno_text(error.cause.errno());
     Failure::Message(format!(
-        "error while {} byte {}: {cause}",
+        "error while {} {}: {cause}",
         error.step, error.offset_bytes
     ))
 }
@@ -318,6 +318,15 @@ impl Observer for Teller {
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
         self.progress.show(done_bytes, total_bytes);
+    }
+
+    fn unknown(&mut self, source_offset_bytes: u64, error: &Error) {
+        if !self.quiet {
+            report::warning(format_args!(
+                "error while reading block status at offset {source_offset_bytes}: {}",
+                errno_text(error.errno())
+            ));
+        }
     }
 
     fn unreadable(&mut self, offset_bytes: u64, error: &Error) {

@@ -97,5 +97,6 @@ impl CopyOptions {
         let range = self.skip_bytes..end_bytes;
         Scan::new(sources, self.target_backing, (&self.scope, target), range)
             .in_clusters(self.compressed_clusters_bytes)
+            .salvaging(self.salvage)
     }
 }

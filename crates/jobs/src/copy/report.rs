@@ -16,6 +16,11 @@ pub trait Observer {
         let _ = (done_bytes, total_bytes);
     }
 
+    /// Nobody could tell what a sector of the source holds; it was read as data.
+    fn unknown(&mut self, source_offset_bytes: u64, error: &Error) {
+        let _ = (source_offset_bytes, error);
+    }
+
     /// A sector could not be read and was taken as zeroes.
     fn unreadable(&mut self, offset_bytes: u64, error: &Error) {
         let _ = (offset_bytes, error);
@@ -55,9 +60,9 @@ pub enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Step::Status => "reading block status at",
-            Step::Read | Step::ReadShown => "reading at",
-            Step::Write => "writing at",
+            Step::Status => "reading block status at offset",
+            Step::Read | Step::ReadShown => "reading at byte",
+            Step::Write => "writing at byte",
         })
     }
 }
@@ -66,7 +71,7 @@ impl fmt::Display for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "error while {} byte {}: {}",
+            "error while {} {}: {}",
             self.step,
             self.offset_bytes,
             self.cause.message()
