@@ -92,6 +92,8 @@ fn errors_agree() {
         "--blockdev".into(),
         "--blockdev node-name=x".into(),
         "--blockdev driver=bad,node-name=x".into(),
+        "--blockdev bad,node-name=x".into(),
+        "--blockdev null-co,node-name=0".into(),
         "--blockdev driver=file,node-name=f,filename=nosuch".into(),
         "--blockdev driver=file,node-name=0f,filename=base".into(),
         format!("{file} {file}"),

@@ -53,8 +53,10 @@ impl Twins {
             let made = run(Path::new("qemu-img"), &folder, &create);
             assert_eq!(made.code, Some(0), "{made:?}");
         }
-        let link = root.path().join("qemu-io");
-        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vellum"), link).expect("a link");
+        for tool in ["qemu-io", "qemu-img"] {
+            let link = root.path().join(tool);
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vellum"), link).expect("a link");
+        }
         Twins { root }
     }
 
@@ -79,6 +81,15 @@ impl Twins {
         let ours = run(&self.path("qemu-io"), &self.path("ours"), &words);
         let theirs = run(Path::new("qemu-io"), &self.path("theirs"), &words);
         assert_eq!(ours, theirs, "left: vellum, right: qemu-io, for {words:?}");
+        ours
+    }
+
+    /// Runs both image tools.
+    #[track_caller]
+    fn same_img(&self, words: &[&str]) -> Answer {
+        let ours = run(&self.path("qemu-img"), &self.path("ours"), words);
+        let theirs = run(Path::new("qemu-img"), &self.path("theirs"), words);
+        assert_eq!(ours, theirs, "left: vellum, right: qemu-img, for {words:?}");
         ours
     }
 
@@ -473,4 +484,85 @@ fn a_reopen_changes_what_may_change() {
         "reopen -o offset=1k",
     ];
     twins.same(&["-f", "raw", "raw"], &raw);
+}
+
+#[test]
+fn graphs_have_the_same_names() {
+    let twins = Twins::new();
+    let group = ["--object", "throttle-group,id=t", "--image-opts"];
+    for options in [
+        "driver=qcow2,file.driver=blkdebug,file.image.filename=disk",
+        "driver=qcow2,file.driver=preallocate,file.file.filename=disk",
+        "driver=throttle,throttle-group=t,file.filename=raw",
+        "driver=raw,file.driver=qcow2,file.file.filename=disk",
+        "driver=raw,offset=1k,size=1k,file.driver=blkdebug,file.image.filename=raw",
+        "driver=blkverify,raw.filename=raw,test.driver=qcow2,test.file.filename=disk",
+        "driver=null-co,size=1M",
+        "driver=null-co",
+    ] {
+        let words = [&["info"], &group[..], &[options]].concat();
+        let ours = run(&twins.path("qemu-img"), &twins.path("ours"), &words);
+        let theirs = run(Path::new("qemu-img"), &twins.path("theirs"), &words);
+        assert_eq!(ours.output[..3], theirs.output[..3], "{options}");
+    }
+}
+
+#[test]
+fn image_tools_use_graphs_and_refuse_to_make_them() {
+    let twins = Twins::new();
+    twins.same(&["disk"], &["write -P 3 0 300k"]);
+    twins.same_img(&["compare", "blkdebug::disk", "disk"]);
+    twins.same_img(&["convert", "-O", "raw", "blkdebug::disk", "out"]);
+    twins.same_bytes("out");
+    let target = "driver=raw,file.driver=preallocate,file.file.filename=raw";
+    let words = ["convert", "-n", "--target-image-opts", "disk", target];
+    assert_eq!(twins.same_img(&words).code, Some(0));
+    twins.same_bytes("raw");
+    for name in [
+        "blkdebug::new",
+        "blkverify:a:b",
+        "null-co://",
+        "null-aio://",
+    ] {
+        let answer = twins.same_img(&["create", "-f", "qcow2", name, "1M"]);
+        assert_eq!(answer.code, Some(1), "{name}");
+    }
+    let kept = "driver=copy-on-read,file.driver=qcow2,file.file.filename=disk";
+    twins.same_img(&["info", "--image-opts", kept]);
+}
+
+#[test]
+fn a_salvage_tells_what_it_met_in_order() {
+    let twins = Twins::new();
+    twins.same(&["disk"], &["write -P 3 0 1M"]);
+    let mut source = String::from("driver=blkdebug,image.driver=qcow2,image.file.filename=disk");
+    for (at, (kind, sector)) in [
+        ("block-status", 600),
+        ("read", 500),
+        ("read", 600),
+        ("read", 2047),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let rule = format!("inject-error.{at}");
+        source += &format!(
+            ",{rule}.event=none,{rule}.iotype={kind},{rule}.errno=5,{rule}.sector={sector}"
+        );
+    }
+    let plain = ["convert", "-O", "raw", "--image-opts", &source, "out"];
+    assert_eq!(twins.same_img(&plain).code, Some(1));
+    let salvage = [
+        "convert",
+        "--salvage",
+        "-O",
+        "raw",
+        "--image-opts",
+        &source,
+        "out",
+    ];
+    let answer = twins.same_img(&salvage);
+    assert_eq!((answer.code, answer.errors.len()), (Some(0), 5));
+    let bytes = twins.same_bytes("out");
+    assert_eq!((bytes[500 * 512], bytes[501 * 512]), (0, 3));
 }

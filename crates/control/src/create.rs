@@ -52,6 +52,13 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
     if filename.starts_with("json:") {
         return Err(invalid("Unknown protocol 'json'"));
     }
+    if let Some(protocol @ ("blkdebug" | "blkverify" | "null-co" | "null-aio")) =
+        filename::protocol(filename)
+    {
+        return Err(invalid(format!(
+            "Protocol driver '{protocol}' does not support image creation"
+        )));
+    }
     filename::local_path(filename)?;
     Ok(settings)
 }

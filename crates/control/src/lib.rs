@@ -14,6 +14,7 @@ pub mod chain;
 mod config;
 pub mod create;
 pub mod create_options;
+pub mod display;
 mod drivers;
 pub mod encryption;
 mod file_node;

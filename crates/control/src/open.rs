@@ -3,7 +3,6 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
 use vellum::detect_zeroes::ZeroDetector;
 use vellum::nodes::CopyOnRead;
 use vellum::qcow2::{Backing, CompressionOptions, Qcow2, read_header};
@@ -18,7 +17,6 @@ use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::{FileGate, FilePolicy};
 use crate::graph::{self, Around, Opened, Role, optional_child};
-use crate::json;
 use crate::nodes::Nodes;
 use crate::options::{Options, Scalar};
 use crate::probe::{PROBE_BYTES, Probed, probe};
@@ -124,48 +122,6 @@ pub async fn check_options(spec: &ImageSpec, flags: &OpenFlags) -> Result<()> {
         Source::Filename(name) if !name.starts_with("json:") => Ok(()),
         _ => open_device(spec, flags).await.map(drop),
     }
-}
-
-/// Options that change what is seen through a node: a file name alone does not
-/// say it all any more.
-const TELLING_OPTIONS: [&str; 5] = [
-    "offset",
-    "size",
-    "key-secret",
-    "encrypt.key-secret",
-    "encrypt.format",
-];
-
-/// The name of an image for people: its file name, or `json:{...}` where that
-/// would not be enough to open the same again.
-pub fn display_name(spec: &ImageSpec, format: &str) -> String {
-    let Ok(mut options) = node_options(spec) else {
-        return spec.name.clone();
-    };
-    let mut file = options.take_group("file");
-    let filename = match (file.take_text("filename"), options.take_text("filename")) {
-        (Ok(Some(name)), _) | (_, Ok(Some(name))) => name,
-        _ => return spec.name.clone(),
-    };
-    let mut members = Map::new();
-    for key in TELLING_OPTIONS {
-        if let Some(value) = options.take(key) {
-            members.insert(key.to_owned(), value.into());
-        }
-    }
-    let backing = options.take_group("backing");
-    if !backing.is_empty() {
-        members.insert("backing".to_owned(), backing.to_json());
-    }
-    if members.is_empty() {
-        return filename;
-    }
-    members.insert("driver".to_owned(), format.into());
-    members.insert(
-        "file".to_owned(),
-        json!({ "driver": "file", "filename": filename }),
-    );
-    format!("json:{}", json::compact(&Value::Object(members)))
 }
 
 /// The flags for a backing file of an image opened with `flags`.

@@ -164,7 +164,7 @@ impl Parts {
     async fn make(&mut self, item: &Item) -> Result<(), Failure> {
         match item.part {
             Part::Blockdev => {
-                let options = parse_options(&item.text, None)?;
+                let options = parse_options(&item.text, Some("driver"))?;
                 self.nodes.add(options).await.map_err(failure)
             }
             Part::Object => self.add_object(parse_options(&item.text, Some("qom-type"))?),

@@ -1,11 +1,13 @@
 //! The facts that `info` prints, gathered without opening what the image names.
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use vellum::Result;
 use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
 use vellum::qcow2::info::ImageInfo;
+use vellum::{Result, Storage};
+use vellum_control::display::display_name;
 use vellum_control::{ImageSpec, OpenFlags, filename, open};
 
 /// A backing file as the image names it.
@@ -60,8 +62,8 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
     // Lengths are told in whole sectors.
     let file_bytes = file.len_bytes()?.next_multiple_of(512);
     let mut description = Description {
-        filename: open::display_name(spec, format),
-        disk_bytes: disk_bytes(&file_name, protocol),
+        filename: display_name(spec, format),
+        disk_bytes: disk_bytes(&file, protocol),
         file_name,
         protocol,
         format,
@@ -92,14 +94,15 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
 }
 
 /// What an image takes on the host, if its node can tell.
-fn disk_bytes(file_name: &str, protocol: &str) -> Option<u64> {
+fn disk_bytes(file: &Arc<dyn Storage>, protocol: &str) -> Option<u64> {
     match protocol {
         "file" | "host_device" => {
-            let file = std::fs::metadata(file_name).ok()?;
+            let file = std::fs::metadata(file.name()).ok()?;
             Some(file.blocks() * 512)
         }
-        "null-co" | "null-aio" => Some(0),
-        _ => None,
+        // QEMU has these say nothing.
+        "blkdebug" | "blkverify" => None,
+        _ => file.allocated_bytes().ok().flatten(),
     }
 }
 

@@ -13,6 +13,10 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     let bottom = options.take_text("bottom")?;
     refuse_unknown(&options, "copy-on-read")?;
+    if !file.writable {
+        // What is read is written, so somebody must be allowed to.
+        return Err(invalid("Block node is read-only"));
+    }
     let device = file.into_device(&around.flags)?;
     let layers = match bottom {
         None => None,

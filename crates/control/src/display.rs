@@ -1,0 +1,225 @@
+//! The names of images for people: a file name, or a name of a protocol, where that
+//! opens the same graph again; otherwise `json:{...}` with the options that say what is
+//! seen, and none that only say how.
+
+use serde_json::{Map, Value};
+
+use crate::json;
+use crate::open::node_options;
+use crate::options::{Options, Scalar};
+use crate::spec::ImageSpec;
+
+/// What is known of a driver's names.
+struct Naming {
+    driver: &'static str,
+    /// Options that change what is seen through the node; `x.` stands for all below it.
+    telling: &'static [&'static str],
+    /// Children, the one that a name could stand for first.
+    children: &'static [&'static str],
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Its child's name opens it, by probing or with `-f`.
+    Format,
+    /// No name opens it.
+    Filter,
+    /// Has names of its own: `DRIVER:...`.
+    Protocol,
+}
+
+const NAMINGS: [Naming; 10] = [
+    naming("raw", &["offset", "size"], &["file"], Kind::Format),
+    naming("luks", &["key-secret"], &["file"], Kind::Format),
+    naming(
+        "qcow2",
+        &["encrypt.format", "encrypt.key-secret"],
+        &["file"],
+        Kind::Format,
+    ),
+    naming(
+        "blkdebug",
+        &["config", "inject-error.", "set-state."],
+        &["image"],
+        Kind::Protocol,
+    ),
+    naming("blkverify", &[], &["raw", "test"], Kind::Protocol),
+    naming("null-co", &["size"], &[], Kind::Protocol),
+    naming("null-aio", &["size"], &[], Kind::Protocol),
+    naming("throttle", &["throttle-group"], &["file"], Kind::Filter),
+    naming("blklogwrites", &[], &["file", "log"], Kind::Filter),
+    naming("preallocate", &[], &["file"], Kind::Filter),
+];
+
+const fn naming(
+    driver: &'static str,
+    telling: &'static [&'static str],
+    children: &'static [&'static str],
+    kind: Kind,
+) -> Naming {
+    Naming {
+        driver,
+        telling,
+        children,
+        kind,
+    }
+}
+
+/// The name of a node.
+struct Name {
+    /// One that opens the node again.
+    plain: Option<String>,
+    /// Whether that is the name of a protocol: what a format may stand on unsaid.
+    is_protocol: bool,
+    json: Map<String, Value>,
+}
+
+/// The name of an image of a given format for people.
+pub fn display_name(spec: &ImageSpec, format: &str) -> String {
+    let name = node_options(spec).ok();
+    match name.and_then(|options| name_of(options, format)) {
+        None => spec.name.clone(),
+        Some(Name {
+            plain: Some(plain), ..
+        }) => plain,
+        Some(Name { json, .. }) => format!("json:{}", json::compact(&Value::Object(json))),
+    }
+}
+
+/// The name of the node that options describe; `None` for what has none here.
+fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
+    let driver = match options.take("driver") {
+        None => default_driver.to_owned(),
+        Some(Scalar::Text(driver)) => driver,
+        Some(_) => return None,
+    };
+    let mut json = Map::new();
+    json.insert("driver".to_owned(), driver.as_str().into());
+    if matches!(driver.as_str(), "file" | "host_device" | "host_cdrom") {
+        let filename = options.take_text("filename").ok()??;
+        json.insert("filename".to_owned(), filename.as_str().into());
+        return Some(Name {
+            plain: Some(filename),
+            is_protocol: true,
+            json,
+        });
+    }
+    let naming = NAMINGS.iter().find(|naming| naming.driver == driver)?;
+    let told = tell(naming, &options, &mut json);
+    let mut children = Vec::new();
+    for key in naming.children {
+        // A format that stands on no child of its own was named by its file.
+        let below = match options.take_group(key) {
+            below if below.is_empty() && naming.kind == Kind::Format => options.clone(),
+            below => below,
+        };
+        let child = name_of(below, "file")?;
+        json.insert((*key).to_owned(), Value::Object(child.json.clone()));
+        children.push(child);
+    }
+    let backing = options.take_group("backing");
+    let overridden = !backing.is_empty();
+    if overridden {
+        json.insert("backing".to_owned(), backing.to_json());
+    }
+    Some(Name {
+        plain: match overridden {
+            true => None,
+            false => plain(naming, &options, &children, told),
+        },
+        is_protocol: naming.kind == Kind::Protocol,
+        json,
+    })
+}
+
+/// Puts the telling options into `json`; says whether there were any.
+fn tell(naming: &Naming, options: &Options, json: &mut Map<String, Value>) -> bool {
+    let mut told = false;
+    for (key, value) in options.iter() {
+        let telling = naming
+            .telling
+            .iter()
+            .any(|known| match known.ends_with('.') {
+                true => key.starts_with(known),
+                false => key == *known,
+            });
+        if telling {
+            json.insert(key.to_owned(), value.clone().into());
+            told = true;
+        }
+    }
+    told
+}
+
+/// The name that opens a node of given children again.
+fn plain(naming: &Naming, options: &Options, children: &[Name], told: bool) -> Option<String> {
+    let driver = naming.driver;
+    let child = |at: usize| children.get(at).and_then(|child| child.plain.as_deref());
+    match (naming.kind, driver) {
+        (Kind::Filter, _) => None,
+        (Kind::Format, _) => {
+            let below = children.first().filter(|below| below.is_protocol && !told);
+            below.and_then(|below| below.plain.clone())
+        }
+        (Kind::Protocol, "blkdebug") => {
+            let config = options.get_text("config");
+            let rules =
+                |key: &str| key.starts_with("inject-error.") || key.starts_with("set-state.");
+            match options.keys().any(rules) {
+                true => None,
+                false => Some(format!("blkdebug:{}:{}", config.unwrap_or(""), child(0)?)),
+            }
+        }
+        (Kind::Protocol, "blkverify") => Some(format!("blkverify:{}:{}", child(0)?, child(1)?)),
+        (Kind::Protocol, _) => (!told).then(|| format!("{driver}://")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_opens_the_same_graph_again() {
+        for (options, name) in [
+            ("driver=qcow2,file.filename=a,read-only=on", "a"),
+            ("file.filename=a", "a"),
+            ("driver=file,filename=a", "a"),
+            (
+                "driver=qcow2,file.driver=blkdebug,file.image.filename=a",
+                "blkdebug::a",
+            ),
+            (
+                "driver=blkdebug,config=c,image.filename=a,align=4k",
+                "blkdebug:c:a",
+            ),
+            (
+                "driver=blkverify,raw.filename=a,test.driver=qcow2,test.file.filename=b",
+                "blkverify:a:b",
+            ),
+            ("driver=null-co", "null-co://"),
+            (
+                "driver=null-co,size=1M",
+                r#"json:{"driver": "null-co", "size": "1M"}"#,
+            ),
+            (
+                "driver=raw,size=1k,offset=1k,file.filename=a",
+                r#"json:{"offset": "1k", "driver": "raw", "size": "1k", "file": {"driver": "file", "filename": "a"}}"#,
+            ),
+            (
+                "driver=throttle,throttle-group=t,file.filename=a",
+                r#"json:{"throttle-group": "t", "driver": "throttle", "file": {"driver": "file", "filename": "a"}}"#,
+            ),
+            (
+                "driver=raw,file.driver=qcow2,file.file.filename=a",
+                r#"json:{"driver": "raw", "file": {"driver": "qcow2", "file": {"driver": "file", "filename": "a"}}}"#,
+            ),
+        ] {
+            let spec = ImageSpec::image_opts(options).unwrap();
+            assert_eq!(display_name(&spec, "qcow2"), name, "{options}");
+        }
+        let strange = ImageSpec::image_opts("driver=qcow2,file=node").unwrap();
+        assert_eq!(display_name(&strange, "qcow2"), "driver=qcow2,file=node");
+    }
+}
