@@ -85,6 +85,11 @@ impl Chunk {
     }
 }
 
+/// A byte of [`Chunk::Tiny`] whose four counts are all 1, and one whose counts are 2
+/// or 3.
+const ONES: u8 = 0x55;
+const ABOVE_ONE: u8 = 0xaa;
+
 /// A growing array of counts, 0 where none was set.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
@@ -117,6 +122,93 @@ impl Counts {
             self.chunks.resize(chunk + 1, Chunk::Zero);
         }
         self.chunks[chunk].set(index, value);
+    }
+
+    /// Adds `times` to the counts of a run of clusters, up to `max` at most; tells
+    /// `overflow` by how much each cluster goes beyond.
+    pub(super) fn add_run(
+        &mut self,
+        clusters: Range<u64>,
+        times: u64,
+        max: u64,
+        mut overflow: impl FnMut(u64, u64),
+    ) {
+        let mut next = clusters.start;
+        while next < clusters.end {
+            if times == 1 && next.is_multiple_of(4) {
+                next += self.add_ones(next..clusters.end, max);
+                if next == clusters.end {
+                    return;
+                }
+            }
+            let sum = self.get(next).saturating_add(times);
+            self.set(next, sum.min(max));
+            if sum > max {
+                overflow(next, sum - max);
+            }
+            next += 1;
+        }
+    }
+
+    /// Adds one to the counts of the first clusters, four at a time; says to how many.
+    fn add_ones(&mut self, clusters: Range<u64>, max: u64) -> u64 {
+        let (chunk, first) = place(clusters.start);
+        if chunk >= self.chunks.len() {
+            self.chunks.resize(chunk + 1, Chunk::Zero);
+        }
+        let chunk = &mut self.chunks[chunk];
+        if *chunk == Chunk::Zero {
+            chunk.widen();
+        }
+        let Chunk::Tiny(bytes) = chunk else {
+            return 0;
+        };
+        let fours =
+            ((clusters.end - clusters.start) / 4).min(bytes.len() as u64 - first as u64 / 4);
+        let mut added = 0;
+        for byte in &mut bytes[first / 4..][..fours as usize] {
+            if *byte != 0 && (max < 2 || *byte & ABOVE_ONE != 0) {
+                break;
+            }
+            *byte += ONES;
+            added += 4;
+        }
+        added
+    }
+
+    /// Sets the counts of four clusters to 1, the first of which is a multiple of four.
+    pub(super) fn set_four_ones(&mut self, first_cluster: u64) {
+        let (_, index) = place(first_cluster);
+        self.set(first_cluster, 1);
+        match &mut self.chunks[place(first_cluster).0] {
+            Chunk::Tiny(bytes) => bytes[index / 4] = ONES,
+            _ => (1..4).for_each(|next| self.set(first_cluster + next, 1)),
+        }
+    }
+
+    /// Whether all counts of a run are 1.
+    pub(super) fn are_ones(&self, clusters: Range<u64>) -> bool {
+        let mut next = clusters.start;
+        while next < clusters.end {
+            let (chunk, index) = place(next);
+            let left = (CHUNK_CLUSTERS - index as u64).min(clusters.end - next);
+            if index % 4 == 0
+                && left >= 4
+                && let Some(Chunk::Tiny(bytes)) = self.chunks.get(chunk)
+            {
+                let fours = left as usize / 4;
+                if bytes[index / 4..][..fours].iter().any(|&byte| byte != ONES) {
+                    return false;
+                }
+                next += fours as u64 * 4;
+                continue;
+            }
+            if self.get(next) != 1 {
+                return false;
+            }
+            next += 1;
+        }
+        true
     }
 
     /// Whether the chunk that begins at `first_cluster` is the same in both, as a
@@ -211,6 +303,45 @@ mod tests {
         assert!(counts.any_in(7..2 * CHUNK_CLUSTERS + 6));
         assert!(!counts.any_in(2 * CHUNK_CLUSTERS + 6..u64::MAX));
         assert!(!counts.any_in(3..3));
+    }
+
+    #[test]
+    fn runs_are_added_as_single_clusters_are() {
+        let mut seed = 1u64;
+        let mut below = |end: u64| {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (seed >> 33) % end
+        };
+        for max in [1, 3, 15, u64::MAX] {
+            let (mut runs, mut singles) = (Counts::default(), Counts::default());
+            let (mut above, mut above_singles) = (0, 0);
+            for _ in 0..60 {
+                let start = CHUNK_CLUSTERS - 50 + below(60);
+                let run = start..start + below(70);
+                let times = 1 + below(3) / 2;
+                runs.add_run(run.clone(), times, max, |_, by| above += by);
+                for cluster in run.clone() {
+                    let sum = singles.get(cluster) + times;
+                    singles.set(cluster, sum.min(max));
+                    above_singles += sum.saturating_sub(max);
+                }
+                let ones = run.clone().all(|cluster| singles.get(cluster) == 1);
+                assert_eq!(runs.are_ones(run), ones);
+            }
+            let all = CHUNK_CLUSTERS - 60..CHUNK_CLUSTERS + 100;
+            assert!(all.clone().all(|at| runs.get(at) == singles.get(at)));
+            assert_eq!(above, above_singles);
+        }
+    }
+
+    #[test]
+    fn four_ones_are_set_whatever_the_width() {
+        let mut counts = Counts::default();
+        counts.set_four_ones(8);
+        assert!(counts.are_ones(8..12) && counts.get(12) == 0);
+        counts.set(9, 200);
+        counts.set_four_ones(8);
+        assert!(counts.are_ones(8..12) && !counts.are_ones(7..12));
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod place;
 mod rebuild;
 mod refcounts;
 mod repair;
+mod runs;
 mod settle;
 mod snapshots;
 mod source;

@@ -10,6 +10,28 @@ use super::tables;
 use crate::qcow2::load;
 use crate::{Buffer, Result};
 
+/// Four counts of 16 bits that are 1.
+const FOUR_ONES: u64 = 0x0001_0001_0001_0001;
+
+/// Sets the counts that words of four hold, 16 bits each, from cluster `first` on; says
+/// how many there are.
+fn set_wide_words(counts: &mut Counts, first: u64, words: &[u8]) -> u64 {
+    let mut next = first;
+    for word in words.chunks_exact(8) {
+        match u64::from_be_bytes(word.try_into().unwrap_or_default()) {
+            0 => {}
+            FOUR_ONES => counts.set_four_ones(next),
+            _ => {
+                for index in 0..4 {
+                    counts.set(next + index, refcount::get(word, 4, index as usize));
+                }
+            }
+        }
+        next += 4;
+    }
+    next - first
+}
+
 /// The refcount table and the refcounts of the file's clusters.
 pub(super) struct Stored {
     table: Buffer,
@@ -57,7 +79,12 @@ impl Stored {
         let block_size = image.geometry.cluster_size_bytes();
         tables::for_each_table(image, &offsets, block_size, |index, block| {
             let first = numbers[index] << shift;
-            for index in 0..(limit - first).min(1 << shift) {
+            let used = (limit - first).min(1 << shift);
+            let whole = match order {
+                4 => set_wide_words(counts, first, &block[..used as usize / 4 * 8]),
+                _ => 0,
+            };
+            for index in whole..used {
                 match refcount::get(block, order, index as usize) {
                     0 => {}
                     count => counts.set(first + index, count),

@@ -63,21 +63,11 @@ impl Tally {
             });
             return;
         }
-        for cluster in image.cluster_of(offset)..=image.cluster_of(end - 1) {
-            let overflow = self.add_cluster(cluster, times);
-            if overflow > 0 {
-                report_overflow(findings, image.offset_of(cluster), overflow);
-            }
-        }
-    }
-
-    /// Says how many references were too many for the width of the refcounts.
-    #[inline]
-    fn add_cluster(&mut self, cluster: u64, times: u64) -> u64 {
-        self.clusters = self.clusters.max(cluster + 1);
-        let sum = self.references.get(cluster).saturating_add(times);
-        self.references.set(cluster, sum.min(self.max_refcount));
-        sum.saturating_sub(self.max_refcount)
+        let clusters = image.cluster_of(offset)..image.cluster_of(end - 1) + 1;
+        self.clusters = self.clusters.max(clusters.end);
+        let overflow = |cluster, by| report_overflow(findings, image.offset_of(cluster), by);
+        let max = self.max_refcount;
+        self.references.add_run(clusters, times, max, overflow);
     }
 
     /// Must be called before [`Tally::overlaps_area`], once all areas are known.

@@ -7,6 +7,7 @@ use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, limits};
 
 use super::refcounts::Outcome;
+use super::runs::{self, Run};
 use super::source::Image;
 use super::stored::Stored;
 use super::tally::Tally;
@@ -28,6 +29,13 @@ pub(super) struct Uses {
     pub(super) all: u64,
     /// From the L1 table of the disk itself.
     active: u64,
+}
+
+impl Uses {
+    /// Whether the disk leads to it, once, and no snapshot does.
+    fn is_once(self) -> bool {
+        self.all == 1 && self.active == 1
+    }
 }
 
 /// An L2 entry that is to be made one without a place.
@@ -212,7 +220,20 @@ impl<'a> Walk<'a> {
         let geometry = self.image.geometry;
         let cluster_size = geometry.cluster_size_bytes();
         let mut next_offset = 0;
-        for index in 0..geometry.l2_entries() as usize {
+        let mut next_index = 0;
+        let plain = !geometry.extended_l2 && !geometry.external_data && uses.is_once();
+        loop {
+            let index = next_index;
+            let run = match plain {
+                true => runs::first_run(&table[index * 8..], &geometry, self.image.len_bytes()),
+                false => Run::NONE,
+            };
+            if run.entries > 0 {
+                next_index += run.entries;
+                self.plain_run(&run, &mut next_offset);
+                continue;
+            }
+            next_index += 1;
             let Some(entry) = L2Entry::read(table, index, &geometry) else {
                 return;
             };
@@ -246,6 +267,24 @@ impl<'a> Walk<'a> {
                 Kind::Nothing => {}
             }
         }
+    }
+
+    /// Counts a run of clusters that the disk alone uses, or one of empty entries.
+    #[inline]
+    fn plain_run(&mut self, run: &Run, next_offset: &mut u64) {
+        if run.offset_bytes == 0 {
+            return;
+        }
+        let count = run.entries as u64;
+        let len_bytes = self.image.offset_of(count);
+        self.findings.report.allocated_clusters += count;
+        if *next_offset != 0 && *next_offset != run.offset_bytes {
+            self.findings.report.fragmented_clusters += 1;
+        }
+        *next_offset = run.offset_bytes + len_bytes;
+        self.add_times(run.offset_bytes, len_bytes, 1);
+        let first = self.image.cluster_of(run.offset_bytes);
+        self.copied_flags_differ |= !self.stored.counts().are_ones(first..first + count);
     }
 
     fn kind(&self, entry: L2Entry) -> Kind {

@@ -1,0 +1,315 @@
+//! What a check and a repair of a huge image take, as the allocator sees it: less than
+//! 256 MiB for 10 TiB, in proportion for less.
+//!
+//! The image is nowhere: a storage makes its tables up as they are read, and keeps
+//! what a repair writes in a few words a cluster.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
+use vellum::{Result, Storage};
+use vellum_storage::{
+    BlockStatus, Buffers, Capabilities, Io, StorageExtent, WriteFlags, ZeroFlags, lane,
+};
+
+/// Counts the bytes that live on the heap, and the most that ever did.
+struct Counting;
+
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
+static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK_BYTES.fetch_max(live, Ordering::Relaxed);
+        // SAFETY: the caller's promises are those of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above; the block came from `System`.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const CLUSTER: u64 = 65536;
+const WORDS: u64 = CLUSTER / 8;
+/// Clusters that a refcount block counts.
+const COUNTED: u64 = CLUSTER / 2;
+const COPIED: u64 = 1 << 63;
+const FOUR_ONES: u64 = 0x0001_0001_0001_0001;
+const TIB: u64 = 1 << 40;
+const TABLE: u64 = 1;
+const L1: u64 = 2;
+
+/// What was written to a cluster.
+#[derive(Debug)]
+enum Written {
+    /// Refcounts of one everywhere.
+    Ones,
+    Other(Vec<u8>),
+}
+
+/// A full image of 64 KiB clusters, a quarter of whose data lies scattered.
+#[derive(Debug)]
+struct Made {
+    guest_clusters: u64,
+    l2_tables: u64,
+    first_l2: u64,
+    first_block: u64,
+    blocks: u64,
+    first_data: u64,
+    /// This refcount block lies between two clusters.
+    broken_block: Option<u64>,
+    written: Mutex<HashMap<u64, Written>>,
+    len_bytes: Mutex<u64>,
+}
+
+impl Made {
+    fn new(size_bytes: u64, broken_block: Option<u64>) -> Arc<Self> {
+        let guest_clusters = size_bytes / CLUSTER;
+        let l2_tables = guest_clusters / WORDS;
+        let first_l2 = L1 + l2_tables.div_ceil(WORDS);
+        let first_block = first_l2 + l2_tables;
+        let mut blocks = 1;
+        while first_block + blocks + guest_clusters > blocks * COUNTED {
+            blocks += 1;
+        }
+        let first_data = first_block + blocks;
+        Arc::new(Made {
+            guest_clusters,
+            l2_tables,
+            first_l2,
+            first_block,
+            blocks,
+            first_data,
+            broken_block,
+            written: Mutex::default(),
+            len_bytes: Mutex::new((first_data + guest_clusters) * CLUSTER),
+        })
+    }
+
+    fn header(&self, word: u64) -> u64 {
+        match word {
+            0 => 0x5146_49fb_0000_0003,
+            2 => 16,
+            3 => self.guest_clusters * CLUSTER,
+            4 => self.l2_tables,
+            5 => L1 * CLUSTER,
+            6 => TABLE * CLUSTER,
+            7 => 1 << 32,
+            12 => 4 << 32 | 104,
+            _ => 0,
+        }
+    }
+
+    /// A word of the image as it was made.
+    fn word(&self, cluster: u64, word: u64) -> u64 {
+        let number = |first: u64| (cluster - first) * WORDS + word;
+        if cluster == 0 {
+            self.header(word)
+        } else if cluster == TABLE {
+            let broken = if self.broken_block == Some(word) {
+                512
+            } else {
+                0
+            };
+            match word < self.blocks {
+                true => (self.first_block + word) * CLUSTER + broken,
+                false => 0,
+            }
+        } else if cluster < self.first_l2 {
+            match number(L1) < self.l2_tables {
+                true => COPIED | (self.first_l2 + number(L1)) * CLUSTER,
+                false => 0,
+            }
+        } else if cluster < self.first_block {
+            COPIED | (self.first_data + self.place(number(self.first_l2))) * CLUSTER
+        } else if cluster < self.first_data {
+            let counted = number(self.first_block) * 4;
+            match counted + 4 <= self.first_data + self.guest_clusters {
+                true => FOUR_ONES,
+                false => self.last_counts(counted),
+            }
+        } else {
+            0
+        }
+    }
+
+    /// Four refcounts, the last of which are those of clusters beyond the end.
+    fn last_counts(&self, first: u64) -> u64 {
+        let end = self.first_data + self.guest_clusters;
+        (0..4).fold(0, |word, index| word << 16 | u64::from(first + index < end))
+    }
+
+    /// Which data cluster a guest cluster has.
+    fn place(&self, guest: u64) -> u64 {
+        let scattered = self.guest_clusters / 4;
+        match guest < scattered {
+            // The number of clusters has no factors but 2 and 5.
+            true => guest * 1_000_003 % scattered,
+            false => guest,
+        }
+    }
+}
+
+impl Storage for Made {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            request_alignment_bytes: 1,
+            memory_alignment_bytes: 1,
+            can_punch: true,
+            can_zero: true,
+            has_zero_init: true,
+            read_only: false,
+            growable: true,
+        }
+    }
+
+    fn name(&self) -> &str {
+        "made"
+    }
+
+    fn len_bytes(&self) -> Result<u64> {
+        Ok(*self.len_bytes.lock().unwrap())
+    }
+
+    fn read(&self, offset_bytes: u64, mut buffers: Buffers) -> Io<Buffers> {
+        let written = self.written.lock().unwrap();
+        let mut at = offset_bytes;
+        for buffer in &mut buffers {
+            for piece in buffer.chunks_mut(CLUSTER as usize) {
+                let (cluster, inside) = (at / CLUSTER, at % CLUSTER);
+                assert!(
+                    inside + piece.len() as u64 <= CLUSTER,
+                    "whole words of clusters"
+                );
+                let other = written.get(&cluster);
+                for (index, place) in piece.chunks_mut(8).enumerate() {
+                    let word = inside / 8 + index as u64;
+                    let bytes = match other {
+                        None => self.word(cluster, word).to_be_bytes(),
+                        Some(Written::Ones) => FOUR_ONES.to_be_bytes(),
+                        Some(Written::Other(bytes)) => {
+                            bytes[word as usize * 8..][..8].try_into().unwrap()
+                        }
+                    };
+                    place.copy_from_slice(&bytes[..place.len()]);
+                }
+                at += piece.len() as u64;
+            }
+        }
+        Io::ready(Ok(buffers))
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, _flags: WriteFlags) -> Io<Buffers> {
+        let mut written = self.written.lock().unwrap();
+        let mut at = offset_bytes;
+        for piece in buffers
+            .iter()
+            .flat_map(|buffer| buffer.chunks(CLUSTER as usize))
+        {
+            let (cluster, inside) = (at / CLUSTER, (at % CLUSTER) as usize);
+            let ones = piece.len() as u64 == CLUSTER
+                && piece.chunks(8).all(|word| word == FOUR_ONES.to_be_bytes());
+            if ones {
+                written.insert(cluster, Written::Ones);
+            } else {
+                let whole = (0..WORDS).flat_map(|word| self.word(cluster, word).to_be_bytes());
+                let other = written
+                    .entry(cluster)
+                    .or_insert_with(|| Written::Other(whole.collect()));
+                let Written::Other(bytes) = other else {
+                    panic!("a block is written once");
+                };
+                bytes[inside..inside + piece.len()].copy_from_slice(piece);
+            }
+            at += piece.len() as u64;
+        }
+        let mut len_bytes = self.len_bytes.lock().unwrap();
+        *len_bytes = at.max(*len_bytes);
+        drop(len_bytes);
+        Io::ready(Ok(buffers))
+    }
+
+    fn write_zeroes(&self, _offset: u64, _len_bytes: u64, _flags: ZeroFlags) -> Io<()> {
+        panic!("nobody zeroes")
+    }
+
+    fn discard(&self, _offset_bytes: u64, _len_bytes: u64) -> Io<()> {
+        Io::ready(Ok(()))
+    }
+
+    fn allocate(&self, _offset_bytes: u64, _len_bytes: u64) -> Io<()> {
+        panic!("nobody reserves")
+    }
+
+    fn flush(&self) -> Io<()> {
+        Io::ready(Ok(()))
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        *self.len_bytes.lock().unwrap() = len_bytes;
+        Io::ready(Ok(()))
+    }
+
+    fn block_status(&self, _offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        let status = BlockStatus::Data;
+        Io::ready(Ok(StorageExtent { status, len_bytes }))
+    }
+}
+
+/// Runs something and says how much more memory it took than there was before.
+fn peak_of<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let before = LIVE_BYTES.load(Ordering::Relaxed);
+    PEAK_BYTES.store(before, Ordering::Relaxed);
+    let done = work();
+    (done, (PEAK_BYTES.load(Ordering::Relaxed) - before) as u64)
+}
+
+fn check_and_repair(size_bytes: u64) {
+    // What the limit allows for an image of this size, and the reads in flight.
+    let limit = size_bytes / (10 * TIB / (256 << 20)) + (20 << 20);
+    let options = CheckOptions::default();
+    let image = Made::new(size_bytes, None);
+    let (report, peak) = peak_of(|| lane::block_on(check(image.clone(), &options)).unwrap());
+    assert_eq!(
+        (report.corruptions, report.leaks, report.check_errors),
+        (0, 0, 0)
+    );
+    assert_eq!(report.allocated_clusters, size_bytes / CLUSTER);
+    println!("check: {peak} bytes");
+    assert!(peak < limit, "a check takes {peak} bytes");
+
+    let image = Made::new(size_bytes, Some(1));
+    let repaired = || lane::block_on(repair(image.clone(), Fix::All, &options));
+    let (report, peak) = peak_of(|| repaired().unwrap());
+    println!("repair: {peak} bytes, {report:?}");
+    assert!(report.corruptions_fixed > 0);
+    assert!(peak < limit, "a repair takes {peak} bytes");
+    let report = lane::block_on(check(image, &options)).unwrap();
+    assert_eq!(
+        (report.corruptions, report.leaks, report.check_errors),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn memory_grows_with_the_image_and_not_with_the_damage() {
+    check_and_repair(TIB / 8);
+}
+
+/// A minute; its figures stand in docs/PERFORMANCE.md.
+#[test]
+#[ignore = "takes a minute"]
+fn ten_tebibytes_are_repaired_in_256_mebibytes() {
+    check_and_repair(10 * TIB);
+}
