@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use vellum::qcow2::{CacheOptions, CompressionOptions, Messages, OpenOptions};
+use vellum::qcow2::{
+    CacheOptions, CompressionOptions, Messages, Metadata, OpenOptions, OverlapChecks,
+};
 use vellum::{Error, ErrorKind, Result};
 
 use crate::config;
@@ -10,19 +12,12 @@ use crate::encryption;
 use crate::file_node::Common;
 use crate::options::Options;
 
-const OVERLAP_TEMPLATES: [&str; 4] = ["none", "constant", "cached", "all"];
-
-/// Structures that `overlap-check.NAME` can switch one by one.
-pub(crate) const OVERLAP_STRUCTURES: [&str; 9] = [
-    "main-header",
-    "active-l1",
-    "active-l2",
-    "refcount-table",
-    "refcount-block",
-    "snapshot-table",
-    "inactive-l1",
-    "inactive-l2",
-    "bitmap-directory",
+/// The values of `overlap-check`.
+const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [
+    ("none", OverlapChecks::NONE),
+    ("constant", OverlapChecks::CONSTANT),
+    ("cached", OverlapChecks::CACHED),
+    ("all", OverlapChecks::ALL),
 ];
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -49,7 +44,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     let pass_discard_other = options.take_bool("pass-discard-other")?.unwrap_or(false);
     let pass_discard_snapshot = options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
-    take_overlap_checks(options)?;
+    let overlap_checks = take_overlap_checks(options)?;
     let encryption = encryption::take(options)?;
     Ok(OpenOptions {
         read_only: !common.writable,
@@ -61,6 +56,7 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         bitmap_step_bytes,
         discard: common.discard,
         discard_no_unref,
+        overlap_checks,
         pass_discard_request,
         pass_discard_other,
         pass_discard_snapshot,
@@ -101,10 +97,8 @@ fn print_line(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// Overlap checks cannot be chosen yet: the engine always refuses to hand out the
-/// clusters of the header, the L1, refcount and snapshot tables, and looks no
-/// further. The options' values are checked all the same.
-fn take_overlap_checks(options: &mut Options) -> Result<()> {
+/// What writes are checked against: a template, and switches for single structures.
+fn take_overlap_checks(options: &mut Options) -> Result<OverlapChecks> {
     let short = options.take_text("overlap-check")?;
     let long = options.take_text("overlap-check.template")?;
     if let (Some(short), Some(long)) = (&short, &long)
@@ -115,17 +109,26 @@ fn take_overlap_checks(options: &mut Options) -> Result<()> {
              'overlap-check.template' ('{long}')"
         )));
     }
-    if let Some(template) = short.or(long)
-        && !OVERLAP_TEMPLATES.contains(&template.as_str())
-    {
-        return Err(invalid(format!(
-            "Unsupported value '{template}' for qcow2 option 'overlap-check'. Allowed are any of \
-             the following: {}",
-            OVERLAP_TEMPLATES.join(", ")
-        )));
+    let mut checks = match short.or(long) {
+        None => OverlapChecks::default(),
+        Some(template) => overlap_template(&template)?,
+    };
+    for kind in Metadata::ALL {
+        if let Some(on) = options.take_bool(&format!("overlap-check.{}", kind.option()))? {
+            checks = checks.with(kind, on);
+        }
     }
-    for structure in OVERLAP_STRUCTURES {
-        options.take_bool(&format!("overlap-check.{structure}"))?;
+    Ok(checks)
+}
+
+fn overlap_template(name: &str) -> Result<OverlapChecks> {
+    let mut templates = OVERLAP_TEMPLATES.into_iter();
+    if let Some((_, checks)) = templates.find(|(known, _)| *known == name) {
+        return Ok(checks);
     }
-    Ok(())
+    let known = OVERLAP_TEMPLATES.map(|(known, _)| known).join(", ");
+    Err(invalid(format!(
+        "Unsupported value '{name}' for qcow2 option 'overlap-check'. Allowed are any of the \
+         following: {known}"
+    )))
 }

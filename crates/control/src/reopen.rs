@@ -1,10 +1,10 @@
 //! Opening an image anew with other options: which may change, and which old ones a
 //! new one replaces.
 
+use vellum::qcow2::Metadata;
 use vellum::{Error, ErrorKind, Result};
 
 use crate::options::{Options, Scalar};
-use crate::qcow2_node::OVERLAP_STRUCTURES;
 
 /// Options that every node may change.
 const COMMON: [&str; 7] = [
@@ -104,8 +104,8 @@ fn drop_replaced(old: &mut Options, new: &Options) {
     if new.contains("overlap-check") || new.contains("overlap-check.template") {
         old.take("overlap-check");
         old.take("overlap-check.template");
-        for structure in OVERLAP_STRUCTURES {
-            old.take(&format!("overlap-check.{structure}"));
+        for kind in Metadata::ALL {
+            old.take(&format!("overlap-check.{}", kind.option()));
         }
     }
     if new.contains("cache-size") {

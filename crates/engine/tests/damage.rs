@@ -1,11 +1,11 @@
 //! What an open image does when its metadata turns out to be damaged, or when it
 //! cannot be written.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{OpenOptions, Qcow2, read_header};
+use vellum::qcow2::{Messages, Metadata, OpenOptions, OverlapChecks, Qcow2, read_header};
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, RequestFlags, Storage};
 use vellum_format::features::Incompatible;
 use vellum_storage::executor::Executor;
@@ -176,5 +176,113 @@ fn clusters_of_refcount_blocks_are_never_handed_out() {
         );
         let header = read_header(&file).await.unwrap();
         assert!(header.incompatible.contains(Incompatible::CORRUPT));
+    });
+}
+
+/// Where an L1 table leads, and where its first L2 table does.
+async fn tables(file: &Arc<dyn Storage>) -> (u64, u64) {
+    let header = read_header(file).await.unwrap();
+    let l1 = header.l1_table_offset.bytes();
+    let read = file.read(l1, Buffers::from_iter([Buffer::zeroed(8)]));
+    let entry = Buffer::join_all(read.await.unwrap());
+    let l2 = u64::from_be_bytes(entry[..8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;
+    (l1, l2)
+}
+
+/// An image whose clusters 0 to 3 are written, the first L2 entry of which then leads
+/// to `target`, told from the places of the L1 and L2 table.
+async fn misled(target: impl Fn(u64, u64) -> u64) -> Arc<dyn Storage> {
+    let size_bytes = 16 * CLUSTER;
+    let file = new_image(CreateOptions {
+        size_bytes,
+        ..CreateOptions::default()
+    })
+    .await;
+    let image = open(&file, false).await.unwrap();
+    for cluster in 0..4 {
+        write(&image, cluster * CLUSTER).await.unwrap();
+    }
+    image.close().await.unwrap();
+    let (l1, l2) = tables(&file).await;
+    put(&file, l2, &(1 << 63 | target(l1, l2)).to_be_bytes()).await;
+    file
+}
+
+#[test]
+fn writes_that_would_hit_metadata_are_refused_and_reported_once() {
+    run(async {
+        let file = misled(|l1, _| l1).await;
+        let said: Arc<Mutex<Vec<String>>> = Arc::default();
+        let sink = said.clone();
+        let options = OpenOptions {
+            messages: Messages::to(move |line| sink.lock().unwrap().push(line.to_owned())),
+            ..OpenOptions::default()
+        };
+        let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options);
+        let image = opened.await.unwrap();
+        write(&image, CLUSTER).await.expect("others are fine");
+        let zeroes = image.write_zeroes(0, 4096, Default::default()).await;
+        assert_eq!(zeroes.unwrap_err().kind(), ErrorKind::Corrupt);
+        let refused = write(&image, CLUSTER).await.unwrap_err();
+        assert_eq!(refused.errno(), 123, "no medium: {refused}");
+        assert_eq!(
+            *said.lock().unwrap(),
+            [
+                "qcow2: Marking image as corrupt: Preventing invalid write on metadata (overlaps \
+                 with active L1 table); further corruption events will be suppressed"
+            ]
+        );
+        let header = read_header(&file).await.unwrap();
+        assert!(header.incompatible.contains(Incompatible::CORRUPT));
+        let (_, l2) = tables(&file).await;
+        assert!(l2 > 0, "the L1 table is as it was");
+    });
+}
+
+#[test]
+fn checks_that_are_switched_off_refuse_nothing() {
+    run(async {
+        let file = misled(|_, l2| l2).await;
+        let options = OpenOptions {
+            overlap_checks: OverlapChecks::CACHED.with(Metadata::ActiveL2, false),
+            ..OpenOptions::default()
+        };
+        let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options);
+        let image = opened.await.unwrap();
+        let far = 4096;
+        let written = image.write(far, Buffer::zeroed(512), RequestFlags::default());
+        written.await.expect("nobody objects");
+    });
+}
+
+#[test]
+fn a_table_that_a_freed_cluster_held_is_forgotten() {
+    run(async {
+        let size_bytes = 1 << 30;
+        let cluster_size_bytes = 512;
+        let file = new_image(CreateOptions {
+            size_bytes,
+            cluster_size_bytes,
+            ..CreateOptions::default()
+        })
+        .await;
+        let options = OpenOptions {
+            discard: true,
+            ..OpenOptions::default()
+        };
+        let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options);
+        let image = opened.await.unwrap();
+        // L2 tables come and go with the end of the disk; data takes their clusters.
+        for round in 0..8 {
+            image.resize(1 << 30, Default::default()).await.unwrap();
+            for table in 0..20 {
+                write(&image, (1 << 29) + table * 32768).await.unwrap();
+            }
+            image.flush().await.unwrap();
+            image.resize(1 << 28, Default::default()).await.unwrap();
+            let data = image.write(round * 8192, Buffer::zeroed(8192), RequestFlags::default());
+            data.await.expect("room that a table had");
+        }
+        image.close().await.unwrap();
     });
 }

@@ -46,10 +46,13 @@ impl Image {
         })
     }
 
-    /// Closes the image; what cannot be written back is reported.
+    /// Closes the image; what cannot be written back is reported. Of an image that is
+    /// corrupt users have been told when that was found.
     pub async fn close(self) -> Outcome {
         self.device.close().await.map_err(|error| {
-            report::fail(&error);
+            if error.kind() != ErrorKind::Corrupt {
+                report::fail(&error);
+            }
             Failed
         })
     }

@@ -26,8 +26,8 @@ use vellum_storage::{Error, ErrorKind, Event, Result};
 
 use super::ahead::{AheadOptions, Length, LengthMark};
 use super::events::reached;
-use super::fault::corrupt;
 use super::free::FreeIndex;
+use super::overlap::refusal;
 use super::refcounts::Refcounts;
 use super::reserve::{Reserve, Run};
 use super::scan::Scan;
@@ -133,9 +133,6 @@ pub(crate) struct Allocator {
     state: Mutex<State>,
     pub(super) options: AheadOptions,
     zero_init: bool,
-    /// Clusters of the header, the L1 table and the snapshot table: a refcount of
-    /// zero there is damage, not room.
-    reserved: Mutex<Vec<Range<u64>>>,
 }
 
 /// The end of the file, held; over even if its holder is dropped.
@@ -155,11 +152,7 @@ impl Allocator {
     ///
     /// # Errors
     /// When the length of the file cannot be had.
-    pub(crate) fn new(
-        refcounts: Refcounts,
-        options: AheadOptions,
-        reserved: Vec<Range<u64>>,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn new(refcounts: Refcounts, options: AheadOptions) -> Result<Arc<Self>> {
         let capabilities = refcounts.file.capabilities();
         let len_bytes = refcounts.file.len_bytes()?;
         let tail = if capabilities.growable {
@@ -190,16 +183,11 @@ impl Allocator {
             state: Mutex::new(state),
             options,
             zero_init: capabilities.growable && capabilities.has_zero_init,
-            reserved: Mutex::new(reserved),
         }))
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn reserved(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the tail where it is for everybody else, and the length of the file.
@@ -367,7 +355,7 @@ impl Allocator {
 
     /// Raises the counts of free clusters of one slice; `false`: it has left memory.
     fn take(&self, state: &mut State, clusters: Range<u64>, fresh: bool) -> Result<bool> {
-        self.refuse_reserved(&clusters)?;
+        self.refuse_metadata(&clusters)?;
         let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
             return Ok(false);
         };
@@ -387,33 +375,18 @@ impl Allocator {
         Ok(true)
     }
 
-    pub(super) fn refuse_reserved(&self, clusters: &Range<u64>) -> Result<()> {
-        let cluster_bytes = self.cluster_bytes();
-        let bytes = clusters.start * cluster_bytes..clusters.end * cluster_bytes;
-        let counted = self.refcounts.table().overlaps(&bytes, cluster_bytes);
-        if !counted && !self.reserved().iter().any(|r| overlap(r, clusters)) {
-            return Ok(());
+    /// Refuses clusters that hold metadata: a refcount of zero there is damage, not
+    /// room, whatever writes are checked against.
+    pub(super) fn refuse_metadata(&self, clusters: &Range<u64>) -> Result<()> {
+        match self.refcounts.overlap.find(clusters, |_| true) {
+            None => Ok(()),
+            Some(kind) => Err(refusal(kind)),
         }
-        let start = clusters.start;
-        let message = format!("the refcount of metadata in clusters from {start} on is zero");
-        Err(corrupt("allocate", message))
     }
 
     /// Notes that everything below `end_bytes` may have been written.
     pub(crate) fn note_end(&self, end_bytes: u64) {
         self.state().length.note_end(end_bytes);
-    }
-
-    /// Notes that metadata that was at clusters `old` has moved to `new`.
-    pub(crate) fn move_reserved(&self, old: &Range<u64>, new: Range<u64>) {
-        let mut reserved = self.reserved();
-        reserved.retain(|range| range != old);
-        reserved.push(new);
-    }
-
-    /// Notes where all metadata lies that never moves by itself.
-    pub(crate) fn set_reserved(&self, clusters: Vec<Range<u64>>) {
-        *self.reserved() = clusters;
     }
 
     /// Lowers the counts that could not be read when it was due.

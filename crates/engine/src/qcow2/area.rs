@@ -159,7 +159,7 @@ impl Allocator {
                 let next = clusters.start + (used - place.index) as u64 + 1;
                 return Ok(Taken::NotFresh { next });
             }
-            Some(None) => self.refuse_reserved(&clusters)?,
+            Some(None) => self.refuse_metadata(&clusters)?,
         }
         Ok(match self.refcounts.take(place.key, wanted) {
             true => Taken::Yes,
@@ -230,10 +230,9 @@ impl Allocator {
             .file
             .write(at, Buffers::from_iter([bytes]), WriteFlags::default())
             .await?;
-        let mut table = self.refcounts.table();
         for &index in blocks {
             let block = HostOffset(entries[index as usize].raw_offset());
-            table.set_block(index as usize, block);
+            self.refcounts.enter_block(index as usize, block);
         }
         Ok(())
     }
@@ -265,7 +264,7 @@ impl Allocator {
         .await?;
         file.flush().await?;
         let new = RefcountTable::new(offset, clusters, entries);
-        let old = std::mem::replace(&mut *self.refcounts.table(), new);
+        let old = self.refcounts.replace_table(new);
         let start = old.offset.cluster(&self.refcounts.geometry);
         self.release(start, old.clusters).await
     }

@@ -118,7 +118,10 @@ impl Qcow2 {
         let image = self.image.clone();
         let work = work(image.clone());
         Io::task(spawn_lingering(async move {
-            work.await.map_err(|error| image.name_error(error))
+            match work.await {
+                Ok(done) => Ok(done),
+                Err(error) => Err(image.mark_corrupt(error).await),
+            }
         }))
     }
 }

@@ -296,7 +296,11 @@ struct Turn {
 
 impl Turn {
     async fn drain(mut self) {
-        self.result = self.drain_clusters().await;
+        if let Err(error) = self.drain_clusters().await {
+            self.result = Err(self.image.mark_corrupt(error).await);
+        } else {
+            self.result = Ok(());
+        }
         let image = self.image.clone();
         drop(self);
         image.start_drains();

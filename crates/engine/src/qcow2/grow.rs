@@ -38,7 +38,7 @@ impl Allocator {
         let geometry = self.refcounts.geometry;
         let index = geometry.refcount_table_index(cluster.index());
         if index == 0 {
-            return Err(corrupt("allocate", "the first refcount block is missing"));
+            return Err(first_block_is_missing());
         }
         let (table_offset, entries) = {
             let table = self.refcounts.table();
@@ -48,6 +48,8 @@ impl Allocator {
             return self.grow_table(index).await;
         }
         let block = HostOffset(index * geometry.bytes_per_refcount_block());
+        let place = block.cluster(&geometry).index();
+        self.refuse_metadata(&(place..place + 1))?;
         reached(file, Event::RefblockAllocWrite).await;
         self.write_block(block, 1).await?;
         file.flush().await?;
@@ -55,7 +57,7 @@ impl Allocator {
         let entry = RefcountTableEntry::new(block);
         let bytes = Buffer::copy_of(&entry.0.to_be_bytes());
         self.write(table_offset.bytes() + 8 * index, bytes).await?;
-        self.refcounts.table().set_block(index as usize, block);
+        self.refcounts.enter_block(index as usize, block);
         Ok(())
     }
 
@@ -113,6 +115,7 @@ impl Allocator {
         let file = &self.refcounts.file;
         reached(file, Event::ReftableGrow).await;
         let used = layout.blocks + layout.table_clusters;
+        self.refuse_metadata(&(layout.start..layout.start + used))?;
         let mut entries = self.refcounts.table().entries.clone();
         let count = layout.table_clusters * geometry.table_entries_per_cluster();
         entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);
@@ -140,10 +143,18 @@ impl Allocator {
             .await?;
         file.flush().await?;
         let new = RefcountTable::new(offset, layout.table_clusters, entries);
-        let old = std::mem::replace(&mut *self.refcounts.table(), new);
+        let old = self.refcounts.replace_table(new);
         self.release(old.offset.cluster(&geometry), old.clusters)
             .await
     }
+}
+
+/// Nothing counts the first clusters, so that even the header's would be handed out.
+fn first_block_is_missing() -> Error {
+    corrupt(
+        "allocate",
+        "Preventing invalid allocation of refcount block at offset 0",
+    )
 }
 
 /// Refuses a refcount table beyond the format's limit.

@@ -24,13 +24,18 @@ use super::l1::L1Table;
 use super::lazy::LazyRefcounts;
 use super::load::{SnapshotTable, read_bytes};
 use super::map::{L2Cache, Lookup, Mapper, Run, Slice, View};
+use super::messages::Messages;
 use super::options::{CacheOptions, PassDiscards};
 use super::order::Order;
+use super::overlap::{OverlapMap, refused_for};
 use super::pack::Packer;
 use super::prefetch::Streams;
 use super::readers::Readers;
 use super::resize::Size;
 use crate::BlockDevice;
+
+/// What QEMU answers for an image that was found to be corrupt.
+const ENOMEDIUM: i32 = 123;
 
 /// Everything that the requests on one image share.
 #[derive(Debug)]
@@ -76,6 +81,9 @@ pub(crate) struct Image {
     pub(crate) blanks: Blanks,
     pub(crate) bitmaps: BitmapState,
     pub(crate) order: Order,
+    /// Where metadata lies, which no data may hit.
+    pub(crate) overlap: Arc<OverlapMap>,
+    pub(crate) messages: Messages,
     pub(crate) latch: Latch,
     /// What must happen once before the first change has happened.
     pub(crate) prepared: AtomicBool,
@@ -90,6 +98,8 @@ pub(crate) struct Latch {
     closed: AtomicBool,
     /// The image was closed: this is why.
     ended: AtomicBool,
+    /// Users know that the image is damaged, and goes on being used all the same.
+    said: AtomicBool,
     reason: Mutex<Option<Error>>,
 }
 
@@ -164,6 +174,19 @@ impl Image {
         }
     }
 
+    /// As [`Image::allocate_near`], one cluster for something that has a name.
+    pub(crate) async fn allocate_for(
+        &self,
+        what: &str,
+        after: Option<HostOffset>,
+    ) -> Result<Allocation> {
+        self.begin_lazy_refcounts().await?;
+        match self.allocator.allocate_near(1, after).await {
+            Ok(allocation) => Ok(allocation),
+            Err(error) => Err(self.mark_corrupt(refused_for(what, error)).await),
+        }
+    }
+
     /// Where the data of the guest cluster before `guest` ends, as far as memory
     /// knows.
     pub(crate) fn end_of_data_before(&self, guest: u64) -> Option<HostOffset> {
@@ -195,13 +218,17 @@ impl Image {
     /// Deals with metadata that contradicts itself: a writable image is marked
     /// corrupt and accepts no more changes, so that the damage does not spread.
     pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
+        let ours = error.target_name().is_none_or(|name| name == self.name);
         let error = self.name_error(error);
-        let may_mark = !self.read_only && self.geometry.version >= 3;
-        if error.kind() != ErrorKind::Corrupt || self.check_latch().is_err() {
+        if error.kind() != ErrorKind::Corrupt || !ours || self.check_latch().is_err() {
+            return error;
+        }
+        self.say_corrupt(&error);
+        if self.read_only {
             return error;
         }
         self.latch(error.clone());
-        if may_mark {
+        if self.geometry.version >= 3 {
             let marked = self.header().incompatible.with(Incompatible::CORRUPT);
             let bytes = marked.bits().to_be_bytes();
             // The first error is the one to report, whether or not the mark holds.
@@ -211,6 +238,23 @@ impl Image {
             );
         }
         error
+    }
+
+    /// Tells users of metadata that contradicts itself; of several faults of an image
+    /// that is only read, the first.
+    fn say_corrupt(&self, error: &Error) {
+        let why = error.message();
+        if !self.read_only {
+            self.messages.say(&format!(
+                "qcow2: Marking image as corrupt: {why}; further corruption events will be \
+                 suppressed"
+            ));
+        } else if !self.latch.said.swap(true, Ordering::Relaxed) {
+            self.messages.say(&format!(
+                "qcow2: Image is corrupt: {why}; further non-fatal corruption events will be \
+                 suppressed"
+            ));
+        }
     }
 
     /// Refuses a range that is not inside the device.
@@ -292,6 +336,7 @@ impl Image {
         }
         let _one = self.preparing.lock().await;
         if !self.prepared.load(Ordering::Acquire) {
+            self.map_metadata().await?;
             self.begin_tracking().await?;
             self.prepared.store(true, Ordering::Release);
         }
@@ -331,12 +376,17 @@ impl Image {
         let Some(reason) = reason.clone() else {
             return Ok(());
         };
+        let errno = match reason.kind() {
+            ErrorKind::Corrupt => ENOMEDIUM,
+            _ => reason.errno(),
+        };
         Err(reason
             .context(
                 "write",
                 "the image accepts no more writes since required metadata could not be written; \
                  close it, and check it before the next use",
             )
+            .with_errno(errno)
             .target(self.name.clone()))
     }
 

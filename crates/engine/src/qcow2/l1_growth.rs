@@ -12,6 +12,7 @@ use super::create::write::region;
 use super::image::Image;
 use super::inflight::Mode;
 use super::order::{Dropped, Reason};
+use super::overlap::Metadata;
 
 impl Image {
     /// Gives the L1 table at least `entries` entries.
@@ -81,7 +82,7 @@ impl Image {
 
     fn drop_old_l1(&self, old: Range<u64>, offset: HostOffset, entries: u64) {
         let new = self.l1_clusters(offset, entries);
-        self.allocator.move_reserved(&old, new);
+        self.overlap.move_area(Metadata::ActiveL1, new);
         if !old.is_empty() {
             self.order.note_dropped(Dropped {
                 start: vellum_format::types::HostCluster(old.start),

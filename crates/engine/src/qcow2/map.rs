@@ -2,14 +2,15 @@
 //! in memory, or names the L2 slice that has to be loaded first.
 
 use smallvec::SmallVec;
+use vellum_format::FormatError;
 use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::geometry::Geometry;
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::Result;
+use vellum_storage::{Error, Result};
 
 use super::cache::TableCache;
-use super::fault::{bad_format, corrupt};
+use super::fault::{bad_entry, bad_format, corrupt, hex};
 use super::l1::L1Table;
 use super::packed::{L2Codec, SliceView};
 
@@ -120,7 +121,7 @@ impl Mapper<'_> {
         let entry = self.l1.get(self.geometry.l1_index(guest));
         let table = entry
             .decode(self.geometry)
-            .map_err(|e| bad_format("map", &e))?;
+            .map_err(|e| bad_entry("map", &e, "L1 index", self.geometry.l1_index(guest)))?;
         Ok(table.map(|table| self.place_in(table, guest)))
     }
 
@@ -158,7 +159,22 @@ impl Mapper<'_> {
         let entry = entry.ok_or_else(|| corrupt("map", "L2 entry outside its slice"))?;
         entry
             .decode(self.geometry)
-            .map_err(|e| bad_format("map", &e).at(guest.bytes()))
+            .map_err(|e| self.bad_l2_entry(&e, guest).at(guest.bytes()))
+    }
+
+    /// The error of an L2 entry, with its place in QEMU's words.
+    #[cold]
+    fn bad_l2_entry(&self, error: &FormatError, guest: GuestOffset) -> Error {
+        let table = self.l1.get(self.geometry.l1_index(guest)).raw_offset();
+        let index = hex(self.geometry.l2_index(guest) as u64);
+        match error.field() {
+            "host_offset" => {
+                let why = error.message();
+                let message = format!("{why} (L2 offset: {table:#x}, L2 index: {index})");
+                corrupt("map", message)
+            }
+            _ => bad_format("map", error),
+        }
     }
 
     /// The runs from `guest` on, `len_bytes` at most. A hit may cover less than

@@ -1,7 +1,6 @@
 //! Opening an image: nothing in it is trusted, and no other file is opened
 //! except through the gate.
 
-use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +8,6 @@ use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, Purpose, field};
 use vellum_format::refcount::RefcountTableEntry;
-use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
 use super::alloc::Allocator;
@@ -29,6 +27,7 @@ use super::load::{self, SnapshotTable, read_bytes};
 use super::map::L2Cache;
 use super::messages::Messages;
 use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
+use super::overlap::{GuardedData, OverlapMap};
 use super::pack::Packer;
 use super::packed::L2Codec;
 use super::prefetch::Streams;
@@ -238,26 +237,6 @@ pub(crate) async fn read_refcount_table(
     ))
 }
 
-/// The clusters of the header and of those of its tables that never move.
-pub(super) fn reserved_clusters(header: &Header) -> Vec<Range<u64>> {
-    let geometry = header.geometry();
-    let clusters = |start: HostOffset, len_bytes: u64| {
-        let first = start.cluster(&geometry).index();
-        first..first + geometry.clusters_for(len_bytes)
-    };
-    vec![
-        0..1,
-        clusters(header.l1_table_offset, u64::from(header.l1_entries) * 8),
-        clusters(
-            header.snapshots_offset,
-            u64::from(header.snapshot_count.min(1)),
-        ),
-        header
-            .encryption_header()
-            .map_or(0..0, |luks| clusters(luks.offset, luks.length_bytes)),
-    ]
-}
-
 /// How clusters are compressed.
 fn codec(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<Codec> {
     // Levels are for the image that is written, and no business of those below it.
@@ -268,6 +247,19 @@ fn codec(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Res
     compression
         .codec(header.compression_type)
         .map_err(|error| error.target(file.name()))
+}
+
+/// The bytes of the L1 table; none where the mapping is not going to be looked at.
+async fn read_l1(
+    file: &Arc<dyn Storage>,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<Buffer> {
+    let len_bytes = match options.metadata_only || options.for_check {
+        true => 0,
+        false => u64::from(header.l1_entries) * 8,
+    };
+    read_bytes(file, header.l1_table_offset.bytes(), len_bytes).await
 }
 
 async fn assemble(
@@ -289,17 +281,15 @@ async fn assemble(
     } else {
         read_refcount_table(&file, &header, &geometry).await?
     };
-    let l1_bytes = if options.metadata_only || options.for_check {
-        0
-    } else {
-        u64::from(header.l1_entries) * 8
-    };
-    let l1 = read_bytes(&file, header.l1_table_offset.bytes(), l1_bytes).await?;
+    let l1 = read_l1(&file, &header, options).await?;
     let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
     let lazy = LazyRefcounts::new(&header, options.lazy_refcounts)
         .map_err(|error| error.target(file.name()))?;
     let codec = codec(&file, &header, options)?;
-    let refcounts = Refcounts::new(geometry, file.clone(), sizes.refcount_bytes, table);
+    let overlap = OverlapMap::new(options.overlap_checks, &header);
+    let data = GuardedData::around(data, &geometry, &overlap);
+    let cache_bytes = sizes.refcount_bytes;
+    let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
         data_cache: DataCache::new(options.data_cache_bytes(file.debugger().is_some())),
@@ -316,13 +306,15 @@ async fn assemble(
         cache_options: Mutex::new(options.cache),
         streams: Streams::default(),
         lazy,
-        allocator: Allocator::new(refcounts, options.ahead, reserved_clusters(&header))?,
+        allocator: Allocator::new(refcounts, options.ahead)?,
         compressed: Compressed::new(
             &geometry,
             header.guest_size_bytes(),
             options.decompressed_cache_bytes(&geometry),
         ),
-        packer: Packer::new(&geometry, &file, codec),
+        packer: Packer::new(&geometry, &data, codec),
+        messages: options.messages.clone(),
+        overlap,
         header: Mutex::new(Arc::new(header)),
         snapshots: Mutex::new(Arc::new(snapshots)),
         header_writes: async_lock::Mutex::new(()),

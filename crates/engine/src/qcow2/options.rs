@@ -9,6 +9,7 @@ use super::ahead::AheadOptions;
 use super::cache::Budget;
 use super::compress::CompressionOptions;
 use super::messages::Messages;
+use super::overlap::OverlapChecks;
 use super::snapshot::SnapshotSelector;
 use crate::BlockDevice;
 use crate::luks::Passphrase;
@@ -93,6 +94,9 @@ pub struct OpenOptions {
     /// that enabled bitmaps call dirty on disk at once, at least; more with time. A crash
     /// leaves so much dirty. Default: 1 MiB.
     pub bitmap_step_bytes: Option<u64>,
+    /// `overlap-check`: what every write is checked against. One that would hit
+    /// metadata is refused, and the image marked corrupt.
+    pub overlap_checks: OverlapChecks,
     /// How far ahead of the writes clusters are counted.
     pub ahead: AheadOptions,
     /// The image is going to be checked or repaired: it is opened as it is, marked

@@ -36,6 +36,7 @@ use super::cache::WriteBack;
 use super::group::{Group, RunningTurn, Turn};
 use super::image::Image;
 use super::l1::L1Sector;
+use super::overlap::Metadata;
 use super::refcounts::write_tables;
 
 /// When a change of the mapping may reach the disk.
@@ -292,7 +293,7 @@ impl Image {
             Ok(()) => self.order.lists().durable.extend(dropped),
             Err(error) => {
                 self.order.lists().noted.splice(0..0, dropped);
-                self.metadata_write_failed(error);
+                self.metadata_write_failed(error).await;
             }
         }
         result?;
@@ -368,6 +369,10 @@ impl Image {
             self.reached(Event::L1Update).await;
         }
         let sectors = copies.sectors.into_iter().map(L1Sector::into_write);
+        let sectors: Vec<WriteBack> = sectors.collect();
+        self.overlap
+            .check_tables(&copies.slices, Metadata::ActiveL2)?;
+        self.overlap.check_tables(&sectors, Metadata::ActiveL1)?;
         let tables = copies.slices.into_iter().chain(sectors).collect();
         write_tables(&self.file, tables).await?;
         self.file.flush().await
@@ -458,7 +463,8 @@ impl Image {
 
     /// After a failed write of required metadata nothing more is written: memory
     /// and disk may differ. A full disk is different: making room helps.
-    fn metadata_write_failed(&self, error: &Error) {
+    async fn metadata_write_failed(&self, error: &Error) {
+        drop(self.mark_corrupt(error.clone()).await);
         if error.kind() != ErrorKind::NoSpace {
             self.latch(error.clone());
         }

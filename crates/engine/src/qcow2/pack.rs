@@ -118,7 +118,7 @@ impl Image {
             });
         }
         let end = open.as_ref().map(end_of);
-        let new = self.allocate_near(1, end).await?.start;
+        let new = self.allocate_for("compressed cluster", end).await?.start;
         let mut spot = Spot {
             at: new.bytes(),
             last: new.cluster(&self.geometry),

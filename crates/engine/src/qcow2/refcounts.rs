@@ -17,9 +17,10 @@ use vellum_storage::{Buffers, Event, Result, Storage, WriteFlags};
 
 use super::cache::{TableCache, WriteBack};
 use super::events::reached;
-use super::fault::{bad_format, corrupt};
+use super::fault::{bad_entry, corrupt};
 use super::load::read_bytes;
 use super::map::Lookup;
+use super::overlap::{Metadata, OverlapMap};
 
 /// The refcount table.
 #[derive(Debug)]
@@ -27,41 +28,16 @@ pub(crate) struct RefcountTable {
     pub(crate) offset: HostOffset,
     pub(crate) clusters: u64,
     pub(crate) entries: Vec<RefcountTableEntry>,
-    /// Host offsets of the refcount blocks, in bytes and in order.
-    blocks: Vec<u64>,
 }
 
 impl RefcountTable {
     /// A table of `clusters` clusters at `offset`.
     pub(crate) fn new(offset: HostOffset, clusters: u64, entries: Vec<RefcountTableEntry>) -> Self {
-        let offsets = entries.iter().map(|entry| entry.raw_offset());
-        let mut blocks: Vec<u64> = offsets.filter(|&offset| offset != 0).collect();
-        blocks.sort_unstable();
         RefcountTable {
             offset,
             clusters,
             entries,
-            blocks,
         }
-    }
-
-    /// Enters a new refcount block.
-    pub(crate) fn set_block(&mut self, index: usize, block: HostOffset) {
-        self.entries[index] = RefcountTableEntry::new(block);
-        let at = self.blocks.partition_point(|&other| other < block.bytes());
-        self.blocks.insert(at, block.bytes());
-    }
-
-    /// Whether the table itself or a refcount block lies in a range of host bytes.
-    pub(crate) fn overlaps(&self, range: &Range<u64>, cluster_bytes: u64) -> bool {
-        let start = self.offset.bytes();
-        let end = start + self.clusters * cluster_bytes;
-        let next = self.blocks.partition_point(|&block| block < range.start);
-        (start < range.end && range.start < end)
-            || self
-                .blocks
-                .get(next)
-                .is_some_and(|&block| block < range.end)
     }
 }
 
@@ -81,6 +57,8 @@ pub(crate) struct Refcounts {
     pub(crate) file: Arc<dyn Storage>,
     pub(crate) cache: TableCache,
     table: Mutex<RefcountTable>,
+    /// Knows all refcount blocks, and the table.
+    pub(crate) overlap: Arc<OverlapMap>,
     writeback: async_lock::Mutex<()>,
 }
 
@@ -110,13 +88,18 @@ impl Refcounts {
         file: Arc<dyn Storage>,
         budget_bytes: u64,
         table: RefcountTable,
+        overlap: Arc<OverlapMap>,
     ) -> Self {
+        for &block in &table.entries {
+            overlap.add_block(HostOffset(block.raw_offset()));
+        }
         let slice_bytes = geometry.cluster_size_bytes().min(MAX_SLICE_BYTES);
         Refcounts {
             geometry,
             file,
             cache: TableCache::new(slice_bytes as usize, budget_bytes),
             table: Mutex::new(table),
+            overlap,
             writeback: async_lock::Mutex::new(()),
         }
     }
@@ -124,6 +107,23 @@ impl Refcounts {
     /// The refcount table, locked; never across an I/O.
     pub(crate) fn table(&self) -> MutexGuard<'_, RefcountTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a new refcount block into the table in memory.
+    pub(crate) fn enter_block(&self, index: usize, block: HostOffset) {
+        self.overlap.add_block(block);
+        self.table().entries[index] = RefcountTableEntry::new(block);
+    }
+
+    /// Takes another table into use, which has all blocks of the old one.
+    pub(crate) fn replace_table(&self, new: RefcountTable) -> RefcountTable {
+        let first = new.offset.cluster(&self.geometry).index();
+        self.overlap
+            .move_area(Metadata::RefcountTable, first..first + new.clusters);
+        for entry in &new.entries {
+            self.overlap.add_block(HostOffset(entry.raw_offset()));
+        }
+        std::mem::replace(&mut *self.table(), new)
     }
 
     /// Counts in one slice of a block.
@@ -153,7 +153,7 @@ impl Refcounts {
         let block = entry
             .unwrap_or_default()
             .decode(&self.geometry)
-            .map_err(|e| bad_format("refcount", &e))?;
+            .map_err(|e| bad_entry("refcount", &e, "reftable index", index))?;
         let in_block = self.geometry.refcount_block_index(cluster.index()) as u64;
         let per_slice = self.entries_per_slice();
         Ok(block.map(|block| CountPlace {
@@ -195,7 +195,10 @@ impl Refcounts {
             reached(&self.file, Event::RefblockUpdatePart).await;
         }
         let keys: Vec<u64> = copies.iter().map(|copy| copy.key).collect();
-        let result = write_tables(&self.file, copies).await;
+        let result = match self.overlap.check_tables(&copies, Metadata::RefcountBlock) {
+            Ok(()) => write_tables(&self.file, copies).await,
+            Err(error) => Err(error),
+        };
         self.cache.end_writeback(keys, result.is_ok());
         result
     }
@@ -228,6 +231,10 @@ impl Refcounts {
             let lowered = self.cache.update(place.key, |block| {
                 let old = refcount::get(block, order, place.index);
                 let new = old.checked_sub(1)?;
+                if new == 0 {
+                    // Before anybody can see that it is free.
+                    self.overlap.forget(cluster.index());
+                }
                 refcount::set(block, order, place.index, new).then_some(new)
             });
             match lowered {

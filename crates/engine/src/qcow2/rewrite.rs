@@ -229,6 +229,7 @@ impl Image {
                 self.latch(error.clone());
             }
         })?;
+        self.overlap.note_directory(&header);
         self.change_header(|current| *current = header);
         Ok(())
     }

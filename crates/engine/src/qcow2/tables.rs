@@ -10,11 +10,12 @@ use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::{Buffers, Event, Result, WriteFlags, ZeroFlags};
 
 use super::alloc::Allocation;
-use super::fault::{bad_format, corrupt};
+use super::fault::{bad_entry, corrupt};
 use super::image::Image;
 use super::inflight::Mode;
 use super::load::read_bytes;
 use super::order::{Dropped, Reach, Reason};
+use super::overlap::Metadata;
 
 /// What is written of a new table that the file does not reach yet.
 const LAST_BYTES: u64 = 4096;
@@ -37,8 +38,8 @@ impl Image {
         let entry = self.l1.get(index);
         let old = entry
             .decode(&self.geometry)
-            .map_err(|e| bad_format("write", &e))?;
-        let allocation = self.allocate(1).await?;
+            .map_err(|e| bad_entry("write", &e, "L1 index", index))?;
+        let allocation = self.allocate_for("L2 table", None).await?;
         let table = allocation.start;
         // A table of zeroes maps nothing: where the file reads so there is no need to
         // write one.
@@ -53,6 +54,8 @@ impl Image {
         self.forget_slices(table);
         let reach = Reach::of_new(empty && allocation.counted);
         let change = self.order.change(reach);
+        self.overlap
+            .add_table(Metadata::ActiveL2, L1Entry::new(table, true));
         if !self.l1.set(index, L1Entry::new(table, true)) {
             return Err(self.name_error(corrupt("write", "the L1 table is too small")));
         }
@@ -72,7 +75,7 @@ impl Image {
         let entry = self.l1.get(index);
         let table = entry
             .decode(&self.geometry)
-            .map_err(|e| bad_format("write", &e))?;
+            .map_err(|e| bad_entry("write", &e, "L1 index", index))?;
         Ok(table.filter(|_| entry.copied()))
     }
 

@@ -13,6 +13,7 @@ use super::*;
 use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::load;
 use crate::qcow2::open::read_refcount_table;
+use crate::qcow2::overlap::{OverlapChecks, OverlapMap};
 
 /// A storage that remembers what a power cut would leave at worst.
 #[derive(Debug, Default)]
@@ -80,8 +81,9 @@ async fn allocator(file: Arc<dyn Storage>, options: AheadOptions) -> Arc<Allocat
     let table = read_refcount_table(&file, &header, &geometry)
         .await
         .unwrap();
-    let refcounts = Refcounts::new(geometry, file, 256 << 10, table);
-    Allocator::new(refcounts, options, vec![0..1]).unwrap()
+    let overlap = OverlapMap::new(OverlapChecks::default(), &header);
+    let refcounts = Refcounts::new(geometry, file, 256 << 10, table, overlap);
+    Allocator::new(refcounts, options).unwrap()
 }
 
 async fn commit(allocator: &Allocator) {

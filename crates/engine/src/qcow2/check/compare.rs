@@ -3,6 +3,7 @@
 use super::counts::CHUNK_CLUSTERS;
 use super::refcounts::Outcome;
 use super::{FindingKind, Findings, Fix};
+use crate::qcow2::fault::hex;
 
 impl Outcome {
     /// Reports each cluster whose refcount is not the number of its references, and
@@ -29,11 +30,7 @@ impl Outcome {
         let Some((number, offset)) = self.stored.first_unreadable(self.tally.clusters) else {
             return;
         };
-        // As QEMU writes it: a zero has no prefix.
-        let number = match number {
-            0 => "0".to_owned(),
-            number => format!("{number:#x}"),
-        };
+        let number = hex(number);
         findings.note(|| {
             format!(
                 "qcow2: Image is corrupt: Refblock offset {offset:#x} unaligned (reftable index: \

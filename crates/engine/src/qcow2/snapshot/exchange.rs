@@ -413,8 +413,7 @@ impl Image {
             entries: change.entries.clone(),
             size_bytes: new.snapshots_bytes,
         });
-        self.allocator
-            .set_reserved(super::super::open::reserved_clusters(&self.header()));
+        self.remap_metadata();
         self.blanks.forget(0..u64::MAX);
         if change.size_bytes != self.size.visible_bytes() {
             self.set_size(change.size_bytes);
