@@ -128,11 +128,11 @@ impl Made {
             }
         } else if cluster < self.first_l2 {
             match number(L1) < self.l2_tables {
-                true => COPIED | (self.first_l2 + number(L1)) * CLUSTER,
+                true => COPIED | ((self.first_l2 + number(L1)) * CLUSTER),
                 false => 0,
             }
         } else if cluster < self.first_block {
-            COPIED | (self.first_data + self.place(number(self.first_l2))) * CLUSTER
+            COPIED | ((self.first_data + self.place(number(self.first_l2))) * CLUSTER)
         } else if cluster < self.first_data {
             let counted = number(self.first_block) * 4;
             match counted + 4 <= self.first_data + self.guest_clusters {
