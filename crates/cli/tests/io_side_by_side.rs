@@ -417,6 +417,32 @@ fn raw_images_work_too() {
 }
 
 #[test]
+fn vm_state_lies_behind_the_disk() {
+    let twins = Twins::with_image(QCOW2);
+    let reads = [
+        "read -b -P 3 0 4k",
+        "read -b -P 4 1T 64k",
+        "read -b -P 0 1M 4k",
+        "read -P 5 0 1M",
+        "length",
+    ];
+    let writes = [
+        "write -P 5 0 1M",
+        "write -b -P 3 0 4k",
+        "write -b -P 4 1T 64k",
+    ];
+    assert_eq!(twins.commands(&["disk"], &writes).code, Some(0));
+    assert_eq!(twins.commands(&["disk"], &reads).code, Some(0));
+    twins.commands(&["disk"], &["read -b 1 512", "write -b 0 700"]);
+    let external = Twins::with_image(&["-f", "qcow2", "-o", "data_file=data", "disk", "1M"]);
+    let raw = Twins::with_image(&["-f", "raw", "disk", "1M"]);
+    for (twins, format) in [(external, "qcow2"), (raw, "raw")] {
+        let image = ["-f", format, "disk"];
+        twins.commands(&image, &["write -b 0 512", "read -b 0 512"]);
+    }
+}
+
+#[test]
 fn commands_come_from_standard_input_as_well() {
     let twins = Twins::with_image(QCOW2);
     let script = "write 0 4k\nread -P 1 0 4k\n\nlength\nq\nlength\n";
@@ -513,6 +539,8 @@ fn cache_options_are_taken_and_refused_as_in_qemu() {
     ] {
         let image = format!("driver=qcow2,file.filename=disk,{options}");
         twins.commands(&["--image-opts", &image], &["read 0 4k"]);
+        let open = format!("open -o {options} disk");
+        twins.commands(&[], &[&open, "read 0 4k"]);
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{qemu_ok, qemu_verdict};
 use vellum::gate::DenyAll;
-use vellum::qcow2::{OpenOptions, Qcow2};
+use vellum::qcow2::{OpenOptions, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags};
 use vellum_storage::file::{FileOptions, FileStorage};
 use vellum_storage::lane;
@@ -121,6 +121,24 @@ fn what_a_snapshot_shares_is_never_punched() {
         let read = ["-r", "-f", "qcow2", "-c", "read -P 3 0 8M", "image"];
         let text = qemu_ok("qemu-io", dir.path(), &read);
         assert!(!text.contains("verification failed"), "{text}");
+    }
+}
+
+#[test]
+fn what_a_deleted_snapshot_had_is_given_back_unless_that_is_switched_off() {
+    for (passed, kept) in [(None, false), (Some(false), true)] {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        assert_eq!(after_discard(dir.path(), true, options(|_| {})), 8);
+        let path = dir.path().join("image");
+        lane::block_on(async move {
+            let all = |o: &mut OpenOptions| o.pass_discard_snapshot = passed;
+            let image = open(&path, options(all)).await.expect("opened");
+            let one = SnapshotSelector::Name("one".into());
+            image.delete_snapshot(one).await.expect("deleted");
+            image.close().await.expect("closed");
+        });
+        let taken = taken_mib(&dir.path().join("image"));
+        assert_eq!(taken >= 8, kept, "{passed:?}: {taken}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The guest: does the steps of a leg, and tells the model.
 
-mod snapshots;
+pub(crate) mod snapshots;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

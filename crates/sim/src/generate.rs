@@ -412,6 +412,7 @@ fn damage(rng: &mut Rng) -> Damage {
 fn change_snapshots(steps: &mut Vec<Step>, rng: &mut Rng) {
     for _ in 0..rng.between(1, 8) {
         let change = match rng.below(6) {
+            0..=2 if rng.chance(1, 4) => Change::TakeWithState(rng.between(1, 5000)),
             0..=2 => Change::Take,
             3..=4 => Change::Delete(rng.below(4)),
             _ => Change::Apply(rng.below(4)),

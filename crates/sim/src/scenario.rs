@@ -156,6 +156,8 @@ pub enum Damage {
 pub enum Change {
     /// Takes one.
     Take,
+    /// Takes one with a VM state of so many bytes.
+    TakeWithState(u64),
     /// Applies one, once all running requests have ended.
     Apply(u64),
     /// Deletes one.

@@ -16,6 +16,7 @@ use vellum_storage::Buffer;
 use crate::audit::{Frozen, audit};
 use crate::bitmap;
 use crate::disk::Mode;
+use crate::drive::snapshots::check_vm_state;
 use crate::drive::{Guest, close};
 use crate::failure::{Failure, FailureKind, guarded};
 use crate::layout::Layout;
@@ -198,6 +199,7 @@ async fn compare_snapshots(
         let failed = |error| Failure::error(FailureKind::Open, &what, &error);
         let selector = SnapshotSelector::Id(snapshot.id.clone());
         let shown = image.open_snapshot(selector).await.map_err(failed)?;
+        check_vm_state(&shown, &snapshot.id).await?;
         if !snapshot.is_known() {
             continue;
         }

@@ -23,13 +23,20 @@ pub struct Image {
 impl Image {
     /// Opens an image; a failure is reported.
     pub async fn open(spec: ImageSpec, flags: OpenFlags) -> Outcome<Image> {
-        match Image::try_open(spec.clone(), flags).await {
+        let name = match &spec.source {
+            Source::Filename(name) => Some(name.clone()),
+            Source::Options(_) => None,
+        };
+        Image::open_named(spec, flags, name.as_deref()).await
+    }
+
+    /// As [`Image::open`], with the file name that the user gave beside options.
+    async fn open_named(spec: ImageSpec, flags: OpenFlags, name: Option<&str>) -> Outcome<Image> {
+        match Image::try_open(spec, flags).await {
             Ok(image) => Ok(image),
             Err(error) => {
-                let device = match &spec.source {
-                    Source::Filename(name) => format!(" device {name}"),
-                    Source::Options(_) => String::new(),
-                };
+                let device = name.map(|name| format!(" device {name}"));
+                let device = device.unwrap_or_default();
                 let text = report::error_text(&error);
                 report::error(format_args!("can't open{device}: {text}"));
                 Err(Failed)
@@ -95,6 +102,18 @@ impl Image {
         written.await.map(drop)
     }
 
+    /// Reads a part of the state of the virtual machine.
+    pub async fn load_vm_state(&self, offset_bytes: u64, buffer: Buffer) -> Result<Buffer> {
+        let image = self.device.as_qcow2().ok_or_else(no_vm_state)?;
+        image.load_vm_state(offset_bytes, buffer).await
+    }
+
+    /// Writes a part of the state of the virtual machine.
+    pub async fn save_vm_state(&self, offset_bytes: u64, buffer: Buffer) -> Result<()> {
+        let image = self.device.as_qcow2().ok_or_else(no_vm_state)?;
+        image.save_vm_state(offset_bytes, buffer).await.map(drop)
+    }
+
     /// Writes zeroes to a range inside the device.
     pub async fn write_zeroes(
         &self,
@@ -135,7 +154,8 @@ pub async fn open(session: &mut Session, words: Words) -> Outcome {
         report::error("file open already, try 'help close'");
         return Err(Failed);
     }
-    session.image = Some(Image::open(spec, flags).await?);
+    let name = words.operands.first().map(String::as_str);
+    session.image = Some(Image::open_named(spec, flags, name).await?);
     Ok(())
 }
 
@@ -201,6 +221,11 @@ fn named(path: &str, over: &Options) -> Result<Options> {
         options.set(key, value.clone());
     }
     Ok(options)
+}
+
+fn no_vm_state() -> Error {
+    let message = "this format has no VM state";
+    Error::new(ErrorKind::Unsupported, "access", message)
 }
 
 /// All `-o` of a command as one set.

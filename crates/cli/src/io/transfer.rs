@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use vellum::{Error, ErrorKind, RequestFlags, Result, ZeroRequest};
+use vellum::{Error, RequestFlags, Result, ZeroRequest};
 use vellum_storage::Buffer;
 use vellum_storage::error::errno_text;
 
@@ -107,14 +107,14 @@ pub async fn read(image: &Image, words: &Words, misalign: bool) -> Outcome {
     if words.has('b') {
         require_sectors(offset, "offset")?;
         require_sectors(len, "count")?;
-        return Err(failed("read", &no_vm_state()));
     }
     let buffer = arguments::filled(len, 0, misalign)?;
     let started = Instant::now();
-    let bytes = image
-        .read(offset, buffer)
-        .await
-        .map_err(|error| failed("read", &error))?;
+    let bytes = match words.has('b') {
+        true => image.load_vm_state(offset, buffer).await,
+        false => image.read(offset, buffer).await,
+    };
+    let bytes = bytes.map_err(|error| failed("read", &error))?;
     inspection.finish(&bytes, offset, started)
 }
 
@@ -167,7 +167,7 @@ async fn request_write(
 ) -> Result<()> {
     let fua = words.has('f');
     if words.has('b') {
-        return Err(no_vm_state());
+        return image.save_vm_state(offset_bytes, buffer).await;
     }
     if words.has('c') && !words.has('z') {
         return image.write_compressed(offset_bytes, buffer).await;
@@ -247,9 +247,4 @@ pub fn bounded_length(word: &str, unless: &str) -> Outcome<u64> {
         "length cannot exceed {MAX_REQUEST_BYTES}{unless}, given {word}"
     ));
     Err(Failed)
-}
-
-fn no_vm_state() -> Error {
-    let message = "the VM state cannot be read or written";
-    Error::new(ErrorKind::Unsupported, "access", message)
 }

@@ -105,7 +105,7 @@ impl Image {
     }
 
     /// Reads a range run by run; `_reading` keeps its clusters from being reused.
-    async fn read_runs(
+    pub(crate) async fn read_runs(
         self: &Arc<Self>,
         from: GuestOffset,
         mut rest: Buffer,

@@ -70,7 +70,7 @@ impl Size {
         self.visible_bytes.store(size_bytes, Ordering::Release);
     }
 
-    fn set_reach(&self, size_bytes: u64) {
+    pub(super) fn set_reach(&self, size_bytes: u64) {
         self.reach_bytes.store(size_bytes, Ordering::Release);
     }
 }

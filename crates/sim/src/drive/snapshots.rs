@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error, ErrorKind};
+use vellum_storage::Buffer;
 
 use super::Guest;
 use crate::failure::{Failure, FailureKind};
@@ -30,7 +31,7 @@ pub(super) fn begin(guest: &Guest, device: &dyn BlockDevice, change: Change) -> 
     let mut model = guest.model.borrow_mut();
     let count = model.snapshots().len() as u64;
     let index = match change {
-        Change::Take => 0,
+        Change::Take | Change::TakeWithState(_) => 0,
         Change::Apply(number) | Change::Delete(number) => number.checked_rem(count)? as usize,
     };
     let held = model.snapshots().get(index);
@@ -41,7 +42,7 @@ pub(super) fn begin(guest: &Guest, device: &dyn BlockDevice, change: Change) -> 
     }
     let id = held.map(|held| held.id.clone());
     match change {
-        Change::Take => model.begin_snapshot(),
+        Change::Take | Change::TakeWithState(_) => model.begin_snapshot(),
         Change::Apply(_) => model.begin_apply(index),
         Change::Delete(_) => model.begin_delete(index),
     }
@@ -61,14 +62,29 @@ pub(super) async fn change(
         return Ok(());
     };
     match begun.change {
-        Change::Take => take(&guest, image).await,
+        Change::Take => take(&guest, image, 0).await,
+        Change::TakeWithState(len_bytes) => take(&guest, image, len_bytes).await,
         Change::Apply(_) => apply(&guest, image, begun.selector).await,
         Change::Delete(_) => delete(&guest, image, begun.selector).await,
     }
 }
 
-async fn take(guest: &Guest, image: &Qcow2) -> Result<(), Failure> {
-    let made = image.create_snapshot(NewSnapshot::default()).await;
+async fn take(guest: &Guest, image: &Qcow2, state_bytes: u64) -> Result<(), Failure> {
+    let new = NewSnapshot {
+        vm_state_size_bytes: state_bytes,
+        ..NewSnapshot::default()
+    };
+    let saved = match state_bytes {
+        0 => Ok(()),
+        _ => image
+            .save_vm_state(0, vm_state(state_bytes))
+            .await
+            .map(drop),
+    };
+    let made = match saved {
+        Ok(()) => image.create_snapshot(new).await,
+        Err(error) => Err(error),
+    };
     let id = match made {
         Ok(made) => Some(made.id),
         Err(error) => refusable(guest, "take a snapshot", error).map(|()| None)?,
@@ -77,10 +93,44 @@ async fn take(guest: &Guest, image: &Qcow2) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The VM state of so many bytes: every length has bytes of its own.
+fn vm_state(len_bytes: u64) -> Buffer {
+    let mut state = Buffer::zeroed(len_bytes as usize);
+    for (place, byte) in state.iter_mut().zip(len_bytes..) {
+        *place = (byte % 251) as u8;
+    }
+    state
+}
+
+/// The VM state that an image shows must be that of this snapshot, if it has any.
+pub(crate) async fn check_vm_state(image: &Qcow2, id: &str) -> Result<(), Failure> {
+    let snapshots = image.snapshots();
+    let found = snapshots.iter().find(|snapshot| snapshot.id == id);
+    let len_bytes = found.map_or(0, |snapshot| snapshot.vm_state_size_bytes);
+    if len_bytes == 0 {
+        return Ok(());
+    }
+    let buffer = Buffer::zeroed(len_bytes as usize);
+    let what = ("load the VM state of snapshot", id);
+    let failed = |error| Failure::error(FailureKind::Request, what, &error);
+    let state = image.load_vm_state(0, buffer).await.map_err(failed)?;
+    match state[..] == vm_state(len_bytes)[..] {
+        true => Ok(()),
+        false => {
+            let message = format!("snapshot {id} has another VM state");
+            Err(Failure::new(FailureKind::Content, message))
+        }
+    }
+}
+
 async fn apply(guest: &Guest, image: &Qcow2, selector: SnapshotSelector) -> Result<(), Failure> {
+    let id = selector.to_string();
     let applied = image.apply_snapshot(selector).await;
     let worked = applied.is_ok();
     applied.or_else(|error| refusable(guest, "apply a snapshot", error))?;
+    if worked {
+        check_vm_state(image, &id).await?;
+    }
     let mut model = guest.model.borrow_mut();
     model.end_apply(worked);
     if image.size_bytes() != model.size_bytes() {

@@ -46,12 +46,15 @@ pub(super) struct Change {
     pub(super) more: Vec<HostOffset>,
     /// L2 tables whose content is referred to once less.
     pub(super) fewer: Vec<HostOffset>,
+    /// What `more` and `fewer` come to, once that is known for all clusters that are
+    /// counted now.
+    pub(super) references: Option<Deltas>,
     /// Changes of the counts of metadata clusters, L2 tables among them.
     pub(super) metadata: Vec<(Range<u64>, i32)>,
-    /// The snapshots afterwards. The last one has no L1 table yet if `shares`.
+    /// The snapshots afterwards.
     pub(super) entries: Vec<SnapshotEntry>,
-    /// The last snapshot shares everything with the active table.
-    pub(super) shares: bool,
+    /// The L1 table of the last snapshot, which has no place yet.
+    pub(super) taken: Option<Vec<L1Entry>>,
     /// The virtual size afterwards.
     pub(super) size_bytes: u64,
     /// L2 tables that the active table does not lead to any more.
@@ -135,17 +138,12 @@ impl Image {
         change: &mut Change,
         places: &mut Places,
     ) -> Result<(super::super::alloc::HeldEnd<'a>, Exchanged)> {
-        let l1_bytes = change.active.len() as u64 * 8;
         let l1 = self.place_l1(change, places).await?;
-        if change.shares {
-            let shared = places
-                .run(self, self.geometry.clusters_for(l1_bytes))
-                .await?;
-            self.write_l1(shared, &change.active, false).await?;
-            if let Some(new) = change.entries.last_mut() {
-                new.l1_table_offset = shared;
-                new.l1_entries = change.active.len() as u32;
-            }
+        if let (Some(taken), Some(new)) = (&change.taken, change.entries.last_mut()) {
+            let clusters = self.geometry.clusters_for(taken.len() as u64 * 8);
+            new.l1_table_offset = places.run(self, clusters).await?;
+            new.l1_entries = taken.len() as u32;
+            self.write_l1(new.l1_table_offset, taken, false).await?;
         }
         let (snapshots, snapshots_bytes) = self.place_snapshots(change, places).await?;
         let (held, counts) = self.place_counts(allocator, change, places).await?;
@@ -279,10 +277,17 @@ impl Image {
     }
 
     /// Writes the refcount blocks as the change makes them.
-    async fn write_counts(&self, change: &Change, counts: &Counts) -> Result<()> {
+    async fn write_counts(&self, change: &mut Change, counts: &Counts) -> Result<()> {
         let blocks = counts.blocks.last().map_or(0, |last| last.index + 1);
         for window in self.windows(blocks) {
-            let deltas = self.deltas(change, window.clone()).await?;
+            let known = change.references.take();
+            let mut deltas = match known.filter(|known| *known.clusters() == window) {
+                Some(known) => known,
+                None => self.references(change, window.clone()).await?,
+            };
+            for (clusters, by) in &change.metadata {
+                deltas.add(clusters, *by);
+            }
             let per_block = self.geometry.refcount_block_entries();
             let (first, end) = (window.start / per_block, window.end / per_block);
             for index in first..end {
@@ -319,15 +324,12 @@ impl Image {
         starts.map(move |first| first * per_block..(first + at_once).min(blocks) * per_block)
     }
 
-    /// How the counts of a window's clusters change.
-    pub(super) async fn deltas(&self, change: &Change, window: Range<u64>) -> Result<Deltas> {
+    /// How often a window's clusters are referred to more or less than before.
+    pub(super) async fn references(&self, change: &Change, window: Range<u64>) -> Result<Deltas> {
         let mut deltas = Deltas::new(window);
         let per_block = self.geometry.refcount_block_entries();
-        let limit = self.allocator.refcounts.table().entries.len() as u64 * per_block;
+        let limit = self.counting_blocks()?.len() as u64 * per_block;
         let mut beyond = None;
-        for (clusters, by) in &change.metadata {
-            deltas.add(clusters, *by);
-        }
         for (tables, by) in [(&change.more, 1), (&change.fewer, -1)] {
             let mut reads = stream::iter(tables.iter().map(|table| self.read_table(*table)))
                 .buffered(self.tables_at_once());

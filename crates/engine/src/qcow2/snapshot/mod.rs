@@ -18,6 +18,7 @@ mod places;
 mod references;
 mod requests;
 mod select;
+mod vm_state;
 
 use std::sync::{Arc, PoisonError};
 
@@ -50,6 +51,9 @@ pub struct NewSnapshot {
     pub vm_clock_nanoseconds: u64,
     /// Instructions that the guest has executed, where that is recorded.
     pub icount: Option<u64>,
+    /// Length of the VM state that was saved ([`Qcow2::save_vm_state`]); with one the
+    /// snapshot takes it, and the disk has it no more.
+    pub vm_state_size_bytes: u64,
 }
 
 impl Qcow2 {
@@ -166,7 +170,7 @@ impl Image {
     /// Does `work` while nobody else changes anything: requests that have begun are
     /// over, all they did is durable, and what the mapping has dropped is free.
     async fn exclusively<T>(self: &Arc<Self>, work: impl Future<Output = Result<T>>) -> Result<T> {
-        self.check_changeable("snapshot")?;
+        self.begin_change("snapshot").await?;
         let _one = self.resizing.lock().await;
         let _unpacked = self.packer.placing.write().await;
         let _guests = self

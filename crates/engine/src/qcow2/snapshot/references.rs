@@ -113,6 +113,11 @@ impl Deltas {
         }
     }
 
+    /// The clusters that it knows.
+    pub(super) fn clusters(&self) -> &Range<u64> {
+        &self.clusters
+    }
+
     /// The change of one cluster; `None` if it does not know it.
     pub(super) fn of(&self, cluster: u64) -> Option<i32> {
         let index = cluster.checked_sub(self.clusters.start)?;
@@ -135,9 +140,12 @@ impl Deltas {
             }
             let old = refcount::get(block, order, index);
             let cluster = first + index as u64;
-            let new = old
-                .checked_add_signed(change.into())
-                .ok_or_else(|| too_low(cluster))?;
+            let Some(new) = old.checked_add_signed(change.into()) else {
+                return Err(match change > 0 {
+                    true => too_high(cluster, geometry),
+                    false => too_low(cluster),
+                });
+            };
             if !refcount::set(block, order, index, new) {
                 return Err(too_high(cluster, geometry));
             }

@@ -103,9 +103,10 @@ impl Image {
             active: (0..self.l1.len()).map(|index| self.l1.get(index)).collect(),
             more: Vec::new(),
             fewer: Vec::new(),
+            references: None,
             metadata: Vec::new(),
             entries: self.snapshot_table().entries.clone(),
-            shares: false,
+            taken: None,
             size_bytes: self.size.visible_bytes(),
             left: Vec::new(),
             reason,
@@ -115,20 +116,39 @@ impl Image {
     async fn plan_creation(&self, new: NewSnapshot, places: &mut Places) -> Result<Change> {
         let mut change = self.no_change(Reason::Other)?;
         let entry = self.new_entry(new, &change)?;
+        let mut taken = change.active.clone();
+        if entry.vm_state_size_bytes > 0 {
+            for table in self.take_vm_state(&mut change)? {
+                taken[table.index] = L1Entry::new(table.old, false);
+            }
+        }
         change.entries.push(entry);
-        change.shares = true;
         let mut tables = self.tables_of(&change.active)?;
         self.settle_flags(&mut tables, places, |_| Some(false))
             .await?;
         for table in &tables {
             change.active[table.index] = L1Entry::new(table.now, false);
+            taken[table.index] = change.active[table.index];
             change.more.push(table.now);
             change.count(self, table.now, 1);
             if table.moves() {
                 change.leave(self, table.old);
             }
         }
+        change.taken = Some(taken);
         Ok(change)
+    }
+
+    /// Takes the tables of the VM state away from the disk. Their counts stay.
+    fn take_vm_state(&self, change: &mut Change) -> Result<Vec<Table>> {
+        let first = self.vm_state_index() as usize;
+        let mut tables = self.tables_of(&change.active)?;
+        tables.retain(|table| table.index >= first);
+        for table in &tables {
+            change.active[table.index] = L1Entry::UNALLOCATED;
+            change.left.push(table.old);
+        }
+        Ok(tables)
     }
 
     fn new_entry(&self, new: NewSnapshot, change: &Change) -> Result<SnapshotEntry> {
@@ -149,6 +169,7 @@ impl Image {
             date_nanoseconds: new.date_nanoseconds,
             vm_clock_nanoseconds: new.vm_clock_nanoseconds,
             icount: new.icount,
+            vm_state_size_bytes: new.vm_state_size_bytes,
             disk_size_bytes: Some(change.size_bytes),
             ..SnapshotEntry::default()
         })
@@ -230,7 +251,8 @@ impl Image {
                 tables.push(table);
             }
         }
-        self.settle_counted(&change, &mut tables, places).await?;
+        self.settle_counted(&mut change, &mut tables, places)
+            .await?;
         for table in tables.iter().filter(|table| table.moves()) {
             change.active[table.index] = L1Entry::new(table.now, true);
             change.leave(self, table.old);
@@ -241,7 +263,7 @@ impl Image {
     /// Gives entries of L2 tables the flags that the counts after a change ask for.
     async fn settle_counted(
         &self,
-        change: &Change,
+        change: &mut Change,
         tables: &mut [Table],
         places: &mut Places,
     ) -> Result<()> {
@@ -253,7 +275,7 @@ impl Image {
         self.allocator.refcounts.write_back().await?;
         let blocks = self.counting_blocks()?;
         for window in self.windows(blocks.len() as u64) {
-            let deltas = self.deltas(change, window.clone()).await?;
+            let deltas = self.references(change, window.clone()).await?;
             let first = window.start / per_block;
             let inside = first as usize..(window.end / per_block) as usize;
             let counts = self.read_blocks(&blocks[inside]).await?;
@@ -267,6 +289,7 @@ impl Image {
                 Some(count.checked_add_signed(change.into()) == Some(1))
             };
             self.settle_flags(tables, places, is_own).await?;
+            change.references = Some(deltas);
         }
         Ok(())
     }

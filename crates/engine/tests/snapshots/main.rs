@@ -1,7 +1,7 @@
 //! Internal snapshots against plain arrays of bytes, over kinds of images, beside
 //! requests; every image must check clean, without a leaked cluster.
 
-mod common;
+mod table;
 
 use std::sync::Arc;
 
