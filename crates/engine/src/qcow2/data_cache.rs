@@ -13,8 +13,10 @@
 //!   place of its own for those bytes, so no request writes them in place.
 //! - A read looks here first and at the mapping afterwards: what it does not find
 //!   here any more, the mapping leads to.
-//! - Memory stays within the budget; a write that finds no room waits for drains, or,
-//!   once a drain has failed, goes past the cache and meets the failure itself.
+//! - Memory stays within the budget, but that a write finds room in an empty cache
+//!   whatever the budget is. What a write will take is known exactly before it is
+//!   taken. One that finds no room waits for drains, or, once a drain has failed,
+//!   goes past the cache and meets the failure itself.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -63,6 +65,15 @@ impl Piece {
         &self.memory[..self.len_bytes as usize]
     }
 
+    /// The memory that it takes more once `len_bytes` are appended.
+    fn growth(&self, len_bytes: u64) -> usize {
+        let new_len = (self.len_bytes + len_bytes) as usize;
+        match new_len > self.memory.len() {
+            true => memory_for(new_len) - self.memory.len(),
+            false => 0,
+        }
+    }
+
     fn append(&mut self, bytes: &[u8]) {
         let old_len = self.len_bytes as usize;
         let new_len = old_len + bytes.len();
@@ -92,6 +103,28 @@ struct Cluster {
 impl Cluster {
     fn memory_bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.memory.len()).sum()
+    }
+
+    /// The memory that [`Cluster::put`] takes for `len_bytes` at `start`.
+    fn growth(&self, start: u64, len_bytes: u64) -> usize {
+        let end = start + len_bytes;
+        let mut at = start;
+        let mut index = self.pieces.partition_point(|piece| piece.end() <= start);
+        let mut growth = 0;
+        while at < end {
+            let next = self.pieces.get(index);
+            let gap_end = next.map_or(end, |piece| piece.start.clamp(at, end));
+            if at < gap_end {
+                let before = index.checked_sub(1).map(|before| &self.pieces[before]);
+                growth += match before.filter(|before| before.end() == at) {
+                    Some(before) => before.growth(gap_end - at),
+                    None => memory_for((gap_end - at) as usize),
+                };
+            }
+            at = next.map_or(end, Piece::end).max(gap_end);
+            index += 1;
+        }
+        growth
     }
 
     /// Puts `bytes` at `start` over what is there.
@@ -178,10 +211,13 @@ struct State {
 }
 
 impl State {
-    fn is_full(&self, len_bytes: usize, budget_bytes: usize) -> bool {
-        // At worst a piece doubles its memory.
-        let wanted = 2 * memory_for(len_bytes);
-        self.memory_bytes + wanted > budget_bytes && !self.clusters.is_empty()
+    /// Whether there is no room for a write.
+    fn is_full(&self, place: &Place, len_bytes: usize, budget_bytes: usize) -> bool {
+        let growth = match self.clusters.get(&place.cluster_start) {
+            Some(cluster) => cluster.growth(place.inside, len_bytes as u64),
+            None => memory_for(len_bytes),
+        };
+        growth > 0 && self.memory_bytes + growth > budget_bytes && !self.clusters.is_empty()
     }
 
     fn is_sequential(&mut self, start: u64, end: u64) -> bool {
@@ -275,7 +311,7 @@ impl DataCache {
     /// some. The caller holds the guest range shared.
     pub(crate) fn put(&self, place: &Place, bytes: &[u8]) -> Option<Kept> {
         let mut state = self.lock();
-        if state.is_full(bytes.len(), self.budget_bytes) {
+        if state.is_full(place, bytes.len(), self.budget_bytes) {
             state.enqueue_oldest(self.budget_bytes / 4);
             return None;
         }
@@ -351,9 +387,9 @@ impl DataCache {
     }
 
     /// Whether a write of `len_bytes` would have to wait.
-    pub(crate) fn is_full(&self, len_bytes: u64) -> bool {
+    pub(crate) fn is_full(&self, place: &Place, len_bytes: u64) -> bool {
         let state = self.lock();
-        state.failure.is_none() && state.is_full(len_bytes as usize, self.budget_bytes)
+        state.failure.is_none() && state.is_full(place, len_bytes as usize, self.budget_bytes)
     }
 
     /// Tells when something changes after this call.
@@ -560,12 +596,16 @@ mod tests {
     #[test]
     fn a_full_cache_queues_the_oldest() {
         let cache = DataCache::new(4 * UNIT_BYTES);
-        for cluster in 0..3 {
+        for cluster in 0..4 {
             let kept = cache.put(&place(cluster * CLUSTER), &[1; 16]);
             assert_eq!(kept, Some(Kept::Waiting));
         }
-        assert!(cache.is_full(16));
-        assert_eq!(cache.put(&place(3 * CLUSTER), &[1; 16]), None);
+        assert!(cache.is_full(&place(4 * CLUSTER), 16));
+        assert!(
+            !cache.is_full(&place(16), 16),
+            "there is memory for more of a piece"
+        );
+        assert_eq!(cache.put(&place(4 * CLUSTER), &[1; 16]), None);
         assert_eq!(cache.next_to_drain(8, 1), [0]);
         assert_eq!(cache.next_to_drain(8, 1), [], "the others are younger");
     }
@@ -622,6 +662,38 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn never_takes_more_than_its_budget(
+            puts in prop::collection::vec((0u64..(1 << 18), 1u64..40_000), 1..60),
+            budget_units in 1usize..40,
+        ) {
+            const LARGE: u64 = 1 << 16;
+            let cache = DataCache::new(budget_units * UNIT_BYTES);
+            for (guest, len) in puts {
+                let inside = guest % LARGE;
+                let at = Place {
+                    cluster_start: guest - inside,
+                    inside,
+                    cluster_len_bytes: LARGE,
+                };
+                let bytes = vec![1; len.min(LARGE - inside) as usize];
+                let (was_empty, before) = (cache.is_empty(), cache.lock().memory_bytes);
+                let full = cache.is_full(&at, bytes.len() as u64);
+                let kept = cache.put(&at, &bytes);
+                prop_assert_eq!(kept.is_none(), full);
+                let state = cache.lock();
+                let memory: usize = state.clusters.values().map(Cluster::memory_bytes).sum();
+                prop_assert_eq!(memory, state.memory_bytes);
+                // The first write may be larger than the budget.
+                let most = cache.budget_bytes.max(before);
+                prop_assert!(was_empty || memory <= most);
+                drop(state);
+                if kept.is_none() {
+                    cache.remove(at.cluster_start, 0..LARGE);
+                }
+            }
+        }
+
         #[test]
         fn holds_the_last_bytes_of_every_place(
             puts in prop::collection::vec((0u64..CLUSTER, 1u64..CLUSTER, any::<u8>()), 1..40),

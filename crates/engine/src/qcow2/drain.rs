@@ -61,19 +61,21 @@ impl Image {
         (needs_copy && !whole && len_bytes <= MAX_KEPT_BYTES).then_some(len_bytes)
     }
 
+    fn place_in_cache(&self, guest: u64) -> Place {
+        let cluster_start = self.geometry.cluster_start(guest);
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let left = self.size_bytes().saturating_sub(cluster_start);
+        Place {
+            cluster_start,
+            inside: guest - cluster_start,
+            cluster_len_bytes: cluster_bytes.min(left),
+        }
+    }
+
     /// Puts bytes of one cluster into the data cache, and starts what has to be
     /// drained; `false` if there is no room. The caller holds their range shared.
     pub(crate) fn keep(self: &Arc<Self>, guest: u64, bytes: &[u8]) -> bool {
-        let cluster_start = self.geometry.cluster_start(guest);
-        let place = Place {
-            cluster_start,
-            inside: guest - cluster_start,
-            cluster_len_bytes: self
-                .geometry
-                .cluster_size_bytes()
-                .min(self.size_bytes() - cluster_start),
-        };
-        let kept = self.data_cache.put(&place, bytes);
+        let kept = self.data_cache.put(&self.place_in_cache(guest), bytes);
         if kept == Some(Kept::Waiting) {
             self.start_sweeper();
         } else {
@@ -108,9 +110,12 @@ impl Image {
     }
 
     /// Waits until there may be room in the data cache, or it takes no writes.
-    pub(crate) async fn wait_for_room(self: &Arc<Self>, len_bytes: u64) {
+    pub(crate) async fn wait_for_room(self: &Arc<Self>, guest: u64, len_bytes: u64) {
         let changed = self.data_cache.listen();
-        if self.data_cache.is_full(len_bytes) {
+        if self
+            .data_cache
+            .is_full(&self.place_in_cache(guest), len_bytes)
+        {
             changed.await;
         }
     }

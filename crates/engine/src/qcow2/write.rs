@@ -77,7 +77,7 @@ impl Image {
                     piece
                 }
                 Held::NoRoom { len_bytes } => {
-                    self.wait_for_room(len_bytes).await;
+                    self.wait_for_room(at, len_bytes).await;
                     continue;
                 }
                 Held::NeedsStep => {
