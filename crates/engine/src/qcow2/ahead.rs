@@ -4,7 +4,7 @@
 //! in growing steps, and the next refcount block is made before the last one is
 //! full. All of it happens in a task of its own. A crash leaves clusters counted
 //! that nobody uses and a file that is too long, both harmless; [`Allocator::settle`]
-//! takes both back. A program that allocates little leaves nothing behind, however
+//! takes both back, and refcount blocks that count nothing yet. A program that allocates little leaves nothing behind, however
 //! it ends.
 //!
 //! Failures here are not reported: what is needed at once is done again, and
@@ -48,7 +48,8 @@ pub(super) struct Length {
     at_open: u64,
     /// In clusters.
     tail_at_open: u64,
-    /// The end of everything that was handed out or written since.
+    /// The end of everything that was handed out or written since, refcount blocks
+    /// that count nothing else left out.
     needed: u64,
     /// The file is at least so long.
     reached: u64,
@@ -90,6 +91,11 @@ impl Length {
 
     pub(super) fn note_end(&mut self, end_bytes: u64) {
         self.needed = self.needed.max(end_bytes);
+    }
+
+    /// The end of everything that is needed.
+    pub(super) fn end_bytes(&self) -> u64 {
+        self.at_open.max(self.needed)
     }
 
     #[cfg(test)]
@@ -306,6 +312,7 @@ impl Allocator {
         // What runs in the background comes to its end.
         let _one = self.growing.lock().await;
         self.empty_reserve().await?;
+        self.take_back_blocks().await?;
         self.set_length().await
     }
 

@@ -101,6 +101,9 @@ pub(super) struct State {
     pub(super) prepare_from: u64,
     /// The image is being closed: nothing is counted ahead any more.
     pub(super) settled: bool,
+    /// Indexes of refcount blocks that were made since the image was opened. The
+    /// file need not reach to them before something behind them is used.
+    pub(super) made_blocks: Vec<u64>,
     /// Clusters whose counts must still go down by one.
     pub(super) owed: Vec<Range<u64>>,
 }
@@ -175,6 +178,7 @@ impl Allocator {
             preparing: false,
             prepare_from: 0,
             settled: false,
+            made_blocks: Vec::new(),
             owed: Vec::new(),
         };
         Ok(Arc::new(Allocator {
@@ -444,9 +448,14 @@ impl Allocator {
         let mut outcome = Ok(());
         for mut clusters in owed {
             while !clusters.is_empty() {
-                match self.refcounts.lower(HostCluster(clusters.start)).await {
-                    Ok(0) => self.note_free(clusters.start..clusters.start + 1),
-                    Ok(_) => {}
+                match self.refcounts.lower_in_slice(clusters.clone()).await {
+                    Ok(lowered) => {
+                        clusters.start += lowered.clusters;
+                        lowered
+                            .freed
+                            .into_iter()
+                            .for_each(|freed| self.note_free(freed));
+                    }
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
                         outcome = Err(error);
                         break;
@@ -456,7 +465,6 @@ impl Allocator {
                         break;
                     }
                 }
-                clusters.start += 1;
             }
         }
         outcome

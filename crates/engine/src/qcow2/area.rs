@@ -108,8 +108,14 @@ impl Allocator {
         let mut taken = Vec::new();
         let result = self.take_slices(clusters, &mut taken).await;
         if !matches!(result, Ok(None)) {
-            for cluster in taken.into_iter().flatten() {
-                self.refcounts.lower(HostCluster(cluster)).await?;
+            for mut clusters in taken {
+                while !clusters.is_empty() {
+                    clusters.start += self
+                        .refcounts
+                        .lower_in_slice(clusters.clone())
+                        .await?
+                        .clusters;
+                }
             }
         }
         result

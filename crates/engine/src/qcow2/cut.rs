@@ -1,6 +1,7 @@
 //! Giving up what lies beyond the end of a device: its mapping, its clusters, and the
 //! end of the file.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::l1::L1Entry;
@@ -91,13 +92,48 @@ impl Image {
         let set = self.l1.set(index, L1Entry::UNALLOCATED);
         drop(change);
         debug_assert!(set, "the entry was there");
-        for mapping in &clusters {
-            self.drop_replaced(mapping, &Mapping::Unallocated, Reason::Cut);
-        }
+        self.drop_all(&clusters);
         if let Some(table) = table {
             self.drop_table(table);
         }
         Ok(clusters.len() as u64 + 1)
+    }
+
+    /// Notes the clusters of some mappings as dropped, in runs.
+    fn drop_all(&self, mappings: &[Mapping]) {
+        if self.has_external_data() {
+            return;
+        }
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let mut run = 0..0;
+        for mapping in mappings {
+            match (mapping, mapping.host()) {
+                (Mapping::Compressed(_), _) => {
+                    self.drop_replaced(mapping, &Mapping::Unallocated, Reason::Cut);
+                }
+                (_, Some(host)) if host.bytes() == run.end => run.end += cluster_bytes,
+                (_, Some(host)) => {
+                    let start = host.bytes();
+                    self.drop_run(std::mem::replace(&mut run, start..start + cluster_bytes));
+                }
+                (_, None) => {}
+            }
+        }
+        self.drop_run(run);
+    }
+
+    fn drop_run(&self, bytes: Range<u64>) {
+        if bytes.is_empty() {
+            return;
+        }
+        let first = HostOffset(bytes.start).cluster(&self.geometry);
+        let count = (bytes.end - bytes.start) / self.geometry.cluster_size_bytes();
+        self.blanks.forget(first.index()..first.index() + count);
+        self.order.note_dropped(Dropped {
+            start: first,
+            count,
+            reason: Reason::Cut,
+        });
     }
 
     fn drop_table(&self, table: HostOffset) {

@@ -51,6 +51,7 @@ impl Allocator {
         let place = block.cluster(&geometry).index();
         self.refuse_metadata(&(place..place + 1))?;
         reached(file, Event::RefblockAllocWrite).await;
+        self.state().made_blocks.push(index);
         self.write_block(block, 1).await?;
         file.flush().await?;
         reached(file, Event::RefblockAllocHookup).await;
@@ -78,8 +79,52 @@ impl Allocator {
             let fits = refcount::set(&mut bytes, geometry.refcount_order, index as usize, 1);
             debug_assert!(fits);
         }
-        self.note_end(offset.bytes() + geometry.cluster_size_bytes());
         self.write(offset.bytes(), bytes).await
+    }
+
+    /// Takes back the refcount blocks at the end of the file that count nothing but
+    /// themselves. Nobody may allocate any more.
+    pub(super) async fn take_back_blocks(&self) -> Result<()> {
+        let mut made = std::mem::take(&mut self.state().made_blocks);
+        made.sort_unstable();
+        let geometry = &self.refcounts.geometry;
+        while let Some(index) = made.pop() {
+            let block = index * geometry.bytes_per_refcount_block();
+            let is_last = self.state().length.end_bytes() <= block;
+            if !is_last || !self.counts_only_itself(index).await? {
+                self.note_end(block + geometry.cluster_size_bytes());
+                continue;
+            }
+            let slices = block..block + geometry.cluster_size_bytes();
+            self.refcounts.remove_block(index as usize);
+            for slice in slices.step_by(self.refcounts.cache.table_bytes()) {
+                self.refcounts.cache.forget(slice);
+            }
+            let at = self.refcounts.table().offset.bytes() + 8 * index;
+            self.write(at, Buffer::copy_of(&[0; 8])).await?;
+            self.refcounts.file.flush().await?;
+        }
+        Ok(())
+    }
+
+    /// Whether a refcount block that lies in the first cluster that it counts counts
+    /// no other.
+    async fn counts_only_itself(&self, index: u64) -> Result<bool> {
+        let per_block = self.refcounts.geometry.refcount_block_entries();
+        let first = index * per_block;
+        let mut at = first;
+        while at < first + per_block {
+            let Some(place) = self.refcounts.place(HostCluster(at))? else {
+                return Ok(false);
+            };
+            let in_slice = self.refcounts.entries_per_slice() as usize;
+            match self.refcounts.last_used(place.key, 0..in_slice) {
+                None => self.refcounts.load(place.key).await?,
+                Some(Some(used)) if at > first || used > 0 => return Ok(false),
+                Some(_) => at += in_slice as u64,
+            }
+        }
+        Ok(true)
     }
 
     fn plan_table(&self, index: u64) -> Result<Layout> {
@@ -124,6 +169,7 @@ impl Allocator {
             let offset = HostOffset((layout.start + block) * cluster_bytes);
             let counted_before = block * geometry.refcount_block_entries();
             self.write_block(offset, used - counted_before).await?;
+            self.note_end(offset.bytes() + cluster_bytes);
             entries[(layout.first_block + block) as usize] = RefcountTableEntry::new(offset);
         }
         let offset = HostOffset((layout.start + layout.blocks) * cluster_bytes);

@@ -48,6 +48,7 @@ mod prefetch;
 mod queue;
 mod read;
 mod readers;
+mod recount;
 mod refcounts;
 mod reserve;
 mod resize;

@@ -435,16 +435,23 @@ impl Image {
     /// Punches those clusters whose last user is gone, while their count still
     /// keeps them from being allocated.
     async fn punch_unshared(&self, dropped: Dropped) -> Result<()> {
-        let end = dropped.start.index() + dropped.count;
-        let start = dropped.start.index();
-        let mut run = start;
-        for cluster in start..end {
-            if self.refcount(HostCluster(cluster)).await? != 1 {
-                self.punch(run..cluster).await;
-                run = cluster + 1;
+        let mut left = dropped.start.index()..dropped.start.index() + dropped.count;
+        let mut run = left.start..left.start;
+        while !left.is_empty() {
+            let (owned, slice_end) = self
+                .allocator
+                .refcounts
+                .owned_in_slice(left.clone())
+                .await?;
+            for owned in owned {
+                if owned.start != run.end {
+                    self.punch(std::mem::replace(&mut run, owned.clone())).await;
+                }
+                run.end = owned.end;
             }
+            left.start = slice_end.min(left.end);
         }
-        self.punch(run..end).await;
+        self.punch(run).await;
         Ok(())
     }
 

@@ -137,7 +137,7 @@ impl Image {
 
     /// Raises a count by one; `false` if it has no room for more.
     async fn raise_packed(&self, cluster: HostCluster) -> Result<bool> {
-        match self.allocator.refcounts.raise(cluster).await {
+        match self.allocator.refcounts.raise(cluster, 1).await {
             Ok(raised) => Ok(raised.is_some()),
             Err(error) => Err(self.mark_corrupt(error).await),
         }

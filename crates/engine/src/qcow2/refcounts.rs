@@ -17,7 +17,7 @@ use vellum_storage::{Buffers, Event, Result, Storage, WriteFlags};
 
 use super::cache::{TableCache, WriteBack};
 use super::events::reached;
-use super::fault::{bad_entry, corrupt};
+use super::fault::bad_entry;
 use super::load::read_bytes;
 use super::map::Lookup;
 use super::overlap::{Metadata, OverlapMap};
@@ -115,6 +115,13 @@ impl Refcounts {
         self.table().entries[index] = RefcountTableEntry::new(block);
     }
 
+    /// Takes a refcount block out of the table in memory.
+    pub(crate) fn remove_block(&self, index: usize) {
+        let block = std::mem::take(&mut self.table().entries[index]).raw_offset();
+        let cluster = HostOffset(block).cluster(&self.geometry);
+        self.overlap.forget(cluster.index());
+    }
+
     /// Takes another table into use, which has all blocks of the old one.
     pub(crate) fn replace_table(&self, new: RefcountTable) -> RefcountTable {
         let first = new.offset.cluster(&self.geometry).index();
@@ -203,48 +210,6 @@ impl Refcounts {
         result
     }
 
-    /// Raises the count of a cluster in use by one; `None`: it is as high as it can be.
-    pub(crate) async fn raise(&self, cluster: HostCluster) -> Result<Option<u64>> {
-        loop {
-            let Some(place) = self.place(cluster)? else {
-                return Err(underflow(cluster));
-            };
-            let order = self.geometry.refcount_order;
-            let raised = self.cache.update(place.key, |block| {
-                let new = refcount::get(block, order, place.index).checked_add(1)?;
-                refcount::set(block, order, place.index, new).then_some(new)
-            });
-            match raised {
-                None => self.load(place.key).await?,
-                Some(raised) => return Ok(raised),
-            }
-        }
-    }
-
-    /// Lowers the count of a cluster by one; returns what is left.
-    pub(crate) async fn lower(&self, cluster: HostCluster) -> Result<u64> {
-        loop {
-            let Some(place) = self.place(cluster)? else {
-                return Err(underflow(cluster));
-            };
-            let order = self.geometry.refcount_order;
-            let lowered = self.cache.update(place.key, |block| {
-                let old = refcount::get(block, order, place.index);
-                let new = old.checked_sub(1)?;
-                if new == 0 {
-                    // Before anybody can see that it is free.
-                    self.overlap.forget(cluster.index());
-                }
-                refcount::set(block, order, place.index, new).then_some(new)
-            });
-            match lowered {
-                None => self.load(place.key).await?,
-                Some(None) => return Err(underflow(cluster)),
-                Some(Some(new)) => return Ok(new),
-            }
-        }
-    }
-
     /// The first run of up to `want` clusters nobody uses in `slice`, as indexes,
     /// from index `from` on. `None`: the slice is not in memory.
     pub(crate) fn find_unused(&self, key: u64, from: usize, want: u64) -> Option<Range<usize>> {
@@ -282,14 +247,4 @@ impl Refcounts {
         });
         taken.is_some()
     }
-}
-
-fn underflow(cluster: HostCluster) -> vellum_storage::Error {
-    corrupt(
-        "refcount",
-        format!(
-            "the refcount of cluster {} is zero already",
-            cluster.index()
-        ),
-    )
 }
