@@ -154,6 +154,68 @@ const QCOW2: &[OptionDescription] = &[
     ),
 ];
 
+/// What `amend` can change of a qcow2 image, in QEMU's order.
+const QCOW2_AMEND: &[OptionDescription] = &[
+    option(
+        "encrypt.state",
+        Text,
+        "Select new state of affected keyslots (active/inactive)",
+        None,
+    ),
+    option(
+        "encrypt.keyslot",
+        Number,
+        "Select a single keyslot to modify explicitly",
+        None,
+    ),
+    option(
+        "encrypt.old-secret",
+        Text,
+        "Select all keyslots that match this password",
+        None,
+    ),
+    option(
+        "encrypt.new-secret",
+        Text,
+        "New secret to set in the matching keyslots. Empty string to erase",
+        None,
+    ),
+    option(
+        "encrypt.iter-time",
+        Number,
+        "Time to spend in PBKDF in milliseconds",
+        None,
+    ),
+    SIZE,
+    option(
+        "compat",
+        Text,
+        "Compatibility level (v2 [0.10] or v3 [1.1])",
+        None,
+    ),
+    option("backing_file", Text, "File name of a base image", None),
+    option("backing_fmt", Text, "Image format of the base image", None),
+    option(
+        "data_file",
+        Text,
+        "File name of an external data file",
+        None,
+    ),
+    option(
+        "data_file_raw",
+        Bool,
+        "The external data file must stay valid as a raw image",
+        None,
+    ),
+    option("lazy_refcounts", Bool, "Postpone refcount updates", None),
+    option(
+        "refcount_bits",
+        Number,
+        "Width of a reference count entry in bits",
+        None,
+    ),
+];
+
 const RAW: &[OptionDescription] = &[SIZE];
 
 /// Options of luks, in the order in which they are shown.
@@ -221,6 +283,11 @@ pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
         "file" => Some(FILE),
         _ => None,
     }
+}
+
+/// The options that `amend` takes for images of a format; `None` if it takes none.
+pub fn amend_options(format: &str) -> Option<&'static [OptionDescription]> {
+    (format == "qcow2").then_some(QCOW2_AMEND)
 }
 
 /// Why images of a format cannot be made: QEMU knows some only to read.
@@ -299,11 +366,15 @@ impl CreateSettings {
     /// Settings of a format on a file, all at their defaults; `None` for formats
     /// that cannot be made.
     pub fn new(format: &str) -> Option<Self> {
-        let descriptions = all_options(format)?;
-        Some(CreateSettings {
+        all_options(format).map(Self::of)
+    }
+
+    /// Settings of these options, all at their defaults.
+    pub fn of(descriptions: Vec<OptionDescription>) -> Self {
+        CreateSettings {
             descriptions,
             given: BTreeMap::new(),
-        })
+        }
     }
 
     /// Takes a `-o` text in.

@@ -8,6 +8,7 @@
 //! Invariant: messages are QEMU's where QEMU has some; [`error_text`] gives the
 //! text that stands after `qemu-img: `.
 
+pub mod amend;
 pub mod cache;
 mod cache_cleaner;
 pub mod chain;

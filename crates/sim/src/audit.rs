@@ -53,6 +53,10 @@ impl Frozen {
             ranges.push((offset, entries * 8));
             for (index, entry) in layout.read_l1(pages, offset, entries) {
                 for mapped in layout.mappings(pages, index, entry) {
+                    if mapped.is_zero(&layout) {
+                        // Nobody reads what lies there.
+                        continue;
+                    }
                     let host = mapped.host().map(|host| (host, layout.cluster_bytes()));
                     ranges.extend(host.or(mapped.compressed(layout.cluster_bits)));
                 }

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use vellum::qcow2::Qcow2;
+use vellum::qcow2::amend::AmendOptions;
 use vellum::qcow2::create::Preallocation;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, ZeroRequest};
 use vellum_storage::{Buffer, JoinHandle, spawn};
@@ -18,7 +20,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::machine::Plugged;
 use crate::model::{Effect, Model, Ticket};
 use crate::pattern;
-use crate::scenario::{ImageOptions, Op, Step};
+use crate::scenario::{Amendment, Change, DataFile, ImageOptions, Op, Step};
 use crate::subject::Subject;
 
 /// How many requests a guest has in flight at most.
@@ -73,6 +75,11 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 break_and_repair(&guest, damage).await?;
                 device = guest.plugged.open(&*guest.subject, &guest.options).await?;
             }
+            Step::Amend(amendment) => {
+                while finish_one(&mut running).await? {}
+                amend(&guest, &*device, amendment).await?;
+                device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+            }
             Step::Resize {
                 size_bytes,
                 preallocation,
@@ -81,18 +88,7 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 start_resize(&guest, &device, &mut running, size).await?;
             }
             Step::Snapshot(change) => {
-                let alone = snapshots::runs_alone(&guest.model.borrow(), change);
-                if alone {
-                    while finish_one(&mut running).await? {}
-                }
-                let begun = snapshots::begin(&guest, &*device, change);
-                let change =
-                    begun.map(|begun| snapshots::change(guest.clone(), device.clone(), begun));
-                match change {
-                    Some(change) if alone => change.await?,
-                    Some(change) => running.push_back(spawn(change)),
-                    None => {}
-                }
+                start_snapshot_change(&guest, &device, &mut running, change).await?;
             }
             Step::Bitmap(change) => {
                 while changes_at_once(&guest) && finish_one(&mut running).await? {}
@@ -103,6 +99,27 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
         }
     }
     while finish_one(&mut running).await? {}
+    Ok(())
+}
+
+/// Starts changing the snapshots, alone or beside the requests that run.
+async fn start_snapshot_change(
+    guest: &Rc<Guest>,
+    device: &Arc<dyn BlockDevice>,
+    running: &mut Running,
+    change: Change,
+) -> Result<(), Failure> {
+    let alone = snapshots::runs_alone(&guest.model.borrow(), change);
+    if alone {
+        while finish_one(running).await? {}
+    }
+    let begun = snapshots::begin(guest, &**device, change);
+    let change = begun.map(|begun| snapshots::change(guest.clone(), device.clone(), begun));
+    match change {
+        Some(change) if alone => change.await?,
+        Some(change) => running.push_back(spawn(change)),
+        None => {}
+    }
     Ok(())
 }
 
@@ -147,7 +164,8 @@ async fn resize(
         false => preallocation,
     };
     let resized = device.resize(size_bytes, preallocation).await;
-    let refusable = guest.options.version < 3 || !guest.options.traits.growable;
+    let is_old = |image: &Qcow2| image.header().version < 3;
+    let refusable = device.as_qcow2().is_some_and(is_old) || !guest.options.traits.growable;
     let now_bytes = match resized {
         Ok(()) => size_bytes,
         Err(error) if refusable && error.kind() != ErrorKind::Corrupt => old_bytes,
@@ -162,6 +180,36 @@ async fn resize(
     }
     guest.model.borrow_mut().end_resize(now_bytes)?;
     Ok(())
+}
+
+/// Amends the image and closes it.
+async fn amend(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    amendment: Amendment,
+) -> Result<(), Failure> {
+    let name_len = amendment.data_file_name_len;
+    let is_external = guest.options.data_file != DataFile::Inside;
+    let options = AmendOptions {
+        version: amendment.version,
+        refcount_bits: amendment.refcount_order.map(|order| 1 << order),
+        lazy_refcounts: amendment.lazy_refcounts,
+        data_file: name_len
+            .filter(|_| is_external)
+            .map(|len| "d".repeat(len as usize)),
+        data_file_raw: (amendment.not_raw && is_external).then_some(false),
+        ..AmendOptions::default()
+    };
+    if let Some(image) = device.as_qcow2()
+        && let Err(error) = image.amend(options, None).await
+        && !matches!(
+            error.kind(),
+            ErrorKind::InvalidArgument | ErrorKind::Unsupported | ErrorKind::NoSpace
+        )
+    {
+        return Err(Failure::error(FailureKind::Request, amendment, &error));
+    }
+    close(guest, device).await
 }
 
 /// Closes a device; a close makes everything durable, as a flush does.

@@ -5,8 +5,8 @@ use vellum::qcow2::create::Preallocation;
 use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::scenario::{
-    Backing, BitmapChange, Change, Damage, DataFile, ImageOptions, Leg, Op, Preparation, Step,
-    Story,
+    Amendment, Backing, BitmapChange, Change, Damage, DataFile, ImageOptions, Leg, Op, Preparation,
+    Step, Story,
 };
 use crate::storage::Traits;
 
@@ -194,6 +194,8 @@ struct Places {
     compressible: bool,
     snapshots: bool,
     has_bitmap: bool,
+    /// Version 2 will do.
+    may_be_old: bool,
 }
 
 impl Places {
@@ -225,7 +227,26 @@ impl Places {
                 && !image.requests_only,
             snapshots: image.data_file == DataFile::Inside && !image.requests_only,
             has_bitmap: image.bitmap_bits.is_some() && image.traits.growable,
+            may_be_old: !image.discard_no_unref && image.bitmap_bits.is_none(),
         }
+    }
+
+    fn amendment(&self, rng: &mut Rng) -> Amendment {
+        let mut amendment = Amendment::default();
+        let version = rng.between(2, 3) as u32;
+        match rng.below(8) {
+            0..=3 if version == 3 || self.may_be_old => amendment.version = Some(version),
+            0..=5 => amendment.refcount_order = Some(rng.below(7) as u32),
+            6 => amendment.lazy_refcounts = Some(rng.chance(1, 2)),
+            _ => {
+                amendment.data_file_name_len = Some(*rng.pick(&[0, 3, 300, 600, 1000]));
+                amendment.not_raw = rng.chance(1, 2);
+            }
+        }
+        if amendment.version == Some(2) {
+            amendment.refcount_order = Some(4);
+        }
+        amendment
     }
 
     /// A byte range inside a window: (offset, length), never empty.
@@ -350,6 +371,7 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     let jobs = places.has_backing && rng.chance(1, 2);
     let repairs = !places.requests_only && rng.chance(1, 8);
     let bitmaps = places.has_bitmap && rng.chance(1, 2);
+    let amends = !places.requests_only && rng.chance(1, 5);
     let mut steps = Vec::new();
     let mut resized = false;
     for _ in 0..count {
@@ -378,6 +400,9 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
         }
         if bitmaps && rng.chance(1, 6) {
             steps.push(Step::Bitmap(bitmap_change(rng)));
+        }
+        if amends && rng.chance(1, 6) {
+            steps.push(Step::Amend(places.amendment(rng)));
         }
         if resizes && rng.chance(1, 4) {
             steps.push(places.resize(rng));

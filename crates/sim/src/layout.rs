@@ -68,6 +68,12 @@ pub struct Mapped {
 }
 
 impl Mapped {
+    /// Whether the whole cluster reads as zeroes, whatever lies at its place.
+    pub fn is_zero(&self, layout: &Layout) -> bool {
+        let plain = !layout.extended_l2 && self.entry & COMPRESSED == 0;
+        plain && layout.version >= 3 && self.entry & ZERO != 0
+    }
+
     /// The host offset, unless the cluster is compressed or has none.
     pub fn host(&self) -> Option<u64> {
         let offset = self.entry & OFFSET;

@@ -101,6 +101,8 @@ pub enum Step {
         /// Write the copies compressed.
         compress: bool,
     },
+    /// Waits, changes options of the image, and opens it again.
+    Amend(Amendment),
     /// Starts changing the size, beside the requests that run.
     Resize {
         /// The new size.
@@ -162,6 +164,22 @@ pub enum Change {
     Apply(u64),
     /// Deletes one.
     Delete(u64),
+}
+
+/// What is changed of an image; what it does not allow changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Amendment {
+    /// Format version.
+    pub version: Option<u32>,
+    /// Logarithm of the refcount width in bits.
+    pub refcount_order: Option<u32>,
+    /// Whether refcounts may be stale while the image is dirty.
+    pub lazy_refcounts: Option<bool>,
+    /// The data file, if there is one, gets a name of this length, which only says
+    /// how much room the header takes.
+    pub data_file_name_len: Option<u64>,
+    /// The data file is no raw image any more.
+    pub not_raw: bool,
 }
 
 /// What stands below the image.

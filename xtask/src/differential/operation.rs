@@ -18,6 +18,8 @@ pub struct Batch {
     pub resize: Option<u64>,
     /// Commands on bitmaps before.
     pub bitmaps: Vec<Vec<String>>,
+    /// Amend the image before, with these options.
+    pub amend: Option<String>,
 }
 
 /// How the tool opens the image.
@@ -77,7 +79,24 @@ impl Batch {
             snapshots,
             resize: random.chance(20).then(|| new_size(random, shape)),
             bitmaps: Vec::new(),
+            amend: random.chance(20).then(|| amendment(random, shape)),
         }
+    }
+}
+
+/// Options to amend. Both tools accept them, or refuse them in the same words.
+fn amendment(random: &mut Random, shape: &Shape) -> String {
+    // Snapshots are taken of images that have room for them in their refcounts.
+    let widths: &[u32] = match shape.can_snapshot() {
+        true => &[8, 16, 32, 64],
+        false => &[1, 2, 4, 8, 16, 32, 64],
+    };
+    match random.below(8) {
+        0..3 => "compat=0.10".into(),
+        3..5 => "compat=1.1".into(),
+        5 => format!("lazy_refcounts={}", random.pick(&["on", "off"])),
+        6 => "data_file_raw=off".into(),
+        _ => format!("refcount_bits={}", random.pick(widths)),
     }
 }
 

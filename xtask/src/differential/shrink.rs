@@ -59,6 +59,12 @@ fn candidates(scenario: &Scenario) -> Vec<Scenario> {
         for at in 0..batch.bitmaps.len() {
             add(&|smaller| drop(smaller.batches[index].bitmaps.remove(at)));
         }
+        if batch.amend.is_some() {
+            add(&|smaller| smaller.batches[index].amend = None);
+        }
+        if batch.resize.is_some() {
+            add(&|smaller| smaller.batches[index].resize = None);
+        }
         if batch.mode != Mode::Plain {
             add(&|smaller| smaller.batches[index].mode = Mode::Plain);
         }

@@ -66,6 +66,11 @@ impl Snapshots {
         Ok(())
     }
 
+    /// Whether there were ever any.
+    pub fn were_taken(&self) -> bool {
+        self.taken > 0
+    }
+
     fn words(&mut self, change: Change) -> Option<(&'static str, String)> {
         let name = |number: u64| {
             let index = number.checked_rem(self.names.len() as u64)?;

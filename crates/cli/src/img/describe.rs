@@ -133,6 +133,8 @@ impl Description {
             add("extended-l2", info.extended_l2.into());
             if let Some(name) = &info.data_file {
                 add("data-file", name.as_str().into());
+            }
+            if info.external_data {
                 add("data-file-raw", info.data_file_raw.into());
             }
             if !info.bitmaps.is_empty() {

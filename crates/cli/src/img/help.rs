@@ -68,6 +68,7 @@ pub fn subcommand(command: Command<'_>) -> Outcome {
 /// The arguments of a subcommand and what its options mean.
 fn text(name: &str) -> (&'static str, &'static str) {
     match name {
+        "amend" => ("[OPTIONS] -o LIST FILENAME", AMEND),
         "bench" => ("[OPTIONS] FILENAME", BENCH),
         "bitmap" => (
             "(--add | --remove | --clear | --enable | --disable | --merge SOURCE)... [OPTIONS] FILENAME BITMAP",
@@ -91,6 +92,17 @@ fn text(name: &str) -> (&'static str, &'static str) {
         _ => ("", ""),
     }
 }
+
+const AMEND: &str = "\
+  -q, --quiet               print errors only
+  -p, --progress            show the progress
+  -f, --format FMT          the format of the image
+  --image-opts              FILENAME is a list of options
+  -o, --options LIST        what to change; '-o help' lists the options
+  -t, --cache MODE          cache mode (writeback)
+  --force                   do what may lose access to the data
+  --object DEFINITION       an object such as a secret
+";
 
 const BENCH: &str = "\
   -q, --quiet               accepted and ignored

@@ -1,5 +1,6 @@
 //! The image tool: `qemu-img` and the subcommands of `vellum`.
 
+mod amend;
 mod bench;
 mod bitmap;
 mod check;
@@ -44,7 +45,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "amend",
         about: "Change options of an image",
-        run: None,
+        run: Some(amend::run),
     },
     Subcommand {
         name: "bench",

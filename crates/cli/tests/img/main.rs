@@ -1,6 +1,7 @@
 //! The image tool beside the real `qemu-img`: the same command lines on twin
 //! folders must print the same and end with the same code.
 
+mod amend;
 mod backing;
 mod bench;
 mod bitmap;

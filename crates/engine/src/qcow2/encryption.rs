@@ -39,6 +39,18 @@ pub(crate) enum Encryption {
     Legacy(LegacyAes),
 }
 
+impl Encryption {
+    /// The same for another opening over the same data storage. Images with a cipher
+    /// of their own are never changed, so nobody opens them again.
+    pub(crate) fn of_reopened(&self) -> Encryption {
+        match self {
+            Encryption::None => Encryption::None,
+            Encryption::Luks => Encryption::Luks,
+            Encryption::Locked | Encryption::Legacy(_) => Encryption::Locked,
+        }
+    }
+}
+
 fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) -> Error {
     Error::new(kind, "open", message).target(file.name())
 }

@@ -427,7 +427,8 @@ impl Image {
         closed.and(file).and(data)
     }
 
-    async fn close_image(self: &Arc<Self>) -> Result<()> {
+    /// Closes the image, but not the files that it lies in.
+    pub(crate) async fn close_image(self: &Arc<Self>) -> Result<()> {
         if self.read_only || self.latch.ended.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -74,7 +74,9 @@ pub struct ImageInfo {
     pub encryption: Option<&'static str>,
     /// The LUKS header, where that is how.
     pub luks: Option<LuksHeader>,
-    /// Name of the external data file, where the image uses one.
+    /// Guest data lies in another file.
+    pub external_data: bool,
+    /// Name of the external data file, where the image says one.
     pub data_file: Option<String>,
     /// The external data file is a raw image of the disk.
     pub data_file_raw: bool,
@@ -127,6 +129,7 @@ impl ImageInfo {
             extended_l2: header.geometry().extended_l2,
             encryption: encryption_name(header.crypt_method),
             luks,
+            external_data: header.geometry().external_data,
             data_file: data_file.map(|name| String::from_utf8_lossy(name).into_owned()),
             data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
             backing_file: header.backing_file_text().map(|name| name.into_owned()),

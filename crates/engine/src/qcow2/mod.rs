@@ -1,5 +1,6 @@
 //! qcow2 images. Each kind of thought has one room; see docs/ARCHITECTURE.md.
 
+pub mod amend;
 pub mod check;
 pub mod create;
 pub mod info;

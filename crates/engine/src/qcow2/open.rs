@@ -2,7 +2,7 @@
 //! except through the gate.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
@@ -10,6 +10,7 @@ use vellum_format::header::{Header, Purpose, field};
 use vellum_format::refcount::RefcountTableEntry;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
+use super::ahead::AheadOptions;
 use super::alloc::Allocator;
 use super::bitmap::BitmapState;
 use super::chain::Chain;
@@ -217,6 +218,34 @@ async fn open_backing(
         writable: false,
     };
     gate.open_backing(request).await.map(Some)
+}
+
+/// Opens a closed image anew over the same files, for work on its metadata: nothing
+/// is done ahead, and it is not marked dirty.
+pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
+    let header = read_header(&closed.file).await?;
+    let cache = *closed
+        .cache_options
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let options = OpenOptions {
+        cache,
+        discard: closed.discard,
+        discard_no_unref: closed.discard_no_unref && header.version >= 3,
+        pass_discard_request: Some(closed.pass_discards.request),
+        pass_discard_other: closed.pass_discards.other,
+        lazy_refcounts: Some(false),
+        ahead: AheadOptions {
+            after_clusters: u64::MAX,
+            max_bytes: 0,
+        },
+        ..OpenOptions::default()
+    };
+    let (file, data) = (closed.file.clone(), closed.data.clone());
+    let snapshots = load::snapshots(&file, &header).await?;
+    let backing = closed.backing.clone();
+    let data = (data, closed.encryption.of_reopened());
+    assemble(file, data, backing, header, snapshots, &options).await
 }
 
 /// Reads the refcount table where the header says it lies.

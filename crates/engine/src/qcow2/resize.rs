@@ -144,6 +144,10 @@ impl Image {
             let message = format!("The new size must be a multiple of {SECTOR_BYTES}");
             return Err(refuse(ErrorKind::InvalidArgument, message));
         }
+        if i64::try_from(size_bytes).is_err() {
+            let message = "Image size cannot be negative";
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
         if self.geometry.version < 3 && self.header().snapshot_count > 0 {
             let message = "Can't resize a v2 image which has snapshots";
             return Err(refuse(ErrorKind::Unsupported, message));

@@ -87,7 +87,7 @@ async fn take(guest: &Guest, image: &Qcow2, state_bytes: u64) -> Result<(), Fail
     };
     let id = match made {
         Ok(made) => Some(made.id),
-        Err(error) => refusable(guest, "take a snapshot", error).map(|()| None)?,
+        Err(error) => refusable(guest, image, "take a snapshot", error).map(|()| None)?,
     };
     guest.model.borrow_mut().end_snapshot(id);
     Ok(())
@@ -127,7 +127,7 @@ async fn apply(guest: &Guest, image: &Qcow2, selector: SnapshotSelector) -> Resu
     let id = selector.to_string();
     let applied = image.apply_snapshot(selector).await;
     let worked = applied.is_ok();
-    applied.or_else(|error| refusable(guest, "apply a snapshot", error))?;
+    applied.or_else(|error| refusable(guest, image, "apply a snapshot", error))?;
     if worked {
         check_vm_state(image, &id).await?;
     }
@@ -144,16 +144,16 @@ async fn apply(guest: &Guest, image: &Qcow2, selector: SnapshotSelector) -> Resu
 async fn delete(guest: &Guest, image: &Qcow2, selector: SnapshotSelector) -> Result<(), Failure> {
     let deleted = image.delete_snapshot(selector).await;
     let worked = deleted.is_ok();
-    deleted.or_else(|error| refusable(guest, "delete a snapshot", error))?;
+    deleted.or_else(|error| refusable(guest, image, "delete a snapshot", error))?;
     guest.model.borrow_mut().end_delete(worked);
     Ok(())
 }
 
 /// Lets pass what an image or its disk has no room for.
-fn refusable(guest: &Guest, what: &str, error: Error) -> Result<(), Failure> {
-    let options = &guest.options;
-    let narrow = options.refcount_order < 3 && error.kind() == ErrorKind::InvalidArgument;
-    let full = !options.traits.growable && error.kind() == ErrorKind::NoSpace;
+fn refusable(guest: &Guest, image: &Qcow2, what: &str, error: Error) -> Result<(), Failure> {
+    let is_narrow = image.header().refcount_order < 3;
+    let narrow = is_narrow && error.kind() == ErrorKind::InvalidArgument;
+    let full = !guest.options.traits.growable && error.kind() == ErrorKind::NoSpace;
     match narrow || full {
         true => Ok(()),
         false => Err(Failure::error(FailureKind::Request, what, &error)),

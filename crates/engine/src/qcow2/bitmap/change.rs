@@ -199,6 +199,17 @@ impl Image {
         Ok(granularity_bits)
     }
 
+    /// Removes all bitmaps.
+    pub(crate) async fn remove_all_bitmaps(self: &Arc<Self>) -> Result<()> {
+        if self.header().bitmaps().is_none() {
+            return Ok(());
+        }
+        for entry in self.bitmap_entries().await? {
+            self.remove_bitmap(&entry.name_text()).await?;
+        }
+        Ok(())
+    }
+
     pub(super) async fn remove_bitmap(self: &Arc<Self>, name: &str) -> Result<()> {
         let mut quiet = self.quiesce().await?;
         let mut entries = self.bitmap_entries().await?;
