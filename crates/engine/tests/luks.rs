@@ -200,7 +200,6 @@ fn passphrases_come_and_go() {
         for slot in [None, Some(6)] {
             let added = KeyChange::Add {
                 slot,
-                unlock: "secret".into(),
                 new: "other".into(),
                 iteration_time: QUICK,
             };
@@ -231,7 +230,6 @@ fn the_last_passphrase_stays_and_refusals_are_qemus() {
         let header = read_header(&storage, 0, false).await.unwrap();
         let add = |slot| KeyChange::Add {
             slot,
-            unlock: "secret".into(),
             new: "new".into(),
             iteration_time: QUICK,
         };
@@ -277,7 +275,7 @@ fn the_last_passphrase_stays_and_refusals_are_qemus() {
                  contained in them must be given",
             ),
         ] {
-            let refused = change_keys(&storage, 0, header.clone(), change).await;
+            let refused = change_keys(&storage, 0, header.clone(), &"secret".into(), change).await;
             assert_eq!(refused.unwrap_err().message(), message);
         }
         unlock(&storage, 0, &header, &"secret".into())
@@ -310,6 +308,32 @@ fn key_material_outside_of_the_images_header_is_refused() {
             error.message(),
             "Request for data outside of extension header"
         );
+    });
+}
+
+#[test]
+fn passphrases_of_volumes_come_and_go() {
+    lane::block_on(async {
+        let storage: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let volume = format(&quick(), &"secret".into(), false).await.unwrap();
+        let buffers = Buffers::from_iter([Buffer::copy_of(&volume.bytes)]);
+        storage.write(0, buffers, Default::default()).await.unwrap();
+        let device = luks_device(storage.clone()).await;
+        let added = KeyChange::Add {
+            slot: None,
+            new: "other".into(),
+            iteration_time: QUICK,
+        };
+        device.change_keys(added).await.unwrap();
+        let erased = KeyChange::Erase {
+            slot: Some(0),
+            old: None,
+            force: false,
+        };
+        let header = device.change_keys(erased).await.unwrap();
+        let refused = unlock(&storage, 0, &header, &"secret".into()).await;
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Denied);
+        unlock(&storage, 0, &header, &"other".into()).await.unwrap();
     });
 }
 

@@ -17,6 +17,7 @@ use crate::bitmap;
 use crate::chain;
 use crate::damage::break_and_repair;
 use crate::failure::{Failure, FailureKind};
+use crate::keys;
 use crate::machine::Plugged;
 use crate::model::{Effect, Model, Ticket};
 use crate::pattern;
@@ -87,6 +88,7 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 let size = (size_bytes, preallocation);
                 start_resize(&guest, &device, &mut running, size).await?;
             }
+            Step::ChangeKeys => running.push_back(spawn(keys::change(device.clone()))),
             Step::Snapshot(change) => {
                 start_snapshot_change(&guest, &device, &mut running, change).await?;
             }

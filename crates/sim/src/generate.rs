@@ -107,7 +107,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         can_clone: rng.chance(1, 3),
     };
     // Few: a LUKS header takes half a megabyte, and some time to unlock after each cut.
-    let encrypted = data_file != DataFile::ExternalRaw && rng.chance(1, 32);
+    let encrypted = data_file != DataFile::ExternalRaw && rng.chance(1, 64);
     // Of small granularity, so that a bit set too late or too little shows.
     let bitmap_bits = (version == 3 && rng.chance(1, 4))
         .then(|| rng.between(9, u64::from(cluster_bits.max(12))) as u32);
@@ -196,6 +196,8 @@ struct Places {
     has_bitmap: bool,
     /// Version 2 will do.
     may_be_old: bool,
+    /// It has passphrases.
+    encrypted: bool,
 }
 
 impl Places {
@@ -228,6 +230,7 @@ impl Places {
             snapshots: image.data_file == DataFile::Inside && !image.requests_only,
             has_bitmap: image.bitmap_bits.is_some() && image.traits.growable,
             may_be_old: !image.discard_no_unref && image.bitmap_bits.is_none(),
+            encrypted: image.encrypted && !image.requests_only,
         }
     }
 
@@ -413,6 +416,10 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
     let mut other = Rng::new(!schedule_seed);
     if places.snapshots && other.chance(1, 3) {
         change_snapshots(&mut steps, &mut other);
+    }
+    if places.encrypted && rng.chance(1, 3) {
+        let at = rng.below(steps.len() as u64 + 1) as usize;
+        steps.insert(at, Step::ChangeKeys);
     }
     Leg {
         steps,

@@ -32,6 +32,7 @@ pub mod exhaust;
 pub mod explore;
 pub mod failure;
 pub mod generate;
+mod keys;
 pub mod layout;
 pub mod lies;
 pub mod machine;

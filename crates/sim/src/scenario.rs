@@ -112,6 +112,9 @@ pub enum Step {
     },
     /// Changes the snapshots, beside the requests that run.
     Snapshot(Change),
+    /// Starts adding a passphrase to an encrypted image and taking it away again, beside
+    /// the requests that run.
+    ChangeKeys,
     /// Waits, closes the image, breaks it, repairs it and opens it again.
     Repair(Damage),
     /// Starts changing a bitmap, beside the requests that run.

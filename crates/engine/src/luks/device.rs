@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    EncryptedStorage, LuksHeader, MasterKey, Passphrase, SECTOR_BYTES, read_header, unlock,
+    EncryptedStorage, KeyChange, LuksHeader, MasterKey, Passphrase, SECTOR_BYTES, change_keys,
+    read_header, unlock,
 };
 use crate::qcow2::create::Preallocation;
 use crate::{
@@ -31,6 +32,12 @@ pub struct LuksDevice {
     plain: Arc<Raw>,
     file: Arc<dyn Storage>,
     header: LuksHeader,
+    /// What holds the header, and what unlocked it.
+    place: Arc<dyn Storage>,
+    known: Option<Passphrase>,
+    read_only: bool,
+    /// Held by whoever changes key slots.
+    changing: async_lock::Mutex<()>,
     detached: bool,
 }
 
@@ -66,12 +73,17 @@ impl LuksDevice {
             &suite,
             &key,
         )?);
+        let read_only = options.read_only || options.metadata_only;
         let raw = RawOptions {
-            read_only: options.read_only || options.metadata_only,
+            read_only,
             ..RawOptions::default()
         };
         Ok(Arc::new(LuksDevice {
             plain: Raw::open(plain, raw)?,
+            place: place.clone(),
+            known: options.passphrase.clone(),
+            read_only,
+            changing: async_lock::Mutex::new(()),
             file,
             header,
             detached,
@@ -99,6 +111,26 @@ impl LuksDevice {
                 Err(error.target(self.file.name()).at(offset_bytes))
             }
         }
+    }
+
+    /// Adds a passphrase, or takes some away, and returns the header as it is then.
+    /// Every passphrase that is to stay is there after a crash at any moment.
+    ///
+    /// # Errors
+    /// As [`change_keys`], and [`ErrorKind::ReadOnly`] if the volume is not open for
+    /// writing.
+    pub async fn change_keys(&self, change: KeyChange) -> Result<LuksHeader> {
+        let known = match &self.known {
+            Some(known) if !self.read_only => known,
+            _ => {
+                let message = "the volume is not open for writing";
+                let error = Error::new(ErrorKind::ReadOnly, "amend", message);
+                return Err(error.target(self.file.name()));
+            }
+        };
+        let _one = self.changing.lock().await;
+        let header = read_header(&self.place, 0, self.detached).await?;
+        change_keys(&self.place, 0, header, known, change).await
     }
 
     /// The volume's header as it was when the volume was opened.

@@ -18,7 +18,8 @@ use super::{MasterKey, Passphrase};
 use crate::qcow2::bad_format;
 use crate::{Error, ErrorKind, Result};
 
-/// Iterations that no key slot, and no digest of a master key, has fewer of.
+/// Iterations that no key slot, and no digest of a master key, gets fewer of where
+/// time is given.
 const MIN_ITERATIONS: u64 = 1000;
 /// The digest of the master key takes this part of the time of a key slot.
 const DIGEST_PART: u64 = 8;
@@ -30,7 +31,8 @@ const OUT_OF_RANGE: &str = "Numerical result out of range";
 pub enum IterationTime {
     /// As long on this processor, in milliseconds (`iter-time`).
     Milliseconds(u64),
-    /// So many iterations, measuring nothing; a thousand at least.
+    /// So many iterations, measuring nothing: for passphrases that nobody guesses. A
+    /// thousand are the least that programs make for others.
     Iterations(u32),
 }
 
@@ -182,7 +184,7 @@ impl IterationTime {
     /// How many iterations that is; `part`: in the how manieth part of the time.
     fn iterations(self, hash: Hash, key_bytes: usize, part: u64) -> Result<u32> {
         let milliseconds = match self {
-            IterationTime::Iterations(count) => return Ok(count.max(MIN_ITERATIONS as u32)),
+            IterationTime::Iterations(count) => return Ok(count.max(1)),
             IterationTime::Milliseconds(milliseconds) => milliseconds,
         };
         let refuse = |message| Error::new(ErrorKind::InvalidArgument, "create", message);

@@ -33,8 +33,6 @@ pub enum KeyChange {
     Add {
         /// The slot to use; the first free one where none is given.
         slot: Option<u64>,
-        /// A passphrase that unlocks the volume now.
-        unlock: Passphrase,
         /// The new passphrase.
         new: Passphrase,
         /// How long it takes to try it.
@@ -60,7 +58,8 @@ fn refuse<T>(message: impl Into<String>) -> Result<T> {
 }
 
 /// Changes the key slots of the volume whose header stands at `at_bytes` of
-/// `storage`, and returns the header as it is then.
+/// `storage`, and returns the header as it is then; `known` is a passphrase that
+/// unlocks the volume before.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] in QEMU's words for changes that cannot be, or that
@@ -69,6 +68,7 @@ pub async fn change_keys(
     storage: &Arc<dyn Storage>,
     at_bytes: u64,
     mut header: LuksHeader,
+    known: &Passphrase,
     change: KeyChange,
 ) -> Result<LuksHeader> {
     let mut slots = Slots {
@@ -79,10 +79,9 @@ pub async fn change_keys(
     match change {
         KeyChange::Add {
             slot,
-            unlock,
             new,
             iteration_time,
-        } => slots.add(slot, unlock, new, iteration_time).await?,
+        } => slots.add(slot, known, new, iteration_time).await?,
         KeyChange::Erase { slot, old, force } => slots.erase(slot, old, force).await?,
     }
     Ok(header)
@@ -108,7 +107,7 @@ impl Slots<'_> {
     async fn add(
         &mut self,
         slot: Option<u64>,
-        old: Passphrase,
+        known: &Passphrase,
         new: Passphrase,
         iteration_time: IterationTime,
     ) -> Result<()> {
@@ -124,7 +123,7 @@ impl Slots<'_> {
                 None => return refuse("Can't add a keyslot - all keyslots are in use"),
             },
         };
-        let key = unlock(self.storage, self.at_bytes, self.header, &old).await?;
+        let key = unlock(self.storage, self.at_bytes, self.header, known).await?;
         let suite = self
             .header
             .suite()

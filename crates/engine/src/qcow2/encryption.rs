@@ -33,8 +33,8 @@ pub(crate) enum Encryption {
     None,
     /// In a way that does not matter, since no data is read.
     Locked,
-    /// By what holds its data.
-    Luks,
+    /// By what holds its data; this unlocked it.
+    Luks(Passphrase),
     /// Cluster by cluster.
     Legacy(LegacyAes),
 }
@@ -109,7 +109,7 @@ pub(super) async fn open(
         .suite()
         .map_err(|error| super::fault::bad_format("open", &error))?;
     let plain = EncryptedStorage::new(data, 0, &suite, &key)?;
-    Ok((Arc::new(plain), Encryption::Luks))
+    Ok((Arc::new(plain), Encryption::Luks(passphrase.clone())))
 }
 
 fn open_legacy(
@@ -168,7 +168,7 @@ impl Image {
 
     /// Whether what the storage gives is what the guest reads.
     pub(crate) fn reads_as_stored(&self) -> bool {
-        matches!(self.encryption, Encryption::None | Encryption::Luks)
+        matches!(self.encryption, Encryption::None | Encryption::Luks(_))
     }
 
     /// Reads a run of data of an image with old AES: whole sectors around it.
@@ -206,13 +206,18 @@ impl Qcow2 {
     pub async fn change_keys(&self, change: KeyChange) -> Result<LuksHeader> {
         let image = &self.image;
         let header = image.header();
-        if header.crypt_method != CryptMethod::Luks {
-            let message = "Only LUKS encryption options can be amended for qcow2 with \
-                           blockdev-amend";
-            return Err(refuse(ErrorKind::InvalidArgument, &image.file, message));
-        }
-        image.begin_change("amend").await?;
-        let (at_bytes, volume) = luks_header(&image.file, &header).await?;
-        change_keys(&image.file, at_bytes, volume, change).await
+        let message = match &image.encryption {
+            Encryption::Luks(known) => {
+                image.begin_change("amend").await?;
+                let _one = image.header_writes.lock().await;
+                let (at_bytes, volume) = luks_header(&image.file, &header).await?;
+                return change_keys(&image.file, at_bytes, volume, known, change).await;
+            }
+            Encryption::None => "Can't amend encryption options - encryption not present",
+            Encryption::Locked => "the image was opened without its key",
+            Encryption::Legacy(_) => "Only LUKS encryption options can be amended",
+        };
+        let error = Error::new(ErrorKind::InvalidArgument, "amend", message);
+        Err(error.target(image.file.name()))
     }
 }
