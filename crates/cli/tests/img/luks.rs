@@ -8,7 +8,7 @@ const IMAGES: &[&str] = &[
     "qemu-img create -q --object secret,id=s,data=abc -f qcow2 -o encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10 e 1M",
     "qemu-io --object secret,id=s,data=abc --image-opts driver=qcow2,encrypt.key-secret=s,file.filename=e: write -P 7 1000 300k",
     "qemu-img create -q --object secret,id=s,data=abc -f luks -o key-secret=s,iter-time=10,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256 l 1M",
-    "qemu-io --object secret,id=s,data=abc --image-opts driver=luks,key-secret=s,file.filename=l: write -P 8 1000 300k; write -z 300k 724k; write -z 0 512",
+    "qemu-io --object secret,id=s,data=abc --image-opts driver=luks,key-secret=s,file.filename=l: write -z 0 1M; write -P 8 1000 300k",
     "qemu-img create -q --object secret,id=s,data=abc -f qcow2 -o encrypt.format=aes,encrypt.key-secret=s a 1M",
     "qemu-io --object secret,id=s,data=abc --image-opts driver=qcow2,encrypt.key-secret=s,file.filename=a: write -P 9 1000 300k",
     RAW[0],
