@@ -9,7 +9,7 @@ use vellum::luks::{
     Mode, Passphrase, change_keys, format, read_header, unlock,
 };
 use vellum::qcow2::create::{self, CreateOptions, Encryption, Preallocation};
-use vellum::qcow2::{OpenOptions, Qcow2};
+use vellum::qcow2::{NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
 use vellum::storage::{MemStorage, lane};
 use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, RequestFlags, Storage, ZeroRequest};
 
@@ -508,5 +508,24 @@ fn old_aes_images_are_read_and_never_written() {
             let found = read(&*device, start as u64, end - start).await;
             assert_eq!(found[..], expected[start..end], "{start}..{end}");
         }
+    });
+}
+
+#[test]
+fn a_snapshot_needs_no_other_key_than_its_image() {
+    lane::block_on(async {
+        let options = CreateOptions {
+            size_bytes: 1 << 20,
+            ..CreateOptions::default()
+        };
+        let image = open(&image(options).await, "secret").await.unwrap();
+        write(&*image, 4096, b"then").await;
+        let made = image.create_snapshot(NewSnapshot::default()).await.unwrap();
+        write(&*image, 4096, b"now!").await;
+
+        let selector = SnapshotSelector::Id(made.id);
+        let then = image.open_snapshot(selector).await.unwrap();
+        assert_eq!(&read(&*then, 4096, 4).await[..], b"then");
+        assert_eq!(&read(&*image, 4096, 4).await[..], b"now!");
     });
 }

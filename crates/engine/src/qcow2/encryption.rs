@@ -36,17 +36,17 @@ pub(crate) enum Encryption {
     /// By what holds its data; this unlocked it.
     Luks(Passphrase),
     /// Cluster by cluster.
-    Legacy(LegacyAes),
+    Legacy(Arc<LegacyAes>),
 }
 
 impl Encryption {
-    /// The same for another opening over the same data storage. Images with a cipher
-    /// of their own are never changed, so nobody opens them again.
+    /// The same for another opening over the same data storage.
     pub(crate) fn of_reopened(&self) -> Encryption {
         match self {
             Encryption::None => Encryption::None,
-            Encryption::Luks => Encryption::Luks,
-            Encryption::Locked | Encryption::Legacy(_) => Encryption::Locked,
+            Encryption::Luks(passphrase) => Encryption::Luks(passphrase.clone()),
+            Encryption::Locked => Encryption::Locked,
+            Encryption::Legacy(cipher) => Encryption::Legacy(cipher.clone()),
         }
     }
 }
@@ -122,7 +122,8 @@ fn open_legacy(
         let message = "Images with AES-CBC encryption can only be read; convert them to LUKS";
         return Err(refuse(ErrorKind::Unsupported, file, message));
     }
-    Ok((data, Encryption::Legacy(LegacyAes::new(passphrase)?)))
+    let cipher = Arc::new(LegacyAes::new(passphrase)?);
+    Ok((data, Encryption::Legacy(cipher)))
 }
 
 /// Where the LUKS header of an image stands, and what it says.

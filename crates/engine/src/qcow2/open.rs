@@ -27,14 +27,14 @@ use super::lazy::LazyRefcounts;
 use super::load::{self, SnapshotTable, read_bytes};
 use super::map::L2Cache;
 use super::messages::Messages;
-use super::options::{Backing, L2_SLICE_BYTES, OpenOptions};
+use super::options::{Backing, CacheOptions, L2_SLICE_BYTES, OpenOptions};
 use super::overlap::{GuardedData, OverlapMap};
 use super::pack::Packer;
 use super::packed::L2Codec;
 use super::prefetch::Streams;
 use super::refcounts::{RefcountTable, Refcounts};
 use super::resize::Size;
-use super::snapshot;
+use super::snapshot::{self, SnapshotSelector};
 use crate::BlockDevice;
 use crate::gate::{FileRequest, Gate};
 
@@ -224,12 +224,8 @@ async fn open_backing(
 /// is done ahead, and it is not marked dirty.
 pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
     let header = read_header(&closed.file).await?;
-    let cache = *closed
-        .cache_options
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
     let options = OpenOptions {
-        cache,
+        cache: cache_options(closed),
         discard: closed.discard,
         discard_no_unref: closed.discard_no_unref && header.version >= 3,
         pass_discard_request: Some(closed.pass_discards.request),
@@ -246,6 +242,28 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
     let backing = closed.backing.clone();
     let data = (data, closed.encryption.of_reopened());
     assemble(file, data, backing, header, snapshots, &options).await
+}
+
+/// Opens what a snapshot of an image shows, read-only, over the same files.
+pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Result<Arc<Image>> {
+    let options = OpenOptions {
+        cache: cache_options(image),
+        read_only: true,
+        snapshot: Some(snapshot),
+        ..OpenOptions::default()
+    };
+    let (file, data) = (image.file.clone(), image.data.clone());
+    let mut header = read_header(&file).await?;
+    let snapshots = open_snapshots(&file, &mut header, &options).await?;
+    check_supported(&file, &header, &options)?;
+    let data = (data, image.encryption.of_reopened());
+    let backing = image.backing.clone();
+    assemble(file, data, backing, header, snapshots, &options).await
+}
+
+fn cache_options(image: &Image) -> CacheOptions {
+    let options = image.cache_options.lock();
+    *options.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads the refcount table where the header says it lies.

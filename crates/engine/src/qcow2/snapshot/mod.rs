@@ -30,8 +30,7 @@ use super::image::Image;
 use super::inflight::Mode;
 use super::info::{SnapshotInfo, snapshot_info};
 use super::load::SnapshotTable;
-use super::options::{Backing, OpenOptions};
-use crate::gate::DenyAll;
+use super::open;
 pub use select::SnapshotSelector;
 
 const ENOENT: i32 = 2;
@@ -111,22 +110,8 @@ impl Qcow2 {
     /// [`ErrorKind::NotFound`] if there is no such snapshot, or if its tables cannot be
     /// read.
     pub async fn open_snapshot(&self, snapshot: SnapshotSelector) -> Result<Arc<Qcow2>> {
-        let image = &self.image;
-        let options = OpenOptions {
-            read_only: true,
-            cache: *image
-                .cache_options
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-            backing: match &image.backing {
-                Some(backing) => Backing::Given(backing.clone()),
-                None => Backing::None,
-            },
-            data_file: image.has_external_data().then(|| image.data.clone()),
-            snapshot: Some(snapshot),
-            ..OpenOptions::default()
-        };
-        Qcow2::open(image.file.clone(), Arc::new(DenyAll), options).await
+        let image = open::snapshot_of(&self.image, snapshot).await?;
+        Ok(Arc::new(Qcow2 { image }))
     }
 
     /// Makes the disk what it was when the snapshot was taken, its size included. The
