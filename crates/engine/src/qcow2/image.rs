@@ -57,8 +57,12 @@ pub(crate) struct Image {
     pub(crate) header_writes: async_lock::Mutex<()>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
-    /// What holds the data clusters, as the guest sees them where LUKS encrypts them.
+    /// What holds the data clusters, as the guest sees them where LUKS encrypts them;
+    /// it refuses writes that would hit metadata.
     pub(crate) data: Arc<dyn Storage>,
+    /// The same without a guard, for those who open the image anew: the metadata that
+    /// is guarded here may have moved for them.
+    pub(crate) unguarded_data: Arc<dyn Storage>,
     pub(crate) encryption: Encryption,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     /// What lies below, seen as one mapping.

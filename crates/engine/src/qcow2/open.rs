@@ -237,7 +237,7 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
         },
         ..OpenOptions::default()
     };
-    let (file, data) = (closed.file.clone(), closed.data.clone());
+    let (file, data) = (closed.file.clone(), closed.unguarded_data.clone());
     let snapshots = load::snapshots(&file, &header).await?;
     let backing = closed.backing.clone();
     let data = (data, closed.encryption.of_reopened());
@@ -252,7 +252,7 @@ pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Re
         snapshot: Some(snapshot),
         ..OpenOptions::default()
     };
-    let (file, data) = (image.file.clone(), image.data.clone());
+    let (file, data) = (image.file.clone(), image.unguarded_data.clone());
     let mut header = read_header(&file).await?;
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
@@ -334,7 +334,8 @@ async fn assemble(
         .map_err(|error| error.target(file.name()))?;
     let codec = codec(&file, &header, options)?;
     let overlap = OverlapMap::new(options.overlap_checks, &header);
-    let data = GuardedData::around(data, &geometry, &overlap);
+    let unguarded_data = data;
+    let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
     let cache_bytes = sizes.refcount_bytes;
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
@@ -367,6 +368,7 @@ async fn assemble(
         header_writes: async_lock::Mutex::new(()),
         file,
         data,
+        unguarded_data,
         encryption,
         chain: Chain::new(backing.as_ref(), options.chain_index_bytes()),
         backing,
