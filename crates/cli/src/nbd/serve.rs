@@ -165,7 +165,9 @@ async fn make_export(
     export.read_only |= arguments.read_only;
     export.multi_conn = arguments.shared.unwrap_or(1) != 1;
     export.allocation_depth = arguments.allocation_depth;
-    export.bitmaps = bitmaps::find(&export.device, &arguments.bitmaps, export.read_only).await?;
+    // QEMU offers those first that were named last.
+    let names: Vec<String> = arguments.bitmaps.iter().rev().cloned().collect();
+    export.bitmaps = bitmaps::find(&export.device, &names, export.read_only).await?;
     Ok(export)
 }
 
