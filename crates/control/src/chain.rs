@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Result};
+use vellum::{BlockDevice, Error, ErrorKind, Result};
 
 use crate::{ImageSpec, Options, Source, filename};
 
@@ -45,18 +45,53 @@ fn real_path(name: String) -> Option<PathBuf> {
     std::fs::canonicalize(filename::local_path(&name).ok()?).ok()
 }
 
-/// What opens the image of a device in a chain once more, by itself.
-pub fn spec_of(device: &Arc<dyn BlockDevice>) -> ImageSpec {
-    let info = device.info();
-    let mut options = Options::new();
-    options.set_text("driver", info.format);
-    options.set_text("file.filename", info.name.clone());
-    ImageSpec {
-        added: Options::new(),
-        source: Source::Options(options),
-        format: None,
-        name: info.name,
+/// What opens the image `depth` below `top` once more, by itself: with the options that
+/// the user gave for it, or else by the name that the image above it holds.
+///
+/// # Errors
+/// Where neither says it: the image above is no qcow2 image, or the user has put a node
+/// there.
+pub fn spec_below(spec: &ImageSpec, top: &Arc<dyn BlockDevice>, depth: u32) -> Result<ImageSpec> {
+    let mut found = spec.clone();
+    let mut above = top.clone();
+    for _ in 0..depth {
+        let mut options = found.options()?;
+        let given = options.take_group("backing");
+        let (Some(below), false) = (above.backing(), options.contains("backing")) else {
+            return Err(cannot_reopen(&above));
+        };
+        let whole = given.keys().any(names_a_file);
+        found = match whole {
+            true => ImageSpec {
+                source: Source::Options(given),
+                format: None,
+                added: Options::new(),
+                name: below.info().name,
+            },
+            false => named_in(&above)?.with_options(given),
+        };
+        above = below;
     }
+    Ok(found)
+}
+
+fn names_a_file(key: &str) -> bool {
+    key == "file" || key.starts_with("file.")
+}
+
+/// The backing file that an image names.
+fn named_in(image: &Arc<dyn BlockDevice>) -> Result<ImageSpec> {
+    let header = image.as_qcow2().map(|image| image.header());
+    let header = header.ok_or_else(|| cannot_reopen(image))?;
+    let name = header.backing_file_text();
+    let name = name.ok_or_else(|| cannot_reopen(image))?;
+    let full = filename::resolve(&image.info().name, &name)?;
+    Ok(ImageSpec::filename(full).with_format(header.backing_format().as_deref()))
+}
+
+fn cannot_reopen(above: &Arc<dyn BlockDevice>) -> Error {
+    let message = "cannot open the backing file once more, for writing";
+    Error::new(ErrorKind::Unsupported, "open", message).target(above.info().name)
 }
 
 /// The name of a new backing file of `image` as seen from here.

@@ -170,7 +170,11 @@ async fn find_base(
         None => top.backing().map(|base| (1, base)),
     };
     match (found, name) {
-        (Some((layers, base)), _) => Ok((layers, chain::spec_of(&base))),
+        (Some((layers, _)), _) => {
+            let base = chain::spec_below(spec, &top, layers);
+            let base = base.map_err(|error| Failure::Message(error_text(&error)))?;
+            Ok((layers, base))
+        }
         (None, Some(name)) => fail(format!(
             "Did not find '{name}' in the backing chain of '{}'",
             spec.name

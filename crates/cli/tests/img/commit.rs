@@ -108,3 +108,45 @@ fn what_cannot_be_is_refused_in_the_same_words() {
         "commit -q -d base",
     ]);
 }
+
+#[test]
+fn the_base_is_the_one_that_the_chain_shows() {
+    let prepare = [
+        "qemu-img create -q -f raw base 2M",
+        "qemu-io -f raw base: write -P 1 0 2M",
+        "qemu-img create -q -f qcow2 -u -b base -F raw top 1M",
+        "qemu-img create -q -f qcow2 other 1M",
+    ];
+    let in_window =
+        r#"{"driver":"raw","offset":1048576,"file":{"driver":"file","filename":"base"}}"#;
+    let written = |twins: &Twins| {
+        for folder in [twins.ours(""), twins.theirs("")] {
+            let words = ["-c", "write -P 3 64k 64k", "top"];
+            let written = std::process::Command::new("qemu-io")
+                .args(words)
+                .current_dir(folder)
+                .output();
+            assert!(written.expect("qemu-io").status.success());
+        }
+    };
+    let same_base = |twins: &Twins| {
+        let bytes = [twins.ours("base"), twins.theirs("base")].map(std::fs::read);
+        let [ours, theirs] = bytes.map(|bytes| bytes.expect("a file"));
+        assert!(ours == theirs);
+        assert_eq!(ours[(1 << 20) + (64 << 10)], 3);
+    };
+    // A window of a file, as the image says.
+    let twins = Twins::new(&prepare);
+    let name = format!("json:{in_window}");
+    twins.same_words(&["rebase", "-u", "-b", &name, "-F", "raw", "top"]);
+    written(&twins);
+    twins.same("commit top");
+    same_base(&twins);
+    // As the user says, whatever the image names.
+    let twins = Twins::new(&prepare);
+    twins.same("rebase -u -b other -F qcow2 top");
+    written(&twins);
+    let name = format!(r#"json:{{"driver":"qcow2","file.filename":"top","backing":{in_window}}}"#);
+    twins.same_words(&["commit", &name]);
+    same_base(&twins);
+}
