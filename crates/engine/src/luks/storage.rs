@@ -13,6 +13,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use vellum_storage::buffer::total_len;
 use vellum_storage::lane::compute;
+use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{
     BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, spawn_lingering,
 };
@@ -324,5 +325,13 @@ impl Storage for EncryptedStorage {
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         self.inner.allocated_bytes()
+    }
+
+    fn close(&self) -> Io<()> {
+        self.inner.close()
+    }
+
+    fn debugger(&self) -> Option<Arc<Debugger>> {
+        self.inner.debugger()
     }
 }
