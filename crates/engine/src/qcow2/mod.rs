@@ -30,6 +30,7 @@ mod fault;
 mod free;
 mod group;
 mod grow;
+mod guard;
 mod image;
 pub(crate) mod inflight;
 mod l1;
