@@ -1,9 +1,10 @@
 //! What `amend -o` says, as options of the engine.
 
+use vellum::luks::KeyChange;
 use vellum::qcow2::amend::AmendOptions;
-use vellum::qcow2::amend::encryption::KeySlotChange;
 use vellum::{Error, ErrorKind, Result};
 
+use crate::amend_keys;
 use crate::create_options::{CreateSettings, OptionDescription, amend_options, format_options};
 
 /// Drivers of QEMU that amend nothing, whether or not this version has them.
@@ -68,12 +69,33 @@ pub fn options_of(format: &str) -> Result<&'static [OptionDescription]> {
     }
 }
 
-/// Reads a `-o` text for an image of a format.
+/// Reads a `-o` text for a qcow2 image; `force` is the tool's `--force`. Options of key
+/// slots are looked at only if `has_key_slots` says that there are some.
 ///
 /// # Errors
 /// In QEMU's words, for options that do not exist, that are only for new images, or
 /// whose values have the wrong type.
-pub fn parse(format: &str, text: &str) -> Result<AmendOptions> {
+pub fn parse(
+    text: &str,
+    force: bool,
+    has_key_slots: impl FnOnce() -> Result<()>,
+) -> Result<AmendOptions> {
+    let settings = settings("qcow2", text)?;
+    if amend_keys::is_asked_for(&settings, "encrypt.") {
+        has_key_slots()?;
+    }
+    amend_of(&settings, force)
+}
+
+/// Reads a `-o` text for a volume of the luks format.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_luks(text: &str, force: bool) -> Result<KeyChange> {
+    amend_keys::key_change(&settings("luks", text)?, "", force)
+}
+
+fn settings(format: &str, text: &str) -> Result<CreateSettings> {
     let mut settings = CreateSettings::of(options_of(format)?.to_vec());
     settings.parse(text).map_err(|error| {
         if is_for_creation(format, text) {
@@ -82,7 +104,7 @@ pub fn parse(format: &str, text: &str) -> Result<AmendOptions> {
         }
         error
     })?;
-    amend_of(&settings)
+    Ok(settings)
 }
 
 /// Whether all options would do if creation options were taken too.
@@ -93,7 +115,7 @@ fn is_for_creation(format: &str, text: &str) -> bool {
     CreateSettings::of(all).parse(text).is_ok()
 }
 
-fn amend_of(settings: &CreateSettings) -> Result<AmendOptions> {
+fn amend_of(settings: &CreateSettings, force: bool) -> Result<AmendOptions> {
     let text = |name| settings.text(name).map(str::to_owned);
     let bool = |name| settings.is_given(name).then(|| settings.bool(name));
     let version = match settings.text("compat") {
@@ -111,57 +133,34 @@ fn amend_of(settings: &CreateSettings) -> Result<AmendOptions> {
         data_file_raw: bool("data_file_raw"),
         lazy_refcounts: bool("lazy_refcounts"),
         refcount_bits: settings.integer("refcount_bits"),
-        key_slots: key_slots(settings)?,
-        force: false,
-    })
-}
-
-fn key_slots(settings: &CreateSettings) -> Result<Option<KeySlotChange>> {
-    let names = [
-        "encrypt.state",
-        "encrypt.new-secret",
-        "encrypt.old-secret",
-        "encrypt.keyslot",
-        "encrypt.iter-time",
-    ];
-    if !names.iter().any(|name| settings.is_given(name)) {
-        return Ok(None);
-    }
-    let text = |name| settings.text(name).map(str::to_owned);
-    Ok(Some(KeySlotChange {
-        active: match settings.text("encrypt.state") {
-            None => None,
-            Some("active") => Some(true),
-            Some("inactive") => Some(false),
-            Some(other) => {
-                let message = format!("Parameter 'state' does not accept value '{other}'");
-                return Err(invalid(message));
-            }
+        key_slots: match amend_keys::is_asked_for(settings, "encrypt.") {
+            true => Some(amend_keys::key_change(settings, "encrypt.", force)?),
+            false => None,
         },
-        new_secret: text("encrypt.new-secret"),
-        old_secret: text("encrypt.old-secret"),
-        key_slot: settings.integer("encrypt.keyslot"),
-        iteration_time_ms: settings.integer("encrypt.iter-time"),
-    }))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<AmendOptions> {
+        super::parse(text, false, || Ok(()))
+    }
+
     fn refusal(text: &str) -> String {
-        parse("qcow2", text).unwrap_err().message().to_owned()
+        parse(text).unwrap_err().message().to_owned()
     }
 
     #[test]
     fn only_what_is_given_changes() {
-        let options = parse("qcow2", "size=0,lazy_refcounts").unwrap();
+        let options = parse("size=0,lazy_refcounts").unwrap();
         let lazy = AmendOptions {
             lazy_refcounts: Some(true),
             ..AmendOptions::default()
         };
         assert_eq!(options, lazy);
-        let options = parse("qcow2", "compat=v2,data_file=,refcount_bits=8,size=1k").unwrap();
+        let options = parse("compat=v2,data_file=,refcount_bits=8,size=1k").unwrap();
         let all = AmendOptions {
             version: Some(2),
             data_file: Some(String::new()),
@@ -186,7 +185,7 @@ mod tests {
         );
         assert_eq!(refusal("compat="), "Unknown compatibility level ");
         assert_eq!(
-            parse("raw", "size=1").unwrap_err().message(),
+            options_of("raw").unwrap_err().message(),
             "Format driver 'raw' does not support option amendment"
         );
     }

@@ -154,6 +154,40 @@ const QCOW2: &[OptionDescription] = &[
     ),
 ];
 
+/// What `amend` can change of a luks volume, in QEMU's order.
+const LUKS_AMEND: &[OptionDescription] = &[
+    option(
+        "state",
+        Text,
+        "Select new state of affected keyslots (active/inactive)",
+        None,
+    ),
+    option(
+        "keyslot",
+        Number,
+        "Select a single keyslot to modify explicitly",
+        None,
+    ),
+    option(
+        "old-secret",
+        Text,
+        "Select all keyslots that match this password",
+        None,
+    ),
+    option(
+        "new-secret",
+        Text,
+        "New secret to set in the matching keyslots. Empty string to erase",
+        None,
+    ),
+    option(
+        "iter-time",
+        Number,
+        "Time to spend in PBKDF in milliseconds",
+        None,
+    ),
+];
+
 /// What `amend` can change of a qcow2 image, in QEMU's order.
 const QCOW2_AMEND: &[OptionDescription] = &[
     option(
@@ -287,7 +321,11 @@ pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
 
 /// The options that `amend` takes for images of a format; `None` if it takes none.
 pub fn amend_options(format: &str) -> Option<&'static [OptionDescription]> {
-    (format == "qcow2").then_some(QCOW2_AMEND)
+    match format {
+        "qcow2" => Some(QCOW2_AMEND),
+        "luks" => Some(LUKS_AMEND),
+        _ => None,
+    }
 }
 
 /// Why images of a format cannot be made: QEMU knows some only to read.

@@ -9,6 +9,7 @@
 //! text that stands after `qemu-img: `.
 
 pub mod amend;
+mod amend_keys;
 pub mod cache;
 mod cache_cleaner;
 pub mod chain;

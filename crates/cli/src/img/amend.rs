@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vellum::qcow2::amend::{AmendOptions, ProgressSink};
+use vellum::qcow2::amend::ProgressSink;
 use vellum_control::create_options::{asks_for_help, help_text};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, amend, open_device};
 use vellum_storage::lane;
@@ -157,15 +157,22 @@ async fn change(
     if asks_for_help(options) {
         return print_option_help(format);
     }
-    let options = AmendOptions {
-        force: arguments.force,
-        ..amend::parse(format, options)?
-    };
+    if let Some(volume) = device.as_luks() {
+        let change = amend::parse_luks(options, arguments.force)?;
+        meter.show(0, 1);
+        let amended = volume.change_keys(change).await;
+        meter.show(1, 1);
+        let closed = device.close().await;
+        amended?;
+        closed?;
+        return Ok(0);
+    }
     let Some(image) = device.as_qcow2() else {
         return fail(format!(
             "Format driver '{format}' does not support option amendment"
         ));
     };
+    let options = amend::parse(options, arguments.force, || image.check_key_slots())?;
     meter.show(0, 1);
     let sink = meter.clone();
     let sink: ProgressSink = Arc::new(move |done, total| sink.show(done, total));

@@ -24,6 +24,56 @@ const E: &str = "driver=qcow2,encrypt.key-secret=s,file.filename=e";
 const L: &str = "driver=luks,key-secret=s,file.filename=l";
 const A: &str = "driver=qcow2,encrypt.key-secret=s,file.filename=a";
 
+/// Command lines of `amend`, for a volume and an image.
+fn amends(volume: &str, image: &str) -> Vec<String> {
+    let slots = [
+        "new-secret=n",
+        "state=foo",
+        "state=active",
+        "state=active,new-secret=n,keyslot=9,iter-time=10",
+        "state=active,new-secret=n,keyslot=0,iter-time=10",
+        "state=active,new-secret=none,iter-time=10",
+        "state=active,new-secret=n,old-secret=s,iter-time=10",
+        "state=active,new-secret=n,iter-time=10",
+        "state=inactive",
+        "state=inactive,new-secret=n",
+        "state=inactive,iter-time=4",
+        "state=inactive,keyslot=6",
+        "state=inactive,old-secret=n",
+        "state=inactive,keyslot=0",
+        "cipher-alg=aes-128",
+        "foo=1",
+    ];
+    let line = |slots: &str, prefix: &str, image: &str| {
+        let options: Vec<String> = slots
+            .split(',')
+            .map(|option| format!("{prefix}{option}"))
+            .collect();
+        let objects = format!("{SECRET} --object secret,id=n,data=new");
+        let options = options.join(",");
+        format!("amend {objects} --image-opts {image} -o {options}")
+    };
+    slots
+        .iter()
+        .flat_map(|slots| [line(slots, "", volume), line(slots, "encrypt.", image)])
+        .collect()
+}
+
+fn passphrases_are_changed_alike(twins: &Twins) {
+    for line in amends(L, E) {
+        twins.same(&line);
+    }
+    twins.same("info l");
+    twins.same("info e");
+    twins.same("amend -f luks -o help");
+    let old = "-o encrypt.state=active,encrypt.new-secret=s";
+    twins.same(&format!("amend {SECRET} -f qcow2 {old} a"));
+    twins.same(&format!("amend {SECRET} -f raw -o state=active r"));
+    let forced = "--force -o state=inactive,keyslot=0";
+    twins.same(&format!("amend {SECRET} --image-opts {L} {forced}"));
+    twins.same(&format!("map {SECRET} --image-opts {L}"));
+}
+
 /// One test of several parts, since QEMU takes seconds to make the images.
 #[test]
 fn encrypted_images_are_used_alike() {
@@ -32,6 +82,7 @@ fn encrypted_images_are_used_alike() {
     what_is_encrypted_is_converted_away(&twins);
     secrets_are_refused_alike(&twins);
     encrypted_sizes_are_foretold_and_changed_alike(&twins);
+    passphrases_are_changed_alike(&twins);
 }
 
 fn encryption_is_described_alike(twins: &Twins) {

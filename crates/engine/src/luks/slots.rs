@@ -27,7 +27,7 @@ const ERASE_PASSES: usize = 40;
 
 /// A change of the key slots, with the meaning and the refusals of QEMU's
 /// `amend -o state=...`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyChange {
     /// `state=active`: another passphrase that unlocks the volume.
     Add {

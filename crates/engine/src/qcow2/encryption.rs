@@ -17,6 +17,7 @@ use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 
 use super::alloc::Allocation;
+use super::amend;
 use super::image::Image;
 use super::map::Run;
 use super::options::OpenOptions;
@@ -172,6 +173,20 @@ impl Image {
         matches!(self.encryption, Encryption::None | Encryption::Luks(_))
     }
 
+    /// Changes the key slots of an image that has some.
+    pub(crate) async fn change_keys(
+        &self,
+        header: &Header,
+        change: KeyChange,
+    ) -> Result<LuksHeader> {
+        let Encryption::Luks(known) = &self.encryption else {
+            let message = "the image was opened without its key";
+            return Err(Error::new(ErrorKind::Denied, "amend", message));
+        };
+        let (at_bytes, volume) = luks_header(&self.file, header).await?;
+        change_keys(&self.file, at_bytes, volume, known, change).await
+    }
+
     /// Reads a run of data of an image with old AES: whole sectors around it.
     pub(crate) async fn read_legacy(
         &self,
@@ -206,19 +221,18 @@ impl Qcow2 {
     /// LUKS or the change cannot be made, [`ErrorKind::Denied`] for a wrong passphrase.
     pub async fn change_keys(&self, change: KeyChange) -> Result<LuksHeader> {
         let image = &self.image;
-        let header = image.header();
-        let message = match &image.encryption {
-            Encryption::Luks(known) => {
-                image.begin_change("amend").await?;
-                let _one = image.header_writes.lock().await;
-                let (at_bytes, volume) = luks_header(&image.file, &header).await?;
-                return change_keys(&image.file, at_bytes, volume, known, change).await;
-            }
-            Encryption::None => "Can't amend encryption options - encryption not present",
-            Encryption::Locked => "the image was opened without its key",
-            Encryption::Legacy(_) => "Only LUKS encryption options can be amended",
-        };
-        let error = Error::new(ErrorKind::InvalidArgument, "amend", message);
-        Err(error.target(image.file.name()))
+        self.check_key_slots()?;
+        image.begin_change("amend").await?;
+        let _one = image.header_writes.lock().await;
+        image.change_keys(&image.header(), change).await
+    }
+
+    /// Whether the image has key slots to change.
+    ///
+    /// # Errors
+    /// In QEMU's words, if it is encrypted in another way or not at all.
+    pub fn check_key_slots(&self) -> Result<()> {
+        amend::encryption::check(&self.image.header())
+            .map_err(|error| error.target(self.image.file.name()))
     }
 }

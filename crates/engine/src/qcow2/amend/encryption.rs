@@ -5,25 +5,10 @@ use vellum_format::crypto::CryptMethod;
 use vellum_storage::{ErrorKind, Result};
 
 use super::{Work, refuse};
-
-/// A change of key slots, with QEMU's names and meanings.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KeySlotChange {
-    /// `encrypt.state`: `true` for `active`, to set a slot; `false` for `inactive`,
-    /// to erase some.
-    pub active: Option<bool>,
-    /// `encrypt.new-secret`: the id of the secret to set.
-    pub new_secret: Option<String>,
-    /// `encrypt.old-secret`: the id of the secret whose slots are meant.
-    pub old_secret: Option<String>,
-    /// `encrypt.keyslot`: one slot.
-    pub key_slot: Option<u64>,
-    /// `encrypt.iter-time`: milliseconds to spend in PBKDF.
-    pub iteration_time_ms: Option<u64>,
-}
+use crate::luks::KeyChange;
 
 /// Whether an image has key slots.
-pub(super) fn check(header: &Header) -> Result<()> {
+pub(crate) fn check(header: &Header) -> Result<()> {
     match header.crypt_method {
         CryptMethod::None => {
             let message = "Can't amend encryption options - encryption not present";
@@ -38,7 +23,7 @@ pub(super) fn check(header: &Header) -> Result<()> {
 }
 
 /// Changes the key slots of an image that has some.
-pub(super) async fn change(work: &Work, change: &KeySlotChange, force: bool) -> Result<()> {
-    let message = format!("{work:?} (force: {force}): {change:?} is not part of this version");
-    Err(refuse(ErrorKind::Unsupported, message))
+pub(super) async fn change(work: &Work, change: KeyChange) -> Result<()> {
+    let header = work.header().await?;
+    work.closed.change_keys(&header, change).await.map(drop)
 }

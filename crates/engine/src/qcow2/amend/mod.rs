@@ -24,12 +24,12 @@ use super::Qcow2;
 use super::image::Image;
 use super::open;
 use super::rewrite::rewrite_header;
-use encryption::KeySlotChange;
+use crate::luks::KeyChange;
 use progress::Progress;
 
 mod check;
 mod downgrade;
-pub mod encryption;
+pub(crate) mod encryption;
 mod progress;
 mod upgrade;
 mod width;
@@ -60,9 +60,7 @@ pub struct AmendOptions {
     /// `refcount_bits`: a power of two up to 64 that holds every refcount.
     pub refcount_bits: Option<u64>,
     /// `encrypt.*`: a change of the key slots.
-    pub key_slots: Option<KeySlotChange>,
-    /// `--force`: do what may lose access to the data.
-    pub force: bool,
+    pub key_slots: Option<KeyChange>,
 }
 
 /// Receives how much of how much is done; the unit is any.
@@ -177,7 +175,7 @@ async fn amend(
     }
     if let Some(change) = &options.key_slots {
         work.progress.begin_operation();
-        encryption::change(&work, change, options.force).await?;
+        encryption::change(&work, change.clone()).await?;
     }
     if let Some(order) = order {
         work.progress.begin_operation();
