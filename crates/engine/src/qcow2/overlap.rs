@@ -20,13 +20,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vellum_format::features::Autoclear;
 use vellum_format::header::Header;
 use vellum_format::l1::L1Entry;
+use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::types::HostOffset;
 use vellum_storage::Result;
 
 use super::cache::WriteBack;
 use super::fault::corrupt;
 use super::image::Image;
-use super::load::read_bytes;
+use super::load::{SnapshotTable, read_bytes};
 
 /// A kind of metadata, in the order in which QEMU looks for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -445,7 +446,7 @@ impl Image {
             Metadata::SnapshotTable,
             map.clusters(start, snapshots.size_bytes),
         );
-        for snapshot in &snapshots.entries {
+        for snapshot in self.sound_snapshots(&snapshots) {
             let len_bytes = u64::from(snapshot.l1_entries) * 8;
             let area = map.clusters(snapshot.l1_table_offset, len_bytes);
             map.add(Metadata::InactiveL1, area);
@@ -457,9 +458,20 @@ impl Image {
         }
     }
 
+    /// The snapshots whose L1 tables can be: others cannot be read, and could claim
+    /// any part of the file.
+    fn sound_snapshots<'a>(
+        &self,
+        table: &'a SnapshotTable,
+    ) -> impl Iterator<Item = &'a SnapshotEntry> {
+        let geometry = self.geometry;
+        let entries = table.entries.iter();
+        entries.filter(move |entry| entry.check_l1_table(&geometry).is_ok())
+    }
+
     async fn map_inactive_tables(&self) -> Result<()> {
         let in_file = self.file.len_bytes()?;
-        for snapshot in &self.snapshot_table().entries {
+        for snapshot in self.sound_snapshots(&self.snapshot_table()) {
             let start = snapshot.l1_table_offset.bytes();
             let len_bytes = u64::from(snapshot.l1_entries) * 8;
             let len_bytes = len_bytes.min(in_file.saturating_sub(start));
