@@ -136,7 +136,10 @@ fn what_does_not_exist_is_refused_by_name() {
     for (line, word) in [
         ("--monitor chardev=m", "a monitor (QMP) is not part"),
         ("--chardev stdio,id=m", "a monitor (QMP) is not part"),
-        ("--object secret,id=s,data=x", "'secret' are not part"),
+        (
+            "--object tls-creds-psk,id=t,dir=.",
+            "'tls-creds-psk' are not part",
+        ),
         (
             "--export fuse,id=e,node-name=f,mountpoint=m",
             "'fuse' are not part",
