@@ -28,17 +28,12 @@ pub fn tool(program: &str) {
          -T, --trace TRACE    accepted and ignored\n\nSubcommands:\n"
     ));
     for subcommand in SUBCOMMANDS {
-        let missing = if subcommand.run.is_none() {
-            " (not in this version)"
-        } else {
-            ""
-        };
         // The short name is that of a tool of our own; see below.
         let name = match subcommand.name {
             "bench" if !program.starts_with("qemu-") => "img bench",
             name => name,
         };
-        text.push_str(&format!("  {name:<10} {}{missing}\n", subcommand.about));
+        text.push_str(&format!("  {name:<10} {}\n", subcommand.about));
     }
     if !program.starts_with("qemu-") {
         text.push_str(

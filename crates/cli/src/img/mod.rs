@@ -25,7 +25,7 @@ pub mod snapshot;
 
 use std::ffi::OsString;
 
-use command::{Command, Failure, Outcome};
+use command::{Command, Outcome};
 
 use crate::getopt::{OptionSpec, Parser, Takes};
 use crate::report;
@@ -37,85 +37,84 @@ type Run = fn(Command<'_>, Vec<OsString>) -> Outcome;
 struct Subcommand {
     name: &'static str,
     about: &'static str,
-    /// `None`: this version does not have it.
-    run: Option<Run>,
+    run: Run,
 }
 
 const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "amend",
         about: "Change options of an image",
-        run: Some(amend::run),
+        run: amend::run,
     },
     Subcommand {
         name: "bench",
         about: "Time requests on an image",
-        run: Some(bench::run),
+        run: bench::run,
     },
     Subcommand {
         name: "bitmap",
         about: "Change the bitmaps of an image",
-        run: Some(bitmap::run),
+        run: bitmap::run,
     },
     Subcommand {
         name: "check",
         about: "Look for damage in an image",
-        run: Some(check::run),
+        run: check::run,
     },
     Subcommand {
         name: "commit",
         about: "Write an overlay into its backing file",
-        run: Some(commit::run),
+        run: commit::run,
     },
     Subcommand {
         name: "compare",
         about: "Compare two images",
-        run: Some(compare::run),
+        run: compare::run,
     },
     Subcommand {
         name: "convert",
         about: "Copy images to a new one",
-        run: Some(convert::run),
+        run: convert::run,
     },
     Subcommand {
         name: "create",
         about: "Make a new image",
-        run: Some(create::run),
+        run: create::run,
     },
     Subcommand {
         name: "dd",
         about: "Copy blocks of an image",
-        run: Some(dd::run),
+        run: dd::run,
     },
     Subcommand {
         name: "info",
         about: "Tell about an image",
-        run: Some(info::run),
+        run: info::run,
     },
     Subcommand {
         name: "map",
         about: "Tell where the parts of an image lie",
-        run: Some(map::run),
+        run: map::run,
     },
     Subcommand {
         name: "measure",
         about: "Tell what a copy would take",
-        run: Some(measure::run),
+        run: measure::run,
     },
     Subcommand {
         name: "rebase",
         about: "Change the backing file of an image",
-        run: Some(rebase::run),
+        run: rebase::run,
     },
     Subcommand {
         name: "resize",
         about: "Change the size of an image",
-        run: Some(resize::run),
+        run: resize::run,
     },
     Subcommand {
         name: "snapshot",
         about: "Handle the snapshots of an image",
-        run: Some(snapshot::run),
+        run: snapshot::run,
     },
 ];
 
@@ -179,14 +178,7 @@ fn run(program: &str, subcommand: &Subcommand, args: Vec<OsString>) -> i32 {
         program,
         name: subcommand.name,
     };
-    let outcome = match subcommand.run {
-        Some(run) => run(command, args),
-        None => Err(Failure::Message(format!(
-            "The subcommand '{}' is not part of this version",
-            subcommand.name
-        ))),
-    };
-    outcome.unwrap_or_else(|failure| {
+    (subcommand.run)(command, args).unwrap_or_else(|failure| {
         command.tell(&failure);
         1
     })

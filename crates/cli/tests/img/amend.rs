@@ -129,7 +129,7 @@ fn data_files_are_renamed_and_sizes_changed() {
     twins.same_but_places("info d");
     twins.same_but_places(&format!("info {by_options}"));
     twins.same(&format!("amend -o data_file=raw.data {by_options}"));
-    twins.same("check d");
+    twins.same("check -q d");
 }
 
 #[test]

@@ -436,12 +436,9 @@ fn vm_state_lies_behind_the_disk() {
     assert_eq!(twins.commands(&["disk"], &writes).code, Some(0));
     assert_eq!(twins.commands(&["disk"], &reads).code, Some(0));
     twins.commands(&["disk"], &["read -b 1 512", "write -b 0 700"]);
-    let external = Twins::with_image(&["-f", "qcow2", "-o", "data_file=data", "disk", "1M"]);
     let raw = Twins::with_image(&["-f", "raw", "disk", "1M"]);
-    for (twins, format) in [(external, "qcow2"), (raw, "raw")] {
-        let image = ["-f", format, "disk"];
-        twins.commands(&image, &["write -b 0 512", "read -b 0 512"]);
-    }
+    let image = ["-f", "raw", "disk"];
+    raw.commands(&image, &["write -b 0 512", "read -b 0 512"]);
 }
 
 #[test]

@@ -82,16 +82,15 @@ impl Qcow2 {
     /// use vellum_storage::{MemStorage, Storage, lane};
     ///
     /// let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    /// lane::block_on(async {
-    ///     let new = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
-    ///     create(file.clone(), None, &new).await?;
-    ///     let image = Qcow2::open(file.clone(), Arc::new(DenyAll), OpenOptions::default()).await?;
-    ///     let wider = AmendOptions { refcount_bits: Some(64), ..AmendOptions::default() };
-    ///     image.amend(wider, None).await?;
-    ///     assert_eq!(read_header(&file).await?.refcount_order, 6);
-    ///     vellum::Result::Ok(())
-    /// })?;
-    /// # vellum::Result::Ok(())
+    /// # lane::block_on(async {
+    /// let new = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
+    /// create(file.clone(), None, &new).await?;
+    /// let image = Qcow2::open(file.clone(), Arc::new(DenyAll), OpenOptions::default()).await?;
+    /// let wider = AmendOptions { refcount_bits: Some(64), ..AmendOptions::default() };
+    /// image.amend(wider, None).await?;
+    /// assert_eq!(read_header(&file).await?.refcount_order, 6);
+    /// # Ok::<(), vellum::Error>(())
+    /// # }).unwrap();
     /// ```
     ///
     /// # Errors
