@@ -56,6 +56,7 @@ pub(crate) fn key_change(
                 slot,
                 new: secret::passphrase(new)?,
                 iteration_time: IterationTime::Milliseconds(milliseconds),
+                force,
             })
         }
         Some("inactive") => {

@@ -8,6 +8,7 @@ use vellum::qcow2::create::Encryption;
 use vellum::{Error, ErrorKind, Result};
 
 use crate::create_options::CreateSettings;
+use crate::flags::OpenFlags;
 use crate::options::{Options, Scalar};
 use crate::secret;
 
@@ -181,6 +182,17 @@ pub fn is_asked_for(settings: &CreateSettings) -> bool {
     settings.bool("encryption") || settings.is_given("encrypt.format")
 }
 
+/// The secret that a node names, if its data is going to be read.
+pub(crate) fn needed_passphrase(
+    id: Option<String>,
+    flags: &OpenFlags,
+) -> Result<Option<Passphrase>> {
+    if flags.metadata_only || flags.no_data {
+        return Ok(None);
+    }
+    id.map(|id| secret::passphrase(&id)).transpose()
+}
+
 /// The `encrypt.*` options of a qcow2 node.
 #[derive(Debug, Default)]
 pub(crate) struct NodeEncryption {
@@ -188,14 +200,15 @@ pub(crate) struct NodeEncryption {
     pub(crate) passphrase: Option<Passphrase>,
 }
 
-/// Takes them out of a node's options.
-pub(crate) fn take(options: &mut Options) -> Result<NodeEncryption> {
+/// Takes them out of a node's options. The secret is looked up only if data is going to
+/// be read.
+pub(crate) fn take(options: &mut Options, flags: &OpenFlags) -> Result<NodeEncryption> {
     let mut options = options.take_group("encrypt");
     let format = options.take_text("format")?;
     let id = options.take_text("key-secret")?;
     if let Some(key) = options.keys().next() {
         return Err(invalid(format!("Parameter '{key}' is unexpected")));
     }
-    let passphrase = id.map(|id| secret::passphrase(&id)).transpose()?;
+    let passphrase = needed_passphrase(id, flags)?;
     Ok(NodeEncryption { format, passphrase })
 }

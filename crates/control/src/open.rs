@@ -12,6 +12,7 @@ use vellum_storage::file::FileStorage;
 
 use crate::cache_cleaner;
 use crate::drivers::{self, luks};
+use crate::encryption;
 use crate::file_node::{self, Common, Use};
 use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
@@ -389,8 +390,10 @@ async fn open_qcow2(
     common: &Common,
     gate: FileGate,
 ) -> Result<Arc<dyn BlockDevice>> {
-    let mut open = qcow2_node::take(&mut options, common)?;
     let flags = &gate.flags;
+    let encryption = encryption::take(&mut options, flags)?;
+    let mut open = qcow2_node::take(&mut options, common)?;
+    (open.encryption_format, open.passphrase) = (encryption.format, encryption.passphrase);
     let warn = flags.warn;
     open.metadata_only = flags.metadata_only;
     if open.compression == CompressionOptions::default() {

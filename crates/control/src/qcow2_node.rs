@@ -8,7 +8,6 @@ use vellum::qcow2::{
 use vellum::{Error, ErrorKind, Result};
 
 use crate::config;
-use crate::encryption;
 use crate::file_node::Common;
 use crate::options::Options;
 
@@ -45,7 +44,6 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     let pass_discard_snapshot = options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     let overlap_checks = take_overlap_checks(options)?;
-    let encryption = encryption::take(options)?;
     Ok(OpenOptions {
         read_only: !common.writable,
         cache,
@@ -62,8 +60,6 @@ pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         pass_discard_snapshot,
         lazy_refcounts,
         messages: Messages::to(print_line),
-        passphrase: encryption.passphrase,
-        encryption_format: encryption.format,
         ..OpenOptions::default()
     })
 }

@@ -202,6 +202,7 @@ fn passphrases_come_and_go() {
                 slot,
                 new: "other".into(),
                 iteration_time: QUICK,
+                force: false,
             };
             let header = device.change_keys(added).await.unwrap();
             assert!(header.slots[slot.unwrap_or(1) as usize].active);
@@ -232,6 +233,7 @@ fn the_last_passphrase_stays_and_refusals_are_qemus() {
             slot,
             new: "new".into(),
             iteration_time: QUICK,
+            force: false,
         };
         let erase = |slot, old: Option<&str>| KeyChange::Erase {
             slot,
@@ -323,6 +325,7 @@ fn passphrases_of_volumes_come_and_go() {
             slot: None,
             new: "other".into(),
             iteration_time: QUICK,
+            force: false,
         };
         device.change_keys(added).await.unwrap();
         let erased = KeyChange::Erase {

@@ -20,6 +20,7 @@ pub(crate) async fn change(device: Arc<dyn BlockDevice>) -> Result<(), Failure> 
         slot: None,
         new: OTHER.into(),
         iteration_time: IterationTime::Iterations(1),
+        force: false,
     };
     image.change_keys(add).await.map_err(failed)?;
     // What a cut has left behind goes too.

@@ -69,6 +69,16 @@ fn passphrases_are_changed_alike(twins: &Twins) {
     let old = "-o encrypt.state=active,encrypt.new-secret=s";
     twins.same(&format!("amend {SECRET} -f qcow2 {old} a"));
     twins.same(&format!("amend {SECRET} -f raw -o state=active r"));
+    for forced in [
+        "state=active,new-secret=n,iter-time=10,keyslot=0",
+        "state=inactive,keyslot=0",
+    ] {
+        let objects = "--object secret,id=n,data=new";
+        twins.same(&format!(
+            "amend --force {SECRET} {objects} --image-opts {E} -o encrypt.{}",
+            forced.replace(',', ",encrypt.")
+        ));
+    }
     let forced = "--force -o state=inactive,keyslot=0";
     twins.same(&format!("amend {SECRET} --image-opts {L} {forced}"));
     twins.same(&format!("map {SECRET} --image-opts {L}"));
@@ -91,6 +101,9 @@ fn encryption_is_described_alike(twins: &Twins) {
         twins.same(&format!("info --output=json {image}"));
     }
     twins.same(&format!("info {SECRET} --image-opts {E}"));
+    // The secret is not asked for where no data is read.
+    twins.same(&format!("info --image-opts {E}"));
+    twins.same(&format!("info --image-opts {L}"));
     twins.same("check e");
     for image in [E, L, A] {
         twins.same(&format!("map {SECRET} --output=json --image-opts {image}"));

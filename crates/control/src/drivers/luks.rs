@@ -5,11 +5,11 @@ use std::sync::Arc;
 use vellum::luks::{LuksDevice, LuksOptions};
 use vellum::{BlockDevice, Result, Storage};
 
+use crate::encryption::needed_passphrase;
 use crate::file_node::Use;
 use crate::flags::OpenFlags;
 use crate::graph::{Around, Role, invalid, optional_child};
 use crate::options::Options;
-use crate::secret;
 
 /// Opens the volume in `file` with what is left of a node's options.
 pub(crate) async fn open(
@@ -24,7 +24,7 @@ pub(crate) async fn open(
             "Block format 'luks' does not support the option '{key}'"
         )));
     }
-    let passphrase = id.map(|id| secret::passphrase(&id)).transpose()?;
+    let passphrase = needed_passphrase(id, &around.flags)?;
     let options = LuksOptions {
         read_only: !around.flags.writable,
         passphrase,

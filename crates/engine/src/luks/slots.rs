@@ -37,6 +37,9 @@ pub enum KeyChange {
         new: Passphrase,
         /// How long it takes to try it.
         iteration_time: IterationTime,
+        /// Replace what `slot` holds, even if it is active: a crash then may lose what
+        /// was there before the new passphrase is.
+        force: bool,
     },
     /// `state=inactive`: takes passphrases away.
     Erase {
@@ -81,7 +84,11 @@ pub async fn change_keys(
             slot,
             new,
             iteration_time,
-        } => slots.add(slot, known, new, iteration_time).await?,
+            force,
+        } => {
+            let index = slots.index_to_add(slot, force)?;
+            slots.add(index, known, new, iteration_time).await?;
+        }
         KeyChange::Erase { slot, old, force } => slots.erase(slot, old, force).await?,
     }
     Ok(header)
@@ -104,25 +111,27 @@ fn checked(slot: u64) -> Result<usize> {
 }
 
 impl Slots<'_> {
+    /// The slot to which a passphrase is added.
+    fn index_to_add(&self, slot: Option<u64>, force: bool) -> Result<usize> {
+        match slot.map(checked).transpose()? {
+            Some(index) if self.header.slots[index].active && !force => refuse(format!(
+                "Refusing to overwrite active keyslot {index} - please erase it first"
+            )),
+            Some(index) => Ok(index),
+            None => match self.header.slots.iter().position(|slot| !slot.active) {
+                Some(index) => Ok(index),
+                None => refuse("Can't add a keyslot - all keyslots are in use"),
+            },
+        }
+    }
+
     async fn add(
         &mut self,
-        slot: Option<u64>,
+        index: usize,
         known: &Passphrase,
         new: Passphrase,
         iteration_time: IterationTime,
     ) -> Result<()> {
-        let index = match slot.map(checked).transpose()? {
-            Some(index) if self.header.slots[index].active => {
-                return refuse(format!(
-                    "Refusing to overwrite active keyslot {index} - please erase it first"
-                ));
-            }
-            Some(index) => index,
-            None => match self.header.slots.iter().position(|slot| !slot.active) {
-                Some(index) => index,
-                None => return refuse("Can't add a keyslot - all keyslots are in use"),
-            },
-        };
         let key = unlock(self.storage, self.at_bytes, self.header, known).await?;
         let suite = self
             .header
@@ -131,6 +140,9 @@ impl Slots<'_> {
         let place = self.header.slots[index];
         let made = compute(move || new_slot(&suite, &place, &key, &new, iteration_time));
         let (slot, material) = made.await?;
+        if self.header.slots[index].active {
+            self.erase_slot(index).await?;
+        }
         let material_at = self.at_bytes + slot.key_offset_bytes();
         self.write(material_at, &material).await?;
         let quiet = KeySlot {
