@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use common::{qemu_ok, qemu_verdict};
+use common::{Random, qemu_ok, qemu_verdict};
 use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::{OpenOptions, Qcow2};
@@ -19,23 +19,6 @@ use vellum_storage::{FileOptions, FileStorage};
 
 const LANES: u64 = 3;
 const KINDS: [&str; 2] = ["zlib", "zstd"];
-
-/// A small generator: the same seed gives the same run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
 
 /// Stretches of text, of noise, of little noise, and of zeroes.
 fn source(len: usize, seed: u64) -> Vec<u8> {

@@ -1,27 +1,19 @@
 //! What an open image does when its metadata turns out to be damaged, or when it
 //! cannot be written.
 
+mod common;
+
 use std::sync::{Arc, Mutex};
 
+use common::run_on_memory as run;
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Messages, Metadata, OpenOptions, OverlapChecks, Qcow2, read_header};
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, RequestFlags, Storage};
 use vellum_format::features::Incompatible;
-use vellum_storage::executor::Executor;
 use vellum_storage::{Buffers, MemStorage, WriteFlags};
 
 const CLUSTER: u64 = 65536;
-
-fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
-    let executor = Executor::new(|| {});
-    let (sender, receiver) = std::sync::mpsc::channel();
-    drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
-    executor.run_ready();
-    receiver
-        .try_recv()
-        .expect("requests on memory never wait for long")
-}
 
 async fn new_image(options: CreateOptions) -> Arc<dyn Storage> {
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());

@@ -1,8 +1,11 @@
 //! Random requests against a plain array of bytes, over kinds of images, with
 //! many requests in flight; every image must check clean after closing.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{Random, run_on_memory as run};
 use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
@@ -10,34 +13,6 @@ use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{AheadOptions, Backing, CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
-use vellum_storage::executor::Executor;
-
-/// A small generator: the same seed gives the same run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
-
-fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
-    let executor = Executor::new(|| {});
-    let (sender, receiver) = std::sync::mpsc::channel();
-    drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
-    executor.run_ready();
-    receiver
-        .try_recv()
-        .expect("requests on memory never wait for long")
-}
 
 struct Case {
     options: CreateOptions,

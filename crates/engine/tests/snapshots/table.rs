@@ -10,7 +10,8 @@ use vellum_format::snapshot::{SnapshotEntry, decode_table, encode_table};
 use vellum_format::types::HostOffset;
 use vellum_storage::{Buffers, MemStorage, WriteFlags};
 
-use super::{Case, assert_sound, open, run};
+use super::common::run_on_memory as run;
+use super::{Case, assert_sound, open};
 
 const SIZE_BYTES: u64 = 1 << 20;
 const CLUSTER_BYTES: u64 = 4096;
