@@ -6,50 +6,7 @@ use vellum::{Error, ErrorKind, Result};
 
 use crate::amend_keys;
 use crate::create_options::{CreateSettings, OptionDescription, amend_options, format_options};
-
-/// Drivers of QEMU that amend nothing, whether or not this version has them.
-const QEMU_DRIVERS: &[&str] = &[
-    "blkdebug",
-    "blklogwrites",
-    "blkverify",
-    "bochs",
-    "cloop",
-    "compress",
-    "copy-before-write",
-    "copy-on-read",
-    "dmg",
-    "file",
-    "ftp",
-    "ftps",
-    "gluster",
-    "host_cdrom",
-    "host_device",
-    "http",
-    "https",
-    "iscsi",
-    "iser",
-    "nbd",
-    "nfs",
-    "null-aio",
-    "null-co",
-    "nvme",
-    "parallels",
-    "preallocate",
-    "qcow",
-    "qed",
-    "quorum",
-    "raw",
-    "rbd",
-    "replication",
-    "snapshot-access",
-    "ssh",
-    "throttle",
-    "vdi",
-    "vhdx",
-    "vmdk",
-    "vpc",
-    "vvfat",
-];
+use crate::probe::is_format_name;
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "amend", message)
@@ -62,7 +19,7 @@ fn invalid(message: impl Into<String>) -> Error {
 pub fn options_of(format: &str) -> Result<&'static [OptionDescription]> {
     match amend_options(format) {
         Some(options) => Ok(options),
-        None if QEMU_DRIVERS.contains(&format) => Err(invalid(format!(
+        None if is_format_name(format) => Err(invalid(format!(
             "Format driver '{format}' does not support option amendment"
         ))),
         None => Err(invalid(format!("Unknown file format '{format}'"))),

@@ -54,6 +54,30 @@ const PREALLOCATION_QCOW2: &str =
     "Preallocation mode (allowed values: off, metadata, falloc, full)";
 const PREALLOCATION_FILE: &str = "Preallocation mode (allowed values: off, falloc, full)";
 
+// Options of qcow2 that are for new images and for `amend`.
+const COMPAT: OptionDescription = option(
+    "compat",
+    Text,
+    "Compatibility level (v2 [0.10] or v3 [1.1])",
+    None,
+);
+const BACKING_FILE: OptionDescription =
+    option("backing_file", Text, "File name of a base image", None);
+const BACKING_FORMAT: OptionDescription =
+    option("backing_fmt", Text, "Image format of the base image", None);
+const DATA_FILE: OptionDescription = option(
+    "data_file",
+    Text,
+    "File name of an external data file",
+    None,
+);
+const DATA_FILE_RAW: OptionDescription = option(
+    "data_file_raw",
+    Bool,
+    "The external data file must stay valid as a raw image",
+    None,
+);
+
 /// Options of qcow2, in the order in which they are shown.
 const QCOW2: &[OptionDescription] = &[
     option(
@@ -120,26 +144,11 @@ const QCOW2: &[OptionDescription] = &[
         Some("zlib"),
     ),
     SIZE,
-    option(
-        "compat",
-        Text,
-        "Compatibility level (v2 [0.10] or v3 [1.1])",
-        None,
-    ),
-    option("backing_file", Text, "File name of a base image", None),
-    option("backing_fmt", Text, "Image format of the base image", None),
-    option(
-        "data_file",
-        Text,
-        "File name of an external data file",
-        None,
-    ),
-    option(
-        "data_file_raw",
-        Bool,
-        "The external data file must stay valid as a raw image",
-        None,
-    ),
+    COMPAT,
+    BACKING_FILE,
+    BACKING_FORMAT,
+    DATA_FILE,
+    DATA_FILE_RAW,
     option(
         "lazy_refcounts",
         Bool,
@@ -221,26 +230,11 @@ const QCOW2_AMEND: &[OptionDescription] = &[
         None,
     ),
     SIZE,
-    option(
-        "compat",
-        Text,
-        "Compatibility level (v2 [0.10] or v3 [1.1])",
-        None,
-    ),
-    option("backing_file", Text, "File name of a base image", None),
-    option("backing_fmt", Text, "Image format of the base image", None),
-    option(
-        "data_file",
-        Text,
-        "File name of an external data file",
-        None,
-    ),
-    option(
-        "data_file_raw",
-        Bool,
-        "The external data file must stay valid as a raw image",
-        None,
-    ),
+    COMPAT,
+    BACKING_FILE,
+    BACKING_FORMAT,
+    DATA_FILE,
+    DATA_FILE_RAW,
     option("lazy_refcounts", Bool, "Postpone refcount updates", None),
     option(
         "refcount_bits",

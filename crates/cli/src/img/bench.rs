@@ -16,7 +16,7 @@ use vellum_storage::error::errno_text;
 use vellum_storage::{JoinHandle, lane, spawn};
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, fail, image_spec, number, open_failure, size,
+    Command, Failure, MAX_BYTES, Outcome, fail, image_spec, number, one_name, open_failure, size,
 };
 use super::help;
 use crate::getopt::{OptionSpec, Takes};
@@ -117,9 +117,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         arguments.take(option, value.unwrap_or_default())?;
     }
     let operands = parser.operands();
-    let [name] = operands.as_slice() else {
-        return Err(Failure::Usage("Expecting one image file name".into()));
-    };
+    let name = one_name(&operands)?;
     if !arguments.write && arguments.flush_interval > 0 {
         return fail("--flush-interval is only available in write tests");
     }

@@ -127,8 +127,13 @@ pub fn one_image(
     image_opts: bool,
     format: Option<&str>,
 ) -> Result<ImageSpec, Failure> {
+    image_spec(one_name(operands)?, image_opts, format)
+}
+
+/// The name of the one image that a subcommand takes.
+pub fn one_name(operands: &[String]) -> Result<&str, Failure> {
     match operands {
-        [name] => image_spec(name, image_opts, format),
+        [name] => Ok(name),
         _ => Err(Failure::Usage("Expecting one image file name".into())),
     }
 }

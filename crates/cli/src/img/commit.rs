@@ -11,8 +11,8 @@ use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, install_bulk_lane,
-    open_failure, size,
+    Command, Failure, MAX_BYTES, Outcome, cache_mode, check_object, fail, image_spec,
+    install_bulk_lane, one_name, open_failure, size,
 };
 use super::help;
 use super::progress::Progress;
@@ -89,13 +89,8 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         }
     }
     let operands = parser.operands();
-    let [name] = operands.as_slice() else {
-        let message = "Expecting one image file name";
-        return Err(Failure::Usage(message.into()));
-    };
-    let Some(cache) = CacheMode::parse(&arguments.cache) else {
-        return fail(format!("Invalid cache option: {}", arguments.cache));
-    };
+    let name = one_name(&operands)?;
+    let cache = cache_mode("cache", &arguments.cache)?;
     let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
     install_bulk_lane(cache.direct)?;
     lane::block_on(work(command, &spec, cache, &arguments))

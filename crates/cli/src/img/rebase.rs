@@ -14,7 +14,7 @@ use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, check_object, fail, image_spec, install_bulk_lane,
-    open_failure,
+    one_name, open_failure,
 };
 use super::help;
 use super::progress::Progress;
@@ -91,15 +91,12 @@ impl Arguments {
             }
         }
         let operands = parser.operands();
-        let [name] = operands.as_slice() else {
-            let message = "Expecting one image file name";
-            return Err(Failure::Usage(message.into()));
-        };
+        let name = one_name(&operands)?;
         if !arguments.change_name_only && arguments.backing.is_none() {
             let message = "Must specify backing file (-b) or use unsafe mode (-u)";
             return Err(Failure::Usage(message.into()));
         }
-        Ok(Some((arguments, name.clone())))
+        Ok(Some((arguments, name.to_owned())))
     }
 }
 
