@@ -4,9 +4,10 @@
 //! path and replays the corpora with the stable toolchain, and
 //! `crates/engine/tests/image_corpus.rs` does so with [`image`], and
 //! `crates/export/tests/corpus.rs` with [`nbd`], and `crates/control/tests/corpus.rs`
-//! with [`options`].
+//! with [`options`], and `crates/control/tests/audit_corpus.rs` with [`audit`].
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod decoders;
 pub mod image;
 pub mod nbd;

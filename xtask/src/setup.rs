@@ -43,6 +43,7 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("mkfs.btrfs"), "btrfs-progs"),
     need(Probe::Program("busybox"), "busybox-static"),
     need(Probe::Program("xz"), "xz-utils"),
+    need(Probe::Program("strace"), "strace"),
     // The fuzz targets link with libFuzzer, which is C++.
     need(Probe::Program("c++"), "g++"),
 ];

@@ -10,6 +10,7 @@
 
 pub mod amend;
 mod amend_keys;
+pub mod audit;
 pub mod cache;
 mod cache_cleaner;
 pub mod chain;

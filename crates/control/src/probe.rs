@@ -74,6 +74,31 @@ const FOREIGN: &[(&str, usize, &[u8])] = &[
     ("bochs", 0, b"Bochs Virtual HD Image\0"),
 ];
 
+/// The signatures of formats that QEMU knows and this version does not have: name of the
+/// format, offset, bytes.
+pub(crate) fn signatures() -> &'static [(&'static str, usize, &'static [u8])] {
+    FOREIGN
+}
+
+/// Whether QEMU takes a text for a VMDK descriptor: nothing but comments and empty lines
+/// before the line that tells its version.
+fn is_vmdk_text(start: &[u8]) -> bool {
+    for line in start.split_inclusive(|byte| *byte == b'\n') {
+        if line.starts_with(b"#") {
+            continue;
+        }
+        let line = line
+            .strip_suffix(b"\r\n")
+            .or_else(|| line.strip_suffix(b"\n"));
+        match line {
+            Some(b"version=1" | b"version=2" | b"version=3") => return true,
+            Some(blank @ [b' ', ..]) if blank.iter().all(|byte| *byte == b' ') => {}
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// Guesses the format from the first [`PROBE_BYTES`] of a file (fewer if the
 /// file is shorter).
 pub fn probe(start: &[u8]) -> Probed {
@@ -87,6 +112,9 @@ pub fn probe(start: &[u8]) -> Probed {
     }
     if vellum::luks::is_luks(start) {
         return Probed::Luks;
+    }
+    if is_vmdk_text(start) {
+        return Probed::Foreign("vmdk");
     }
     let found = FOREIGN.iter().find(|(_, offset, signature)| {
         start
@@ -109,5 +137,24 @@ mod tests {
         assert_eq!(probe(b"LUKS\xba\xbe\0\x01"), Probed::Luks);
         assert_eq!(probe(b"LUKS\xba\xbe\0\x02"), Probed::Raw);
         assert_eq!(probe(b"conectix..."), Probed::Foreign("vpc"));
+    }
+
+    #[test]
+    fn a_descriptor_is_one_whatever_its_first_comment_says() {
+        for text in [
+            "version=1\n",
+            "# anything\n#\nversion=2\nCID=1\n",
+            "  \nversion=3\r\n",
+        ] {
+            assert_eq!(probe(text.as_bytes()), Probed::Foreign("vmdk"), "{text:?}");
+        }
+        for text in [
+            "version=4\n",
+            "# only a comment\n",
+            "x\nversion=1\n",
+            "version=1",
+        ] {
+            assert_eq!(probe(text.as_bytes()), Probed::Raw, "{text:?}");
+        }
     }
 }

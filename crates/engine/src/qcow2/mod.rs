@@ -4,6 +4,7 @@ pub mod amend;
 pub mod check;
 pub mod create;
 pub mod info;
+pub mod survey;
 
 mod ahead;
 mod alloc;
@@ -74,7 +75,7 @@ pub use device::{CacheUsage, Qcow2};
 pub(crate) use fault::bad_format;
 pub(crate) use load::read_bytes;
 pub use messages::Messages;
-pub use open::read_header;
+pub use open::{read_header, read_snapshots};
 pub use options::{Backing, CacheOptions, OpenOptions};
 pub use overlap::{Metadata, OverlapChecks};
 pub use snapshot::{NewSnapshot, SnapshotSelector};

@@ -8,6 +8,7 @@ use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, Purpose, field};
 use vellum_format::refcount::RefcountTableEntry;
+use vellum_format::snapshot::SnapshotEntry;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
 use super::ahead::AheadOptions;
@@ -49,6 +50,18 @@ fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) 
 /// When the file is not a qcow2 image, or one that cannot be supported.
 pub async fn read_header(file: &Arc<dyn Storage>) -> Result<Header> {
     load::header(file, Purpose::Use).await
+}
+
+/// Reads the snapshot table of an image whose header is `header`, without opening it.
+///
+/// # Errors
+/// If the table breaks the limits or cannot be read. The L1 tables of the snapshots
+/// ([`SnapshotEntry::check_l1_table`]) are not looked at.
+pub async fn read_snapshots(
+    file: &Arc<dyn Storage>,
+    header: &Header,
+) -> Result<Vec<SnapshotEntry>> {
+    Ok(load::snapshots(file, header).await?.entries)
 }
 
 /// Opens the image in `file`.

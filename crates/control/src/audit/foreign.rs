@@ -1,0 +1,167 @@
+//! Images of formats that Vellum does not read: what they refer to, as far as it can be
+//! told, and that nobody here vouches for the rest.
+
+use vellum::Result;
+
+use super::reference::Role;
+use super::{Audit, read};
+
+const SECTOR_BYTES: u64 = 512;
+/// The most of a VMDK descriptor that is read; real ones have one or two KiB.
+const MAX_DESCRIPTOR_BYTES: u64 = 1 << 20;
+/// The longest name of a backing file in any of these formats.
+const MAX_NAME_BYTES: u64 = 4096;
+/// References that are told one by one.
+const MAX_REFERENCES: usize = 256;
+
+impl Audit<'_> {
+    pub(super) async fn foreign(&mut self, format: &'static str, head: &[u8]) -> Result<()> {
+        match format {
+            "vmdk" => self.vmdk(head).await?,
+            "qcow" => self.named_at(be64(head, 8), be32(head, 16)).await?,
+            "qed" => self.qed(head).await?,
+            "vpc" => self.vpc(head).await?,
+            "luks" => {
+                self.report
+                    .note("encrypted", "a LUKS volume: its content is not looked at");
+                return Ok(());
+            }
+            _ => {}
+        }
+        let message = format!("Vellum cannot tell whether a {format} image is sound");
+        self.report.reject("unsupported-format", message);
+        Ok(())
+    }
+
+    /// A backing file's name by place and length, as qcow and QED have it.
+    async fn named_at(&mut self, offset: Option<u64>, length: Option<u32>) -> Result<()> {
+        let (Some(offset @ 1..), Some(length @ 1..)) = (offset, length) else {
+            return Ok(());
+        };
+        let length = u64::from(length).min(MAX_NAME_BYTES);
+        let name = read(&self.storage, offset.min(i64::MAX as u64 - length), length).await?;
+        self.refer(Role::Backing, Some(&text(&name)), None, true);
+        Ok(())
+    }
+
+    /// QED: little endian, and a feature bit that says whether the name is in force.
+    async fn qed(&mut self, head: &[u8]) -> Result<()> {
+        let features = le64(head, 16).unwrap_or(0);
+        let offset = le32(head, 56).map(u64::from);
+        let length = le32(head, 60);
+        match features & 1 {
+            0 => Ok(()),
+            _ => self.named_at(offset, length).await,
+        }
+    }
+
+    /// VHD: a differencing disk names its parent in UTF-16.
+    async fn vpc(&mut self, head: &[u8]) -> Result<()> {
+        const DIFFERENCING: u32 = 4;
+        if be32(head, 60) != Some(DIFFERENCING) {
+            return Ok(());
+        }
+        let offset = be64(head, 16).unwrap_or(0).min(i64::MAX as u64 - 2048);
+        let header = read(&self.storage, offset, 1024).await?;
+        let units: Vec<u16> = header[64..64 + 512]
+            .chunks_exact(2)
+            .map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
+            .take_while(|unit| *unit != 0)
+            .collect();
+        self.refer(
+            Role::Parent,
+            Some(&String::from_utf16_lossy(&units)),
+            None,
+            true,
+        );
+        Ok(())
+    }
+
+    /// VMDK: a text that names extents, by itself or inside of the first of them.
+    async fn vmdk(&mut self, head: &[u8]) -> Result<()> {
+        let (offset, length) = match head.get(..4) {
+            Some(b"KDMV") => {
+                let sectors = |at| le64(head, at).unwrap_or(0).saturating_mul(SECTOR_BYTES);
+                (sectors(28), sectors(36))
+            }
+            Some(b"COWD") => (0, 0),
+            _ => (0, self.report.file_length_bytes),
+        };
+        let length = length.min(MAX_DESCRIPTOR_BYTES);
+        let descriptor = read(&self.storage, offset.min(i64::MAX as u64 - length), length).await?;
+        for (role, name) in descriptor_names(&text(&descriptor)) {
+            self.refer(role, Some(&name), None, true);
+        }
+        Ok(())
+    }
+}
+
+/// The files that a VMDK descriptor names.
+fn descriptor_names(descriptor: &str) -> Vec<(Role, String)> {
+    let quoted = |line: &str| {
+        let (_, rest) = line.split_once('"')?;
+        Some(rest.split('"').next().unwrap_or(rest).to_owned())
+    };
+    let reference = |line: &str| {
+        let line = line.trim();
+        let is_extent = ["RW ", "RDONLY ", "NOACCESS "]
+            .iter()
+            .any(|access| line.starts_with(access));
+        let role = match is_extent {
+            true => Role::Extent,
+            false if line.starts_with("parentFileNameHint") => Role::Parent,
+            false => return None,
+        };
+        Some((role, quoted(line)?))
+    };
+    descriptor
+        .lines()
+        .filter_map(reference)
+        .take(MAX_REFERENCES)
+        .collect()
+}
+
+/// Bytes up to the first NUL as text.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+fn be32(bytes: &[u8], at: usize) -> Option<u32> {
+    array(bytes, at).map(u32::from_be_bytes)
+}
+
+fn be64(bytes: &[u8], at: usize) -> Option<u64> {
+    array(bytes, at).map(u64::from_be_bytes)
+}
+
+fn le32(bytes: &[u8], at: usize) -> Option<u32> {
+    array(bytes, at).map(u32::from_le_bytes)
+}
+
+fn le64(bytes: &[u8], at: usize) -> Option<u64> {
+    array(bytes, at).map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_names_extents_and_parents() {
+        let text = "# Disk DescriptorFile\nversion=1\ncreateType=\"monolithicFlat\"\n\
+                    parentFileNameHint=\"/base.vmdk\"\nRW 2048 FLAT \"/etc/passwd\" 0\n\
+                    # RW 1 FLAT \"comment\"\nRDONLY 1 SPARSE \"a\n";
+        let names = descriptor_names(text);
+        let expected = [
+            (Role::Parent, "/base.vmdk"),
+            (Role::Extent, "/etc/passwd"),
+            (Role::Extent, "a"),
+        ];
+        assert_eq!(names, expected.map(|(role, name)| (role, name.to_owned())));
+    }
+}

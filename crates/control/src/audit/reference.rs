@@ -1,0 +1,178 @@
+//! Names of other files, and whether the policy allows them.
+
+use std::path::Path;
+
+use super::{Audit, Policy};
+use crate::{Options, Scalar, filename};
+
+/// What the image wants another file for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Shows through where the image holds nothing.
+    Backing,
+    /// Holds the guest's data.
+    DataFile,
+    /// A part of the disk, as VMDK has them.
+    Extent,
+    /// The disk that a difference is about (VMDK, VHD).
+    Parent,
+}
+
+impl Role {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Backing => "backing-file",
+            Role::DataFile => "data-file",
+            Role::Extent => "extent",
+            Role::Parent => "parent",
+        }
+    }
+}
+
+/// What a name is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Form {
+    /// A path, from the root or from the image's folder.
+    Path,
+    /// A protocol prefix and what follows.
+    Protocol(String),
+    /// A whole graph of nodes; with the texts in it that may be names.
+    Json(Vec<String>),
+    /// The image says that there is another file, and not which.
+    Unnamed,
+}
+
+impl Form {
+    fn of(name: &str) -> Form {
+        if let Some(text) = name.strip_prefix("json:") {
+            let texts = |options: Options| {
+                let text = |(_, value): (&str, &Scalar)| match value {
+                    Scalar::Text(text) => Some(text.clone()),
+                    _ => None,
+                };
+                options.iter().filter_map(text).collect()
+            };
+            return Form::Json(Options::from_json(text).map(texts).unwrap_or_default());
+        }
+        match filename::protocol(name) {
+            Some("file") | None => Form::Path,
+            Some(protocol) => Form::Protocol(protocol.to_owned()),
+        }
+    }
+
+    /// The name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Form::Path => "path",
+            Form::Protocol(_) => "protocol",
+            Form::Json(_) => "json",
+            Form::Unnamed => "unnamed",
+        }
+    }
+}
+
+/// Another file that an image names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference {
+    /// What for.
+    pub role: Role,
+    /// The name, as it stands in the image.
+    pub name: String,
+    /// What the name is.
+    pub form: Form,
+    /// The format that stands beside it.
+    pub format: Option<String>,
+    /// The name as seen from here, for paths.
+    pub resolved: Option<String>,
+    /// A program that opens the image by its rules opens the file too.
+    pub in_effect: bool,
+    /// Why the policy refuses it; `None` if it does not.
+    pub refused: Option<String>,
+}
+
+impl Audit<'_> {
+    /// Takes down a reference and judges it.
+    pub(super) fn refer(
+        &mut self,
+        role: Role,
+        name: Option<&str>,
+        format: Option<&str>,
+        in_effect: bool,
+    ) {
+        let form = name.map_or(Form::Unnamed, Form::of);
+        let name = name.unwrap_or_default().to_owned();
+        let resolved = match form {
+            Form::Path => filename::resolve(self.storage.name(), &name).ok(),
+            _ => None,
+        };
+        let mut reference = Reference {
+            role,
+            name,
+            form,
+            format: format.map(str::to_owned),
+            resolved,
+            in_effect,
+            refused: None,
+        };
+        reference.refused = refusal(&reference, self.policy);
+        if let Some(why) = &reference.refused {
+            let code = role.name();
+            self.report.reject(code, why.clone());
+        }
+        self.report.references.push(reference);
+    }
+}
+
+/// Why a reference is not allowed.
+fn refusal(reference: &Reference, policy: &Policy) -> Option<String> {
+    let what = match reference.role {
+        Role::Backing => "backing file",
+        Role::DataFile => "external data file",
+        Role::Extent => "extent",
+        Role::Parent => "parent disk",
+    };
+    let name = &reference.name;
+    let allowed = match reference.role {
+        Role::Backing => policy.allow_backing,
+        Role::DataFile => policy.allow_data_file,
+        Role::Extent | Role::Parent => false,
+    };
+    if reference.form == Form::Unnamed {
+        return (!allowed).then(|| format!("the image wants a {what} and does not name it"));
+    }
+    if !allowed {
+        return Some(format!("the image names the {what} '{name}'"));
+    }
+    match &reference.form {
+        Form::Json(_) if !policy.allow_protocols => Some(format!(
+            "the {what} '{name}' is a description of nodes, which may open anything"
+        )),
+        Form::Protocol(protocol) if !policy.allow_protocols => Some(format!(
+            "the {what} '{name}' is reached by the protocol '{protocol}'"
+        )),
+        Form::Path => confined(reference, policy.within.as_deref(), what),
+        _ => None,
+    }
+}
+
+/// Whether a path stays in the folder, once links are followed. Nothing is opened.
+fn confined(reference: &Reference, folder: Option<&Path>, what: &str) -> Option<String> {
+    let folder = folder?;
+    let name = &reference.name;
+    let outside = || {
+        let folder = folder.display();
+        Some(format!("the {what} '{name}' lies outside of '{folder}'"))
+    };
+    let Some(path) = reference.resolved.as_deref() else {
+        return outside();
+    };
+    let Ok(path) = filename::local_path(path) else {
+        return outside();
+    };
+    match (std::fs::canonicalize(&path), std::fs::canonicalize(folder)) {
+        (Ok(path), Ok(folder)) if path.starts_with(&folder) => None,
+        (Err(error), _) => Some(format!("the {what} '{name}' cannot be found: {error}")),
+        _ => outside(),
+    }
+}

@@ -1,0 +1,283 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum_format::header::field;
+use vellum_storage::MemStorage;
+use vellum_storage::lane;
+
+use super::*;
+
+fn qcow2(options: CreateOptions) -> Vec<u8> {
+    let storage = Arc::new(MemStorage::new());
+    let options = CreateOptions {
+        size_bytes: 1 << 20,
+        ..options
+    };
+    let made = lane::block_on(create(storage.clone(), None, &options));
+    made.expect("an image");
+    storage.snapshot()
+}
+
+fn plain() -> Vec<u8> {
+    qcow2(CreateOptions::default())
+}
+
+fn with_backing(name: &str, format: Option<&str>) -> Vec<u8> {
+    qcow2(CreateOptions {
+        backing_file: Some(name.to_owned()),
+        backing_format: format.map(str::to_owned),
+        ..CreateOptions::default()
+    })
+}
+
+fn look(bytes: Vec<u8>, policy: &Policy) -> Report {
+    let storage = Arc::new(MemStorage::with_bytes(bytes));
+    lane::block_on(audit(storage, policy)).expect("memory can be read")
+}
+
+/// The codes of what speaks against an image.
+#[track_caller]
+fn reasons(bytes: Vec<u8>, policy: &Policy) -> Vec<&'static str> {
+    let report = look(bytes, policy);
+    let rejects = report.findings.iter().filter(|f| f.level == Level::Reject);
+    let mut codes: Vec<_> = rejects.map(|finding| finding.code).collect();
+    assert_eq!(report.is_safe(), codes.is_empty());
+    codes.dedup();
+    codes
+}
+
+fn allowing() -> Policy {
+    Policy {
+        allow_backing: true,
+        allow_data_file: true,
+        ..Policy::default()
+    }
+}
+
+#[test]
+fn a_plain_image_is_safe() {
+    let report = look(plain(), &Policy::default());
+    assert!(report.is_safe(), "{report:?}");
+    assert_eq!(report.format, "qcow2");
+    assert_eq!(report.checked, Some(Checked::default()));
+    assert!(report.references.is_empty());
+}
+
+#[test]
+fn raw_bytes_are_safe_with_a_word_of_advice() {
+    let report = look(vec![7; 4096], &Policy::default());
+    assert!(report.is_safe());
+    assert_eq!(report.findings[0].code, "raw-without-format");
+    let declared = Policy {
+        format: Some("raw".into()),
+        ..Policy::default()
+    };
+    assert!(look(vec![7; 4096], &declared).findings.is_empty());
+    assert!(look(Vec::new(), &declared).is_safe(), "an empty file");
+}
+
+#[test]
+fn a_backing_file_needs_leave_and_a_format() {
+    let image = || with_backing("/etc/shadow", Some("raw"));
+    assert_eq!(reasons(image(), &Policy::default()), ["backing-file"]);
+    assert_eq!(reasons(image(), &allowing()), [""; 0]);
+    let unnamed = with_backing("base", None);
+    assert_eq!(reasons(unnamed, &allowing()), ["backing-format"]);
+}
+
+#[test]
+fn protocols_and_descriptions_need_leave_of_their_own() {
+    for name in [
+        "nbd://host/x",
+        "json:{\"driver\":\"raw\",\"file\":{\"driver\":\"host_device\",\"filename\":\"/dev/sda\"}}",
+        "json:not JSON at all",
+        "ssh://host/x",
+        "fat:/",
+    ] {
+        let image = || with_backing(name, Some("raw"));
+        assert_eq!(reasons(image(), &allowing()), ["backing-file"], "{name}");
+        let policy = Policy {
+            allow_protocols: true,
+            ..allowing()
+        };
+        assert_eq!(reasons(image(), &policy), [""; 0], "{name}");
+    }
+    let report = look(
+        with_backing("json:{\"file\":{\"filename\":\"/dev/sda\"}}", Some("raw")),
+        &Policy::default(),
+    );
+    assert_eq!(
+        report.references[0].form,
+        Form::Json(vec!["/dev/sda".to_owned()])
+    );
+}
+
+#[test]
+fn a_folder_confines_also_through_links() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("images");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("base"), b"x").unwrap();
+    std::fs::write(root.path().join("secret"), b"x").unwrap();
+    std::os::unix::fs::symlink("../secret", folder.join("innocent")).unwrap();
+    let judge = |name: &Path| {
+        let policy = Policy {
+            within: Some(folder.clone()),
+            ..allowing()
+        };
+        reasons(with_backing(name.to_str().unwrap(), Some("raw")), &policy)
+    };
+    assert_eq!(judge(&folder.join("base")), [""; 0]);
+    assert_eq!(judge(&folder.join("innocent")), ["backing-file"]);
+    assert_eq!(judge(&folder.join("../secret")), ["backing-file"]);
+    assert_eq!(judge(&folder.join("missing")), ["backing-file"]);
+    assert_eq!(judge(Path::new("/etc/passwd")), ["backing-file"]);
+}
+
+/// CVE-2024-32498: the guest's data lies in another file, here one of the host's.
+#[test]
+fn an_external_data_file_needs_leave() {
+    let image = || {
+        let mut bytes = plain();
+        // The incompatible bit, and the name as a header extension.
+        bytes[field::INCOMPATIBLE_FEATURES + 7] |= 4;
+        let at = 112;
+        let name = b"/etc/passwd";
+        let mut extension = 0x4441_5441_u32.to_be_bytes().to_vec();
+        extension.extend((name.len() as u32).to_be_bytes());
+        extension.extend(name);
+        extension.resize(extension.len().next_multiple_of(8) + 8, 0);
+        bytes[at..at + extension.len()].copy_from_slice(&extension);
+        bytes
+    };
+    assert_eq!(reasons(image(), &Policy::default()), ["data-file"]);
+    let report = look(image(), &Policy::default());
+    assert_eq!(report.references[0].name, "/etc/passwd");
+    assert!(report.references[0].in_effect);
+    assert_eq!(reasons(image(), &allowing()), [""; 0]);
+    let mut sleeping = image();
+    sleeping[field::INCOMPATIBLE_FEATURES + 7] &= !4;
+    assert_eq!(reasons(sleeping, &Policy::default()), ["data-file"]);
+    let mut unnamed = plain();
+    unnamed[field::INCOMPATIBLE_FEATURES + 7] |= 4;
+    assert_eq!(reasons(unnamed, &Policy::default()), ["data-file"]);
+}
+
+/// CVE-2026-27211: a guest writes a qcow2 header with a backing file into its raw disk.
+#[test]
+fn a_raw_disk_that_carries_a_header_is_rejected() {
+    let mut disk = with_backing("/etc/shadow", Some("raw"));
+    disk.resize(1 << 20, 0xa5);
+    let declared = Policy {
+        format: Some("raw".into()),
+        ..allowing()
+    };
+    assert_eq!(reasons(disk.clone(), &declared), ["format-mismatch"]);
+    let report = look(disk.clone(), &declared);
+    assert_eq!(report.references[0].name, "/etc/shadow", "still told");
+    let probed = reasons(disk, &Policy::default());
+    assert!(probed.contains(&"backing-file"), "{probed:?}");
+}
+
+#[test]
+fn two_formats_in_one_file_are_one_too_many() {
+    let mut footer = plain();
+    let end = footer.len().next_multiple_of(512);
+    footer.resize(end + 512, 0);
+    footer[end..end + 8].copy_from_slice(b"conectix");
+    assert_eq!(reasons(footer, &Policy::default()), ["polyglot"]);
+    for (at, mark) in [
+        (510, &b"\x55\xaa"[..]),
+        (512, b"EFI PART"),
+        (0x8001, b"CD001"),
+    ] {
+        let mut image = plain();
+        image[at..at + mark.len()].copy_from_slice(mark);
+        assert_eq!(reasons(image, &Policy::default()), ["polyglot"], "{at:#x}");
+    }
+    let mut disk = vec![0; 1 << 16];
+    disk[510..512].copy_from_slice(b"\x55\xaa");
+    disk[0x8001..0x8006].copy_from_slice(b"CD001");
+    assert_eq!(reasons(disk.clone(), &Policy::default()), [""; 0], "a disk");
+    disk[64..68].copy_from_slice(b"\x7f\x10\xda\xbe");
+    assert_eq!(
+        reasons(disk, &Policy::default()),
+        ["unsupported-format", "polyglot"]
+    );
+}
+
+#[test]
+fn formats_that_are_not_known_are_rejected_with_what_they_name() {
+    let descriptor = b"# x\nversion=1\nRW 2048 FLAT \"/etc/passwd\" 0\n".to_vec();
+    let report = look(descriptor, &Policy::default());
+    assert_eq!(report.format, "vmdk");
+    let codes: Vec<_> = report.findings.iter().map(|f| f.code).collect();
+    assert_eq!(codes, ["extent", "unsupported-format"]);
+    let mut sparse = vec![0; 1 << 16];
+    sparse[..4].copy_from_slice(b"KDMV");
+    sparse[28] = 1;
+    sparse[36] = 1;
+    let text = b"RW 1 FLAT \"/dev/sda\"\nparentFileNameHint=\"/x\"";
+    sparse[512..512 + text.len()].copy_from_slice(text);
+    let report = look(sparse, &Policy::default());
+    let names: Vec<_> = report.references.iter().map(|r| r.name.as_str()).collect();
+    assert_eq!(names, ["/dev/sda", "/x"]);
+    let mut qcow = b"QFI\xfb\0\0\0\x01".to_vec();
+    qcow.extend(48_u64.to_be_bytes());
+    qcow.extend(4_u32.to_be_bytes());
+    qcow.resize(48, 0);
+    qcow.extend(b"/etc");
+    let report = look(qcow, &Policy::default());
+    assert_eq!(report.references[0].name, "/etc");
+    let mut qed = b"QED\0".to_vec();
+    qed.resize(64, 0);
+    (qed[16], qed[56], qed[60]) = (1, 64, 5);
+    qed.extend(b"/back");
+    assert_eq!(look(qed, &Policy::default()).references[0].name, "/back");
+    let mut vhd = b"conectix".to_vec();
+    vhd.resize(2048, 0);
+    (vhd[22], vhd[63]) = (2, 4);
+    vhd[512 + 64..512 + 68].copy_from_slice(b"\0/\0p");
+    assert_eq!(look(vhd, &Policy::default()).references[0].name, "/p");
+}
+
+#[test]
+fn what_contradicts_itself_is_rejected() {
+    let mut marked = plain();
+    marked[field::INCOMPATIBLE_FEATURES + 7] |= 2;
+    assert_eq!(reasons(marked, &Policy::default()), ["corrupt"]);
+    let mut unknown = plain();
+    unknown[field::INCOMPATIBLE_FEATURES] |= 0x80;
+    assert_eq!(reasons(unknown, &Policy::default()), ["header"]);
+    let mut mapped = plain();
+    let l1 = u64::from_be_bytes(mapped[field::L1_TABLE_OFFSET..][..8].try_into().unwrap());
+    let entry = (1_u64 << 63 | 0x40_0000).to_be_bytes();
+    mapped[l1 as usize..l1 as usize + 8].copy_from_slice(&entry);
+    assert_eq!(reasons(mapped, &Policy::default()), ["inconsistent"]);
+    let mut snapshots = plain();
+    snapshots[field::SNAPSHOT_COUNT + 3] = 1;
+    snapshots[field::SNAPSHOTS_OFFSET + 6] = 2;
+    let found = reasons(snapshots, &Policy::default());
+    assert!(!found.is_empty(), "a snapshot table that is none");
+}
+
+#[test]
+fn limits_are_kept() {
+    let small = Policy {
+        max_size_bytes: Some(1 << 19),
+        ..Policy::default()
+    };
+    assert_eq!(reasons(plain(), &small), ["virtual-size"]);
+    assert_eq!(reasons(vec![0; 1 << 20], &small), ["virtual-size"]);
+    let poor = Policy {
+        max_memory_bytes: 10,
+        ..Policy::default()
+    };
+    assert_eq!(reasons(plain(), &poor), ["memory-limit"]);
+    let hasty = Policy {
+        max_time: Duration::ZERO,
+        ..Policy::default()
+    };
+    assert_eq!(reasons(plain(), &hasty), ["time-limit"]);
+}
