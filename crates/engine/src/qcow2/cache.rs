@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use codec::{Codec, Content, RawTables};
 use event_listener::{Event, EventListener};
+pub(crate) use shard::packed_cost_bytes;
 use shard::{Origin, Shard, Stored, TableState, hash};
 use smallvec::SmallVec;
 use vellum_storage::{Buffer, Result};

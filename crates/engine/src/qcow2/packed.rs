@@ -17,7 +17,7 @@ mod layout;
 use vellum_format::geometry::Geometry;
 use vellum_format::l2::{L2Entry, Mapping};
 
-use super::cache::{Codec, Content};
+use super::cache::{Codec, Content, packed_cost_bytes};
 use layout::{BitWriter, FIELDS, Field, Layout, low_bits};
 
 /// A slice in one of its compact forms.
@@ -48,6 +48,15 @@ impl L2Codec {
     /// A codec for the images of this geometry.
     pub(crate) fn new(geometry: Geometry) -> Self {
         L2Codec { geometry }
+    }
+
+    /// What the cache takes for a clean slice, with all bookkeeping, about.
+    pub(crate) fn cost_bytes(&self, slice: &[u8]) -> u64 {
+        let heap = self
+            .pack(slice)
+            .as_ref()
+            .map_or(slice.len(), Self::heap_bytes);
+        packed_cost_bytes::<PackedSlice>(heap) as u64
     }
 
     fn columns(&self) -> usize {

@@ -64,6 +64,13 @@ fn allocated(len_bytes: usize) -> usize {
     }
 }
 
+/// What a packed table of `heap_bytes` costs a cache, with all bookkeeping, about: how
+/// full the table of tables and the map are is left to chance.
+pub(crate) fn packed_cost_bytes<P>(heap_bytes: usize) -> usize {
+    let place_in_map = size_of::<(u64, u32)>() + 1;
+    allocated(heap_bytes) + (size_of::<Table<P>>() + place_in_map) * 4 / 3
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueueName {
     Small,

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 /// Clusters of a chunk.
-pub(super) const CHUNK_CLUSTERS: u64 = 1 << 16;
+pub(in crate::qcow2) const CHUNK_CLUSTERS: u64 = 1 << 16;
 
 const CHUNK_LEN: usize = CHUNK_CLUSTERS as usize;
 
@@ -92,7 +92,7 @@ const ABOVE_ONE: u8 = 0xaa;
 
 /// A growing array of counts, 0 where none was set.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(in crate::qcow2) struct Counts {
     chunks: Vec<Chunk>,
 }
 
@@ -106,14 +106,14 @@ fn place(cluster: u64) -> (usize, usize) {
 impl Counts {
     /// The count of `cluster`.
     #[inline]
-    pub(super) fn get(&self, cluster: u64) -> u64 {
+    pub(in crate::qcow2) fn get(&self, cluster: u64) -> u64 {
         let (chunk, index) = place(cluster);
         self.chunks.get(chunk).map_or(0, |chunk| chunk.get(index))
     }
 
     /// Sets the count of `cluster`.
     #[inline]
-    pub(super) fn set(&mut self, cluster: u64, value: u64) {
+    pub(in crate::qcow2) fn set(&mut self, cluster: u64, value: u64) {
         let (chunk, index) = place(cluster);
         if chunk >= self.chunks.len() {
             if value == 0 {
@@ -220,7 +220,7 @@ impl Counts {
     }
 
     /// Whether any of some clusters has a count.
-    pub(super) fn any_in(&self, clusters: Range<u64>) -> bool {
+    pub(in crate::qcow2) fn any_in(&self, clusters: Range<u64>) -> bool {
         let mut first = clusters.start;
         while first < clusters.end {
             let (chunk, _) = place(first);

@@ -22,10 +22,10 @@ const TABLE_BYTES_PER_FILE_BYTE: u64 = 4;
 const MIN_TABLE_BYTES: u64 = 16 << 20;
 
 /// The image as its header describes it.
-pub(super) struct Image {
-    pub(super) storage: Arc<dyn Storage>,
-    pub(super) header: Header,
-    pub(super) geometry: Geometry,
+pub(in crate::qcow2) struct Image {
+    pub(in crate::qcow2) storage: Arc<dyn Storage>,
+    pub(in crate::qcow2) header: Header,
+    pub(in crate::qcow2) geometry: Geometry,
     len_bytes: u64,
     /// Bytes of tables that may still be read.
     table_bytes_left: Cell<u64>,
@@ -35,7 +35,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    pub(super) async fn open(
+    pub(in crate::qcow2) async fn open(
         storage: Arc<dyn Storage>,
         on_progress: Option<ProgressSink>,
     ) -> Result<Image> {
@@ -88,7 +88,7 @@ impl Image {
     }
 
     /// Takes tables of `size_bytes` off what may still be read.
-    pub(super) fn spend(&self, size_bytes: u64) -> Result<()> {
+    pub(in crate::qcow2) fn spend(&self, size_bytes: u64) -> Result<()> {
         let left = self.table_bytes_left.get().checked_sub(size_bytes);
         self.table_bytes_left.set(left.ok_or_else(|| {
             let message = "the tables of the image overlap too much to be checked";
@@ -109,16 +109,16 @@ impl Image {
         }
     }
 
-    pub(super) fn len_bytes(&self) -> u64 {
+    pub(in crate::qcow2) fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
     /// Clusters of the file, the last perhaps in part.
-    pub(super) fn file_clusters(&self) -> u64 {
+    pub(in crate::qcow2) fn file_clusters(&self) -> u64 {
         self.geometry.clusters_for(self.len_bytes)
     }
 
-    pub(super) fn cluster_of(&self, offset_bytes: u64) -> u64 {
+    pub(in crate::qcow2) fn cluster_of(&self, offset_bytes: u64) -> u64 {
         offset_bytes >> self.geometry.cluster_bits
     }
 

@@ -33,7 +33,7 @@ fn set_wide_words(counts: &mut Counts, first: u64, words: &[u8]) -> u64 {
 }
 
 /// The refcount table and the refcounts of the file's clusters.
-pub(super) struct Stored {
+pub(in crate::qcow2) struct Stored {
     table: Buffer,
     counts: Counts,
     /// `counts` is about the clusters below this one: those of the file, and the
@@ -48,7 +48,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub(super) async fn load(image: &Image) -> Result<Stored> {
+    pub(in crate::qcow2) async fn load(image: &Image) -> Result<Stored> {
         let geometry = &image.geometry;
         let header = &image.header;
         let table_size = u64::from(header.refcount_table_clusters) << geometry.cluster_bits;
@@ -132,7 +132,7 @@ impl Stored {
     }
 
     /// The entries of the refcount table that are not 0, with their numbers.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (u64, RefcountTableEntry)> {
+    pub(in crate::qcow2) fn entries(&self) -> impl Iterator<Item = (u64, RefcountTableEntry)> {
         let entries = self.table.len() / 8;
         (0..entries)
             .filter_map(|index| Some((index as u64, RefcountTableEntry::read(&self.table, index)?)))
@@ -140,7 +140,7 @@ impl Stored {
     }
 
     /// The refcount of a cluster; `None` if it cannot be read.
-    pub(super) fn get(&self, cluster: u64) -> Option<u64> {
+    pub(in crate::qcow2) fn get(&self, cluster: u64) -> Option<u64> {
         if !self.is_readable(cluster) {
             return None;
         }
@@ -197,7 +197,7 @@ impl Stored {
         self.unreadable.is_empty()
     }
 
-    pub(super) fn counts(&self) -> &Counts {
+    pub(in crate::qcow2) fn counts(&self) -> &Counts {
         &self.counts
     }
 }

@@ -18,7 +18,7 @@ struct Read {
 
 /// Calls `each` with the number and the bytes of every table, in order. Bytes
 /// beyond the end of the storage are zeroes.
-pub(super) async fn for_each_table(
+pub(in crate::qcow2) async fn for_each_table(
     image: &Image,
     offsets: &[u64],
     table_size_bytes: u64,

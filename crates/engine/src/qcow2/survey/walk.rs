@@ -1,0 +1,444 @@
+//! Walks over all tables of an image.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use vellum_format::bitmap::{BitmapCluster, BitmapTableEntry};
+use vellum_format::compressed::CompressedDescriptor;
+use vellum_format::snapshot::SnapshotEntry;
+use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, Mapping};
+
+use super::cells::{Cells, Content};
+use super::tables::CacheTally;
+use super::{Mapped, MetadataBytes, SnapshotSpace, Survey, SurveyOptions};
+use crate::qcow2::check::counts::{CHUNK_CLUSTERS, Counts};
+use crate::qcow2::check::source::Image;
+use crate::qcow2::check::stored::Stored;
+use crate::qcow2::check::tables::for_each_table;
+use crate::qcow2::load;
+use crate::{Result, Storage};
+
+/// Who has been seen to use a host cluster: at most one of these.
+const BY_DISK: u64 = 1;
+const BY_SNAPSHOT: u64 = 2;
+
+/// Bitmap tables are read in pieces of this size.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// An L2 table that snapshots use.
+#[derive(Debug, Clone, Copy, Default)]
+struct Table {
+    /// L1 entries that lead to it.
+    uses: u64,
+    /// The last snapshot among these; the only one if there is one use.
+    snapshot: usize,
+    /// Bytes that it maps.
+    bytes: u64,
+    by_disk: bool,
+}
+
+/// Whose table is being read.
+#[derive(Debug, Clone, Copy)]
+enum Reader {
+    Disk,
+    /// Only this snapshot uses the table.
+    One(usize),
+    /// Several snapshots use the table.
+    Several,
+}
+
+struct Walk<'a> {
+    image: &'a Image,
+    stored: Stored,
+    seen: Counts,
+    cells: Cells,
+    disk: Mapped,
+    metadata: MetadataBytes,
+    snapshots: Vec<SnapshotSpace>,
+    only_in_snapshots_bytes: u64,
+    tables: BTreeMap<u64, Table>,
+    cache: CacheTally,
+    /// Where the next data cluster would continue the last one.
+    next_host: Option<u64>,
+}
+
+pub(super) async fn run(storage: Arc<dyn Storage>, options: &SurveyOptions) -> Result<Survey> {
+    let image = Image::open(storage, options.on_progress.clone()).await?;
+    let geometry = image.geometry;
+    let cluster = geometry.cluster_size_bytes();
+    let disk_bytes = image.header.guest_size_bytes();
+    let mut walk = Walk {
+        stored: Stored::load(&image).await?,
+        image: &image,
+        seen: Counts::default(),
+        cells: Cells::new(options.cells, image.len_bytes(), cluster),
+        disk: Mapped {
+            total_clusters: geometry.clusters_for(disk_bytes),
+            ..Mapped::default()
+        },
+        metadata: MetadataBytes::default(),
+        snapshots: Vec::new(),
+        only_in_snapshots_bytes: 0,
+        tables: BTreeMap::new(),
+        cache: CacheTally::new(geometry, disk_bytes),
+        next_host: None,
+    };
+    let snapshots = load::snapshots(&image.storage, &image.header).await?;
+    walk.snapshots = vec![SnapshotSpace::default(); snapshots.entries.len()];
+    walk.metadata.snapshot_table = walk.area(
+        image.header.snapshots_offset.0,
+        match snapshots.entries.is_empty() {
+            true => 0,
+            false => snapshots.size_bytes,
+        },
+    );
+    if let [only] = walk.snapshots.as_mut_slice() {
+        only.own_bytes += walk.metadata.snapshot_table;
+    }
+    walk.areas().await?;
+    walk.disk(&snapshots.entries).await?;
+    walk.bitmaps().await?;
+    let counted_bytes = walk.counted_clusters() * cluster;
+    Ok(Survey {
+        file_length_bytes: image.len_bytes(),
+        disk: walk.disk,
+        metadata: walk.metadata,
+        snapshots: walk.snapshots,
+        only_in_snapshots_bytes: walk.only_in_snapshots_bytes,
+        counted_bytes,
+        cache: walk.cache.finish(),
+        host: walk.cells.cells,
+        host_cell_bytes: walk.cells.cell_bytes,
+    })
+}
+
+impl Walk<'_> {
+    fn geometry(&self) -> Geometry {
+        self.image.geometry
+    }
+
+    fn cluster_bytes(&self) -> u64 {
+        self.geometry().cluster_size_bytes()
+    }
+
+    /// Notes metadata; says how many bytes of whole clusters it takes.
+    fn area(&mut self, offset: u64, len_bytes: u64) -> u64 {
+        let whole = len_bytes.next_multiple_of(self.cluster_bytes());
+        self.cells.add(Content::Metadata, offset, whole);
+        whole
+    }
+
+    /// Everything that the header leads to directly.
+    async fn areas(&mut self) -> Result<()> {
+        let header = &self.image.header;
+        let cluster = self.cluster_bytes();
+        self.metadata.header = self.area(0, cluster);
+        let l1_bytes = u64::from(header.l1_entries) * 8;
+        self.metadata.l1 = self.area(header.l1_table_offset.0, l1_bytes);
+        let table_bytes = u64::from(header.refcount_table_clusters) * cluster;
+        self.metadata.refcount_table = self.area(header.refcount_table_offset.0, table_bytes);
+        let blocks: Vec<u64> = self.stored.entries().map(|(_, e)| e.raw_offset()).collect();
+        for offset in blocks {
+            self.metadata.refcount_blocks += self.area(offset, cluster);
+        }
+        if let Some(pointer) = header.encryption_header() {
+            self.metadata.encryption = self.area(pointer.offset.0, pointer.length_bytes);
+        }
+        Ok(())
+    }
+
+    /// The L2 tables that an L1 table leads to, in its order; only what can be read.
+    async fn l1_table(&self, offset: HostOffset, entries: u32) -> Result<Vec<u64>> {
+        let len = (u64::from(entries) * 8).min(self.image.len_bytes().saturating_sub(offset.0));
+        self.image.spend(len)?;
+        let table =
+            load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await?;
+        let geometry = self.geometry();
+        let offsets = (0..table.len() / 8)
+            .filter_map(|index| L1Entry::read(&table, index)?.decode(&geometry).ok()?)
+            .map(|offset| offset.0)
+            .filter(|offset| *offset < self.image.len_bytes());
+        Ok(offsets.collect())
+    }
+
+    /// The disk's tables, and then those of snapshots that the disk does not use.
+    async fn disk(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
+        let header = &self.image.header;
+        let active = self
+            .l1_table(header.l1_table_offset, header.l1_entries)
+            .await?;
+        self.find_snapshot_tables(snapshots).await?;
+        for offset in &active {
+            let table = self.tables.get_mut(offset);
+            if let Some(table) = table {
+                table.by_disk = true;
+            }
+        }
+        self.metadata.l2 = active.len() as u64 * self.cluster_bytes();
+        self.read_tables(&active).await?;
+        let others = self.tables.iter().filter(|(_, table)| !table.by_disk);
+        let others: Vec<u64> = others.map(|(offset, _)| *offset).collect();
+        self.metadata.snapshot_l2 = others.len() as u64 * self.cluster_bytes();
+        self.read_tables(&others).await?;
+        self.add_up_snapshots(snapshots).await
+    }
+
+    async fn find_snapshot_tables(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
+        for (number, snapshot) in snapshots.iter().enumerate() {
+            if snapshot.check_l1_table(&self.geometry()).is_err() {
+                continue;
+            }
+            let l1_bytes = self.area(
+                snapshot.l1_table_offset.0,
+                u64::from(snapshot.l1_entries) * 8,
+            );
+            self.metadata.snapshot_l1 += l1_bytes;
+            self.snapshots[number].own_bytes += l1_bytes;
+            let tables = self
+                .l1_table(snapshot.l1_table_offset, snapshot.l1_entries)
+                .await?;
+            for offset in tables {
+                let table = self.tables.entry(offset).or_default();
+                table.uses += 1;
+                table.snapshot = number;
+            }
+        }
+        Ok(())
+    }
+
+    /// Once it is known what each table maps.
+    async fn add_up_snapshots(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
+        for (number, snapshot) in snapshots.iter().enumerate() {
+            if snapshot.check_l1_table(&self.geometry()).is_err() {
+                continue;
+            }
+            let tables = self
+                .l1_table(snapshot.l1_table_offset, snapshot.l1_entries)
+                .await?;
+            let bytes = tables.iter().filter_map(|offset| self.tables.get(offset));
+            self.snapshots[number].total_bytes = bytes.map(|table| table.bytes).sum();
+        }
+        Ok(())
+    }
+
+    async fn read_tables(&mut self, offsets: &[u64]) -> Result<()> {
+        let image = self.image;
+        let cluster = self.cluster_bytes();
+        image.spend(offsets.len() as u64 * cluster)?;
+        for_each_table(image, offsets, cluster, |number, bytes| {
+            self.table(offsets[number], bytes);
+            Ok(())
+        })
+        .await
+    }
+
+    fn table(&mut self, offset: u64, bytes: &[u8]) {
+        let cluster = self.cluster_bytes();
+        self.area(offset, cluster);
+        let known = self.tables.get(&offset).copied();
+        let reader = match known {
+            None => Reader::Disk,
+            Some(table) if table.by_disk => Reader::Disk,
+            Some(table) if table.uses == 1 => Reader::One(table.snapshot),
+            Some(_) => Reader::Several,
+        };
+        match reader {
+            Reader::Disk => self.cache.add(bytes),
+            Reader::One(number) => self.snapshots[number].own_bytes += cluster,
+            Reader::Several => {}
+        }
+        let mapped = self.entries(bytes, reader);
+        if let Some(table) = self.tables.get_mut(&offset) {
+            table.bytes = mapped;
+        }
+    }
+
+    /// Counts what a table maps; says how many bytes these are.
+    fn entries(&mut self, table: &[u8], reader: Reader) -> u64 {
+        let geometry = self.geometry();
+        let mut mapped = 0;
+        // How often this table refers to each host cluster that holds compressed data.
+        let mut compressed: HashMap<u64, u64> = HashMap::new();
+        for index in 0..geometry.l2_entries() as usize {
+            let Some(entry) = L2Entry::read(table, index, &geometry) else {
+                break;
+            };
+            if entry == L2Entry::UNALLOCATED {
+                continue;
+            }
+            let Ok(mapping) = entry.decode(&geometry) else {
+                self.disk.invalid_clusters += u64::from(matches!(reader, Reader::Disk));
+                continue;
+            };
+            if let Reader::Disk = reader {
+                self.note_mapping(mapping);
+            }
+            match mapping {
+                Mapping::Compressed(descriptor) => {
+                    mapped += descriptor.max_len_bytes();
+                    self.compressed(descriptor, reader, &mut compressed);
+                }
+                _ => {
+                    if let Some(host) = mapping.host() {
+                        mapped += geometry.cluster_size_bytes();
+                        self.cluster(host, reader);
+                    }
+                }
+            }
+        }
+        if let Reader::One(number) = reader {
+            let own = |(cluster, uses): &(&u64, &u64)| self.refcount(**cluster) == **uses;
+            let own = compressed.iter().filter(own).count() as u64;
+            self.snapshots[number].own_bytes += own * geometry.cluster_size_bytes();
+        }
+        mapped
+    }
+
+    fn note_mapping(&mut self, mapping: Mapping) {
+        let cluster = self.cluster_bytes();
+        let disk = &mut self.disk;
+        match mapping {
+            Mapping::Unallocated => return,
+            Mapping::Compressed(descriptor) => {
+                disk.compressed_clusters += 1;
+                disk.compressed_bytes += descriptor.max_len_bytes();
+                self.next_host = None;
+                return;
+            }
+            Mapping::Zero { host, .. } => {
+                disk.zero_clusters += 1;
+                disk.zero_with_place_clusters += u64::from(host.is_some());
+                return;
+            }
+            Mapping::Data { .. } => disk.data_clusters += 1,
+            Mapping::Subclusters {
+                allocated, zero, ..
+            } => {
+                disk.allocated_subclusters += u64::from(allocated.count_ones());
+                disk.zero_subclusters += u64::from(zero.count_ones());
+                if allocated == 0 {
+                    disk.zero_clusters += u64::from(zero == u32::MAX);
+                    disk.zero_with_place_clusters += u64::from(mapping.host().is_some());
+                    return;
+                }
+                disk.data_clusters += 1;
+                disk.partial_clusters += u64::from(allocated != u32::MAX);
+            }
+        }
+        let Some(HostOffset(host)) = mapping.host() else {
+            return;
+        };
+        disk.extents += u64::from(self.next_host != Some(host));
+        self.next_host = Some(host + cluster);
+        let is_shared = !self.image.geometry.external_data
+            && !self.snapshots.is_empty()
+            && self.refcount(host / cluster) > 1;
+        self.disk.shared_clusters += u64::from(is_shared);
+    }
+
+    /// A host cluster that belongs to one guest cluster.
+    fn cluster(&mut self, HostOffset(offset): HostOffset, reader: Reader) {
+        if self.geometry().external_data {
+            return;
+        }
+        let cluster = self.image.cluster_of(offset);
+        if let Reader::One(number) = reader
+            && self.refcount(cluster) == 1
+        {
+            self.snapshots[number].own_bytes += self.cluster_bytes();
+        }
+        let content = match reader {
+            Reader::Disk if !self.snapshots.is_empty() && self.refcount(cluster) > 1 => {
+                Content::Shared
+            }
+            Reader::Disk => Content::Data,
+            _ => Content::Snapshot,
+        };
+        self.see(cluster, reader, content);
+    }
+
+    fn compressed(
+        &mut self,
+        descriptor: CompressedDescriptor,
+        reader: Reader,
+        uses: &mut HashMap<u64, u64>,
+    ) {
+        if self.geometry().external_data {
+            return;
+        }
+        let first = self.image.cluster_of(descriptor.host_offset.0);
+        let last = self.image.cluster_of(descriptor.end().0 - 1);
+        for cluster in first..=last {
+            if let Reader::One(_) = reader {
+                *uses.entry(cluster).or_default() += 1;
+            }
+            self.see(cluster, reader, Content::Compressed);
+        }
+    }
+
+    /// Notes a host cluster once, for the disk if that uses it.
+    fn see(&mut self, cluster: u64, reader: Reader, content: Content) {
+        if cluster >= self.image.file_clusters() || self.seen.get(cluster) != 0 {
+            return;
+        }
+        let bytes = self.cluster_bytes();
+        let by = match reader {
+            Reader::Disk => BY_DISK,
+            _ => BY_SNAPSHOT,
+        };
+        self.seen.set(cluster, by);
+        if by == BY_SNAPSHOT {
+            self.only_in_snapshots_bytes += bytes;
+        }
+        self.cells.add(content, cluster * bytes, bytes);
+    }
+
+    fn refcount(&self, cluster: u64) -> u64 {
+        self.stored.get(cluster).unwrap_or(0)
+    }
+
+    async fn bitmaps(&mut self) -> Result<()> {
+        let Some(extension) = self.image.header.bitmaps() else {
+            return Ok(());
+        };
+        let directory = extension.directory_offset.0;
+        self.metadata.bitmaps += self.area(directory, extension.directory_size_bytes);
+        let storage = &self.image.storage;
+        for bitmap in load::bitmaps(storage, &self.image.header, extension).await? {
+            let offset = bitmap.table_offset.0;
+            let length = u64::from(bitmap.table_entries) * 8;
+            self.metadata.bitmaps += self.area(offset, length);
+            let end = (offset + length).min(self.image.len_bytes());
+            self.image.spend(end.saturating_sub(offset))?;
+            for start in (offset..end).step_by(PIECE_BYTES as usize) {
+                let length = (end - start).min(PIECE_BYTES).next_multiple_of(8);
+                self.bitmap_table(&load::read_bytes(storage, start, length).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the bits that a piece of a bitmap table leads to.
+    fn bitmap_table(&mut self, table: &[u8]) {
+        let geometry = self.geometry();
+        for index in 0..table.len() / 8 {
+            let entry = BitmapTableEntry::read(table, index);
+            let entry = entry.map(|entry| entry.decode(&geometry));
+            if let Some(Ok(BitmapCluster::Stored(offset))) = entry {
+                self.metadata.bitmaps += self.area(offset.0, geometry.cluster_size_bytes());
+            }
+        }
+    }
+
+    /// Clusters of the file that have a refcount.
+    fn counted_clusters(&self) -> u64 {
+        let counts = self.stored.counts();
+        let end = self.image.file_clusters();
+        (0..end)
+            .step_by(CHUNK_CLUSTERS as usize)
+            .map(|first| first..end.min(first + CHUNK_CLUSTERS))
+            .filter(|chunk| counts.any_in(chunk.clone()))
+            .map(|chunk| chunk.filter(|cluster| counts.get(*cluster) > 0).count() as u64)
+            .sum()
+    }
+}
