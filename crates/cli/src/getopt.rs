@@ -64,6 +64,27 @@ impl<T> OptionSpec<T> {
     }
 }
 
+/// How an option is written, whatever it means: what completions and manuals need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// The letter after one dash.
+    pub short: Option<char>,
+    /// The name after two dashes.
+    pub long: Option<&'static str>,
+    /// Whether it takes a value.
+    pub takes: Takes,
+}
+
+/// The shapes of a tool's options.
+pub fn shapes<T>(options: &'static [OptionSpec<T>]) -> Vec<Shape> {
+    let shape = |spec: &OptionSpec<T>| Shape {
+        short: spec.short,
+        long: spec.long,
+        takes: spec.takes,
+    };
+    options.iter().map(shape).collect()
+}
+
 /// What is wrong with a command line, in glibc's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UsageError {

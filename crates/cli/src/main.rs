@@ -6,16 +6,22 @@
 //! with or without `img` before it. (Of the names that are taken twice, `bench`
 //! alone is our own, and `img bench` is QEMU's.)
 
+mod audit;
 mod bench;
 mod daemon;
 mod getopt;
+mod hint;
 mod img;
+mod inspect;
 mod io;
 mod localtime;
+mod manual;
 mod nbd;
 mod object;
+mod paint;
 mod report;
 mod size;
+mod terminal;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -43,10 +49,14 @@ fn run(name: &str, mut words: Vec<OsString>) -> i32 {
         _ => {}
     }
     match words.first().and_then(|word| word.to_str()) {
+        Some("audit") => audit::main(name, words.split_off(1)),
         Some("bench") => bench::main(name, words.split_off(1)),
         Some("img") => img::main(name, words.split_off(1)),
+        Some("inspect") => inspect::main(name, words.split_off(1)),
         Some("io") => io::main(name, words.split_off(1)),
         Some("nbd") => nbd::main(name, words.split_off(1)),
+        Some("completions") => manual::completions(&words[1..]),
+        Some("man") => manual::man(&words[1..]),
         Some("daemon") => daemon::main(name, words.split_off(1)),
         _ => img::main(name, words),
     }

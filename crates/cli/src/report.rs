@@ -20,9 +20,11 @@ pub fn program() -> &'static str {
     PROGRAM.get().map_or("vellum", String::as_str)
 }
 
-/// Prints `program: message` on standard error.
+/// Prints `program: message` on standard error; a person at a terminal gets hints too.
 pub fn error(message: impl Display) {
+    let message = message.to_string();
     eprint_line(&format!("{}: {message}", program()));
+    crate::hint::about(&message);
 }
 
 /// Prints `program: warning: message` on standard error.

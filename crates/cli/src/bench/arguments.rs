@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::Failure;
-use crate::getopt::{OptionSpec, Parser, Takes};
+use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::size;
 
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// The smallest image that is worth measuring: its L2 tables take four slices.
 pub(super) const MIN_SIZE_BYTES: u64 = 64 << 20;
@@ -290,7 +295,7 @@ fn parse_topics(value: &str) -> Result<Vec<Topic>, Failure> {
 }
 
 /// What `--help` prints.
-pub(super) fn help(call: &str) -> String {
+pub fn help(call: &str) -> String {
     format!(
         "Usage: {call} bench [OPTIONS]           measure images made for it
   or:  {call} bench [OPTIONS] IMAGE     measure reads of this image

@@ -42,6 +42,8 @@ use crate::getopt::UsageError;
 use crate::report;
 use crate::size::human;
 
+pub use arguments::{help, options};
+
 /// The exit code after Ctrl-C, as a shell has it.
 const INTERRUPTED: i32 = 130;
 /// Room beyond the images for what a file system needs of its own.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 
 use super::message;
-use crate::getopt::{OptionSpec, Parser, Takes};
+use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::nbd::Failure;
 
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +42,11 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::Part(Part::Object), "object", Takes::Value),
     OptionSpec::long(Id::PidFile, "pidfile", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// What the program is asked to do.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +143,7 @@ pub(super) fn version(program: &str) -> String {
 }
 
 /// What `--help` prints.
-pub(super) fn help(program: &str) -> String {
+pub fn help(program: &str) -> String {
     format!(
         "Usage: {} [OPTIONS]
 Opens the images that the options describe and serves them, until a signal ends it.

@@ -20,6 +20,8 @@ use crate::nbd::{Failure, os_text};
 use crate::report;
 use arguments::{Action, Arguments, Item, Part};
 
+pub use arguments::{help, options};
+
 fn message(text: impl Into<String>) -> Failure {
     Failure::Message(text.into())
 }

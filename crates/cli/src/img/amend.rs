@@ -14,7 +14,7 @@ use super::command::{
 use super::create::add_options;
 use super::help;
 use super::progress::Progress;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 /// Smaller steps of the progress, in percent, are not printed.
@@ -44,6 +44,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Force, "force", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 #[derive(Debug, Default)]
 struct Arguments {

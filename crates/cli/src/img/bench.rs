@@ -19,7 +19,7 @@ use super::command::{
     Command, Failure, MAX_BYTES, Outcome, fail, image_spec, number, one_name, open_failure, size,
 };
 use super::help;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +62,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::NoDrain, "no-drain", Takes::Nothing),
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// The largest number that C's `int` holds, which is what QEMU counts with.
 const MAX_INT: u64 = i32::MAX as u64;

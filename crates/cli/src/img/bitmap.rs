@@ -12,7 +12,7 @@ use super::command::{
     Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, open_failure, size,
 };
 use super::help;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::nbd::bitmaps::with_hint;
 
 /// What stands for the node in messages; QEMU numbers its nodes, and scripts look past
@@ -51,6 +51,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::SourceFormat, 'F', "source-format", Takes::Value),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// One thing to do with the bitmap; done in the order of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]

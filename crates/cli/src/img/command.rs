@@ -6,8 +6,8 @@ use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_storage::lane;
 
 use crate::getopt::{OptionSpec, Parser, UsageError};
-use crate::report;
 use crate::size::{self, SizeError};
+use crate::{hint, report};
 
 /// A subcommand that is being run.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +56,7 @@ impl Command<'_> {
 
     /// Reports a failure.
     pub fn tell(&self, failure: &Failure) {
-        let hint = || {
+        let try_help = || {
             report::eprint_line(&format!(
                 "Try '{} {} --help' for more info",
                 self.program, self.name
@@ -66,11 +66,17 @@ impl Command<'_> {
             Failure::Message(message) => report::error(message),
             Failure::Usage(message) => {
                 report::error(message);
-                hint();
+                try_help();
             }
             Failure::Option(error) => {
                 report::eprint_line(&format!("{} {}: {error}", self.program, self.name));
-                hint();
+                let tool = super::SUBCOMMANDS
+                    .iter()
+                    .find(|tool| tool.name == self.name);
+                if let Some(tool) = tool {
+                    hint::about_option(error, &(tool.options)());
+                }
+                try_help();
             }
         }
     }

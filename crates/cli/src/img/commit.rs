@@ -16,7 +16,7 @@ use super::command::{
 };
 use super::help;
 use super::progress::Progress;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +45,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Rate, 'r', "rate", Takes::Value),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 #[derive(Debug)]
 struct Arguments {

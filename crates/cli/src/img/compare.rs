@@ -15,7 +15,7 @@ use super::command::{
 };
 use super::help;
 use super::progress::Progress;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +44,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// Exit codes: the images differ, something is wrong with the command line or
 /// the images, the allocation or the data could not be read.

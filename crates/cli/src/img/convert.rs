@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Error};
+use vellum::{BlockDevice, Error, ErrorKind};
 use vellum_control::create_options::{CreateSettings, asks_for_help};
 use vellum_control::{
     CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
@@ -17,11 +17,12 @@ use super::command::{
     reading,
 };
 use super::convert_args::Arguments;
+pub use super::convert_args::options;
 use super::convert_bitmaps;
 use super::create::print_option_help;
 use super::progress::Progress;
 use super::{help, snapshot};
-use crate::report;
+use crate::{hint, report};
 
 const DEFAULT_SPARSE_BYTES: u64 = 4096;
 const DEFAULT_PARALLEL: u64 = 8;
@@ -109,10 +110,16 @@ async fn convert(
     let options = copy_options(arguments, &target, has_backing);
     let mut observer = Teller::new(command, arguments);
     let copied = copy(&sources, &target, &options, &mut observer).await;
+    let missing_bytes = observer.left_bytes;
     if copied.is_ok() {
         observer.progress.show(1, 1);
     }
     observer.progress.end();
+    if let Err(error) = &copied
+        && error.cause.kind() == ErrorKind::NoSpace
+    {
+        hint::no_space(target_name, missing_bytes);
+    }
     copied.map_err(copy_failure)?;
     convert_bitmaps::copy(arguments, &sources, &target).await?;
     target.close().await.map_err(|error| {
@@ -298,6 +305,8 @@ fn copy_failure(error: CopyError) -> Failure {
 struct Teller {
     progress: Progress,
     quiet: bool,
+    /// What is left to be copied.
+    left_bytes: u64,
 }
 
 impl Teller {
@@ -307,6 +316,7 @@ impl Teller {
         Teller {
             progress,
             quiet: arguments.quiet,
+            left_bytes: 0,
         }
     }
 }
@@ -317,6 +327,7 @@ impl Observer for Teller {
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.left_bytes = total_bytes.saturating_sub(done_bytes);
         self.progress.show(done_bytes, total_bytes);
     }
 

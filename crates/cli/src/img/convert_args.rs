@@ -6,7 +6,7 @@ use vellum::qcow2::CompressionOptions;
 
 use super::command::{Command, Failure, check_object, fail, number, size};
 use super::create::add_options;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -76,6 +76,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Level, "level", Takes::Value),
     OptionSpec::long(Opt::Window, "window", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 const SECTOR_BYTES: u64 = 512;
 const MAX_SPARSE_BYTES: u64 = 16 << 20;

@@ -11,7 +11,7 @@ use vellum_storage::lane;
 
 use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};
 use super::help;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +36,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Unsafe, 'u', "backing-unsafe", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// Adds one `-o` text to those before it.
 pub fn add_options(all: &mut Option<String>, text: String) -> Result<(), Failure> {

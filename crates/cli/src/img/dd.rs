@@ -12,7 +12,7 @@ use super::command::{
     number, open_failure, reading, size,
 };
 use super::help;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 const DEFAULT_BLOCK_BYTES: u64 = 512;
 const MAX_BLOCK_BYTES: u64 = i32::MAX as u64;

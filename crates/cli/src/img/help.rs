@@ -18,14 +18,19 @@ pub fn version(program: &str) -> String {
     }
 }
 
+/// What the options before a subcommand mean.
+pub const OPTIONS_HELP: &str = "\
+  -h, --help           print this help
+  -V, --version        print the version
+  -T, --trace TRACE    accepted and ignored
+";
+
 /// Prints the help of the whole tool.
 pub fn tool(program: &str) {
     let mut text = version(program);
     text.push_str(&format!(
-        "Usage: {program} [OPTIONS] SUBCOMMAND [--help | ARGUMENTS]\n\nOptions:\n  \
-         -h, --help           print this help\n  \
-         -V, --version        print the version\n  \
-         -T, --trace TRACE    accepted and ignored\n\nSubcommands:\n"
+        "Usage: {program} [OPTIONS] SUBCOMMAND [--help | ARGUMENTS]\n\nOptions:\n  {OPTIONS_HELP}\n\
+         Subcommands:\n"
     ));
     for subcommand in SUBCOMMANDS {
         // The short name is that of a tool of our own; see below.
@@ -38,8 +43,10 @@ pub fn tool(program: &str) {
     if !program.starts_with("qemu-") {
         text.push_str(
             "\nOther tools:\n  \
+             audit      Tell whether an image that nobody vouches for is safe to open\n  \
              bench      Show what the choices of an image cost on this machine\n  \
              daemon     Serve the images that options describe (qemu-storage-daemon)\n  \
+             inspect    Show what is in an image, and what could be better\n  \
              io         Read and write single requests (qemu-io)\n  \
              nbd        Serve an image over NBD (qemu-nbd)\n",
         );
@@ -54,10 +61,15 @@ pub fn subcommand(command: Command<'_>) -> Outcome {
     let about = about.map_or("", |Subcommand { about, .. }| about);
     let (usage, options) = text(command.name);
     report::print(format_args!(
-        "{about}.  Usage:\n\n  {} {} {usage}\n\nArguments:\n  -h, --help\n{options}",
+        "{about}.  Usage:\n\n  {} {} {usage}\n\nArguments:\n  -h, --help\n  {options}",
         command.program, command.name
     ));
     Ok(0)
+}
+
+/// What the options of a subcommand mean.
+pub fn options_of(name: &str) -> &'static str {
+    text(name).1
 }
 
 /// The arguments of a subcommand and what its options mean.
@@ -139,6 +151,7 @@ const CHECK: &str = "\
   -f, --format FMT          the format of the image
   --image-opts              FILENAME is a list of options
   -T, --cache MODE          cache mode (writeback)
+  -r, --repair leaks|all    repair lost clusters only, or everything
   -U, --force-share         share the image with writers
   --output human|json       how to print the result
   --object DEFINITION       an object such as a secret
@@ -176,11 +189,13 @@ const CONVERT: &str = "\
   -p, --progress            show the progress
   -f, --source-format FMT   the format of the sources
   --image-opts              the sources are lists of options
+  -l, --source-snapshot SNAPSHOT  the source as it was when this snapshot was taken
   -T, --source-cache MODE   cache mode of the sources (writeback)
   -O, --target-format FMT   the format of the target (raw)
   --target-image-opts       the target is a list of options (with -n)
   -o, --target-options LIST options of the target; '-o help' lists them
   -t, --target-cache MODE   cache mode of the target (unsafe)
+  -c, --compress            compress the data
   -B, --backing FILENAME    the target's backing file
   -F, --backing-format FMT  the backing file's format
   -n, --no-create           write into a target that exists
@@ -188,6 +203,8 @@ const CONVERT: &str = "\
   -S, --sparse-size SIZE    runs of zeroes from this length on are not written (4k)
   -m, --parallel N          requests in flight, 1 to 16 (8)
   -W, --oob-writes          write in any order
+  --level N                 how hard to compress (with -c)
+  --window 4k|32k           how far back compressed data may refer (with -c)
   --bitmaps                 copy the bitmaps too
   --skip-broken-bitmaps     leave out those whose content is lost (with --bitmaps)
   -r, --rate RATE           bytes a second at most
@@ -243,6 +260,7 @@ const MEASURE: &str = "\
   -O, --target-format FMT   the format of the copy (raw)
   -o OPTIONS                options of the copy
   -s, --size SIZE           an image of this size, without content
+  -l, --snapshot SNAPSHOT   the image as it was when this snapshot was taken
   -f, --format FMT          the format of FILENAME
   --image-opts              FILENAME is a list of options
   -U, --force-share         share the image with writers

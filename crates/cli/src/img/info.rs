@@ -10,7 +10,7 @@ use super::command::{Command, Failure, Outcome, Output, check_object, one_image,
 use super::describe::{Description, describe};
 use super::help;
 use super::human;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 #[derive(Debug, Default)]
 struct Arguments {

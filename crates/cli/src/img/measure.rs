@@ -14,7 +14,7 @@ use super::command::{
 };
 use super::create::add_options;
 use super::{help, snapshot};
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 #[derive(Debug, Default)]
 struct Arguments {

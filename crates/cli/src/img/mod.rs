@@ -18,7 +18,7 @@ mod human;
 mod info;
 mod map;
 mod measure;
-mod progress;
+pub mod progress;
 mod rebase;
 mod resize;
 pub mod snapshot;
@@ -27,93 +27,111 @@ use std::ffi::OsString;
 
 use command::{Command, Outcome};
 
-use crate::getopt::{OptionSpec, Parser, Takes};
-use crate::report;
+pub use help::{OPTIONS_HELP, options_of as help_text};
+
+use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::{hint, report};
 
 /// The work of a subcommand.
 type Run = fn(Command<'_>, Vec<OsString>) -> Outcome;
 
 /// A subcommand and what it does.
-struct Subcommand {
-    name: &'static str,
-    about: &'static str,
+pub struct Subcommand {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub options: fn() -> Vec<Shape>,
     run: Run,
 }
 
-const SUBCOMMANDS: &[Subcommand] = &[
+pub const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "amend",
         about: "Change options of an image",
+        options: amend::options,
         run: amend::run,
     },
     Subcommand {
         name: "bench",
         about: "Time requests on an image",
+        options: bench::options,
         run: bench::run,
     },
     Subcommand {
         name: "bitmap",
         about: "Change the bitmaps of an image",
+        options: bitmap::options,
         run: bitmap::run,
     },
     Subcommand {
         name: "check",
         about: "Look for damage in an image",
+        options: check::options,
         run: check::run,
     },
     Subcommand {
         name: "commit",
         about: "Write an overlay into its backing file",
+        options: commit::options,
         run: commit::run,
     },
     Subcommand {
         name: "compare",
         about: "Compare two images",
+        options: compare::options,
         run: compare::run,
     },
     Subcommand {
         name: "convert",
         about: "Copy images to a new one",
+        options: convert::options,
         run: convert::run,
     },
     Subcommand {
         name: "create",
         about: "Make a new image",
+        options: create::options,
         run: create::run,
     },
     Subcommand {
         name: "dd",
         about: "Copy blocks of an image",
+        options: dd::options,
         run: dd::run,
     },
     Subcommand {
         name: "info",
         about: "Tell about an image",
+        options: info::options,
         run: info::run,
     },
     Subcommand {
         name: "map",
         about: "Tell where the parts of an image lie",
+        options: map::options,
         run: map::run,
     },
     Subcommand {
         name: "measure",
         about: "Tell what a copy would take",
+        options: measure::options,
         run: measure::run,
     },
     Subcommand {
         name: "rebase",
         about: "Change the backing file of an image",
+        options: rebase::options,
         run: rebase::run,
     },
     Subcommand {
         name: "resize",
         about: "Change the size of an image",
+        options: resize::options,
         run: resize::run,
     },
     Subcommand {
         name: "snapshot",
         about: "Handle the snapshots of an image",
+        options: snapshot::options,
         run: snapshot::run,
     },
 ];
@@ -132,9 +150,14 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Trace, 'T', "trace", Takes::Value),
 ];
 
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
+
 /// Runs the image tool and returns its exit code.
 pub fn main(program: &str, args: Vec<OsString>) -> i32 {
-    let hint = || report::eprint_line(&format!("Try '{program} --help' for more info"));
+    let try_help = || report::eprint_line(&format!("Try '{program} --help' for more info"));
     let mut parser = Parser::until_operand(OPTIONS, args);
     loop {
         match parser.next_option() {
@@ -150,7 +173,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             Ok(None) => break,
             Err(error) => {
                 report::error(error);
-                hint();
+                try_help();
                 return 1;
             }
         }
@@ -158,7 +181,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     let mut operands = parser.operands().into_iter();
     let Some(name) = operands.next() else {
         report::error("Not enough arguments");
-        hint();
+        try_help();
         return 1;
     };
     let Some(subcommand) = SUBCOMMANDS
@@ -166,7 +189,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         .find(|subcommand| subcommand.name == name)
     else {
         report::error(format_args!("Command not found: {name}"));
-        hint();
+        hint::about_subcommand(&name);
+        try_help();
         return 1;
     };
     let args = operands.map(OsString::from).collect();

@@ -18,7 +18,7 @@ use super::command::{
 };
 use super::help;
 use super::progress::Progress;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -52,6 +52,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 #[derive(Debug, Default)]
 struct Arguments {

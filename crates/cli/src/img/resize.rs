@@ -9,7 +9,7 @@ use vellum_storage::lane;
 
 use super::command::{Command, Failure, Outcome, check_object, fail, image_spec, open_failure};
 use super::help;
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::nbd::bitmaps::with_hint;
 use crate::report;
 
@@ -33,6 +33,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Shrink, "shrink", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 #[derive(Debug, Default)]
 struct Arguments {

@@ -12,7 +12,7 @@ use vellum_storage::lane;
 
 use super::command::{Command, Failure, Outcome, check_object, fail, one_image, open_failure};
 use super::{help, human};
-use crate::getopt::{OptionSpec, Takes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
 
 /// Longer names are cut to so many bytes, as QEMU cuts them.
@@ -44,6 +44,11 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Apply, 'a', "apply", Takes::Value),
     OptionSpec::new(Opt::Delete, 'd', "delete", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// What to do, and with which snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]

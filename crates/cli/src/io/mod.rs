@@ -22,6 +22,8 @@ use vellum_storage::lane::{self, Backend, LaneOptions};
 
 use crate::report;
 
+pub use options::{USAGE, options};
+
 /// Runs the tool; `program` is the name it was called by.
 pub fn main(program: &str, arguments: Vec<OsString>) -> i32 {
     let options = match options::parse(program, arguments) {

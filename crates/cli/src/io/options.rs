@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use vellum_control::{Aio, CacheMode, ImageSpec, OpenFlags};
 
-use crate::getopt::{OptionSpec, Parser, Takes};
+use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::report;
 
 /// What the command line asks for.
@@ -61,7 +61,12 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::ImageOpts, "image-opts", Takes::Nothing),
 ];
 
-const USAGE: &str = "\
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
+
+pub const USAGE: &str = "\
 [OPTIONS]... [-c STRING]... [file]
 Exercises a disk image by commands, from -c or from standard input.
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use vellum_control::{Aio, CacheMode, DetectZeroes, Options, secret};
 
 use super::Failure;
-use crate::getopt::{OptionSpec, Parser, Takes};
+use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 
 /// Longest name and description in bytes that the protocol allows.
 const MAX_STRING_BYTES: usize = vellum_export::nbd::proto::MAX_STRING_BYTES;
@@ -87,6 +87,11 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::SelinuxLabel, "selinux-label", Takes::Value),
     OptionSpec::long(Id::HandshakeLimit, "handshake-limit", Takes::Value),
 ];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
 
 /// What the program is asked to do.
 #[derive(Debug, Default, PartialEq)]

@@ -14,6 +14,8 @@ use arguments::{Action, Arguments};
 use crate::getopt::UsageError;
 use crate::report;
 
+pub use arguments::options;
+
 /// Where the server listens if nothing else is said.
 const DEFAULT_ADDRESS: &str = "0.0.0.0";
 /// The port that is set aside for NBD.
@@ -87,7 +89,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     }
 }
 
-fn help(program: &str) -> String {
+/// What `--help` prints.
+pub fn help(program: &str) -> String {
     let call = if program == "vellum" {
         "vellum nbd"
     } else {

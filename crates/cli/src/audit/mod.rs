@@ -1,0 +1,148 @@
+//! `vellum audit`: is an image that nobody vouches for safe to open?
+//!
+//! The work is done by [`vellum_control::audit`]; here are the command line, the two forms
+//! of the answer, and the exit codes that pipelines look at: 0 safe, 1 the image could
+//! not be read (or the command line not be understood), 2 rejected.
+//!
+//! Invariant: the image is a local file or block device, opened for reading, by its path
+//! alone: no word of the command line is taken for a protocol.
+
+mod arguments;
+mod text;
+
+use std::ffi::OsString;
+use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use vellum::{Error, ErrorKind, Storage};
+use vellum_control::audit::{Finding, Reference, Report, audit};
+use vellum_storage::{FileOptions, FileStorage, lane};
+
+use crate::report;
+use arguments::{Arguments, Output};
+
+pub use arguments::{EXPLAINS, HELP, options};
+
+const SAFE: i32 = 0;
+const UNREADABLE: i32 = 1;
+const REJECTED: i32 = 2;
+
+/// Runs the tool and returns its exit code.
+pub fn main(program: &str, args: Vec<OsString>) -> i32 {
+    let arguments = match Arguments::parse(args) {
+        Ok(arguments) => arguments,
+        Err(message) => {
+            report::error(message);
+            report::eprint_line(&format!("Try '{program} audit --help' for more info"));
+            return UNREADABLE;
+        }
+    };
+    if arguments.help {
+        report::print(arguments::help(program));
+        return SAFE;
+    }
+    let outcome = lane::block_on(look_at(&arguments));
+    match arguments.output {
+        Output::Json => {
+            let value = to_json(&arguments.image, &outcome);
+            report::print_line(format_args!("{value:#}"));
+        }
+        Output::Human => match &outcome {
+            Ok(found) => report::print(text::report(&arguments.image, found)),
+            Err(error) => {
+                let why = report::error_text(error);
+                report::error(format_args!("Could not read '{}': {why}", arguments.image));
+            }
+        },
+    }
+    match outcome {
+        Ok(found) if found.is_safe() => SAFE,
+        Ok(_) => REJECTED,
+        Err(_) => UNREADABLE,
+    }
+}
+
+async fn look_at(arguments: &Arguments) -> vellum::Result<Report> {
+    let path = std::path::Path::new(&arguments.image);
+    // A pipe would make the program wait, and a device of another kind do anything.
+    let metadata = std::fs::metadata(path).map_err(|error| Error::from_io("open", &error))?;
+    let kind = metadata.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let message = "neither a regular file nor a block device";
+        return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
+    }
+    let options = FileOptions {
+        read_only: true,
+        ..FileOptions::default()
+    };
+    let storage: Arc<dyn Storage> = FileStorage::open(path, &options)?;
+    audit(storage, &arguments.policy).await
+}
+
+fn to_json(image: &str, outcome: &vellum::Result<Report>) -> Value {
+    let mut members = Map::new();
+    members.insert("image".into(), image.into());
+    let found = match outcome {
+        Ok(found) => found,
+        Err(error) => {
+            members.insert("verdict".into(), "unreadable".into());
+            members.insert("error".into(), report::error_text(error).into());
+            return Value::Object(members);
+        }
+    };
+    let verdict = if found.is_safe() { "safe" } else { "rejected" };
+    members.insert("verdict".into(), verdict.into());
+    members.insert("format".into(), found.format.as_str().into());
+    members.insert("file-length".into(), found.file_length_bytes.into());
+    let findings = found.findings.iter().map(finding);
+    members.insert("findings".into(), findings.collect());
+    let references = found.references.iter().map(reference);
+    members.insert("references".into(), references.collect());
+    let signatures = found
+        .signatures
+        .iter()
+        .map(|signature| json!({ "format": signature.format, "offset": signature.offset_bytes }));
+    members.insert("signatures".into(), signatures.collect());
+    if let Some(facts) = &found.facts {
+        let facts = json!({
+            "version": facts.version,
+            "virtual-size": facts.virtual_size_bytes,
+            "cluster-size": facts.cluster_size_bytes,
+            "snapshots": facts.snapshots,
+            "bitmaps": facts.bitmaps,
+            "encryption": facts.encryption,
+        });
+        members.insert("qcow2".into(), facts);
+    }
+    if let Some(checked) = &found.checked {
+        let checked = json!({
+            "corruptions": checked.corruptions,
+            "leaks": checked.leaks,
+            "check-errors": checked.errors,
+        });
+        members.insert("check".into(), checked);
+    }
+    Value::Object(members)
+}
+
+fn finding(finding: &Finding) -> Value {
+    json!({
+        "level": finding.level.name(),
+        "code": finding.code,
+        "message": finding.message,
+    })
+}
+
+fn reference(reference: &Reference) -> Value {
+    json!({
+        "role": reference.role.name(),
+        "name": reference.name,
+        "form": reference.form.name(),
+        "format": reference.format,
+        "resolved": reference.resolved,
+        "in-effect": reference.in_effect,
+        "allowed": reference.refused.is_none(),
+        "refused-because": reference.refused,
+    })
+}

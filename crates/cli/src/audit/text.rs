@@ -1,0 +1,60 @@
+//! The answer of `vellum audit` for people.
+
+use std::fmt::Write;
+
+use vellum_control::audit::{Level, Report};
+
+use crate::paint::{Colour, Paint};
+use crate::size::human;
+use crate::terminal::harmless;
+
+/// The report as text; coloured where standard output is a terminal.
+pub fn report(image: &str, found: &Report) -> String {
+    let paint = Paint::for_output();
+    let mut text = String::new();
+    let verdict = match found.is_safe() {
+        true => paint.bold(Colour::Green, "safe"),
+        false => paint.bold(Colour::Red, "rejected"),
+    };
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{}: {verdict}", harmless(image));
+    let _ = writeln!(text, "  {}", summary(found));
+    let width = found.findings.iter().map(|f| f.code.len()).max();
+    let mut findings: Vec<_> = found.findings.iter().collect();
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    for finding in findings {
+        let colour = match finding.level {
+            Level::Reject => Colour::Red,
+            Level::Warning => Colour::Yellow,
+            Level::Note => Colour::Blue,
+        };
+        let level = paint.colour(colour, &format!("{:<7}", finding.level.name()));
+        let _ = writeln!(
+            text,
+            "  {level}  {:<width$}  {}",
+            finding.code,
+            harmless(&finding.message),
+            width = width.unwrap_or(0)
+        );
+    }
+    text
+}
+
+fn summary(found: &Report) -> String {
+    let mut text = format!("{}, {} long", found.format, human(found.file_length_bytes));
+    if let Some(facts) = &found.facts {
+        let _ = write!(
+            text,
+            ", a disk of {}, {} snapshots, {} bitmaps",
+            human(facts.virtual_size_bytes),
+            facts.snapshots,
+            facts.bitmaps
+        );
+    }
+    match &found.checked {
+        Some(_) => text.push_str("; metadata checked"),
+        None if found.facts.is_some() => text.push_str("; metadata not checked"),
+        None => {}
+    }
+    text
+}

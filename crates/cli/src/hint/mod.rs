@@ -1,0 +1,230 @@
+//! Hints: what to do next, after an error, for a person at a terminal.
+//!
+//! The errors themselves are QEMU's, and scripts compare them. A hint is a line of its own
+//! on standard error that begins with `hint: `.
+//!
+//! Invariants:
+//! - No hint is given to a pipe, or under the name of one of QEMU's programs.
+//! - Looking for a hint changes nothing, and fails in silence.
+
+mod locks;
+mod similar;
+
+use std::io::IsTerminal;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use vellum_control::create_options;
+use vellum_control::probe::{PROBE_BYTES, Probed, probe};
+
+use crate::getopt::{Shape, UsageError};
+use crate::manual;
+use crate::paint::{Colour, Paint};
+use crate::report;
+use crate::size::human;
+use crate::terminal::harmless;
+
+pub use similar::closest;
+
+const FORMATS: [&str; 3] = ["qcow2", "raw", "luks"];
+
+fn is_wanted() -> bool {
+    !report::program().starts_with("qemu-") && std::io::stderr().is_terminal()
+}
+
+/// Gives a hint, where hints are wanted.
+pub fn give(text: &str) {
+    if is_wanted() {
+        let head = Paint::for_errors().bold(Colour::Cyan, "hint:");
+        report::eprint_line(&format!("{head} {}", harmless(text)));
+    }
+}
+
+/// Gives what hints there are about an error that was just printed.
+pub fn about(message: &str) {
+    if is_wanted() {
+        for hint in hints(message) {
+            give(&hint);
+        }
+    }
+}
+
+/// A subcommand that does not exist.
+pub fn about_subcommand(word: &str) {
+    let known = manual::subcommand_names();
+    if let Some(name) = closest(word, known.iter().map(String::as_str)) {
+        give(&format!("did you mean '{name}'?"));
+    }
+}
+
+/// An option that does not exist.
+pub fn about_option(error: &UsageError, options: &[Shape]) {
+    let UsageError::Unrecognized(word) = error else {
+        return;
+    };
+    let name = word.trim_start_matches('-').split('=').next();
+    let known = options.iter().filter_map(|shape| shape.long);
+    if let Some(name) = name.and_then(|name| closest(name, known)) {
+        give(&format!("did you mean '--{name}'?"));
+    }
+}
+
+/// A target that has no room: what is missing, as far as the work knows.
+pub fn no_space(target: &str, missing_bytes: u64) {
+    let folder = match Path::new(target).parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => return,
+    };
+    let Ok(stat) = rustix::fs::statvfs(folder) else {
+        return;
+    };
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    give(&format!(
+        "up to {} more are needed, and the file system of '{}' has {} free",
+        human(missing_bytes),
+        folder.display(),
+        human(free)
+    ));
+}
+
+/// What can be told from an error's text and from the files that it names.
+fn hints(message: &str) -> Vec<String> {
+    let mut hints = Vec::new();
+    if message.contains("Is another process using the image") {
+        hints.extend(between(message, '[', ']').and_then(lock_holders));
+    }
+    if let Some(name) = after(message, "Could not open '") {
+        if message.contains("No such file or directory") {
+            hints.extend(similar_file(name));
+        } else if message.contains("Image is not in qcow2 format") {
+            hints.extend(looks_like(name));
+        }
+    }
+    if let Some(key) = after(message, "Invalid parameter '") {
+        let options = create_options::format_options("qcow2").unwrap_or_default();
+        if let Some(name) = closest(key, options.iter().map(|option| option.name)) {
+            hints.push(format!(
+                "did you mean '{name}'? '-o help' lists the options"
+            ));
+        }
+    }
+    for unknown in ["Unknown file format '", "Unknown driver '"] {
+        if let Some(format) = after(message, unknown)
+            && let Some(name) = closest(format, FORMATS)
+        {
+            hints.push(format!("did you mean '{name}'?"));
+        }
+    }
+    if message.contains("without backing format")
+        || message.contains("requires explicit backing format")
+    {
+        hints.push(
+            "name it with -F: '-F qcow2' or '-F raw'; 'vellum info FILE' tells which it is".into(),
+        );
+    }
+    hints
+}
+
+/// What stands between `start` and the next quote.
+fn after<'a>(message: &'a str, start: &str) -> Option<&'a str> {
+    message.split_once(start)?.1.split('\'').next()
+}
+
+fn between(message: &str, open: char, close: char) -> Option<&str> {
+    message.split_once(open)?.1.split(close).next()
+}
+
+fn lock_holders(path: &str) -> Option<String> {
+    let holders = locks::holders(Path::new(path)).ok()?;
+    let shown: Vec<String> = holders
+        .iter()
+        .map(|holder| format!("{} (process {})", holder.program, holder.process))
+        .collect();
+    let share = "; to look at it nevertheless, read-only: -U";
+    match shown.is_empty() {
+        true => None,
+        false => Some(format!("'{path}' is locked by {}{share}", shown.join(", "))),
+    }
+}
+
+fn similar_file(name: &str) -> Option<String> {
+    let path = Path::new(name);
+    let folder = match path.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => return None,
+    };
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Some(format!("there is no folder '{}'", folder.display()));
+    };
+    let names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .take(10_000)
+        .collect();
+    let wanted = path.file_name()?.to_str()?;
+    let found = closest(wanted, names.iter().map(String::as_str))?;
+    Some(format!(
+        "did you mean '{}'?",
+        path.with_file_name(found).display()
+    ))
+}
+
+fn looks_like(name: &str) -> Option<String> {
+    use std::io::Read;
+    let kind = std::fs::metadata(name).ok()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return None;
+    }
+    let mut start = Vec::new();
+    let file = std::fs::File::open(name).ok()?;
+    file.take(PROBE_BYTES as u64).read_to_end(&mut start).ok()?;
+    let format = match probe(&start) {
+        Probed::Qcow2 => return None,
+        Probed::Luks => "luks",
+        Probed::Foreign(format) => format,
+        Probed::Raw => "raw",
+    };
+    Some(format!("'{name}' looks like {format}: name that with -f"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_hints() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("disk.qcow2"), b"nothing").unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let cases = [
+            (
+                format!(
+                    "Could not open '{}': No such file or directory",
+                    path("disk.qcow")
+                ),
+                format!("did you mean '{}'?", path("disk.qcow2")),
+            ),
+            (
+                format!(
+                    "Could not open '{}': Image is not in qcow2 format",
+                    path("disk.qcow2")
+                ),
+                format!("'{}' looks like raw: name that with -f", path("disk.qcow2")),
+            ),
+            (
+                "x: Invalid parameter 'clustersize'".to_owned(),
+                "did you mean 'cluster_size'? '-o help' lists the options".to_owned(),
+            ),
+            (
+                "Unknown file format 'qcow3'".to_owned(),
+                "did you mean 'qcow2'?".to_owned(),
+            ),
+        ];
+        for (message, hint) in cases {
+            assert_eq!(hints(&message), [hint], "{message}");
+        }
+        assert!(hints("x: Invalid parameter 'frobnicate'").is_empty());
+        assert!(hints("").is_empty());
+    }
+}

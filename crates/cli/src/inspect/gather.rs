@@ -1,0 +1,224 @@
+//! Collects the facts about an image.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vellum::qcow2::check::{CheckOptions, CheckReport, ProgressSink, check};
+use vellum::qcow2::info::ImageInfo;
+use vellum::qcow2::survey::{Survey, SurveyOptions, survey};
+use vellum::{BlockDevice, Extent, Storage};
+use vellum_control::{CacheMode, OpenFlags, open_device};
+use vellum_jobs::map::map;
+
+use super::arguments::Arguments;
+use super::growth::{self, Growth, Sampler};
+use super::picture::{CELLS, GuestCell, Picture};
+use crate::img::progress::Progress;
+use crate::report;
+
+/// One image of the chain, and what of the disk it decides.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Layer {
+    pub name: String,
+    pub format: &'static str,
+    pub size_bytes: u64,
+    /// What its file takes on the host.
+    pub disk_bytes: Option<u64>,
+    /// Guest bytes that are read from it.
+    pub data_bytes: u64,
+    /// Of these, compressed.
+    pub compressed_bytes: u64,
+    /// Guest bytes that it says are zeroes.
+    pub zero_bytes: u64,
+}
+
+/// What only qcow2 images have.
+#[derive(Debug, Clone)]
+pub struct Qcow2Facts {
+    pub info: ImageInfo,
+    pub survey: Survey,
+    /// What a check says; `None` if it was not wanted, or why it failed.
+    pub check: Option<Result<CheckReport, String>>,
+    /// What copy-on-write costs an overlay.
+    pub growth: Option<Growth>,
+}
+
+/// Everything that is known.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    pub name: String,
+    pub format: &'static str,
+    pub size_bytes: u64,
+    /// The image itself, its backing file, and so on.
+    pub layers: Vec<Layer>,
+    /// Guest bytes that no layer holds.
+    pub absent_bytes: u64,
+    /// The disk in few cells.
+    pub guest: Vec<GuestCell>,
+    pub guest_cell_bytes: u64,
+    pub qcow2: Option<Qcow2Facts>,
+}
+
+/// Collects the facts; a message for the user if that cannot be done.
+pub async fn gather(program: &str, arguments: &Arguments) -> Result<Facts, String> {
+    let name = &arguments.image;
+    let could_not = |error: vellum::Error| {
+        let why = report::error_text(&error);
+        format!("Could not open '{name}': {why}")
+    };
+    let spec = arguments.spec().map_err(could_not)?;
+    let flags = OpenFlags {
+        cache: CacheMode::default(),
+        force_share: arguments.force_share,
+        no_data: true,
+        ..OpenFlags::default()
+    };
+    let device = open_device(&spec, &flags).await.map_err(could_not)?;
+    let failed = |error: vellum::Error| {
+        let why = report::error_text(&error);
+        format!("Could not inspect '{name}': {why}")
+    };
+    let mut facts = map_disk(&device).await.map_err(failed)?;
+    facts.facts.name.clone_from(name);
+    if let (Some(image), Some(file)) = (device.as_qcow2(), device.storage()) {
+        let encrypted = image.header().crypt_method.number() != 0;
+        let progress = Arc::new(Mutex::new(Progress::new(
+            program,
+            false,
+            arguments.quiet,
+            1.0,
+        )));
+        let mut qcow2 = look_inside(file, arguments, &progress)
+            .await
+            .map_err(failed)?;
+        if let Ok(progress) = Arc::try_unwrap(progress) {
+            let progress = progress.into_inner();
+            progress.unwrap_or_else(PoisonError::into_inner).end();
+        }
+        // What is encrypted differs from what it was copied from, whatever it is.
+        if !encrypted && let Some(below) = device.backing() {
+            let clusters = facts.sampler.into_clusters();
+            let measured = growth::measure(&device, &below, &clusters).await;
+            qcow2.growth = measured.map_err(failed)?;
+        }
+        facts.facts.qcow2 = Some(qcow2);
+    }
+    device.close().await.map_err(failed)?;
+    Ok(facts.facts)
+}
+
+/// The facts, and clusters to look at more closely.
+struct Mapped {
+    facts: Facts,
+    sampler: Sampler,
+}
+
+/// Walks over the disk as the guest sees it.
+async fn map_disk(device: &Arc<dyn BlockDevice>) -> vellum::Result<Mapped> {
+    let size = device.size_bytes();
+    let info = device.info();
+    let mut layers = chain(device);
+    let cluster = info.cluster_size_bytes.unwrap_or(growth::BLOCK_BYTES);
+    let mut sampler = Sampler::new(cluster);
+    let mut picture = Picture::new(CELLS, size);
+    let mut absent_bytes = 0;
+    map(device, 0, size, |entry| {
+        let extent = &entry.extent;
+        picture.add(entry.start_bytes, extent);
+        sampler.offer(entry.start_bytes, extent);
+        match layers.get_mut(extent.depth as usize) {
+            Some(layer) if extent.present => layer.add(extent),
+            _ => absent_bytes += extent.len_bytes,
+        }
+    })
+    .await?;
+    let facts = Facts {
+        name: info.name,
+        format: info.format,
+        size_bytes: size,
+        layers,
+        absent_bytes,
+        guest_cell_bytes: picture.cell_bytes,
+        guest: picture.cells,
+        qcow2: None,
+    };
+    Ok(Mapped { facts, sampler })
+}
+
+impl Layer {
+    fn add(&mut self, extent: &Extent) {
+        if extent.data && !extent.zero {
+            self.data_bytes += extent.len_bytes;
+            if extent.compressed {
+                self.compressed_bytes += extent.len_bytes;
+            }
+        } else {
+            self.zero_bytes += extent.len_bytes;
+        }
+    }
+}
+
+fn chain(device: &Arc<dyn BlockDevice>) -> Vec<Layer> {
+    let mut layers = Vec::new();
+    let mut next = Some(device.clone());
+    while let Some(device) = next {
+        let info = device.info();
+        layers.push(Layer {
+            disk_bytes: disk_bytes(&device),
+            name: info.name,
+            format: info.format,
+            size_bytes: device.size_bytes(),
+            ..Layer::default()
+        });
+        next = device.backing();
+    }
+    layers
+}
+
+/// What the file of an image takes on the host.
+fn disk_bytes(device: &Arc<dyn BlockDevice>) -> Option<u64> {
+    let storage = device.storage()?;
+    if let Ok(Some(bytes)) = storage.allocated_bytes() {
+        return Some(bytes);
+    }
+    let file = std::fs::metadata(storage.name()).ok()?;
+    Some(file.blocks() * 512)
+}
+
+/// Check and survey.
+async fn look_inside(
+    file: Arc<dyn Storage>,
+    arguments: &Arguments,
+    progress: &Arc<Mutex<Progress>>,
+) -> vellum::Result<Qcow2Facts> {
+    let info = ImageInfo::read(file.clone()).await?;
+    let checked = match arguments.no_check {
+        true => None,
+        false => {
+            let options = CheckOptions {
+                on_finding: None,
+                on_progress: Some(shown_in(progress)),
+            };
+            let checked = check(file.clone(), &options).await;
+            Some(checked.map_err(|error| report::error_text(&error)))
+        }
+    };
+    let options = SurveyOptions {
+        cells: CELLS,
+        on_progress: Some(shown_in(progress)),
+    };
+    Ok(Qcow2Facts {
+        info,
+        survey: survey(file, &options).await?,
+        check: checked,
+        growth: None,
+    })
+}
+
+fn shown_in(progress: &Arc<Mutex<Progress>>) -> ProgressSink {
+    let progress = progress.clone();
+    Arc::new(move |done, total| {
+        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.show(done, total);
+    })
+}

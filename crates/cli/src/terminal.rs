@@ -1,0 +1,62 @@
+//! What depends on the terminal: its width, and text that must not steer it.
+
+use std::io::IsTerminal;
+
+/// The width where there is no terminal.
+const DEFAULT_COLUMNS: usize = 80;
+
+/// Columns of standard output; 80 where it is no terminal.
+pub fn output_columns() -> usize {
+    let out = std::io::stdout();
+    if !out.is_terminal() {
+        return DEFAULT_COLUMNS;
+    }
+    match rustix::termios::tcgetwinsize(out) {
+        Ok(size) if size.ws_col > 0 => size.ws_col.into(),
+        _ => DEFAULT_COLUMNS,
+    }
+}
+
+/// Text from an image without what would steer a terminal: control characters, and those
+/// that turn the direction of what follows.
+pub fn harmless(text: &str) -> String {
+    let steers = |letter: char| {
+        letter.is_control()
+            || ('\u{202a}'..='\u{202e}').contains(&letter)
+            || ('\u{2066}'..='\u{2069}').contains(&letter)
+    };
+    let shown = |letter| if steers(letter) { '\u{fffd}' } else { letter };
+    text.chars().map(shown).collect()
+}
+
+/// Lines of at most `columns` letters, broken between words.
+pub fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrap("one two  three", 7), ["one two", "three"]);
+        assert_eq!(wrap("overlong x", 3), ["overlong", "x"]);
+        assert!(wrap("", 3).is_empty());
+    }
+
+    #[test]
+    fn nothing_steers_the_terminal() {
+        assert_eq!(harmless("a\x1b[2Jb\u{202e}"), "a\u{fffd}[2Jb\u{fffd}");
+    }
+}

@@ -1,0 +1,224 @@
+//! `vellum audit` as a pipeline uses it: verdict, exit code, and what is opened.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn vellum(folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    command.args(words).current_dir(folder).env("LC_ALL", "C");
+    command.output().expect("the program runs")
+}
+
+fn qemu_img(folder: &Path, line: &str) {
+    let status = Command::new("qemu-img")
+        .args(line.split_whitespace())
+        .current_dir(folder)
+        .status()
+        .expect("qemu-img; run `cargo xtask setup`");
+    assert!(status.success(), "{line}");
+}
+
+/// A folder in which command lines of the real `qemu-img` have been run.
+fn folder(lines: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    lines.iter().for_each(|line| qemu_img(folder.path(), line));
+    folder
+}
+
+/// The exit code, and the answer as JSON.
+fn audit(folder: &TempDir, words: &[&str]) -> (i32, Value) {
+    let words: Vec<&str> = ["audit", "--output=json"]
+        .iter()
+        .chain(words)
+        .copied()
+        .collect();
+    let output = vellum(folder.path(), &words);
+    let value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output.status.code().unwrap_or(-1), value)
+}
+
+fn codes(value: &Value, level: &str) -> Vec<String> {
+    let findings = value["findings"].as_array().expect("findings");
+    let of_level = findings.iter().filter(|finding| finding["level"] == level);
+    let mut codes: Vec<String> = of_level
+        .map(|finding| finding["code"].as_str().expect("a code").to_owned())
+        .collect();
+    codes.dedup();
+    codes
+}
+
+#[track_caller]
+fn rejected(folder: &TempDir, words: &[&str], reasons: &[&str]) -> Value {
+    let (code, value) = audit(folder, words);
+    assert_eq!(code, 2, "{value:#}");
+    assert_eq!(value["verdict"], "rejected");
+    assert_eq!(codes(&value, "reject"), reasons, "{value:#}");
+    value
+}
+
+#[track_caller]
+fn safe(folder: &TempDir, words: &[&str]) -> Value {
+    let (code, value) = audit(folder, words);
+    assert_eq!(code, 0, "{value:#}");
+    assert_eq!(value["verdict"], "safe");
+    value
+}
+
+#[test]
+fn images_that_stand_alone_are_safe() {
+    let folder = folder(&[
+        "create -q -f qcow2 plain 10M",
+        "create -q -f qcow2 -o extended_l2=on,lazy_refcounts=on sub 10M",
+        "create -q -f qcow2 -o compat=0.10 old 10M",
+        "create -q -f raw disk 10M",
+        "snapshot -c s plain",
+        "bitmap --add sub b",
+    ]);
+    for name in ["plain", "sub", "old", "disk"] {
+        safe(&folder, &[name]);
+    }
+    let value = safe(&folder, &["-f", "qcow2", "plain"]);
+    assert_eq!(value["qcow2"]["snapshots"], 1);
+    assert_eq!(value["check"]["corruptions"], 0);
+    safe(&folder, &["-f", "raw", "disk"]);
+}
+
+/// CVE-2024-32498 (OpenStack): a qcow2 image whose data lies in a file of the host.
+#[test]
+fn an_image_with_an_external_data_file_is_rejected() {
+    let folder = folder(&["create -q -f qcow2 -o data_file=data evil 1M"]);
+    // The image that is uploaded names what the uploader wants to read.
+    qemu_img(
+        folder.path(),
+        "amend -f qcow2 -o data_file=/etc/passwd evil",
+    );
+    let value = rejected(&folder, &["evil"], &["data-file"]);
+    assert_eq!(value["references"][0]["name"], "/etc/passwd");
+    assert_eq!(value["references"][0]["in-effect"], true);
+    // The same, uploaded as a raw image in the hope that it is probed later.
+    rejected(
+        &folder,
+        &["-f", "raw", "evil"],
+        &["format-mismatch", "data-file"],
+    );
+    safe(&folder, &["--allow-data-file", "evil"]);
+    let within = ["--allow-data-file", "--within", ".", "evil"];
+    rejected(&folder, &within, &["data-file"]);
+}
+
+/// CVE-2026-27211 (cloud-hypervisor): a guest overwrites the start of its raw disk with a
+/// qcow2 header, and the next start, which probes the format, follows the backing file.
+#[test]
+fn a_raw_disk_with_a_header_from_the_guest_is_rejected() {
+    let folder = folder(&["create -q -f qcow2 -u -b /etc/shadow -F raw header 64M"]);
+    let mut disk = std::fs::read(folder.path().join("header")).unwrap();
+    disk.resize(64 << 20, 0);
+    std::fs::write(folder.path().join("disk"), disk).unwrap();
+    let value = rejected(
+        &folder,
+        &["-f", "raw", "disk"],
+        &["format-mismatch", "backing-file"],
+    );
+    assert_eq!(value["references"][0]["name"], "/etc/shadow");
+    rejected(&folder, &["disk"], &["backing-file"]);
+    // The mismatch stays, whatever the header may name.
+    rejected(
+        &folder,
+        &["-f", "raw", "--allow-backing", "disk"],
+        &["format-mismatch"],
+    );
+}
+
+#[test]
+fn backing_files_are_confined() {
+    let folder = folder(&[
+        "create -q -f raw base 1M",
+        "create -q -f qcow2 -b base -F raw overlay",
+        "create -q -f qcow2 -u -b /etc/hostname -F raw escape 1M",
+        "create -q -f qcow2 -u -b nbd://localhost/x -F raw remote 1M",
+    ]);
+    rejected(&folder, &["overlay"], &["backing-file"]);
+    let confined = ["--allow-backing", "--within", "."];
+    let with = |name| confined.iter().copied().chain([name]).collect::<Vec<_>>();
+    let value = safe(&folder, &with("overlay"));
+    assert_eq!(value["references"][0]["allowed"], true);
+    rejected(&folder, &with("escape"), &["backing-file"]);
+    rejected(&folder, &with("remote"), &["backing-file"]);
+}
+
+#[test]
+fn images_of_other_formats_are_rejected_with_what_they_name() {
+    let folder = folder(&[
+        "create -q -f vmdk -o subformat=monolithicFlat flat.vmdk 1M",
+        "create -q -f vmdk sparse.vmdk 1M",
+        "create -q -f vdi x.vdi 1M",
+        "create -q -f vpc x.vpc 1M",
+        "create -q -f vhdx x.vhdx 8M",
+    ]);
+    let value = rejected(&folder, &["flat.vmdk"], &["extent", "unsupported-format"]);
+    assert_eq!(value["references"][0]["name"], "flat-flat.vmdk");
+    for name in ["sparse.vmdk", "x.vdi", "x.vpc", "x.vhdx"] {
+        let (code, value) = audit(&folder, &[name]);
+        assert_eq!(code, 2, "{name}");
+        assert!(
+            codes(&value, "reject").contains(&"unsupported-format".to_owned()),
+            "{value:#}"
+        );
+        let (code, value) = audit(&folder, &["-f", "raw", name]);
+        assert_eq!(code, 2, "{name}");
+        assert!(
+            codes(&value, "reject").contains(&"format-mismatch".to_owned()),
+            "{value:#}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_read_has_a_code_of_its_own() {
+    let folder = folder(&[]);
+    for name in ["missing", ".", "/dev/null"] {
+        let (code, value) = audit(&folder, &[name]);
+        assert_eq!(code, 1, "{value}");
+        assert_eq!(value["verdict"], "unreadable");
+    }
+    for words in [&["audit"][..], &["audit", "a", "b"], &["audit", "--nope"]] {
+        let output = vellum(folder.path(), words);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("--help"));
+    }
+}
+
+/// No file but the image is opened, whatever it names: strace sees every one.
+#[test]
+fn nothing_else_is_opened() {
+    let folder = folder(&[
+        "create -q -f raw secret 1M",
+        "create -q -f qcow2 -b secret -F raw overlay",
+    ]);
+    let traced = Command::new("strace")
+        .args(["-f", "-o", "trace", "-e", "trace=open,openat,openat2"])
+        .arg(env!("CARGO_BIN_EXE_vellum"))
+        .args(["audit", "--allow-backing", "--within", ".", "overlay"])
+        .current_dir(folder.path())
+        .output()
+        .expect("strace; run `cargo xtask setup`");
+    assert!(traced.status.success(), "{traced:?}");
+    let trace = std::fs::read_to_string(folder.path().join("trace")).unwrap();
+    assert!(trace.contains("overlay"), "{trace}");
+    assert!(!trace.contains("secret"), "{trace}");
+}
+
+#[test]
+fn words_for_people_hold_no_colours_in_a_pipe() {
+    let folder = folder(&["create -q -f qcow2 -u -b /etc/shadow -F raw evil 1M"]);
+    let output = vellum(folder.path(), &["audit", "evil"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("evil: rejected\n"), "{text}");
+    assert!(text.contains("backing-file"), "{text}");
+    assert!(!text.contains('\x1b'), "{text}");
+}

@@ -1,0 +1,207 @@
+//! `vellum inspect` as a person and a program use it.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn run(program: &str, folder: &Path, line: &str) -> String {
+    let (words, input) = line.split_once(" <<< ").unwrap_or((line, ""));
+    let mut command = Command::new(program);
+    command.args(words.split_whitespace()).current_dir(folder);
+    for part in input.split(';').filter(|part| !part.is_empty()) {
+        command.args(["-c", part]);
+    }
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("{program}: {error}; run `cargo xtask setup`");
+    });
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn folder(lines: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for line in lines {
+        let (program, words) = line.split_once(' ').expect("a command line");
+        run(program, folder.path(), words);
+    }
+    folder
+}
+
+fn inspect(folder: &TempDir, image: &str) -> Value {
+    let line = format!("inspect --output=json {image}");
+    let text = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), &line);
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn advice<'a>(value: &'a Value, code: &str) -> Option<&'a Value> {
+    let all = value["advice"].as_array().expect("advice");
+    all.iter().find(|advice| advice["code"] == code)
+}
+
+#[test]
+fn each_layer_contributes_what_is_read_from_it() {
+    let folder = folder(&[
+        "qemu-img create -q -f qcow2 base 64M",
+        "qemu-io base <<< write 0 16M",
+        "qemu-img create -q -f qcow2 -b base -F qcow2 mid",
+        "qemu-io mid <<< write 4M 4M;write -z 8M 2M",
+        "qemu-img create -q -f qcow2 -b mid -F qcow2 top",
+        "qemu-io top <<< write -c 6M 4M",
+    ]);
+    let value = inspect(&folder, "top");
+    let of = |layer: usize, what: &str| value["layers"][layer][what].as_u64().unwrap();
+    const M: u64 = 1 << 20;
+    assert_eq!((of(0, "data"), of(0, "compressed")), (4 * M, 4 * M));
+    assert_eq!(
+        (of(1, "data"), of(1, "zero")),
+        (2 * M, 0),
+        "the rest is hidden"
+    );
+    assert_eq!((of(2, "data"), of(2, "zero")), (10 * M, 0));
+    assert_eq!(value["absent"], 48 * M);
+    let cells = value["map"].as_array().unwrap();
+    let length: u64 = cells
+        .iter()
+        .map(|cell| cell["length"].as_u64().unwrap())
+        .sum();
+    assert_eq!(length, 64 * M, "the map covers the disk");
+    assert_eq!(cells[0]["kind"], "from below");
+}
+
+#[test]
+fn leaks_can_be_given_back_and_then_there_are_none() {
+    let folder = folder(&[
+        "qemu-img create -q -f qcow2 -o lazy_refcounts=off disk 64M",
+        "qemu-io disk <<< write 0 8M",
+    ]);
+    // The mapping of the second half is forgotten; its clusters stay counted.
+    let path = folder.path().join("disk");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let be = |bytes: &[u8], at: usize| {
+        u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00
+    };
+    let l2 = be(&bytes, be(&bytes, 40) as usize) as usize;
+    bytes[l2 + 64 * 8..l2 + 128 * 8].fill(0);
+    std::fs::write(&path, bytes).unwrap();
+    let value = inspect(&folder, "disk");
+    let leaks = advice(&value, "leaks").expect("advice");
+    assert_eq!(leaks["gives-back"], 4 << 20);
+    assert!(
+        leaks["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("4 MiB can be given back")
+    );
+    // The command that is told does what it says.
+    let command = leaks["command"].as_str().unwrap();
+    let words = command.strip_prefix("vellum ").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_vellum"))
+        .args(words.split_whitespace())
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let after = inspect(&folder, "disk");
+    assert!(advice(&after, "leaks").is_none());
+    let counted = |value: &Value| value["qcow2"]["counted"].as_u64().unwrap();
+    assert_eq!(counted(&value) - counted(&after), 4 << 20);
+}
+
+#[test]
+fn what_snapshots_hold_alone_is_what_deleting_them_gives_back() {
+    let folder = folder(&[
+        "qemu-img create -q -f qcow2 disk 256M",
+        "qemu-io disk <<< write 0 20M",
+        "qemu-img snapshot -c one disk",
+        "qemu-io disk <<< write 1M 3M",
+        "qemu-img snapshot -c two disk",
+        "qemu-io disk <<< write 2M 10M",
+    ]);
+    for name in ["one", "two"] {
+        let before = inspect(&folder, "disk");
+        let snapshot = &before["qcow2"]["snapshots"][0];
+        assert_eq!(snapshot["name"], name);
+        run(
+            "qemu-img",
+            folder.path(),
+            &format!("snapshot -d {name} disk"),
+        );
+        let after = inspect(&folder, "disk");
+        let counted = |value: &Value| value["qcow2"]["counted"].as_u64().unwrap();
+        let freed = counted(&before) - counted(&after);
+        assert_eq!(snapshot["own"].as_u64(), Some(freed), "{before:#}");
+        assert!(freed > 1 << 20);
+    }
+    let after = inspect(&folder, "disk");
+    assert_eq!(after["qcow2"]["only-in-snapshots"], 0);
+}
+
+#[test]
+fn growth_of_an_overlay_is_measured() {
+    let mut script: Vec<String> = Vec::new();
+    for number in 0..60 {
+        script.push(format!("write -P 7 {}k 4k", number * 256 + 128));
+    }
+    let folder = folder(&[
+        "qemu-img create -q -f qcow2 base 64M",
+        "qemu-io base <<< write -P 1 0 32M",
+        "qemu-img create -q -f qcow2 -o cluster_size=128k -b base -F qcow2 overlay",
+        &format!("qemu-io overlay <<< {}", script.join(";")),
+        "qemu-img create -q -f qcow2 -o cluster_size=128k,extended_l2=on -b base -F qcow2 sub",
+        &format!("qemu-io sub <<< {}", script.join(";")),
+    ]);
+    let value = inspect(&folder, "overlay");
+    let growth = &value["qcow2"]["growth"];
+    assert_eq!(growth["factor"], 32.0, "{growth}");
+    assert_eq!(growth["factor-with-subclusters"], 1.0);
+    let text = advice(&value, "growth").expect("advice")["text"]
+        .as_str()
+        .unwrap();
+    assert!(text.contains("128 KiB costs 32.0x growth"), "{text}");
+    assert!(text.contains("subclusters would cost 1.0x"), "{text}");
+    // The overlay with subclusters shows that this is true, and is told nothing.
+    let with = inspect(&folder, "sub");
+    assert!(advice(&with, "growth").is_none());
+    let held = with["qcow2"]["clusters"]["allocated-subclusters"].as_u64();
+    assert_eq!(held, Some(60));
+}
+
+#[test]
+fn caches_bitmaps_and_names_are_told_of() {
+    let folder = folder(&[
+        "qemu-img create -q -f qcow2 big 1T",
+        "qemu-img bitmap --add big b",
+        "qemu-img create -q -f raw raw 1M",
+        "qemu-img create -q -f qcow2 empty 1M",
+        "qemu-img create -q -f qcow2 -b empty -F qcow2 overlay",
+    ]);
+    let value = inspect(&folder, "big");
+    assert_eq!(value["qcow2"]["l2-cache"]["whole-disk"], 128 << 20);
+    let text = advice(&value, "l2-cache").expect("advice")["text"]
+        .as_str()
+        .unwrap();
+    assert!(text.contains("covers 256 GiB of the 1 TiB"), "{text}");
+    assert_eq!(value["qcow2"]["bitmaps"][0]["name"], "b");
+    let value = inspect(&folder, "overlay");
+    assert!(advice(&value, "backing-unused").is_some(), "{value:#}");
+    let value = inspect(&folder, "raw");
+    assert_eq!(value["format"], "raw");
+    assert!(value.get("qcow2").is_none());
+}
+
+#[test]
+fn text_for_people_is_plain_in_a_pipe() {
+    let folder = folder(&[
+        "qemu-img create -q -f qcow2 disk 1G",
+        "qemu-io disk <<< write 0 100M",
+    ]);
+    let text = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), "inspect disk");
+    for word in ["The disk", "The file", "Contents", "L2 cache", "█", "·"] {
+        assert!(text.contains(word), "{word} is not in:\n{text}");
+    }
+    assert!(!text.contains('\x1b'));
+    let wide = text.lines().map(|line| line.chars().count()).max();
+    assert!(wide <= Some(80), "{wide:?}");
+}
