@@ -79,7 +79,9 @@ pub struct Extent {
 /// with [`vellum_storage::ErrorKind::OutOfRange`]. Requests run in parallel in any
 /// order; of overlapping writes each sector ends up as one of them. Requests must
 /// be made inside a lane (or an executor), and finish even if the returned [`Io`]
-/// of a changing request is dropped.
+/// of a changing request is dropped. None waits for another one to be polled, but that
+/// changes of a qcow2 image's snapshots wait until the reads before them have been polled
+/// to their end, or dropped.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// What the device is.
     fn info(&self) -> DeviceInfo;

@@ -218,3 +218,42 @@ fn roomy() -> ImageOptions {
 fn every_cut_of_a_repair() {
     exhaust("repair", &image(), &[Preparation::Dirty(2)], &[write(0, 1)]);
 }
+
+#[test]
+fn jobs_pass_what_they_do_not_poll() {
+    // A job asked for the next piece while the read that loads its table waited.
+    let write = |offset, len| {
+        Start(Write {
+            offset,
+            len,
+            fua: false,
+        })
+    };
+    let story = Story {
+        image: ImageOptions {
+            cluster_bits: 16,
+            size_bytes: 786_432,
+            backing: Backing::Qcow2 {
+                size_bytes: 262_144,
+                cluster_bits: 9,
+            },
+            eager: true,
+            ..image()
+        },
+        setup: vec![],
+        preparations: vec![Preparation::Snapshot],
+        legs: vec![Leg {
+            steps: vec![
+                write(65_536, 32_768),
+                Step::Reopen,
+                write(438_272, 512),
+                write(356_864, 512),
+                Step::Commit,
+                Step::Flatten { compress: false },
+            ],
+            schedule_seed: 15_044_870_419_462_882_482,
+            crash: None,
+        }],
+    };
+    vellum_sim::replay(&engine(), &story).unwrap();
+}

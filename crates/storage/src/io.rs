@@ -3,9 +3,9 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
-use crate::executor::JoinHandle;
+use crate::executor::{JoinHandle, spawn};
 use crate::lane::Ticket;
 use crate::{Buffer, Buffers, Result};
 
@@ -47,7 +47,28 @@ impl<T> Io<T> {
         Io(Repr::Direct(Source::Lane(ticket)))
     }
 
-    /// A request that is a future: it advances only while polled.
+    /// A request that is a future: begun at once, and run to its end by a task of the
+    /// current executor if it has to wait. For what others may wait for.
+    ///
+    /// # Panics
+    /// If it has to wait outside an executor.
+    pub fn start(future: impl Future<Output = Result<T>> + 'static) -> Self
+    where
+        T: 'static,
+    {
+        let mut future = Box::pin(future);
+        // Whom that would wake does not matter: a new task is polled anyway.
+        match future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(result) => Io::ready(result),
+            Poll::Pending => Io::task(spawn(future)),
+        }
+    }
+
+    /// A request that is a future: it advances only while polled, so it must hold
+    /// nothing that others wait for.
     pub fn boxed(future: impl Future<Output = Result<T>> + 'static) -> Self {
         Io(Repr::Direct(Source::Boxed(Box::pin(future))))
     }

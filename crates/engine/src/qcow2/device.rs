@@ -223,7 +223,7 @@ impl BlockDevice for Qcow2 {
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-        Io::boxed(block_status(
+        Io::start(block_status(
             self.image.clone(),
             offset_bytes,
             len_bytes,

@@ -27,7 +27,7 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     let kept = image.kept_pieces(offset_bytes, buffer.len() as u64);
     if !kept.is_empty() {
         let image = image.clone();
-        return Io::boxed(async move {
+        return Io::start(async move {
             let mut buffer = image.read_runs(guest, buffer, reading).await?;
             for (at, piece) in kept {
                 let inside = (at - offset_bytes) as usize;
@@ -44,7 +44,7 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
         });
     }
     let image = image.clone();
-    Io::boxed(async move { image.read_runs(guest, buffer, reading).await })
+    Io::start(async move { image.read_runs(guest, buffer, reading).await })
 }
 
 /// The file and the place in it where a range lies in one piece, as far as memory knows.

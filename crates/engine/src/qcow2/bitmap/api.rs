@@ -157,7 +157,7 @@ impl Bitmaps {
     /// If the directory cannot be read.
     pub fn list(&self) -> Io<Vec<BitmapInfo>> {
         let image = self.image.clone();
-        Io::boxed(async move {
+        Io::start(async move {
             let _layout = image.bitmaps.layout.lock().await;
             let entries = image.bitmap_entries().await?;
             let header = image.header();
@@ -172,7 +172,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn find(&self, name: &str) -> Io<BitmapInfo> {
         let (image, name) = (self.image.clone(), name.to_owned());
-        Io::boxed(async move {
+        Io::start(async move {
             let _layout = image.bitmaps.layout.lock().await;
             let found = image.consistent_bitmap(&name).await;
             let (entries, index) = found.map_err(|error| image.name_error(error))?;
@@ -188,7 +188,7 @@ impl Bitmaps {
     /// its content is lost; what reading meets.
     pub fn read(&self, name: &str) -> Io<DirtyBitmap> {
         let (image, name) = (self.image.clone(), name.to_owned());
-        Io::boxed(async move {
+        Io::start(async move {
             let _layout = image.bitmaps.layout.lock().await;
             let read = image.read_bitmap(&name).await;
             let dirty = read.map_err(|error| image.name_error(error))?;
@@ -202,7 +202,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn view(&self, name: &str) -> Io<BitmapView> {
         let (image, name) = (self.image.clone(), name.to_owned());
-        Io::boxed(async move {
+        Io::start(async move {
             let view = BitmapView::new(image.clone(), &name).await;
             view.map_err(|error| image.name_error(error))
         })
