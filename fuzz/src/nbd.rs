@@ -1,13 +1,23 @@
 //! Whatever a peer of the NBD protocol sends is taken or refused, within bounds.
 
-use std::io::{self, Read, Write};
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 
-use vellum_export::nbd::client;
-use vellum_export::nbd::option::{ClientOption, OPTION_HEADER_BYTES, OptionHeader};
-use vellum_export::nbd::proto;
-use vellum_export::nbd::request::{
+use vellum_storage::lane::{self, net::Stream};
+use vellum_storage::nbd::Channel;
+use vellum_storage::nbd::answer::{Chunk, Coverage};
+use vellum_storage::nbd::client::handshake::Handshake;
+use vellum_storage::nbd::client::list::list;
+use vellum_storage::nbd::client::{Connection, Outcome, Question, Session};
+use vellum_storage::nbd::input::Input;
+use vellum_storage::nbd::option::{ClientOption, OPTION_HEADER_BYTES, OptionHeader};
+use vellum_storage::nbd::proto;
+use vellum_storage::nbd::request::{
     Command, Framing, Range, RequestHeader, Selection, SessionLimits,
 };
+
+use vellum_storage::{Buffer, Buffers};
 
 const SIZE_BYTES: u64 = 3 << 30;
 const FRAMINGS: [Framing; 3] = [Framing::Simple, Framing::Structured, Framing::Extended];
@@ -17,7 +27,8 @@ const FRAMINGS: [Framing; 3] = [Framing::Simple, Framing::Structured, Framing::E
 /// - decoded strings keep within the protocol's limit;
 /// - a request that is let through lies inside the export, and its payload is
 ///   no longer than what the server holds for one request;
-/// - a client that lists a server's exports ends with the server's bytes.
+/// - a client that lists a server's exports, negotiates, reads or asks for block status
+///   ends with the server's bytes, and what it takes for an answer is a whole one.
 pub fn check_nbd(data: &[u8]) {
     check_options(data);
     for framing in FRAMINGS {
@@ -26,8 +37,12 @@ pub fn check_nbd(data: &[u8]) {
     if let Some(selection) = Selection::decode(data) {
         assert!(selection.contexts.len() * 4 < data.len());
     }
-    // Its result is as good as the server's word.
-    let _ = client::list(Canned { rest: data });
+    for kind in 0..u16::from(u8::MAX) {
+        if let Some(Chunk::Hole(range)) = Chunk::decode(kind, data) {
+            assert!(Coverage::new(0..u64::MAX).add(range).is_some());
+        }
+    }
+    check_client(data);
 }
 
 fn check_options(data: &[u8]) {
@@ -90,23 +105,52 @@ fn check_request(framing: Framing, data: &[u8]) {
     }
 }
 
-/// A server that says what it was given and hears nothing.
-struct Canned<'a> {
-    rest: &'a [u8],
+/// A server that says what it was given and hears nothing; the second socket is its.
+fn canned(data: &[u8]) -> (Channel, UnixStream) {
+    let (ours, mut theirs) = UnixStream::pair().expect("two sockets");
+    // What does not fit into the socket is not said.
+    theirs.set_nonblocking(true).expect("a socket");
+    let _ = theirs.write(data);
+    let _ = theirs.shutdown(Shutdown::Write);
+    (Channel::from(Stream::from_fd(ours.into())), theirs)
 }
 
-impl Read for Canned<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.rest.read(buffer)
+fn check_client(data: &[u8]) {
+    let (channel, _server) = canned(data);
+    // Its result is as good as the server's word.
+    let _ = lane::block_on(list(channel));
+    let (channel, _server) = canned(data);
+    let _ = lane::block_on(Handshake::new(channel).agree("", proto::CONTEXT_ALLOCATION));
+    for framing in FRAMINGS {
+        let (channel, _server) = canned(data);
+        let session = Session {
+            framing,
+            size_bytes: SIZE_BYTES,
+            flags: 0,
+            block_sizes: None,
+            context: Some(0),
+        };
+        let connection = Connection::new(channel, Input::new(), session);
+        lane::block_on(async {
+            let read = connection.ask(question(proto::CMD_READ, Buffer::for_read(4096)));
+            let status = connection.ask(question(proto::CMD_BLOCK_STATUS, Buffer::zeroed(0)));
+            let (read, status) = futures_util::join!(read, status);
+            if let Outcome::Done(answer) = read {
+                assert_eq!(answer.buffers[0].len(), 4096);
+            }
+            if let Outcome::Done(answer) = status {
+                assert!(answer.status.is_some_and(|extent| extent.len_bytes > 0));
+            }
+        });
     }
 }
 
-impl Write for Canned<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+fn question(command: u16, buffer: Buffer) -> Question {
+    Question {
+        command,
+        flags: 0,
+        offset_bytes: 512,
+        len_bytes: 4096,
+        buffers: Buffers::from_iter([buffer]),
     }
 }

@@ -11,6 +11,8 @@ use vellum_storage::lock::Permissions;
 
 use crate::create_options::{CreateSettings, not_creatable};
 use crate::encryption;
+use crate::nbd_name;
+use crate::open::open_file;
 use crate::probe::is_format_name;
 use crate::{ImageSpec, OpenFlags, error_text, filename, open_device};
 
@@ -59,7 +61,7 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
             "Protocol driver '{protocol}' does not support image creation"
         )));
     }
-    filename::local_path(filename)?;
+    filename::node_options(filename)?;
     Ok(settings)
 }
 
@@ -172,6 +174,81 @@ pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result
     }
 }
 
+/// What an image is made in.
+enum Target {
+    /// A file of the host, made anew.
+    File(Arc<FileStorage>),
+    /// An export that is there already.
+    Export(Arc<dyn Storage>),
+}
+
+impl Target {
+    /// Makes or opens what a name means.
+    async fn open(name: &str) -> Result<Target> {
+        if !filename::protocol(name).is_some_and(nbd_name::is_scheme) {
+            return create_file(&filename::local_path(name)?).map(Target::File);
+        }
+        let export = open_protocol(name).await.map_err(|error| {
+            let protocol = filename::protocol(name).unwrap_or_default();
+            let driver = protocol.split('+').next().unwrap_or_default();
+            let message = format!(
+                "Protocol driver '{driver}' does not support creating new images, so an existing \
+                 image must be selected as the target; however, opening the given target as an \
+                 existing image failed"
+            );
+            error.context("create", message)
+        })?;
+        Ok(Target::Export(export))
+    }
+
+    fn storage(&self) -> Arc<dyn Storage> {
+        match self {
+            Target::File(file) => file.clone(),
+            Target::Export(export) => export.clone(),
+        }
+    }
+
+    /// Ends the making: a half-made file is of no use to anybody.
+    async fn end<T>(self, name: &str, result: Result<T>) -> Result<T> {
+        match self {
+            Target::File(_) => remove_after_failure(&filename::local_path(name)?, result),
+            Target::Export(export) => match result {
+                Ok(value) => {
+                    export.flush().await?;
+                    export.close().await?;
+                    Ok(value)
+                }
+                // The first error is the one to tell.
+                Err(error) => export.close().await.and(Err(error)),
+            },
+        }
+    }
+}
+
+/// Opens an export to make an image in it. What was there before is gone: its first
+/// sector is zeroes, so that nobody takes it for an image.
+async fn open_protocol(name: &str) -> Result<Arc<dyn Storage>> {
+    let flags = OpenFlags {
+        writable: true,
+        ..OpenFlags::default()
+    };
+    let spec = ImageSpec::filename(name).with_format(Some("nbd"));
+    let file = open_file(&spec, &flags).await?;
+    Ok(file.storage)
+}
+
+/// Gives the first sector of an export zeroes and checks that the image fits.
+async fn claim_export(export: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> {
+    let len_bytes = export.len_bytes()?;
+    if size_bytes > len_bytes {
+        return Err(invalid("Cannot grow NBD nodes"));
+    }
+    let first = SECTOR_BYTES.min(len_bytes);
+    let zeroes = Buffers::from_iter([Buffer::zeroed(first as usize)]);
+    export.write(0, zeroes, WriteFlags::default()).await?;
+    Ok(())
+}
+
 /// Opens a file to make an image in it: others are kept away, and it is emptied.
 fn create_file(path: &str) -> Result<Arc<FileStorage>> {
     FileStorage::open(
@@ -194,7 +271,6 @@ fn remove_after_failure<T>(path: &str, result: Result<T>) -> Result<T> {
 }
 
 async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
-    let path = filename::local_path(name)?;
     let size_bytes = settings.integer("size").unwrap_or(0);
     let size_bytes = size_bytes
         .checked_next_multiple_of(SECTOR_BYTES)
@@ -203,9 +279,12 @@ async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
     if preallocation == Preallocation::Metadata {
         return Err(invalid("Unsupported preallocation mode: metadata"));
     }
-    let file = create_file(&path)?;
-    let filled = fill_raw(&file, size_bytes, preallocation).await;
-    remove_after_failure(&path, filled)
+    let target = Target::open(name).await?;
+    let filled = match &target {
+        Target::File(file) => fill_raw(file, size_bytes, preallocation).await,
+        Target::Export(export) => claim_export(export, size_bytes).await,
+    };
+    target.end(name, filled).await
 }
 
 async fn fill_raw(
@@ -259,7 +338,6 @@ async fn fill_raw(
 }
 
 async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
-    let path = filename::local_path(name)?;
     let size_bytes = settings.integer("size").unwrap_or(0);
     let preallocation = preallocation(settings)?;
     let volume = encryption::new_volume(settings).await?;
@@ -268,33 +346,39 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
         .and_then(|size| size.checked_add(volume.payload_bytes()))
         .filter(|&whole| whole <= i64::MAX as u64)
         .ok_or_else(|| invalid("The requested file size is too large"))?;
-    let file = create_file(&path)?;
+    let target = Target::open(name).await?;
     let made = async {
-        fill_raw(&file, whole, preallocation).await?;
+        match &target {
+            Target::File(file) => fill_raw(file, whole, preallocation).await?,
+            Target::Export(export) => claim_export(export, whole).await?,
+        }
+        let file = target.storage();
         let header = Buffers::from_iter([Buffer::copy_of(&volume.bytes)]);
         file.write(0, header, WriteFlags::default()).await?;
         file.flush().await
     };
     let made = made.await;
-    remove_after_failure(&path, made)
+    target.end(name, made).await
 }
 
 async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
-    let path = filename::local_path(name)?;
     let options = qcow2_options(settings)?;
     options.validate()?;
-    let file = create_file(&path)?;
-    let made = fill_qcow2(file, &options).await;
-    remove_after_failure(&path, made)
+    let target = Target::open(name).await?;
+    let made = fill_qcow2(&target, &options).await;
+    target.end(name, made).await
 }
 
-async fn fill_qcow2(file: Arc<FileStorage>, options: &CreateOptions) -> Result<()> {
-    file.set_permissions(Permissions::WRITER)?;
+async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
+    match target {
+        Target::File(file) => file.set_permissions(Permissions::WRITER)?,
+        Target::Export(export) => claim_export(export, 0).await?,
+    }
     let data: Option<Arc<dyn Storage>> = match &options.data_file {
         Some(name) => Some(create_file(&filename::local_path(name)?)?),
         None => None,
     };
-    create::create(file, data, options).await
+    create::create(target.storage(), data, options).await
 }
 
 fn preallocation(settings: &CreateSettings) -> Result<Preallocation> {

@@ -5,6 +5,7 @@
 use serde_json::{Map, Value};
 
 use crate::json;
+use crate::nbd_name;
 use crate::open::node_options;
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
@@ -105,6 +106,14 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
             json,
         });
     }
+    if driver == "nbd" {
+        json.extend(tell_nbd(&options));
+        return Some(Name {
+            plain: nbd_name::name_of(&options),
+            is_protocol: true,
+            json,
+        });
+    }
     let naming = NAMINGS.iter().find(|naming| naming.driver == driver)?;
     let told = tell(naming, &options, &mut json);
     let mut children = Vec::new();
@@ -131,6 +140,20 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
         is_protocol: naming.kind == Kind::Protocol,
         json,
     })
+}
+
+/// What says which export a node is.
+fn tell_nbd(options: &Options) -> impl Iterator<Item = (String, Value)> {
+    let telling = |key: &str| {
+        matches!(
+            key,
+            "path" | "host" | "port" | "export" | "tls-creds" | "tls-hostname"
+        ) || key.starts_with("server.")
+    };
+    options
+        .iter()
+        .filter(move |(key, _)| telling(key))
+        .map(|(key, value)| (key.to_owned(), value.clone().into()))
 }
 
 /// Puts the telling options into `json`; says whether there were any.

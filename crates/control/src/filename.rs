@@ -2,6 +2,7 @@
 
 use vellum::{Error, ErrorKind, Result};
 
+use crate::nbd_name;
 use crate::options::Options;
 
 /// The protocol prefix of a name (`nbd` of `nbd:localhost`), if it has one.
@@ -42,6 +43,9 @@ pub fn local_path(name: &str) -> Result<String> {
 /// As [`local_path`]; and where the name is not as its protocol wants it.
 pub fn node_options(name: &str) -> Result<Options> {
     let mut options = Options::new();
+    if protocol(name).is_some_and(nbd_name::is_scheme) {
+        return nbd_name::options(name);
+    }
     let Some(known @ ("blkdebug" | "blkverify" | "null-co" | "null-aio" | "host_device")) =
         protocol(name)
     else {
@@ -89,7 +93,6 @@ fn is_known_protocol(name: &str) -> bool {
         "nbd",
         "nbd+tcp",
         "nbd+unix",
-        "nbd+vsock",
         "http",
         "https",
         "ftp",

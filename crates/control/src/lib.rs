@@ -28,6 +28,7 @@ mod graph;
 pub mod ini;
 pub mod json;
 pub mod measure;
+mod nbd_name;
 pub mod nodes;
 pub mod open;
 pub mod options;

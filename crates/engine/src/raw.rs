@@ -348,14 +348,13 @@ impl BlockDevice for Raw {
         let at_bytes = self.offset_bytes + offset_bytes;
         Io::task(spawn(async move {
             let extent = storage.block_status(at_bytes, len_bytes).await?;
-            let data = extent.status == BlockStatus::Data;
             Ok(Extent {
                 len_bytes: extent.len_bytes,
-                data,
-                zero: !data,
-                present: true,
+                data: extent.status.is_allocated(),
+                zero: extent.status.is_zero(),
+                present: extent.status != BlockStatus::Unknown,
                 compressed: false,
-                host: Some(HostLocation {
+                host: (extent.status != BlockStatus::Unknown).then(|| HostLocation {
                     storage: storage.name().to_owned(),
                     offset_bytes: at_bytes,
                 }),

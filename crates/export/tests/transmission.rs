@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Client, SIZE_BYTES, Server, compact, pattern};
-use vellum_export::nbd::{client, proto};
+use vellum_storage::nbd::proto;
 
 #[test]
 fn the_greeting_and_export_name_come_with_and_without_zeroes() {
@@ -36,7 +36,7 @@ fn a_listing_tells_everything() {
         },
         |_| {},
     );
-    let listing = client::list(server.connect().stream).expect("list");
+    let listing = server.list();
     let [export] = &listing.exports[..] else {
         panic!("{listing:?}")
     };
@@ -251,7 +251,7 @@ fn a_read_only_export_refuses_changes() {
 fn the_server_ends_with_its_last_client_unless_it_is_persistent() {
     let mut server = Server::with(|_| {}, |options| options.persistent = false);
     // A client that only looks around does not count.
-    client::list(server.connect().stream).expect("list");
+    server.list();
     let mut first = server.connect().simple();
     let second = server.connect().simple();
     drop(second);

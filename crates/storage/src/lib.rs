@@ -21,6 +21,7 @@ pub mod io;
 pub mod lane;
 pub mod lock;
 pub mod mem;
+pub mod nbd;
 pub mod nodes;
 mod pool;
 mod storage;

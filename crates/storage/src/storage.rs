@@ -49,6 +49,22 @@ pub enum BlockStatus {
     Data,
     /// A hole: reads as zeroes and takes no space.
     Hole,
+    /// Space that reads as zeroes.
+    Zeroes,
+    /// Takes no space; what it reads as is not told.
+    Unknown,
+}
+
+impl BlockStatus {
+    /// Whether the range takes space.
+    pub fn is_allocated(self) -> bool {
+        matches!(self, BlockStatus::Data | BlockStatus::Zeroes)
+    }
+
+    /// Whether the range is known to read as zeroes.
+    pub fn is_zero(self) -> bool {
+        matches!(self, BlockStatus::Hole | BlockStatus::Zeroes)
+    }
 }
 
 /// A run of one status, from the offset that was asked for.

@@ -2,7 +2,8 @@
 
 use vellum_control::wrap::WriteThrough;
 use vellum_control::{Nodes, Options};
-use vellum_export::nbd::{Export, proto::MAX_STRING_BYTES};
+use vellum_export::nbd::Export;
+use vellum_storage::nbd::proto::MAX_STRING_BYTES;
 
 use super::{failure, message, need, refuse_rest};
 use crate::nbd::{Failure, bitmaps};

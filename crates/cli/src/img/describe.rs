@@ -158,10 +158,11 @@ impl Description {
         let mut add = |key: &str, value: Value| drop(members.insert(key.to_owned(), value));
         add("filename", self.filename.as_str().into());
         add("format", self.format.into());
-        add(
-            "dirty-flag",
-            self.qcow2.as_ref().is_some_and(|info| info.dirty).into(),
-        );
+        let own_words = self.format != "raw" && self.format != self.protocol;
+        if own_words || tells_of_itself(self.protocol) {
+            let dirty = self.qcow2.as_ref().is_some_and(|info| info.dirty);
+            add("dirty-flag", dirty.into());
+        }
         if let Some(bytes) = self.disk_bytes {
             add("actual-size", bytes.into());
         }
@@ -204,17 +205,21 @@ impl Description {
         let mut members = vec![
             ("filename", self.file_name.as_str().into()),
             ("format", self.protocol.into()),
-            ("dirty-flag", false.into()),
             ("virtual-size", self.file_bytes.into()),
             ("children", json!([])),
-            (
-                "format-specific",
-                json!({ "type": self.protocol, "data": {} }),
-            ),
         ];
+        if tells_of_itself(self.protocol) {
+            let specific = json!({ "type": self.protocol, "data": {} });
+            members.extend([("dirty-flag", false.into()), ("format-specific", specific)]);
+        }
         members.extend(self.disk_bytes.map(|bytes| ("actual-size", bytes.into())));
         object(members)
     }
+}
+
+/// Whether the driver of the bytes has more to say than their size, as QEMU's have.
+fn tells_of_itself(protocol: &str) -> bool {
+    !matches!(protocol, "nbd" | "null-co" | "null-aio")
 }
 
 /// What `info` tells of a LUKS header.

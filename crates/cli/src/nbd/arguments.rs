@@ -9,7 +9,7 @@ use super::Failure;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 
 /// Longest name and description in bytes that the protocol allows.
-const MAX_STRING_BYTES: usize = vellum_export::nbd::proto::MAX_STRING_BYTES;
+const MAX_STRING_BYTES: usize = vellum_storage::nbd::proto::MAX_STRING_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Id {

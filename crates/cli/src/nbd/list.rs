@@ -1,14 +1,13 @@
 //! `--list`: what another server offers.
 
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
-
-use vellum_export::nbd::client::{self, ExportInfo, Listing};
-use vellum_export::nbd::proto;
-use vellum_export::nbd::request::Framing;
+use vellum_storage::lane;
+use vellum_storage::nbd::client::list::{self, ExportInfo, Listing};
+use vellum_storage::nbd::client::{self, Address};
+use vellum_storage::nbd::proto;
+use vellum_storage::nbd::request::Framing;
 
 use super::arguments::Arguments;
-use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
+use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure};
 use crate::report;
 
 /// The flags with the words for them.
@@ -35,26 +34,19 @@ pub(super) fn list(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn ask(arguments: &Arguments) -> Result<Listing, Failure> {
-    let result = if let Some(path) = &arguments.socket {
-        let stream = UnixStream::connect(path).map_err(|error| cannot_connect(path, &error))?;
-        client::list(stream)
-    } else {
-        let host = arguments.bind.as_deref().unwrap_or(DEFAULT_ADDRESS);
-        let port = arguments.port.as_deref().unwrap_or(DEFAULT_PORT);
-        let address = format!("{host}:{port}");
-        let port: u16 = port.parse().map_err(|_| super::bad_port(host, port))?;
-        let stream =
-            TcpStream::connect((host, port)).map_err(|error| cannot_connect(&address, &error))?;
-        client::list(stream)
+    let address = match &arguments.socket {
+        Some(path) => Address::Unix(path.clone()),
+        None => {
+            let host = arguments.bind.as_deref().unwrap_or(DEFAULT_ADDRESS);
+            let port = arguments.port.as_deref().unwrap_or(DEFAULT_PORT);
+            Address::Tcp {
+                host: host.to_owned(),
+                port: port.parse().map_err(|_| super::bad_port(host, port))?,
+            }
+        }
     };
-    result.map_err(|error| Failure::Message(os_text(&error)))
-}
-
-fn cannot_connect(address: &str, error: &std::io::Error) -> Failure {
-    Failure::Message(format!(
-        "Failed to connect to '{address}': {}",
-        os_text(error)
-    ))
+    let listed = lane::block_on(async { list::list(client::connect(&address).await?).await });
+    listed.map_err(|error| Failure::Message(report::error_text(&error)))
 }
 
 fn describe(listing: &Listing) -> String {

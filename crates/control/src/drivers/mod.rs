@@ -11,6 +11,7 @@ mod blkverify;
 mod copy_on_read;
 mod file;
 pub(crate) mod luks;
+mod nbd;
 mod null;
 mod preallocate;
 pub mod throttle;
@@ -76,6 +77,7 @@ static DRIVERS: &[Driver] = &[
     format("luks", |o, c, a| {
         Box::pin(open_format(Some(Format::Luks), o, c, a))
     }),
+    protocol("nbd", |o, c, a| Box::pin(nbd::open(o, c, a))),
     protocol("null-aio", |o, c, a| {
         Box::pin(null::open("null-aio", o, c, a))
     }),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{BlockStatus, Result};
+use vellum_storage::Result;
 
 use super::image::Image;
 use super::map::{Run, RunKind};
@@ -47,7 +47,7 @@ impl Image {
         let found = self.data.block_status(host.bytes(), len_bytes).await?;
         Ok(Extent {
             len_bytes: found.len_bytes,
-            zero: found.status == BlockStatus::Hole,
+            zero: found.status.is_zero(),
             ..data
         })
     }

@@ -9,18 +9,18 @@ use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use vellum_storage::lane::net::Stream;
+use vellum_storage::nbd::Channel;
 use vellum_storage::{Buffer, spawn};
 
 use super::export::{Export, MetaContext};
-use super::input::{Gone, Input};
 use super::outbox::{Heads, Outbox, Reply};
 use super::perform;
 use super::pool::Pool;
-use super::proto;
-use super::reply::{Address, Head};
-use super::request::{Command, Framing, RequestHeader, SessionLimits};
 use super::window::Window;
+use vellum_storage::nbd::input::{Gone, Input};
+use vellum_storage::nbd::proto;
+use vellum_storage::nbd::reply::{Address, Head};
+use vellum_storage::nbd::request::{Command, Framing, RequestHeader, SessionLimits};
 
 /// Payloads of refused requests up to this many bytes are read and dropped, so
 /// that the connection stays usable.
@@ -39,7 +39,7 @@ pub(super) struct Agreement {
 pub(super) struct Connection {
     pub(super) agreement: Agreement,
     pub(super) pool: Pool,
-    stream: Stream,
+    channel: Channel,
     window: Window,
     outbox: Outbox,
     /// Nothing can be sent any more: replies are dropped.
@@ -57,11 +57,11 @@ pub(super) struct Request {
 }
 
 /// Serves requests until the client leaves, then finishes what is in flight.
-pub(super) async fn serve(stream: Stream, input: Input, agreement: Agreement) -> Gone {
+pub(super) async fn serve(channel: Channel, input: Input, agreement: Agreement) -> Gone {
     let connection = Rc::new(Connection {
         agreement,
         pool: Pool::default(),
-        stream,
+        channel,
         window: Window::default(),
         outbox: Outbox::default(),
         mute: Cell::new(false),
@@ -82,7 +82,7 @@ async fn read_requests(connection: &Rc<Connection>, mut input: Input) -> Result<
     let framing = connection.agreement.framing;
     let header_bytes = framing.request_header_bytes();
     loop {
-        input.need(&connection.stream, header_bytes).await?;
+        input.need(&connection.channel, header_bytes).await?;
         let header = RequestHeader::decode(framing, &input.available()[..header_bytes])
             .ok_or(Gone::Broken("a request with a wrong magic number"))?;
         input.consume(header_bytes);
@@ -140,7 +140,7 @@ impl Connection {
         if payload_bytes > 0 {
             // Checked by the command: at most `MAX_PAYLOAD_BYTES`.
             let buffer = self.pool.take(payload_bytes as usize);
-            match input.fill(&self.stream, buffer).await {
+            match input.fill(&self.channel, buffer).await {
                 Ok(filled) => payload = Some(filled),
                 Err(gone) => {
                     request.abandon();
@@ -155,7 +155,7 @@ impl Connection {
     async fn skip_payload(&self, input: &mut Input, header: &RequestHeader) -> Result<(), Gone> {
         match header.payload_bytes(self.agreement.framing) {
             0 => Ok(()),
-            bytes if bytes <= MAX_SKIPPED_BYTES => input.skip(&self.stream, bytes).await,
+            bytes if bytes <= MAX_SKIPPED_BYTES => input.skip(&self.channel, bytes).await,
             _ => Err(Gone::Broken("a request with an absurdly long payload")),
         }
     }
@@ -184,13 +184,14 @@ async fn send_replies(connection: Rc<Connection>) {
     while connection.outbox.next_batch(&mut batch).await {
         if !connection.mute.get() {
             let pieces = heads.gather(&mut batch);
-            match connection.stream.send(pieces).await {
-                Ok(pieces) => heads.reclaim(pieces, |payload| connection.pool.give(payload)),
+            let (pieces, sent) = connection.channel.send(pieces).await;
+            match sent {
+                Ok(()) => heads.reclaim(pieces, |payload| connection.pool.give(payload)),
                 Err(_) => {
                     connection.mute.set(true);
                     heads = Heads::new();
                     // The reader learns of it as the end of its input.
-                    let _ = connection.stream.shutdown(Shutdown::Both);
+                    let _ = connection.channel.shutdown(Shutdown::Both);
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum::qcow2::BitmapView;
 
-use super::proto;
+use vellum_storage::nbd::proto;
 
 /// A device under the name by which clients ask for it.
 #[derive(Clone)]

@@ -6,27 +6,19 @@
 //! the reader takes many requests from one receive, each goes straight to the
 //! device, and what has completed goes out in one vectored send.
 //!
-//! The modules [`option`], [`request`] and [`reply`] are the protocol itself,
-//! pure functions over bytes.
+//! The protocol itself, which the client shares, is [`vellum_storage::nbd`].
 
-pub mod client;
 mod connection;
 mod export;
-mod input;
 mod lanes;
 mod listener;
 mod negotiate;
-pub mod option;
 mod outbox;
 mod perform;
 mod pool;
-pub mod proto;
-pub mod reply;
-pub mod request;
 mod server;
 mod stop;
 mod window;
-pub mod wire;
 
 pub use export::{Export, MetaContext};
 pub use listener::Listener;

@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use vellum_storage::Buffer;
-use vellum_storage::lane::net::Stream;
+use vellum_storage::nbd::Channel;
 
 use super::connection::Agreement;
 use super::export::{Export, MetaContext};
-use super::input::{Gone, Input};
-use super::option::{
+use super::server::Exports;
+use vellum_storage::nbd::input::{Gone, Input};
+use vellum_storage::nbd::option::{
     BadOption, ClientOption, InfoRequest, MetaQuery, OPTION_HEADER_BYTES, OptionHeader,
 };
-use super::proto;
-use super::reply::option_reply;
-use super::request::Framing;
-use super::server::Exports;
+use vellum_storage::nbd::proto;
+use vellum_storage::nbd::reply::option_reply;
+use vellum_storage::nbd::request::Framing;
 
 /// Options longer than this in bytes are refused.
 const MAX_OPTION_BYTES: u32 = 32 << 10;
@@ -25,7 +24,7 @@ const CLIENT_FLAGS: u32 = proto::FLAG_C_FIXED_NEWSTYLE | proto::FLAG_C_NO_ZEROES
 
 /// The state of one handshake.
 struct Handshake<'a> {
-    stream: &'a Stream,
+    channel: &'a Channel,
     exports: &'a Exports,
     no_zeroes: bool,
     framing: Framing,
@@ -45,12 +44,12 @@ enum Next {
 
 /// Negotiates; `None`: the client left without choosing an export.
 pub(super) async fn negotiate(
-    stream: &Stream,
+    channel: &Channel,
     input: &mut Input,
     exports: &Exports,
 ) -> Result<Option<Agreement>, Gone> {
     let mut handshake = Handshake {
-        stream,
+        channel,
         exports,
         no_zeroes: false,
         framing: Framing::Simple,
@@ -68,8 +67,7 @@ pub(super) async fn negotiate(
 
 impl Handshake<'_> {
     async fn send(&self, bytes: &[u8]) -> Result<(), Gone> {
-        let pieces = std::iter::once(Buffer::copy_of(bytes)).collect();
-        self.stream.send(pieces).await?;
+        self.channel.send_bytes(bytes).await?;
         Ok(())
     }
 
@@ -84,7 +82,7 @@ impl Handshake<'_> {
         greeting.extend(proto::OPTION_MAGIC.to_be_bytes());
         greeting.extend((proto::FLAG_FIXED_NEWSTYLE | proto::FLAG_NO_ZEROES).to_be_bytes());
         self.send(&greeting).await?;
-        input.need(self.stream, 4).await?;
+        input.need(self.channel, 4).await?;
         let mut flags = [0; 4];
         flags.copy_from_slice(&input.available()[..4]);
         input.consume(4);
@@ -100,7 +98,7 @@ impl Handshake<'_> {
     }
 
     async fn next_option(&mut self, input: &mut Input) -> Result<Next, Gone> {
-        input.need(self.stream, OPTION_HEADER_BYTES).await?;
+        input.need(self.channel, OPTION_HEADER_BYTES).await?;
         let mut header = [0; OPTION_HEADER_BYTES];
         header.copy_from_slice(&input.available()[..OPTION_HEADER_BYTES]);
         let header = OptionHeader::decode(&header)
@@ -110,14 +108,16 @@ impl Handshake<'_> {
             return Err(Gone::Broken("an absurdly long option"));
         }
         if header.len_bytes > MAX_OPTION_BYTES {
-            input.skip(self.stream, u64::from(header.len_bytes)).await?;
+            input
+                .skip(self.channel, u64::from(header.len_bytes))
+                .await?;
             let text = b"the option is too long";
             return self
                 .reply(header.option, proto::REP_ERR_TOO_BIG, text)
                 .await;
         }
         let len = header.len_bytes as usize;
-        input.need(self.stream, len).await?;
+        input.need(self.channel, len).await?;
         let data = input.available()[..len].to_vec();
         input.consume(len);
         match ClientOption::decode(header.option, &data) {

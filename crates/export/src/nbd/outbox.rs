@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use vellum_storage::{Buffer, Buffers};
 
-use super::reply::Head;
+use vellum_storage::nbd::reply::Head;
 
 /// Most replies in one send: two pieces each stay far below the system's limit.
 const MAX_BATCH_REPLIES: usize = 128;
@@ -136,9 +136,9 @@ impl Heads {
 
 #[cfg(test)]
 mod tests {
-    use super::super::reply::Address;
-    use super::super::request::Framing;
     use super::*;
+    use vellum_storage::nbd::reply::Address;
+    use vellum_storage::nbd::request::Framing;
 
     #[test]
     fn heads_are_gathered_around_payloads_and_come_back() {

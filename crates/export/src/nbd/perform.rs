@@ -6,8 +6,8 @@ use vellum_storage::{Buffer, Error, Io, Result, spawn};
 
 use super::connection::Request;
 use super::export::MetaContext;
-use super::proto;
-use super::request::{Command, Framing, Range, Selection};
+use vellum_storage::nbd::proto;
+use vellum_storage::nbd::request::{Command, Framing, Range, Selection};
 
 /// Reads from this length on ask the device where its holes are.
 const SPARSE_READ_BYTES: u64 = 64 << 10;

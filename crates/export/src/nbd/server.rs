@@ -12,15 +12,16 @@ use std::time::Duration;
 use event_listener::Event;
 use futures_util::future::{Either, select};
 use vellum_storage::lane::{self, net::Stream};
+use vellum_storage::nbd::Channel;
 use vellum_storage::spawn;
 
 use super::connection;
 use super::export::Export;
-use super::input::{Gone, Input};
 use super::lanes::{self, Lanes, Seat};
 use super::listener::Listener;
 use super::negotiate::negotiate;
 use super::stop::Stop;
+use vellum_storage::nbd::input::{Gone, Input};
 
 /// How long clients may take to fetch their last replies when the server stops.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -175,7 +176,8 @@ async fn serve_client(client: Stream, shared: Arc<Shared>, ticket: u64, seat: Se
 /// The whole life of a connection; returns whether it got to an export.
 async fn converse(client: Stream, shared: &Shared) -> bool {
     let mut input = Input::new();
-    let handshake = negotiate(&client, &mut input, &shared.exports);
+    let channel = Channel::from(client);
+    let handshake = negotiate(&channel, &mut input, &shared.exports);
     let agreement = match shared.options.handshake_limit {
         None => handshake.await,
         Some(limit) => match select(pin!(handshake), pin!(lane::sleep(limit))).await {
@@ -185,7 +187,7 @@ async fn converse(client: Stream, shared: &Shared) -> bool {
     };
     match agreement {
         Ok(Some(agreement)) => {
-            let end = connection::serve(client, input, agreement).await;
+            let end = connection::serve(channel, input, agreement).await;
             if !matches!(end, Gone::Closed) {
                 shared.log(&end);
             }

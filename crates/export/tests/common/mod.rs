@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +12,9 @@ use std::time::Duration;
 use vellum::raw::RawOptions;
 use vellum::storage::{MemStorage, lane};
 use vellum::{BlockDevice, Raw};
-use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, proto, serve};
+use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, serve};
+use vellum_storage::nbd::client::list::{Listing, list};
+use vellum_storage::nbd::{Channel, proto};
 
 pub const SIZE_BYTES: usize = 4 << 20;
 
@@ -37,6 +40,13 @@ impl Server {
         let storage = Arc::new(MemStorage::with_bytes(pattern()));
         let raw = Raw::open(storage.clone(), RawOptions::default()).expect("open memory");
         Self::serving(storage, raw, change_export, change)
+    }
+
+    /// What the server says that it offers.
+    pub fn list(&self) -> Listing {
+        let stream = OwnedFd::from(self.connect().stream);
+        let channel = Channel::from(lane::net::Stream::from_fd(stream));
+        lane::block_on(list(channel)).expect("list")
     }
 
     /// Serves any device.

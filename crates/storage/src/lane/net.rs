@@ -101,6 +101,12 @@ fn finish_receive(done: Done) -> Result<(Buffer, usize)> {
     Ok((Buffer::join_all(done.request.buffers), count))
 }
 
+/// The end of a send: the buffers, and what went wrong.
+fn finish_keeping(done: Done) -> Result<(Buffers, Option<Error>)> {
+    let error = done.value().err();
+    Ok((done.request.buffers, error))
+}
+
 impl Stream {
     /// Connects to a unix socket.
     pub fn connect_unix(path: &Path) -> Io<Self> {
@@ -171,13 +177,25 @@ impl Stream {
         if crate::buffer::total_len(&buffers) == 0 {
             return Io::ready(Ok(buffers));
         }
+        self.start_send(buffers, finish_buffers)
+    }
+
+    /// As [`Stream::send`]; gives the buffers back after a failure too.
+    pub fn send_keeping(&self, buffers: Buffers) -> Io<(Buffers, Option<Error>)> {
+        if crate::buffer::total_len(&buffers) == 0 {
+            return Io::ready(Ok((buffers, None)));
+        }
+        self.start_send(buffers, finish_keeping)
+    }
+
+    fn start_send<T>(&self, buffers: Buffers, finish: fn(Done) -> Result<T>) -> Io<T> {
         let mut request = Request::new(self.socket.clone(), Op::Send, buffers);
         // What is sent mostly fits into the socket's memory: one system call now
         // costs less than a completion that ends the lane's next wait early.
         let answer = request.attempt();
         match request.advance(answer) {
-            Step::Finished(result) => Io::ready(finish_buffers(Done { request, result })),
-            Step::Again | Step::WhenReady => submit(request, finish_buffers),
+            Step::Finished(result) => Io::ready(finish(Done { request, result })),
+            Step::Again | Step::WhenReady => submit(request, finish),
         }
     }
 

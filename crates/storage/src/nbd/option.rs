@@ -1,4 +1,5 @@
-//! Decoding what a client says while options are negotiated.
+//! What is said while options are negotiated: decoding the client's words for the
+//! server, encoding them for the client.
 //!
 //! Invariant: total functions over any bytes; nothing here panics or allocates
 //! more than the bytes that it was given.
@@ -30,6 +31,43 @@ impl OptionHeader {
             len_bytes: cursor.u32()?,
         })
     }
+}
+
+/// An option with its data, encoded.
+pub fn option_request(option: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(OPTION_HEADER_BYTES + data.len());
+    bytes.extend(proto::OPTION_MAGIC.to_be_bytes());
+    bytes.extend(option.to_be_bytes());
+    // Options are built here and stay far below 4 GiB.
+    bytes.extend((data.len() as u32).to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+/// Appends a string behind its length.
+fn put_string(bytes: &mut Vec<u8>, text: &str) {
+    bytes.extend((text.len() as u32).to_be_bytes());
+    bytes.extend(text.as_bytes());
+}
+
+/// The data of `OPT_INFO` and `OPT_GO` that asks for the kinds `wanted`.
+pub fn info_data(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_string(&mut bytes, name);
+    bytes.extend((wanted.len() as u16).to_be_bytes());
+    bytes.extend(wanted.iter().flat_map(|info| info.to_be_bytes()));
+    bytes
+}
+
+/// The data of `OPT_LIST_META_CONTEXT` and `OPT_SET_META_CONTEXT`.
+pub fn meta_data(name: &str, queries: &[&str]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_string(&mut bytes, name);
+    bytes.extend((queries.len() as u32).to_be_bytes());
+    for query in queries {
+        put_string(&mut bytes, query);
+    }
+    bytes
 }
 
 /// An option with its data.

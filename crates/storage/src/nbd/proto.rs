@@ -4,6 +4,8 @@
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Second word of the greeting, and the start of every option: `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// Second word of a server that knows no options: straight to transmission.
+pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// Start of every reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Start of a compact request.
@@ -63,10 +65,16 @@ pub const REP_ERR_UNSUP: u32 = REP_FLAG_ERROR | 1;
 pub const REP_ERR_POLICY: u32 = REP_FLAG_ERROR | 2;
 /// Option error: malformed or out of place.
 pub const REP_ERR_INVALID: u32 = REP_FLAG_ERROR | 3;
+/// Option error: the server's platform cannot do it.
+pub const REP_ERR_PLATFORM: u32 = REP_FLAG_ERROR | 4;
+/// Option error: only after the switch to TLS.
+pub const REP_ERR_TLS_REQD: u32 = REP_FLAG_ERROR | 5;
 /// Option error: no such export.
 pub const REP_ERR_UNKNOWN: u32 = REP_FLAG_ERROR | 6;
 /// Option error: the server is going away.
 pub const REP_ERR_SHUTDOWN: u32 = REP_FLAG_ERROR | 7;
+/// Option error: the client must ask for the block sizes first.
+pub const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_FLAG_ERROR | 8;
 /// Option error: more data than the server takes.
 pub const REP_ERR_TOO_BIG: u32 = REP_FLAG_ERROR | 9;
 /// Option error: extended headers are in use, so this makes no sense any more.
@@ -190,6 +198,41 @@ pub const CONTEXT_ALLOCATION: &str = "base:allocation";
 pub const CONTEXT_DEPTH: &str = "qemu:allocation-depth";
 /// What stands before a bitmap's name in the name of its context.
 pub const CONTEXT_BITMAP_PREFIX: &str = "qemu:dirty-bitmap:";
+
+/// The port that is set aside for the protocol.
+pub const DEFAULT_PORT: u16 = 10809;
+
+/// The specification's word for an option, as messages name it.
+pub fn option_name(option: u32) -> &'static str {
+    match option {
+        OPT_EXPORT_NAME => "export name",
+        OPT_ABORT => "abort",
+        OPT_LIST => "list",
+        OPT_STARTTLS => "starttls",
+        OPT_INFO => "info",
+        OPT_GO => "go",
+        OPT_STRUCTURED_REPLY => "structured reply",
+        OPT_LIST_META_CONTEXT => "list meta context",
+        OPT_SET_META_CONTEXT => "set meta context",
+        OPT_EXTENDED_HEADERS => "extended headers",
+        _ => "<unknown>",
+    }
+}
+
+/// The `errno` that a number of the protocol means; what it does not define is a
+/// request that makes no sense.
+pub fn system_errno(error: u32) -> i32 {
+    match error {
+        EPERM => libc::EPERM,
+        EIO => libc::EIO,
+        ENOMEM => libc::ENOMEM,
+        ENOSPC => libc::ENOSPC,
+        EOVERFLOW => libc::EOVERFLOW,
+        ENOTSUP => libc::ENOTSUP,
+        ESHUTDOWN => libc::ESHUTDOWN,
+        _ => libc::EINVAL,
+    }
+}
 
 /// The protocol's number for an `errno`.
 pub fn error_number(errno: i32) -> u32 {

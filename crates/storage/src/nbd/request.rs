@@ -70,6 +70,26 @@ impl RequestHeader {
         })
     }
 
+    /// Encodes a header; a compact one needs a length below 4 GiB.
+    pub fn encode(&self, framing: Framing, bytes: &mut Vec<u8>) {
+        let magic = match framing {
+            Framing::Extended => proto::EXTENDED_REQUEST_MAGIC,
+            _ => proto::REQUEST_MAGIC,
+        };
+        bytes.extend(magic.to_be_bytes());
+        bytes.extend(self.flags.to_be_bytes());
+        bytes.extend(self.command.to_be_bytes());
+        bytes.extend(self.cookie.to_be_bytes());
+        bytes.extend(self.offset_bytes.to_be_bytes());
+        match framing {
+            Framing::Extended => bytes.extend(self.len_bytes.to_be_bytes()),
+            _ => {
+                debug_assert!(self.len_bytes <= u64::from(u32::MAX));
+                bytes.extend((self.len_bytes as u32).to_be_bytes());
+            }
+        }
+    }
+
     /// How many bytes of payload follow the header.
     pub fn payload_bytes(&self, framing: Framing) -> u64 {
         // A write always has one: QEMU's client leaves out the flag that the

@@ -3,15 +3,15 @@
 
 use std::fmt;
 
-use vellum_storage::lane::net::Stream;
-use vellum_storage::{Buffer, Error};
+use super::channel::Channel;
+use crate::{Buffer, Error};
 
 /// How much is received at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Why a connection ends before its time.
 #[derive(Debug, Clone)]
-pub(super) enum Gone {
+pub enum Gone {
     /// The peer has closed its side.
     Closed,
     /// The socket failed.
@@ -29,7 +29,7 @@ impl From<Error> for Gone {
 impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Gone::Closed => f.write_str("the client hung up"),
+            Gone::Closed => f.write_str("the peer hung up"),
             Gone::Failed(error) => write!(f, "{error}"),
             Gone::Broken(what) => f.write_str(what),
         }
@@ -38,17 +38,24 @@ impl fmt::Display for Gone {
 
 /// Received bytes that were not used yet.
 #[derive(Debug)]
-pub(super) struct Input {
+pub struct Input {
     chunk: Buffer,
     start: usize,
     end: usize,
 }
 
+impl Default for Input {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Input {
     /// Longest message that [`Input::need`] can wait for.
-    pub(super) const MAX_MESSAGE_BYTES: usize = CHUNK_BYTES;
+    pub const MAX_MESSAGE_BYTES: usize = CHUNK_BYTES;
 
-    pub(super) fn new() -> Self {
+    /// Nothing yet.
+    pub fn new() -> Self {
         Input {
             chunk: Buffer::for_read(CHUNK_BYTES),
             start: 0,
@@ -57,12 +64,12 @@ impl Input {
     }
 
     /// What is here and not used yet.
-    pub(super) fn available(&self) -> &[u8] {
+    pub fn available(&self) -> &[u8] {
         &self.chunk[self.start..self.end]
     }
 
     /// Uses up `len_bytes` of what is [`Input::available`].
-    pub(super) fn consume(&mut self, len_bytes: usize) {
+    pub fn consume(&mut self, len_bytes: usize) {
         self.start += len_bytes;
         debug_assert!(self.start <= self.end);
         if self.start == self.end {
@@ -73,21 +80,21 @@ impl Input {
 
     /// Receives until `len_bytes` bytes are available, at most
     /// [`Input::MAX_MESSAGE_BYTES`].
-    pub(super) async fn need(&mut self, stream: &Stream, len_bytes: usize) -> Result<(), Gone> {
+    pub async fn need(&mut self, channel: &Channel, len_bytes: usize) -> Result<(), Gone> {
         debug_assert!(len_bytes <= Self::MAX_MESSAGE_BYTES);
         while self.available().len() < len_bytes {
-            self.receive(stream).await?;
+            self.receive(channel).await?;
         }
         Ok(())
     }
 
-    async fn receive(&mut self, stream: &Stream) -> Result<(), Gone> {
+    async fn receive(&mut self, channel: &Channel) -> Result<(), Gone> {
         self.chunk.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
         let mut tail = std::mem::replace(&mut self.chunk, Buffer::zeroed(0));
         let kept = tail.split_to(self.end);
-        let (tail, received) = stream.recv(tail).await?;
+        let (tail, received) = channel.recv(tail).await?;
         self.chunk = Buffer::join_all([kept, tail]);
         self.end += received;
         if received == 0 {
@@ -98,11 +105,7 @@ impl Input {
     }
 
     /// Fills `payload` with the next bytes.
-    pub(super) async fn fill(
-        &mut self,
-        stream: &Stream,
-        mut payload: Buffer,
-    ) -> Result<Buffer, Gone> {
+    pub async fn fill(&mut self, channel: &Channel, mut payload: Buffer) -> Result<Buffer, Gone> {
         let here = self.available().len().min(payload.len());
         payload[..here].copy_from_slice(&self.available()[..here]);
         self.consume(here);
@@ -112,7 +115,7 @@ impl Input {
         let mut filled = payload.split_to(here);
         let mut rest = payload;
         while !rest.is_empty() {
-            let (mut buffer, received) = stream.recv(rest).await?;
+            let (mut buffer, received) = channel.recv(rest).await?;
             if received == 0 {
                 return Err(Gone::Closed);
             }
@@ -123,7 +126,7 @@ impl Input {
     }
 
     /// Drops the next `len_bytes` bytes.
-    pub(super) async fn skip(&mut self, stream: &Stream, mut len_bytes: u64) -> Result<(), Gone> {
+    pub async fn skip(&mut self, channel: &Channel, mut len_bytes: u64) -> Result<(), Gone> {
         loop {
             let here = (self.available().len() as u64).min(len_bytes);
             self.consume(here as usize);
@@ -131,7 +134,7 @@ impl Input {
             if len_bytes == 0 {
                 return Ok(());
             }
-            self.receive(stream).await?;
+            self.receive(channel).await?;
         }
     }
 }

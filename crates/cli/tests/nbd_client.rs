@@ -1,0 +1,547 @@
+//! Images behind NBD servers: `qemu-img` and `qemu-io` of ours beside the real ones, on
+//! QEMU's server, ours and nbdkit's. The same command lines must print the same, end
+//! with the same code and leave the same bytes.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Runs a program to its end; a missing one is an error that says what to do.
+fn output(command: &mut Command) -> Output {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.output().unwrap_or_else(|error| match error.kind() {
+        ErrorKind::NotFound => panic!("{name} is missing: run `cargo xtask setup`"),
+        _ => panic!("{name}: {error}"),
+    })
+}
+
+/// What a program has said and how it ended.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// A running server, killed when it is dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A folder with our programs under QEMU's names.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir(folder.path().join("bin")).expect("a folder");
+        for name in ["qemu-img", "qemu-io", "qemu-nbd"] {
+            let link = folder.path().join("bin").join(name);
+            symlink(env!("CARGO_BIN_EXE_vellum"), link).expect("a link");
+        }
+        Place { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, program: &str, words: &[&str]) -> Said {
+        let program = match program.strip_prefix("our ") {
+            Some(name) => self.path("bin").join(name),
+            None => PathBuf::from(program),
+        };
+        let mut command = Command::new(program);
+        let done = output(command.current_dir(self.folder.path()).args(words));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Said {
+            code: done.status.code(),
+            out: text(&done.stdout),
+            err: text(&done.stderr),
+        }
+    }
+
+    /// Runs a program that must succeed.
+    fn good(&self, program: &str, words: &[&str]) -> String {
+        let said = self.run(program, words);
+        assert_eq!(said.code, Some(0), "{program} {words:?}: {}", said.err);
+        said.out
+    }
+
+    /// Runs ours and the real program; both must say the same. Returns what that is.
+    fn both(&self, program: &str, words: &[&str]) -> Said {
+        let ours = self.run(&format!("our {program}"), words);
+        let theirs = self.run(program, words);
+        let (ours, theirs) = (without_times(ours), without_times(theirs));
+        assert_eq!(ours, theirs, "{program} {words:?}");
+        ours
+    }
+
+    /// Starts a server on the unix socket `socket` and waits for it.
+    fn serve(&self, socket: &str, program: &str, words: &[&str]) -> Server {
+        // The sign that it listens must be its own.
+        let _ = fs::remove_file(self.path(socket));
+        let program = match program.strip_prefix("our ") {
+            Some(name) => self.path("bin").join(name),
+            None => PathBuf::from(program),
+        };
+        let child = Command::new(&program)
+            .current_dir(self.folder.path())
+            .args(words)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+        let mut server = Server(child);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.path(socket).exists() {
+            assert!(Instant::now() < deadline, "no socket in time");
+            if let Ok(Some(status)) = server.0.try_wait() {
+                panic!("{} {words:?} ended with {status}", program.display());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+
+    fn socket(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn disk(&self, name: &str) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..8 << 20).map(|at| (at / 4096 % 251) as u8 | 1).collect();
+        bytes[2 << 20..5 << 20].fill(0);
+        let file = fs::File::create(self.path(name)).expect("a file");
+        use std::os::unix::fs::FileExt;
+        file.set_len(bytes.len() as u64).expect("a size");
+        file.write_all_at(&bytes[..2 << 20], 0).expect("written");
+        file.write_all_at(&bytes[5 << 20..], 5 << 20)
+            .expect("written");
+        bytes
+    }
+}
+
+/// Times and rates differ from run to run.
+fn without_times(said: Said) -> Said {
+    let plain = |line: &str| match line.find(" ops; ") {
+        Some(at) => format!("{} ops\n", &line[..at]),
+        None => format!("{line}\n"),
+    };
+    Said {
+        out: said.out.lines().map(plain).collect(),
+        ..said
+    }
+}
+
+#[test]
+fn every_form_of_a_name_means_the_same_export() {
+    let place = Place::new();
+    place.disk("disk");
+    let socket = place.socket("s");
+    let _server = place.serve(
+        "s",
+        "qemu-nbd",
+        &[
+            "-r",
+            "-f",
+            "raw",
+            "-t",
+            "-e",
+            "0",
+            "-k",
+            &socket,
+            "-x",
+            "an export",
+            "disk",
+        ],
+    );
+    let json = format!(
+        "json:{{'driver':'raw','file':{{'driver':'nbd','export':'an export',\
+         'server':{{'type':'unix','path':'{socket}'}}}}}}"
+    );
+    for name in [
+        format!("nbd+unix:///an%20export?socket={socket}"),
+        format!("nbd:unix:{socket}:exportname=an export"),
+        json,
+    ] {
+        place.both("qemu-img", &["info", &name]);
+        place.both("qemu-img", &["info", "--output=json", &name]);
+        place.both("qemu-img", &["map", "--output=json", "-f", "raw", &name]);
+        place.both(
+            "qemu-img",
+            &["compare", "-f", "raw", "-F", "raw", &name, "disk"],
+        );
+        place.both(
+            "qemu-io",
+            &["-r", "-f", "raw", "-c", "read -v 2M 1k", "-c", "map", &name],
+        );
+    }
+    for options in [
+        format!("driver=nbd,path={socket},export=an export"),
+        format!("driver=raw,file.driver=nbd,file.path={socket},file.export=an export"),
+        format!("driver=nbd,server.type=unix,server.path={socket},export=an export"),
+        format!(
+            "file.driver=nbd,file.server.type=unix,file.server.path={socket},file.export=an export"
+        ),
+    ] {
+        place.both("qemu-img", &["info", "--image-opts", &options]);
+        place.both("qemu-img", &["map", "--image-opts", &options]);
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_is_told_in_the_same_words() {
+    let place = Place::new();
+    place.disk("disk");
+    let socket = place.socket("s");
+    let _server = place.serve(
+        "s",
+        "qemu-nbd",
+        &[
+            "-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "-x", "e", "disk",
+        ],
+    );
+    for name in [
+        format!("nbd+unix:///other?socket={socket}"),
+        format!("nbd+unix:///e?socket={socket}2"),
+        "nbd://127.0.0.1:1/e".to_owned(),
+        "nbd://".to_owned(),
+        "nbd:".to_owned(),
+        "nbd:here".to_owned(),
+        "nbd+unix://host/e?socket=s".to_owned(),
+        format!("nbd:unix:{socket}"),
+    ] {
+        let said = place.both("qemu-img", &["info", &name]);
+        assert_eq!(said.code, Some(1), "{name}");
+    }
+    for options in [
+        "driver=nbd".to_owned(),
+        "driver=nbd,export=e".to_owned(),
+        format!("driver=nbd,path={socket},host=h"),
+        format!("driver=nbd,path={socket},port=1"),
+        format!("driver=nbd,path={socket},server.type=unix"),
+        format!("driver=nbd,path={socket},export=e,foo=bar"),
+        format!("driver=nbd,path={socket},export=e,tls-creds=none"),
+        format!("driver=nbd,path={socket},export=e,x-dirty-bitmap=qemu:dirty-bitmap:none"),
+        "driver=nbd,filename=nbd:h:1,export=e".to_owned(),
+    ] {
+        let said = place.both("qemu-img", &["info", "--image-opts", &options]);
+        assert_eq!(said.code, Some(1), "{options}");
+    }
+    let name = format!("nbd+unix:///e?socket={socket}");
+    let said = place.both("qemu-io", &["-f", "raw", "-c", "write 0 512", &name]);
+    assert_eq!(said.code, Some(1));
+}
+
+#[test]
+fn images_are_made_converted_and_written_on_servers() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    for server in ["qemu-nbd", "our qemu-nbd"] {
+        fs::write(place.path("target"), vec![0xee; 16 << 20]).expect("written");
+        let socket = place.socket("s");
+        let _server = place.serve(
+            "s",
+            server,
+            &[
+                "-f",
+                "raw",
+                "-t",
+                "-e",
+                "0",
+                "--discard=unmap",
+                "-k",
+                &socket,
+                "target",
+            ],
+        );
+        let name = format!("nbd+unix://?socket={socket}");
+        place.good(
+            "our qemu-img",
+            &["convert", "-n", "-f", "raw", "-O", "raw", "disk", &name],
+        );
+        assert!(fs::read(place.path("target")).expect("read")[..bytes.len()] == bytes);
+        place.good(
+            "our qemu-img",
+            &["convert", "-f", "raw", "-O", "qcow2", "disk", &name],
+        );
+        place.both("qemu-img", &["check", &name]);
+        place.both("qemu-img", &["info", &name]);
+        place.good(
+            "our qemu-img",
+            &["convert", "-f", "qcow2", "-O", "raw", &name, "back"],
+        );
+        assert!(fs::read(place.path("back")).expect("read") == bytes);
+        place.good(
+            "our qemu-img",
+            &["create", "-q", "-f", "qcow2", &name, "64M"],
+        );
+        place.good(
+            "our qemu-io",
+            &["-c", "write -P 7 1M 1M", "-c", "write -z 10M 1M", &name],
+        );
+        place.good(
+            "qemu-io",
+            &[
+                "-r",
+                "-c",
+                "read -P 7 1M 1M",
+                "-c",
+                "read -P 0 10M 1M",
+                &name,
+            ],
+        );
+        place.good("qemu-img", &["check", &name]);
+    }
+}
+
+#[test]
+fn a_backing_file_may_be_an_export() {
+    let place = Place::new();
+    place.disk("disk");
+    let socket = place.socket("s");
+    let _server = place.serve(
+        "s",
+        "qemu-nbd",
+        &["-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"],
+    );
+    let name = format!("nbd+unix://?socket={socket}");
+    place.both(
+        "qemu-img",
+        &["create", "-f", "qcow2", "-b", &name, "-F", "raw", "top"],
+    );
+    place.good("our qemu-io", &["-c", "write -P 9 3M 5k", "top"]);
+    place.both(
+        "qemu-io",
+        &[
+            "-r",
+            "-c",
+            "read -P 9 3M 5k",
+            "-c",
+            "read -P 0 2M 1M",
+            "top",
+        ],
+    );
+    place.both("qemu-img", &["info", "--backing-chain", "top"]);
+    place.both("qemu-img", &["map", "--output=json", "top"]);
+    place.both(
+        "qemu-img",
+        &["compare", "-f", "qcow2", "-F", "raw", "top", "disk"],
+    );
+}
+
+#[test]
+fn bitmaps_of_a_server_can_be_looked_at() {
+    let place = Place::new();
+    place.good("qemu-img", &["create", "-q", "-f", "qcow2", "image", "8M"]);
+    place.good("qemu-img", &["bitmap", "--add", "image", "b"]);
+    place.good(
+        "qemu-io",
+        &["-c", "write 1M 64k", "-c", "write 3M 192k", "image"],
+    );
+    let socket = place.socket("s");
+    for server in ["qemu-nbd", "our qemu-nbd"] {
+        let _server = place.serve(
+            "s",
+            server,
+            &[
+                "-r", "-f", "qcow2", "-t", "-e", "0", "-B", "b", "-A", "-k", &socket, "image",
+            ],
+        );
+        for context in [
+            "qemu:dirty-bitmap:b",
+            "qemu:allocation-depth",
+            "base:allocation",
+        ] {
+            let options = format!("driver=nbd,path={socket},x-dirty-bitmap={context}");
+            let words = ["map", "--output=json", "--image-opts", &options];
+            place.both("qemu-img", &words);
+        }
+    }
+}
+
+/// Runs nbdkit in the foreground.
+fn nbdkit<'a>(socket: &'a str, words: &[&'a str]) -> Vec<&'a str> {
+    let mut all = vec!["-f", "-U", socket];
+    all.extend(words);
+    all
+}
+
+#[test]
+fn nbdkits_limits_on_blocks_are_kept() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    let socket = place.socket("s");
+    for (least, most) in [("512", "64k"), ("4096", "1M"), ("65536", "1M")] {
+        fs::write(place.path("served"), &bytes).expect("written");
+        let (least, most) = (
+            format!("blocksize-minimum={least}"),
+            format!("blocksize-maximum={most}"),
+        );
+        let words = [
+            "--filter=blocksize-policy",
+            "file",
+            "served",
+            "blocksize-error-policy=error",
+            "blocksize-preferred=65536",
+            &least,
+            &most,
+        ];
+        let _server = place.serve("s", "nbdkit", &nbdkit(&socket, &words));
+        let name = format!("nbd+unix://?socket={socket}");
+        place.good(
+            "our qemu-io",
+            &[
+                "-f",
+                "raw",
+                "-c",
+                "write -P 3 1000 70000",
+                "-c",
+                "write -z 4500000 300000",
+                "-c",
+                "read -P 3 1000 70000",
+                "-c",
+                "discard 6M 100k",
+                "-c",
+                "flush",
+                &name,
+            ],
+        );
+        place.good(
+            "qemu-io",
+            &[
+                "-f",
+                "raw",
+                "-c",
+                "read -P 3 1000 70000",
+                "-c",
+                "read -P 0 4500000 300000",
+                &name,
+            ],
+        );
+        let served = fs::read(place.path("served")).expect("read");
+        assert!(served[..1000] == bytes[..1000]);
+        assert!(served[71_000..4_500_000] == bytes[71_000..4_500_000]);
+        assert!(served[4_800_000..6 << 20] == bytes[4_800_000..6 << 20]);
+    }
+}
+
+#[test]
+fn servers_of_every_age_are_understood() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    let socket = place.socket("s");
+    for words in [
+        vec!["-o", "file", "disk"],
+        vec!["--mask-handshake=0", "file", "disk"],
+        vec!["--mask-handshake=1", "--no-sr", "file", "disk"],
+        vec!["--no-sr", "file", "disk"],
+        vec!["--filter=delay", "file", "disk", "rdelay=5ms"],
+        vec!["-r", "file", "disk"],
+    ] {
+        let _server = place.serve("s", "nbdkit", &nbdkit(&socket, &words));
+        let name = format!("nbd+unix://?socket={socket}");
+        place.both("qemu-img", &["info", "-f", "raw", &name]);
+        place.good(
+            "our qemu-img",
+            &["convert", "-f", "raw", "-O", "raw", &name, "copy"],
+        );
+        assert!(
+            fs::read(place.path("copy")).expect("read") == bytes,
+            "{words:?}"
+        );
+    }
+}
+
+#[test]
+fn errors_of_a_server_arrive_as_they_are() {
+    let place = Place::new();
+    place.disk("disk");
+    let socket = place.socket("s");
+    for error in ["EIO", "ENOSPC", "EPERM", "ENOMEM"] {
+        let kind = format!("error={error}");
+        let words = ["--filter=error", "file", "disk", &kind, "error-rate=100%"];
+        let _server = place.serve("s", "nbdkit", &nbdkit(&socket, &words));
+        let name = format!("nbd+unix://?socket={socket}");
+        place.both(
+            "qemu-io",
+            &[
+                "-f",
+                "raw",
+                "-c",
+                "read 0 4k",
+                "-c",
+                "write 0 4k",
+                "-c",
+                "write -z 0 4k",
+                &name,
+            ],
+        );
+    }
+}
+
+#[test]
+fn a_restarted_server_is_found_again() {
+    let place = Place::new();
+    place.disk("disk");
+    let socket = place.socket("s");
+    let serve = || {
+        place.serve(
+            "s",
+            "qemu-nbd",
+            &["-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"],
+        )
+    };
+    let first = serve();
+    let options = format!("driver=nbd,path={socket},reconnect-delay=20");
+    let mut client = Command::new(place.path("bin/qemu-io"))
+        .args(["--image-opts", &options])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    use std::io::Write;
+    let mut stdin = client.stdin.take().expect("a pipe");
+    stdin
+        .write_all(b"write -P 5 0 64k\nsleep 500\nwrite -P 6 64k 64k\n")
+        .expect("written");
+    stdin.flush().expect("written");
+    std::thread::sleep(Duration::from_millis(250));
+    drop(first);
+    std::thread::sleep(Duration::from_millis(500));
+    let _second = serve();
+    stdin
+        .write_all(b"read -P 6 64k 64k\nflush\nquit\n")
+        .expect("written");
+    drop(stdin);
+    let done = client.wait_with_output().expect("ended");
+    let out = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{out}");
+    assert!(!out.contains("failed"), "{out}");
+    assert!(out.contains("read 65536/65536"), "{out}");
+    place.good(
+        "qemu-io",
+        &[
+            "-r",
+            "-f",
+            "raw",
+            "-c",
+            "read -P 6 64k 64k",
+            "-c",
+            "read -P 5 0 64k",
+            "disk",
+        ],
+    );
+}

@@ -1,0 +1,417 @@
+//! The connections to one export: as many as the server allows and lanes ask for,
+//! and made anew when they are lost.
+//!
+//! Invariants:
+//! - Every connection sees the same export: one that has another size or other rights
+//!   after a reconnect is not used.
+//! - Where users do not ask to outlive a reconnect (`reconnect_delay` is 0), writes
+//!   that were answered but not flushed before one are reported by the next flush:
+//!   nobody knows whether the server still has them.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use event_listener::Event;
+
+use super::super::proto;
+use super::ClientOptions;
+use super::connection::{Answer, Connection, Outcome, Question};
+use super::handshake::{Handshake, Session};
+use crate::lane;
+use crate::{Buffer, Buffers, Error, ErrorKind, Result};
+
+/// How long a second connection may take, before one is taken to be all that can be had:
+/// a server lets those beyond its limit wait for ever.
+const EXTRA_CONNECT_LIMIT: Duration = Duration::from_millis(1000);
+/// The pause after the first failed attempt; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// While a server is away requests fail at once, but for one attempt in this time.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// All connections to an export.
+#[derive(Debug)]
+pub(super) struct Link {
+    options: ClientOptions,
+    session: Session,
+    slots: Vec<Slot>,
+    /// A write was answered since the last flush.
+    unflushed: AtomicBool,
+    /// Such a write may be lost.
+    lost_writes: AtomicBool,
+    closed: AtomicBool,
+}
+
+/// Room for one connection.
+#[derive(Debug)]
+struct Slot {
+    state: Mutex<SlotState>,
+    changed: Event,
+}
+
+#[derive(Debug, Clone)]
+enum SlotState {
+    /// Not used yet.
+    Fresh,
+    Up(Arc<Connection>),
+    /// Somebody connects.
+    Connecting,
+    Down(Outage),
+    /// The server has no room for it: the first connection serves.
+    Shared,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Outage {
+    since: Instant,
+    last_attempt: Option<Instant>,
+}
+
+impl Slot {
+    fn new(state: SlotState) -> Self {
+        Slot {
+            state: Mutex::new(state),
+            changed: Event::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SlotState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: SlotState) {
+        *self.lock() = state;
+        self.changed.notify(usize::MAX);
+    }
+}
+
+/// What a slot offers to one who asks.
+enum Offer {
+    Connection(Arc<Connection>),
+    /// Wait for the one who connects.
+    Wait(event_listener::EventListener),
+    /// Connect; [`Claim`] stands for the right to.
+    Connect(Option<Outage>),
+    /// Not now.
+    Refused(Outage),
+    UseFirst,
+}
+
+/// The right to connect, given back if it is dropped.
+struct Claim<'a> {
+    slot: &'a Slot,
+    otherwise: Option<SlotState>,
+}
+
+impl Claim<'_> {
+    fn settle(mut self, state: SlotState) {
+        self.otherwise = None;
+        self.slot.set(state);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Some(state) = self.otherwise.take() {
+            self.slot.set(state);
+        }
+    }
+}
+
+fn unreachable_server(name: &str) -> Error {
+    Error::from_errno("connect", libc::EIO).target(name)
+}
+
+/// Connects and negotiates once.
+async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
+    let channel = super::connect(&options.address).await?;
+    let context = options.dirty_bitmap.as_deref();
+    let context = context.unwrap_or(proto::CONTEXT_ALLOCATION);
+    let handshake = Handshake::new(channel);
+    let (channel, input, session) = handshake.agree(&options.export, context).await?;
+    if let (Some(bitmap), None) = (&options.dirty_bitmap, session.context) {
+        let message = format!("requested x-dirty-bitmap {bitmap} not found");
+        return Err(Error::new(ErrorKind::InvalidArgument, "connect", message));
+    }
+    Ok(Connection::new(channel, input, session))
+}
+
+/// The first connection, tried until the time is over.
+async fn dial_patiently(options: &ClientOptions) -> Result<Arc<Connection>> {
+    let deadline = Instant::now() + options.open_timeout;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match dial(options).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) if Instant::now() + pause >= deadline => return Err(error),
+            Err(_) => lane::sleep(pause).await,
+        }
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+/// A number for the calling thread.
+fn lane_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    NUMBER.with(|number| {
+        let known = number
+            .get()
+            .unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
+        number.set(Some(known));
+        known
+    })
+}
+
+impl Link {
+    /// Connects for the first time.
+    pub(super) async fn open(options: ClientOptions) -> Result<Link> {
+        let first = dial_patiently(&options).await?;
+        let session = first.session().clone();
+        let several = session.flags & proto::FLAG_CAN_MULTI_CONN != 0;
+        let count = if several {
+            options.max_connections.max(1)
+        } else {
+            1
+        };
+        let mut slots = vec![Slot::new(SlotState::Up(first))];
+        slots.extend((1..count).map(|_| Slot::new(SlotState::Fresh)));
+        Ok(Link {
+            options,
+            session,
+            slots,
+            unflushed: AtomicBool::new(false),
+            lost_writes: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    pub(super) fn options(&self) -> &ClientOptions {
+        &self.options
+    }
+
+    /// Makes a request, again after a reconnect if there is time for that.
+    pub(super) async fn ask(&self, mut question: Question) -> Result<Answer> {
+        let mut pause = FIRST_PAUSE;
+        let index = lane_number() % self.slots.len();
+        let shape: Vec<usize> = question.buffers.iter().map(|piece| piece.len()).collect();
+        let again = Question {
+            buffers: Buffers::new(),
+            ..question
+        };
+        loop {
+            let connection = match self.connection(index).await {
+                Ok(connection) => connection,
+                Err(outage) => {
+                    let until = outage.since + self.options.reconnect_delay;
+                    if self.closed.load(Ordering::Acquire) || Instant::now() + pause > until {
+                        return Err(unreachable_server(&self.options.name));
+                    }
+                    lane::sleep(pause).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    continue;
+                }
+            };
+            let command = question.command;
+            if command == proto::CMD_FLUSH {
+                self.begin_flush()?;
+            }
+            let buffers = match connection.ask(question).await {
+                Outcome::Done(answer) => {
+                    self.note_success(command);
+                    return Ok(answer);
+                }
+                Outcome::Failed(error) => {
+                    self.note_failed_flush(command);
+                    return Err(self.failure(error));
+                }
+                Outcome::Lost(buffers) => buffers,
+            };
+            self.note_failed_flush(command);
+            if self.options.reconnect_delay.is_zero() {
+                return Err(unreachable_server(&self.options.name));
+            }
+            let buffers = match buffers {
+                Some(buffers) => buffers,
+                None if command == proto::CMD_WRITE => {
+                    return Err(unreachable_server(&self.options.name));
+                }
+                None => shape.iter().map(|len| Buffer::for_read(*len)).collect(),
+            };
+            question = Question { buffers, ..again };
+        }
+    }
+
+    fn failure(&self, error: u32) -> Error {
+        Error::from_errno("request", proto::system_errno(error)).target(&*self.options.name)
+    }
+
+    fn note_success(&self, command: u16) {
+        if matches!(
+            command,
+            proto::CMD_WRITE | proto::CMD_WRITE_ZEROES | proto::CMD_TRIM
+        ) && !self.unflushed.load(Ordering::Relaxed)
+        {
+            self.unflushed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Takes note that what was written so far is about to be durable.
+    fn begin_flush(&self) -> Result<()> {
+        if self.lost_writes.swap(false, Ordering::AcqRel) {
+            let message = "the connection was lost with writes that were not flushed";
+            let error = Error::new(ErrorKind::Io, "flush", message).with_errno(libc::EIO);
+            return Err(error.target(&*self.options.name));
+        }
+        self.unflushed.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    fn note_failed_flush(&self, command: u16) {
+        if command == proto::CMD_FLUSH {
+            self.unflushed.store(true, Ordering::Release);
+        }
+    }
+
+    /// A connection that is up, made if need be.
+    async fn connection(&self, index: usize) -> Result<Arc<Connection>, Outage> {
+        let mut index = index;
+        loop {
+            let slot = &self.slots[index];
+            match self.offer(slot) {
+                Offer::Connection(connection) => return Ok(connection),
+                Offer::Refused(outage) => return Err(outage),
+                Offer::Wait(changed) => changed.await,
+                Offer::UseFirst => index = 0,
+                Offer::Connect(Some(outage)) => return self.reconnect(slot, outage).await,
+                Offer::Connect(None) => self.connect_extra(slot).await,
+            }
+        }
+    }
+
+    fn offer(&self, slot: &Slot) -> Offer {
+        let mut state = slot.lock();
+        let outage = match &*state {
+            SlotState::Up(connection) if !connection.is_broken() => {
+                return Offer::Connection(connection.clone());
+            }
+            SlotState::Connecting => return Offer::Wait(slot.changed.listen()),
+            SlotState::Shared => return Offer::UseFirst,
+            SlotState::Fresh => {
+                *state = SlotState::Connecting;
+                return Offer::Connect(None);
+            }
+            SlotState::Down(outage) => *outage,
+            SlotState::Up(_) => {
+                self.note_loss();
+                Outage {
+                    since: Instant::now(),
+                    last_attempt: None,
+                }
+            }
+        };
+        let tried = outage.last_attempt.map(|attempt| attempt.elapsed());
+        let waiting = outage.since.elapsed() < self.options.reconnect_delay;
+        if self.closed.load(Ordering::Acquire)
+            || !waiting && tried.is_some_and(|tried| tried < ATTEMPT_INTERVAL)
+        {
+            *state = SlotState::Down(outage);
+            return Offer::Refused(outage);
+        }
+        *state = SlotState::Connecting;
+        Offer::Connect(Some(outage))
+    }
+
+    fn note_loss(&self) {
+        let unflushed = self.unflushed.load(Ordering::Acquire);
+        if unflushed && self.options.reconnect_delay.is_zero() {
+            self.lost_writes.store(true, Ordering::Release);
+        }
+    }
+
+    /// Connects once more after an outage; the slot is claimed.
+    async fn reconnect(&self, slot: &Slot, outage: Outage) -> Result<Arc<Connection>, Outage> {
+        let outage = Outage {
+            last_attempt: Some(Instant::now()),
+            ..outage
+        };
+        let claim = Claim {
+            slot,
+            otherwise: Some(SlotState::Down(outage)),
+        };
+        match self.dial_again().await {
+            Ok(connection) => {
+                claim.settle(SlotState::Up(connection.clone()));
+                Ok(connection)
+            }
+            Err(_) => Err(outage),
+        }
+    }
+
+    /// Connects once more; the export must be the same.
+    async fn dial_again(&self) -> Result<Arc<Connection>> {
+        let connection = dial(&self.options).await?;
+        let (new, old) = (connection.session(), &self.session);
+        let lost = old.flags & !new.flags;
+        let same = new.size_bytes == old.size_bytes
+            && new.block_sizes == old.block_sizes
+            && new.context.is_some() == old.context.is_some()
+            && new.framing >= old.framing
+            && lost == 0
+            && (new.flags & !old.flags) & proto::FLAG_READ_ONLY == 0;
+        if same {
+            return Ok(connection);
+        }
+        connection.close().await;
+        let message = "the server's export is not the one that was opened";
+        Err(Error::new(ErrorKind::Protocol, "connect", message).target(&*self.options.name))
+    }
+
+    /// Makes a connection beside the first; the slot is claimed. Without one the first
+    /// must do.
+    async fn connect_extra(&self, slot: &Slot) {
+        let claim = Claim {
+            slot,
+            otherwise: Some(SlotState::Shared),
+        };
+        let dialled = std::pin::pin!(self.dial_again());
+        match within(EXTRA_CONNECT_LIMIT, dialled).await {
+            Some(Ok(connection)) => claim.settle(SlotState::Up(connection)),
+            Some(Err(_)) | None => claim.settle(SlotState::Shared),
+        }
+    }
+
+    /// Takes leave on all connections.
+    pub(super) async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        for slot in &self.slots {
+            let state = slot.lock().clone();
+            if let SlotState::Up(connection) = state {
+                connection.close().await;
+            }
+        }
+    }
+}
+
+/// What a future gives within a time.
+async fn within<T>(
+    limit: Duration,
+    mut future: std::pin::Pin<&mut impl Future<Output = T>>,
+) -> Option<T> {
+    let mut sleep = std::pin::pin!(lane::sleep(limit));
+    std::future::poll_fn(|context| {
+        if let std::task::Poll::Ready(value) = future.as_mut().poll(context) {
+            return std::task::Poll::Ready(Some(value));
+        }
+        sleep.as_mut().poll(context).map(|()| None)
+    })
+    .await
+}

@@ -1,0 +1,20 @@
+//! The Network Block Device protocol: what server and client have in common, and
+//! the client ([`client`]): another program's disk as a storage.
+//!
+//! [`proto`], [`wire`], [`option`], [`request`], [`reply`] and [`answer`] are the
+//! protocol itself, pure functions over bytes; [`input`] and [`channel`] carry it.
+//!
+//! Invariant: bytes from a peer are never trusted. Decoders are total functions,
+//! and no length that a peer names is allocated before it was checked.
+
+pub mod answer;
+pub mod channel;
+pub mod client;
+pub mod input;
+pub mod option;
+pub mod proto;
+pub mod reply;
+pub mod request;
+pub mod wire;
+
+pub use channel::Channel;
