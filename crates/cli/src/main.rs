@@ -18,6 +18,7 @@ mod localtime;
 mod manual;
 mod nbd;
 mod object;
+mod page;
 mod paint;
 mod report;
 mod size;

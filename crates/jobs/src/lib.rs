@@ -20,7 +20,7 @@ mod rate;
 pub mod rebase;
 mod scan;
 mod scope;
-mod sparse;
+pub mod sparse;
 mod stretched;
 mod turn;
 

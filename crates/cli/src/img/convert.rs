@@ -20,7 +20,9 @@ use super::convert_args::Arguments;
 pub use super::convert_args::options;
 use super::convert_bitmaps;
 use super::create::print_option_help;
+use super::intake::{self, Input};
 use super::progress::Progress;
+use super::stream::{self, DASH};
 use super::{help, snapshot};
 use crate::{hint, report};
 
@@ -57,16 +59,27 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         .filter_map(|name| CacheMode::parse(name))
         .any(|cache| cache.direct);
     install_bulk_lane(direct)?;
-    lane::block_on(convert(command, &arguments, &format, &target))
+    lane::block_on(convert(command, &mut arguments, &format, &target))
 }
 
 async fn convert(
     command: Command<'_>,
-    arguments: &Arguments,
+    arguments: &mut Arguments,
     format: &str,
     target_name: &str,
 ) -> Outcome {
+    let streams = stream::has_streams(command.program);
+    if streams && arguments.names.iter().any(|name| name == DASH) {
+        match intake::input() {
+            Input::Pipe => return convert_pipe(command, arguments, format, target_name).await,
+            Input::File => arguments.name_input(),
+        }
+    }
     let sources = open_sources(arguments).await?;
+    if streams && target_name == DASH {
+        let settings = target_settings(arguments, format, target_name, &sources)?;
+        return stream::convert(command, arguments, format, &sources, &settings).await;
+    }
     let source_bytes = sources
         .iter()
         .map(|source| source.size_bytes())
@@ -80,19 +93,9 @@ async fn convert(
         Some(settings) => settings.text("backing_file").is_some(),
         None => arguments.backing.is_some(),
     };
-    let cache = match &arguments.target_cache {
-        Some(name) => cache_mode("cache", name)?,
-        None => CacheMode::UNSAFE,
-    };
+    let cache = target_cache(arguments)?;
     if let Some(settings) = &settings {
-        create::make(target_name, format, settings)
-            .await
-            .map_err(|error| {
-                Failure::Message(format!(
-                    "{target_name}: error while converting {format}: {}",
-                    error_text(&error)
-                ))
-            })?;
+        make_target(target_name, format, settings).await?;
     }
     let target = open_target(arguments, format, target_name, cache).await?;
     convert_bitmaps::check_target(arguments, format, &target)?;
@@ -122,6 +125,50 @@ async fn convert(
     }
     copied.map_err(copy_failure)?;
     convert_bitmaps::copy(arguments, &sources, &target).await?;
+    target.close().await.map_err(|error| {
+        Failure::Message(format!("error while writing: {}", error_text(&error)))
+    })?;
+    Ok(0)
+}
+
+fn target_cache(arguments: &Arguments) -> Result<CacheMode, Failure> {
+    match &arguments.target_cache {
+        Some(name) => cache_mode("cache", name),
+        None => Ok(CacheMode::UNSAFE),
+    }
+}
+
+async fn make_target(name: &str, format: &str, settings: &CreateSettings) -> Result<(), Failure> {
+    let made = create::make(name, format, settings).await;
+    made.map_err(|error| {
+        let why = error_text(&error);
+        Failure::Message(format!("{name}: error while converting {format}: {why}"))
+    })
+}
+
+/// Copies raw bytes from a pipe into a new image.
+async fn convert_pipe(
+    command: Command<'_>,
+    arguments: &Arguments,
+    format: &str,
+    target_name: &str,
+) -> Outcome {
+    intake::check(arguments)?;
+    if target_name == DASH {
+        return fail("What comes from a pipe can be converted into a file only");
+    }
+    let mut settings = target_settings(arguments, format, target_name, &[])?;
+    settings.set("size", &intake::START_BYTES.to_string())?;
+    let cache = target_cache(arguments)?;
+    make_target(target_name, format, &settings).await?;
+    let target = open_target(arguments, format, target_name, cache).await?;
+    if arguments.compress && target.as_qcow2().is_none() {
+        return fail(NO_COMPRESSION);
+    }
+    let mut progress = Progress::new(command.program, false, arguments.quiet, 1.0);
+    let copied = intake::copy(&target, arguments, |bytes| progress.count(bytes)).await;
+    progress.end();
+    copied?;
     target.close().await.map_err(|error| {
         Failure::Message(format!("error while writing: {}", error_text(&error)))
     })?;

@@ -6,6 +6,8 @@ use vellum::qcow2::CompressionOptions;
 
 use super::command::{Command, Failure, check_object, fail, number, size};
 use super::create::add_options;
+use super::intake::INPUT_FILE;
+use super::stream::DASH;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 
 #[derive(Debug, Clone, Copy)]
@@ -174,6 +176,13 @@ impl Arguments {
             Opt::Window => self.compression.small_window = small_window(&value)?,
         }
         Ok(())
+    }
+
+    /// Gives the file on standard input its name.
+    pub fn name_input(&mut self) {
+        for name in self.names.iter_mut().filter(|name| *name == DASH) {
+            INPUT_FILE.clone_into(name);
+        }
     }
 
     /// Refuses what contradicts itself, in QEMU's order and words.

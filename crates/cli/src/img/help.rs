@@ -212,6 +212,8 @@ const CONVERT: &str = "\
   --salvage                 take what cannot be read as zeroes
   -U, --force-share         share the sources with writers
   --object DEFINITION       an object such as a secret
+Called vellum, a target '-' is standard output (qcow2 or raw), and a source '-' standard
+input (raw, or any format if it is a file).
 ";
 
 const CREATE: &str = "\

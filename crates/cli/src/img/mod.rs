@@ -16,12 +16,14 @@ mod describe;
 mod help;
 mod human;
 mod info;
+mod intake;
 mod map;
 mod measure;
 pub mod progress;
 mod rebase;
 mod resize;
 pub mod snapshot;
+mod stream;
 
 use std::ffi::OsString;
 

@@ -75,6 +75,19 @@ impl Progress {
         }
     }
 
+    /// `done` bytes are done, of nobody knows how many.
+    pub fn count(&mut self, done: u64) {
+        if let Progress::Bar(bar) = self {
+            if bar.length() != Some(0) {
+                bar.set_length(0);
+                if let Ok(style) = ProgressStyle::with_template("{bytes} {bytes_per_sec}") {
+                    bar.set_style(style);
+                }
+            }
+            bar.set_position(done);
+        }
+    }
+
     /// The work is over.
     pub fn end(self) {
         match self {

@@ -55,12 +55,28 @@ impl Layout {
             maps_everything,
         };
         layout.count_refcount_structures();
-        let table_size = layout.refcount_table_clusters << geometry.cluster_bits;
-        let end = layout
+        layout.is_within_limits().then_some(layout)
+    }
+
+    /// The layout of an image that holds so many L2 tables and clusters of data, and maps
+    /// nothing else. `None` if that breaks a limit.
+    pub(super) fn holding(self, l2_tables: u64, data_clusters: u64) -> Option<Self> {
+        let mut layout = Layout {
+            l2_tables,
+            data_clusters,
+            ..self
+        };
+        layout.count_refcount_structures();
+        layout.is_within_limits().then_some(layout)
+    }
+
+    fn is_within_limits(&self) -> bool {
+        let table_size = self.refcount_table_clusters << self.geometry.cluster_bits;
+        let end = self
             .total_clusters()
-            .checked_mul(geometry.cluster_size_bytes())?;
-        (table_size <= limits::MAX_REFCOUNT_TABLE_SIZE_BYTES && end <= limits::HOST_OFFSET_END)
-            .then_some(layout)
+            .checked_mul(self.geometry.cluster_size_bytes());
+        table_size <= limits::MAX_REFCOUNT_TABLE_SIZE_BYTES
+            && end.is_some_and(|end| end <= limits::HOST_OFFSET_END)
     }
 
     /// Refcount structures count themselves too: adds them until all are counted.
@@ -140,6 +156,16 @@ impl Layout {
         Some(self.offset(first + index))
     }
 
+    /// Where cluster `index` of the data lies in the file.
+    pub(super) fn stored_offset(&self, index: u64) -> HostOffset {
+        self.offset(self.data_cluster() + index)
+    }
+
+    /// Whether nothing follows the L1 table.
+    pub(super) fn is_bare(&self) -> bool {
+        self.encryption_clusters + self.l2_tables + self.data_clusters == 0
+    }
+
     /// Every cluster of the file, all of them in use.
     pub(super) fn total_clusters(&self) -> u64 {
         self.data_cluster() + self.data_clusters
@@ -153,8 +179,7 @@ impl Layout {
     /// The end of the file. As in QEMU's images the L1 table is not padded if
     /// nothing follows it.
     pub(super) fn file_size_bytes(&self) -> u64 {
-        let behind = self.encryption_clusters + self.l2_tables + self.data_clusters;
-        if behind > 0 || self.l1_entries == 0 {
+        if !self.is_bare() || self.l1_entries == 0 {
             return self.offset(self.total_clusters()).0;
         }
         self.l1_table_offset().0 + self.l1_entries * 8

@@ -15,7 +15,10 @@ use crate::{Error, ErrorKind, Result, Storage};
 
 mod encrypted;
 mod layout;
+mod stream;
 pub(crate) mod write;
+
+pub use stream::{ClusterSet, ImageStream};
 
 pub use encrypted::Encryption;
 use layout::Layout;

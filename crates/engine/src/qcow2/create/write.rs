@@ -127,7 +127,7 @@ fn fill_entries(at: u64, bytes: &mut [u8], entry: impl Fn(u64) -> u64) {
     }
 }
 
-fn fill_refcount_table(layout: &Layout, at: u64, bytes: &mut [u8]) {
+pub(super) fn fill_refcount_table(layout: &Layout, at: u64, bytes: &mut [u8]) {
     let first = layout.refcount_blocks_offset().0;
     fill_entries(at, bytes, |index| match index < layout.refcount_blocks {
         true => first + (index << layout.geometry.cluster_bits),
@@ -135,7 +135,7 @@ fn fill_refcount_table(layout: &Layout, at: u64, bytes: &mut [u8]) {
     });
 }
 
-fn fill_refcounts(layout: &Layout, at: u64, bytes: &mut [u8]) {
+pub(super) fn fill_refcounts(layout: &Layout, at: u64, bytes: &mut [u8]) {
     let order = layout.geometry.refcount_order;
     bytes.fill(0);
     // Widths are powers of two, so a write holds whole counts.

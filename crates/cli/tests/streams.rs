@@ -1,0 +1,209 @@
+//! `vellum convert` to standard output and from standard input.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
+
+struct Folder(TempDir);
+
+impl Folder {
+    /// A folder in which command lines of the real tools have been run.
+    fn new(lines: &[&str]) -> Folder {
+        let folder = Folder(tempfile::tempdir().expect("a folder"));
+        lines.iter().for_each(|line| folder.shell(line));
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn output(&self, line: &str) -> Output {
+        Command::new("bash")
+            .args(["-o", "pipefail", "-c", line])
+            .current_dir(self.0.path())
+            .env("VELLUM", VELLUM)
+            .env("LC_ALL", "C")
+            .output()
+            .expect("bash")
+    }
+
+    #[track_caller]
+    fn shell(&self, line: &str) {
+        let output = self.output(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+    }
+
+    /// A command line that must fail, and say something.
+    #[track_caller]
+    fn fails(&self, line: &str, words: &str) {
+        let output = self.output(line);
+        assert_eq!(output.status.code(), Some(1), "{line}: {output:?}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(words), "{line}: {said}");
+    }
+}
+
+const SCATTERED: &[&str] = &[
+    "qemu-img create -q -f qcow2 base 300M",
+    "qemu-io -c 'write -P 1 0 10M' -c 'write -P 2 100M 3M' -c 'write -P 3 299M 1M' base > /dev/null",
+    "qemu-img create -q -f qcow2 -b base -F qcow2 image",
+    "qemu-io -c 'write -P 4 5M 1M' -c 'write -z 101M 1M' -c 'write -c 200M 2M' \
+     -c 'write -P 9 250000k 512' image > /dev/null",
+];
+
+/// Cluster sizes, versions and widths: whatever comes out of the pipe is a sound image
+/// with the same content, for QEMU's tools and ours.
+#[test]
+fn what_comes_out_of_the_pipe_is_a_sound_image() {
+    let folder = Folder::new(SCATTERED);
+    for options in [
+        "",
+        "-o cluster_size=512",
+        "-o cluster_size=4k,refcount_bits=1",
+        "-o cluster_size=2M,compat=0.10",
+        "-o extended_l2=on,refcount_bits=64",
+        "-o lazy_refcounts=on,compression_type=zstd",
+    ] {
+        folder.shell(&format!(
+            "$VELLUM convert -O qcow2 {options} image - | cat > out"
+        ));
+        folder.shell("qemu-img check -q out && $VELLUM check -q out");
+        folder.shell("qemu-img compare -q image out && $VELLUM compare -q image out");
+        let length = std::fs::metadata(folder.path("out")).unwrap().len();
+        assert!(
+            length < 40 << 20,
+            "{options}: {length} bytes for 17 MiB of data"
+        );
+        // It is an image like any other: it can be written to.
+        folder.shell("qemu-io -c 'write -P 7 150M 1M' -c 'write -P 8 0 64k' out > /dev/null");
+        folder.shell("qemu-img check -q out");
+    }
+}
+
+#[test]
+fn odd_and_empty_disks_are_streamed_too() {
+    let folder = Folder::new(&[
+        "qemu-img create -q -f qcow2 empty 1G",
+        "head -c 1000000 /dev/urandom > odd",
+        "head -c 0 /dev/null > nothing",
+        "qemu-img create -q -f qcow2 a 3M && qemu-io -c 'write -P 5 0 3M' a > /dev/null",
+        "qemu-img create -q -f qcow2 -o cluster_size=2M b 5M && qemu-io -c 'write -P 6 1M 4M' b > /dev/null",
+    ]);
+    folder.shell("$VELLUM convert -O qcow2 empty - > out && qemu-img check -q out");
+    folder.shell("qemu-img compare -q empty out");
+    folder.shell("$VELLUM convert -f raw -O qcow2 odd - > out && qemu-img check -q out");
+    folder.shell("qemu-img compare -q -f raw -F qcow2 odd out");
+    folder.shell("$VELLUM convert -f raw -O qcow2 nothing - > out && qemu-img check -q out");
+    // Several sources, whose border lies inside of a cluster.
+    folder
+        .shell("$VELLUM convert -O qcow2 -o cluster_size=2M a b - > out && qemu-img check -q out");
+    folder.shell(
+        "qemu-img convert -O raw a b whole && qemu-img compare -q -F qcow2 -f raw whole out",
+    );
+    folder.shell("$VELLUM convert -O raw a b - | cmp - whole");
+}
+
+#[test]
+fn what_cannot_be_streamed_is_refused_before_a_byte_is_written() {
+    let folder = Folder::new(&["qemu-img create -q -f qcow2 image 1M"]);
+    for (options, words) in [
+        ("-c -O qcow2", "-c"),
+        (
+            "-O qcow2 -o preallocation=full",
+            "preallocation cannot be streamed",
+        ),
+        (
+            "-O qcow2 -B image -F qcow2",
+            "backing file cannot be streamed",
+        ),
+        ("-O luks", "luks"),
+        ("-O qcow2 --bitmaps", "--bitmaps"),
+    ] {
+        folder.fails(&format!("$VELLUM convert {options} image - > out"), words);
+        assert_eq!(std::fs::metadata(folder.path("out")).unwrap().len(), 0);
+    }
+    // A reader that goes away is an error, not a silence.
+    folder.shell("qemu-io -c 'write 0 1M' image > /dev/null");
+    folder.fails(
+        "$VELLUM convert -O qcow2 image - > /dev/full",
+        "standard output",
+    );
+}
+
+#[test]
+fn raw_bytes_are_taken_from_a_pipe() {
+    let folder = Folder::new(&[
+        "head -c 5000000 /dev/urandom > raw; truncate -s 40M raw; head -c 3333 /dev/urandom >> raw",
+    ]);
+    // A pipe gives its bytes in pieces as it likes.
+    let slow = "(head -c 100001; sleep 0.2; cat) < raw";
+    for options in [
+        "-O qcow2",
+        "-O raw",
+        "-O qcow2 -c",
+        "-O qcow2 -o cluster_size=512 -S 0",
+    ] {
+        folder.shell(&format!("{slow} | $VELLUM convert {options} - out"));
+        folder.shell("qemu-img info out | grep -q '40.*MiB (4194.*bytes)'");
+        let format = if options.contains("raw") {
+            "raw"
+        } else {
+            "qcow2"
+        };
+        folder.shell(&format!("qemu-img compare -q -f raw -F {format} raw out"));
+        if format == "qcow2" {
+            folder.shell("qemu-img check -q out");
+        }
+    }
+    let length = |name: &str| {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(folder.path(name)).unwrap().blocks() * 512
+    };
+    folder.shell("cat raw | $VELLUM convert -O qcow2 - out");
+    assert!(length("out") < 8 << 20, "holes of zeroes take no room");
+    folder.shell("head -c 0 raw | $VELLUM convert -O qcow2 - out && qemu-img check -q out");
+    folder.shell("qemu-img info out | grep -q 'virtual size: 0 B'");
+}
+
+#[test]
+fn a_file_on_standard_input_has_any_format() {
+    let folder = Folder::new(&[
+        "qemu-img create -q -f qcow2 image 64M && qemu-io -c 'write -P 3 1M 5M' image > /dev/null",
+    ]);
+    folder.shell("$VELLUM convert -f qcow2 -O qcow2 - out < image");
+    folder.shell("qemu-img compare -q image out");
+    folder.shell("$VELLUM convert -f qcow2 -O qcow2 - - < image | cat > out");
+    folder.shell("qemu-img compare -q image out && qemu-img check -q out");
+    folder.fails(
+        "cat image | $VELLUM convert -f qcow2 -O raw - out",
+        "Only raw images",
+    );
+    folder.fails(
+        "cat image | $VELLUM convert -O qcow2 - - > out",
+        "into a file only",
+    );
+}
+
+/// To QEMU's programs `-` is a file.
+#[test]
+fn by_the_name_of_qemu_img_a_dash_is_a_file() {
+    let folder = Folder::new(&["qemu-img create -q -f qcow2 image 1M"]);
+    std::os::unix::fs::symlink(VELLUM, folder.path("qemu-img")).unwrap();
+    let status = Command::new(folder.path("qemu-img"))
+        .args(["convert", "-O", "raw", "image", "-"])
+        .current_dir(folder.0.path())
+        .stdout(Stdio::piped())
+        .output()
+        .unwrap();
+    assert!(status.status.success() && status.stdout.is_empty());
+    assert!(is_raw(&folder.path("-")));
+}
+
+fn is_raw(path: &Path) -> bool {
+    File::open(path).unwrap().metadata().unwrap().len() == 1 << 20
+}

@@ -1,0 +1,119 @@
+//! What a person at a terminal sees, and a pipe never: hints and colours.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "disk.qcow2", "1M"])
+        .current_dir(folder.path())
+        .status();
+    assert!(made.expect("qemu-img; run `cargo xtask setup`").success());
+    std::os::unix::fs::symlink(VELLUM, folder.path().join("qemu-img")).expect("a link");
+    folder
+}
+
+/// What a command line prints on a terminal of its own (`script` makes one).
+fn on_terminal(folder: &Path, line: &str) -> String {
+    let output = Command::new("script")
+        .args(["-qec", line, "/dev/null"])
+        .current_dir(folder)
+        .env("VELLUM", VELLUM)
+        .env("TERM", "xterm")
+        .env("LC_ALL", "C")
+        .env_remove("NO_COLOR")
+        .stdin(Stdio::null())
+        .output()
+        .expect("script, of bsdutils");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn slips_get_a_hint_on_a_terminal() {
+    let folder = folder();
+    for (line, meant) in [
+        ("$VELLUM covnert a b", "did you mean 'convert'?"),
+        ("$VELLUM inspcet a", "did you mean 'inspect'?"),
+        (
+            "$VELLUM convert --target-fromat raw a b",
+            "did you mean '--target-format'?",
+        ),
+        (
+            "$VELLUM create -f qcow2 -o clustersize=4k x 1M",
+            "did you mean 'cluster_size'?",
+        ),
+        ("$VELLUM info disk.qcow", "did you mean 'disk.qcow2'?"),
+        ("$VELLUM create -f qcow2 -b disk.qcow2 x", "name it with -F"),
+    ] {
+        let text = on_terminal(folder.path(), line);
+        assert!(
+            text.contains("hint:") && text.contains(meant),
+            "{line}: {text}"
+        );
+    }
+}
+
+#[test]
+fn scripts_and_pipes_get_none() {
+    let folder = folder();
+    // By the name of QEMU's program, even on a terminal.
+    let text = on_terminal(folder.path(), "./qemu-img info disk.qcow");
+    assert!(
+        text.contains("Could not open") && !text.contains("hint"),
+        "{text}"
+    );
+    assert!(!text.contains('\x1b'), "{text}");
+    let text = on_terminal(folder.path(), "./qemu-img covnert a b");
+    assert!(!text.contains("hint"), "{text}");
+    // By our own name, into a pipe.
+    let output = Command::new(VELLUM)
+        .args(["info", "disk.qcow"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        text.contains("Could not open") && !text.contains("hint"),
+        "{text}"
+    );
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    let folder = folder();
+    let text = on_terminal(folder.path(), "$VELLUM inspect disk.qcow2");
+    assert!(text.contains("\x1b[1m"), "{text}");
+    let text = on_terminal(folder.path(), "NO_COLOR=1 $VELLUM inspect disk.qcow2");
+    assert!(!text.contains("\x1b[1m"), "{text}");
+}
+
+/// The process that holds the lock is named.
+#[test]
+fn a_locked_image_names_its_user() {
+    let folder = folder();
+    let mut user = Command::new("qemu-io")
+        .args(["-f", "qcow2", "disk.qcow2"])
+        .current_dir(folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("qemu-io; run `cargo xtask setup`");
+    let process = format!("qemu-io (process {})", user.id());
+    let mut text = String::new();
+    for _ in 0..100 {
+        text = on_terminal(folder.path(), "$VELLUM info disk.qcow2");
+        if text.contains("hint") {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    drop(user.stdin.take());
+    user.wait().expect("qemu-io ends");
+    assert!(text.contains(&process), "{text}");
+    assert!(text.contains("-U"), "{text}");
+}
