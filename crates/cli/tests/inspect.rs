@@ -205,3 +205,50 @@ fn text_for_people_is_plain_in_a_pipe() {
     let wide = text.lines().map(|line| line.chars().count()).max();
     assert!(wide <= Some(80), "{wide:?}");
 }
+
+#[test]
+fn the_page_stands_alone() {
+    let folder = folder(&[
+        "qemu-img create -q -f qcow2 base 64M",
+        "qemu-io base <<< write 0 9M",
+        "qemu-img create -q -f qcow2 -b base -F qcow2 disk",
+        "qemu-io disk <<< write 3M 5M;write -z 20M 1M;write -c 30M 2M",
+        "qemu-img snapshot -c one disk",
+        "qemu-img bitmap --add disk b",
+    ]);
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    run(vellum, folder.path(), "inspect --html page.html disk");
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    let options = roxmltree::ParsingOptions {
+        allow_dtd: true,
+        ..Default::default()
+    };
+    let document = roxmltree::Document::parse_with_options(&page, options).expect("sound XML");
+    let count = |name: &str| {
+        let nodes = document.descendants();
+        nodes.filter(|node| node.has_tag_name(name)).count()
+    };
+    assert_eq!(
+        count("table"),
+        5,
+        "space, chain, snapshots, metadata, cache"
+    );
+    let pictures = document
+        .descendants()
+        .filter(|node| node.tag_name().name() == "svg");
+    assert_eq!(pictures.count(), 4, "disk and file, each for two widths");
+    for word in [
+        "http:", "https:", "src=", "url(", "@import", "<script", "<link",
+    ] {
+        assert!(!page.contains(word), "{word}");
+    }
+    // A second page replaces the first, and an image is left alone.
+    run(vellum, folder.path(), "inspect --html page.html disk");
+    let refused = Command::new(vellum)
+        .args(["inspect", "--html", "disk", "disk"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is no HTML page"));
+}

@@ -121,7 +121,7 @@ fn try_main(program: &str, args: Vec<OsString>) -> Result<(), Failure> {
         return show(&arguments::help(program));
     }
     if let Some(page) = &arguments.html {
-        html::check_target(page)?;
+        crate::page::check_target(page).map_err(Failure::Message)?;
     }
     let interrupt = Interrupt::catch()?;
     let result = lane::block_on(measure(&arguments, interrupt))?;

@@ -1,6 +1,7 @@
 //! The command line of `vellum inspect`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use vellum_control::ImageSpec;
 
@@ -16,6 +17,7 @@ enum Opt {
     NoCheck,
     Quiet,
     Output,
+    Html,
     Object,
 }
 
@@ -27,6 +29,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
     OptionSpec::long(Opt::NoCheck, "no-check", Takes::Nothing),
     OptionSpec::long(Opt::Output, "output", Takes::Value),
+    OptionSpec::long(Opt::Html, "html", Takes::Value),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
 ];
 
@@ -46,6 +49,7 @@ pub const HELP: &str = "\
   -U, --force-share         share the image with writers
   --no-check                do not look for damage and lost clusters
   --output human|json       how to print
+  --html FILE               write a page with pictures as well
   --object DEFINITION       an object such as a secret
 ";
 
@@ -74,6 +78,7 @@ pub struct Arguments {
     pub force_share: bool,
     pub no_check: bool,
     pub output: Output,
+    pub html: Option<PathBuf>,
     pub image: String,
 }
 
@@ -110,6 +115,7 @@ impl Arguments {
                     }
                 };
             }
+            Opt::Html => self.html = Some(value.into()),
             Opt::Object => {
                 crate::object::add(&value).map_err(|error| report::error_text(&error))?;
             }

@@ -13,6 +13,7 @@ mod advice;
 mod arguments;
 mod gather;
 mod growth;
+mod html;
 mod json;
 mod picture;
 mod text;
@@ -50,8 +51,14 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 fn run(program: &str, arguments: &Arguments) -> Result<(), String> {
+    if let Some(page) = &arguments.html {
+        crate::page::check_target(page)?;
+    }
     let facts = lane::block_on(gather::gather(program, arguments))?;
     let advice = advice::advise(&facts);
+    if let Some(page) = &arguments.html {
+        html::write(page, &facts, &advice)?;
+    }
     match arguments.output {
         Output::Json => report::print_line(format_args!("{:#}", json::value(&facts, &advice))),
         Output::Human => report::print(text::page(&facts, &advice)),

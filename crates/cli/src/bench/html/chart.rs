@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::axis::{self, Axis};
+use crate::page::svg::escape;
 
 /// A mark on the horizontal axis.
 #[derive(Debug, Clone, PartialEq)]
@@ -248,20 +249,6 @@ fn draw_tip(svg: &mut String, frame: &Frame, index: usize, name: &str, point: &P
         &point.about,
     );
     svg.push_str("</g></g>");
-}
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            letter => escaped.push(letter),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

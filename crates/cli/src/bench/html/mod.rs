@@ -3,7 +3,6 @@
 mod axis;
 mod chart;
 
-use std::io::Read;
 use std::path::Path;
 
 use askama::Template;
@@ -11,10 +10,9 @@ use askama::Template;
 use super::Failure;
 use super::result::{Measured, Report, Results};
 use super::tables;
+use crate::page;
 use chart::{Chart, Line, Point, Tick};
 
-/// How a page of ours, or any other, begins.
-const BEGINNING: &str = "<!DOCTYPE html>";
 /// Widths that a plot is drawn for: a desk's screen and a telephone's.
 const WIDE: f64 = 760.0;
 const NARROW: f64 = 380.0;
@@ -53,43 +51,12 @@ struct Entry {
     name: String,
 }
 
-/// Refuses to put a page in the place of anything but a page.
-pub(super) fn check_target(path: &Path) -> Result<(), Failure> {
-    let shown = path.display();
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    if !parent.is_dir() {
-        return Failure::message(format!("No folder '{}' for the page", parent.display()));
-    }
-    let mut start = Vec::new();
-    match std::fs::File::open(path) {
-        Ok(_) if !path.is_file() => return Failure::message(format!("'{shown}' is not a file")),
-        Ok(file) => {
-            let limit = BEGINNING.len() as u64;
-            if let Err(error) = file.take(limit).read_to_end(&mut start) {
-                return Failure::io("read", path, &error);
-            }
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Failure::io("open", path, &error),
-    }
-    match start.is_empty() || start.eq_ignore_ascii_case(BEGINNING.as_bytes()) {
-        true => Ok(()),
-        false => Failure::message(format!(
-            "'{shown}' exists and is no HTML page; it is left alone"
-        )),
-    }
-}
-
 /// Writes the page.
 pub(super) fn write(path: &Path, report: &Report) -> Result<(), Failure> {
-    let written = std::fs::write(path, page(report)?);
-    written.or_else(|error| Failure::io("write", path, &error))
+    page::write(path, &text(report)?).map_err(Failure::Message)
 }
 
-fn page(report: &Report) -> Result<String, Failure> {
+fn text(report: &Report) -> Result<String, Failure> {
     let page = Page {
         report,
         how: tables::how(&report.about),
@@ -225,7 +192,7 @@ mod tests {
     #[test]
     fn the_page_is_sound_and_complete() {
         let report = sample_report();
-        let page = page(&report).unwrap();
+        let page = text(&report).unwrap();
         let document = parse(&page);
         let count = |name: &str| {
             let named = document.descendants().filter(|n| n.has_tag_name(name));
@@ -249,28 +216,11 @@ mod tests {
 
     #[test]
     fn nothing_is_fetched() {
-        let page = page(&sample_report()).unwrap();
+        let page = text(&sample_report()).unwrap();
         for word in [
             "http:", "https:", "src=", "url(", "@import", "<script", "<link",
         ] {
             assert!(!page.contains(word), "{word}");
         }
-    }
-
-    #[test]
-    fn a_page_replaces_only_pages() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x");
-        assert!(check_target(&path).is_ok(), "nothing there");
-        for (content, fine) in [
-            ("", true),
-            ("<!doctype HTML><p>", true),
-            ("QFI\u{fb}", false),
-        ] {
-            std::fs::write(&path, content).unwrap();
-            assert_eq!(check_target(&path).is_ok(), fine, "{content}");
-        }
-        assert!(check_target(folder.path()).is_err(), "a folder");
-        assert!(check_target(&folder.path().join("no/x")).is_err());
     }
 }
