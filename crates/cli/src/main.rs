@@ -13,6 +13,7 @@ mod getopt;
 mod hint;
 mod img;
 mod inspect;
+mod install;
 mod io;
 mod localtime;
 mod manual;
@@ -57,6 +58,7 @@ fn run(name: &str, mut words: Vec<OsString>) -> i32 {
         Some("io") => io::main(name, words.split_off(1)),
         Some("nbd") => nbd::main(name, words.split_off(1)),
         Some("completions") => manual::completions(&words[1..]),
+        Some("install-links") => install::main(&words[1..]),
         Some("man") => manual::man(&words[1..]),
         Some("daemon") => daemon::main(name, words.split_off(1)),
         _ => img::main(name, words),

@@ -98,6 +98,13 @@ impl<'a> Scan<'a> {
         }
     }
 
+    /// Leaves out what lies before, without moving what comes.
+    #[must_use]
+    pub fn starting_at(mut self, start_bytes: u64) -> Self {
+        self.at_bytes = self.at_bytes.max(start_bytes).min(self.end_bytes);
+        self
+    }
+
     /// The same walk in pieces of whole clusters: what holds data only in a part of a
     /// cluster is data as a whole. Such a piece may reach into the next source.
     pub fn in_clusters(mut self, cluster_bytes: Option<u64>) -> Self {

@@ -23,7 +23,7 @@ use super::create::print_option_help;
 use super::intake::{self, Input};
 use super::progress::Progress;
 use super::stream::{self, DASH};
-use super::{help, snapshot};
+use super::{help, resume, snapshot};
 use crate::{hint, report};
 
 const DEFAULT_SPARSE_BYTES: u64 = 4096;
@@ -79,6 +79,9 @@ async fn convert(
     if streams && target_name == DASH {
         let settings = target_settings(arguments, format, target_name, &sources)?;
         return stream::convert(command, arguments, format, &sources, &settings).await;
+    }
+    if arguments.journal {
+        return resume::convert(command, arguments, format, target_name, &sources).await;
     }
     let source_bytes = sources
         .iter()
@@ -138,7 +141,11 @@ fn target_cache(arguments: &Arguments) -> Result<CacheMode, Failure> {
     }
 }
 
-async fn make_target(name: &str, format: &str, settings: &CreateSettings) -> Result<(), Failure> {
+pub(super) async fn make_target(
+    name: &str,
+    format: &str,
+    settings: &CreateSettings,
+) -> Result<(), Failure> {
     let made = create::make(name, format, settings).await;
     made.map_err(|error| {
         let why = error_text(&error);
@@ -208,7 +215,7 @@ async fn show_snapshot(sources: &mut [Arc<dyn BlockDevice>], text: &str) -> Resu
 }
 
 /// The settings of a target to make.
-fn target_settings(
+pub(super) fn target_settings(
     arguments: &Arguments,
     format: &str,
     name: &str,
@@ -270,7 +277,7 @@ fn check_compression(format: &str, settings: &CreateSettings) -> Result<(), Fail
     Ok(())
 }
 
-async fn open_target(
+pub(super) async fn open_target(
     arguments: &Arguments,
     format: &str,
     name: &str,
@@ -296,7 +303,7 @@ async fn open_target(
     open_device(&spec, &flags).await.map_err(failed)
 }
 
-fn copy_options(
+pub(super) fn copy_options(
     arguments: &Arguments,
     target: &Arc<dyn BlockDevice>,
     has_backing: bool,
@@ -340,7 +347,7 @@ fn parallel(arguments: &Arguments) -> usize {
     arguments.parallel.unwrap_or(default) as usize
 }
 
-fn copy_failure(error: CopyError) -> Failure {
+pub(super) fn copy_failure(error: CopyError) -> Failure {
     let cause = errno_text(error.cause.errno());
     Failure::Message(format!(
         "error while {} {}: {cause}",

@@ -40,6 +40,7 @@ enum Opt {
     Object,
     Level,
     Window,
+    Journal,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
@@ -77,6 +78,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     // Ours. No option of QEMU's begins like them, so its abbreviations stay what they are.
     OptionSpec::long(Opt::Level, "level", Takes::Value),
     OptionSpec::long(Opt::Window, "window", Takes::Value),
+    OptionSpec::long(Opt::Journal, "journal", Takes::Nothing),
 ];
 
 /// The options, as completions and manuals show them.
@@ -120,6 +122,7 @@ pub struct Arguments {
     pub salvage: bool,
     pub out_of_order: bool,
     pub compression: CompressionOptions,
+    pub journal: bool,
     /// The sources, and the target last.
     pub names: Vec<String>,
 }
@@ -173,6 +176,7 @@ impl Arguments {
                 let level = number("compression level", &value, 1, MAX_LEVEL)?;
                 self.compression.level = Some(level as u32);
             }
+            Opt::Journal => self.journal = true,
             Opt::Window => self.compression.small_window = small_window(&value)?,
         }
         Ok(())

@@ -43,12 +43,15 @@ pub fn tool(program: &str) {
     if !program.starts_with("qemu-") {
         text.push_str(
             "\nOther tools:\n  \
-             audit      Tell whether an image that nobody vouches for is safe to open\n  \
-             bench      Show what the choices of an image cost on this machine\n  \
-             daemon     Serve the images that options describe (qemu-storage-daemon)\n  \
-             inspect    Show what is in an image, and what could be better\n  \
-             io         Read and write single requests (qemu-io)\n  \
-             nbd        Serve an image over NBD (qemu-nbd)\n",
+             audit         Tell whether an image that nobody vouches for is safe to open\n  \
+             bench         Show what the choices of an image cost on this machine\n  \
+             completions   Print completions for bash, zsh or fish\n  \
+             daemon        Serve the images that options describe (qemu-storage-daemon)\n  \
+             inspect       Show what is in an image, and what could be better\n  \
+             install-links Make links by the names of QEMU's programs\n  \
+             io            Read and write single requests (qemu-io)\n  \
+             man           Write manual pages into a folder\n  \
+             nbd           Serve an image over NBD (qemu-nbd)\n",
         );
     }
     text.push_str("\nSupported image formats: qcow2 raw\n");
@@ -205,6 +208,8 @@ const CONVERT: &str = "\
   -W, --oob-writes          write in any order
   --level N                 how hard to compress (with -c)
   --window 4k|32k           how far back compressed data may refer (with -c)
+  --journal                 keep a journal beside the target, and go on where an
+                            interrupted copy with the same arguments has ended
   --bitmaps                 copy the bitmaps too
   --skip-broken-bitmaps     leave out those whose content is lost (with --bitmaps)
   -r, --rate RATE           bytes a second at most

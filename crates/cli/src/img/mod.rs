@@ -22,6 +22,7 @@ mod measure;
 pub mod progress;
 mod rebase;
 mod resize;
+mod resume;
 pub mod snapshot;
 mod stream;
 

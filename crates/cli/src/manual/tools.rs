@@ -97,6 +97,12 @@ pub fn programs() -> Vec<Tool> {
             Vec::new(),
             "",
         ),
+        Tool::new(
+            "install-links",
+            "Make links by the names of QEMU's programs",
+            Vec::new(),
+            "",
+        ),
         Tool::new("man", "Write manual pages into a folder", Vec::new(), ""),
     ]);
     tools.sort_by(|one, two| one.name.cmp(&two.name));

@@ -36,6 +36,9 @@ pub struct CopyOptions {
     pub len_bytes: Option<u64>,
     /// Bytes of the sources to leave out at the beginning.
     pub skip_bytes: u64,
+    /// Where in the sources to begin, where what lies before is in its place already: what
+    /// is copied goes where it would without this. A multiple of 2 MiB.
+    pub start_bytes: u64,
     /// Write compressed, in whole clusters of this size.
     pub compressed_clusters_bytes: Option<u64>,
     /// Have the kernel copy where both ends are files; zeroes among the data are not
@@ -60,6 +63,7 @@ impl Default for CopyOptions {
             rate_limit_bytes: None,
             len_bytes: None,
             skip_bytes: 0,
+            start_bytes: 0,
             compressed_clusters_bytes: None,
             copy_range: false,
             share_blocks: false,
@@ -96,6 +100,7 @@ impl CopyOptions {
     ) -> Scan<'a> {
         let range = self.skip_bytes..end_bytes;
         Scan::new(sources, self.target_backing, (&self.scope, target), range)
+            .starting_at(self.start_bytes)
             .in_clusters(self.compressed_clusters_bytes)
             .salvaging(self.salvage)
     }

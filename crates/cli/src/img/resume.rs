@@ -1,0 +1,367 @@
+//! `convert --journal`: a copy that goes on after an interruption.
+//!
+//! The copy is made in pieces. After each the target is flushed, and only then a journal
+//! beside it says how far everything is in its place. Whoever comes with the same sources,
+//! the same arguments and the same target later goes on from there.
+//!
+//! Why that is safe, whatever the interruption is (Ctrl-C, `kill -9`, the power):
+//! - The journal is replaced as a whole: written under another name, made durable, renamed.
+//!   It says no more than what was durable in the target before, as every piece ends with
+//!   a flush. (The cache mode `unsafe`, which has no flushes, is refused.)
+//! - Behind that place the target holds what the interrupted copy wrote there, in full, in
+//!   part, or not at all. The sources are the same, so each byte of it is either what will
+//!   be written again, or still zero as in the new image. Writing it once more gives the
+//!   same image as an uninterrupted copy.
+//! - The journal of a new target is begun after the target is durable, and a target of
+//!   another size than the sources' is refused.
+//! - A qcow2 target that was not closed may have clusters that are counted and not used.
+//!   They are given back first, and a target with any contradiction is refused.
+//! - Sources are known by place, length and time of change of every file of their chains.
+//!   What has no such time (a block device) is refused.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use vellum::qcow2::check::{CheckOptions, Fix, repair};
+use vellum::{BlockDevice, Error, Storage};
+use vellum_control::CacheMode;
+use vellum_jobs::copy::{CopyOptions, Observer, copy};
+use vellum_storage::{FileOptions, FileStorage};
+
+use super::command::{Command, Failure, Outcome, cache_mode, fail};
+use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
+use super::convert_args::Arguments;
+use super::progress::Progress;
+use crate::report;
+use crate::size::human;
+
+/// Bytes of the disk between two entries of the journal; whole clusters of any size.
+const PIECE_BYTES: u64 = 256 << 20;
+const VERSION: u64 = 1;
+const SECTOR_BYTES: u64 = 512;
+
+/// Copies the sources, from where an earlier copy has ended.
+pub async fn convert(
+    command: Command<'_>,
+    arguments: &Arguments,
+    format: &str,
+    target_name: &str,
+    sources: &[Arc<dyn BlockDevice>],
+) -> Outcome {
+    check(arguments)?;
+    let cache = match &arguments.target_cache {
+        Some(name) => cache_mode("cache", name)?,
+        None => CacheMode::default(),
+    };
+    if cache == CacheMode::UNSAFE {
+        return fail("--journal needs a target that can be flushed, not -t unsafe");
+    }
+    let identity = identity(arguments, format, sources)?;
+    let journal = Journal::beside(target_name);
+    let start_bytes = match journal.read()? {
+        Some(entry) => {
+            let start_bytes = entry.place(&identity, target_name, &journal)?;
+            if format == "qcow2" {
+                give_back_leaks(target_name).await?;
+            }
+            report::info(format_args!("going on at {}", human(start_bytes)));
+            start_bytes
+        }
+        None => {
+            let settings = target_settings(arguments, format, target_name, sources)?;
+            if settings.text("backing_file").is_some() {
+                return fail("--journal is not possible with a backing file");
+            }
+            make_target(target_name, format, &settings).await?;
+            journal.begin(&identity, target_name)?;
+            0
+        }
+    };
+    let target = open_target(arguments, format, target_name, cache).await?;
+    check_size(target_name, &target, sources)?;
+    let mut work = Work {
+        progress: Progress::new(command.program, arguments.progress, arguments.quiet, 1.0),
+        total_bytes: target.size_bytes(),
+        quiet: arguments.quiet,
+    };
+    let copied = work.run(arguments, sources, &target, start_bytes, |done_bytes| {
+        journal.write(&identity, target_name, done_bytes)
+    });
+    let copied = copied.await;
+    work.progress.end();
+    copied?;
+    target.close().await?;
+    journal.remove()?;
+    Ok(0)
+}
+
+fn check(arguments: &Arguments) -> Result<(), Failure> {
+    let refusals = [
+        (arguments.no_create, "-n"),
+        (arguments.target_image_opts, "--target-image-opts"),
+        (arguments.out_of_order, "-W"),
+        (arguments.bitmaps, "--bitmaps"),
+        (arguments.salvage, "--salvage"),
+        (arguments.source_image_opts, "--image-opts"),
+        (arguments.backing.is_some(), "-B"),
+    ];
+    match refusals.into_iter().find(|(is_set, _)| *is_set) {
+        Some((_, option)) => fail(format!("--journal is not possible with {option}")),
+        None => Ok(()),
+    }
+}
+
+/// A target of another size has lost what the journal says is there.
+fn check_size(
+    name: &str,
+    target: &Arc<dyn BlockDevice>,
+    sources: &[Arc<dyn BlockDevice>],
+) -> Result<(), Failure> {
+    let size: u64 = sources.iter().map(|source| source.size_bytes()).sum();
+    match target.size_bytes() == size.next_multiple_of(SECTOR_BYTES) {
+        true => Ok(()),
+        false => fail(format!("'{name}' has not the size of the sources")),
+    }
+}
+
+/// Everything that decides what the target becomes.
+fn identity(
+    arguments: &Arguments,
+    format: &str,
+    sources: &[Arc<dyn BlockDevice>],
+) -> Result<Value, Failure> {
+    let mut files = Vec::new();
+    for source in sources {
+        let mut next = Some(source.clone());
+        while let Some(device) = next {
+            let info = device.info();
+            let name = device.storage().map(|storage| storage.name().to_owned());
+            let name = name.unwrap_or_else(|| info.name.clone());
+            files.push(json!({
+                "format": info.format,
+                "virtual-size": device.size_bytes(),
+                "file": file_identity(Path::new(&name))?,
+            }));
+            next = device.backing();
+        }
+    }
+    Ok(json!({
+        "sources": files,
+        "count": sources.len(),
+        "snapshot": arguments.source_snapshot,
+        "format": format,
+        "options": arguments.target_options,
+        "compress": arguments.compress,
+        "compression": format!("{:?}", arguments.compression),
+        "sparse": arguments.sparse_bytes,
+    }))
+}
+
+/// A file that is the same and has not been changed.
+fn file_identity(path: &Path) -> Result<Value, Failure> {
+    let shown = path.display();
+    let file = std::fs::metadata(path)
+        .map_err(|error| Failure::Message(format!("Cannot look at '{shown}': {error}")))?;
+    if !file.is_file() {
+        return fail(format!(
+            "--journal needs sources that are files: of '{shown}' nobody knows when it was changed"
+        ));
+    }
+    Ok(json!([
+        file.dev(),
+        file.ino(),
+        file.len(),
+        file.mtime(),
+        file.mtime_nsec(),
+    ]))
+}
+
+/// Which file the target is, whatever it holds.
+fn target_identity(name: &str) -> Option<Value> {
+    let file = std::fs::metadata(name).ok()?;
+    file.is_file().then(|| json!([file.dev(), file.ino()]))
+}
+
+/// Gives back what an image that was not closed holds without use.
+async fn give_back_leaks(name: &str) -> Result<(), Failure> {
+    let storage: Arc<dyn Storage> = FileStorage::open(name, &FileOptions::default())?;
+    let report = repair(storage, Fix::Leaks, &CheckOptions::default()).await?;
+    match report.corruptions + report.check_errors {
+        0 => Ok(()),
+        count => fail(format!(
+            "'{name}' has {count} contradictions in its metadata: it was not only interrupted"
+        )),
+    }
+}
+
+/// The file that tells how far a copy is.
+struct Journal {
+    path: PathBuf,
+}
+
+/// What it says.
+struct Entry {
+    identity: Value,
+    target: Value,
+    done_bytes: u64,
+}
+
+impl Journal {
+    fn beside(target: &str) -> Journal {
+        Journal {
+            path: PathBuf::from(format!("{target}.vellum-journal")),
+        }
+    }
+
+    fn read(&self) -> Result<Option<Entry>, Failure> {
+        let text = match std::fs::read_to_string(&self.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return self.fail("read", &error),
+        };
+        let value: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        match value["done"].as_u64() {
+            Some(done_bytes) if value["version"] == VERSION => Ok(Some(Entry {
+                identity: value["copy"].clone(),
+                target: value["target"].clone(),
+                done_bytes,
+            })),
+            _ => fail(format!(
+                "'{}' is no journal of a copy; remove it to begin anew",
+                self.path.display()
+            )),
+        }
+    }
+
+    /// Speaks of a new target, once that is there durably.
+    fn begin(&self, identity: &Value, target: &str) -> Result<(), Failure> {
+        let durable = File::open(target).and_then(|file| file.sync_all());
+        durable
+            .and_then(|()| self.sync_folder())
+            .or_else(|error| self.fail("begin", &error))?;
+        self.write(identity, target, 0)
+    }
+
+    /// Says that everything up to `done_bytes` is in its place, durably.
+    fn write(&self, identity: &Value, target: &str, done_bytes: u64) -> Result<(), Failure> {
+        let value = json!({
+            "version": VERSION,
+            "copy": identity,
+            "target": target_identity(target),
+            "done": done_bytes,
+        });
+        let new = self.path.with_extension("vellum-journal.new");
+        let written = File::create(&new)
+            .and_then(|mut file| {
+                file.write_all(value.to_string().as_bytes())?;
+                file.sync_all()
+            })
+            .and_then(|()| std::fs::rename(&new, &self.path))
+            .and_then(|()| self.sync_folder());
+        written.or_else(|error| self.fail("write", &error))
+    }
+
+    fn remove(&self) -> Result<(), Failure> {
+        let removed = std::fs::remove_file(&self.path).and_then(|()| self.sync_folder());
+        removed.or_else(|error| self.fail("remove", &error))
+    }
+
+    /// Makes a change of names durable.
+    fn sync_folder(&self) -> std::io::Result<()> {
+        let folder = match self.path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        File::open(folder)?.sync_all()
+    }
+
+    fn fail<T>(&self, verb: &str, error: &std::io::Error) -> Result<T, Failure> {
+        fail(format!("Cannot {verb} '{}': {error}", self.path.display()))
+    }
+}
+
+impl Entry {
+    /// Where to go on, if this is the journal of the same copy.
+    fn place(&self, identity: &Value, target: &str, journal: &Journal) -> Result<u64, Failure> {
+        let path = journal.path.display();
+        if self.identity != *identity {
+            return fail(format!(
+                "The sources or the arguments are not those of the copy that '{path}' speaks of; \
+                 remove it to begin anew"
+            ));
+        }
+        match target_identity(target) {
+            Some(found) if found == self.target => Ok(self.done_bytes),
+            _ => fail(format!(
+                "'{target}' is not the file that '{path}' speaks of; remove that to begin anew"
+            )),
+        }
+    }
+}
+
+/// The copy itself.
+struct Work {
+    progress: Progress,
+    total_bytes: u64,
+    quiet: bool,
+}
+
+impl Work {
+    async fn run(
+        &mut self,
+        arguments: &Arguments,
+        sources: &[Arc<dyn BlockDevice>],
+        target: &Arc<dyn BlockDevice>,
+        start_bytes: u64,
+        mut done: impl FnMut(u64) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let all = copy_options(arguments, target, false);
+        let mut at = start_bytes;
+        while at < self.total_bytes {
+            let end = self.total_bytes.min(at + PIECE_BYTES);
+            let options = CopyOptions {
+                start_bytes: at,
+                len_bytes: Some(end),
+                ..all.clone()
+            };
+            copy(sources, target, &options, self)
+                .await
+                .map_err(copy_failure)?;
+            target.flush().await?;
+            done(end)?;
+            at = end;
+            self.progress.show(at, self.total_bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Observer for Work {
+    fn wants_progress(&self) -> bool {
+        false
+    }
+
+    fn progress(&mut self, _done_bytes: u64, _total_bytes: u64) {}
+
+    fn unknown(&mut self, source_offset_bytes: u64, error: &Error) {
+        if !self.quiet {
+            let why = report::error_text(error);
+            report::warning(format_args!(
+                "error while reading block status at offset {source_offset_bytes}: {why}"
+            ));
+        }
+    }
+
+    fn unreadable(&mut self, offset_bytes: u64, error: &Error) {
+        if !self.quiet {
+            let why = report::error_text(error);
+            report::warning(format_args!(
+                "error while reading offset {offset_bytes}: {why}"
+            ));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `convert --journal`: copies that are killed go on, and end as if they had not been.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
+
+fn shell(folder: &Path, line: &str) -> Output {
+    let mut command = Command::new("bash");
+    command.args(["-c", line]).current_dir(folder);
+    command.env("VELLUM", VELLUM).env("LC_ALL", "C");
+    command.output().expect("bash")
+}
+
+#[track_caller]
+fn succeeds(folder: &Path, line: &str) -> Output {
+    let output = shell(folder, line);
+    assert!(output.status.success(), "{line}: {output:?}");
+    output
+}
+
+/// A disk of 1 GiB with data all over it, some of it in a backing file.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    succeeds(
+        folder.path(),
+        "qemu-img create -q -f qcow2 base 1G && qemu-img create -q -f qcow2 -b base -F qcow2 src",
+    );
+    let writes = |first: u32| {
+        let command = |n: u32| format!(" -c 'write -P {} {}M 5M'", n % 255 + 1, n * 20);
+        (0..50)
+            .map(|n| command(n * 2 % 50 + first))
+            .collect::<String>()
+    };
+    succeeds(
+        folder.path(),
+        &format!("qemu-io base {} > /dev/null", writes(0)),
+    );
+    succeeds(
+        folder.path(),
+        &format!("qemu-io src {} > /dev/null", writes(1)),
+    );
+    folder
+}
+
+fn journal(folder: &Path) -> PathBuf {
+    folder.join("target.vellum-journal")
+}
+
+/// How far the copy is, as its journal says; `None` without one.
+fn done(folder: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(journal(folder)).ok()?;
+    let value: Value = serde_json::from_str(&text).expect("a journal is never half written");
+    value["done"].as_u64()
+}
+
+/// Starts a copy that takes a few seconds.
+fn slowly(folder: &Path, words: &str) -> Child {
+    Command::new(VELLUM)
+        .args(["convert", "-f", "qcow2", "--journal", "-r", "60M"])
+        .args(words.split_whitespace())
+        .args(["src", "target"])
+        .current_dir(folder)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program runs")
+}
+
+/// Kills a copy once it is beyond `bytes` by its journal.
+fn kill_beyond(folder: &Path, mut copy: Child, bytes: u64) {
+    let start = Instant::now();
+    while done(folder).is_none_or(|done| done < bytes) {
+        assert!(start.elapsed() < Duration::from_secs(60), "no progress");
+        assert!(copy.try_wait().unwrap().is_none(), "it ended too soon");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // In the middle of the next piece.
+    std::thread::sleep(Duration::from_millis(150));
+    copy.kill().unwrap();
+    copy.wait().unwrap();
+}
+
+#[test]
+fn a_killed_copy_goes_on_where_it_was() {
+    let folder = folder();
+    let folder = folder.path();
+    for (options, format) in [
+        ("-O qcow2", "qcow2"),
+        ("-O raw", "raw"),
+        ("-c -O qcow2", "qcow2"),
+    ] {
+        kill_beyond(folder, slowly(folder, options), 256 << 20);
+        let line = format!("$VELLUM convert -f qcow2 --journal {options} src target");
+        let output = succeeds(folder, &line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("going on at"), "{options}: {said}");
+        assert!(!journal(folder).exists(), "the copy is complete");
+        succeeds(
+            folder,
+            &format!("qemu-img compare -q -f qcow2 -F {format} src target"),
+        );
+        if format == "qcow2" {
+            succeeds(
+                folder,
+                "qemu-img check -q target && $VELLUM check -q target",
+            );
+        }
+        succeeds(folder, "rm target");
+    }
+}
+
+#[test]
+fn a_copy_may_be_killed_again_and_again() {
+    let folder = folder();
+    let folder = folder.path();
+    for place in [0, 256 << 20, 512 << 20] {
+        kill_beyond(folder, slowly(folder, "-O qcow2"), place);
+    }
+    succeeds(
+        folder,
+        "$VELLUM convert -f qcow2 --journal -O qcow2 src target",
+    );
+    succeeds(
+        folder,
+        "qemu-img compare -q src target && qemu-img check -q target",
+    );
+}
+
+#[test]
+fn another_copy_is_not_gone_on_with() {
+    let folder = folder();
+    let folder = folder.path();
+    kill_beyond(folder, slowly(folder, "-O qcow2"), 256 << 20);
+    let refused = |line: &str, words: &str| {
+        let before = std::fs::read(folder.join("target")).unwrap();
+        let output = shell(folder, line);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(words), "{line}: {said}");
+        assert!(journal(folder).exists());
+        assert!(std::fs::read(folder.join("target")).unwrap() == before);
+    };
+    let other = "$VELLUM convert -f qcow2 --journal -O qcow2 -o cluster_size=4k src target";
+    refused(other, "not those of the copy");
+    let same = "$VELLUM convert -f qcow2 --journal -O qcow2 src target";
+    refused(&same.replace("--journal", "--journal -t unsafe"), "unsafe");
+    // The backing file of the source has been touched since.
+    succeeds(folder, "qemu-io -c 'write -P 77 0 64k' base > /dev/null");
+    refused(same, "not those of the copy");
+    // Another file has taken the target's place.
+    succeeds(folder, "rm target.vellum-journal && cp target other");
+    succeeds(folder, "rm target");
+    kill_beyond(folder, slowly(folder, "-O qcow2"), 256 << 20);
+    succeeds(folder, "mv other target");
+    refused(same, "is not the file");
+    std::fs::write(journal(folder), "{}").unwrap();
+    refused(same, "is no journal");
+}
