@@ -1,5 +1,6 @@
 //! Chores of this repository: `cargo xtask TASK`.
 
+mod deb;
 mod demo;
 mod differential;
 mod fuzz;
@@ -21,6 +22,9 @@ usage: cargo xtask TASK [ARGUMENTS]
 
   setup                      install the programs that the demo and the tests use
   demo [--vellum PROGRAM]    a real disk from end to end, with real clients, measured
+  deb [--vellum PROGRAM] [--check ROOT]
+                             a Debian package in the place of qemu-utils; --check tries it
+                             in the system below ROOT
   differential [--seeds A..B] [--jobs N] [--vellum PROGRAM]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'
@@ -52,6 +56,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
     };
     match task.to_string_lossy().as_ref() {
         "setup" => setup::run(arguments),
+        "deb" => deb::run(arguments),
         "demo" => demo::run(arguments),
         "differential" => differential::run(arguments),
         "test" => test::run(arguments),
