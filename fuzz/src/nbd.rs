@@ -118,7 +118,7 @@ fn canned(data: &[u8]) -> (Channel, UnixStream) {
 fn check_client(data: &[u8]) {
     let (channel, _server) = canned(data);
     // Its result is as good as the server's word.
-    let _ = lane::block_on(list(channel));
+    let _ = lane::block_on(list(channel, None));
     let (channel, _server) = canned(data);
     let _ = lane::block_on(Handshake::new(channel).agree("", proto::CONTEXT_ALLOCATION));
     for framing in FRAMINGS {

@@ -27,6 +27,8 @@ enum Probe {
     Program(&'static str),
     /// A QEMU program, new enough.
     Qemu(&'static str),
+    /// A library that pkg-config knows.
+    Library(&'static str),
     /// A module of the system's own Python.
     PythonModule(&'static str),
 }
@@ -38,6 +40,9 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("nbdcopy"), "libnbd-bin"),
     need(Probe::Program("nbdkit"), "nbdkit"),
     need(Probe::PythonModule("nbd"), "python3-libnbd"),
+    need(Probe::Program("certtool"), "gnutls-bin"),
+    need(Probe::Library("openssl"), "libssl-dev"),
+    need(Probe::Program("pkg-config"), "pkg-config"),
     need(Probe::Program("mkfs.ext4"), "e2fsprogs"),
     need(Probe::Program("mkfs.xfs"), "xfsprogs"),
     need(Probe::Program("mkfs.btrfs"), "btrfs-progs"),
@@ -57,6 +62,10 @@ impl Need {
         match self.probe {
             Probe::Program(name) => process::find_program(name).is_some(),
             Probe::Qemu(name) => qemu_major(name).is_some_and(|version| version >= QEMU_MAJOR_MIN),
+            Probe::Library(name) => Command::new("pkg-config")
+                .args(["--exists", name])
+                .status()
+                .is_ok_and(|status| status.success()),
             Probe::PythonModule(name) => Command::new("/usr/bin/python3")
                 .args(["-c", &format!("import {name}")])
                 .output()

@@ -1,21 +1,15 @@
 //! `--object`: what a tool makes before it opens images.
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_control::{Options, add_throttle_group, secret};
+use vellum_control::{Options, add_throttle_group, secret, tls};
 
 /// The types that QEMU's tools know. Those that have no effect here are only
 /// checked for a name.
 const TYPES: &[&str] = &[
     "secret",
     "secret_keyring",
-    "tls-creds-anon",
-    "tls-creds-psk",
-    "tls-creds-x509",
     "tls-cipher-suites",
-    "authz-list",
-    "authz-list-file",
     "authz-pam",
-    "authz-simple",
     "throttle-group",
     "iothread",
     "main-loop",
@@ -38,6 +32,7 @@ pub fn add(text: &str) -> Result<()> {
     match options.take_text("qom-type")?.as_deref() {
         Some("secret") => secret::add(options),
         Some("throttle-group") => add_throttle_group(options),
+        Some(kind) if tls::is_type(kind) => tls::add(kind, options),
         Some(kind) if TYPES.contains(&kind) => match options.contains("id") {
             true => Ok(()),
             false => Err(invalid("Parameter 'id' is missing")),

@@ -138,13 +138,16 @@ fn what_does_not_exist_is_refused_by_name() {
         ("--chardev stdio,id=m", "a monitor (QMP) is not part"),
         (
             "--object tls-creds-psk,id=t,dir=.",
-            "'tls-creds-psk' are not part",
+            "Unable to access credentials ./keys.psk: No such file or directory",
         ),
         (
             "--export fuse,id=e,node-name=f,mountpoint=m",
             "'fuse' are not part",
         ),
-        ("--nbd-server addr.type=unix,tls-creds=t", "TLS is not part"),
+        (
+            "--nbd-server addr.type=unix,tls-creds=t",
+            "No TLS credentials with id 't'",
+        ),
     ] {
         let words: Vec<&str> = line.split_whitespace().collect();
         let output = place.command(&place.path(NAME), &words).output().unwrap();

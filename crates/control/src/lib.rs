@@ -11,6 +11,8 @@
 pub mod amend;
 mod amend_keys;
 pub mod audit;
+#[cfg(feature = "tls")]
+mod authz;
 pub mod cache;
 mod cache_cleaner;
 pub mod chain;
@@ -32,12 +34,18 @@ mod nbd_name;
 pub mod nodes;
 pub mod open;
 pub mod options;
+pub mod overlay;
 pub mod probe;
 mod qcow2_node;
 pub mod reopen;
 pub mod secret;
 pub mod size;
 pub mod spec;
+#[cfg(feature = "tls")]
+pub mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+pub mod tls;
 pub mod wrap;
 
 pub use cache::CacheMode;

@@ -43,15 +43,7 @@ enum Encoding {
 /// # Errors
 /// In QEMU's words for options that cannot be, and for names that are in use.
 pub fn add(mut options: Options) -> Result<()> {
-    let Some(id) = options.take_text("id")? else {
-        return Err(invalid("Parameter 'id' is missing"));
-    };
-    if !is_identifier(&id) {
-        return Err(invalid(
-            "Parameter 'id' expects an identifier\nIdentifiers consist of letters, digits, '-', \
-             '.', '_', starting with a letter.",
-        ));
-    }
+    let id = take_id(&mut options)?;
     let encoding = match options.take_text("format")?.as_deref() {
         None | Some("raw") => Encoding::Raw,
         Some("base64") => Encoding::Base64,
@@ -67,9 +59,7 @@ pub fn add(mut options: Options) -> Result<()> {
         return Err(invalid(format!("Parameter '{key}' is unexpected")));
     }
     if secrets().contains_key(&id) {
-        return Err(invalid(format!(
-            "attempt to add duplicate property '{id}' to object (type 'container')"
-        )));
+        return Err(duplicate(&id));
     }
     let bytes = read(data, file)?;
     let bytes = match key_id {
@@ -80,6 +70,27 @@ pub fn add(mut options: Options) -> Result<()> {
     let secret = Passphrase::new(bytes.to_vec());
     secrets().insert(id, secret);
     Ok(())
+}
+
+/// Takes the name of an object out of its options.
+pub(crate) fn take_id(options: &mut Options) -> Result<String> {
+    let Some(id) = options.take_text("id")? else {
+        return Err(invalid("Parameter 'id' is missing"));
+    };
+    if !is_identifier(&id) {
+        return Err(invalid(
+            "Parameter 'id' expects an identifier\nIdentifiers consist of letters, digits, '-', \
+             '.', '_', starting with a letter.",
+        ));
+    }
+    Ok(id)
+}
+
+/// The refusal of a name that is in use.
+pub(crate) fn duplicate(id: &str) -> Error {
+    invalid(format!(
+        "attempt to add duplicate property '{id}' to object (type 'container')"
+    ))
 }
 
 /// Forgets a secret; whether there was one.

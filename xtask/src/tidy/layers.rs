@@ -6,7 +6,7 @@ use serde_json::Value;
 /// The house from the ground up. A crate may use those of lower floors.
 const FLOORS: &[&[&str]] = &[
     &["vellum-format", "vellum-storage"],
-    &["vellum"],
+    &["vellum", "vellum-tls"],
     &["vellum-control", "vellum-export", "vellum-jobs"],
     &["vellum-cli", "vellum-sim"],
 ];

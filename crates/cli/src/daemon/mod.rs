@@ -10,7 +10,7 @@ mod server;
 
 use std::ffi::OsString;
 
-use vellum_control::{Nodes, Options, secret};
+use vellum_control::{Nodes, Options, secret, tls};
 use vellum_export::nbd::{Exports, Listener, ServerOptions, Stop};
 use vellum_storage::{lane, spawn};
 
@@ -197,6 +197,9 @@ impl Parts {
         let kind = need(&mut options, "qom-type")?;
         if kind == "secret" {
             return secret::add(options).map_err(failure);
+        }
+        if tls::is_type(&kind) {
+            return tls::add(&kind, options).map_err(failure);
         }
         if kind != "iothread" {
             return Err(message(match is_object_of_qemu(&kind) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vellum_control::Options;
+use vellum_control::{Options, tls};
 use vellum_export::nbd::ServerOptions;
 
 use super::{Server, failure, message, need, refuse_rest};
@@ -13,11 +13,11 @@ const DEFAULT_CONNECTIONS: u64 = 100;
 
 /// Listens where the options say.
 pub(super) fn listen(mut options: Options) -> Result<Server, Failure> {
-    for key in ["tls-creds", "tls-authz"] {
-        if options.contains(key) {
-            return Err(message("TLS is not part of this version"));
-        }
-    }
+    let authz = options.take_text("tls-authz").map_err(failure)?;
+    let tls = match options.take_text("tls-creds").map_err(failure)? {
+        Some(id) => Some(tls::server(&id, authz).map_err(failure)?),
+        None => None,
+    };
     let max_connections = options.take_number("max-connections").map_err(failure)?;
     let handshake = options
         .take_number("handshake-max-seconds")
@@ -58,6 +58,8 @@ pub(super) fn listen(mut options: Options) -> Result<Server, Failure> {
         options: ServerOptions {
             max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
             persistent: true,
+            tls,
+            log: Some(serve::log(false)),
             handshake_limit: match handshake {
                 None => defaults.handshake_limit,
                 Some(0) => None,

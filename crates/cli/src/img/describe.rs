@@ -74,7 +74,10 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         qcow2: None,
     };
     if format == "qcow2" {
-        let info = ImageInfo::read(file).await?;
+        let info = ImageInfo::read(file.clone()).await?;
+        // A server may let nobody else in before.
+        file.close().await?;
+        drop(file);
         // The driver's options are checked although nothing here needs them.
         open::check_options(spec, &flags).await?;
         description.size_bytes = info.size_bytes;
@@ -85,10 +88,13 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         });
         description.qcow2 = Some(info);
     } else {
+        file.close().await?;
+        drop(file);
         let device = open::open_device(spec, &flags).await?;
         description.size_bytes = device.size_bytes();
         let luks = device.as_luks();
         description.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
+        device.close().await?;
     }
     Ok(description)
 }

@@ -13,7 +13,7 @@ mod convert_bitmaps;
 mod create;
 mod dd;
 mod describe;
-mod help;
+pub(crate) mod help;
 mod human;
 mod info;
 mod intake;

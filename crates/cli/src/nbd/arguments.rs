@@ -1,9 +1,12 @@
 //! The command line of `qemu-nbd`.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::Duration;
 
-use vellum_control::{Aio, CacheMode, DetectZeroes, Options, secret};
+use vellum_control::{Aio, CacheMode, DetectZeroes, tls};
+use vellum_storage::nbd::Upgrade;
+use vellum_storage::nbd::client::Address;
 
 use super::Failure;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
@@ -121,6 +124,8 @@ pub(super) struct Arguments {
     pub(super) discard: Option<bool>,
     pub(super) detect_zeroes: DetectZeroes,
     pub(super) snapshot: Option<String>,
+    /// Changes are thrown away.
+    pub(super) temporary: bool,
     pub(super) bitmaps: Vec<String>,
     pub(super) allocation_depth: bool,
     pub(super) export_name: Option<String>,
@@ -136,14 +141,21 @@ pub(super) struct Arguments {
     pub(super) handshake_limit: Option<Option<Duration>>,
     tls: Tls,
     selinux_label: bool,
-    kernel_device: bool,
+    kernel_device: Option<KernelDevice>,
+}
+
+/// What to do with a device of the kernel's client.
+#[derive(Debug)]
+enum KernelDevice {
+    Connect(String),
+    Disconnect,
 }
 
 #[derive(Debug, Default)]
 struct Tls {
     creds: Option<String>,
-    hostname: bool,
-    authz: bool,
+    hostname: Option<String>,
+    authz: Option<String>,
 }
 
 fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
@@ -178,22 +190,23 @@ impl Arguments {
             Id::ReadOnly => self.read_only = true,
             Id::AllocationDepth => self.allocation_depth = true,
             Id::Bitmap => self.bitmaps.push(value),
-            Id::Connect | Id::Disconnect => self.kernel_device = true,
+            Id::Connect => self.kernel_device = Some(KernelDevice::Connect(value)),
+            Id::Disconnect => self.kernel_device = Some(KernelDevice::Disconnect),
             Id::LoadSnapshot => self.snapshot = Some(value),
             Id::Format => self.format = Some(value),
             Id::Persistent => self.persistent = true,
             Id::Verbose => self.verbose = true,
             Id::TlsCreds => self.tls.creds = Some(value),
-            Id::TlsHostname => self.tls.hostname = true,
-            Id::TlsAuthz => self.tls.authz = true,
+            Id::TlsHostname => self.tls.hostname = Some(value),
+            Id::TlsAuthz => self.tls.authz = Some(value),
             Id::ImageOpts => self.image_opts = true,
             // There is nothing to trace: accepted, so that scripts go on.
             Id::Trace => {}
             Id::Fork => self.fork = true,
             Id::PidFile => self.pid_file = Some(value),
             Id::SelinuxLabel => self.selinux_label = true,
-            Id::Snapshot => return fail("temporary snapshots are not part of this version"),
-            Id::Object => return take_object(&value),
+            Id::Snapshot => self.temporary = true,
+            Id::Object => return crate::object::add(&value).map_err(told),
             _ => return self.take_checked(id, value),
         }
         Ok(())
@@ -281,8 +294,8 @@ impl Arguments {
         if self.action == Action::List {
             return self.check_list();
         }
-        if self.kernel_device {
-            return fail("Kernel /dev/nbdN support not available");
+        if let Some(KernelDevice::Connect(device)) = &self.kernel_device {
+            return no_kernel_device("Failed to open", device);
         }
         if self.image_opts && self.format.is_some() {
             return fail("--image-opts and -f are mutually exclusive");
@@ -298,8 +311,9 @@ impl Arguments {
             || self.description.is_some()
             || !self.bitmaps.is_empty()
             || self.allocation_depth
-            || self.kernel_device
+            || self.kernel_device.is_some()
             || self.offset_bytes > 0
+            || self.temporary
             || self.snapshot.is_some();
         if per_device {
             return fail("List mode is incompatible with per-device settings");
@@ -311,18 +325,55 @@ impl Arguments {
     }
 
     fn check_tls(&self) -> Result<(), Failure> {
+        let listing = self.action == Action::List;
         match &self.tls {
             Tls {
+                creds: Some(_),
+                authz: Some(_),
+                ..
+            } if listing => fail("TLS authorization is incompatible with export list"),
+            Tls {
+                creds: Some(_),
+                hostname: Some(_),
+                ..
+            } if !listing => fail("TLS hostname is only supported with export list"),
+            Tls {
                 creds: Some(id), ..
-            } => fail(format!(
-                "Failed to get TLS creds: No TLS credentials with id '{id}'"
-            )),
-            Tls { hostname: true, .. } => {
-                fail("--tls-hostname is not permitted without --tls-creds")
+            } => {
+                let checked = match listing {
+                    true => tls::client(id, None).map(drop),
+                    false => tls::server(id, None).map(drop),
+                };
+                checked.map_err(no_credentials)
             }
-            Tls { authz: true, .. } => fail("--tls-authz is not permitted without --tls-creds"),
+            Tls { authz: Some(_), .. } => fail("--tls-authz is not permitted without --tls-creds"),
+            Tls {
+                hostname: Some(_), ..
+            } => fail("--tls-hostname is not permitted without --tls-creds"),
             _ => Ok(()),
         }
+    }
+
+    /// What secures a connection to a server that is to be listed.
+    pub(super) fn client_tls(
+        &self,
+        address: &Address,
+    ) -> Result<Option<Arc<dyn Upgrade>>, Failure> {
+        let Some(id) = &self.tls.creds else {
+            return Ok(None);
+        };
+        let hostname = self.tls.hostname.as_deref().or(address.host());
+        let hostname = hostname.map(str::to_owned);
+        tls::client(id, hostname).map(Some).map_err(no_credentials)
+    }
+
+    /// What secures the connections of clients.
+    pub(super) fn server_tls(&self) -> Result<Option<Arc<dyn Upgrade>>, Failure> {
+        let Some(id) = &self.tls.creds else {
+            return Ok(None);
+        };
+        let authz = self.tls.authz.clone();
+        tls::server(id, authz).map(Some).map_err(no_credentials)
     }
 
     fn take_operands(&mut self, operands: Vec<String>) -> Result<(), Failure> {
@@ -337,30 +388,29 @@ impl Arguments {
                 "Invalid number of arguments\nTry `qemu-nbd --help' for more information.",
             );
         };
+        if let Some(KernelDevice::Disconnect) = self.kernel_device {
+            return no_kernel_device("Cannot open", &image);
+        }
         self.image = image;
         Ok(())
     }
 }
 
-/// Takes secrets in. TLS credentials would be silently without effect: refuse them.
-fn take_object(text: &str) -> Result<(), Failure> {
-    let told = |error: vellum::Error| Failure::Message(vellum_control::error_text(&error));
-    let mut options = Options::parse_with_implied(text, Some("qom-type")).map_err(told)?;
-    if options.get_text("qom-type") == Some("secret") {
-        options.take("qom-type");
-        return secret::add(options).map_err(told);
+/// Why a device of the kernel cannot be used: it is not there, or there is no code for it.
+fn no_kernel_device(what: &str, device: &str) -> Result<(), Failure> {
+    match std::fs::File::options().read(true).write(true).open(device) {
+        Err(error) => fail(format!("{what} {device}: {}", super::os_text(&error))),
+        Ok(_) => fail("Kernel /dev/nbdN support not available"),
     }
-    let kind = text.split(',').next().unwrap_or_default();
-    let kind = kind.strip_prefix("qom-type=").unwrap_or(kind);
-    match kind {
-        "secret_keyring" | "tls-creds-x509" | "tls-creds-psk" | "tls-creds-anon"
-        | "tls-cipher-suites" | "authz-simple" | "authz-list" | "authz-list-file" => fail(format!(
-            "objects of type '{kind}' are not part of this version"
-        )),
-        _ => fail(format!(
-            "Parameter 'qom-type' does not accept value '{kind}'"
-        )),
-    }
+}
+
+fn told(error: vellum::Error) -> Failure {
+    Failure::Message(vellum_control::error_text(&error))
+}
+
+fn no_credentials(error: vellum::Error) -> Failure {
+    let text = vellum_control::error_text(&error);
+    Failure::Message(format!("Failed to get TLS creds: {text}"))
 }
 
 #[cfg(test)]

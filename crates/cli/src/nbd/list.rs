@@ -45,7 +45,8 @@ fn ask(arguments: &Arguments) -> Result<Listing, Failure> {
             }
         }
     };
-    let listed = lane::block_on(async { list::list(client::connect(&address).await?).await });
+    let tls = arguments.client_tls(&address)?;
+    let listed = lane::block_on(async { list::list(client::connect(&address).await?, tls).await });
     listed.map_err(|error| Failure::Message(report::error_text(&error)))
 }
 

@@ -12,6 +12,7 @@ use std::io;
 use arguments::{Action, Arguments};
 
 use crate::getopt::UsageError;
+use crate::img::help::QEMU_VERSION;
 use crate::report;
 
 pub use arguments::options;
@@ -72,7 +73,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         }
         Action::Version => {
             report::print_line(format_args!(
-                "{program} {} (Vellum)",
+                "{program} {QEMU_VERSION} (vellum {})",
                 env!("CARGO_PKG_VERSION")
             ));
             Ok(())
@@ -128,6 +129,18 @@ How to open the image:
       --aio=MODE             threads, native, io_uring
       --discard=MODE         ignore, unmap
       --detect-zeroes=MODE   off, on, unmap
+
+  -s, --snapshot             throw all changes away in the end
+  -l, --load-snapshot=PARAM  show an internal snapshot: ID, NAME, or
+                             snapshot.id=ID,snapshot.name=NAME
+
+Who may come in, and how:
+      --object=TYPE,id=ID    define a secret, TLS credentials (tls-creds-x509,
+                             tls-creds-psk, tls-creds-anon), or who may come in
+                             (authz-simple, authz-list, authz-list-file)
+      --tls-creds=ID         insist on TLS with these credentials
+      --tls-authz=ID         let only those in that this object allows
+      --tls-hostname=NAME    with --list: the name in the server's certificate
 
 How to run:
   -v, --verbose              tell what clients do wrong

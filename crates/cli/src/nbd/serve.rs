@@ -10,9 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::{ImageSpec, OpenFlags, open_device};
+use vellum_control::{ImageSpec, OpenFlags, open_device, overlay};
 use vellum_export::Slice;
-use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
+use vellum_export::nbd::{Export, Exports, Listener, Log, Phase, ServerOptions, Stop};
 use vellum_storage::{lane, spawn};
 
 use super::arguments::Arguments;
@@ -92,7 +92,7 @@ async fn run(
                 .tell(arguments.verbose)
                 .map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
         }
-        let options = server_options(arguments);
+        let options = server_options(arguments)?;
         vellum_export::nbd::serve(listeners, Exports::new([export]), options, stop).await;
         Ok(())
     }
@@ -117,14 +117,17 @@ async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
     };
     let spec = ImageSpec::from_argument(name, arguments.image_opts, format).map_err(failed)?;
     let flags = OpenFlags {
-        writable: !arguments.read_only && arguments.snapshot.is_none(),
+        writable: !arguments.read_only && arguments.snapshot.is_none() && !arguments.temporary,
         cache: arguments.cache.unwrap_or_default(),
         aio: arguments.aio,
         discard: arguments.discard.unwrap_or(false),
         detect_zeroes: arguments.detect_zeroes,
         ..OpenFlags::default()
     };
-    let device = open_device(&spec, &flags).await.map_err(failed)?;
+    let mut device = open_device(&spec, &flags).await.map_err(failed)?;
+    if arguments.temporary && !arguments.read_only {
+        device = overlay::put_on(device).await.map_err(failed)?;
+    }
     match show(arguments, &device).await {
         Ok(device) => Ok(device),
         Err(failure) => {
@@ -171,19 +174,27 @@ async fn make_export(
     Ok(export)
 }
 
-fn server_options(arguments: &Arguments) -> ServerOptions {
+fn server_options(arguments: &Arguments) -> Result<ServerOptions, Failure> {
     let defaults = ServerOptions::default();
-    ServerOptions {
+    Ok(ServerOptions {
+        tls: arguments.server_tls()?,
         max_connections: arguments.shared.unwrap_or(1),
         persistent: arguments.persistent,
         handshake_limit: arguments
             .handshake_limit
             .unwrap_or(defaults.handshake_limit),
-        log: arguments
-            .verbose
-            .then(|| Arc::new(|line: &str| report::info(line)) as vellum_export::nbd::Log),
+        log: Some(log(arguments.verbose)),
         ..defaults
-    }
+    })
+}
+
+/// Tells who could not come in; of the others, what they do wrong, where that is wanted.
+pub(crate) fn log(verbose: bool) -> Log {
+    Arc::new(move |phase, line| match phase {
+        Phase::Negotiation => report::error(format_args!("option negotiation failed: {line}")),
+        Phase::Transmission if verbose => report::info(line),
+        Phase::Transmission => {}
+    })
 }
 
 fn listen(

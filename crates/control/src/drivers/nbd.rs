@@ -10,6 +10,7 @@ use crate::file_node::Common;
 use crate::graph::{Around, Body, Opened, invalid, refuse_unknown};
 use crate::nbd_name;
 use crate::options::Options;
+use crate::tls;
 
 const DRIVER: &str = "nbd";
 
@@ -36,16 +37,17 @@ pub(super) async fn open(mut options: Options, common: Common, _around: Around) 
     let seconds = |number: Option<u64>| Duration::from_secs(number.unwrap_or(0));
     client.reconnect_delay = seconds(take_seconds(&mut options, "reconnect-delay")?);
     client.open_timeout = seconds(take_seconds(&mut options, "open-timeout")?);
+    let hostname = options.take_text("tls-hostname")?;
     if let Some(id) = options.take_text("tls-creds")? {
-        return Err(invalid(format!("No TLS credentials with id '{id}'")));
+        let hostname = hostname.or_else(|| client.address.host().map(str::to_owned));
+        client.tls = Some(tls::client(&id, hostname)?);
     }
-    options.take_text("tls-hostname")?;
     refuse_unknown(&options, DRIVER)?;
     let storage = NbdStorage::open(client).await?;
     if common.writable && storage.session().flags & proto::FLAG_READ_ONLY != 0 {
         use vellum_storage::Storage;
         storage.close().await?;
-        return Err(invalid("request on write denied without write permission"));
+        return Err(invalid("Could not open image: Permission denied"));
     }
     Ok(Opened {
         driver: DRIVER,

@@ -29,6 +29,7 @@ const MAX_SKIPPED_BYTES: u64 = 2 * proto::MAX_PAYLOAD_BYTES;
 /// What the handshake agreed on.
 #[derive(Debug)]
 pub(super) struct Agreement {
+    pub(super) channel: Channel,
     pub(super) export: Arc<Export>,
     pub(super) framing: Framing,
     pub(super) contexts: Vec<MetaContext>,
@@ -39,7 +40,6 @@ pub(super) struct Agreement {
 pub(super) struct Connection {
     pub(super) agreement: Agreement,
     pub(super) pool: Pool,
-    channel: Channel,
     window: Window,
     outbox: Outbox,
     /// Nothing can be sent any more: replies are dropped.
@@ -57,11 +57,10 @@ pub(super) struct Request {
 }
 
 /// Serves requests until the client leaves, then finishes what is in flight.
-pub(super) async fn serve(channel: Channel, input: Input, agreement: Agreement) -> Gone {
+pub(super) async fn serve(input: Input, agreement: Agreement) -> Gone {
     let connection = Rc::new(Connection {
         agreement,
         pool: Pool::default(),
-        channel,
         window: Window::default(),
         outbox: Outbox::default(),
         mute: Cell::new(false),
@@ -74,6 +73,7 @@ pub(super) async fn serve(channel: Channel, input: Input, agreement: Agreement) 
     connection.window.drained().await;
     connection.outbox.close();
     sender.await;
+    connection.agreement.channel.finish().await;
     end
 }
 
@@ -82,7 +82,9 @@ async fn read_requests(connection: &Rc<Connection>, mut input: Input) -> Result<
     let framing = connection.agreement.framing;
     let header_bytes = framing.request_header_bytes();
     loop {
-        input.need(&connection.channel, header_bytes).await?;
+        input
+            .need(&connection.agreement.channel, header_bytes)
+            .await?;
         let header = RequestHeader::decode(framing, &input.available()[..header_bytes])
             .ok_or(Gone::Broken("a request with a wrong magic number"))?;
         input.consume(header_bytes);
@@ -140,7 +142,7 @@ impl Connection {
         if payload_bytes > 0 {
             // Checked by the command: at most `MAX_PAYLOAD_BYTES`.
             let buffer = self.pool.take(payload_bytes as usize);
-            match input.fill(&self.channel, buffer).await {
+            match input.fill(&self.agreement.channel, buffer).await {
                 Ok(filled) => payload = Some(filled),
                 Err(gone) => {
                     request.abandon();
@@ -155,7 +157,7 @@ impl Connection {
     async fn skip_payload(&self, input: &mut Input, header: &RequestHeader) -> Result<(), Gone> {
         match header.payload_bytes(self.agreement.framing) {
             0 => Ok(()),
-            bytes if bytes <= MAX_SKIPPED_BYTES => input.skip(&self.channel, bytes).await,
+            bytes if bytes <= MAX_SKIPPED_BYTES => input.skip(&self.agreement.channel, bytes).await,
             _ => Err(Gone::Broken("a request with an absurdly long payload")),
         }
     }
@@ -184,14 +186,14 @@ async fn send_replies(connection: Rc<Connection>) {
     while connection.outbox.next_batch(&mut batch).await {
         if !connection.mute.get() {
             let pieces = heads.gather(&mut batch);
-            let (pieces, sent) = connection.channel.send(pieces).await;
+            let (pieces, sent) = connection.agreement.channel.send(pieces).await;
             match sent {
                 Ok(()) => heads.reclaim(pieces, |payload| connection.pool.give(payload)),
                 Err(_) => {
                     connection.mute.set(true);
                     heads = Heads::new();
                     // The reader learns of it as the end of its input.
-                    let _ = connection.channel.shutdown(Shutdown::Both);
+                    let _ = connection.agreement.channel.shutdown(Shutdown::Both);
                 }
             }
         }

@@ -22,5 +22,5 @@ mod window;
 
 pub use export::{Export, MetaContext};
 pub use listener::Listener;
-pub use server::{Exports, Log, ServerOptions, serve};
+pub use server::{Exports, Log, Phase, ServerOptions, serve};
 pub use stop::Stop;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum_storage::nbd::Channel;
+use vellum_storage::nbd::{Channel, Upgrade};
 
 use super::connection::Agreement;
 use super::export::{Export, MetaContext};
@@ -24,7 +24,8 @@ const CLIENT_FLAGS: u32 = proto::FLAG_C_FIXED_NEWSTYLE | proto::FLAG_C_NO_ZEROES
 
 /// The state of one handshake.
 struct Handshake<'a> {
-    channel: &'a Channel,
+    channel: Channel,
+    tls: Option<&'a dyn Upgrade>,
     exports: &'a Exports,
     no_zeroes: bool,
     framing: Framing,
@@ -44,12 +45,14 @@ enum Next {
 
 /// Negotiates; `None`: the client left without choosing an export.
 pub(super) async fn negotiate(
-    channel: &Channel,
+    channel: Channel,
     input: &mut Input,
     exports: &Exports,
+    tls: Option<&dyn Upgrade>,
 ) -> Result<Option<Agreement>, Gone> {
     let mut handshake = Handshake {
         channel,
+        tls,
         exports,
         no_zeroes: false,
         framing: Framing::Simple,
@@ -82,7 +85,7 @@ impl Handshake<'_> {
         greeting.extend(proto::OPTION_MAGIC.to_be_bytes());
         greeting.extend((proto::FLAG_FIXED_NEWSTYLE | proto::FLAG_NO_ZEROES).to_be_bytes());
         self.send(&greeting).await?;
-        input.need(self.channel, 4).await?;
+        input.need(&self.channel, 4).await?;
         let mut flags = [0; 4];
         flags.copy_from_slice(&input.available()[..4]);
         input.consume(4);
@@ -98,7 +101,7 @@ impl Handshake<'_> {
     }
 
     async fn next_option(&mut self, input: &mut Input) -> Result<Next, Gone> {
-        input.need(self.channel, OPTION_HEADER_BYTES).await?;
+        input.need(&self.channel, OPTION_HEADER_BYTES).await?;
         let mut header = [0; OPTION_HEADER_BYTES];
         header.copy_from_slice(&input.available()[..OPTION_HEADER_BYTES]);
         let header = OptionHeader::decode(&header)
@@ -107,9 +110,21 @@ impl Handshake<'_> {
         if header.len_bytes > MAX_SKIPPED_BYTES {
             return Err(Gone::Broken("an absurdly long option"));
         }
+        if self.needs_tls(header.option) {
+            if header.option == proto::OPT_EXPORT_NAME {
+                return Err(Gone::Broken("Option 0x1 not permitted before TLS"));
+            }
+            input
+                .skip(&self.channel, u64::from(header.len_bytes))
+                .await?;
+            let text = format!("Option {:#x} not permitted before TLS", header.option);
+            return self
+                .reply(header.option, proto::REP_ERR_TLS_REQD, text.as_bytes())
+                .await;
+        }
         if header.len_bytes > MAX_OPTION_BYTES {
             input
-                .skip(self.channel, u64::from(header.len_bytes))
+                .skip(&self.channel, u64::from(header.len_bytes))
                 .await?;
             let text = b"the option is too long";
             return self
@@ -117,11 +132,11 @@ impl Handshake<'_> {
                 .await;
         }
         let len = header.len_bytes as usize;
-        input.need(self.channel, len).await?;
+        input.need(&self.channel, len).await?;
         let data = input.available()[..len].to_vec();
         input.consume(len);
         match ClientOption::decode(header.option, &data) {
-            Ok(option) => self.answer(header.option, option).await,
+            Ok(option) => self.answer(input, header.option, option).await,
             Err(BadOption { .. }) if header.option == proto::OPT_EXPORT_NAME => {
                 Err(Gone::Broken("a malformed export name"))
             }
@@ -132,19 +147,22 @@ impl Handshake<'_> {
         }
     }
 
-    async fn answer(&mut self, number: u32, option: ClientOption<'_>) -> Result<Next, Gone> {
+    async fn answer(
+        &mut self,
+        input: &Input,
+        number: u32,
+        option: ClientOption<'_>,
+    ) -> Result<Next, Gone> {
         match option {
             ClientOption::ExportName(name) => self.export_name(name).await,
             ClientOption::Abort => {
                 // The client may be gone already; nobody minds.
                 let _ = self.reply(number, proto::REP_ACK, &[]).await;
+                self.channel.finish().await;
                 Ok(Next::Leave)
             }
             ClientOption::List => self.list(number).await,
-            ClientOption::StartTls => {
-                self.reply(number, proto::REP_ERR_POLICY, b"TLS not configured")
-                    .await
-            }
+            ClientOption::StartTls => self.start_tls(input, number).await,
             ClientOption::Info(request) => self.info(number, request).await,
             ClientOption::Go(request) => self.info(number, request).await,
             ClientOption::StructuredReply => self.structured(number).await,
@@ -157,6 +175,34 @@ impl Handshake<'_> {
                     .await
             }
         }
+    }
+
+    async fn start_tls(&mut self, input: &Input, number: u32) -> Result<Next, Gone> {
+        let Some(tls) = self.tls else {
+            let text = b"TLS not configured";
+            return self.reply(number, proto::REP_ERR_POLICY, text).await;
+        };
+        if self.channel.is_secured() {
+            let text = b"TLS already enabled";
+            return self.reply(number, proto::REP_ERR_INVALID, text).await;
+        }
+        // What was said in the clear must not be taken for what is said under TLS.
+        if !input.available().is_empty() {
+            return Err(Gone::Broken(
+                "bytes in the clear behind the request for TLS",
+            ));
+        }
+        self.reply(number, proto::REP_ACK, &[]).await?;
+        let secured = self.channel.upgrade(tls).await;
+        self.channel = secured.map_err(Gone::Untrusted)?;
+        Ok(Next::Continue)
+    }
+
+    /// Whether an option has to wait until the connection is secured.
+    fn needs_tls(&self, option: u32) -> bool {
+        self.tls.is_some()
+            && !self.channel.is_secured()
+            && !matches!(option, proto::OPT_STARTTLS | proto::OPT_ABORT)
     }
 
     async fn list(&self, number: u32) -> Result<Next, Gone> {
@@ -300,6 +346,7 @@ impl Handshake<'_> {
             _ => Vec::new(),
         };
         Agreement {
+            channel: self.channel,
             export,
             framing: self.framing,
             contexts,

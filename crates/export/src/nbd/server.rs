@@ -12,7 +12,8 @@ use std::time::Duration;
 use event_listener::Event;
 use futures_util::future::{Either, select};
 use vellum_storage::lane::{self, net::Stream};
-use vellum_storage::nbd::Channel;
+use vellum_storage::nbd::client::handshake::TLS_OPERATION;
+use vellum_storage::nbd::{Channel, Upgrade};
 use vellum_storage::spawn;
 
 use super::connection;
@@ -49,8 +50,17 @@ impl Exports {
     }
 }
 
+/// When a client was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Before it had chosen an export.
+    Negotiation,
+    /// While it used one.
+    Transmission,
+}
+
 /// Where a server tells what it makes of its clients.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+pub type Log = Arc<dyn Fn(Phase, &str) + Send + Sync>;
 
 /// How a server treats its clients.
 #[derive(Clone)]
@@ -63,6 +73,8 @@ pub struct ServerOptions {
     pub handshake_limit: Option<Duration>,
     /// Most threads that serve connections, the caller's included.
     pub max_lanes: usize,
+    /// Insists on TLS.
+    pub tls: Option<Arc<dyn Upgrade>>,
     /// Receives a line for each client that breaks the protocol.
     pub log: Option<Log>,
 }
@@ -74,6 +86,7 @@ impl Default for ServerOptions {
             persistent: false,
             handshake_limit: Some(Duration::from_secs(10)),
             max_lanes: std::thread::available_parallelism().map_or(1, usize::from),
+            tls: None,
             log: None,
         }
     }
@@ -177,7 +190,8 @@ async fn serve_client(client: Stream, shared: Arc<Shared>, ticket: u64, seat: Se
 async fn converse(client: Stream, shared: &Shared) -> bool {
     let mut input = Input::new();
     let channel = Channel::from(client);
-    let handshake = negotiate(&channel, &mut input, &shared.exports);
+    let tls = shared.options.tls.as_deref();
+    let handshake = negotiate(channel, &mut input, &shared.exports, tls);
     let agreement = match shared.options.handshake_limit {
         None => handshake.await,
         Some(limit) => match select(pin!(handshake), pin!(lane::sleep(limit))).await {
@@ -187,24 +201,39 @@ async fn converse(client: Stream, shared: &Shared) -> bool {
     };
     match agreement {
         Ok(Some(agreement)) => {
-            let end = connection::serve(channel, input, agreement).await;
+            let end = connection::serve(input, agreement).await;
             if !matches!(end, Gone::Closed) {
-                shared.log(&end);
+                shared.log(Phase::Transmission, &end.to_string());
             }
             true
         }
         Ok(None) => false,
         Err(gone) => {
-            shared.log(&gone);
+            shared.log(Phase::Negotiation, &negotiation_failure(&gone));
             false
         }
     }
 }
 
+/// What has ended a negotiation, in QEMU's words.
+fn negotiation_failure(gone: &Gone) -> String {
+    let what = "Failed to read opts magic";
+    match gone {
+        Gone::Closed => format!("{what}: Unexpected end-of-file before all data were read"),
+        Gone::Failed(error) if error.operation() == TLS_OPERATION => {
+            format!("{what}: {}", error.message())
+        }
+        Gone::Failed(error) => {
+            format!("{what}: Unable to read from socket: {}", error.message())
+        }
+        other => other.to_string(),
+    }
+}
+
 impl Shared {
-    fn log(&self, what: &dyn fmt::Display) {
+    fn log(&self, phase: Phase, what: &str) {
         if let Some(log) = &self.options.log {
-            log(&what.to_string());
+            log(phase, what);
         }
     }
 

@@ -46,7 +46,7 @@ impl Server {
     pub fn list(&self) -> Listing {
         let stream = OwnedFd::from(self.connect().stream);
         let channel = Channel::from(lane::net::Stream::from_fd(stream));
-        lane::block_on(list(channel)).expect("list")
+        lane::block_on(list(channel, None)).expect("list")
     }
 
     /// Serves any device.

@@ -18,6 +18,8 @@ pub enum Gone {
     Failed(Error),
     /// The peer broke the protocol.
     Broken(&'static str),
+    /// The peer could not prove who it is.
+    Untrusted(Error),
 }
 
 impl From<Error> for Gone {
@@ -32,6 +34,7 @@ impl fmt::Display for Gone {
             Gone::Closed => f.write_str("the peer hung up"),
             Gone::Failed(error) => write!(f, "{error}"),
             Gone::Broken(what) => f.write_str(what),
+            Gone::Untrusted(error) => f.write_str(error.message()),
         }
     }
 }

@@ -17,4 +17,4 @@ pub mod reply;
 pub mod request;
 pub mod wire;
 
-pub use channel::Channel;
+pub use channel::{Channel, Secured, Upgrade};

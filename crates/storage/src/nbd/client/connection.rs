@@ -203,6 +203,7 @@ impl Connection {
         if !self.is_broken() {
             // A server that is gone already needs no farewell.
             let _ = self.channel.send_bytes(&bytes).await;
+            self.channel.finish().await;
         }
         self.fail();
     }

@@ -4,12 +4,14 @@
 //! handshake ends: [`MAX_REPLIES`] replies an option, each of a bounded length.
 
 use super::super::answer::{self, Info, MAX_OPTION_REPLY_BYTES, OPTION_REPLY_BYTES, OptionReply};
-use super::super::channel::Channel;
+use super::super::channel::{Channel, Upgrade};
 use super::super::input::{Gone, Input};
 use super::super::option::{info_data, meta_data, option_request};
 use super::super::proto;
 use super::super::request::Framing;
 use super::super::wire::Cursor;
+use std::sync::Arc;
+
 use crate::{Error, ErrorKind, Result};
 
 /// Most replies to one option that are taken.
@@ -18,6 +20,8 @@ const MAX_REPLIES: usize = 4096;
 const MAX_REPLIES_BYTES: usize = 4 << 20;
 /// Largest export in bytes.
 const MAX_SIZE_BYTES: u64 = i64::MAX as u64;
+/// The operation that errors of a secured channel name: they say all by themselves.
+pub const TLS_OPERATION: &str = "tls";
 /// Reserved bytes behind the answer to `OPT_EXPORT_NAME`, and of the old greeting.
 const RESERVED_BYTES: usize = 124;
 
@@ -52,6 +56,7 @@ pub(super) type Replies = Vec<(u32, Vec<u8>)>;
 #[derive(Debug)]
 pub struct Handshake {
     channel: Channel,
+    tls: Option<Arc<dyn Upgrade>>,
     input: Input,
     no_zeroes: bool,
     pub(super) framing: Framing,
@@ -78,6 +83,9 @@ fn cut_off(what: &str, gone: Gone) -> Error {
         Gone::Closed => protocol(format!(
             "{what}: Unexpected end-of-file before all data were read"
         )),
+        Gone::Failed(error) if error.operation() == TLS_OPERATION => {
+            protocol(format!("{what}: {}", error.message()))
+        }
         Gone::Failed(error) => {
             let errno = error.errno();
             protocol(format!(
@@ -87,6 +95,7 @@ fn cut_off(what: &str, gone: Gone) -> Error {
             .with_errno(errno)
         }
         Gone::Broken(reason) => protocol(format!("{what}: {reason}")),
+        Gone::Untrusted(error) => error,
     }
 }
 
@@ -95,10 +104,18 @@ impl Handshake {
     pub fn new(channel: Channel) -> Self {
         Handshake {
             channel,
+            tls: None,
             input: Input::new(),
             no_zeroes: false,
             framing: Framing::Simple,
         }
+    }
+
+    /// Insists on TLS.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Option<Arc<dyn Upgrade>>) -> Self {
+        self.tls = tls;
+        self
     }
 
     /// Negotiates for the export called `name`, with the metadata context `context`.
@@ -166,11 +183,34 @@ impl Handshake {
         if magic != proto::INIT_MAGIC {
             return Err(protocol(format!("Bad initial magic received: {magic:#x}")));
         }
-        match self.read_u64("Failed to read server magic").await? {
-            proto::OPTION_MAGIC => self.greet_newstyle().await,
-            proto::OLDSTYLE_MAGIC => self.greet_oldstyle().await,
-            other => Err(protocol(format!("Bad server magic received: {other:#x}"))),
+        let greeting = match self.read_u64("Failed to read server magic").await? {
+            proto::OPTION_MAGIC => self.greet_newstyle().await?,
+            proto::OLDSTYLE_MAGIC => self.greet_oldstyle().await?,
+            other => return Err(protocol(format!("Bad server magic received: {other:#x}"))),
+        };
+        match (self.tls.take(), &greeting) {
+            (None, _) => {}
+            (Some(tls), Greeting::Fixed) => self.start_tls(&*tls).await?,
+            (Some(_), _) => return Err(protocol("Server does not support STARTTLS")),
         }
+        Ok(greeting)
+    }
+
+    async fn start_tls(&mut self, tls: &dyn Upgrade) -> Result<()> {
+        match self.ask(proto::OPT_STARTTLS, &[]).await?.1 {
+            End::Ack => {}
+            End::Unsupported => return Err(protocol("Server don't support STARTTLS option")),
+            End::Refused(error) => {
+                self.say_goodbye().await;
+                return Err(error);
+            }
+        }
+        // What came in the clear behind the answer is not the server's word.
+        if !self.input.available().is_empty() {
+            return Err(protocol("the server sent more than its answer before TLS"));
+        }
+        self.channel = self.channel.upgrade(tls).await?;
+        Ok(())
     }
 
     async fn greet_newstyle(&mut self) -> Result<Greeting> {
@@ -244,15 +284,10 @@ impl Handshake {
             (proto::OPT_EXTENDED_HEADERS, Framing::Extended),
             (proto::OPT_STRUCTURED_REPLY, Framing::Structured),
         ] {
-            match self.ask(option, &[]).await?.1 {
-                End::Ack => {
-                    self.framing = framing;
-                    return Ok(());
-                }
-                End::Unsupported => {}
-                // A server may forbid what it does not need; others have reasons
-                // that the next option would meet too.
-                End::Refused(error) => return Err(error),
+            // Whatever the reason of a refusal: it can be done without.
+            if let End::Ack = self.ask(option, &[]).await?.1 {
+                self.framing = framing;
+                return Ok(());
             }
         }
         Ok(())
@@ -374,6 +409,11 @@ impl Handshake {
 
     /// Takes leave of a server whose export is not wanted after all.
     pub(super) async fn abort(mut self) {
+        self.say_goodbye().await;
+        self.channel.finish().await;
+    }
+
+    async fn say_goodbye(&mut self) {
         let request = option_request(proto::OPT_ABORT, &[]);
         // The answer to this is not worth waiting for.
         let _ = self.send(&request, "Failed to send option request").await;

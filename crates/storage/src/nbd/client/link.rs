@@ -129,7 +129,7 @@ async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
     let channel = super::connect(&options.address).await?;
     let context = options.dirty_bitmap.as_deref();
     let context = context.unwrap_or(proto::CONTEXT_ALLOCATION);
-    let handshake = Handshake::new(channel);
+    let handshake = Handshake::new(channel).with_tls(options.tls.clone());
     let (channel, input, session) = handshake.agree(&options.export, context).await?;
     if let (Some(bitmap), None) = (&options.dirty_bitmap, session.context) {
         let message = format!("requested x-dirty-bitmap {bitmap} not found");
@@ -145,8 +145,8 @@ async fn dial_patiently(options: &ClientOptions) -> Result<Arc<Connection>> {
     loop {
         match dial(options).await {
             Ok(connection) => return Ok(connection),
-            Err(error) if Instant::now() + pause >= deadline => return Err(error),
-            Err(_) => lane::sleep(pause).await,
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => lane::sleep_until(deadline.min(Instant::now() + pause)).await,
         }
         pause = (2 * pause).min(LONGEST_PAUSE);
     }

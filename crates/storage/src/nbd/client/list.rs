@@ -1,7 +1,9 @@
 //! Asking a server what it offers.
 
 use super::super::answer::{self, Info};
-use super::super::channel::Channel;
+use std::sync::Arc;
+
+use super::super::channel::{Channel, Upgrade};
 use super::super::option::{info_data, meta_data};
 use super::super::proto;
 use super::super::request::Framing;
@@ -36,12 +38,13 @@ pub struct Listing {
     pub exports: Vec<ExportInfo>,
 }
 
-/// Asks the server behind `channel` for its exports, and takes leave.
+/// Asks the server behind `channel` for its exports, under TLS if `tls` is given, and
+/// takes leave.
 ///
 /// # Errors
 /// As [`Handshake::agree`].
-pub async fn list(channel: Channel) -> Result<Listing> {
-    let mut handshake = Handshake::new(channel);
+pub async fn list(channel: Channel, tls: Option<Arc<dyn Upgrade>>) -> Result<Listing> {
+    let mut handshake = Handshake::new(channel).with_tls(tls);
     match handshake.greet().await? {
         Greeting::Fixed => {}
         Greeting::Newstyle => return Err(protocol("Server does not support export lists")),
@@ -57,6 +60,15 @@ pub async fn list(channel: Channel) -> Result<Listing> {
             });
         }
     }
+    let listed = ask(&mut handshake).await;
+    let framing = handshake.framing;
+    handshake.abort().await;
+    let exports = listed?;
+    Ok(Listing { framing, exports })
+}
+
+/// Asks for the exports and what there is to know of each.
+async fn ask(handshake: &mut Handshake) -> Result<Vec<ExportInfo>> {
     handshake.choose_framing().await?;
     let Some(names) = handshake.list().await? else {
         return Err(protocol("Server does not support export lists"));
@@ -68,15 +80,13 @@ pub async fn list(channel: Channel) -> Result<Listing> {
             description,
             ..ExportInfo::default()
         };
-        describe(&mut handshake, &mut export).await?;
+        describe(handshake, &mut export).await?;
         if handshake.framing > Framing::Simple && export.refusal.is_none() {
-            export.contexts = contexts(&mut handshake, &export.name).await?;
+            export.contexts = contexts(handshake, &export.name).await?;
         }
         exports.push(export);
     }
-    let framing = handshake.framing;
-    handshake.abort().await;
-    Ok(Listing { framing, exports })
+    Ok(exports)
 }
 
 async fn describe(handshake: &mut Handshake, export: &mut ExportInfo) -> Result<()> {

@@ -12,9 +12,10 @@ pub mod list;
 mod pieces;
 mod storage;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::channel::Channel;
+use super::channel::{Channel, Upgrade};
 use crate::lane::net::Stream;
 use crate::{Error, Result};
 
@@ -34,6 +35,16 @@ pub enum Address {
         /// The port.
         port: u16,
     },
+}
+
+impl Address {
+    /// The host that a certificate should name, if there is one.
+    pub fn host(&self) -> Option<&str> {
+        match self {
+            Address::Unix(_) => None,
+            Address::Tcp { host, .. } => Some(host),
+        }
+    }
 }
 
 impl std::fmt::Display for Address {
@@ -78,6 +89,8 @@ pub struct ClientOptions {
     pub reconnect_delay: Duration,
     /// How long opening goes on trying to connect.
     pub open_timeout: Duration,
+    /// Insists on TLS.
+    pub tls: Option<Arc<dyn Upgrade>>,
     /// Most connections, if the server allows several.
     pub max_connections: usize,
 }
@@ -93,6 +106,7 @@ impl ClientOptions {
             dirty_bitmap: None,
             reconnect_delay: Duration::ZERO,
             open_timeout: Duration::ZERO,
+            tls: None,
             max_connections: crate::lane::compute_threads().clamp(1, 16),
         }
     }

@@ -1,0 +1,322 @@
+//! TLS in both roles, with our program and QEMU's (which has GnuTLS) on either side.
+
+use std::fs;
+
+use super::{Place, Said};
+
+const CA: &str = "cn = \"CA\"\nca\ncert_signing_key\nexpiration_days = 100\n";
+const SERVER: &str = "organization = \"Vellum\"\ncn = \"localhost\"\ndns_name = \"localhost\"\n\
+                      ip_address = \"127.0.0.1\"\ntls_www_server\nencryption_key\nsigning_key\n\
+                      expiration_days = 100\n";
+const CLIENT: &str = "country = \"XX\"\norganization = \"Vellum, and others\"\ncn = \"guest\"\n\
+                      tls_www_client\nencryption_key\nsigning_key\nexpiration_days = 100\n";
+/// The client's name as it stands in an option list.
+const CLIENT_NAME: &str = "C=XX,,O=Vellum\\,, and others,,CN=guest";
+
+/// Our program and the real one, in all four combinations of server and client.
+const PAIRS: [(&str, &str); 4] = [
+    ("our qemu-nbd", "our qemu-img"),
+    ("our qemu-nbd", "qemu-img"),
+    ("qemu-nbd", "our qemu-img"),
+    ("qemu-nbd", "qemu-img"),
+];
+
+/// Makes `DIR/ca-cert.pem` and a certificate for one side, signed by that authority.
+fn certify(place: &Place, dir: &str, authority: &str, side: &str, template: &str) {
+    fs::create_dir_all(place.path(dir)).expect("a folder");
+    let file = |name: &str| format!("{dir}/{name}");
+    let key = file(&format!("{side}-key.pem"));
+    if !place.path(authority).exists() {
+        fs::write(place.path("ca.cfg"), CA).expect("written");
+        let key = format!("{authority}.key");
+        place.good("certtool", &["--generate-privkey", "--outfile", &key]);
+        place.good(
+            "certtool",
+            &[
+                "--generate-self-signed",
+                "--load-privkey",
+                &key,
+                "--template",
+                "ca.cfg",
+                "--outfile",
+                authority,
+            ],
+        );
+    }
+    fs::copy(place.path(authority), place.path(&file("ca-cert.pem"))).expect("copied");
+    fs::write(place.path("side.cfg"), template).expect("written");
+    place.good("certtool", &["--generate-privkey", "--outfile", &key]);
+    place.good(
+        "certtool",
+        &[
+            "--generate-certificate",
+            "--load-ca-privkey",
+            &format!("{authority}.key"),
+            "--load-ca-certificate",
+            authority,
+            "--load-privkey",
+            &key,
+            "--template",
+            "side.cfg",
+            "--outfile",
+            &file(&format!("{side}-cert.pem")),
+        ],
+    );
+}
+
+/// Starts a server with these objects and words, and asks it as a client with that object.
+fn ask(place: &Place, pair: (&str, &str), server: &[&str], object: &str, more: &str) -> Said {
+    let socket = place.socket("s");
+    let mut words = vec!["-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"];
+    words.extend(server);
+    let _server = place.serve("s", pair.0, &words);
+    let options = format!("driver=nbd,path={socket},tls-creds=c{more}");
+    place.run(
+        pair.1,
+        &["info", "--object", object, "--image-opts", &options],
+    )
+}
+
+/// QEMU's server reads its keys when a client comes, and from another folder.
+fn server_object(place: &Place, dir: &str, kind: &str) -> String {
+    let dir = place.path(dir).display().to_string();
+    format!("tls-creds-{kind},id=s,endpoint=server,dir={dir}")
+}
+
+fn client_object(dir: &str, kind: &str) -> String {
+    format!("tls-creds-{kind},id=c,endpoint=client,dir={dir}")
+}
+
+fn assert_good(said: &Said, what: &str) {
+    assert_eq!(said.code, Some(0), "{what}: {}", said.err);
+    assert!(said.out.contains("virtual size: 8 MiB"), "{what}");
+}
+
+#[test]
+fn certificates_are_exchanged_and_checked() {
+    let place = Place::new();
+    place.disk("disk");
+    certify(&place, "server", "ca", "server", SERVER);
+    certify(&place, "client", "ca", "client", CLIENT);
+    certify(&place, "stranger", "other-ca", "client", CLIENT);
+    let server = server_object(&place, "server", "x509");
+    let words = ["--object", &server, "--tls-creds", "s"];
+    let named = ",tls-hostname=localhost";
+    for pair in PAIRS {
+        let what = format!("{pair:?}");
+        let client = client_object("client", "x509");
+        assert_good(&ask(&place, pair, &words, &client, named), &what);
+        let said = ask(&place, pair, &words, &client, "");
+        let refusal = "No hostname for certificate validation";
+        assert!(said.err.contains(refusal), "{what}: {}", said.err);
+        let said = ask(&place, pair, &words, &client, ",tls-hostname=elsewhere");
+        let refusal = "Certificate does not match the hostname elsewhere";
+        assert!(said.err.contains(refusal), "{what}: {}", said.err);
+        // It believes in another authority, and has its certificate from there.
+        let stranger = client_object("stranger", "x509");
+        let said = ask(&place, pair, &words, &stranger, named);
+        let refusal = "The certificate hasn't got a known issuer";
+        assert!(said.err.contains(refusal), "{what}: {}", said.err);
+        // It believes, but is not believed.
+        let careless = format!("{stranger},verify-peer=no");
+        let said = ask(&place, pair, &words, &careless, named);
+        assert_eq!(said.code, Some(1), "{what}: {}", said.out);
+    }
+}
+
+#[test]
+fn only_those_come_in_who_may() {
+    let place = Place::new();
+    place.disk("disk");
+    certify(&place, "server", "ca", "server", SERVER);
+    certify(&place, "client", "ca", "client", CLIENT);
+    let server = server_object(&place, "server", "x509");
+    let client = client_object("client", "x509");
+    for (authorizer, allowed) in [
+        (format!("authz-simple,id=a,identity={CLIENT_NAME}"), true),
+        ("authz-simple,id=a,identity=CN=somebody".to_owned(), false),
+        (
+            "authz-list,id=a,policy=deny,rules.0.match=*CN=g*,rules.0.policy=allow,\
+             rules.0.format=glob"
+                .to_owned(),
+            true,
+        ),
+    ] {
+        let words = [
+            "--object",
+            &server,
+            "--object",
+            &authorizer,
+            "--tls-creds",
+            "s",
+            "--tls-authz",
+            "a",
+        ];
+        for pair in PAIRS {
+            let said = ask(&place, pair, &words, &client, ",tls-hostname=localhost");
+            let what = format!("{pair:?} {authorizer}");
+            match allowed {
+                true => assert_good(&said, &what),
+                false => assert_eq!(said.code, Some(1), "{what}: {}", said.out),
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_that_both_have_do_as_well() {
+    let place = Place::new();
+    place.disk("disk");
+    for (dir, line) in [
+        ("keys", "qemu:00112233445566778899aabbccddeeff\n"),
+        ("wrong", "qemu:ff112233445566778899aabbccddeeff\n"),
+    ] {
+        fs::create_dir(place.path(dir)).expect("a folder");
+        fs::write(place.path(dir).join("keys.psk"), line).expect("written");
+    }
+    let server = server_object(&place, "keys", "psk");
+    let words = ["--object", &server, "--tls-creds", "s"];
+    for pair in PAIRS {
+        let what = format!("{pair:?}");
+        let client = client_object("keys", "psk");
+        assert_good(&ask(&place, pair, &words, &client, ""), &what);
+        let old = format!("{client},priority=NORMAL:-VERS-TLS1.3");
+        assert_good(&ask(&place, pair, &words, &old, ""), &what);
+        let wrong = client_object("wrong", "psk");
+        let said = ask(&place, pair, &words, &wrong, "");
+        assert_eq!(said.code, Some(1), "{what}: {}", said.out);
+        assert!(said.err.contains("TLS handshake failed"), "{}", said.err);
+    }
+}
+
+#[test]
+fn nobody_need_show_anything() {
+    let place = Place::new();
+    place.disk("disk");
+    let server = "tls-creds-anon,id=s,endpoint=server";
+    let words = ["--object", server, "--tls-creds", "s"];
+    for pair in PAIRS {
+        let client = "tls-creds-anon,id=c,endpoint=client";
+        let said = ask(&place, pair, &words, client, "");
+        assert_good(&said, &format!("{pair:?}"));
+    }
+}
+
+#[test]
+fn plain_and_secured_do_not_mix() {
+    let place = Place::new();
+    place.disk("disk");
+    fs::create_dir(place.path("keys")).expect("a folder");
+    fs::write(
+        place.path("keys/keys.psk"),
+        "qemu:00112233445566778899aabbccddeeff\n",
+    )
+    .expect("written");
+    let client = client_object("keys", "psk");
+    let socket = place.socket("s");
+    let plain = format!("nbd+unix://?socket={socket}");
+    let secured = format!("driver=nbd,path={socket},tls-creds=c");
+    for server in ["our qemu-nbd", "qemu-nbd"] {
+        let words = ["-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"];
+        let running = place.serve("s", server, &words);
+        let words = ["info", "--object", &client, "--image-opts", &secured];
+        let said = place.both("qemu-img", &words);
+        assert!(said.err.contains("TLS not configured"), "{}", said.err);
+        drop(running);
+        let object = server_object(&place, "keys", "psk");
+        let words = [
+            "-r",
+            "-f",
+            "raw",
+            "-t",
+            "-e",
+            "0",
+            "-k",
+            &socket,
+            "--object",
+            &object,
+            "--tls-creds",
+            "s",
+            "disk",
+        ];
+        let _running = place.serve("s", server, &words);
+        let said = place.both("qemu-img", &["info", &plain]);
+        assert!(
+            said.err.contains("not permitted before TLS"),
+            "{}",
+            said.err
+        );
+        place.both("qemu-nbd", &["-L", "-k", &socket]);
+    }
+}
+
+#[test]
+fn much_goes_through_a_secured_connection() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    fs::create_dir(place.path("keys")).expect("a folder");
+    fs::write(
+        place.path("keys/keys.psk"),
+        "qemu:00112233445566778899aabbccddeeff\n",
+    )
+    .expect("written");
+    let (server, client) = (
+        server_object(&place, "keys", "psk"),
+        client_object("keys", "psk"),
+    );
+    let socket = place.socket("s");
+    for program in ["our qemu-nbd", "qemu-nbd"] {
+        fs::write(place.path("target"), vec![0xee; bytes.len()]).expect("written");
+        let words = [
+            "-f",
+            "raw",
+            "-t",
+            "-e",
+            "0",
+            "-k",
+            &socket,
+            "--object",
+            &server,
+            "--tls-creds",
+            "s",
+            "target",
+        ];
+        let _server = place.serve("s", program, &words);
+        let target = format!("driver=raw,file.driver=nbd,file.path={socket},file.tls-creds=c");
+        place.good(
+            "our qemu-img",
+            &[
+                "convert",
+                "-n",
+                "--object",
+                &client,
+                "-f",
+                "raw",
+                "--target-image-opts",
+                "disk",
+                &target,
+            ],
+        );
+        assert!(
+            fs::read(place.path("target")).expect("read") == bytes,
+            "{program}"
+        );
+        place.good(
+            "our qemu-img",
+            &[
+                "convert",
+                "--object",
+                &client,
+                "--image-opts",
+                "-O",
+                "raw",
+                &target,
+                "back",
+            ],
+        );
+        assert!(
+            fs::read(place.path("back")).expect("read") == bytes,
+            "{program}"
+        );
+    }
+}

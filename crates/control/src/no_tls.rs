@@ -1,0 +1,33 @@
+//! TLS in a build without it: every use is refused.
+
+use std::sync::Arc;
+
+use vellum::{Error, ErrorKind, Result};
+use vellum_storage::nbd::Upgrade;
+
+use crate::options::Options;
+
+fn refused<T>() -> Result<T> {
+    let message = "TLS credentials support requires a build with the feature 'tls'";
+    Err(Error::new(ErrorKind::Unsupported, "make object", message))
+}
+
+/// Whether objects of this type would be made here.
+pub fn is_type(name: &str) -> bool {
+    name.starts_with("tls-creds-") || name.starts_with("authz-")
+}
+
+/// Refuses.
+pub fn add(_kind: &str, _options: Options) -> Result<()> {
+    refused()
+}
+
+/// Refuses.
+pub fn client(_id: &str, _hostname: Option<String>) -> Result<Arc<dyn Upgrade>> {
+    refused()
+}
+
+/// Refuses.
+pub fn server(_id: &str, _authorizer: Option<String>) -> Result<Arc<dyn Upgrade>> {
+    refused()
+}

@@ -1,0 +1,157 @@
+//! TLS credentials and who may come in: what `--object tls-creds-…` and `authz-…` define
+//! and options refer to by name.
+//!
+//! As in QEMU they belong to the process, and live as long as it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vellum::{Error, ErrorKind, Result};
+use vellum_storage::nbd::Upgrade;
+use vellum_tls::{Authorizer, Client, Credentials, CredentialsOptions, Endpoint, Kind, Server};
+
+use crate::authz;
+use crate::options::Options;
+use crate::secret;
+
+static OBJECTS: Mutex<BTreeMap<String, Object>> = Mutex::new(BTreeMap::new());
+
+#[derive(Debug, Clone)]
+enum Object {
+    Credentials(Arc<Credentials>),
+    Authorizer(Arc<dyn Authorizer>),
+}
+
+fn objects() -> MutexGuard<'static, BTreeMap<String, Object>> {
+    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "make object", message)
+}
+
+/// Whether objects of this type are made here.
+pub fn is_type(name: &str) -> bool {
+    matches!(
+        name,
+        "tls-creds-x509"
+            | "tls-creds-psk"
+            | "tls-creds-anon"
+            | "authz-simple"
+            | "authz-list"
+            | "authz-list-file"
+    )
+}
+
+/// Makes an object of a type that [`is_type`] knows, by its options.
+///
+/// # Errors
+/// In QEMU's words, for options and files that cannot be.
+pub fn add(kind: &str, mut options: Options) -> Result<()> {
+    let id = secret::take_id(&mut options)?;
+    if objects().contains_key(&id) {
+        return Err(secret::duplicate(&id));
+    }
+    let object = match kind {
+        "tls-creds-x509" => credentials(Kind::X509, &mut options)?,
+        "tls-creds-psk" => credentials(Kind::Psk, &mut options)?,
+        "tls-creds-anon" => credentials(Kind::Anonymous, &mut options)?,
+        _ => Object::Authorizer(authz::make(kind, &mut options)?),
+    };
+    if let Some(key) = options.keys().next() {
+        return Err(invalid(format!("Parameter '{key}' is unexpected")));
+    }
+    objects().insert(id, object);
+    Ok(())
+}
+
+fn credentials(kind: Kind, options: &mut Options) -> Result<Object> {
+    let endpoint = match options.take_text("endpoint")?.as_deref() {
+        None | Some("client") => Endpoint::Client,
+        Some("server") => Endpoint::Server,
+        Some(other) => {
+            return Err(invalid(format!(
+                "Parameter 'endpoint' does not accept value '{other}'"
+            )));
+        }
+    };
+    let password = match options.take_text("passwordid")? {
+        None => None,
+        Some(id) => {
+            let secret = secret::passphrase(&id)?;
+            Some(String::from_utf8_lossy(secret.bytes()).into_owned())
+        }
+    };
+    let dir = options.take_text("dir")?;
+    if dir.is_none() && kind != Kind::Anonymous {
+        return Err(invalid("Missing 'dir' property value"));
+    }
+    let loaded = Credentials::load(&CredentialsOptions {
+        kind,
+        endpoint,
+        dir: dir.map(Into::into),
+        verify_peer: options.take_bool("verify-peer")?.unwrap_or(true),
+        sanity_check: options.take_bool("sanity-check")?.unwrap_or(true),
+        username: options.take_text("username")?,
+        password,
+        priority: options.take_text("priority")?,
+    })?;
+    Ok(Object::Credentials(Arc::new(loaded)))
+}
+
+/// The credentials of a name, for one side.
+fn find(id: &str, endpoint: Endpoint) -> Result<Arc<Credentials>> {
+    let found = objects().get(id).cloned();
+    let credentials = match found {
+        None => return Err(invalid(format!("No TLS credentials with id '{id}'"))),
+        Some(Object::Authorizer(_)) => {
+            return Err(invalid(format!(
+                "Object with id '{id}' is not TLS credentials"
+            )));
+        }
+        Some(Object::Credentials(credentials)) => credentials,
+    };
+    match (endpoint, credentials.endpoint() == endpoint) {
+        (_, true) => Ok(credentials),
+        (Endpoint::Client, false) => Err(invalid("Expected TLS credentials for a client endpoint")),
+        (Endpoint::Server, false) => Err(invalid("Expected TLS credentials for a server endpoint")),
+    }
+}
+
+/// Secures connections to a server that must be `hostname`, with the credentials of a name.
+///
+/// # Errors
+/// If there are none, or they are for a server.
+pub fn client(id: &str, hostname: Option<String>) -> Result<Arc<dyn Upgrade>> {
+    let credentials = find(id, Endpoint::Client)?;
+    Ok(Arc::new(Client::new(credentials, hostname)))
+}
+
+/// Secures connections of clients, with the credentials of a name; only those come in
+/// that the object called `authorizer` lets in.
+///
+/// # Errors
+/// If there are none, or they are for a client.
+pub fn server(id: &str, authorizer: Option<String>) -> Result<Arc<dyn Upgrade>> {
+    let credentials = find(id, Endpoint::Server)?;
+    let authorizer = authorizer.map(|id| Arc::new(Named(id)) as Arc<dyn Authorizer>);
+    Ok(Arc::new(Server::new(credentials, authorizer)))
+}
+
+/// An authorizer by its name, looked up when somebody wants to come in.
+#[derive(Debug)]
+struct Named(String);
+
+impl Authorizer for Named {
+    fn is_allowed(&self, identity: &str) -> Result<bool> {
+        let found = objects().get(&self.0).cloned();
+        match found {
+            Some(Object::Authorizer(authorizer)) => authorizer.is_allowed(identity),
+            Some(Object::Credentials(_)) => Err(invalid(format!(
+                "Object with ID {} is not an authz object",
+                self.0
+            ))),
+            None => Err(invalid(format!("Cannot find QAuthZ object ID {}", self.0))),
+        }
+    }
+}

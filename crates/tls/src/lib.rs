@@ -1,0 +1,93 @@
+//! TLS around the sockets of NBD connections: X.509 certificates, pre-shared keys and,
+//! where nobody minds who listens, anonymous Diffie-Hellman.
+//!
+//! [`Credentials`] are what a user's `--object tls-creds-…` names; [`Client`] and
+//! [`Server`] secure connections with them. One library does all three kinds, OpenSSL:
+//! rustls has no pre-shared keys from outside.
+//!
+//! Invariants:
+//! - A peer is looked at after the handshake and before its first byte is used: its
+//!   certificate, the name in it, and who may come in.
+//! - Keys are read once, and appear in no message.
+//! - No lock is held across an await.
+#![forbid(unsafe_code)]
+
+mod credentials;
+mod keys;
+mod peer;
+mod session;
+
+use std::sync::Arc;
+
+use vellum_storage::lane::net::Stream;
+use vellum_storage::nbd::{Secured, Upgrade};
+use vellum_storage::{Error, ErrorKind, Io};
+
+pub use credentials::{Credentials, CredentialsOptions, Endpoint, Kind};
+
+/// The operation that every error here names.
+const OPERATION: &str = vellum_storage::nbd::client::handshake::TLS_OPERATION;
+
+fn error(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Protocol, OPERATION, message).with_errno(libc::EINVAL)
+}
+
+/// Who may come in, by the name in the certificate.
+pub trait Authorizer: Send + Sync + std::fmt::Debug {
+    /// Whether that name may.
+    fn is_allowed(&self, identity: &str) -> vellum_storage::Result<bool>;
+}
+
+/// Secures connections to servers.
+#[derive(Debug)]
+pub struct Client {
+    credentials: Arc<Credentials>,
+    hostname: Option<String>,
+}
+
+impl Client {
+    /// For a server whose certificate must be for `hostname`.
+    pub fn new(credentials: Arc<Credentials>, hostname: Option<String>) -> Self {
+        Client {
+            credentials,
+            hostname,
+        }
+    }
+}
+
+impl Upgrade for Client {
+    fn upgrade(&self, stream: Stream) -> Io<Arc<dyn Secured>> {
+        let (credentials, hostname) = (self.credentials.clone(), self.hostname.clone());
+        Io::boxed(async move {
+            let secured = session::connect(&credentials, hostname.as_deref(), stream).await?;
+            Ok(secured as Arc<dyn Secured>)
+        })
+    }
+}
+
+/// Secures connections of clients.
+#[derive(Debug)]
+pub struct Server {
+    credentials: Arc<Credentials>,
+    authorizer: Option<Arc<dyn Authorizer>>,
+}
+
+impl Server {
+    /// For clients that the authorizer lets in.
+    pub fn new(credentials: Arc<Credentials>, authorizer: Option<Arc<dyn Authorizer>>) -> Self {
+        Server {
+            credentials,
+            authorizer,
+        }
+    }
+}
+
+impl Upgrade for Server {
+    fn upgrade(&self, stream: Stream) -> Io<Arc<dyn Secured>> {
+        let (credentials, authorizer) = (self.credentials.clone(), self.authorizer.clone());
+        Io::boxed(async move {
+            let secured = session::accept(&credentials, authorizer.as_deref(), stream).await?;
+            Ok(secured as Arc<dyn Secured>)
+        })
+    }
+}
