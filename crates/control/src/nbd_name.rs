@@ -1,11 +1,23 @@
 //! Names of NBD exports: `nbd://`, `nbd+unix://` and the older `nbd:`, to options and
-//! back.
+//! back. `nbds://` and `nbds+unix://` mean TLS, with libnbd's parameters, which QEMU does
+//! not have.
 
 use vellum::{Error, ErrorKind, Result};
 use vellum_storage::nbd::proto::DEFAULT_PORT;
 
 use crate::options::{Options, Scalar};
 
+/// Options that the name of a secured export stands for: the name itself, and its
+/// parameters.
+pub(crate) const TLS_GROUP: &str = "x-uri";
+/// The parameters of such a name.
+const TLS_PARAMETERS: &[&str] = &[
+    "tls-certificates",
+    "tls-hostname",
+    "tls-psk-file",
+    "tls-username",
+    "tls-verify-peer",
+];
 /// What stands before the export in a name of the older kind.
 const EXPORT_MARK: &str = ":exportname=";
 
@@ -15,7 +27,10 @@ fn invalid(message: impl Into<String>) -> Error {
 
 /// Whether names of this protocol belong here.
 pub fn is_scheme(protocol: &str) -> bool {
-    matches!(protocol, "nbd" | "nbd+tcp" | "nbd+unix")
+    matches!(
+        protocol,
+        "nbd" | "nbd+tcp" | "nbd+unix" | "nbds" | "nbds+tcp" | "nbds+unix"
+    )
 }
 
 /// The options of the node that a name means.
@@ -34,9 +49,11 @@ pub fn options(name: &str) -> Result<Options> {
 
 fn take_uri(name: &str, options: &mut Options) -> Option<()> {
     let (scheme, rest) = name.split_once("://")?;
-    let is_unix = match scheme {
-        "nbd" | "nbd+tcp" => false,
-        "nbd+unix" => true,
+    let (is_unix, secured) = match scheme {
+        "nbd" | "nbd+tcp" => (false, false),
+        "nbd+unix" => (true, false),
+        "nbds" | "nbds+tcp" => (false, true),
+        "nbds+unix" => (true, true),
         _ => return None,
     };
     let rest = rest.split('#').next()?;
@@ -52,11 +69,24 @@ fn take_uri(name: &str, options: &mut Options) -> Option<()> {
     if !export.is_empty() {
         options.set_text("export", export);
     }
-    let parameters: Vec<&str> = query
+    let mut parameters: Vec<&str> = query
         .unwrap_or_default()
         .split('&')
         .filter(|parameter| !parameter.is_empty())
         .collect();
+    if secured {
+        options.set_text(&format!("{TLS_GROUP}.name"), name);
+        let mut rest = Vec::new();
+        for parameter in parameters {
+            match parameter.split_once('=') {
+                Some((key, value)) if TLS_PARAMETERS.contains(&key) => {
+                    options.set_text(&format!("{TLS_GROUP}.{key}"), decode(value)?);
+                }
+                _ => rest.push(parameter),
+            }
+        }
+        parameters = rest;
+    }
     if is_unix {
         let [parameter] = parameters[..] else {
             return None;
@@ -161,6 +191,9 @@ pub fn name_of(options: &Options) -> Option<String> {
     if let Some(filename) = text("filename") {
         return name_of(&self::options(&filename).ok()?);
     }
+    if let Some(name) = text(&format!("{TLS_GROUP}.name")) {
+        return Some(name);
+    }
     let export = text("export").unwrap_or_default();
     if let Some(path) = text("server.path").or_else(|| text("path")) {
         return Some(match export.as_str() {
@@ -219,6 +252,13 @@ mod tests {
                 "nbd:h:1:exportname=x:y",
                 "export=x:y server.host=h server.port=1 server.type=inet",
             ),
+            (
+                "nbds://h/e?tls-psk-file=/k&tls-username=u",
+                "export=e server.host=h server.port=10809 server.type=inet \
+                 x-uri.name=nbds://h/e?tls-psk-file=/k&tls-username=u x-uri.tls-psk-file=/k \
+                 x-uri.tls-username=u",
+            ),
+            ("nbd://h/e?tls-psk-file=/k", "No valid URL specified"),
             ("nbd:", ""),
             ("nbd:h", "error parsing address 'h'"),
             ("nbd+unix:///x", "No valid URL specified"),

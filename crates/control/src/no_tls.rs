@@ -28,6 +28,11 @@ pub fn client(_id: &str, _hostname: Option<String>) -> Result<Arc<dyn Upgrade>> 
 }
 
 /// Refuses.
+pub fn for_uri(_options: Options, _host: Option<String>) -> Result<Arc<dyn Upgrade>> {
+    refused()
+}
+
+/// Refuses.
 pub fn server(_id: &str, _authorizer: Option<String>) -> Result<Arc<dyn Upgrade>> {
     refused()
 }

@@ -91,6 +91,7 @@ fn credentials(kind: Kind, options: &mut Options) -> Result<Object> {
         endpoint,
         dir: dir.map(Into::into),
         verify_peer: options.take_bool("verify-peer")?.unwrap_or(true),
+        psk_file: None,
         sanity_check: options.take_bool("sanity-check")?.unwrap_or(true),
         username: options.take_text("username")?,
         password,
@@ -125,6 +126,31 @@ fn find(id: &str, endpoint: Endpoint) -> Result<Arc<Credentials>> {
 pub fn client(id: &str, hostname: Option<String>) -> Result<Arc<dyn Upgrade>> {
     let credentials = find(id, Endpoint::Client)?;
     Ok(Arc::new(Client::new(credentials, hostname)))
+}
+
+/// Secures connections to a server as the parameters of a URI say, in libnbd's words.
+///
+/// # Errors
+/// As [`add`].
+pub fn for_uri(mut options: Options, host: Option<String>) -> Result<Arc<dyn Upgrade>> {
+    let psk_file = options.take_text("tls-psk-file")?;
+    let kind = match psk_file {
+        Some(_) => Kind::Psk,
+        None => Kind::X509,
+    };
+    let credentials = Credentials::load(&CredentialsOptions {
+        kind,
+        endpoint: Endpoint::Client,
+        dir: options.take_text("tls-certificates")?.map(Into::into),
+        verify_peer: options.take_bool("tls-verify-peer")?.unwrap_or(true),
+        psk_file: psk_file.map(Into::into),
+        sanity_check: true,
+        username: options.take_text("tls-username")?,
+        password: None,
+        priority: None,
+    })?;
+    let hostname = options.take_text("tls-hostname")?.or(host);
+    Ok(Arc::new(Client::new(Arc::new(credentials), hostname)))
 }
 
 /// Secures connections of clients, with the credentials of a name; only those come in

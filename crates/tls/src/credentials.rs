@@ -52,12 +52,15 @@ pub struct CredentialsOptions {
     pub kind: Kind,
     /// Their side.
     pub endpoint: Endpoint,
-    /// The folder with the files, under the names that QEMU gives them.
+    /// The folder with the files, under the names that QEMU gives them. A client without
+    /// one believes whom the system believes.
     pub dir: Option<PathBuf>,
     /// The peer must prove who it is.
     pub verify_peer: bool,
     /// Certificates are looked at when they are loaded.
     pub sanity_check: bool,
+    /// The file with the pre-shared keys, instead of `keys.psk` in the folder.
+    pub psk_file: Option<PathBuf>,
     /// The name that a client shows for its pre-shared key.
     pub username: Option<String>,
     /// What unlocks the private key.
@@ -240,6 +243,12 @@ fn check_times(path: &Path, certificate: &X509) -> Result<()> {
 
 fn load_certificates(builder: &mut SslContextBuilder, options: &CredentialsOptions) -> Result<()> {
     let server = options.endpoint == Endpoint::Server;
+    if options.dir.is_none() && !server {
+        // Whom the system trusts.
+        return builder
+            .set_default_verify_paths()
+            .map_err(|stack| failed("Cannot load CA certificates", &stack));
+    }
     let side = if server { "server" } else { "client" };
     let trusted = find(options, "ca-cert.pem", true)?.unwrap_or_default();
     let revoked = find(options, "ca-crl.pem", false)?;
@@ -308,7 +317,10 @@ fn load_trust(
 }
 
 fn load_keys(builder: &mut SslContextBuilder, options: &CredentialsOptions) -> Result<()> {
-    let path = find(options, "keys.psk", true)?.unwrap_or_default();
+    let path = match &options.psk_file {
+        Some(path) => path.clone(),
+        None => find(options, "keys.psk", true)?.unwrap_or_default(),
+    };
     let keys = Keys::read(&path)?;
     builder
         .set_cipher_list(PSK_SUITES)

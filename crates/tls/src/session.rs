@@ -82,14 +82,18 @@ pub(crate) async fn connect(
     let mut session = credentials.session()?;
     let findings = Findings::default();
     if credentials.wants_certificate() {
-        let name = hostname.ok_or_else(|| error("No hostname for certificate validation"))?;
-        expect_name(&mut session, name)
-            .map_err(|_| error(format!("Cannot set TLS hostname {name}")))?;
+        if let Some(name) = hostname {
+            expect_name(&mut session, name)
+                .map_err(|_| error(format!("Cannot set TLS hostname {name}")))?;
+        }
         findings.watch(&mut session);
     }
     let secured = shake_hands(session, stream, SslStream::connect).await?;
     if credentials.wants_certificate() {
         findings.judge(secured.lock().ssl(), hostname)?;
+        if hostname.is_none() {
+            return Err(error("No hostname for certificate validation"));
+        }
     }
     Ok(secured)
 }
@@ -144,7 +148,8 @@ async fn shake_hands(session: Ssl, stream: Stream, step: Step) -> Result<Arc<Tls
         let stepped = step(&mut secured.lock());
         match stepped {
             Ok(()) => {
-                secured.send_outgoing().await?;
+                // A peer that is gone already shows as soon as something is read.
+                let _ = secured.send_outgoing().await;
                 return Ok(secured);
             }
             Err(cause) if cause.code() == ErrorCode::WANT_READ => {
@@ -167,8 +172,11 @@ async fn shake_hands(session: Ssl, stream: Stream, step: Step) -> Result<Arc<Tls
 fn reason(cause: &openssl::ssl::Error) -> String {
     let last = cause.ssl_error().and_then(|stack| stack.errors().last());
     match last.and_then(|one| one.reason()) {
-        // A key that differs shows as a proof of it that does not fit.
-        Some("binder does not verify") => "An illegal parameter has been received.".to_owned(),
+        // A key that differs shows as a proof that does not fit; one that is not known,
+        // as a client that would have to be content with a certificate.
+        Some("binder does not verify" | "no suitable signature algorithm") => {
+            "An illegal parameter has been received.".to_owned()
+        }
         Some(reason) => reason.to_owned(),
         None => "unknown error".to_owned(),
     }
@@ -198,7 +206,12 @@ impl TlsStream {
 
     /// Receives encrypted bytes.
     async fn receive(&self) -> Result<()> {
-        let (buffer, count) = self.stream.recv(Buffer::for_read(RECEIVE_BYTES)).await?;
+        let received = self.stream.recv(Buffer::for_read(RECEIVE_BYTES)).await;
+        let (buffer, count) = match received {
+            // A peer that hangs up before it has read everything.
+            Err(cause) if cause.errno() == libc::ECONNRESET => (Buffer::zeroed(0), 0),
+            other => other?,
+        };
         let mut session = self.lock();
         let pipe = session.get_mut();
         pipe.incoming.extend_from_slice(&buffer[..count]);

@@ -219,6 +219,7 @@ fn what_cannot_be_opened_is_told_in_the_same_words() {
         format!("nbd+unix:///other?socket={socket}"),
         format!("nbd+unix:///e?socket={socket}2"),
         "nbd://127.0.0.1:1/e".to_owned(),
+        "nbd://nobody.invalid/e".to_owned(),
         "nbd://".to_owned(),
         "nbd:".to_owned(),
         "nbd:here".to_owned(),

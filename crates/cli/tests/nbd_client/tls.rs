@@ -320,3 +320,73 @@ fn much_goes_through_a_secured_connection() {
         );
     }
 }
+
+#[test]
+fn libnbd_and_nbdkit_agree() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    certify(&place, "both", "ca", "server", SERVER);
+    certify(&place, "both", "ca", "client", CLIENT);
+    fs::write(
+        place.path("both/keys.psk"),
+        "qemu:00112233445566778899aabbccddeeff\n",
+    )
+    .expect("written");
+    let socket = place.socket("s");
+    let folder = place.path("both").display().to_string();
+    let keys = format!("{folder}/keys.psk");
+    let certificates =
+        format!("nbds+unix:///?socket={socket}&tls-certificates={folder}&tls-hostname=localhost");
+    let shared = format!("nbds+unix://qemu@/?socket={socket}&tls-psk-file={keys}");
+    let ours = format!("nbds+unix:///?socket={socket}&tls-psk-file={keys}&tls-username=qemu");
+    for (kind, uri) in [("x509", &certificates), ("psk", &shared)] {
+        let object = server_object(&place, "both", kind);
+        let words = [
+            "-r",
+            "-f",
+            "raw",
+            "-t",
+            "-e",
+            "0",
+            "-k",
+            &socket,
+            "--object",
+            &object,
+            "--tls-creds",
+            "s",
+            "disk",
+        ];
+        let _server = place.serve("s", "our qemu-nbd", &words);
+        let said = place.good("nbdinfo", &["--size", uri]);
+        assert_eq!(said.trim(), bytes.len().to_string(), "{kind}");
+        place.good("nbdcopy", &[uri, "copy"]);
+        assert!(
+            fs::read(place.path("copy")).expect("read") == bytes,
+            "{kind}"
+        );
+        let script = format!(
+            "import nbd; h = nbd.NBD(); h.set_uri_allow_local_file(True); \
+             h.connect_uri('{uri}'); assert h.pread(4096, 0) == open('disk', 'rb').read(4096)"
+        );
+        place.good("/usr/bin/python3", &["-c", &script]);
+    }
+    let pem = format!("--tls-certificates={folder}");
+    let psk = format!("--tls-psk={keys}");
+    for (words, uri) in [
+        (["--tls=require", &pem, "--tls-verify-peer"], &certificates),
+        (["--tls=require", &psk, "-r"], &ours),
+    ] {
+        let mut all = vec!["-f", "-U", &socket];
+        all.extend(words);
+        all.extend(["file", "disk"]);
+        let _server = place.serve("s", "nbdkit", &all);
+        place.good(
+            "our qemu-img",
+            &["convert", "-f", "raw", "-O", "raw", uri, "copy"],
+        );
+        assert!(
+            fs::read(place.path("copy")).expect("read") == bytes,
+            "{uri}"
+        );
+    }
+}

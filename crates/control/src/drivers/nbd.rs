@@ -26,6 +26,11 @@ pub(super) async fn open(mut options: Options, common: Common, _around: Around) 
         }
         client.export = export;
     }
+    let mut secured = options.take_group(nbd_name::TLS_GROUP);
+    if secured.take("name").is_some() {
+        let host = client.address.host().map(str::to_owned);
+        client.tls = Some(tls::for_uri(secured, host)?);
+    }
     client.dirty_bitmap = options.take_text("x-dirty-bitmap")?;
     if client
         .dirty_bitmap

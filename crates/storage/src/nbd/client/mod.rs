@@ -12,11 +12,12 @@ pub mod list;
 mod pieces;
 mod storage;
 
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::channel::{Channel, Upgrade};
-use crate::lane::net::Stream;
+use crate::lane::{self, net::Stream};
 use crate::{Error, Result};
 
 pub use connection::{Answer, Connection, Outcome, Question};
@@ -65,11 +66,26 @@ pub async fn connect(address: &Address) -> Result<Channel> {
         Address::Unix(path) => Stream::connect_unix(path.as_ref()).await,
         Address::Tcp { host, port } => Stream::connect_tcp(host, *port).await,
     };
-    let stream = connected.map_err(|error| {
-        let message = format!("Failed to connect to '{address}': {}", error.message());
-        Error::new(error.kind(), "connect", message).with_errno(error.errno())
-    })?;
-    Ok(Channel::from(stream))
+    match connected {
+        Ok(stream) => Ok(Channel::from(stream)),
+        Err(error) => Err(cannot_connect(address, &error).await),
+    }
+}
+
+/// Why a server cannot be reached; a name that means nothing shows like a host that
+/// cannot be.
+async fn cannot_connect(address: &Address, error: &Error) -> Error {
+    let mut message = format!("Failed to connect to '{address}': {}", error.message());
+    if let (Address::Tcp { host, port }, libc::EHOSTUNREACH) = (address, error.errno()) {
+        let place = (host.clone(), *port);
+        let resolved = lane::compute(move || place.to_socket_addrs().map(drop)).await;
+        if let Err(cause) = resolved {
+            let cause = cause.to_string();
+            let reason = cause.rsplit(": ").next().unwrap_or_default();
+            message = format!("address resolution failed for {address}: {reason}");
+        }
+    }
+    Error::new(error.kind(), "connect", message).with_errno(error.errno())
 }
 
 /// What to open, and how.
