@@ -15,7 +15,7 @@ use crate::sys::{self, Errno};
 use crate::{Buffer, Buffers, Error, ErrorKind, Result};
 
 /// `BLKGETSIZE64`: a device's length in bytes.
-const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+const BLKGETSIZE64: libc::Ioctl = 0x8008_1272_u32 as libc::Ioctl;
 
 /// The alignments that direct I/O may want, in bytes.
 const CANDIDATES: [u32; 4] = [512, 1024, 2048, 4096];
