@@ -1,11 +1,15 @@
 //! The engine under power cuts: a slice of the seeds that `vellum-sim` runs, and
 //! short scripts with every cut that there is.
 
+use vellum::qcow2::create::Preallocation;
+use vellum_sim::cut::Cut;
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
 use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteCompressed, WriteZeroes};
 use vellum_sim::scenario::Step::{Start, Wait};
-use vellum_sim::scenario::{Backing, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story};
+use vellum_sim::scenario::{
+    Amendment, Backing, Crash, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story,
+};
 use vellum_sim::storage::Traits;
 use vellum_sim::{Explorer, engine};
 
@@ -254,6 +258,59 @@ fn jobs_pass_what_they_do_not_poll() {
             schedule_seed: 15_044_870_419_462_882_482,
             crash: None,
         }],
+    };
+    vellum_sim::replay(&engine(), &story).unwrap();
+}
+
+#[test]
+fn tables_that_a_crash_leaves_counted_too_often_can_be_amended() {
+    let write = |offset, len| Write {
+        offset,
+        len,
+        fua: false,
+    };
+    let story = Story {
+        image: ImageOptions {
+            size_bytes: 5632,
+            backing: Backing::Qcow2 {
+                size_bytes: 5632,
+                cluster_bits: 10,
+            },
+            ..image()
+        },
+        setup: vec![write(4096, 1536)],
+        preparations: vec![Preparation::ZeroFlags(2), Preparation::Snapshot],
+        legs: vec![
+            Leg {
+                steps: vec![
+                    compressed(6, 1),
+                    Start(write(3072, 512)),
+                    Step::Resize {
+                        size_bytes: 5632,
+                        preallocation: Preallocation::Off,
+                    },
+                ],
+                schedule_seed: 16_171_228_596_396_113_774,
+                crash: Some(Crash {
+                    step: 22,
+                    cut: Cut { kept: vec![] },
+                }),
+            },
+            Leg {
+                steps: vec![
+                    Start(write(3584, 1024)),
+                    Step::Amend(Amendment {
+                        version: Some(2),
+                        refcount_order: Some(4),
+                        lazy_refcounts: None,
+                        data_file_name_len: None,
+                        not_raw: false,
+                    }),
+                ],
+                schedule_seed: 5_853_819_653_218_528_710,
+                crash: None,
+            },
+        ],
     };
     vellum_sim::replay(&engine(), &story).unwrap();
 }

@@ -2,16 +2,17 @@
 //! allocated, where nothing lies behind them, or clusters full of zeroes.
 //!
 //! All L2 tables are gone through, those of snapshots too. A table that several L1
-//! tables share is changed once, in place: what it maps reads as before, and on
-//! further visits it holds no zero cluster any more. A cluster of a table that is
-//! referred to R times has R references through it.
+//! tables share is changed once, in place: what it maps reads as before. A cluster of
+//! a table that is referred to R times has R references through it. Refcounts do not
+//! tell R: after a crash they may be too high, and a cluster that seems to be used
+//! through this table alone may be a snapshot's too. So references are counted.
 //!
 //! Invariants:
 //! - Before a table is written, the zeroes and the refcounts that it leads to are
 //!   durable; before a refcount falls, the table is.
 //! - A cluster that is referred to from elsewhere too is not overwritten.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vellum_format::l2::{L2Entry, Mapping};
@@ -20,41 +21,80 @@ use vellum_storage::{Buffer, Buffers, Result, WriteFlags, ZeroFlags};
 
 use super::downgrade::{l1_tables, l2_tables, read_table};
 use super::progress::Progress;
-use crate::qcow2::fault::bad_format;
+use crate::qcow2::fault::{bad_format, corrupt};
 use crate::qcow2::image::Image;
 
 /// Bytes of tables that are made durable together.
 const BATCH_BYTES: u64 = 4 << 20;
-/// Shared tables that are remembered, so that each is read only once.
-const MOST_REMEMBERED_TABLES: usize = 1 << 20;
+/// Tables whose references are counted at a time.
+const MOST_COUNTED_TABLES: usize = 1 << 20;
 
 /// Expands every zero cluster of an image that nobody else uses.
 pub(super) async fn expand(image: &Arc<Image>, progress: &Progress) -> Result<()> {
     let mut expansion = Expansion {
         image,
-        seen: HashSet::new(),
         tables: Vec::new(),
         dropped: Vec::new(),
     };
     let l1_tables = l1_tables(image, &image.header()).await?;
     let total = l1_tables.iter().map(|(_, entries)| entries).sum();
-    let mut visited = 0;
-    for l1 in l1_tables {
-        for table in l2_tables(image, l1).await? {
-            if let Some(table) = table {
-                expansion.expand_table(table).await?;
-            }
-            visited += 1;
+    let (mut visited, mut from) = (0, Some(0));
+    while let Some(start) = from {
+        let mut counts = Counts::new(start, MOST_COUNTED_TABLES);
+        for &l1 in &l1_tables {
+            let tables = l2_tables(image, l1).await?;
+            tables
+                .into_iter()
+                .flatten()
+                .for_each(|table| counts.add(table));
+        }
+        for (&table, &references) in &counts.tables {
+            expansion
+                .expand_table(HostOffset(table), references)
+                .await?;
+            visited += references;
             progress.report(visited, total);
         }
+        from = counts.rest;
     }
+    progress.report(total, total);
     expansion.write_batch().await
+}
+
+/// How often the L2 tables from some place on are referred to: the first so many of
+/// them, in the order of their places.
+struct Counts {
+    start: u64,
+    most: usize,
+    tables: BTreeMap<u64, u64>,
+    /// Where the first one lies for which there was no room.
+    rest: Option<u64>,
+}
+
+impl Counts {
+    fn new(start: u64, most: usize) -> Self {
+        Counts {
+            start,
+            most,
+            tables: BTreeMap::new(),
+            rest: None,
+        }
+    }
+
+    fn add(&mut self, table: HostOffset) {
+        let place = table.bytes();
+        if place < self.start || self.rest.is_some_and(|rest| place >= rest) {
+            return;
+        }
+        *self.tables.entry(place).or_default() += 1;
+        if self.tables.len() > self.most {
+            self.rest = self.tables.pop_last().map(|(last, _)| last);
+        }
+    }
 }
 
 struct Expansion<'a> {
     image: &'a Arc<Image>,
-    /// Shared tables that are done.
-    seen: HashSet<u64>,
     /// Changed tables that are not written yet.
     tables: Vec<(HostOffset, Buffer)>,
     /// Clusters that these tables have dropped, and how many references each.
@@ -62,16 +102,9 @@ struct Expansion<'a> {
 }
 
 impl Expansion<'_> {
-    async fn expand_table(&mut self, table: HostOffset) -> Result<()> {
-        if self.seen.contains(&table.bytes()) {
-            return Ok(());
-        }
+    async fn expand_table(&mut self, table: HostOffset, references: u64) -> Result<()> {
         let image = self.image;
         let geometry = &image.geometry;
-        let references = image.refcount(table.cluster(geometry)).await?;
-        if references > 1 && self.seen.len() < MOST_REMEMBERED_TABLES {
-            self.seen.insert(table.bytes());
-        }
         let mut bytes = read_table(image, table).await?;
         let mut changed = false;
         for index in 0..geometry.l2_entries() as usize {
@@ -125,8 +158,10 @@ impl Expansion<'_> {
         let new = image.allocate(1).await?;
         let cluster = new.start.cluster(&image.geometry);
         let refcounts = &image.allocator.refcounts;
-        let raised = refcounts.raise(cluster, references - 1).await?;
-        debug_assert!(raised.is_some(), "the table's own count fits the width");
+        if refcounts.raise(cluster, references - 1).await?.is_none() {
+            let message = format!("an L2 table has {references} references, more than are counted");
+            return Err(corrupt("amend", message));
+        }
         if !image.is_blank(&new)? {
             self.fill_with_zeroes(new.start).await?;
         }
@@ -165,5 +200,25 @@ impl Expansion<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_counted_in_parts_and_each_once() {
+        let all = [7, 3, 9, 3, 1, 9, 9, 5];
+        let mut seen = Vec::new();
+        let mut from = Some(0);
+        while let Some(start) = from {
+            let mut counts = Counts::new(start, 2);
+            all.iter().for_each(|&table| counts.add(HostOffset(table)));
+            assert!(counts.tables.len() <= 2);
+            seen.extend(counts.tables);
+            from = counts.rest;
+        }
+        assert_eq!(seen, [(1, 1), (3, 2), (5, 1), (7, 1), (9, 3)]);
     }
 }
