@@ -1,6 +1,7 @@
 //! [`BlockDevice`]: what a guest, an export or a job sees of a node.
 
 use std::fmt;
+use std::sync::Arc;
 
 use vellum_storage::{Buffer, Error, ErrorKind, Io, Result, Storage};
 
@@ -49,7 +50,7 @@ pub struct ZeroRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostLocation {
     /// The storage's name (a path).
-    pub storage: String,
+    pub storage: Arc<str>,
     /// Offset in it in bytes.
     pub offset_bytes: u64,
 }
@@ -147,7 +148,7 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         &self,
         offset_bytes: u64,
         len_bytes: u64,
-        source: std::sync::Arc<dyn Storage>,
+        source: Arc<dyn Storage>,
         from_bytes: u64,
     ) -> Io<()> {
         let _ = (len_bytes, source, from_bytes);
@@ -200,18 +201,18 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     fn close(&self) -> Io<()>;
 
     /// The backing device, if there is one.
-    fn backing(&self) -> Option<std::sync::Arc<dyn BlockDevice>> {
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
         None
     }
 
     /// The storage that holds the image's own file.
-    fn storage(&self) -> Option<std::sync::Arc<dyn Storage>> {
+    fn storage(&self) -> Option<Arc<dyn Storage>> {
         None
     }
 
     /// The storage that holds the device's bytes one by one, and the offset of the
     /// first, where that is so whatever is written: a raw device's.
-    fn bytes_in(&self) -> Option<(std::sync::Arc<dyn Storage>, u64)> {
+    fn bytes_in(&self) -> Option<(Arc<dyn Storage>, u64)> {
         None
     }
 

@@ -34,6 +34,8 @@ pub struct RawOptions {
 #[derive(Debug)]
 pub struct Raw {
     storage: Arc<dyn Storage>,
+    /// The storage's name, for all who ask where bytes lie.
+    name: Arc<str>,
     format: &'static str,
     offset_bytes: u64,
     /// Shared with the tasks of growing writes, which may outlive a request's handle.
@@ -68,6 +70,7 @@ impl Raw {
         let size_bytes = window_size(&*storage, &options)?;
         let read_only = options.read_only || storage.capabilities().read_only;
         Ok(Arc::new(Raw {
+            name: storage.name().into(),
             storage,
             format,
             offset_bytes: options.offset_bytes,
@@ -344,7 +347,7 @@ impl BlockDevice for Raw {
         if let Err(error) = self.check_range("block status", offset_bytes, len_bytes, size_bytes) {
             return Io::ready(Err(error));
         }
-        let storage = self.storage.clone();
+        let (storage, name) = (self.storage.clone(), self.name.clone());
         let at_bytes = self.offset_bytes + offset_bytes;
         Io::task(spawn(async move {
             let extent = storage.block_status(at_bytes, len_bytes).await?;
@@ -354,8 +357,8 @@ impl BlockDevice for Raw {
                 zero: extent.status.is_zero(),
                 present: extent.status != BlockStatus::Unknown,
                 compressed: false,
-                host: (extent.status != BlockStatus::Unknown).then(|| HostLocation {
-                    storage: storage.name().to_owned(),
+                host: (extent.status != BlockStatus::Unknown).then_some(HostLocation {
+                    storage: name,
                     offset_bytes: at_bytes,
                 }),
                 depth: 0,

@@ -82,6 +82,6 @@ async fn locate(
         Some(image) => image.data_storage(),
         None => layer.storage()?,
     };
-    let here = storage.name() == host.storage;
+    let here = storage.name() == &*host.storage;
     here.then_some((storage, host.offset_bytes, extent.len_bytes))
 }

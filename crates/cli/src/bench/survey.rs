@@ -147,7 +147,7 @@ impl Survey {
         device: &Arc<dyn BlockDevice>,
         mapped_by_slice: u64,
         interrupt: &Interrupt,
-    ) -> Result<Vec<(String, u64, u64)>, Failure> {
+    ) -> Result<Vec<(Arc<str>, u64, u64)>, Failure> {
         let (mut at, start) = (0, Instant::now());
         let mut raw = Vec::new();
         let mut next_slice = 0;
@@ -179,8 +179,8 @@ impl Survey {
     }
 
     /// Opens the files that the data lies in, to read it there directly.
-    async fn find_limit(&mut self, runs: Vec<(String, u64, u64)>) {
-        let mut numbers: HashMap<String, Option<usize>> = HashMap::new();
+    async fn find_limit(&mut self, runs: Vec<(Arc<str>, u64, u64)>) {
+        let mut numbers: HashMap<Arc<str>, Option<usize>> = HashMap::new();
         for (file, offset_bytes, len_bytes) in runs {
             let number = match numbers.get(&file) {
                 Some(known) => *known,

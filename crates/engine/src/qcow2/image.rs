@@ -57,6 +57,8 @@ pub(crate) struct Image {
     pub(crate) header_writes: async_lock::Mutex<()>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
+    /// The name of what holds the data clusters, for all who ask where bytes lie.
+    pub(crate) data_name: Arc<str>,
     /// What holds the data clusters, as the guest sees them where LUKS encrypts them;
     /// it refuses writes that would hit metadata.
     pub(crate) data: Arc<dyn Storage>,

@@ -381,6 +381,7 @@ async fn assemble(
         snapshots: Mutex::new(Arc::new(snapshots)),
         header_writes: async_lock::Mutex::new(()),
         file,
+        data_name: data.name().into(),
         data,
         unguarded_data,
         encryption,

@@ -55,7 +55,7 @@ impl Image {
     fn location(&self, host: Option<HostOffset>) -> Option<HostLocation> {
         host.filter(|_| !self.is_encrypted())
             .map(|host| HostLocation {
-                storage: self.data.name().to_owned(),
+                storage: self.data_name.clone(),
                 offset_bytes: host.bytes(),
             })
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::align::{self, Alignment, RangeLocks};
 use crate::buffer::total_len;
 use crate::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
-use crate::lock::{self, Permissions};
+use crate::lock::{self, PermissionSet, Permissions};
 use crate::sys;
 use crate::{
     Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
@@ -100,7 +100,7 @@ struct File {
     /// Ranges that unaligned requests are changing.
     ranges: RangeLocks,
     supports: Supports,
-    extents: extents::DataCache,
+    extents: extents::ExtentCache,
 }
 
 /// What a device never changes.
@@ -126,11 +126,14 @@ impl FileStorage {
     /// Opens a file, with its locks held as the options say.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<Arc<Self>> {
         let file = open::open(path.as_ref(), options)?;
-        let permissions = Mutex::new(options.permissions);
-        Ok(Arc::new(FileStorage {
+        let storage = FileStorage {
             file: Arc::new(file),
-            permissions,
-        }))
+            permissions: Mutex::new(options.permissions),
+        };
+        if let Some(permissions) = options.permissions {
+            storage.note_permissions(permissions);
+        }
+        Ok(Arc::new(storage))
     }
 
     /// Changes what this opener does and lets others do. Fails with
@@ -144,7 +147,14 @@ impl FileStorage {
         let descriptor = &self.file.descriptor;
         lock::change(descriptor.raw(), descriptor.name(), old, permissions)?;
         *held = Some(permissions);
+        self.note_permissions(permissions);
         Ok(())
+    }
+
+    fn note_permissions(&self, permissions: Permissions) {
+        let written_by_others = permissions.shared.contains(PermissionSet::WRITE);
+        let keep = self.file.read_only && !written_by_others;
+        self.file.extents.keep_holes(keep);
     }
 
     /// Whether this is a device rather than a regular file.
@@ -190,10 +200,10 @@ impl File {
     }
 
     fn sync(&self) -> Io<()> {
-        if self.no_flush {
-            return Io::ready(Ok(()));
+        match self.descriptor.flush().filter(|_| !self.no_flush) {
+            Some(op) => lane::submit(self.request(op, Buffers::new()), finish_unit),
+            None => Io::ready(Ok(())),
         }
-        lane::submit(self.request(Op::Sync, Buffers::new()), finish_unit)
     }
 
     fn refuse_if_read_only(&self, operation: &'static str) -> Result<()> {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::buffer::total_len;
 use crate::sys::{self, Errno};
@@ -21,6 +21,11 @@ pub(crate) struct Descriptor {
     /// The error of the first failed flush. Afterwards the page cache may have
     /// dropped dirty pages and report success for them, so no flush may succeed.
     flush_errno: AtomicI32,
+    /// Changes that are complete; what others have left in the page cache before the
+    /// file was opened counts as one.
+    changes: AtomicU64,
+    /// As many of them as a flush has made durable.
+    durable_changes: AtomicU64,
 }
 
 impl Descriptor {
@@ -36,23 +41,31 @@ impl Descriptor {
             name,
             read_unit_bytes: 1,
             flush_errno: AtomicI32::new(0),
+            changes: AtomicU64::new(1),
+            durable_changes: AtomicU64::new(0),
         }
     }
 
     /// A descriptor for direct I/O in units of `read_unit_bytes`.
     pub(crate) fn direct(fd: OwnedFd, name: impl Into<String>, read_unit_bytes: u32) -> Self {
-        let (name, flush_errno) = (name.into(), AtomicI32::new(0));
         Descriptor {
             fd: Some(fd),
-            name,
             read_unit_bytes,
-            flush_errno,
+            ..Self::none(name.into())
         }
     }
 
     /// The descriptor's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// A flush of everything that has changed so far; `None`: all of it is durable.
+    pub(crate) fn flush(&self) -> Option<Op> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let clean = changes == self.durable_changes.load(Ordering::Acquire)
+            && self.flush_errno.load(Ordering::Acquire) == 0;
+        (!clean).then_some(Op::Sync { changes })
     }
 
     /// The raw descriptor, valid as long as `self`; -1 if there is none.
@@ -87,7 +100,10 @@ pub(crate) enum Op {
         durable: bool,
     },
     /// Make data durable.
-    Sync,
+    Sync {
+        /// Changes that were complete before.
+        changes: u64,
+    },
     /// `fallocate(2)`.
     Fallocate {
         /// `FALLOC_FL_*`.
@@ -128,7 +144,7 @@ impl Op {
         match self {
             Op::Read { .. } => "read",
             Op::Write { .. } => "write",
-            Op::Sync => "flush",
+            Op::Sync { .. } => "flush",
             Op::Fallocate { .. } => "fallocate",
             Op::Receive => "receive",
             Op::Send => "send",
@@ -142,6 +158,14 @@ impl Op {
     /// Whether only a worker thread can do it.
     pub(crate) fn needs_worker(&self) -> bool {
         matches!(self, Op::Call { .. } | Op::Connect { .. })
+    }
+
+    /// Whether it may change what the next flush must make durable.
+    fn changes(&self) -> bool {
+        matches!(
+            self,
+            Op::Write { .. } | Op::Fallocate { .. } | Op::Call { .. }
+        )
     }
 
     /// Whether the request is given up with its ticket: it might wait forever, or
@@ -212,6 +236,15 @@ impl Request {
 
     /// Takes the kernel's answer to the last try.
     pub(crate) fn advance(&mut self, answer: Result<i64, Errno>) -> Step {
+        let step = self.step(answer);
+        if matches!(step, Step::Finished(_)) && self.op.changes() {
+            // Even if it failed: a part may be done.
+            self.file.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        step
+    }
+
+    fn step(&mut self, answer: Result<i64, Errno>) -> Step {
         match answer {
             Err(libc::EINTR) => Step::Again,
             Err(libc::EAGAIN) if self.op.readiness().is_some() => Step::WhenReady,
@@ -233,8 +266,12 @@ impl Request {
                     false => Step::Again,
                 }
             }
-            Op::Sync => match self.file.flush_errno.load(Ordering::Acquire) {
-                0 => Step::Finished(Ok(0)),
+            Op::Sync { changes } => match self.file.flush_errno.load(Ordering::Acquire) {
+                0 => {
+                    let durable = &self.file.durable_changes;
+                    durable.fetch_max(*changes, Ordering::AcqRel);
+                    Step::Finished(Ok(0))
+                }
                 errno => Step::Finished(Err(errno)),
             },
             Op::Accept | Op::Connect { .. } => {
@@ -263,7 +300,7 @@ impl Request {
     /// Remembers that a flush failed. (A direct file has no page cache that could
     /// pretend.)
     fn note_failure(&self, errno: Errno) -> Errno {
-        let flushes = matches!(self.op, Op::Sync | Op::Write { durable: true, .. });
+        let flushes = matches!(self.op, Op::Sync { .. } | Op::Write { durable: true, .. });
         if flushes && self.file.read_unit_bytes == 1 && errno == libc::EIO {
             self.file.flush_errno.store(errno, Ordering::Release);
         }
@@ -285,7 +322,7 @@ impl Request {
                 let at = *offset_bytes + skip as u64;
                 sys::write_at(fd, &mut self.buffers, skip, at, *durable)
             }
-            Op::Sync => sys::sync_data(fd),
+            Op::Sync { .. } => sys::sync_data(fd),
             Op::Fallocate {
                 mode,
                 offset_bytes,
@@ -437,19 +474,57 @@ mod tests {
     }
 
     #[test]
+    fn a_flush_is_left_out_only_if_one_has_covered_every_change() {
+        let op = || Op::Write {
+            offset_bytes: 0,
+            durable: true,
+        };
+        let mut write = request(op(), 2048, 1);
+        let file = write.file.clone();
+        let flush = || {
+            let op = file.flush()?;
+            Some(Request::new(file.clone(), op, Buffers::new()))
+        };
+        // Others may have left something behind.
+        let mut first = flush().expect("nothing was flushed yet");
+        // This one ends while the flush is under way, and may be too late for it.
+        assert!(matches!(write.advance(Ok(2048)), Step::Finished(Ok(_))));
+        assert!(matches!(first.advance(Ok(0)), Step::Finished(Ok(0))));
+        let mut second = flush().expect("a write is not durable");
+        let mut failing = flush().expect("still not");
+        assert!(matches!(
+            failing.advance(Err(libc::ENOSPC)),
+            Step::Finished(_)
+        ));
+        assert!(flush().is_some(), "a flush that fails covers nothing");
+        assert!(matches!(second.advance(Ok(0)), Step::Finished(Ok(0))));
+        assert!(flush().is_none());
+        // A late answer of an older flush takes nothing back.
+        let mut old = Request::new(file.clone(), Op::Sync { changes: 1 }, Buffers::new());
+        assert!(matches!(old.advance(Ok(0)), Step::Finished(Ok(0))));
+        assert!(flush().is_none());
+        let mut failed = Request::new(file.clone(), op(), Buffers::from_iter([Buffer::zeroed(8)]));
+        assert!(matches!(
+            failed.advance(Err(libc::EIO)),
+            Step::Finished(Err(_))
+        ));
+        assert!(flush().is_some(), "a part of it may have been written");
+    }
+
+    #[test]
     fn after_a_failed_flush_no_flush_succeeds() {
-        let mut flush = request(Op::Sync, 0, 1);
+        let mut flush = request(Op::Sync { changes: 1 }, 0, 1);
         assert!(matches!(
             flush.advance(Err(libc::EIO)),
             Step::Finished(Err(libc::EIO))
         ));
-        let mut next = Request::new(flush.file.clone(), Op::Sync, Buffers::new());
+        let mut next = Request::new(flush.file.clone(), Op::Sync { changes: 1 }, Buffers::new());
         assert!(matches!(
             next.advance(Ok(0)),
             Step::Finished(Err(libc::EIO))
         ));
         // A direct file has nothing in a cache that could have been dropped.
-        let mut direct = request(Op::Sync, 0, 512);
+        let mut direct = request(Op::Sync { changes: 1 }, 0, 512);
         assert!(matches!(
             direct.advance(Err(libc::EIO)),
             Step::Finished(Err(libc::EIO))

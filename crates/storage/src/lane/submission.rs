@@ -44,7 +44,7 @@ impl Memory {
                 let offset = request.rest_offset_bytes(offset_bytes);
                 self.write(fd, request, offset, flags)
             }
-            Op::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Op::Fallocate {
                 mode,
                 offset_bytes,
