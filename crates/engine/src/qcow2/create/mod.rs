@@ -1,7 +1,8 @@
 //! Makes new images.
 //!
-//! Invariant: the header is written last, behind a barrier. Whatever fails
-//! before, and a crash at any point, leaves a file that nobody takes for an image.
+//! Invariant: the header's first sector is written last, behind a barrier. Whatever
+//! fails before, and a crash at any point, leaves a file that nobody takes for an
+//! image.
 
 use std::sync::Arc;
 
@@ -356,14 +357,17 @@ pub async fn create(
     if data.is_some() != options.data_file.is_some() {
         return Err(refuse("An external data file must be both named and given"));
     }
-    write::prepare(&storage, layout.file_size_bytes()).await?;
+    write::empty(&storage, layout.file_size_bytes()).await?;
+    write::first_cluster(&storage, &header, &layout.geometry).await?;
     write::tables(&storage, &layout).await?;
+    write::lengthen(&storage, layout.file_size_bytes()).await?;
     if let Some(luks) = &luks {
         encrypted::write(&storage, &layout, luks).await?;
     }
     match &data {
         Some(data) => {
-            write::prepare(data, layout.guest_size_bytes).await?;
+            write::empty(data, layout.guest_size_bytes).await?;
+            write::lengthen(data, layout.guest_size_bytes).await?;
             write::space(data, 0..layout.guest_size_bytes, options.preallocation).await?;
             data.flush().await?;
         }
@@ -373,7 +377,7 @@ pub async fn create(
         }
     }
     storage.flush().await?;
-    write::first_cluster(&storage, &header, &layout.geometry).await?;
+    write::first_sector(&storage, &header).await?;
     storage.flush().await
 }
 

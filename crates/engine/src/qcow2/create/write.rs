@@ -7,28 +7,36 @@ use std::sync::Arc;
 use vellum_format::{Geometry, L1Entry, Mapping, refcount};
 use vellum_storage::WriteFlags;
 
-use super::Preallocation;
 use super::layout::Layout;
+use super::{Preallocation, SECTOR_SIZE_BYTES};
 use crate::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
 
 /// Bytes of one write.
 const WRITE_SIZE_BYTES: u64 = 2 << 20;
 const WRITES_IN_FLIGHT: usize = 4;
 
-/// Empties a storage and gives it its final length.
-pub(super) async fn prepare(storage: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> {
+/// Empties a storage that can be emptied, and refuses one without enough room.
+pub(super) async fn empty(storage: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> {
     let len_bytes = storage.len_bytes()?;
     if storage.capabilities().growable {
-        if len_bytes > 0 {
-            storage.truncate(0).await?;
-        }
-        return storage.truncate(size_bytes).await;
+        return match len_bytes {
+            0 => Ok(()),
+            _ => storage.truncate(0).await,
+        };
     }
     if len_bytes < size_bytes {
         let message = format!("{size_bytes} bytes are needed, and there are {len_bytes}");
         return Err(Error::new(ErrorKind::NoSpace, "create", message).target(storage.name()));
     }
     Ok(())
+}
+
+/// Makes a storage that was empty as long as it has to be.
+pub(super) async fn lengthen(storage: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> {
+    match storage.len_bytes()? < size_bytes {
+        true => storage.truncate(size_bytes).await,
+        false => Ok(()),
+    }
 }
 
 /// Writes everything but the header and the guest's data.
@@ -75,18 +83,31 @@ pub(crate) async fn space(
     }
 }
 
-/// Writes the first cluster: from here on the file is an image.
+/// Writes the first cluster but for its first sector, which says that this is an
+/// image. (Once its blocks exist, writing that sector costs one write alone.)
 pub(super) async fn first_cluster(
     storage: &Arc<dyn Storage>,
     header: &[u8],
     geometry: &Geometry,
 ) -> Result<()> {
     let mut cluster = Buffer::zeroed(geometry.cluster_size_bytes() as usize);
-    cluster[..header.len()].copy_from_slice(header);
-    storage
-        .write(0, Buffers::from_buf([cluster]), WriteFlags::default())
-        .await?;
-    Ok(())
+    let later = header.len().min(SECTOR_SIZE_BYTES as usize);
+    cluster[later..header.len()].copy_from_slice(&header[later..]);
+    write_at_start(storage, cluster).await
+}
+
+/// Writes the first sector: from here on the file is an image.
+pub(super) async fn first_sector(storage: &Arc<dyn Storage>, header: &[u8]) -> Result<()> {
+    let mut sector = Buffer::zeroed(SECTOR_SIZE_BYTES as usize);
+    let now = header.len().min(SECTOR_SIZE_BYTES as usize);
+    sector[..now].copy_from_slice(&header[..now]);
+    write_at_start(storage, sector).await
+}
+
+async fn write_at_start(storage: &Arc<dyn Storage>, bytes: Buffer) -> Result<()> {
+    let buffers = Buffers::from_buf([bytes]);
+    let written = storage.write(0, buffers, WriteFlags::default());
+    written.await.map(drop)
 }
 
 /// Writes a range with what `fill` puts into each buffer; it gets the offset into
