@@ -115,6 +115,52 @@ pub fn set(block: &mut [u8], order: u32, index: usize, value: u64) -> bool {
     }
 }
 
+/// Adds changes to the first counts of a block; says whether all of the sums are in
+/// the block and fit the width of a count. If one does not, nothing has changed.
+#[must_use]
+pub fn add(block: &mut [u8], order: u32, changes: &[i32]) -> bool {
+    if order == 4 {
+        return add_to_words(block, changes);
+    }
+    let change_one = |block: &mut [u8], index: usize, change: i64| {
+        let sum = get(block, order, index).checked_add_signed(change);
+        change == 0 || sum.is_some_and(|sum| set(block, order, index, sum))
+    };
+    for (index, &change) in changes.iter().enumerate() {
+        if change_one(block, index, change.into()) {
+            continue;
+        }
+        for (index, &change) in changes[..index].iter().enumerate() {
+            let undone = change_one(block, index, -i64::from(change));
+            debug_assert!(undone, "the old count fits");
+        }
+        return false;
+    }
+    true
+}
+
+/// The same for counts of 16 bits, without a branch for each.
+fn add_to_words(block: &mut [u8], changes: &[i32]) -> bool {
+    let Some(words) = block.get_mut(..changes.len() * 2) else {
+        return false;
+    };
+    let mut outside = 0;
+    for (word, &change) in words.chunks_exact_mut(2).zip(changes) {
+        let sum = i32::from(u16::from_be_bytes([word[0], word[1]])).wrapping_add(change);
+        outside |= sum & !0xffff;
+        word.copy_from_slice(&(sum as u16).to_be_bytes());
+    }
+    if outside == 0 {
+        return true;
+    }
+    // Modulo 2^16 nothing was lost.
+    for (word, &change) in words.chunks_exact_mut(2).zip(changes) {
+        let old = u16::from_be_bytes([word[0], word[1]]).wrapping_sub(change as u16);
+        word.copy_from_slice(&old.to_be_bytes());
+    }
+    false
+}
+
 const fn narrow_mask(order: u32) -> u8 {
     ((1u16 << (1 << order)) - 1) as u8
 }

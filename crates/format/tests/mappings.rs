@@ -244,3 +244,52 @@ fn wide_refcounts_are_big_endian() {
     assert!(!refcount::set(&mut block, 4, 1, 0x10000));
     assert_eq!(refcount::get(&block, 3, 16), 0, "beyond the block");
 }
+
+#[test]
+fn many_refcounts_change_as_single_ones_do_or_none_does() {
+    for order in 0..=6 {
+        let max = if order == 6 {
+            u64::MAX
+        } else {
+            (1 << (1 << order)) - 1
+        };
+        let mut block = [0; 64];
+        let start = [max / 2, max, 0, max - 1];
+        for (index, &count) in start.iter().enumerate() {
+            assert!(refcount::set(&mut block, order, index, count));
+        }
+        let counts = |block: &[u8]| [0, 1, 2, 3].map(|index| refcount::get(block, order, index));
+        let before = block;
+        for (changes, fits) in [
+            (&[0, -1, 1, 1][..], true),
+            (&[0, 0, 0], true),
+            (&[1, 1, 0, 0], false),
+            (&[0, -1, -1, 0], false),
+            (&[0, -1, i32::MIN, 0], false),
+            (&[0, i32::MAX], false),
+        ] {
+            let mut changed = before;
+            let sums = start.iter().zip(changes);
+            let sums: Vec<_> = sums
+                .map(|(&count, &change)| i128::from(count) + i128::from(change))
+                .collect();
+            let expected = sums.iter().all(|sum| (0..=i128::from(max)).contains(sum));
+            assert_eq!(expected, fits, "a bad case for order {order}: {changes:?}");
+            assert_eq!(refcount::add(&mut changed, order, changes), fits);
+            let now = counts(&changed);
+            match fits {
+                true => assert!(
+                    sums.iter()
+                        .zip(now)
+                        .all(|(&sum, now)| sum == i128::from(now))
+                ),
+                false => assert_eq!(changed, before, "order {order}: {changes:?}"),
+            }
+        }
+        let beyond = vec![0; ((block.len() * 8) >> order) + 1];
+        let mut one = beyond.clone();
+        *one.last_mut().expect("more than one") = 1;
+        assert!(!refcount::add(&mut block, order, &one));
+        assert_eq!(block, before);
+    }
+}

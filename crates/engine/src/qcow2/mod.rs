@@ -56,6 +56,7 @@ mod refcounts;
 mod reserve;
 mod resize;
 mod rewrite;
+mod runs;
 mod scan;
 mod share;
 mod snapshot;

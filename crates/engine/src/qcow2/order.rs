@@ -235,7 +235,8 @@ impl Image {
         }
     }
 
-    /// Does `work` after a commit of its own, before any other commit begins.
+    /// Does `work`, which makes everything durable before it succeeds, before any other
+    /// commit begins, and after one of its own if the mapping has changed.
     pub(crate) async fn commit_and<T>(
         self: &Arc<Self>,
         work: impl Future<Output = Result<T>>,
@@ -246,14 +247,22 @@ impl Image {
             }
         };
         let mut unfinished = Unfinished(Some(self));
-        let committed = self.run_commit().await;
+        let clean = self.l2.is_clean() && self.l1.is_clean() && self.order.lists().noted.is_empty();
+        let mut committed = match clean {
+            true => self.check_latch(),
+            false => self.run_commit().await,
+        };
         let result = match &committed {
             Ok(()) => work.await,
             Err(error) => Err(error.clone()),
         };
+        if clean && committed.is_ok() && result.is_err() {
+            // Those who wait for a commit were promised one.
+            committed = self.run_commit().await;
+        }
         unfinished.0 = None;
-        turn.end(committed)?;
-        result
+        let committed = turn.end(committed);
+        result.and_then(|done| committed.map(|()| done))
     }
 
     /// Gives back everything that the mapping on disk has dropped, once no request

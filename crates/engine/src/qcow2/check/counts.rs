@@ -1,106 +1,20 @@
 //! [`Counts`]: one count for each host cluster, in as little memory as they need.
 //!
 //! Nearly all counts of an image are 0 or 1, and large parts of a sparse file have
-//! none. Counts are kept in chunks: absent while all are 0, 2 bits a count while
-//! all are at most 3, then 4, 8, 16, and 64. A 10 TiB image of 64 KiB clusters takes
-//! 40 MiB, or 80 MiB with up to 14 snapshots that share everything.
+//! none, so they are kept in chunks of their own widths. A 10 TiB image of 64 KiB
+//! clusters takes 40 MiB, or 80 MiB with up to 14 snapshots that share everything.
 
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Clusters of a chunk.
-pub(in crate::qcow2) const CHUNK_CLUSTERS: u64 = 1 << 16;
+use super::chunk::{Chunk, parts, place};
 
-const CHUNK_LEN: usize = CHUNK_CLUSTERS as usize;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Chunk {
-    Zero,
-    /// Four counts a byte.
-    Tiny(Box<[u8]>),
-    /// Two counts a byte.
-    Small(Box<[u8]>),
-    Byte(Box<[u8]>),
-    Short(Box<[u16]>),
-    Wide(Box<[u64]>),
-}
-
-impl Chunk {
-    fn get(&self, index: usize) -> u64 {
-        match self {
-            Chunk::Zero => 0,
-            Chunk::Tiny(bytes) => u64::from(bytes[index / 4] >> (index % 4 * 2) & 3),
-            Chunk::Small(bytes) => u64::from(bytes[index / 2] >> (index % 2 * 4) & 15),
-            Chunk::Byte(bytes) => bytes[index].into(),
-            Chunk::Short(counts) => counts[index].into(),
-            Chunk::Wide(counts) => counts[index],
-        }
-    }
-
-    fn max(&self) -> u64 {
-        match self {
-            Chunk::Zero => 0,
-            Chunk::Tiny(_) => 3,
-            Chunk::Small(_) => 15,
-            Chunk::Byte(_) => u8::MAX.into(),
-            Chunk::Short(_) => u16::MAX.into(),
-            Chunk::Wide(_) => u64::MAX,
-        }
-    }
-
-    fn set(&mut self, index: usize, value: u64) {
-        while value > self.max() {
-            self.widen();
-        }
-        match self {
-            // Only 0 fits here, and it is here already.
-            Chunk::Zero => {}
-            Chunk::Tiny(bytes) => {
-                let shift = index % 4 * 2;
-                let byte = &mut bytes[index / 4];
-                *byte = *byte & !(3 << shift) | (value as u8) << shift;
-            }
-            Chunk::Small(bytes) => {
-                let shift = index % 2 * 4;
-                let byte = &mut bytes[index / 2];
-                *byte = *byte & !(15 << shift) | (value as u8) << shift;
-            }
-            Chunk::Byte(bytes) => bytes[index] = value as u8,
-            Chunk::Short(counts) => counts[index] = value as u16,
-            Chunk::Wide(counts) => counts[index] = value,
-        }
-    }
-
-    fn widen(&mut self) {
-        let counts = (0..CHUNK_LEN).map(|index| self.get(index));
-        *self = match self {
-            Chunk::Zero => Chunk::Tiny(vec![0; CHUNK_LEN / 4].into()),
-            Chunk::Tiny(_) => {
-                let pair = |index| (self.get(2 * index) | self.get(2 * index + 1) << 4) as u8;
-                Chunk::Small((0..CHUNK_LEN / 2).map(pair).collect())
-            }
-            Chunk::Small(_) => Chunk::Byte(counts.map(|count| count as u8).collect()),
-            Chunk::Byte(_) => Chunk::Short(counts.map(|count| count as u16).collect()),
-            Chunk::Short(_) | Chunk::Wide(_) => Chunk::Wide(counts.collect()),
-        };
-    }
-}
-
-/// A byte of [`Chunk::Tiny`] whose four counts are all 1, and one whose counts are 2
-/// or 3.
-const ONES: u8 = 0x55;
-const ABOVE_ONE: u8 = 0xaa;
+pub(in crate::qcow2) use super::chunk::CHUNK_CLUSTERS;
 
 /// A growing array of counts, 0 where none was set.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(in crate::qcow2) struct Counts {
     chunks: Vec<Chunk>,
-}
-
-fn place(cluster: u64) -> (usize, usize) {
-    (
-        (cluster / CHUNK_CLUSTERS) as usize,
-        (cluster % CHUNK_CLUSTERS) as usize,
-    )
 }
 
 impl Counts {
@@ -108,20 +22,29 @@ impl Counts {
     #[inline]
     pub(in crate::qcow2) fn get(&self, cluster: u64) -> u64 {
         let (chunk, index) = place(cluster);
-        self.chunks.get(chunk).map_or(0, |chunk| chunk.get(index))
+        self.chunk(chunk).get(index)
+    }
+
+    /// The chunk of a number.
+    #[inline]
+    pub(super) fn chunk(&self, number: usize) -> &Chunk {
+        self.chunks.get(number).unwrap_or(&Chunk::Zero)
+    }
+
+    fn chunk_mut(&mut self, number: usize) -> &mut Chunk {
+        if number >= self.chunks.len() {
+            self.chunks.resize(number + 1, Chunk::Zero);
+        }
+        &mut self.chunks[number]
     }
 
     /// Sets the count of `cluster`.
     #[inline]
     pub(in crate::qcow2) fn set(&mut self, cluster: u64, value: u64) {
         let (chunk, index) = place(cluster);
-        if chunk >= self.chunks.len() {
-            if value == 0 {
-                return;
-            }
-            self.chunks.resize(chunk + 1, Chunk::Zero);
+        if chunk < self.chunks.len() || value > 0 {
+            self.chunk_mut(chunk).set(index, value);
         }
-        self.chunks[chunk].set(index, value);
     }
 
     /// Adds `times` to the counts of a run of clusters, up to `max` at most; tells
@@ -133,107 +56,27 @@ impl Counts {
         max: u64,
         mut overflow: impl FnMut(u64, u64),
     ) {
-        let mut next = clusters.start;
-        while next < clusters.end {
-            if times == 1 && next.is_multiple_of(4) {
-                next += self.add_ones(next..clusters.end, max);
-                if next == clusters.end {
-                    return;
-                }
-            }
-            let sum = self.get(next).saturating_add(times);
-            self.set(next, sum.min(max));
-            if sum > max {
-                overflow(next, sum - max);
-            }
-            next += 1;
+        for (number, run) in parts(clusters) {
+            let first = number as u64 * CHUNK_CLUSTERS;
+            let overflow = |index, by| overflow(first + index as u64, by);
+            self.chunk_mut(number).add(run, times, max, overflow);
         }
-    }
-
-    /// Adds one to the counts of the first clusters, four at a time; says to how many.
-    fn add_ones(&mut self, clusters: Range<u64>, max: u64) -> u64 {
-        let (chunk, first) = place(clusters.start);
-        if chunk >= self.chunks.len() {
-            self.chunks.resize(chunk + 1, Chunk::Zero);
-        }
-        let chunk = &mut self.chunks[chunk];
-        if *chunk == Chunk::Zero {
-            chunk.widen();
-        }
-        let Chunk::Tiny(bytes) = chunk else {
-            return 0;
-        };
-        let fours =
-            ((clusters.end - clusters.start) / 4).min(bytes.len() as u64 - first as u64 / 4);
-        let mut added = 0;
-        for byte in &mut bytes[first / 4..][..fours as usize] {
-            if *byte != 0 && (max < 2 || *byte & ABOVE_ONE != 0) {
-                break;
-            }
-            *byte += ONES;
-            added += 4;
-        }
-        added
-    }
-
-    /// Sets the counts of four clusters to 1, the first of which is a multiple of four.
-    pub(super) fn set_four_ones(&mut self, first_cluster: u64) {
-        let (_, index) = place(first_cluster);
-        self.set(first_cluster, 1);
-        match &mut self.chunks[place(first_cluster).0] {
-            Chunk::Tiny(bytes) => bytes[index / 4] = ONES,
-            _ => (1..4).for_each(|next| self.set(first_cluster + next, 1)),
-        }
-    }
-
-    /// Whether all counts of a run are 1.
-    pub(super) fn are_ones(&self, clusters: Range<u64>) -> bool {
-        let mut next = clusters.start;
-        while next < clusters.end {
-            let (chunk, index) = place(next);
-            let left = (CHUNK_CLUSTERS - index as u64).min(clusters.end - next);
-            if index % 4 == 0
-                && left >= 4
-                && let Some(Chunk::Tiny(bytes)) = self.chunks.get(chunk)
-            {
-                let fours = left as usize / 4;
-                if bytes[index / 4..][..fours].iter().any(|&byte| byte != ONES) {
-                    return false;
-                }
-                next += fours as u64 * 4;
-                continue;
-            }
-            if self.get(next) != 1 {
-                return false;
-            }
-            next += 1;
-        }
-        true
     }
 
     /// Whether the chunk that begins at `first_cluster` is the same in both, as a
     /// quick look tells. `false` does not mean that they differ.
     pub(super) fn chunk_is_same(&self, other: &Counts, first_cluster: u64) -> bool {
-        let chunk = (first_cluster / CHUNK_CLUSTERS) as usize;
-        let mine = self.chunks.get(chunk).unwrap_or(&Chunk::Zero);
-        mine == other.chunks.get(chunk).unwrap_or(&Chunk::Zero)
+        let (number, _) = place(first_cluster);
+        self.chunk(number) == other.chunk(number)
     }
 
     /// Whether any of some clusters has a count.
     pub(in crate::qcow2) fn any_in(&self, clusters: Range<u64>) -> bool {
-        let mut first = clusters.start;
-        while first < clusters.end {
-            let (chunk, _) = place(first);
-            let end = ((chunk as u64 + 1) * CHUNK_CLUSTERS).min(clusters.end);
-            match self.chunks.get(chunk) {
-                None => return false,
-                Some(Chunk::Zero) => {}
-                Some(_) if (first..end).any(|cluster| self.get(cluster) != 0) => return true,
-                Some(_) => {}
-            }
-            first = end;
-        }
-        false
+        let end = clusters.end.min(self.chunks.len() as u64 * CHUNK_CLUSTERS);
+        parts(clusters.start..end).any(|(number, mut run)| {
+            let chunk = self.chunk(number);
+            *chunk != Chunk::Zero && run.any(|index| chunk.get(index) != 0)
+        })
     }
 
     /// The last cluster below `end_cluster` whose count is not 0.
@@ -250,6 +93,65 @@ impl Counts {
             end = start;
         }
         None
+    }
+}
+
+/// Counts that several threads change: each chunk has a lock of its own.
+#[derive(Debug)]
+pub(super) struct SharedCounts {
+    chunks: Vec<Mutex<Chunk>>,
+}
+
+impl SharedCounts {
+    /// Shares counts of up to `clusters` clusters.
+    pub(super) fn new(counts: Counts, clusters: u64) -> Self {
+        let mut chunks = counts.chunks;
+        let len = clusters.div_ceil(CHUNK_CLUSTERS) as usize;
+        chunks.resize(chunks.len().max(len), Chunk::Zero);
+        SharedCounts {
+            chunks: chunks.into_iter().map(Mutex::new).collect(),
+        }
+    }
+
+    /// How many chunks there are.
+    pub(super) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// The chunk of a number, for the caller alone; `None` if there are not so many.
+    pub(super) fn lock(&self, number: usize) -> Option<MutexGuard<'_, Chunk>> {
+        let chunk = self.chunks.get(number)?;
+        Some(chunk.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// As [`Counts::add_run`].
+    pub(super) fn add_run(
+        &self,
+        clusters: Range<u64>,
+        times: u64,
+        max: u64,
+        mut overflow: impl FnMut(u64, u64),
+    ) {
+        for (number, run) in parts(clusters) {
+            let first = number as u64 * CHUNK_CLUSTERS;
+            let overflow = |index, by| overflow(first + index as u64, by);
+            let chunk = self.lock(number);
+            debug_assert!(chunk.is_some(), "the file has no cluster of chunk {number}");
+            if let Some(mut chunk) = chunk {
+                chunk.add(run, times, max, overflow);
+            }
+        }
+    }
+
+    /// Takes the counts back from all who share them.
+    pub(super) fn take(&self) -> Counts {
+        let chunks = 0..self.len();
+        let chunks = chunks.filter_map(|number| self.lock(number));
+        Counts {
+            chunks: chunks
+                .map(|mut chunk| std::mem::take(&mut *chunk))
+                .collect(),
+        }
     }
 }
 
@@ -325,8 +227,15 @@ mod tests {
                     singles.set(cluster, sum.min(max));
                     above_singles += sum.saturating_sub(max);
                 }
-                let ones = run.clone().all(|cluster| singles.get(cluster) == 1);
-                assert_eq!(runs.are_ones(run), ones);
+                let one = |cluster| singles.get(cluster) == 1;
+                let (ones, no_one) = (run.clone().all(one), !run.clone().any(one));
+                let found = parts(run.clone()).map(|(number, run)| {
+                    let chunk = runs.chunk(number);
+                    (chunk.are_ones(run.clone()), chunk.has_no_one(run))
+                });
+                let found: Vec<(bool, bool)> = found.collect();
+                assert_eq!(found.iter().all(|(ones, _)| *ones), ones);
+                assert_eq!(found.iter().all(|(_, no_one)| *no_one), no_one);
             }
             let all = CHUNK_CLUSTERS - 60..CHUNK_CLUSTERS + 100;
             assert!(all.clone().all(|at| runs.get(at) == singles.get(at)));
@@ -336,12 +245,29 @@ mod tests {
 
     #[test]
     fn four_ones_are_set_whatever_the_width() {
+        let mut chunk = Chunk::Zero;
+        chunk.set_four_ones(8);
+        assert!(chunk.are_ones(8..12) && chunk.get(12) == 0);
+        chunk.set(9, 200);
+        chunk.set_four_ones(8);
+        assert!(chunk.are_ones(8..12) && !chunk.are_ones(7..12));
+    }
+
+    #[test]
+    fn counts_are_shared_and_taken_back() {
         let mut counts = Counts::default();
-        counts.set_four_ones(8);
-        assert!(counts.are_ones(8..12) && counts.get(12) == 0);
-        counts.set(9, 200);
-        counts.set_four_ones(8);
-        assert!(counts.are_ones(8..12) && !counts.are_ones(7..12));
+        counts.set(5, 2);
+        let shared = SharedCounts::new(counts, 2 * CHUNK_CLUSTERS);
+        assert_eq!(shared.len(), 2);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let add = || shared.add_run(4..2 * CHUNK_CLUSTERS, 1, 5, |_, _| {});
+                scope.spawn(add);
+            }
+        });
+        let counts = shared.take();
+        let found = [3, 4, 5, 6, 2 * CHUNK_CLUSTERS - 1].map(|cluster| counts.get(cluster));
+        assert_eq!(found, [0, 4, 5, 4, 4]);
     }
 
     #[test]

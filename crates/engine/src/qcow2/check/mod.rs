@@ -21,6 +21,7 @@ use super::Messages;
 use crate::{Error, ErrorKind, Result, Storage};
 
 mod bitmaps;
+mod chunk;
 mod compare;
 mod copied;
 pub(super) mod counts;
@@ -29,13 +30,13 @@ mod place;
 mod rebuild;
 mod refcounts;
 mod repair;
-mod runs;
 mod settle;
 mod snapshots;
 pub(super) mod source;
 pub(super) mod stored;
 pub(super) mod tables;
 mod tally;
+mod team;
 mod walk;
 
 use findings::Findings;

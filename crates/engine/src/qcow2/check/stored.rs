@@ -1,41 +1,47 @@
 //! The refcounts on disk, read once into memory.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
 
 use vellum_format::refcount::{self, RefcountTableEntry};
 
-use super::counts::Counts;
+use super::chunk::{Chunk, parts};
+use super::counts::{Counts, SharedCounts};
 use super::source::Image;
-use super::tables;
+use super::tables::{self, Batch};
 use crate::qcow2::load;
 use crate::{Buffer, Result};
 
 /// Four counts of 16 bits that are 1.
 const FOUR_ONES: u64 = 0x0001_0001_0001_0001;
 
-/// Sets the counts that words of four hold, 16 bits each, from cluster `first` on; says
-/// how many there are.
-fn set_wide_words(counts: &mut Counts, first: u64, words: &[u8]) -> u64 {
-    let mut next = first;
-    for word in words.chunks_exact(8) {
-        match u64::from_be_bytes(word.try_into().unwrap_or_default()) {
-            0 => {}
-            FOUR_ONES => counts.set_four_ones(next),
-            _ => {
-                for index in 0..4 {
-                    counts.set(next + index, refcount::get(word, 4, index as usize));
-                }
+/// Sets the counts of a run of a chunk to those that a block holds from index `from` on.
+fn set_run(chunk: &mut Chunk, run: Range<usize>, block: &[u8], from: usize, order: u32) {
+    let mut next = run.start;
+    if order == 4 && next.is_multiple_of(4) {
+        let words = block[from * 2..].chunks_exact(8).take(run.len() / 4);
+        for word in words {
+            match u64::from_be_bytes(word.try_into().unwrap_or_default()) {
+                0 => {}
+                FOUR_ONES => chunk.set_four_ones(next),
+                _ => (0..4).for_each(|at| chunk.set(next + at, refcount::get(word, 4, at))),
             }
+            next += 4;
         }
-        next += 4;
     }
-    next - first
+    for index in next..run.end {
+        match refcount::get(block, order, from + index - run.start) {
+            0 => {}
+            count => chunk.set(index, count),
+        }
+    }
 }
 
 /// The refcount table and the refcounts of the file's clusters.
 pub(in crate::qcow2) struct Stored {
     table: Buffer,
-    counts: Counts,
+    counts: Arc<Counts>,
     /// `counts` is about the clusters below this one: those of the file, and the
     /// one behind it, of which a part may be in use.
     limit: u64,
@@ -56,7 +62,7 @@ impl Stored {
         let table = load::read_bytes(&image.storage, table_offset, table_size).await?;
         let mut stored = Stored {
             table,
-            counts: Counts::default(),
+            counts: Arc::default(),
             limit: image.file_clusters() + 1,
             beyond: HashMap::new(),
             unreadable: Vec::new(),
@@ -75,24 +81,26 @@ impl Stored {
     async fn load_counts(&mut self, image: &Image) -> Result<()> {
         let (order, shift, limit) = (image.geometry.refcount_order, self.block_shift, self.limit);
         let (numbers, offsets) = self.blocks(image, |number| number << shift < limit);
-        let counts = &mut self.counts;
         let block_size = image.geometry.cluster_size_bytes();
-        tables::for_each_table(image, &offsets, block_size, |index, block| {
-            let first = numbers[index] << shift;
-            let used = (limit - first).min(1 << shift);
-            let whole = match order {
-                4 => set_wide_words(counts, first, &block[..used as usize / 4 * 8]),
-                _ => 0,
-            };
-            for index in whole..used {
-                match refcount::get(block, order, index as usize) {
-                    0 => {}
-                    count => counts.set(first + index, count),
+        let shared = Arc::new((SharedCounts::new(Counts::default(), limit), numbers));
+        let counts = shared.clone();
+        let set = move |batch: &Batch| {
+            for (number, block) in batch.tables() {
+                let first = counts.1[number] << shift;
+                let end = limit.min(first + (1 << shift));
+                let mut from = 0;
+                for (number, run) in parts(first..end) {
+                    let len = run.len();
+                    if let Some(mut chunk) = counts.0.lock(number) {
+                        set_run(&mut chunk, run, block, from, order);
+                    }
+                    from += len;
                 }
             }
-            Ok(())
-        })
-        .await
+        };
+        tables::for_each_batch(image, &offsets, block_size, set, |_, ()| {}).await?;
+        self.counts = Arc::new(shared.0.take());
+        Ok(())
     }
 
     /// Loads the counts of `clusters`, which lie beyond the others.
@@ -189,7 +197,7 @@ impl Stored {
     /// Notes that the count of a loaded cluster has been changed on disk.
     pub(super) fn set(&mut self, cluster: u64, count: u64) {
         if self.is_loaded(cluster) {
-            self.counts.set(cluster, count);
+            Arc::make_mut(&mut self.counts).set(cluster, count);
         }
     }
 
@@ -199,5 +207,10 @@ impl Stored {
 
     pub(in crate::qcow2) fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    /// The counts of the file's clusters, for several threads.
+    pub(super) fn shared_counts(&self) -> Arc<Counts> {
+        self.counts.clone()
     }
 }

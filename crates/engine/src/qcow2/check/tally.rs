@@ -1,14 +1,17 @@
 //! [`Tally`]: the references to clusters, as they are found.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::Findings;
-use super::counts::Counts;
+use super::counts::{Counts, SharedCounts};
 use super::source::Image;
 
 /// References to the clusters of a file.
 pub(super) struct Tally {
     pub(super) references: Counts,
+    /// Where `references` are while several threads count.
+    shared: Option<Arc<SharedCounts>>,
     /// Clusters to compare: those of the file, and one more if it is used in part.
     pub(super) clusters: u64,
     max_refcount: u64,
@@ -20,9 +23,26 @@ impl Tally {
     pub(super) fn new(image: &Image) -> Self {
         Tally {
             references: Counts::default(),
+            shared: None,
             clusters: image.file_clusters(),
             max_refcount: image.geometry.max_refcount(),
             areas: Vec::new(),
+        }
+    }
+
+    /// Has several threads count references, until [`Tally::take_back`].
+    pub(super) fn share(&mut self) -> Arc<SharedCounts> {
+        // One cluster behind the file may be used in part.
+        let counts = SharedCounts::new(std::mem::take(&mut self.references), self.clusters + 1);
+        let counts = Arc::new(counts);
+        self.shared = Some(counts.clone());
+        counts
+    }
+
+    /// Takes back what several threads have counted; none of them counts any more.
+    pub(super) fn take_back(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            self.references = shared.take();
         }
     }
 
@@ -67,7 +87,10 @@ impl Tally {
         self.clusters = self.clusters.max(clusters.end);
         let overflow = |cluster, by| report_overflow(findings, image.offset_of(cluster), by);
         let max = self.max_refcount;
-        self.references.add_run(clusters, times, max, overflow);
+        match &self.shared {
+            Some(shared) => shared.add_run(clusters, times, max, overflow),
+            None => self.references.add_run(clusters, times, max, overflow),
+        }
     }
 
     /// Must be called before [`Tally::overlaps_area`], once all areas are known.
@@ -90,8 +113,9 @@ impl Tally {
     }
 }
 
+/// Reports that a cluster has `times` more references than can be counted.
 #[cold]
-fn report_overflow(findings: &mut Findings, offset: u64, times: u64) {
+pub(super) fn report_overflow(findings: &mut Findings, offset: u64, times: u64) {
     findings.corruptions(times, || {
         format!(
             "ERROR: overflow cluster offset={offset:#x}\n\

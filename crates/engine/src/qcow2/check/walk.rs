@@ -2,15 +2,17 @@
 //! references to clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, limits};
 
 use super::refcounts::Outcome;
-use super::runs::{self, Run};
 use super::source::Image;
 use super::stored::Stored;
-use super::tally::Tally;
+use super::tables::Batch;
+use super::tally::{Tally, report_overflow};
+use super::team::{Found, Team};
 use super::{Findings, Fix, bitmaps, snapshots, tables};
 use crate::Result;
 use crate::qcow2::load;
@@ -28,14 +30,7 @@ pub(super) struct Uses {
     /// From all L1 tables together.
     pub(super) all: u64,
     /// From the L1 table of the disk itself.
-    active: u64,
-}
-
-impl Uses {
-    /// Whether the disk leads to it, once, and no snapshot does.
-    fn is_once(self) -> bool {
-        self.all == 1 && self.active == 1
-    }
+    pub(super) active: u64,
 }
 
 /// An L2 entry that is to be made one without a place.
@@ -49,11 +44,23 @@ pub(super) struct Zeroed {
 }
 
 /// What an L2 entry is, as far as references go.
-enum Kind {
+pub(super) enum Kind {
     Nothing,
     Compressed,
     /// A host cluster, whether or not it is read.
     Cluster(u64),
+}
+
+impl Kind {
+    pub(super) fn of(entry: L2Entry, geometry: &Geometry) -> Self {
+        if entry.is_compressed() {
+            Kind::Compressed
+        } else if has_cluster(entry, geometry) {
+            Kind::Cluster(entry.raw_offset())
+        } else {
+            Kind::Nothing
+        }
+    }
 }
 
 pub(super) struct Walk<'a> {
@@ -209,31 +216,47 @@ impl<'a> Walk<'a> {
         let image = self.image;
         let size = image.geometry.cluster_size_bytes();
         image.spend(offsets.len() as u64 * size)?;
-        tables::for_each_table(image, &offsets, size, |number, table| {
-            self.l2_table(offsets[number], table, uses[number]);
-            Ok(())
+        let (geometry, len_bytes) = (image.geometry, image.len_bytes());
+        let stored = self.stored.shared_counts();
+        let Some(team) = Team::new(geometry, len_bytes, stored, self.tally.share()) else {
+            self.tally.take_back();
+            let mut each = |number: usize, table: &[u8]| {
+                self.l2_table(offsets[number], table, uses[number]);
+                Ok(())
+            };
+            return tables::for_each_table(image, &offsets, size, &mut each).await;
+        };
+        let shared = Arc::new((team, uses));
+        let team = shared.clone();
+        let work = move |batch: &Batch| team.0.count(batch, &team.1);
+        tables::for_each_batch(image, &offsets, size, work, |batch, found| {
+            self.add_found(&found);
+            for &number in &found.left {
+                self.l2_table(offsets[number], batch.table(number), shared.1[number]);
+            }
         })
-        .await
+        .await?;
+        self.tally.take_back();
+        Ok(())
+    }
+
+    /// Takes over what was counted elsewhere.
+    fn add_found(&mut self, found: &Found) {
+        let report = &mut self.findings.report;
+        report.allocated_clusters += found.allocated_clusters;
+        report.fragmented_clusters += found.fragmented_clusters;
+        report.compressed_clusters += found.compressed_clusters;
+        self.copied_flags_differ |= found.copied_flags_differ;
+        for &(cluster, by) in &found.overflows {
+            report_overflow(self.findings, self.image.offset_of(cluster), by);
+        }
     }
 
     fn l2_table(&mut self, table_offset: u64, table: &[u8], uses: Uses) {
         let geometry = self.image.geometry;
         let cluster_size = geometry.cluster_size_bytes();
         let mut next_offset = 0;
-        let mut next_index = 0;
-        let plain = !geometry.extended_l2 && !geometry.external_data && uses.is_once();
-        loop {
-            let index = next_index;
-            let run = match plain {
-                true => runs::first_run(&table[index * 8..], &geometry, self.image.len_bytes()),
-                false => Run::NONE,
-            };
-            if run.entries > 0 {
-                next_index += run.entries;
-                self.plain_run(&run, &mut next_offset);
-                continue;
-            }
-            next_index += 1;
+        for index in 0..geometry.l2_entries() as usize {
             let Some(entry) = L2Entry::read(table, index, &geometry) else {
                 return;
             };
@@ -246,7 +269,7 @@ impl<'a> Walk<'a> {
                     format!("ERROR found l2 entry with reserved bits set: {raw:x}")
                 });
             }
-            match self.kind(entry) {
+            match Kind::of(entry, &geometry) {
                 Kind::Compressed => self.compressed(index, entry, uses),
                 Kind::Cluster(offset) => {
                     let at = table_offset + index as u64 * geometry.l2_entry_size_bytes();
@@ -266,34 +289,6 @@ impl<'a> Walk<'a> {
                 }
                 Kind::Nothing => {}
             }
-        }
-    }
-
-    /// Counts a run of clusters that the disk alone uses, or one of empty entries.
-    #[inline]
-    fn plain_run(&mut self, run: &Run, next_offset: &mut u64) {
-        if run.offset_bytes == 0 {
-            return;
-        }
-        let count = run.entries as u64;
-        let len_bytes = self.image.offset_of(count);
-        self.findings.report.allocated_clusters += count;
-        if *next_offset != 0 && *next_offset != run.offset_bytes {
-            self.findings.report.fragmented_clusters += 1;
-        }
-        *next_offset = run.offset_bytes + len_bytes;
-        self.add_times(run.offset_bytes, len_bytes, 1);
-        let first = self.image.cluster_of(run.offset_bytes);
-        self.copied_flags_differ |= !self.stored.counts().are_ones(first..first + count);
-    }
-
-    fn kind(&self, entry: L2Entry) -> Kind {
-        if entry.is_compressed() {
-            Kind::Compressed
-        } else if has_cluster(entry, &self.image.geometry) {
-            Kind::Cluster(entry.raw_offset())
-        } else {
-            Kind::Nothing
         }
     }
 
@@ -437,7 +432,7 @@ pub(super) fn has_cluster(entry: L2Entry, geometry: &Geometry) -> bool {
 
 /// The host bytes of a compressed cluster, up to the end of its last sector. Unlike
 /// the codec's this takes any offset, however far beyond the end of the file.
-fn compressed_range(descriptor: u64, cluster_bits: u32) -> (u64, u64) {
+pub(super) fn compressed_range(descriptor: u64, cluster_bits: u32) -> (u64, u64) {
     let offset_bits = 62 - (cluster_bits - 8);
     let offset = descriptor & ((1 << offset_bits) - 1);
     let sectors = (descriptor >> offset_bits) & ((1 << (cluster_bits - 8)) - 1);

@@ -9,15 +9,17 @@
 //! - What the exchange sets free is used again only after every read that began
 //!   before it has ended.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use vellum_format::header::field;
 use vellum_format::l1::L1Entry;
 use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::snapshot::{SnapshotEntry, encode_table};
 use vellum_format::types::{HostCluster, HostOffset};
+use vellum_storage::buffer::total_len;
 use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
 
 use super::super::alloc::Allocator;
@@ -28,7 +30,7 @@ use super::super::load::{SnapshotTable, read_bytes};
 use super::super::order::Reason;
 use super::super::refcounts::RefcountTable;
 use super::places::Places;
-use super::references::{Deltas, for_each_reference, too_low};
+use super::references::{Deltas, References, frees};
 
 /// Memory for tables that are read or written at the same time.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
@@ -78,6 +80,8 @@ struct Counts {
     entries: Vec<RefcountTableEntry>,
     /// Old and new place of every block, by what it counts.
     blocks: Vec<Block>,
+    /// Indexes of those that count something no more that they counted before.
+    freeing: BTreeSet<u64>,
 }
 
 /// A refcount block that moves.
@@ -94,13 +98,23 @@ impl Image {
         (MAX_TABLE_BYTES / self.geometry.cluster_size_bytes()).clamp(1, 64) as usize
     }
 
-    /// Writes a table of one cluster.
-    pub(super) async fn write_table(&self, place: HostOffset, table: Buffer) -> Result<()> {
-        let buffers = Buffers::from_iter([table]);
-        let written = self
-            .file
-            .write(place.bytes(), buffers, WriteFlags::default());
-        written.await.map(drop)
+    /// Writes tables of one cluster each, such as lie side by side with one write.
+    pub(super) async fn write_tables(&self, mut tables: Vec<(HostOffset, Buffer)>) -> Result<()> {
+        tables.sort_unstable_by_key(|(place, _)| *place);
+        let mut writes: Vec<(u64, Buffers)> = Vec::new();
+        for (place, table) in tables {
+            match writes.last_mut() {
+                Some((start, run)) if *start + total_len(run) == place.bytes() => run.push(table),
+                _ => writes.push((place.bytes(), Buffers::from_iter([table]))),
+            }
+        }
+        let writes = writes
+            .into_iter()
+            .map(|(at, tables)| self.file.write(at, tables, WriteFlags::default()));
+        stream::iter(writes)
+            .buffer_unordered(self.tables_at_once())
+            .try_for_each(|_| async { Ok(()) })
+            .await
     }
 
     /// The clusters that `len_bytes` at `start` fill.
@@ -126,8 +140,7 @@ impl Image {
         self.put_into_force(&change, &exchanged).await?;
         self.adopt(&change, &exchanged)?;
         self.readers.all_gone().await;
-        self.free_unused(&exchanged.counts.blocks, change.reason)
-            .await;
+        self.free_unused(&exchanged.counts, change.reason).await;
         Ok(())
     }
 
@@ -146,8 +159,8 @@ impl Image {
             self.write_l1(new.l1_table_offset, taken, false).await?;
         }
         let (snapshots, snapshots_bytes) = self.place_snapshots(change, places).await?;
-        let (held, counts) = self.place_counts(allocator, change, places).await?;
-        self.write_counts(change, &counts).await?;
+        let (held, mut counts) = self.place_counts(allocator, change, places).await?;
+        self.write_counts(change, &mut counts).await?;
         let table = &counts.entries;
         let start = counts.table.bytes();
         let end = start + counts.clusters * self.geometry.cluster_size_bytes();
@@ -277,7 +290,7 @@ impl Image {
     }
 
     /// Writes the refcount blocks as the change makes them.
-    async fn write_counts(&self, change: &mut Change, counts: &Counts) -> Result<()> {
+    async fn write_counts(&self, change: &mut Change, counts: &mut Counts) -> Result<()> {
         let blocks = counts.blocks.last().map_or(0, |last| last.index + 1);
         for window in self.windows(blocks) {
             let known = change.references.take();
@@ -297,21 +310,37 @@ impl Image {
             }
             let inside = counts.blocks.iter();
             let inside = inside.filter(|block| (first..end).contains(&block.index));
-            let mut writes = stream::iter(inside.map(|block| self.write_block(block, &deltas)))
-                .buffer_unordered(self.tables_at_once());
-            while let Some(written) = writes.next().await {
-                written?;
+            let inside: Vec<Block> = inside.copied().collect();
+            for blocks in inside.chunks(self.tables_at_once()) {
+                self.write_blocks(blocks, &deltas, &mut counts.freeing)
+                    .await?;
             }
         }
         Ok(())
     }
 
-    async fn write_block(&self, block: &Block, deltas: &Deltas) -> Result<()> {
-        let cluster_bytes = self.geometry.cluster_size_bytes();
-        let mut bytes = read_bytes(&self.file, block.old.bytes(), cluster_bytes).await?;
-        let first = block.index * self.geometry.refcount_block_entries();
-        deltas.apply(&mut bytes, first, &self.geometry)?;
-        self.write_table(block.new, bytes).await
+    async fn write_blocks(
+        &self,
+        blocks: &[Block],
+        deltas: &Deltas,
+        freeing: &mut BTreeSet<u64>,
+    ) -> Result<()> {
+        let reads = blocks.iter().map(|block| self.read_table(block.old));
+        let mut reads = stream::iter(reads).buffered(self.tables_at_once());
+        let mut written = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let Some(old) = reads.try_next().await? else {
+                break;
+            };
+            let mut bytes = Buffer::copy_of(&old);
+            let first = block.index * self.geometry.refcount_block_entries();
+            deltas.apply(&mut bytes, first, &self.geometry)?;
+            if frees(&old, &bytes, &self.geometry) {
+                freeing.insert(block.index);
+            }
+            written.push((block.new, bytes));
+        }
+        self.write_tables(written).await
     }
 
     /// The clusters that `blocks` refcount blocks count, in parts that memory has
@@ -326,27 +355,22 @@ impl Image {
 
     /// How often a window's clusters are referred to more or less than before.
     pub(super) async fn references(&self, change: &Change, window: Range<u64>) -> Result<Deltas> {
-        let mut deltas = Deltas::new(window);
-        let per_block = self.geometry.refcount_block_entries();
-        let limit = self.counting_blocks()?.len() as u64 * per_block;
-        let mut beyond = None;
+        let mut references = self.no_references(window)?;
         for (tables, by) in [(&change.more, 1), (&change.fewer, -1)] {
             let mut reads = stream::iter(tables.iter().map(|table| self.read_table(*table)))
                 .buffered(self.tables_at_once());
             while let Some(table) = reads.next().await {
-                let table = table?;
-                for_each_reference(&table, &self.geometry, |run| {
-                    if run.end > limit {
-                        beyond = Some(run.end - 1);
-                    }
-                    deltas.add(&run, by);
-                })?;
+                references.add(&table?, by)?;
             }
         }
-        match beyond {
-            Some(cluster) => Err(too_low(cluster)),
-            None => Ok(deltas),
-        }
+        references.finish()
+    }
+
+    /// No references yet, for clusters of a window.
+    pub(super) fn no_references(&self, window: Range<u64>) -> Result<References> {
+        let blocks = self.counting_blocks()?.len() as u64;
+        let counted = blocks * self.geometry.refcount_block_entries();
+        Ok(References::new(self.geometry, counted, window))
     }
 
     /// Where the refcount blocks lie, up to the last one.
@@ -426,8 +450,10 @@ impl Image {
     /// Gives the clusters that have become unused to the allocator, and their space to
     /// the storage where that is wanted. What cannot be read is found when the image is
     /// opened again.
-    async fn free_unused(&self, blocks: &[Block], reason: Reason) {
-        let mut reads = stream::iter(blocks.iter().map(|block| self.freed_in(*block)))
+    async fn free_unused(&self, counts: &Counts, reason: Reason) {
+        let blocks = counts.blocks.iter();
+        let freeing = blocks.filter(|block| counts.freeing.contains(&block.index));
+        let mut reads = stream::iter(freeing.map(|block| self.freed_in(*block)))
             .buffered(self.tables_at_once().div_ceil(2));
         let mut run = 0..0;
         while let Some(freed) = reads.next().await {
@@ -463,9 +489,6 @@ impl Image {
         let order = self.geometry.refcount_order;
         let first = block.index * self.geometry.refcount_block_entries();
         let mut freed: Vec<Range<u64>> = Vec::new();
-        if old[..] == new[..] {
-            return Ok(freed);
-        }
         for index in 0..self.geometry.refcount_block_entries() {
             let count = |block: &[u8]| vellum_format::refcount::get(block, order, index as usize);
             if count(&new) > 0 || count(&old) == 0 {
@@ -506,6 +529,7 @@ fn counts_at(
         clusters,
         entries,
         blocks,
+        freeing: BTreeSet::new(),
     }
 }
 

@@ -33,11 +33,6 @@ impl Places {
         Ok(taken)
     }
 
-    /// One cluster.
-    pub(super) async fn one(&mut self, image: &Image) -> Result<HostOffset> {
-        self.take(image, 1).await.map(|taken| taken.start)
-    }
-
     /// `count` clusters anywhere, added to `offsets`.
     pub(super) async fn many(
         &mut self,

@@ -4,23 +4,27 @@ use std::ops::Range;
 
 use vellum_format::geometry::Geometry;
 use vellum_format::l2::{L2Entry, Mapping};
-use vellum_format::refcount;
+use vellum_format::{limits, refcount};
 use vellum_storage::{Error, ErrorKind, Result};
 
 use super::super::fault::{bad_format, corrupt};
+use super::super::runs::{Run, first_run};
 
 const EINVAL: i32 = 22;
 
 /// Calls `visit` with every run of host clusters that the L2 table refers to, once
 /// for each reference.
-pub(super) fn for_each_reference(
+fn for_each_reference(
     table: &[u8],
     geometry: &Geometry,
     mut visit: impl FnMut(Range<u64>),
 ) -> Result<()> {
     let mut run = 0..0;
-    for index in 0..geometry.l2_entries() as usize {
-        let Some(clusters) = referred(table, index, geometry)? else {
+    let mut index = 0;
+    while index < geometry.l2_entries() as usize {
+        let (entries, clusters) = first_reference(table, index, geometry)?;
+        index += entries;
+        let Some(clusters) = clusters else {
             continue;
         };
         if clusters.start == run.end {
@@ -36,6 +40,25 @@ pub(super) fn for_each_reference(
         visit(run);
     }
     Ok(())
+}
+
+/// What the entries from `index` on refer to, as far as they can be told at once, and
+/// how many these are.
+fn first_reference(
+    table: &[u8],
+    index: usize,
+    geometry: &Geometry,
+) -> Result<(usize, Option<Range<u64>>)> {
+    let run = match geometry.extended_l2 {
+        false => first_run(&table[index * 8..], geometry, limits::HOST_OFFSET_END),
+        true => Run::NONE,
+    };
+    if run.entries == 0 {
+        return referred(table, index, geometry).map(|clusters| (1, clusters));
+    }
+    let first = run.offset_bytes >> geometry.cluster_bits;
+    let clusters = first..first + run.entries as u64;
+    Ok((run.entries, (run.offset_bytes > 0).then_some(clusters)))
 }
 
 fn referred(table: &[u8], index: usize, geometry: &Geometry) -> Result<Option<Range<u64>>> {
@@ -118,46 +141,40 @@ impl Deltas {
         &self.clusters
     }
 
-    /// The change of one cluster; `None` if it does not know it.
-    pub(super) fn of(&self, cluster: u64) -> Option<i32> {
-        let index = cluster.checked_sub(self.clusters.start)?;
-        self.changes.get(index as usize).copied()
-    }
-
     /// Applies the changes to a refcount block whose first cluster is `first`.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] where a count would fall below zero,
-    /// [`ErrorKind::InvalidArgument`] where it would not fit its width. The block is
-    /// of no use then.
+    /// [`ErrorKind::InvalidArgument`] where it would not fit its width. The block is as
+    /// it was then.
     pub(super) fn apply(&self, block: &mut [u8], first: u64, geometry: &Geometry) -> Result<()> {
-        let order = geometry.refcount_order;
-        let start = (first - self.clusters.start) as usize;
-        let end = (start + geometry.refcount_block_entries() as usize).min(self.changes.len());
-        for (index, &change) in self.changes[start..end].iter().enumerate() {
-            if change == 0 {
-                continue;
-            }
-            let old = refcount::get(block, order, index);
-            let cluster = first + index as u64;
-            let Some(new) = old.checked_add_signed(change.into()) else {
-                return Err(match change > 0 {
-                    true => too_high(cluster, geometry),
-                    false => too_low(cluster),
-                });
-            };
-            if !refcount::set(block, order, index, new) {
-                return Err(too_high(cluster, geometry));
-            }
+        let changes = self.of_block(first, geometry);
+        if refcount::add(block, geometry.refcount_order, changes) {
+            return Ok(());
         }
-        Ok(())
+        let outside = |(index, &change): (usize, &i32)| {
+            let cluster = first + index as u64;
+            let old = refcount::get(block, geometry.refcount_order, index);
+            match old.checked_add_signed(change.into()) {
+                None if change < 0 => Some(too_low(cluster)),
+                Some(new) if new <= geometry.max_refcount() => None,
+                _ => Some(too_high(cluster, geometry)),
+            }
+        };
+        let found = changes.iter().enumerate().find_map(outside);
+        Err(found.unwrap_or_else(|| too_low(first)))
+    }
+
+    /// The changes of what a block counts whose first cluster is `first`.
+    fn of_block(&self, first: u64, geometry: &Geometry) -> &[i32] {
+        let start = (first - self.clusters.start) as usize;
+        let end = start + geometry.refcount_block_entries() as usize;
+        &self.changes[start..end.min(self.changes.len())]
     }
 
     /// Refuses changes in clusters from `first` on that no refcount block counts.
     pub(super) fn refuse(&self, first: u64, geometry: &Geometry) -> Result<()> {
-        let start = (first - self.clusters.start) as usize;
-        let end = (start + geometry.refcount_block_entries() as usize).min(self.changes.len());
-        let changes = self.changes[start..end].iter();
+        let changes = self.of_block(first, geometry).iter();
         match changes.enumerate().find(|(_, change)| **change != 0) {
             Some((index, _)) => Err(too_low(first + index as u64)),
             None => Ok(()),
@@ -165,7 +182,96 @@ impl Deltas {
     }
 }
 
-pub(super) fn too_low(cluster: u64) -> Error {
+/// Changes of counts, as they are found in L2 tables.
+pub(super) struct References {
+    geometry: Geometry,
+    /// So many clusters are counted.
+    counted: u64,
+    deltas: Deltas,
+    /// A cluster that is referred to and not counted.
+    beyond: Option<u64>,
+}
+
+impl References {
+    /// No references yet, for clusters of a window, where so many are counted at all.
+    pub(super) fn new(geometry: Geometry, counted: u64, window: Range<u64>) -> Self {
+        References {
+            geometry,
+            counted,
+            deltas: Deltas::new(window),
+            beyond: None,
+        }
+    }
+
+    /// Adds what a table refers to, `by` times.
+    pub(super) fn add(&mut self, table: &[u8], by: i32) -> Result<()> {
+        for_each_reference(table, &self.geometry, |run| {
+            if run.end > self.counted {
+                self.beyond = Some(run.end - 1);
+            }
+            self.deltas.add(&run, by);
+        })
+    }
+
+    /// The changes, unless something is not counted at all.
+    pub(super) fn finish(self) -> Result<Deltas> {
+        match self.beyond {
+            Some(cluster) => Err(too_low(cluster)),
+            None => Ok(self.deltas),
+        }
+    }
+}
+
+/// Some clusters, one bit each.
+#[derive(Debug)]
+pub(super) struct Bits {
+    first: u64,
+    words: Vec<u64>,
+}
+
+impl Bits {
+    /// None of the clusters.
+    pub(super) fn none_of(clusters: &Range<u64>) -> Self {
+        let words = (clusters.end - clusters.start).div_ceil(64);
+        Bits {
+            first: clusters.start,
+            words: vec![0; words as usize],
+        }
+    }
+
+    /// Adds those clusters that a block counts once, and whose first is `first`, after
+    /// `deltas`.
+    pub(super) fn add_own(&mut self, deltas: &Deltas, block: &[u8], first: u64, of: &Geometry) {
+        for (index, &change) in deltas.of_block(first, of).iter().enumerate() {
+            let count = refcount::get(block, of.refcount_order, index);
+            if count.checked_add_signed(change.into()) == Some(1) {
+                let bit = first - self.first + index as u64;
+                self.words[(bit / 64) as usize] |= 1 << (bit % 64);
+            }
+        }
+    }
+
+    /// Whether a cluster is among them.
+    pub(super) fn contain(&self, cluster: u64) -> bool {
+        let bit = cluster.wrapping_sub(self.first);
+        let word = usize::try_from(bit / 64).ok();
+        let word = word.and_then(|word| self.words.get(word));
+        word.is_some_and(|word| word >> (bit % 64) & 1 == 1)
+    }
+}
+
+/// Whether a block counts a cluster no more that it counted before.
+pub(super) fn frees(old: &[u8], new: &[u8], geometry: &Geometry) -> bool {
+    if geometry.refcount_order == 4 {
+        let mut pairs = old.chunks_exact(2).zip(new.chunks_exact(2));
+        return pairs.any(|(old, new)| new == [0, 0] && old != [0, 0]);
+    }
+    let count =
+        |block: &[u8], index: u64| refcount::get(block, geometry.refcount_order, index as usize);
+    (0..geometry.refcount_block_entries()).any(|at| count(new, at) == 0 && count(old, at) > 0)
+}
+
+fn too_low(cluster: u64) -> Error {
     let message = format!("the refcount of cluster {cluster} is too low");
     corrupt("snapshot", message)
 }
@@ -243,11 +349,23 @@ mod tests {
         let mut deltas = Deltas::new(512..1024);
         deltas.add(&(500..514), 1);
         deltas.add(&(513..515), -1);
-        assert_eq!((deltas.of(512), deltas.of(513)), (Some(1), Some(0)));
-        assert_eq!((deltas.of(511), deltas.of(1024)), (None, None));
         let mut block = vec![1; 512];
+        let mut own = Bits::none_of(deltas.clusters());
+        own.add_own(&deltas, &block, 512, &geometry());
+        let among = [511, 512, 513, 514, 515, 1023, 1024].map(|cluster| own.contain(cluster));
+        assert_eq!(among, [false, false, true, false, true, true, false]);
+        let old = block.clone();
         deltas.apply(&mut block, 512, &geometry()).unwrap();
         assert_eq!(block[..4], [2, 1, 0, 1]);
+        assert!(frees(&old, &block, &geometry()) && !frees(&block, &old, &geometry()));
+        let wide = Geometry {
+            refcount_order: 4,
+            ..geometry()
+        };
+        assert!(
+            !frees(&old, &block, &wide),
+            "two counts of 8 bits are one of 16"
+        );
         block[2] = 0;
         let low = deltas.apply(&mut block, 512, &geometry()).unwrap_err();
         assert_eq!(low.kind(), ErrorKind::Corrupt);

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use vellum_format::l1::L1Entry;
+use vellum_format::limits;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::types::HostOffset;
-use vellum_format::{limits, refcount};
 use vellum_storage::{Buffer, Error, ErrorKind, Result};
 
 use super::super::fault::{bad_format, corrupt};
@@ -16,7 +16,7 @@ use super::super::load::read_bytes;
 use super::super::order::Reason;
 use super::exchange::Change;
 use super::places::Places;
-use super::references::set_flags;
+use super::references::{Bits, Deltas, set_flags};
 use super::select::next_id;
 use super::{NewSnapshot, SnapshotSelector, find};
 
@@ -124,8 +124,7 @@ impl Image {
         }
         change.entries.push(entry);
         let mut tables = self.tables_of(&change.active)?;
-        self.settle_flags(&mut tables, places, |_| Some(false))
-            .await?;
+        change.references = self.clear_flags(&mut tables, &[], places).await?;
         for table in &tables {
             change.active[table.index] = L1Entry::new(table.now, false);
             taken[table.index] = change.active[table.index];
@@ -211,8 +210,7 @@ impl Image {
         for (index, entry) in change.active.iter_mut().enumerate() {
             *entry = snapshot[index].with_copied(false);
         }
-        self.settle_flags(&mut tables, places, |_| Some(false))
-            .await?;
+        change.references = self.clear_flags(&mut tables, &change.fewer, places).await?;
         for table in &tables {
             change.more.push(table.now);
             // A table with other flags is the active one's own.
@@ -279,16 +277,21 @@ impl Image {
             let first = window.start / per_block;
             let inside = first as usize..(window.end / per_block) as usize;
             let counts = self.read_blocks(&blocks[inside]).await?;
+            let mut own = Bits::none_of(deltas.clusters());
+            for (block, index) in counts.iter().zip(first..) {
+                if let Some(block) = block {
+                    own.add_own(&deltas, block, index * per_block, geometry);
+                }
+            }
+            let is_counted: Vec<bool> = counts.iter().map(Option::is_some).collect();
+            drop(counts);
             let is_own = |cluster: u64| {
-                let change = deltas.of(cluster)?;
-                let block = counts
-                    .get((cluster / per_block - first) as usize)?
-                    .as_ref()?;
-                let index = (cluster % per_block) as usize;
-                let count = refcount::get(block, geometry.refcount_order, index);
-                Some(count.checked_add_signed(change.into()) == Some(1))
+                let block = (cluster / per_block).checked_sub(first)?;
+                let counted = *is_counted.get(block as usize)?;
+                counted.then(|| own.contain(cluster))
             };
-            self.settle_flags(tables, places, is_own).await?;
+            self.settle_flags(tables, places, is_own, |_| Ok(()))
+                .await?;
             change.references = Some(deltas);
         }
         Ok(())
@@ -309,31 +312,84 @@ impl Image {
         Ok(found)
     }
 
+    /// Clears the COPIED flags of L2 tables, which are referred to once more. If one
+    /// window has room for all counts, also says what that, and one reference less to
+    /// what the tables of `fewer` lead to, changes in them.
+    async fn clear_flags(
+        &self,
+        tables: &mut [Table],
+        fewer: &[HostOffset],
+        places: &mut Places,
+    ) -> Result<Option<Deltas>> {
+        let blocks = self.counting_blocks()?.len() as u64;
+        let mut windows = self.windows(blocks);
+        let (Some(only), None) = (windows.next(), windows.next()) else {
+            let cleared = self.settle_flags(tables, places, |_| Some(false), |_| Ok(()));
+            return cleared.await.map(|()| None);
+        };
+        let mut references = self.no_references(only)?;
+        let add = |table: &[u8]| references.add(table, 1);
+        self.settle_flags(tables, places, |_| Some(false), add)
+            .await?;
+        let mut reads = stream::iter(fewer.iter().map(|table| self.read_table(*table)))
+            .buffered(self.tables_at_once());
+        while let Some(table) = reads.next().await {
+            references.add(&table?, -1)?;
+        }
+        references.finish().map(Some)
+    }
+
     /// Gives the entries of L2 tables the COPIED flags that `copied` says of their
-    /// clusters. A table that this changes is written to a new place.
+    /// clusters, and shows each table to `seen`. A table that this changes is written to
+    /// a new place.
     async fn settle_flags(
         &self,
         tables: &mut [Table],
         places: &mut Places,
         copied: impl Fn(u64) -> Option<bool>,
+        mut seen: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let offsets: Vec<HostOffset> = tables.iter().map(|table| table.now).collect();
-        let mut reads = stream::iter(offsets.into_iter().map(|table| self.read_table(table)))
-            .buffered(self.tables_at_once());
-        let mut tables = tables.iter_mut();
-        while let (Some(content), Some(table)) = (reads.next().await, tables.next()) {
-            let mut content = content?;
-            if !set_flags(&mut content, &self.geometry, &copied) {
-                continue;
+        for tables in tables.chunks_mut(self.tables_at_once()) {
+            let offsets: Vec<HostOffset> = tables.iter().map(|table| table.now).collect();
+            let mut reads = stream::iter(offsets.into_iter().map(|table| self.read_table(table)))
+                .buffered(self.tables_at_once());
+            let mut changed = Vec::new();
+            for table in &mut *tables {
+                let Some(mut content) = reads.try_next().await? else {
+                    break;
+                };
+                seen(&content)?;
+                if set_flags(&mut content, &self.geometry, &copied) {
+                    changed.push((table, content));
+                }
             }
-            if !table.moves() {
-                table.now = places.one(self).await?;
-                // The cluster may have been a table before.
-                self.forget_slices(table.now);
-            }
-            self.write_table(table.now, content).await?;
+            self.write_changed(changed, places).await?;
         }
         Ok(())
+    }
+
+    /// Writes changed tables to new places, unless they have such.
+    async fn write_changed(
+        &self,
+        changed: Vec<(&mut Table, Buffer)>,
+        places: &mut Places,
+    ) -> Result<()> {
+        let staying = changed.iter().filter(|(table, _)| !table.moves()).count();
+        let mut new = Vec::with_capacity(staying);
+        places.many(self, staying as u64, &mut new).await?;
+        let mut new = new.into_iter();
+        let mut writes = Vec::with_capacity(changed.len());
+        for (table, content) in changed {
+            if !table.moves()
+                && let Some(place) = new.next()
+            {
+                table.now = place;
+                // The cluster may have been a table before.
+                self.forget_slices(place);
+            }
+            writes.push((table.now, content));
+        }
+        self.write_tables(writes).await
     }
 
     /// The L2 tables of an L1 table.

@@ -1,4 +1,4 @@
-//! Runs of plain L2 entries: what sound images are made of, counted many at a time.
+//! Runs of plain L2 entries: what most images are made of, dealt with many at a time.
 
 use vellum_format::Geometry;
 
@@ -11,6 +11,8 @@ pub(super) struct Run {
     pub(super) entries: usize,
     /// Where the first leads; 0: all lead nowhere.
     pub(super) offset_bytes: u64,
+    /// The copied flag that all of them have.
+    pub(super) copied: bool,
 }
 
 impl Run {
@@ -18,13 +20,14 @@ impl Run {
     pub(super) const NONE: Run = Run {
         entries: 0,
         offset_bytes: 0,
+        copied: false,
     };
 }
 
 /// The first entries of a table, as far as they are all 0, or all lead to whole
-/// clusters of the file, one behind the other, that the image state has for itself.
+/// clusters below `end_bytes`, one behind the other, with the same copied flag.
 /// Entries of 8 bytes only.
-pub(super) fn first_run(table: &[u8], geometry: &Geometry, file_len_bytes: u64) -> Run {
+pub(super) fn first_run(table: &[u8], geometry: &Geometry, end_bytes: u64) -> Run {
     let mut entries = table
         .chunks_exact(8)
         .map(|entry| u64::from_be_bytes(entry.try_into().unwrap_or_default()));
@@ -36,22 +39,20 @@ pub(super) fn first_run(table: &[u8], geometry: &Geometry, file_len_bytes: u64) 
     if first == 0 {
         return Run {
             entries: 1 + entries.take_while(|&entry| entry == 0).count(),
-            offset_bytes: 0,
+            ..Run::NONE
         };
     }
-    let in_file = file_len_bytes.saturating_sub(offset_bytes) / cluster;
-    let is_plain = first & COPIED != 0
-        && offset_bytes != 0
-        && geometry.is_cluster_aligned(offset_bytes)
-        && in_file > 0;
+    let below = end_bytes.saturating_sub(offset_bytes) / cluster;
+    let is_plain = offset_bytes != 0 && geometry.is_cluster_aligned(offset_bytes) && below > 0;
     if !is_plain {
         return Run::NONE;
     }
-    let next = (1..in_file).map(|index| first + index * cluster);
+    let next = (1..below).map(|index| first + index * cluster);
     let following = entries.zip(next).take_while(|(entry, next)| entry == next);
     Run {
         entries: 1 + following.count(),
         offset_bytes,
+        copied: first & COPIED != 0,
     }
 }
 
@@ -73,6 +74,8 @@ mod tests {
             .flat_map(|entry| entry.to_be_bytes())
             .collect();
         let run = first_run(&bytes, &GEOMETRY, 0x10_0000);
+        let copied = run.offset_bytes != 0 && entries[0] & COPIED != 0;
+        assert_eq!(run.copied, copied);
         (run.entries, run.offset_bytes)
     }
 
@@ -90,9 +93,15 @@ mod tests {
     }
 
     #[test]
+    fn entries_of_a_run_agree_about_the_copied_flag() {
+        assert_eq!(run(&[0x5_0000, 0x6_0000, 0x8_0000]), (2, 0x5_0000));
+        assert_eq!(run(&[0x5_0000, plain(0x6_0000)]), (1, 0x5_0000));
+        assert_eq!(run(&[plain(0x5_0000), 0x6_0000]), (1, 0x5_0000));
+    }
+
+    #[test]
     fn what_is_not_plain_begins_no_run() {
         let odd = [
-            0x5_0000,
             plain(0x5_0200),
             plain(0x5_0001),
             plain(0x5_0000) | 1 << 62,
