@@ -4,7 +4,10 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Verdict, qemu_ok, qemu_verdict, vellum_verdict};
+use common::{Verdict, open, qemu_ok, qemu_verdict, vellum_verdict};
+use vellum::qcow2::check::{CheckOptions, Fix, repair};
+use vellum_storage::file::Create;
+use vellum_storage::lane;
 
 /// An image in memory, to be damaged.
 struct Image {
@@ -399,6 +402,69 @@ fn damaged_bitmaps_are_found_as_by_qemu() {
     fixture.compare("wrong granularity", |i| {
         i.change(i.bitmap_directory() + 16, |rest| rest | 63 << 48)
     });
+}
+
+/// QEMU cannot open most of these at all, so nobody could repair them with it.
+#[test]
+fn broken_bitmaps_are_given_up_by_a_repair_and_nothing_else_is() {
+    type Damage = fn(&mut Image);
+    fn table(image: &Image) -> u64 {
+        image.be64(image.bitmap_directory())
+    }
+    let steps = [
+        "write -P 5 0 300k",
+        "qemu-img bitmap --add -g 64k image first",
+        "qemu-img bitmap --add image second",
+        "write -P 6 1M 64k",
+    ];
+    let fixture = Fixture::new("compat=1.1", &steps);
+    let cases: [(&str, Damage); 7] = [
+        ("directory lost", |i| i.put64(i.bitmap_directory() + 16, 0)),
+        ("directory elsewhere", |i| {
+            i.put64(i.extension(0x2385_2875) + 16, 1 << 40)
+        }),
+        ("directory cut", |i| {
+            i.put64(i.extension(0x2385_2875) + 8, 8)
+        }),
+        ("too many", |i| i.put32(i.extension(0x2385_2875), 3)),
+        ("table beyond the end", |i| {
+            i.put64(i.bitmap_directory(), 1 << 40)
+        }),
+        ("entry reserved bits", |i| i.put64(table(i), 1 << 60)),
+        ("entry beyond the end", |i| i.put64(table(i), 1 << 40)),
+    ];
+    for (name, damage) in cases {
+        let mut image = Image {
+            bytes: fixture.pristine.clone(),
+        };
+        damage(&mut image);
+        std::fs::write(fixture.path(), &image.bytes).expect("a writable directory");
+        let report = lane::block_on(async {
+            let storage = open(&fixture.path(), Create::No);
+            let leaks = repair(storage.clone(), Fix::Leaks, &CheckOptions::default()).await;
+            let gone = leaks.is_ok_and(|report| report.corruptions == 0);
+            assert!(!gone, "{name}: bitmaps are not given up for leaks alone");
+            repair(storage, Fix::All, &CheckOptions::default()).await
+        });
+        let report = report.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!((report.corruptions, report.check_errors), (0, 0), "{name}");
+        let verdict = compare(&fixture.path(), name);
+        assert_eq!((verdict.exit_code, verdict.messages), (0, vec![]), "{name}");
+        let info = qemu_ok("qemu-img", fixture.dir.path(), &["info", "image"]);
+        assert!(!info.contains("bitmaps"), "{name}: {info}");
+        let read = [
+            "-r",
+            "-f",
+            "qcow2",
+            "-c",
+            "read -P 5 0 300k",
+            "-c",
+            "read -P 6 1M 64k",
+            "image",
+        ];
+        let text = qemu_ok("qemu-io", fixture.dir.path(), &read);
+        assert!(!text.contains("verification failed"), "{name}: {text}");
+    }
 }
 
 #[test]

@@ -135,12 +135,14 @@ pub enum Fix {
 /// If the header does not let the image be opened, a read fails, or a table is so
 /// broken that QEMU gives up as well; what was found until then has been reported.
 pub async fn check(storage: Arc<dyn Storage>, options: &CheckOptions) -> Result<CheckReport> {
-    run(storage, None, options).await
+    let mut image = Image::open(storage, options.on_progress.clone()).await?;
+    run(&mut image, None, Findings::new(options.on_finding.clone())).await
 }
 
 /// Checks an image and repairs what `fix` allows. The image must not be open
 /// elsewhere, and may be marked dirty or corrupt; both marks are removed when nothing
-/// is wrong any more.
+/// is wrong any more. [`Fix::All`] gives up persistent bitmaps if anything that leads to
+/// one of them is broken.
 ///
 /// The report is about the state before; [`check`] again to see what is left. If
 /// the power fails meanwhile, the image has leaked clusters in addition at worst, and
@@ -155,29 +157,28 @@ pub async fn repair(
     fix: Fix,
     options: &CheckOptions,
 ) -> Result<CheckReport> {
-    run(storage, Some(fix), options).await
-}
-
-async fn run(
-    storage: Arc<dyn Storage>,
-    fix: Option<Fix>,
-    options: &CheckOptions,
-) -> Result<CheckReport> {
     let mut image = Image::open(storage, options.on_progress.clone()).await?;
     let mut findings = Findings::new(options.on_finding.clone());
-    let snapshots = snapshots::read(&image, fix, &mut findings).await?;
+    if fix == Fix::All {
+        bitmaps::give_up_broken(&mut image, &mut findings).await?;
+    }
+    run(&mut image, Some(fix), findings).await
+}
+
+async fn run(image: &mut Image, fix: Option<Fix>, mut findings: Findings) -> Result<CheckReport> {
+    let snapshots = snapshots::read(image, fix, &mut findings).await?;
     // Counted apart: they are repaired after everything else.
     let in_table = findings.take_corruptions();
-    let mut outcome = refcounts::check(&mut image, &snapshots, fix, &mut findings).await?;
+    let mut outcome = refcounts::check(image, &snapshots, fix, &mut findings).await?;
     if fix == Some(Fix::All) && in_table > 0 {
-        snapshots::rewrite(&mut image, &snapshots, &mut outcome).await?;
+        snapshots::rewrite(image, &snapshots, &mut outcome).await?;
         findings.report.corruptions_fixed += in_table;
     } else {
         findings.report.corruptions += in_table;
     }
     let report = findings.report;
     if fix.is_some() && report.check_errors == 0 && report.corruptions == 0 {
-        repair::clear_marks(&image).await?;
+        repair::clear_marks(image).await?;
     }
     Ok(report)
 }
@@ -190,14 +191,15 @@ async fn run(
 /// left to its use to meet, as in QEMU.
 pub(crate) async fn repair_dirty(storage: Arc<dyn Storage>, messages: &Messages) -> Result<()> {
     let messages = messages.clone();
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(move |finding| messages.say(&finding.message))),
-        on_progress: None,
-    };
+    let findings = Findings::new(Some(Arc::new(move |finding| {
+        messages.say(&finding.message)
+    })));
     let could_not = |error: Error| error.context("open", "Could not repair dirty image");
-    let report = run(storage.clone(), Some(Fix::All), &options)
-        .await
-        .map_err(could_not)?;
+    let repaired = async {
+        let mut image = Image::open(storage.clone(), None).await?;
+        run(&mut image, Some(Fix::All), findings).await
+    };
+    let report = repaired.await.map_err(could_not)?;
     if report.check_errors > 0 {
         let error = Error::new(ErrorKind::Corrupt, "open", "Could not repair dirty image");
         return Err(error.target(storage.name()).with_errno(EIO));
