@@ -82,6 +82,16 @@ impl Chain {
 
     /// Adds an image of this size on top, with some changes in it.
     async fn add(&mut self, size_bytes: u64) {
+        let read_only = OpenOptions {
+            read_only: true,
+            ..OpenOptions::default()
+        };
+        let below = self.open_all(read_only).await;
+        self.add_over(below, size_bytes).await;
+    }
+
+    /// The same over what is open of the chain.
+    async fn add_over(&mut self, below: Option<Arc<dyn BlockDevice>>, size_bytes: u64) {
         let bits = self.random.pick(&[9, 12, 16]);
         let create_options = CreateOptions {
             size_bytes,
@@ -89,11 +99,6 @@ impl Chain {
             extended_l2: bits == 16 && self.random.below(2) == 0,
             ..CreateOptions::default()
         };
-        let read_only = OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        };
-        let below = self.open_all(read_only).await;
         let file = mem();
         create(file.clone(), None, &create_options)
             .await
@@ -180,6 +185,36 @@ fn a_chain_shows_the_same_with_and_without_an_index() {
             }
         });
     }
+}
+
+#[test]
+fn five_hundred_images_read_as_one() {
+    run_on_memory(async {
+        let mut chain = Chain::new(500, 0);
+        let mut below: Option<Arc<dyn BlockDevice>> = None;
+        for number in 0..500 {
+            // Some are shorter than what is below them, and some longer.
+            let size = [1 << 20, (1 << 20) - 65536, 1 << 20][number % 97 % 3];
+            chain.add_over(below.clone(), size).await;
+            let file = chain.files.last().expect("just added").clone();
+            let read_only = OpenOptions {
+                read_only: true,
+                ..OpenOptions::default()
+            };
+            below = Some(open(&file, below.take(), read_only).await);
+        }
+        for index_bytes in [None, Some(0)] {
+            let device = chain.open_all(with_index(index_bytes)).await;
+            let device = device.expect("an image");
+            chain.compare(&*device, 100).await;
+            let image = device.as_qcow2().expect("an image").clone();
+            for _ in 0..10 {
+                chain.change(&image).await;
+            }
+            chain.compare(&*device, 20).await;
+            device.close().await.expect("a close");
+        }
+    });
 }
 
 #[test]
