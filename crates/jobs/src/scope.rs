@@ -6,6 +6,10 @@ use vellum::{BlockDevice, Extent, Result};
 
 use crate::scan::Content;
 
+/// Pieces that are compared take two buffers: half of the usual length keeps all of them
+/// among the memory that a thread uses again.
+const COMPARED_BYTES: u64 = crate::copy::CHUNK_BYTES / 2;
+
 /// Which parts of the sources are copied.
 #[derive(Debug, Clone, Default)]
 pub enum Scope {
@@ -68,7 +72,9 @@ impl Scope {
     /// Pieces of data are this long at most.
     pub(crate) fn chunk_bytes(&self, usual_bytes: u64) -> u64 {
         match self {
-            Scope::Differences(differences) => usual_bytes.max(differences.unit_bytes),
+            Scope::Differences(differences) => {
+                usual_bytes.min(COMPARED_BYTES).max(differences.unit_bytes)
+            }
             _ => usual_bytes,
         }
     }
