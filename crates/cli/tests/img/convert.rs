@@ -228,7 +228,9 @@ fn the_kernel_copies_from_file_to_file() {
 #[test]
 fn several_sources_are_laid_end_to_end() {
     let twins = Twins::new(IMAGES);
-    twins.all_same(&["convert -O qcow2 a r b out", "check out", "info out"]);
+    // Quiet: which piece gets its clusters first, and so what check says about their
+    // order, depends on how busy the machine is.
+    twins.all_same(&["convert -O qcow2 a r b out", "check -q out", "info out"]);
     twins.all_same(&["convert -O raw a r b out.raw", "map --output=json out.raw"]);
     twins.same("compare out out.raw");
 }
