@@ -147,7 +147,9 @@ impl Image {
 
     /// Cuts the file behind the last cluster that is in use.
     pub(crate) async fn cut_tail(self: &Arc<Self>) -> Result<()> {
-        // Nobody allocates, or writes what was allocated, meanwhile.
+        // Nobody allocates, or writes what was allocated, meanwhile: neither by guest
+        // ranges nor for compressed data that has no mapping yet.
+        let _unpacked = self.packer.placing.write().await;
         let _all = self
             .guest_ranges
             .acquire(0..u64::MAX, Mode::Exclusive)
