@@ -87,7 +87,7 @@ fn format_options(settings: &CreateSettings, prefix: &str) -> Result<FormatOptio
 /// How a new qcow2 image is to be encrypted.
 ///
 /// # Errors
-/// In QEMU's words for options that cannot be; AES-CBC is not made any more.
+/// In QEMU's words for options that cannot be.
 pub fn for_qcow2(settings: &CreateSettings) -> Result<Option<Encryption>> {
     let format = match settings.text("encrypt.format") {
         None if settings.bool("encryption") => "aes",
@@ -105,21 +105,15 @@ pub fn for_qcow2(settings: &CreateSettings) -> Result<Option<Encryption>> {
         }
         Some(format) => format,
     };
+    let passphrase = || passphrase(settings.text("encrypt.key-secret"), "encrypt.");
     match format {
-        "luks" => {}
-        "aes" => {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "encrypt",
-                "Images with AES-CBC encryption are not made any more; use encrypt.format=luks",
-            ));
-        }
-        other => return Err(not_accepted("format", other)),
+        "luks" => Ok(Some(Encryption::Luks {
+            passphrase: passphrase()?,
+            options: format_options(settings, "encrypt.")?,
+        })),
+        "aes" => passphrase().map(Encryption::LegacyAes).map(Some),
+        other => Err(not_accepted("format", other)),
     }
-    Ok(Some(Encryption {
-        passphrase: passphrase(settings.text("encrypt.key-secret"), "encrypt.")?,
-        options: format_options(settings, "encrypt.")?,
-    }))
 }
 
 /// A new volume of the luks format, still to be written.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum::qcow2::create::{CreateOptions, Preallocation};
+use vellum::qcow2::create::{CreateOptions, Encryption, Preallocation};
 use vellum::qcow2::info::{BitmapInfo, ImageInfo};
 use vellum::{BlockDevice, Error, ErrorKind, Result, luks};
 
@@ -99,8 +99,10 @@ pub async fn measure(
         Subject::Device(device) => allocated_bytes(device, cluster).await?,
     };
     let encryption_bytes = match &options.encryption {
-        Some(encryption) => luks::header_size_bytes(&encryption.options)?.next_multiple_of(cluster),
-        None => 0,
+        Some(Encryption::Luks { options, .. }) => {
+            luks::header_size_bytes(options)?.next_multiple_of(cluster)
+        }
+        Some(Encryption::LegacyAes(_)) | None => 0,
     };
     let metadata_bytes = metadata_bytes(&options, virtual_bytes) + encryption_bytes;
     let full_bytes = virtual_bytes + metadata_bytes;

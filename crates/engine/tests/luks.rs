@@ -8,8 +8,9 @@ use vellum::luks::{
     Cipher, FormatOptions, Hash, IterationTime, IvGenerator, KeyChange, LuksDevice, LuksOptions,
     Mode, Passphrase, change_keys, format, read_header, unlock,
 };
+use vellum::qcow2::amend::AmendOptions;
 use vellum::qcow2::create::{self, CreateOptions, Encryption, Preallocation};
-use vellum::qcow2::{NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
+use vellum::qcow2::{Backing, NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
 use vellum::storage::{MemStorage, lane};
 use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, RequestFlags, Storage, ZeroRequest};
 
@@ -23,7 +24,7 @@ fn quick() -> FormatOptions {
 }
 
 fn encryption() -> Encryption {
-    Encryption {
+    Encryption::Luks {
         options: quick(),
         passphrase: Passphrase::from("secret"),
     }
@@ -476,8 +477,35 @@ fn volumes_of_every_hash_and_iv_are_qemus() {
     }
 }
 
+/// Where an old image is written, and with what.
+const AES_WRITES: [(usize, usize, u8); 4] = [
+    (1000, 100, 5),
+    (300_000, 200_000, 6),
+    (300_100, 7, 7),
+    (65_530, 20, 8),
+];
+
+fn as_written(writes: &[(usize, usize, u8)]) -> Vec<u8> {
+    let mut expected = vec![0; 1 << 20];
+    for &(start, length, byte) in writes {
+        expected[start..start + length].fill(byte);
+    }
+    expected
+}
+
+async fn check_content(device: &Qcow2, expected: &[u8]) {
+    for (start, end) in [(0, 1 << 20), (999, 1101), (1050, 1051), (299_990, 500_123)] {
+        let found = read(device, start as u64, end - start).await;
+        assert_eq!(found[..], expected[start..end], "{start}..{end}");
+    }
+}
+
+fn old_aes(path: &str) -> String {
+    format!("driver=qcow2,encrypt.key-secret=s,file.filename={path}")
+}
+
 #[test]
-fn old_aes_images_are_read_and_never_written() {
+fn old_aes_images_of_qemu_are_read_and_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("old").display().to_string();
     let create = "encrypt.format=aes,encrypt.key-secret=s";
@@ -487,31 +515,79 @@ fn old_aes_images_are_read_and_never_written() {
             "create", "-q", "--object", SECRET, "-f", "qcow2", "-o", create, &path, "1M",
         ],
     );
-    let open_as = format!("driver=qcow2,encrypt.key-secret=s,file.filename={path}");
-    for command in ["write -P 5 1000 100", "write -P 6 300000 200000"] {
+    for (start, length, byte) in &AES_WRITES[..2] {
+        let command = format!("write -P {byte} {start} {length}");
+        let opened = old_aes(&path);
         qemu(
             "qemu-io",
-            &["--object", SECRET, "--image-opts", &open_as, "-c", command],
+            &["--object", SECRET, "--image-opts", &opened, "-c", &command],
         );
     }
     lane::block_on(async {
         let gate = Arc::new(vellum::gate::DenyAll);
-        let options = |read_only| OpenOptions {
-            read_only,
+        let options = OpenOptions {
             passphrase: Some("secret".into()),
             ..OpenOptions::default()
         };
-        let refused = Qcow2::open(file(&path), gate.clone(), options(false)).await;
-        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
-        let device = Qcow2::open(file(&path), gate, options(true)).await.unwrap();
-        let mut expected = vec![0; 1 << 20];
-        expected[1000..1100].fill(5);
-        expected[300_000..500_000].fill(6);
-        for (start, end) in [(0, 1 << 20), (999, 1101), (1050, 1051), (299_990, 500_123)] {
-            let found = read(&*device, start as u64, end - start).await;
-            assert_eq!(found[..], expected[start..end], "{start}..{end}");
+        let device = Qcow2::open(file(&path), gate, options).await.unwrap();
+        check_content(&device, &as_written(&AES_WRITES[..2])).await;
+        for &(start, length, byte) in &AES_WRITES[2..] {
+            write(&*device, start as u64, &vec![byte; length]).await;
         }
+        check_content(&device, &as_written(&AES_WRITES)).await;
+        device.close().await.unwrap();
     });
+    qemu_reads(&path, &AES_WRITES);
+}
+
+/// Has QEMU compare the bytes of each write, as far as later ones left them.
+fn qemu_reads(path: &str, writes: &[(usize, usize, u8)]) {
+    let expected = as_written(writes);
+    let mut at = 0;
+    while at < expected.len() {
+        let same = expected[at..]
+            .iter()
+            .take_while(|&&byte| byte == expected[at]);
+        let length = same.count();
+        let command = format!("read -P {} {at} {length}", expected[at]);
+        let opened = old_aes(path);
+        qemu(
+            "qemu-io",
+            &["--object", SECRET, "--image-opts", &opened, "-c", &command],
+        );
+        at += length;
+    }
+}
+
+#[test]
+fn old_aes_images_are_made_for_qemu() {
+    for (version, preallocation) in [
+        (2, Preallocation::Off),
+        (2, Preallocation::Full),
+        (3, Preallocation::Metadata),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("old").display().to_string();
+        std::fs::write(&path, b"").unwrap();
+        lane::block_on(async {
+            let options = CreateOptions {
+                size_bytes: 1 << 20,
+                version,
+                preallocation,
+                encryption: Some(Encryption::LegacyAes("secret".into())),
+                ..CreateOptions::default()
+            };
+            create::create(file(&path), None, &options).await.unwrap();
+            let device = open(&file(&path), "secret").await.unwrap();
+            check_content(&device, &as_written(&[])).await;
+            for &(start, length, byte) in &AES_WRITES {
+                write(&*device, start as u64, &vec![byte; length]).await;
+            }
+            check_content(&device, &as_written(&AES_WRITES)).await;
+            device.close().await.unwrap();
+        });
+        qemu_reads(&path, &AES_WRITES);
+    }
 }
 
 #[test]
@@ -530,5 +606,40 @@ fn a_snapshot_needs_no_other_key_than_its_image() {
         let then = image.open_snapshot(selector).await.unwrap();
         assert_eq!(&read(&*then, 4096, 4).await[..], b"then");
         assert_eq!(&read(&*image, 4096, 4).await[..], b"now!");
+    });
+}
+
+/// A zero cluster without a place hides the backing file; as data it needs zeroes that are encrypted.
+#[test]
+fn zeroes_that_hide_a_backing_file_are_written_encrypted_for_version_2() {
+    lane::block_on(async {
+        let options = CreateOptions {
+            size_bytes: 1 << 20,
+            backing_file: Some("base".into()),
+            ..CreateOptions::default()
+        };
+        let storage = image(options).await;
+        let base: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(vec![3; 1 << 20]));
+        let open = || async {
+            let base = vellum::Raw::open(base.clone(), Default::default()).unwrap();
+            let options = OpenOptions {
+                passphrase: Some("secret".into()),
+                backing: Backing::Given(base),
+                ..OpenOptions::default()
+            };
+            let gate = Arc::new(vellum::gate::DenyAll);
+            Qcow2::open(storage.clone(), gate, options).await.unwrap()
+        };
+        let device = open().await;
+        let zeroes = ZeroRequest::default();
+        device.write_zeroes(0, 128 << 10, zeroes).await.unwrap();
+        let options = AmendOptions {
+            version: Some(2),
+            ..AmendOptions::default()
+        };
+        device.amend(options, None).await.unwrap();
+        let device = open().await;
+        assert_eq!(read(&*device, 0, 128 << 10).await[..], [0; 128 << 10]);
+        assert_eq!(read(&*device, 128 << 10, 4).await[..], [3; 4]);
     });
 }

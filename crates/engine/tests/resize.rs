@@ -149,3 +149,48 @@ fn growth_goes_on_beside_writes() {
     });
     assert_sound(&path);
 }
+
+/// The refcount blocks of what was cut off go too, but for those that count themselves or others.
+#[test]
+fn shrinking_leaves_no_refcount_block_that_counts_nothing() {
+    use std::io::{Read, Seek, SeekFrom};
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("image");
+    let create = "cluster_size=512,refcount_bits=64";
+    qemu_ok(
+        "qemu-img",
+        dir.path(),
+        &["create", "-q", "-f", "qcow2", "-o", create, "image", "1M"],
+    );
+    lane::block_on(async {
+        for length in [MIB, 64 * KIB] {
+            let storage = open(&path, Create::No);
+            let image = Qcow2::open(storage, Arc::new(DenyAll), OpenOptions::default());
+            let image = image.await.expect("opened");
+            write(&image, 0, length, 9).await;
+            let resized = image.resize(300 * KIB, Preallocation::Off).await;
+            resized.expect("smaller");
+            image.close().await.expect("closed");
+        }
+    });
+    assert_sound(&path);
+    let mut file = std::fs::File::open(&path).expect("the image");
+    let mut read = |at: u64, bytes: &mut [u8]| {
+        file.seek(SeekFrom::Start(at)).expect("inside");
+        file.read_exact(bytes).expect("there");
+    };
+    let mut field = [0; 12];
+    read(48, &mut field);
+    let table = u64::from_be_bytes(field[..8].try_into().expect("8 bytes"));
+    let clusters = u32::from_be_bytes(field[8..].try_into().expect("4 bytes"));
+    for at in (table..table + u64::from(clusters) * 512).step_by(8) {
+        let mut entry = [0; 8];
+        read(at, &mut entry);
+        let block = u64::from_be_bytes(entry);
+        let mut counts = [0; 512];
+        if block != 0 {
+            read(block, &mut counts);
+            assert_ne!(counts, [0; 512], "block at {block}");
+        }
+    }
+}

@@ -182,7 +182,7 @@ pub(crate) fn find_feature_names(area: &[u8]) -> Vec<FeatureName> {
     while let Ok((kind, data)) = split_first(rest) {
         match kind {
             kind::END => break,
-            kind::FEATURE_NAMES => names = decode_feature_names(data),
+            kind::FEATURE_NAMES => names = decode_cut_feature_names(data),
             _ => {}
         }
         let used = PREFIX_SIZE_BYTES.saturating_add(bytes::padded(data.len()));
@@ -215,6 +215,13 @@ fn fault(field: &'static str, value: u64, message: impl Into<Cow<'static, str>>)
         value,
         message,
     )
+}
+
+/// As [`decode_feature_names`]; of a last name that is cut off, what is there.
+fn decode_cut_feature_names(data: &[u8]) -> Vec<FeatureName> {
+    let mut whole = data.to_vec();
+    whole.resize(data.len().next_multiple_of(FEATURE_NAME_SIZE_BYTES), 0);
+    decode_feature_names(&whole)
 }
 
 fn decode_feature_names(data: &[u8]) -> Vec<FeatureName> {

@@ -21,7 +21,7 @@ pub struct Engine;
 const PASSPHRASE: &str = "simulated";
 
 fn encryption() -> Encryption {
-    Encryption {
+    Encryption::Luks {
         options: FormatOptions {
             // The shortest key makes the smallest header and unlocks soonest; no time
             // is measured.

@@ -81,7 +81,5 @@ pub use vellum_format::luks::names::{Cipher, Hash, IvGenerator, Mode};
 pub use vellum_format::luks::{KeySlot, LuksHeader, Suite, is_luks};
 pub use volume::{MasterKey, read_header, unlock};
 
-pub(crate) use legacy::LegacyAes;
-
 /// Bytes that are encrypted as a unit.
 pub const SECTOR_BYTES: u64 = vellum_format::luks::SECTOR_SIZE_BYTES;

@@ -38,7 +38,7 @@ const ZERO_BYTES: u64 = 1 << 20;
 pub struct EncryptedStorage {
     inner: Arc<dyn Storage>,
     cipher: Arc<SectorCipher>,
-    /// Where sector 0 lies.
+    /// Where sector 0 lies, or would lie, modulo 2^64.
     start_bytes: u64,
     /// Ranges that writes hold, in bytes.
     writing: Arc<Inflight>,
@@ -62,12 +62,35 @@ impl EncryptedStorage {
         suite: &Suite,
         key: &MasterKey,
     ) -> Result<Self> {
-        Ok(EncryptedStorage {
+        let cipher = SectorCipher::new(suite, key.bytes())?;
+        Ok(EncryptedStorage::with_cipher(inner, start_bytes, cipher))
+    }
+
+    pub(super) fn with_cipher(
+        inner: Arc<dyn Storage>,
+        start_bytes: u64,
+        cipher: SectorCipher,
+    ) -> Self {
+        EncryptedStorage {
             inner,
-            cipher: Arc::new(SectorCipher::new(suite, key.bytes())?),
+            cipher: Arc::new(cipher),
             start_bytes,
             writing: Arc::default(),
-        })
+        }
+    }
+
+    /// The same, with the sector of `offset_bytes` at `inner_bytes` of what is below.
+    /// Only requests that lie there are to be made.
+    pub(crate) fn placed(&self, offset_bytes: u64, inner_bytes: u64) -> Self {
+        EncryptedStorage {
+            start_bytes: inner_bytes.wrapping_sub(offset_bytes),
+            ..self.clone()
+        }
+    }
+
+    /// Where an offset lies in the storage below.
+    fn below(&self, offset_bytes: u64) -> u64 {
+        self.start_bytes.wrapping_add(offset_bytes)
     }
 
     /// Reads whole sectors.
@@ -100,7 +123,7 @@ impl EncryptedStorage {
         let buffer = Buffer::for_read((end - start) as usize);
         let read = self
             .inner
-            .read(self.start_bytes + start, Buffers::from_buf([buffer]));
+            .read(self.below(start), Buffers::from_buf([buffer]));
         let sectors = self.clone().read_sectors(start, read).await?;
         Ok(Buffer::join_all(sectors))
     }
@@ -144,7 +167,7 @@ impl EncryptedStorage {
         let sectors = crypt(&self.cipher, at, sectors, Direction::Encrypt).await;
         let buffers = Buffers::from_buf([sectors]);
         self.inner
-            .write(self.start_bytes + at, buffers, flags)
+            .write(self.below(at), buffers, flags)
             .await
             .map(drop)
     }
@@ -262,7 +285,7 @@ impl Storage for EncryptedStorage {
         let whole = |bytes: u64| bytes.is_multiple_of(SECTOR_BYTES);
         if whole(offset_bytes) && buffers.iter().all(|buffer| whole(buffer.len() as u64)) {
             // Started at once, so that requests run side by side.
-            let read = self.inner.read(self.start_bytes + offset_bytes, buffers);
+            let read = self.inner.read(self.below(offset_bytes), buffers);
             return Io::boxed(self.clone().read_sectors(offset_bytes, read));
         }
         Io::boxed(self.clone().read_around(offset_bytes, buffers))
@@ -290,8 +313,7 @@ impl Storage for EncryptedStorage {
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.inner
-            .allocate(self.start_bytes + offset_bytes, len_bytes)
+        self.inner.allocate(self.below(offset_bytes), len_bytes)
     }
 
     fn flush(&self) -> Io<()> {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{Event, spawn};
 
+use crate::qcow2::Qcow2;
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::inflight::{Inflight, Mode};
 use crate::{
@@ -41,7 +42,12 @@ impl CopyOnRead {
     /// Keeps in `device` what is read through the result. Data from deeper than
     /// `layers` layers below the device is passed through and not copied.
     pub fn new(device: Arc<dyn BlockDevice>, layers: Option<u32>) -> Arc<Self> {
-        let unit_bytes = device.info().cluster_size_bytes.unwrap_or(4096);
+        let subcluster = |image: &Qcow2| image.header().geometry().subcluster_size_bytes();
+        let unit_bytes = device
+            .as_qcow2()
+            .map(subcluster)
+            .or(device.info().cluster_size_bytes)
+            .unwrap_or(4096);
         let debugger = device.storage().and_then(|storage| storage.debugger());
         Arc::new(CopyOnRead {
             core: Arc::new(Core {
@@ -242,7 +248,7 @@ impl BlockDevice for CopyOnRead {
         self.core.device.storage()
     }
 
-    fn as_qcow2(&self) -> Option<&crate::qcow2::Qcow2> {
+    fn as_qcow2(&self) -> Option<&Qcow2> {
         self.core.device.as_qcow2()
     }
 
@@ -259,7 +265,7 @@ mod tests {
     use super::*;
     use crate::gate::DenyAll;
     use crate::qcow2::create::{CreateOptions, create};
-    use crate::qcow2::{Backing, OpenOptions, Qcow2};
+    use crate::qcow2::{Backing, OpenOptions};
     use crate::{Raw, RawOptions};
 
     async fn overlay() -> Arc<Qcow2> {

@@ -30,6 +30,14 @@ pub struct AheadOptions {
     pub max_bytes: u64,
 }
 
+impl AheadOptions {
+    /// Nothing is done ahead.
+    pub const NONE: Self = AheadOptions {
+        after_clusters: u64::MAX,
+        max_bytes: 0,
+    };
+}
+
 impl Default for AheadOptions {
     fn default() -> Self {
         AheadOptions {
@@ -91,6 +99,11 @@ impl Length {
 
     pub(super) fn note_end(&mut self, end_bytes: u64) {
         self.needed = self.needed.max(end_bytes);
+    }
+
+    /// The file may reach beyond everything that is needed.
+    pub(super) fn note_extended(&mut self) {
+        self.extended = true;
     }
 
     /// The end of everything that is needed.
@@ -222,7 +235,7 @@ impl Allocator {
             if 2 * have >= ahead {
                 break;
             }
-            match self.raise(state, ahead - have) {
+            match self.raise(state, 1, ahead - have) {
                 Ok(None) => {}
                 Ok(Some(obstacle)) => return Some(Task::Clear(obstacle)),
                 Err(_) => {

@@ -253,8 +253,8 @@ impl Allocator {
                 }
                 return Ok(Attempt::Done(self.hand_out(&mut state, run)));
             }
-            let count = want.max(self.ahead_clusters(&state));
-            if let Some(obstacle) = self.raise(&mut state, count)? {
+            let ahead = self.ahead_clusters(&state);
+            if let Some(obstacle) = self.raise(&mut state, want, want.max(ahead))? {
                 return Ok(Attempt::Blocked(obstacle));
             }
         }
@@ -275,15 +275,26 @@ impl Allocator {
     }
 
     /// Raises the counts of up to `count` free clusters and puts those into the
-    /// reserve; it may find none in one call. Returns what is in the way.
-    pub(super) fn raise(&self, state: &mut State, count: u64) -> Result<Option<Obstacle>> {
-        if state.scan.is_due(state.free.first()) {
+    /// reserve; it may find none in one call. `want` of them should lie side by side.
+    /// Returns what is in the way.
+    pub(super) fn raise(
+        &self,
+        state: &mut State,
+        want: u64,
+        count: u64,
+    ) -> Result<Option<Obstacle>> {
+        let growable = self.refcounts.file.capabilities().growable;
+        let extent = match growable {
+            true => state.free.first_for(want),
+            false => state.free.first(),
+        };
+        if state.scan.is_due(extent.clone()) {
             return self.scan_slice(state);
         }
-        if let Some(extent) = state.free.first() {
+        if let Some(extent) = extent {
             return self.raise_free(state, extent, count);
         }
-        if !self.refcounts.file.capabilities().growable
+        if !growable
             && state.tail * self.cluster_bytes() >= state.length.end_at_open_bytes()
             && !state.scan.is_complete()
         {

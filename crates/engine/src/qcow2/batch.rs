@@ -31,8 +31,9 @@ struct Member {
 impl Image {
     /// How many clusters a drain should take together.
     pub(super) fn clusters_per_batch(&self) -> usize {
-        if self.geometry.extended_l2 {
-            // Subclusters of different clusters never lie side by side.
+        if self.geometry.extended_l2 || !self.reads_as_stored() {
+            // Subclusters of different clusters never lie side by side; what is encrypted
+            // by guest offset is written cluster by cluster.
             return 1;
         }
         (BATCH_BYTES / self.geometry.cluster_size_bytes()).max(1) as usize

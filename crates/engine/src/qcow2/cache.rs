@@ -264,7 +264,6 @@ impl<C: Codec> TableCache<C> {
     }
 
     /// Puts a table into memory whose bytes are on disk already.
-    #[cfg(test)]
     pub(crate) fn insert_clean(&self, key: u64, bytes: &[u8]) {
         if let Claim::Mine(claim) = self.claim(key) {
             self.insert_loaded(key, bytes, &claim, Origin::Request);

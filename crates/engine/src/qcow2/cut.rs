@@ -174,6 +174,7 @@ impl Allocator {
         }
         let _held = self.hold_end().await;
         self.empty_reserve().await?;
+        self.drop_idle_blocks().await?;
         let clusters = self.refcounts.geometry.clusters_for(file.len_bytes()?);
         let tail = self.state().tail;
         let end = self.last_used_end(clusters.max(tail)).await?;

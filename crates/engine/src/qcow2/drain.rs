@@ -260,14 +260,9 @@ impl Image {
         self.note_writing(placed);
         let host = HostOffset(placed.host.bytes() + (start - cluster));
         self.reached(Event::WriteAio).await;
-        self.data
-            .write(
-                host.bytes(),
-                Buffers::from_iter([whole]),
-                WriteFlags::default(),
-            )
-            .await
-            .map(drop)
+        let (buffers, flags) = (Buffers::from_iter([whole]), WriteFlags::default());
+        let written = self.write_data(start, host.bytes(), buffers, flags).await;
+        written.map(drop)
     }
 
     /// What a range of one cluster holds, kept bytes included; the caller holds it.

@@ -2,7 +2,7 @@
 //!
 //! LUKS counts sectors by host offset, so an [`EncryptedStorage`] in the place of the
 //! data file does it all; metadata is never encrypted. The AES of old images counts by
-//! guest offset and is only read, run by run.
+//! guest offset, so there one is made for each place, as it is read or written.
 //!
 //! Invariant: of an encrypted image, nothing that was not written reads as zeroes. New
 //! clusters are never taken for fresh, clusters that are made ahead are mapped as
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use vellum_format::Header;
 use vellum_format::crypto::CryptMethod;
 use vellum_format::types::HostOffset;
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags, ZeroFlags};
 
 use super::alloc::Allocation;
 use super::amend;
@@ -22,8 +22,7 @@ use super::image::Image;
 use super::map::Run;
 use super::options::OpenOptions;
 use crate::luks::{
-    EncryptedStorage, KeyChange, KeySlot, LegacyAes, LuksHeader, Passphrase, SECTOR_BYTES,
-    change_keys, read_header, unlock,
+    EncryptedStorage, KeyChange, KeySlot, LuksHeader, Passphrase, change_keys, read_header, unlock,
 };
 use crate::qcow2::Qcow2;
 
@@ -36,8 +35,8 @@ pub(crate) enum Encryption {
     Locked,
     /// By what holds its data; this unlocked it.
     Luks(Passphrase),
-    /// Cluster by cluster.
-    Legacy(Arc<LegacyAes>),
+    /// Cluster by cluster, by guest offset.
+    Legacy(EncryptedStorage),
 }
 
 impl Encryption {
@@ -102,7 +101,8 @@ pub(super) async fn open(
         return Err(refuse(ErrorKind::InvalidArgument, file, message));
     };
     if method == CryptMethod::Aes {
-        return open_legacy(file, data, passphrase, options);
+        let cipher = EncryptedStorage::legacy_aes(data.clone(), passphrase)?;
+        return Ok((data, Encryption::Legacy(cipher)));
     }
     let (at_bytes, volume) = luks_header(file, header).await?;
     let key = unlock(file, at_bytes, &volume, passphrase).await?;
@@ -111,20 +111,6 @@ pub(super) async fn open(
         .map_err(|error| super::fault::bad_format("open", &error))?;
     let plain = EncryptedStorage::new(data, 0, &suite, &key)?;
     Ok((Arc::new(plain), Encryption::Luks(passphrase.clone())))
-}
-
-fn open_legacy(
-    file: &Arc<dyn Storage>,
-    data: Arc<dyn Storage>,
-    passphrase: &Passphrase,
-    options: &OpenOptions,
-) -> Result<(Arc<dyn Storage>, Encryption)> {
-    if !options.read_only {
-        let message = "Images with AES-CBC encryption can only be read; convert them to LUKS";
-        return Err(refuse(ErrorKind::Unsupported, file, message));
-    }
-    let cipher = Arc::new(LegacyAes::new(passphrase)?);
-    Ok((data, Encryption::Legacy(cipher)))
 }
 
 /// Where the LUKS header of an image stands, and what it says.
@@ -187,27 +173,55 @@ impl Image {
         change_keys(&self.file, at_bytes, volume, known, change).await
     }
 
-    /// Reads a run of data of an image with old AES: whole sectors around it.
+    /// Reads a run of data of an image with old AES.
     pub(crate) async fn read_legacy(
         &self,
         run: &Run,
         host_bytes: u64,
-        mut piece: Buffer,
+        piece: Buffer,
     ) -> Result<Buffer> {
         let Encryption::Legacy(cipher) = &self.encryption else {
             let message = "the image was opened without its key";
             return Err(Error::new(ErrorKind::Denied, "read", message));
         };
-        // Guest and host clusters begin with a sector.
-        let inside = run.guest.bytes() % SECTOR_BYTES;
-        let len_bytes = (inside + piece.len() as u64).next_multiple_of(SECTOR_BYTES);
-        let sectors = Buffers::from_buf([Buffer::for_read(len_bytes as usize)]);
-        let read = self.data.read(host_bytes - inside, sectors);
-        let mut sectors = read.into_single().await?;
-        cipher.decrypt(run.guest.bytes() - inside, &mut sectors);
-        let (inside, length) = (inside as usize, piece.len());
-        piece.copy_from_slice(&sectors[inside..inside + length]);
-        Ok(piece)
+        let guest = run.guest.bytes();
+        let buffers = Buffers::from_buf([piece]);
+        let read = cipher.placed(guest, host_bytes).read(guest, buffers);
+        read.into_single().await
+    }
+
+    /// Writes data of the guest at `guest` to its place.
+    pub(crate) async fn write_data(
+        &self,
+        guest: u64,
+        host_bytes: u64,
+        buffers: Buffers,
+        flags: WriteFlags,
+    ) -> Result<Buffers> {
+        match &self.encryption {
+            Encryption::Legacy(cipher) => {
+                let placed = cipher.placed(guest, host_bytes);
+                placed.write(guest, buffers, flags).await
+            }
+            _ => self.data.write(host_bytes, buffers, flags).await,
+        }
+    }
+
+    /// Makes the place of guest data read as zeroes.
+    pub(crate) async fn zero_data(
+        &self,
+        guest: u64,
+        host_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        let flags = ZeroFlags::default();
+        match &self.encryption {
+            Encryption::Legacy(cipher) => {
+                let placed = cipher.placed(guest, host_bytes);
+                placed.write_zeroes(guest, len_bytes, flags).await
+            }
+            _ => self.data.write_zeroes(host_bytes, len_bytes, flags).await,
+        }
     }
 }
 

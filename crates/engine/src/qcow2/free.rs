@@ -38,6 +38,25 @@ impl FreeIndex {
             .map(|(&start, &end)| start..end)
     }
 
+    /// The lowest extent of at least `clusters`; of so few free clusters that nobody
+    /// misses them, a longer one or none: what is wanted in one piece should lie in one.
+    pub(crate) fn first_for(&self, clusters: u64) -> Option<Range<u64>> {
+        let mut passed = 0;
+        for (&start, &end) in &self.extents {
+            if end - start >= clusters {
+                return Some(start..end);
+            }
+            passed += end - start;
+            if passed > MOST_PASSED_CLUSTERS {
+                break;
+            }
+        }
+        match passed > MOST_PASSED_CLUSTERS {
+            true => self.first(),
+            false => None,
+        }
+    }
+
     /// Enters free clusters; returns an extent that had to be forgotten for it.
     #[must_use]
     pub(crate) fn insert(&mut self, clusters: Range<u64>) -> Option<Range<u64>> {
@@ -81,6 +100,9 @@ impl FreeIndex {
     }
 }
 
+/// Free clusters in extents too short for a request that are passed over.
+const MOST_PASSED_CLUSTERS: u64 = 64;
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -104,6 +126,19 @@ mod tests {
         assert_eq!(index.extents, BTreeMap::from([(0, 1), (5, 10)]));
         index.remove(6..8);
         assert_eq!(index.extents, BTreeMap::from([(0, 1), (5, 6), (8, 10)]));
+    }
+
+    #[test]
+    fn a_few_short_extents_are_passed_over() {
+        let mut index = FreeIndex::new(100);
+        for clusters in [1..2, 4..6, 9..12] {
+            assert_eq!(index.insert(clusters), None);
+        }
+        assert_eq!(index.first_for(1), Some(1..2));
+        assert_eq!(index.first_for(2), Some(4..6));
+        assert_eq!(index.first_for(4), None);
+        assert_eq!(index.insert(20..20 + MOST_PASSED_CLUSTERS), None);
+        assert_eq!(index.first_for(MOST_PASSED_CLUSTERS + 1), Some(1..2));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Growth of the refcount structures.
 //!
 //! A new refcount block lies in the first cluster of the range that it counts, so
-//! it counts itself. A larger refcount table comes with the blocks that count it.
+//! it counts itself. A larger refcount table comes with the blocks that count it, at
+//! the beginning of the next such range: where QEMU puts them, and as many.
 //! In both cases content is made durable before anything points at it.
 
+use vellum_format::geometry::Geometry;
 use vellum_format::limits::MAX_REFCOUNT_TABLE_SIZE_BYTES;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
@@ -18,12 +20,13 @@ use super::refcounts::RefcountTable;
 /// side by side (spec: header, bytes 48 to 59).
 pub(super) const HEADER_TABLE_FIELDS: u64 = 48;
 
-/// Where a larger refcount table and the blocks that count it will lie.
+/// Where a larger refcount table and the blocks that count it will lie: side by side,
+/// blocks first, from the range on that the first of them counts.
+#[derive(Debug, PartialEq, Eq)]
 struct Layout {
     first_block: u64,
     blocks: u64,
     table_clusters: u64,
-    start: u64,
 }
 
 impl Allocator {
@@ -91,25 +94,66 @@ impl Allocator {
         while let Some(index) = made.pop() {
             let block = index * geometry.bytes_per_refcount_block();
             let is_last = self.state().length.end_bytes() <= block;
-            if !is_last || !self.counts_only_itself(index).await? {
+            // It may have moved since, with all the others.
+            let is_there = {
+                let table = self.refcounts.table();
+                let entry = table.entries.get(index as usize);
+                entry.is_some_and(|entry| entry.raw_offset() == block)
+            };
+            if !is_there {
+                continue;
+            }
+            if !is_last || !self.counts_nothing(index, true).await? {
                 self.note_end(block + geometry.cluster_size_bytes());
                 continue;
             }
-            let slices = block..block + geometry.cluster_size_bytes();
-            self.refcounts.remove_block(index as usize);
-            for slice in slices.step_by(self.refcounts.cache.table_bytes()) {
-                self.refcounts.cache.forget(slice);
-            }
-            let at = self.refcounts.table().offset.bytes() + 8 * index;
-            self.write(at, Buffer::copy_of(&[0; 8])).await?;
-            self.refcounts.file.flush().await?;
+            self.remove_block(index, block).await?;
+            // The file reaches to the end of the block.
+            self.state().length.note_extended();
         }
         Ok(())
     }
 
-    /// Whether a refcount block that lies in the first cluster that it counts counts
-    /// no other.
-    async fn counts_only_itself(&self, index: u64) -> Result<bool> {
+    /// Drops the refcount blocks that count nothing, or nothing but themselves. Nobody may allocate meanwhile.
+    pub(super) async fn drop_idle_blocks(&self) -> Result<()> {
+        let geometry = self.refcounts.geometry;
+        let count = self.refcounts.table().entries.len() as u64;
+        // The first one counts the header.
+        for index in (1..count).rev() {
+            let block = self.refcounts.table().entries[index as usize].raw_offset();
+            let start = index * geometry.bytes_per_refcount_block();
+            let range = start..start + geometry.bytes_per_refcount_block();
+            let elsewhere = !range.contains(&block);
+            if block == 0 || !(elsewhere || block == start) {
+                continue;
+            }
+            if !self.counts_nothing(index, block == start).await? {
+                continue;
+            }
+            self.remove_block(index, block).await?;
+            if elsewhere {
+                self.release(HostOffset(block).cluster(&geometry), 1)
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a refcount block that counts nothing any more out of the table, durably.
+    async fn remove_block(&self, index: u64, block: u64) -> Result<()> {
+        let geometry = &self.refcounts.geometry;
+        let slices = block..block + geometry.cluster_size_bytes();
+        self.refcounts.remove_block(index as usize);
+        for slice in slices.step_by(self.refcounts.cache.table_bytes()) {
+            self.refcounts.cache.forget(slice);
+        }
+        let at = self.refcounts.table().offset.bytes() + 8 * index;
+        self.write(at, Buffer::copy_of(&[0; 8])).await?;
+        self.refcounts.file.flush().await
+    }
+
+    /// Whether a refcount block counts no cluster, but for the first one of its range if it lies there itself.
+    async fn counts_nothing(&self, index: u64, lies_first: bool) -> Result<bool> {
         let per_block = self.refcounts.geometry.refcount_block_entries();
         let first = index * per_block;
         let mut at = first;
@@ -120,59 +164,39 @@ impl Allocator {
             let in_slice = self.refcounts.entries_per_slice() as usize;
             match self.refcounts.last_used(place.key, 0..in_slice) {
                 None => self.refcounts.load(place.key).await?,
-                Some(Some(used)) if at > first || used > 0 => return Ok(false),
+                Some(Some(used)) if at > first || used > 0 || !lies_first => return Ok(false),
                 Some(_) => at += in_slice as u64,
             }
         }
         Ok(true)
     }
 
-    fn plan_table(&self, index: u64) -> Result<Layout> {
-        let geometry = &self.refcounts.geometry;
-        let per_cluster = geometry.table_entries_per_cluster();
-        let entries = self.refcounts.table().entries.len() as u64;
-        let mut table_clusters = (index + 1).max(entries + entries / 2).div_ceil(per_cluster);
-        let mut blocks = 1;
-        loop {
-            let needed = (blocks + table_clusters).div_ceil(geometry.refcount_block_entries());
-            let tables_needed = (index + needed).div_ceil(per_cluster);
-            if needed <= blocks && tables_needed <= table_clusters {
-                break;
-            }
-            blocks = blocks.max(needed);
-            table_clusters = table_clusters.max(tables_needed);
-        }
-        check_table_size(table_clusters * geometry.cluster_size_bytes())?;
-        let start = index * geometry.refcount_block_entries();
-        Ok(Layout {
-            first_block: index,
-            blocks,
-            table_clusters,
-            start,
-        })
-    }
-
     /// Moves the refcount table to a larger place that has an entry for `index`.
     async fn grow_table(&self, index: u64) -> Result<()> {
         let geometry = self.refcounts.geometry;
         let cluster_bytes = geometry.cluster_size_bytes();
-        let layout = self.plan_table(index)?;
+        let per_block = geometry.refcount_block_entries();
+        let layout = plan_table(&geometry, index);
+        check_table_size(layout.table_clusters * cluster_bytes)?;
         let file = &self.refcounts.file;
         reached(file, Event::ReftableGrow).await;
         let used = layout.blocks + layout.table_clusters;
-        self.refuse_metadata(&(layout.start..layout.start + used))?;
+        let start = layout.first_block * per_block;
+        self.refuse_metadata(&(start..start + used))?;
         let mut entries = self.refcounts.table().entries.clone();
         let count = layout.table_clusters * geometry.table_entries_per_cluster();
         entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);
         reached(file, Event::RefblockAllocWriteBlocks).await;
+        let wanted = HostOffset(index * geometry.bytes_per_refcount_block());
+        self.write_block(wanted, 1).await?;
+        entries[index as usize] = RefcountTableEntry::new(wanted);
         for block in 0..layout.blocks {
-            let offset = HostOffset((layout.start + block) * cluster_bytes);
-            let counted_before = block * geometry.refcount_block_entries();
-            self.write_block(offset, used - counted_before).await?;
-            self.note_end(offset.bytes() + cluster_bytes);
+            let offset = HostOffset((start + block) * cluster_bytes);
+            let counted = used.saturating_sub(block * per_block);
+            self.write_block(offset, counted).await?;
             entries[(layout.first_block + block) as usize] = RefcountTableEntry::new(offset);
         }
-        let offset = HostOffset((layout.start + layout.blocks) * cluster_bytes);
+        let offset = HostOffset((start + layout.blocks) * cluster_bytes);
         let mut bytes = Buffer::zeroed(8 * entries.len());
         for (raw, entry) in bytes.chunks_exact_mut(8).zip(&entries) {
             raw.copy_from_slice(&entry.0.to_be_bytes());
@@ -195,6 +219,43 @@ impl Allocator {
     }
 }
 
+/// Plans a table with an entry for block `index`: half as long again as is needed, with
+/// blocks for all that the file will hold then.
+fn plan_table(geometry: &Geometry, index: u64) -> Layout {
+    let per_block = geometry.refcount_block_entries();
+    let per_cluster = geometry.table_entries_per_cluster();
+    let first_block = index + 1;
+    let mut clusters = first_block * per_block;
+    let total = all_blocks(geometry, clusters);
+    // Room for what the longer table takes.
+    clusters += total.div_ceil(per_cluster).div_ceil(2);
+    let total = all_blocks(geometry, clusters);
+    let table_clusters = (total + total.div_ceil(2)).div_ceil(per_cluster);
+    let mut blocks = total - first_block;
+    while blocks * per_block < blocks + table_clusters {
+        blocks += 1;
+    }
+    Layout {
+        first_block,
+        blocks,
+        table_clusters,
+    }
+}
+
+/// The blocks that count so many clusters, themselves and a table for them.
+fn all_blocks(geometry: &Geometry, clusters: u64) -> u64 {
+    let (mut blocks, mut table_clusters) = (0, 0);
+    loop {
+        let needed: u64 =
+            (clusters + table_clusters + blocks).div_ceil(geometry.refcount_block_entries());
+        let table = needed.div_ceil(geometry.table_entries_per_cluster());
+        if (needed, table) == (blocks, table_clusters) {
+            return blocks;
+        }
+        (blocks, table_clusters) = (needed, table);
+    }
+}
+
 /// Nothing counts the first clusters, so that even the header's would be handed out.
 fn first_block_is_missing() -> Error {
     corrupt(
@@ -214,4 +275,32 @@ pub(super) fn check_table_size(len_bytes: u64) -> Result<()> {
         "the image has reached the largest size that its refcount table can count",
     )
     .with_errno(27))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_larger_table_is_as_long_as_qemus() {
+        // 512 clusters of table, all used: iotest 044 has the end of the file.
+        let geometry = Geometry::new(3, 9, false, 4, false).expect("valid");
+        let layout = plan_table(&geometry, 512 * 64);
+        assert_eq!(layout.first_block, 32769);
+        assert_eq!((layout.blocks, layout.table_clusters), (132, 772));
+    }
+
+    #[test]
+    fn the_blocks_count_the_table_at_every_size() {
+        for (bits, order) in [(9, 0), (9, 6), (12, 6), (16, 4), (16, 6), (21, 6)] {
+            let geometry = Geometry::new(3, bits, false, order, false).expect("valid");
+            for index in [1, 8, 64, 4096, 1 << 15] {
+                let layout = plan_table(&geometry, index);
+                let used = layout.blocks + layout.table_clusters;
+                assert!(used <= layout.blocks * geometry.refcount_block_entries());
+                let named = layout.table_clusters * geometry.table_entries_per_cluster();
+                assert!(layout.first_block + layout.blocks <= named);
+            }
+        }
+    }
 }

@@ -106,6 +106,8 @@ pub(crate) struct Latch {
     ended: AtomicBool,
     /// Users know that the image is damaged, and goes on being used all the same.
     said: AtomicBool,
+    /// Nothing is wrong but that metadata could not be written, all of which is still in memory.
+    may_retry: AtomicBool,
     reason: Mutex<Option<Error>>,
 }
 
@@ -116,6 +118,7 @@ impl Image {
             geometry: &self.geometry,
             l1: &self.l1,
             l2: &self.l2,
+            to_write: false,
         }
     }
 
@@ -139,8 +142,26 @@ impl Image {
 
     /// A view that begins at `guest` and is not empty, loading what it needs.
     pub(crate) async fn view(&self, guest: GuestOffset, len_bytes: u64) -> Result<View> {
+        self.view_of(self.mapper(), guest, len_bytes).await
+    }
+
+    /// As [`Image::view`], for one who is going to write there.
+    pub(crate) async fn view_to_write(&self, guest: GuestOffset, len_bytes: u64) -> Result<View> {
+        let mapper = Mapper {
+            to_write: true,
+            ..self.mapper()
+        };
+        self.view_of(mapper, guest, len_bytes).await
+    }
+
+    async fn view_of(
+        &self,
+        mapper: Mapper<'_>,
+        guest: GuestOffset,
+        len_bytes: u64,
+    ) -> Result<View> {
         loop {
-            match self.mapper().view(guest, len_bytes) {
+            match mapper.view(guest, len_bytes) {
                 Ok(Lookup::Hit(view)) => return Ok(view),
                 Ok(Lookup::Miss(slice)) => self.load_slice_at(guest, slice).await?,
                 Err(error) => return Err(self.mark_corrupt(error).await),
@@ -369,6 +390,26 @@ impl Image {
         self.latch.closed.store(true, Ordering::Release);
     }
 
+    /// Stops all changes since metadata could not be written; the close tries again.
+    /// A failed barrier is different: what it should have made durable may be lost.
+    pub(crate) fn latch_unwritten(&self, reason: Error) {
+        let first = !self.latch.closed.load(Ordering::Acquire);
+        self.latch.may_retry.store(first, Ordering::Release);
+        self.latch(reason);
+    }
+
+    /// Lets the close try once more to write what could not be written.
+    fn unlatch_for_retry(&self) {
+        if self.latch.may_retry.swap(false, Ordering::AcqRel) {
+            *self
+                .latch
+                .reason
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = None;
+            self.latch.closed.store(false, Ordering::Release);
+        }
+    }
+
     /// Fails if an earlier failure has stopped all changes.
     pub(crate) fn check_latch(&self) -> Result<()> {
         if !self.latch.closed.load(Ordering::Acquire) {
@@ -443,6 +484,7 @@ impl Image {
             self.end_use();
             return Ok(());
         }
+        self.unlatch_for_retry();
         self.check_latch()?;
         // What could not be drained is lost, and reported; all else is kept.
         let drained = self.drain_all().await;

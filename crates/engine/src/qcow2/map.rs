@@ -108,6 +108,8 @@ pub(crate) struct Mapper<'a> {
     pub(crate) geometry: &'a Geometry,
     pub(crate) l1: &'a L1Table,
     pub(crate) l2: &'a L2Cache,
+    /// Somebody is going to write there: errors have QEMU's words for that.
+    pub(crate) to_write: bool,
 }
 
 impl Mapper<'_> {
@@ -171,6 +173,13 @@ impl Mapper<'_> {
             "host_offset" => {
                 let why = error.message();
                 let message = format!("{why} (L2 offset: {table:#x}, L2 index: {index})");
+                corrupt("map", message)
+            }
+            _ if self.geometry.extended_l2 => {
+                // QEMU's readers have a space more than its writers.
+                let gap = if self.to_write { " " } else { "  " };
+                let why = error.message();
+                let message = format!("{why}{gap}(L2 offset: {table:#x}, L2 index: {index})");
                 corrupt("map", message)
             }
             _ => bad_format("map", error),
@@ -380,6 +389,7 @@ mod tests {
             geometry: &geometry,
             l1: &l1,
             l2: &l2,
+            to_write: false,
         })
     }
 

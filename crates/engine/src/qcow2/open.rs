@@ -245,10 +245,7 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
         pass_discard_request: Some(closed.pass_discards.request),
         pass_discard_other: closed.pass_discards.other,
         lazy_refcounts: Some(false),
-        ahead: AheadOptions {
-            after_clusters: u64::MAX,
-            max_bytes: 0,
-        },
+        ahead: AheadOptions::NONE,
         ..OpenOptions::default()
     };
     let (file, data) = (closed.file.clone(), closed.unguarded_data.clone());
@@ -323,6 +320,14 @@ async fn read_l1(
     read_bytes(file, header.l1_table_offset.bytes(), len_bytes).await
 }
 
+/// What is done ahead: nothing where a debugger wants to see what each request leads to.
+fn ahead(file: &Arc<dyn Storage>, options: &OpenOptions) -> AheadOptions {
+    match file.debugger() {
+        Some(_) => AheadOptions::NONE,
+        None => options.ahead,
+    }
+}
+
 async fn assemble(
     file: Arc<dyn Storage>,
     (data, encryption): (Arc<dyn Storage>, Encryption),
@@ -351,6 +356,7 @@ async fn assemble(
     let unguarded_data = data;
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
     let cache_bytes = sizes.refcount_bytes;
+    let ahead = ahead(&file, options);
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -368,7 +374,7 @@ async fn assemble(
         cache_options: Mutex::new(options.cache),
         streams: Streams::default(),
         lazy,
-        allocator: Allocator::new(refcounts, options.ahead)?,
+        allocator: Allocator::new(refcounts, ahead)?,
         compressed: Compressed::new(
             &geometry,
             header.guest_size_bytes(),

@@ -190,6 +190,28 @@ impl Drop for Relief {
     }
 }
 
+/// Why a commit failed.
+enum Failure {
+    /// Something could not be written. Memory still has it.
+    Write(Error),
+    /// Nobody knows what of everything before is on disk.
+    Barrier(Error),
+}
+
+impl Failure {
+    fn error(&self) -> &Error {
+        match self {
+            Failure::Write(error) | Failure::Barrier(error) => error,
+        }
+    }
+
+    fn into_error(self) -> Error {
+        match self {
+            Failure::Write(error) | Failure::Barrier(error) => error,
+        }
+    }
+}
+
 /// Dirty mapping tables, as they were when a commit began.
 struct MappingCopies {
     slices: Vec<WriteBack>,
@@ -297,19 +319,18 @@ impl Image {
     async fn run_commit(self: &Arc<Self>) -> Result<()> {
         self.check_latch()?;
         let dropped = std::mem::take(&mut self.order.lists().noted);
-        let result = self.write_everything().await;
-        match &result {
+        match self.write_everything().await {
             Ok(()) => self.order.lists().durable.extend(dropped),
-            Err(error) => {
+            Err(failure) => {
                 self.order.lists().noted.splice(0..0, dropped);
-                self.metadata_write_failed(error).await;
+                self.metadata_write_failed(&failure).await;
+                return Err(failure.into_error());
             }
         }
-        result?;
         self.reclaim().await
     }
 
-    async fn write_everything(&self) -> Result<()> {
+    async fn write_everything(&self) -> Result<(), Failure> {
         let copies = MappingCopies {
             slices: self.l2.begin_writeback(),
             sectors: self.l1.take_dirty(),
@@ -323,7 +344,7 @@ impl Image {
             self.write_mapping(copies, before).await
         } else {
             let mark = self.allocator.commit_began();
-            let refcounts = self.write_refcounts().await;
+            let refcounts = self.write_refcounts().await.map_err(Failure::Write);
             let result = self.write_mapping(copies, refcounts).await;
             if result.is_ok() {
                 self.allocator.barrier_passed(mark);
@@ -344,19 +365,23 @@ impl Image {
         self.allocator.refcounts.write_back().await
     }
 
-    async fn write_refcounts_and_barrier(&self) -> Result<()> {
+    async fn write_refcounts_and_barrier(&self) -> Result<(), Failure> {
         let mark = self.allocator.commit_began();
-        self.write_refcounts().await?;
+        self.write_refcounts().await.map_err(Failure::Write)?;
         if self.has_external_data() {
-            self.data.flush().await?;
+            self.data.flush().await.map_err(Failure::Barrier)?;
         }
-        self.file.flush().await?;
+        self.file.flush().await.map_err(Failure::Barrier)?;
         self.allocator.barrier_passed(mark);
         Ok(())
     }
 
     /// Writes the copied mapping tables, unless what must come `before` failed.
-    async fn write_mapping(&self, copies: MappingCopies, before: Result<()>) -> Result<()> {
+    async fn write_mapping(
+        &self,
+        copies: MappingCopies,
+        before: Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let keys: Vec<u64> = copies.slices.iter().map(|copy| copy.key).collect();
         let sectors: Vec<usize> = copies.sectors.iter().map(L1Sector::sector).collect();
         let result = match before {
@@ -370,7 +395,7 @@ impl Image {
         result
     }
 
-    async fn write_copies(&self, copies: MappingCopies) -> Result<()> {
+    async fn write_copies(&self, copies: MappingCopies) -> Result<(), Failure> {
         if !copies.slices.is_empty() {
             self.reached(Event::L2Update).await;
         }
@@ -379,12 +404,16 @@ impl Image {
         }
         let sectors = copies.sectors.into_iter().map(L1Sector::into_write);
         let sectors: Vec<WriteBack> = sectors.collect();
-        self.overlap
-            .check_tables(&copies.slices, Metadata::ActiveL2)?;
-        self.overlap.check_tables(&sectors, Metadata::ActiveL1)?;
+        let checked = self
+            .overlap
+            .check_tables(&copies.slices, Metadata::ActiveL2);
+        checked.map_err(Failure::Write)?;
+        let checked = self.overlap.check_tables(&sectors, Metadata::ActiveL1);
+        checked.map_err(Failure::Write)?;
         let tables = copies.slices.into_iter().chain(sectors).collect();
-        write_tables(&self.file, tables).await?;
-        self.file.flush().await
+        let written = write_tables(&self.file, tables).await;
+        written.map_err(Failure::Write)?;
+        self.file.flush().await.map_err(Failure::Barrier)
     }
 
     /// Gives back clusters that are dropped on disk and that no request reads.
@@ -479,10 +508,13 @@ impl Image {
 
     /// After a failed write of required metadata nothing more is written: memory
     /// and disk may differ. A full disk is different: making room helps.
-    async fn metadata_write_failed(&self, error: &Error) {
+    async fn metadata_write_failed(&self, failure: &Failure) {
+        let error = failure.error();
         drop(self.mark_corrupt(error.clone()).await);
-        if error.kind() != ErrorKind::NoSpace {
-            self.latch(error.clone());
+        match failure {
+            _ if error.kind() == ErrorKind::NoSpace => {}
+            Failure::Barrier(_) => self.latch(error.clone()),
+            Failure::Write(_) => self.latch_unwritten(error.clone()),
         }
     }
 }

@@ -256,9 +256,7 @@ impl Image {
         if mapped && old_bytes < len_bytes.min(new_bytes) {
             // The file was longer than the disk: what it holds there is not the guest's.
             let there = len_bytes.min(new_bytes) - old_bytes;
-            self.data
-                .write_zeroes(old_bytes, there, ZeroFlags::default())
-                .await?;
+            self.zero_data(old_bytes, old_bytes, there).await?;
         }
         let exact = self.data_is_raw() && self.data.capabilities().growable;
         if len_bytes < new_bytes || (exact && len_bytes != new_bytes) {

@@ -51,7 +51,11 @@ impl Image {
         self.give_back_unless(filled.is_ok(), Some(allocation))
             .await;
         filled?;
+        self.count_table().await?;
         self.forget_slices(table);
+        if old.is_none() {
+            self.keep_empty_slice(guest, table);
+        }
         let reach = Reach::of_new(empty && allocation.counted);
         let change = self.order.change(reach);
         self.overlap
@@ -69,6 +73,24 @@ impl Image {
             });
         }
         Ok(())
+    }
+
+    /// Lets the counts of tables be right on disk also where counts are lazy: there is
+    /// one table for many clusters, and less to repair after a crash.
+    async fn count_table(&self) -> Result<()> {
+        match self.lazy.are_postponed() {
+            true => self.allocator.refcounts.write_back().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the slice of a new, empty table into the cache that is going to be changed.
+    fn keep_empty_slice(&self, guest: GuestOffset, table: HostOffset) {
+        let slice_bytes = self.l2.table_bytes();
+        let entry = self.geometry.l2_index(guest) as u64 * self.geometry.l2_entry_size_bytes();
+        let inside = entry / slice_bytes as u64 * slice_bytes as u64;
+        self.l2
+            .insert_clean(table.bytes() + inside, &vec![0; slice_bytes]);
     }
 
     fn owned_table(&self, index: u64) -> Result<Option<HostOffset>> {

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags, ZeroFlags};
+use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags};
 
 use super::alloc::Allocation;
 use super::fault::corrupt;
 use super::image::Image;
 use super::inflight::Mode;
-use super::map::{EntryPlace, Lookup, RunKind};
+use super::map::{EntryPlace, Lookup, Run, RunKind};
 use super::order::{Dropped, Reach, Reason};
 use super::plan::{self, Step, Target};
 use crate::RequestFlags;
@@ -65,13 +65,34 @@ impl Image {
         buffer: Buffer,
         flags: RequestFlags,
     ) -> Result<Buffer> {
+        self.write_pieces(offset_bytes, buffer, flags, true).await
+    }
+
+    /// As [`Image::write`], past the data cache: all of it is allocated in its order.
+    pub(crate) async fn write_at_once(
+        self: &Arc<Self>,
+        offset_bytes: u64,
+        buffer: Buffer,
+    ) -> Result<Buffer> {
+        let flags = RequestFlags::default();
+        self.write_pieces(offset_bytes, buffer, flags, false).await
+    }
+
+    async fn write_pieces(
+        self: &Arc<Self>,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+        may_keep: bool,
+    ) -> Result<Buffer> {
         self.begin_change("write").await?;
         let mut at = offset_bytes;
         let mut rest = buffer;
         let mut done = Vec::new();
         let mut commit = false;
         while !rest.is_empty() {
-            let piece = match self.write_held(at, &mut rest, flags.fua).await? {
+            let held = self.write_held(at, &mut rest, flags.fua, may_keep).await?;
+            let piece = match held {
                 Held::Written { piece, durable } => {
                     commit |= flags.fua && !durable;
                     piece
@@ -99,7 +120,13 @@ impl Image {
 
     /// Writes the first bytes of `rest` in place or into the data cache, if that is
     /// where they belong.
-    async fn write_held(self: &Arc<Self>, at: u64, rest: &mut Buffer, fua: bool) -> Result<Held> {
+    async fn write_held(
+        self: &Arc<Self>,
+        at: u64,
+        rest: &mut Buffer,
+        fua: bool,
+        may_keep: bool,
+    ) -> Result<Held> {
         let len_bytes = rest.len() as u64;
         let _shared = self
             .guest_ranges
@@ -107,9 +134,13 @@ impl Image {
             .await;
         self.check_still_inside(at..at + len_bytes)?;
         self.mark_dirty(at..at + len_bytes).await?;
-        let first = self.view(GuestOffset(at), len_bytes).await?[0];
+        let view = self.view_to_write(GuestOffset(at), len_bytes).await?;
+        let first = view[0];
+        if goes_on_in_place(&view) {
+            return Ok(Held::NeedsStep);
+        }
         let RunKind::Data { host, copied: true } = first.kind else {
-            let Some(len_bytes) = self.bytes_to_keep(&first).filter(|_| !fua) else {
+            let Some(len_bytes) = self.bytes_to_keep(&first).filter(|_| may_keep && !fua) else {
                 return Ok(Held::NeedsStep);
             };
             if !self.keep(at, &rest[..len_bytes as usize]) {
@@ -127,13 +158,10 @@ impl Image {
         };
         let piece = rest.split_to(first.len_bytes as usize);
         self.reached(Event::WriteAio).await;
-        let written = self
-            .data
-            .write(host.bytes(), Buffers::from_iter([piece]), flags)
-            .into_single()
-            .await?;
+        let buffers = Buffers::from_iter([piece]);
+        let written = self.write_data(at, host.bytes(), buffers, flags).await?;
         Ok(Held::Written {
-            piece: written,
+            piece: Buffer::join_all(written),
             durable: flags.fua,
         })
     }
@@ -350,10 +378,8 @@ impl Image {
         if buffers.len() > 1 {
             self.reached(Event::CowWrite).await;
         }
-        let mut written = self
-            .data
-            .write(host, buffers, WriteFlags::default())
-            .await?;
+        let flags = WriteFlags::default();
+        let mut written = self.write_data(first, host, buffers, flags).await?;
         Ok(written.swap_remove(skipped))
     }
 
@@ -404,9 +430,7 @@ impl Image {
         if whole_bytes > 0 && !placed.fresh {
             let inside = whole.start - self.geometry.cluster_start(placed.start);
             let host = placed.host.bytes() + inside;
-            self.data
-                .write_zeroes(host, whole_bytes, ZeroFlags::default())
-                .await?;
+            self.zero_data(whole.start, host, whole_bytes).await?;
         }
         let rest = (len_bytes - whole_bytes) as usize;
         Ok((rest > 0).then(|| Buffer::zeroed(rest)))
@@ -496,6 +520,20 @@ impl Image {
             reason,
         });
     }
+}
+
+/// Whether the bytes behind the first run have places of their own that follow its place, so that all of
+/// it can be written at once.
+fn goes_on_in_place(view: &[Run]) -> bool {
+    let [first, next, ..] = view else {
+        return false;
+    };
+    let (RunKind::Data { host, copied: true }, RunKind::Zero { host: Some(behind) }) =
+        (&first.kind, &next.kind)
+    else {
+        return false;
+    };
+    host.bytes() + first.len_bytes == behind.bytes()
 }
 
 /// The whole sectors of `start..end`, of which one end is a sector's.

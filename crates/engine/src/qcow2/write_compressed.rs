@@ -91,6 +91,7 @@ impl Image {
                 ticket.turn().await;
             }
             let placing = self.packer.placing.read().await;
+            self.make_tables(at..at + len as u64).await?;
             let (placed, result) = self.place_batch(at, &mut packed).await;
             if rest.is_empty() || result.is_err() {
                 ticket = None;
@@ -106,6 +107,18 @@ impl Image {
             self.commit().await?;
         }
         Ok(Buffer::join_all(done))
+    }
+
+    /// Makes the L2 tables for a range first, so that they lie before its data, as everywhere.
+    async fn make_tables(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
+        let _held = self.lock_clusters(range.clone(), Mode::Shared).await?;
+        let table_bytes = self.geometry.bytes_per_l2_table();
+        let mut at = range.start;
+        while at < range.end {
+            self.ensure_l2_table(GuestOffset(at)).await?;
+            at = (at / table_bytes + 1).saturating_mul(table_bytes);
+        }
+        Ok(())
     }
 
     /// Refuses what cannot be written compressed.

@@ -15,7 +15,7 @@ use super::image::Image;
 use super::inflight::Mode;
 use super::order::{Reach, Reason};
 use super::plan::touched_bits;
-use crate::{RequestFlags, ZeroRequest};
+use crate::ZeroRequest;
 
 /// Zero bytes written at a time where the mapping cannot say "zero".
 const MAX_WRITTEN_ZEROES_BYTES: u64 = 16 << 20;
@@ -91,7 +91,7 @@ impl Image {
         while at < range.end {
             let len_bytes = (range.end - at).min(ZERO_WRITE_BYTES);
             let zeroes = Buffer::zeroed(len_bytes as usize);
-            self.write(at, zeroes, RequestFlags::default()).await?;
+            self.write_at_once(at, zeroes).await?;
             at += len_bytes;
         }
         Ok(())

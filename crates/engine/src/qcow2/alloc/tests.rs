@@ -219,10 +219,13 @@ fn freed_clusters_are_used_again_lowest_first() {
                 .await
                 .unwrap();
         }
-        let again = allocator.allocate(8).await.unwrap();
+        let in_one_piece = allocator.allocate(8).await.unwrap();
+        assert_eq!(in_one_piece.clusters, 8);
+        assert!(in_one_piece.start.bytes() / 512 > starts[19]);
+        let again = allocator.allocate(2).await.unwrap();
         let expected = (starts[3] * 512, 2, false);
         assert_eq!((again.start.bytes(), again.clusters, again.fresh), expected);
-        let again = allocator.allocate(8).await.unwrap();
+        let again = allocator.allocate(1).await.unwrap();
         assert_eq!((again.start.bytes(), again.clusters), (starts[11] * 512, 1));
     });
 }

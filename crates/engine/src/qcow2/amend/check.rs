@@ -39,12 +39,17 @@ pub(super) async fn check(image: &Image, options: &AmendOptions) -> Result<()> {
              or greater)",
         );
     }
-    if version < header.version {
-        let size_bytes = options.size_bytes.filter(|&bytes| bytes > 0);
-        let size_bytes = size_bytes.unwrap_or(image.size_bytes());
-        check_downgrade(image, &header, order, size_bytes).await?;
+    // Whether the snapshots have the disk's size is known once that has its new one.
+    if version < header.version && options.size_bytes.is_none_or(|bytes| bytes == 0) {
+        check_downgrade(image, &header, order, image.size_bytes()).await?;
     }
     Ok(())
+}
+
+/// Checks an image as it is right before it becomes one of version 2.
+pub(super) async fn check_before_downgrade(image: &Image) -> Result<()> {
+    let header = image.header();
+    check_downgrade(image, &header, header.refcount_order, image.size_bytes()).await
 }
 
 /// Each value for itself.

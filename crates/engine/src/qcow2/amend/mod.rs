@@ -185,6 +185,10 @@ async fn amend(
         resize(&work, size_bytes).await?;
     }
     if version < header.version {
+        let image = work.open_metadata().await?;
+        let checked = check::check_before_downgrade(&image).await;
+        image.close_image().await?;
+        checked?;
         work.progress.begin_operation();
         downgrade::downgrade(&work).await?;
     }

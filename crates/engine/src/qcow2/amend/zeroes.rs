@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags, ZeroFlags};
+use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
 
 use super::downgrade::{l1_tables, l2_tables, read_table};
 use super::progress::Progress;
@@ -43,16 +43,15 @@ pub(super) async fn expand(image: &Arc<Image>, progress: &Progress) -> Result<()
         let mut counts = Counts::new(start, MOST_COUNTED_TABLES);
         for &l1 in &l1_tables {
             let tables = l2_tables(image, l1).await?;
-            tables
-                .into_iter()
-                .flatten()
-                .for_each(|table| counts.add(table));
+            for (guest, table) in guest_starts(image).zip(tables) {
+                if let Some(table) = table {
+                    counts.add(table, guest);
+                }
+            }
         }
-        for (&table, &references) in &counts.tables {
-            expansion
-                .expand_table(HostOffset(table), references)
-                .await?;
-            visited += references;
+        for (&table, &shared) in &counts.tables {
+            expansion.expand_table(HostOffset(table), shared).await?;
+            visited += shared.references;
             progress.report(visited, total);
         }
         from = counts.rest;
@@ -61,12 +60,25 @@ pub(super) async fn expand(image: &Arc<Image>, progress: &Progress) -> Result<()
     expansion.write_batch().await
 }
 
+/// Where the L2 tables of an L1 table begin in the guest.
+fn guest_starts(image: &Image) -> impl Iterator<Item = u64> + use<> {
+    (0..).step_by(image.geometry.bytes_per_l2_table() as usize)
+}
+
+/// An L2 table. All L1 tables have it in the same place.
+#[derive(Debug, Clone, Copy)]
+struct Shared {
+    references: u64,
+    /// The guest offset that its first entry maps.
+    guest_start: u64,
+}
+
 /// How often the L2 tables from some place on are referred to: the first so many of
 /// them, in the order of their places.
 struct Counts {
     start: u64,
     most: usize,
-    tables: BTreeMap<u64, u64>,
+    tables: BTreeMap<u64, Shared>,
     /// Where the first one lies for which there was no room.
     rest: Option<u64>,
 }
@@ -81,12 +93,16 @@ impl Counts {
         }
     }
 
-    fn add(&mut self, table: HostOffset) {
+    fn add(&mut self, table: HostOffset, guest_start: u64) {
         let place = table.bytes();
         if place < self.start || self.rest.is_some_and(|rest| place >= rest) {
             return;
         }
-        *self.tables.entry(place).or_default() += 1;
+        let first = Shared {
+            references: 0,
+            guest_start,
+        };
+        self.tables.entry(place).or_insert(first).references += 1;
         if self.tables.len() > self.most {
             self.rest = self.tables.pop_last().map(|(last, _)| last);
         }
@@ -102,7 +118,11 @@ struct Expansion<'a> {
 }
 
 impl Expansion<'_> {
-    async fn expand_table(&mut self, table: HostOffset, references: u64) -> Result<()> {
+    async fn expand_table(&mut self, table: HostOffset, shared: Shared) -> Result<()> {
+        let Shared {
+            references,
+            guest_start,
+        } = shared;
         let image = self.image;
         let geometry = &image.geometry;
         let mut bytes = read_table(image, table).await?;
@@ -115,7 +135,8 @@ impl Expansion<'_> {
             let Mapping::Zero { host, .. } = mapping.map_err(|e| bad_format("amend", &e))? else {
                 continue;
             };
-            let expanded = self.expand_cluster(host, references).await?;
+            let guest = guest_start + index as u64 * geometry.cluster_size_bytes();
+            let expanded = self.expand_cluster(guest, host, references).await?;
             let written = expanded.encode(geometry).write(&mut bytes, index, geometry);
             debug_assert!(written, "it was read there");
             changed = true;
@@ -132,6 +153,7 @@ impl Expansion<'_> {
     /// The mapping of a zero cluster that has a place at `host`, or none.
     async fn expand_cluster(
         &mut self,
+        guest: u64,
         host: Option<HostOffset>,
         references: u64,
     ) -> Result<Mapping> {
@@ -149,13 +171,13 @@ impl Expansion<'_> {
             }
         };
         if let Some(host) = place {
-            self.fill_with_zeroes(host).await?;
+            self.fill_with_zeroes(guest, host).await?;
             return Ok(Mapping::Data { host, copied });
         }
         if image.backing.is_none() {
             return Ok(Mapping::Unallocated);
         }
-        let new = image.allocate(1).await?;
+        let new = image.allocate_for_data(1, None).await?;
         let cluster = new.start.cluster(&image.geometry);
         let refcounts = &image.allocator.refcounts;
         if refcounts.raise(cluster, references - 1).await?.is_none() {
@@ -163,7 +185,7 @@ impl Expansion<'_> {
             return Err(corrupt("amend", message));
         }
         if !image.is_blank(&new)? {
-            self.fill_with_zeroes(new.start).await?;
+            self.fill_with_zeroes(guest, new.start).await?;
         }
         Ok(Mapping::Data {
             host: new.start,
@@ -171,13 +193,9 @@ impl Expansion<'_> {
         })
     }
 
-    async fn fill_with_zeroes(&self, host: HostOffset) -> Result<()> {
+    async fn fill_with_zeroes(&self, guest: u64, host: HostOffset) -> Result<()> {
         let len_bytes = self.image.geometry.cluster_size_bytes();
-        let flags = ZeroFlags::default();
-        self.image
-            .data
-            .write_zeroes(host.bytes(), len_bytes, flags)
-            .await
+        self.image.zero_data(guest, host.bytes(), len_bytes).await
     }
 
     /// Writes the changed tables, and then lowers the refcounts of what they dropped.
@@ -214,9 +232,14 @@ mod tests {
         let mut from = Some(0);
         while let Some(start) = from {
             let mut counts = Counts::new(start, 2);
-            all.iter().for_each(|&table| counts.add(HostOffset(table)));
+            all.iter()
+                .for_each(|&table| counts.add(HostOffset(table), 100 * table));
             assert!(counts.tables.len() <= 2);
-            seen.extend(counts.tables);
+            let shared = |(table, shared): (u64, Shared)| {
+                assert_eq!(shared.guest_start, 100 * table);
+                (table, shared.references)
+            };
+            seen.extend(counts.tables.into_iter().map(shared));
             from = counts.rest;
         }
         assert_eq!(seen, [(1, 1), (3, 2), (5, 1), (7, 1), (9, 3)]);

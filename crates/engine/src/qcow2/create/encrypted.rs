@@ -1,4 +1,4 @@
-//! The LUKS header of a new image.
+//! How a new image is encrypted; its LUKS header.
 
 use std::sync::Arc;
 
@@ -15,19 +15,25 @@ use crate::{Result, Storage};
 
 /// How a new image is encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Encryption {
-    /// Ciphers and the like.
-    pub options: FormatOptions,
-    /// What unlocks the image.
-    pub passphrase: Passphrase,
+pub enum Encryption {
+    /// With a LUKS header in the image.
+    Luks {
+        /// Ciphers and the like.
+        options: FormatOptions,
+        /// What unlocks the image.
+        passphrase: Passphrase,
+    },
+    /// With AES-CBC, of which the passphrase is the key. Only programs that know nothing else should get such
+    /// images: whoever sees two states of one, or can guess what is in it, learns a lot.
+    LegacyAes(Passphrase),
 }
 
 impl CreateOptions {
     /// Bytes of the LUKS header with all places for keys; 0 without encryption.
     pub(super) fn encryption_header_bytes(&self) -> Result<u64> {
         match &self.encryption {
-            Some(encryption) => luks::header_size_bytes(&encryption.options),
-            None => Ok(0),
+            Some(Encryption::Luks { options, .. }) => luks::header_size_bytes(options),
+            Some(Encryption::LegacyAes(_)) | None => Ok(0),
         }
     }
 }
@@ -35,18 +41,19 @@ impl CreateOptions {
 /// Makes the LUKS header that `options` ask for.
 pub(super) async fn new_volume(options: &CreateOptions) -> Result<Option<NewVolume>> {
     match &options.encryption {
-        Some(encryption) => {
-            let made = luks::format(&encryption.options, &encryption.passphrase, false);
-            made.await.map(Some)
-        }
-        None => Ok(None),
+        Some(Encryption::Luks {
+            options,
+            passphrase,
+        }) => luks::format(options, passphrase, false).await.map(Some),
+        Some(Encryption::LegacyAes(_)) | None => Ok(None),
     }
 }
 
 /// The header's word for how data is encrypted.
-pub(super) fn method(luks: Option<&NewVolume>) -> CryptMethod {
-    match luks {
-        Some(_) => CryptMethod::Luks,
+pub(super) fn method(options: &CreateOptions) -> CryptMethod {
+    match options.encryption {
+        Some(Encryption::Luks { .. }) => CryptMethod::Luks,
+        Some(Encryption::LegacyAes(_)) => CryptMethod::Aes,
         None => CryptMethod::None,
     }
 }
@@ -84,20 +91,27 @@ pub(super) async fn fill(
     options: &CreateOptions,
     luks: Option<&NewVolume>,
 ) -> Result<()> {
-    let (Some(luks), Some(encryption)) = (luks, &options.encryption) else {
-        return Ok(());
-    };
     let range = layout.data_range();
     if range.is_empty() || options.version >= 3 {
         return Ok(());
     }
-    let at_bytes = layout.encryption_header_offset().0;
-    let key = luks::unlock(storage, at_bytes, &luks.header, &encryption.passphrase).await?;
-    let suite = luks
-        .header
-        .suite()
-        .map_err(|error| bad_format("create", &error))?;
-    let data = EncryptedStorage::new(storage.clone(), 0, &suite, &key)?;
-    data.write_zeroes(range.start, range.end - range.start, ZeroFlags::default())
+    let len_bytes = range.end - range.start;
+    let (data, start) = match (&options.encryption, luks) {
+        (Some(Encryption::Luks { passphrase, .. }), Some(luks)) => {
+            let at_bytes = layout.encryption_header_offset().0;
+            let key = luks::unlock(storage, at_bytes, &luks.header, passphrase).await?;
+            let suite = luks.header.suite();
+            let suite = suite.map_err(|error| bad_format("create", &error))?;
+            let data = EncryptedStorage::new(storage.clone(), 0, &suite, &key)?;
+            (data, range.start)
+        }
+        (Some(Encryption::LegacyAes(passphrase)), _) => {
+            // The first byte of the data is the guest's first.
+            let data = EncryptedStorage::legacy_aes(storage.clone(), passphrase)?;
+            (data.placed(0, range.start), 0)
+        }
+        _ => return Ok(()),
+    };
+    data.write_zeroes(start, len_bytes, ZeroFlags::default())
         .await
 }

@@ -89,7 +89,7 @@ pub struct CreateOptions {
     pub data_file_raw: bool,
     /// `preallocation`
     pub preallocation: Preallocation,
-    /// `encrypt.*`: guest data is encrypted with LUKS.
+    /// `encrypt.*`: guest data is encrypted.
     pub encryption: Option<Encryption>,
 }
 
@@ -273,7 +273,7 @@ impl CreateOptions {
             version: self.version,
             cluster_bits: layout.geometry.cluster_bits,
             size_bytes: layout.guest_size_bytes,
-            crypt_method: encrypted::method(luks),
+            crypt_method: encrypted::method(self),
             l1_entries: layout.l1_entries as u32,
             l1_table_offset: layout.l1_table_offset(),
             refcount_table_offset: layout.refcount_table_offset(),
@@ -359,7 +359,7 @@ pub async fn create(
     }
     write::empty(&storage, layout.file_size_bytes()).await?;
     write::first_cluster(&storage, &header, &layout.geometry).await?;
-    write::tables(&storage, &layout).await?;
+    write::tables(&storage, &layout, options.encryption.is_some()).await?;
     write::lengthen(&storage, layout.file_size_bytes()).await?;
     if let Some(luks) = &luks {
         encrypted::write(&storage, &layout, luks).await?;

@@ -40,7 +40,11 @@ pub(super) async fn lengthen(storage: &Arc<dyn Storage>, size_bytes: u64) -> Res
 }
 
 /// Writes everything but the header and the guest's data.
-pub(super) async fn tables(storage: &Arc<dyn Storage>, layout: &Layout) -> Result<()> {
+pub(super) async fn tables(
+    storage: &Arc<dyn Storage>,
+    layout: &Layout,
+    encrypted: bool,
+) -> Result<()> {
     let geometry = &layout.geometry;
     let cluster_bits = geometry.cluster_bits;
     let start = layout.refcount_table_offset().0;
@@ -64,7 +68,7 @@ pub(super) async fn tables(storage: &Arc<dyn Storage>, layout: &Layout) -> Resul
     let start = layout.l2_tables_offset().0;
     let len = layout.l2_tables << cluster_bits;
     region(storage, start..start + len, |at, bytes| {
-        fill_l2(layout, at, bytes)
+        fill_l2(layout, encrypted, at, bytes)
     })
     .await
 }
@@ -180,7 +184,7 @@ fn fill_l1(layout: &Layout, at: u64, bytes: &mut [u8]) {
     });
 }
 
-fn fill_l2(layout: &Layout, at: u64, bytes: &mut [u8]) {
+fn fill_l2(layout: &Layout, encrypted: bool, at: u64, bytes: &mut [u8]) {
     let geometry = &layout.geometry;
     let entry_size = geometry.l2_entry_size_bytes();
     for index in 0..bytes.len() / entry_size as usize {
@@ -194,12 +198,10 @@ fn fill_l2(layout: &Layout, at: u64, bytes: &mut [u8]) {
                 zero: 0,
             },
             // What was not written does not read as zeroes when it is decrypted.
-            Some(host) if layout.encryption_clusters > 0 && geometry.version >= 3 => {
-                Mapping::Zero {
-                    host: Some(host),
-                    copied: true,
-                }
-            }
+            Some(host) if encrypted && geometry.version >= 3 => Mapping::Zero {
+                host: Some(host),
+                copied: true,
+            },
             Some(host) => Mapping::Data { host, copied: true },
         };
         let written = mapping.encode(geometry).write(bytes, index, geometry);
