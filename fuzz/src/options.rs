@@ -16,7 +16,11 @@ pub fn check_options(data: &[u8]) {
     if let Ok(parsed) = Options::parse(&text) {
         let again = Options::parse(&written(&parsed)).expect("what was parsed parses");
         assert_eq!(again, parsed);
-        let merged = reopen::merge(&parsed, &Options::new(), "raw").expect("nothing changes");
+        let drivers = reopen::Drivers {
+            format: "raw",
+            backing: None,
+        };
+        let merged = reopen::merge(&parsed, &Options::new(), drivers).expect("nothing changes");
         assert_eq!(merged, parsed);
         take_all(parsed);
     }

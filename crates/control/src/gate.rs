@@ -73,7 +73,8 @@ impl FileGate {
     }
 
     async fn data_file(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
-        let full = filename::resolve(&request.image, &request.name)?;
+        // Unlike a backing file's name it counts from the working directory, as in QEMU.
+        let full = request.name;
         self.policy.admit(&request.image, &full)?;
         let flags = OpenFlags {
             writable: request.writable,

@@ -16,6 +16,7 @@ mod authz;
 pub mod cache;
 mod cache_cleaner;
 pub mod chain;
+mod compressing;
 mod config;
 pub mod create;
 pub mod create_options;

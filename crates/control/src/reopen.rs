@@ -33,22 +33,49 @@ const QCOW2: [&str; 12] = [
     "data-cache-size",
 ];
 
-/// The options of an image of a given format after a reopen: the new ones, and those
+/// The drivers of an open image's nodes, which its options need not say.
+#[derive(Debug, Clone, Copy)]
+pub struct Drivers<'a> {
+    /// That of the image.
+    pub format: &'a str,
+    /// That of its backing file, if it has one.
+    pub backing: Option<&'a str>,
+}
+
+impl Drivers<'_> {
+    /// Whether an option only says what is so by itself.
+    fn imply(&self, key: &str, value: &str) -> bool {
+        match key {
+            "driver" => self.format == value,
+            "backing.driver" => self.backing == Some(value),
+            "file.driver" => value == "file",
+            _ => false,
+        }
+    }
+}
+
+/// The options of an image with given drivers after a reopen: the new ones, and those
 /// of the old ones that they leave in force.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for an option that cannot change.
-pub fn merge(old: &Options, new: &Options, format: &str) -> Result<Options> {
+pub fn merge(old: &Options, new: &Options, drivers: Drivers<'_>) -> Result<Options> {
+    let format = drivers.format;
+    let mut changes = Options::new();
     for (key, value) in new.iter() {
-        let known = match key {
-            "driver" => old.get_text("driver").or(Some(format)) == Some(text(value).as_str()),
-            _ => {
-                let before = old.iter().find(|(other, _)| *other == key);
-                before.is_some_and(|(_, before)| text(before) == text(value))
-            }
+        let before = old.iter().find(|(other, _)| *other == key);
+        let known = match before {
+            Some((_, before)) => text(before) == text(value),
+            None => drivers.imply(key, &text(value)),
         };
+        if !known || before.is_some() {
+            changes.set(key, value.clone());
+        }
         if !known && !may_change(key, format) {
-            let key = key.rsplit_once("file.").map_or(key, |(_, key)| key);
+            let mut key = key;
+            while let Some(inner) = strip_child(key) {
+                key = inner;
+            }
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "reopen",
@@ -56,12 +83,11 @@ pub fn merge(old: &Options, new: &Options, format: &str) -> Result<Options> {
             ));
         }
     }
-    let mut kept = old.clone();
+    let mut merged = old.clone();
     if format == "qcow2" {
-        drop_replaced(&mut kept, new);
+        drop_replaced(&mut merged, new);
     }
-    let mut merged = kept;
-    for (key, value) in new.iter() {
+    for (key, value) in changes.iter() {
         merged.set(key, value.clone());
     }
     let has = |options: &Options, key| options.contains(key);
@@ -71,6 +97,12 @@ pub fn merge(old: &Options, new: &Options, format: &str) -> Result<Options> {
         merged.take("cache-size");
     }
     Ok(merged)
+}
+
+/// The option without the name of the child that it belongs to.
+fn strip_child(key: &str) -> Option<&str> {
+    let inner = key.strip_prefix("file.");
+    inner.or_else(|| key.strip_prefix("backing."))
 }
 
 fn text(value: &Scalar) -> String {
@@ -120,7 +152,11 @@ mod tests {
 
     fn merged(old: &str, new: &str, format: &str) -> std::result::Result<String, String> {
         let (old, new) = (Options::parse(old).unwrap(), Options::parse(new).unwrap());
-        let merged = merge(&old, &new, format).map_err(|error| error.message().to_owned())?;
+        let drivers = Drivers {
+            format,
+            backing: None,
+        };
+        let merged = merge(&old, &new, drivers).map_err(|error| error.message().to_owned())?;
         let words = merged
             .iter()
             .map(|(key, value)| format!("{key}={}", text(value)));

@@ -55,6 +55,7 @@ macro_rules! pass_on {
         }
     };
 }
+pub(crate) use pass_on;
 
 /// Makes every write durable before it completes (cache modes writethrough and
 /// directsync).

@@ -133,38 +133,54 @@ async fn compare_images(
         progress.show(done, all);
     });
     let code = match compared.await {
-        Ok(found) => {
-            let sizes_differ = devices[0].size_bytes() != devices[1].size_bytes();
-            tell(&found, sizes_differ, arguments.quiet)
+        Ok(found) => tell(&found, common_bytes(&devices), arguments.quiet),
+        Err(error) => {
+            let code = tell_error(&error, names);
+            if common_bytes(&devices).is_some_and(|common| error.offset_bytes >= common) {
+                say(SIZE_WARNING, arguments.quiet);
+            }
+            code
         }
-        Err(error) => tell_error(&error, names),
     };
     progress.end();
     Ok(code)
 }
 
-fn tell(found: &Found, sizes_differ: bool, quiet: bool) -> i32 {
-    let say = |text: String| {
-        if !quiet {
-            report::print_line(text);
-        }
-    };
-    match found {
+const SIZE_WARNING: &str = "Warning: Image size mismatch!";
+
+/// The size of the smaller device, if the sizes differ.
+fn common_bytes(devices: &[Arc<dyn BlockDevice>]) -> Option<u64> {
+    let (first, second) = (devices[0].size_bytes(), devices[1].size_bytes());
+    (first != second).then_some(first.min(second))
+}
+
+fn say(text: &str, quiet: bool) {
+    if !quiet {
+        report::print_line(text);
+    }
+}
+
+fn tell(found: &Found, common_bytes: Option<u64>, quiet: bool) -> i32 {
+    let text = match found {
         Found::Identical => {
-            if sizes_differ {
-                say("Warning: Image size mismatch!".into());
+            if common_bytes.is_some() {
+                say(SIZE_WARNING, quiet);
             }
-            say("Images are identical.".into());
+            say("Images are identical.", quiet);
             return 0;
         }
-        Found::SizeMismatch => say("Strict mode: Image size mismatch!".into()),
+        Found::SizeMismatch => "Strict mode: Image size mismatch!".to_owned(),
         Found::StatusMismatch(offset) => {
-            say(format!(
-                "Strict mode: Offset {offset} block status mismatch!"
-            ));
+            format!("Strict mode: Offset {offset} block status mismatch!")
         }
-        Found::ContentMismatch(offset) => say(format!("Content mismatch at offset {offset}!")),
-    }
+        Found::ContentMismatch(offset) => {
+            if common_bytes.is_some_and(|common| *offset >= common) {
+                say(SIZE_WARNING, quiet);
+            }
+            format!("Content mismatch at offset {offset}!")
+        }
+    };
+    say(&text, quiet);
     DIFFERENT
 }
 

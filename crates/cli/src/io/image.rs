@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
-use vellum_control::{ImageSpec, OpenFlags, Options, Source, open_device, reopen};
+use vellum_control::reopen::{self, Drivers};
+use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open_device};
 use vellum_storage::Buffer;
+use vellum_storage::error::errno_text;
 
 use super::arguments::Words;
 use super::options::{NO_CACHE, NO_SNAPSHOT, default_flags, set_aio, set_cache, set_discard};
@@ -57,9 +59,18 @@ impl Image {
     /// corrupt users have been told when that was found.
     pub async fn close(self) -> Outcome {
         self.device.close().await.map_err(|error| {
-            if error.kind() != ErrorKind::Corrupt {
-                report::fail(&error);
+            if error.kind() == ErrorKind::Corrupt {
+                return Failed;
             }
+            if self.device.as_qcow2().is_none() {
+                report::fail(&error);
+                return Failed;
+            }
+            let why = errno_text(error.errno());
+            report::error(format_args!("Failed to flush the L2 table cache: {why}"));
+            report::error(format_args!(
+                "Failed to flush the refcount block cache: {why}"
+            ));
             Failed
         })
     }
@@ -111,7 +122,11 @@ impl Image {
     /// Writes a part of the state of the virtual machine.
     pub async fn save_vm_state(&self, offset_bytes: u64, buffer: Buffer) -> Result<()> {
         let image = self.device.as_qcow2().ok_or_else(no_vm_state)?;
-        image.save_vm_state(offset_bytes, buffer).await.map(drop)
+        image.save_vm_state(offset_bytes, buffer).await?;
+        match self.flags.cache.writethrough {
+            true => self.device.flush().await,
+            false => Ok(()),
+        }
     }
 
     /// Writes zeroes to a range inside the device.
@@ -216,12 +231,38 @@ fn spec_from(words: &Words) -> Outcome<ImageSpec> {
 
 /// The options of the image called `path`, with others over them.
 fn named(path: &str, over: &Options) -> Result<Options> {
-    let mut options = ImageSpec::filename(path).options()?;
+    let mut options = match over.get_text("driver") {
+        None => ImageSpec::filename(path).options()?,
+        Some(_) => {
+            let mut place = String::new();
+            while let Some(driver) = over.get_text(&format!("{place}driver"))
+                && ON_A_FILE.contains(&driver)
+            {
+                place.push_str("file.");
+            }
+            let mut options = Options::new();
+            for (key, value) in filename::node_options(path)?.iter() {
+                options.set(&format!("{place}{key}"), value.clone());
+            }
+            options
+        }
+    };
     for (key, value) in over.iter() {
         options.set(key, value.clone());
     }
     Ok(options)
 }
+
+/// Formats and filters, whose name is that of the file below.
+const ON_A_FILE: [&str; 7] = [
+    "compress",
+    "copy-on-read",
+    "luks",
+    "preallocate",
+    "qcow2",
+    "raw",
+    "throttle",
+];
 
 fn no_vm_state() -> Error {
     let message = "this format has no VM state";
@@ -250,8 +291,9 @@ pub async fn reopen(session: &mut Session, words: Words) -> Outcome {
     };
     let (old_spec, old_flags) = (image.spec.clone(), image.flags.clone());
     let flags = reopen_flags(&words, &old_flags)?;
-    let format = image.device.info().format;
-    let spec = merge(&old_spec, driver_options(&words)?, format)
+    let new = driver_options(&words)?;
+    check_once(&words, new.as_ref())?;
+    let spec = merge(&old_spec, new, &image.device)
         .map_err(|error| complain(report::error_text(&error)))?;
     // The new opening would meet the locks of the old one.
     session.close().await?;
@@ -286,14 +328,38 @@ fn reopen_flags(words: &Words, old: &OpenFlags) -> Outcome<OpenFlags> {
     Ok(flags)
 }
 
+/// Refuses what is said by a letter and by an option.
+fn check_once(words: &Words, new: Option<&Options>) -> Outcome {
+    let Some(new) = new else {
+        return Ok(());
+    };
+    if (words.has('r') || words.has('w')) && new.contains("read-only") {
+        return Err(complain("Cannot set both -r/-w and 'read-only'".into()));
+    }
+    let cache = ["cache.direct", "cache.no-flush"];
+    if words.has('c') && cache.iter().any(|key| new.contains(key)) {
+        return Err(complain("Cannot set both -c and the cache options".into()));
+    }
+    Ok(())
+}
+
 /// The old options with the new ones over them.
-fn merge(old: &ImageSpec, new: Option<Options>, format: &str) -> Result<ImageSpec> {
+fn merge(
+    old: &ImageSpec,
+    new: Option<Options>,
+    device: &Arc<dyn BlockDevice>,
+) -> Result<ImageSpec> {
     let Some(new) = new else {
         return Ok(old.clone());
     };
+    let backing = device.backing().map(|backing| backing.info().format);
+    let drivers = Drivers {
+        format: device.info().format,
+        backing,
+    };
     Ok(ImageSpec {
         added: Options::new(),
-        source: Source::Options(reopen::merge(&old.options()?, &new, format)?),
+        source: Source::Options(reopen::merge(&old.options()?, &new, drivers)?),
         format: None,
         name: old.name.clone(),
     })

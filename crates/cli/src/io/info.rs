@@ -3,14 +3,22 @@
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::Header;
 
-use super::Outcome;
 use super::image::Image;
 use super::print::byte_text;
+use super::{Failed, Outcome};
 use crate::report;
 
 /// Prints what is known about an image.
 pub fn print(image: &Image) -> Outcome {
     let info = image.device().info();
+    if matches!(info.format, "null-co" | "null-aio") {
+        // Its name as a format and as a protocol, and there is no more to say.
+        report::print(format_args!(
+            "format name: {0}\nformat name: {0}\n",
+            info.format
+        ));
+        return Err(Failed);
+    }
     let header = image.device().as_qcow2().map(|qcow2| qcow2.header());
     let vm_state = header.as_deref().map_or(0, vm_state_offset_bytes);
     let mut text = format!(

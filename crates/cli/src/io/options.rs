@@ -75,7 +75,8 @@ Exercises a disk image by commands, from -c or from standard input.
   --image-opts         the file is driver options, not a name
   -r, --read-only      open read-only
   -n, --nocache        bypass the page cache, as -t none
-  -t, --cache=MODE     none, writeback, writethrough, directsync or unsafe
+  -t, --cache=MODE     none, writeback, writethrough (the default),
+                       directsync or unsafe
   -i, --aio=MODE       threads, native or io_uring
   -k, --native-aio     as -i native
   -d, --discard=MODE   what discards do: unmap (the default) or ignore
@@ -134,11 +135,12 @@ impl Default for Reader {
     }
 }
 
-/// Writable, and discards give space back.
+/// Writable, each write is durable when it ends, and discards give space back.
 pub fn default_flags() -> OpenFlags {
     OpenFlags {
         writable: true,
         discard: true,
+        cache: WRITETHROUGH,
         ..OpenFlags::default()
     }
 }
@@ -184,6 +186,11 @@ impl Reader {
     }
 }
 
+const WRITETHROUGH: CacheMode = CacheMode {
+    direct: false,
+    no_flush: false,
+    writethrough: true,
+};
 /// The cache mode of `-n`.
 pub const NO_CACHE: CacheMode = CacheMode {
     direct: true,

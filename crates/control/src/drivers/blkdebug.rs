@@ -12,7 +12,9 @@ use vellum_storage::nodes::debug::{
     Action, DebugStorage, Debugger, Injection, Limits, RequestKind, Rule,
 };
 
+use super::is_protocol;
 use crate::file_node::Common;
+use crate::filename;
 use crate::graph::{Around, Opened, Role, child, invalid, refuse_unknown};
 use crate::ini;
 use crate::options::Options;
@@ -22,6 +24,7 @@ const SECTIONS: [&str; 2] = ["inject-error", "set-state"];
 
 pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
     let rules = take_rules(&mut options)?;
+    name_image(&mut options)?;
     let image = child(&mut options, "image", Role::Protocol, &around).await?;
     let storage = image.storage();
     let limits = take_limits(&mut options)?;
@@ -41,6 +44,20 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
         file.add_permissions(take, unshare);
     }
     Ok(opened)
+}
+
+/// The name of the node is that of its image; a format there stands on the file of that name.
+fn name_image(options: &mut Options) -> Result<()> {
+    if let Some(name) = options.take_text("filename")? {
+        options.set_group("image", filename::node_options(&name)?);
+    }
+    let is_format = |driver: &str| !is_protocol(driver);
+    if options.get_text("image.driver").is_some_and(is_format)
+        && let Some(name) = options.take_text("image.filename")?
+    {
+        options.set_text("image.file.filename", name);
+    }
+    Ok(())
 }
 
 fn take_limits(options: &mut Options) -> Result<Limits> {

@@ -8,6 +8,7 @@
 mod blkdebug;
 mod blklogwrites;
 mod blkverify;
+mod compress;
 mod copy_on_read;
 mod file;
 pub(crate) mod luks;
@@ -64,6 +65,7 @@ static DRIVERS: &[Driver] = &[
         Box::pin(blklogwrites::open(o, c, a))
     }),
     protocol("blkverify", |o, c, a| Box::pin(blkverify::open(o, c, a))),
+    protocol("compress", |o, c, a| Box::pin(compress::open(o, c, a))),
     protocol("copy-on-read", |o, c, a| {
         Box::pin(copy_on_read::open(o, c, a))
     }),

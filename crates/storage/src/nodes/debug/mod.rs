@@ -407,10 +407,21 @@ impl Core {
         Ok(())
     }
 
+    /// The part of a range that a request may have.
+    fn whole_requests(&self, range: Range<u64>) -> Range<u64> {
+        let unit = u64::from(self.alignment().request_bytes.max(1));
+        let start = range.start.next_multiple_of(unit);
+        start..(range.end / unit * unit).max(start)
+    }
+
     async fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         for piece in self.limits.discards(offset_bytes..offset_bytes + len_bytes) {
+            let range = match piece {
+                Piece::Whole(range) => range,
+                Piece::Part(range) => self.whole_requests(range),
+            };
             // What is too small to be discarded keeps its space.
-            if let Piece::Whole(range) = piece {
+            if !range.is_empty() {
                 self.check(RequestKind::Discard, "discard", &range).await?;
                 let len_bytes = range.end - range.start;
                 self.inner.discard(range.start, len_bytes).await?;

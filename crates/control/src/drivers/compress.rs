@@ -1,0 +1,20 @@
+//! `compress`: what is written is compressed.
+
+use vellum::{Error, ErrorKind, Result};
+
+use crate::compressing::Compressing;
+use crate::file_node::Common;
+use crate::graph::{Around, Opened, Role, child, refuse_unknown};
+use crate::options::Options;
+
+pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+    let file = child(&mut options, "file", Role::Protocol, &around).await?;
+    refuse_unknown(&options, "compress")?;
+    let format = file.driver;
+    let device = file.into_device(&around.flags)?;
+    if device.as_qcow2().is_none() {
+        let message = format!("Compression is not supported for underlying format: {format}");
+        return Err(Error::new(ErrorKind::Unsupported, "open", message));
+    }
+    Ok(Opened::device("compress", Compressing::new(device)))
+}
