@@ -6,6 +6,7 @@ mod differential;
 mod fuzz;
 mod golden;
 mod guest;
+mod iotests;
 mod process;
 mod setup;
 mod test;
@@ -32,6 +33,8 @@ usage: cargo xtask TASK [ARGUMENTS]
   fuzz [--seconds N] [--keep] [TARGET...]
                              run the fuzz targets; --keep adds what reaches new code
                              to their corpora
+  iotests [--real img,io,nbd,qsd] [--vellum PROGRAM] [TEST...]
+                             QEMU's own tests with our programs in the place of QEMU's
   golden                     make tests/golden anew with the real qemu-img
 ";
 
@@ -62,6 +65,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
         "test" => test::run(arguments),
         "tidy" => tidy::run(arguments),
         "fuzz" => fuzz::run(arguments),
+        "iotests" => iotests::run(arguments),
         "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),
     }

@@ -49,6 +49,11 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("busybox"), "busybox-static"),
     need(Probe::Program("xz"), "xz-utils"),
     need(Probe::Program("strace"), "strace"),
+    // The suite of QEMU's own tests calls these.
+    need(Probe::Program("python3"), "python3"),
+    need(Probe::Program("bc"), "bc"),
+    need(Probe::Program("bzip2"), "bzip2"),
+    need(Probe::Program("certtool"), "gnutls-bin"),
     // The fuzz targets link with libFuzzer, which is C++.
     need(Probe::Program("c++"), "g++"),
 ];

@@ -1,0 +1,177 @@
+//! `cargo xtask iotests`: QEMU's own tests of qcow2 with our programs in the place
+//! of QEMU's.
+//!
+//! The suite comes from Debian's source package at run time; nothing of it is kept
+//! in this repository. `tests/iotests.txt` says which of its tests are run, which of
+//! them fail and why, and which cannot apply. The task fails if a test that should
+//! pass does not, and also if one that should fail passes: then the list is stale.
+
+mod leftovers;
+mod list;
+mod suite;
+mod supervised;
+mod tools;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lexopt::{Arg, ValueExt as _};
+
+use crate::setup;
+use crate::workspace::Workspace;
+use leftovers::Leftovers;
+use list::{Expectation, List};
+use suite::Suite;
+use supervised::{Outcome, Verdict};
+use tools::{Program, Tools};
+
+const TIME_LIMIT: Duration = Duration::from_secs(180);
+/// Where the suite's images lie: on a disk, because it asks for direct I/O.
+const WORK_PARENT: &str = "/var/tmp";
+const LIST_FILE: &str = "tests/iotests.txt";
+
+struct Arguments {
+    vellum: Option<PathBuf>,
+    real: BTreeSet<Program>,
+    source: Option<PathBuf>,
+    image_options: Option<String>,
+    time_limit: Duration,
+    tests: Vec<String>,
+}
+
+/// The task.
+pub fn run(parser: lexopt::Parser) -> Result<()> {
+    let arguments = parse(parser)?;
+    let workspace = Workspace::locate()?;
+    let list = List::read(&workspace.root.join(LIST_FILE))?;
+    setup::ensure()?;
+    let vellum = match &arguments.vellum {
+        Some(path) => std::path::absolute(path)?,
+        None => workspace.build_vellum()?,
+    };
+    let suite = Suite::find_or_fetch(arguments.source.as_deref())?;
+    let work = tempfile::Builder::new()
+        .prefix("vellum-iotests-")
+        .tempdir_in(WORK_PARENT)
+        .with_context(|| format!("cannot make a folder in {WORK_PARENT}"))?;
+    let tools = Tools::lay_out(&work.path().join("tools"), &vellum, &arguments.real)?;
+    let campaign = Campaign {
+        suite: &suite,
+        tools: &tools,
+        work: work.path(),
+        results: workspace.fresh_folder("iotests")?,
+        leftovers: Leftovers::adopt()?,
+        image_options: arguments.image_options.as_deref(),
+        time_limit: arguments.time_limit,
+    };
+    let tests = match arguments.tests.is_empty() {
+        true => list.names_to_run(),
+        false => arguments.tests,
+    };
+    campaign.play(&list, &tests)
+}
+
+fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
+    let mut arguments = Arguments {
+        vellum: None,
+        real: BTreeSet::new(),
+        source: None,
+        image_options: None,
+        time_limit: TIME_LIMIT,
+        tests: Vec::new(),
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
+            Arg::Long("source") => arguments.source = Some(parser.value()?.into()),
+            Arg::Long("real") => {
+                for name in parser.value()?.string()?.split(',') {
+                    arguments.real.insert(name.parse()?);
+                }
+            }
+            Arg::Long("seconds") => {
+                arguments.time_limit = Duration::from_secs(parser.value()?.parse()?);
+            }
+            Arg::Short('o') => arguments.image_options = Some(parser.value()?.string()?),
+            Arg::Value(name) => arguments.tests.push(name.string()?),
+            _ => return Err(argument.unexpected().into()),
+        }
+    }
+    Ok(arguments)
+}
+
+/// Everything that the tests of one run have in common.
+struct Campaign<'a> {
+    suite: &'a Suite,
+    tools: &'a Tools,
+    work: &'a Path,
+    /// Where the logs of failed tests go.
+    results: PathBuf,
+    leftovers: Leftovers,
+    image_options: Option<&'a str>,
+    time_limit: Duration,
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: u32,
+    failed: u32,
+    failed_as_listed: u32,
+    skipped: u32,
+    stale: Vec<String>,
+}
+
+impl Campaign<'_> {
+    fn play(&self, list: &List, tests: &[String]) -> Result<()> {
+        let mut tally = Tally::default();
+        for name in tests {
+            let outcome = supervised::run(self, name)?;
+            println!("{}", line(name, &outcome));
+            tally.add(name, &outcome, list.expectation(name));
+        }
+        tally.report(&self.results)
+    }
+}
+
+fn line(name: &str, outcome: &Outcome) -> String {
+    let seconds = outcome.took.as_secs_f64();
+    let verdict = outcome.verdict.to_string();
+    let line = format!("{name:32} {verdict:8} {seconds:6.1} s  {}", outcome.why);
+    line.trim_end().to_owned()
+}
+
+impl Tally {
+    fn add(&mut self, name: &str, outcome: &Outcome, expected: Option<&Expectation>) {
+        let fails_as_listed = matches!(expected, Some(Expectation::Fails(_)));
+        match outcome.verdict {
+            Verdict::Passed => {
+                self.passed += 1;
+                if fails_as_listed {
+                    self.stale.push(name.to_owned());
+                }
+            }
+            Verdict::Failed if fails_as_listed => self.failed_as_listed += 1,
+            Verdict::Failed => self.failed += 1,
+            Verdict::Skipped => self.skipped += 1,
+        }
+    }
+
+    fn report(&self, results: &Path) -> Result<()> {
+        if self.failed + self.failed_as_listed > 0 {
+            println!("differences: {}", results.display());
+        }
+        println!(
+            "{} passed, {} failed ({} more as {LIST_FILE} says), {} skipped",
+            self.passed, self.failed, self.failed_as_listed, self.skipped
+        );
+        if !self.stale.is_empty() {
+            bail!("{LIST_FILE} says that these fail: {}", self.stale.join(" "));
+        }
+        if self.failed > 0 {
+            bail!("some tests failed");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! The suite itself: found in the cache, or fetched from Debian's source package.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process;
+
+/// The version whose expected outputs our programs are measured by.
+const VERSION: &str = "10.0.2";
+/// The source package needs entries that few machines have, so apt gets its own list.
+const SOURCES: &str = "\
+Types: deb-src
+URIs: http://deb.debian.org/debian
+Suites: bookworm-backports trixie trixie-backports
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+";
+/// The parts of the source that the tests use.
+const PARTS: &[&str] = &["*/tests/qemu-iotests", "*/python", "*/VERSION"];
+
+/// An unpacked suite.
+#[derive(Debug)]
+pub struct Suite {
+    /// The folder with `check` and the tests.
+    pub folder: PathBuf,
+}
+
+impl Suite {
+    /// The suite in `source` (an unpacked QEMU source), in the cache, or fetched into that.
+    pub fn find_or_fetch(source: Option<&Path>) -> Result<Self> {
+        if let Some(root) = source {
+            let found = Self::at(&std::path::absolute(root)?);
+            return found.with_context(|| format!("no suite in {}", root.display()));
+        }
+        let root = cache_folder()?.join(format!("qemu-{VERSION}"));
+        if let Some(suite) = Self::at(&root) {
+            return Ok(suite);
+        }
+        println!("iotests: fetching the source package of QEMU {VERSION}");
+        fetch(&root)?;
+        Self::at(&root).context("the source package holds no iotests")
+    }
+
+    fn at(root: &Path) -> Option<Self> {
+        let folder = root.join("tests/qemu-iotests");
+        let whole = folder.join("check").is_file() && root.join("python/qemu").is_dir();
+        whole.then_some(Self { folder })
+    }
+
+    /// Where the program of a test lies, from the suite's folder.
+    pub fn path_of(&self, test: &str) -> Result<PathBuf> {
+        let numbered = test.len() == 3 && test.bytes().all(|byte| byte.is_ascii_digit());
+        let path = match numbered {
+            true => PathBuf::from(test),
+            false => Path::new("tests").join(test),
+        };
+        ensure!(
+            self.folder.join(&path).is_file(),
+            "the suite has no test {test}"
+        );
+        Ok(path)
+    }
+}
+
+fn cache_folder() -> Result<PathBuf> {
+    let base = match std::env::var_os("XDG_CACHE_HOME") {
+        Some(folder) if !folder.is_empty() => PathBuf::from(folder),
+        _ => PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME")?)
+            .join(".cache"),
+    };
+    Ok(base.join("vellum/iotests"))
+}
+
+fn fetch(root: &Path) -> Result<()> {
+    let parent = root.parent().context("the cache folder has a parent")?;
+    std::fs::create_dir_all(parent)?;
+    let folder = tempfile::tempdir_in(parent)?;
+    let apt = PrivateApt::new(folder.path())?;
+    let archive = apt.download()?;
+    let unpacked = folder.path().join("unpacked");
+    std::fs::create_dir(&unpacked)?;
+    process::run(
+        Command::new("tar")
+            .arg("-xf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(&unpacked)
+            .args(["--strip-components=1", "--wildcards"])
+            .arg("--no-wildcards-match-slash")
+            .args(PARTS),
+    )?;
+    if root.exists() {
+        std::fs::remove_dir_all(root)?;
+    }
+    std::fs::rename(&unpacked, root).with_context(|| format!("cannot make {}", root.display()))
+}
+
+/// apt-get with lists of its own: it needs neither root nor the machine's entries.
+struct PrivateApt {
+    folder: PathBuf,
+    options: Vec<String>,
+}
+
+impl PrivateApt {
+    fn new(folder: &Path) -> Result<Self> {
+        let (list, lists, cache) = (
+            folder.join("vellum.sources"),
+            folder.join("lists"),
+            folder.join("cache"),
+        );
+        std::fs::write(&list, SOURCES)?;
+        std::fs::create_dir_all(lists.join("partial"))?;
+        std::fs::create_dir_all(cache.join("archives/partial"))?;
+        let settings = [
+            format!("Dir::Etc::SourceList={}", list.display()),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            format!("Dir::State::Lists={}", lists.display()),
+            format!("Dir::Cache={}", cache.display()),
+            "APT::Sandbox::User=root".to_owned(),
+        ];
+        let options = settings.into_iter().flat_map(|s| ["-o".to_owned(), s]);
+        Ok(Self {
+            folder: folder.to_owned(),
+            options: options.collect(),
+        })
+    }
+
+    fn command(&self, name: &str) -> Result<Command> {
+        let mut command = process::program(name)?;
+        command.args(&self.options).current_dir(&self.folder);
+        Ok(command)
+    }
+
+    /// The source as its authors released it, checked by apt against Debian's signatures.
+    fn download(&self) -> Result<PathBuf> {
+        process::output(self.command("apt-get")?.arg("update"))?;
+        let records = process::output(self.command("apt-cache")?.args(["showsrc", "qemu"]))?;
+        let versions = versions(&records);
+        let Some(version) = versions.iter().find(|v| upstream(v) == VERSION) else {
+            bail!(
+                "Debian has QEMU {}, not {VERSION}: unpack that source and give --source FOLDER",
+                versions.join(", ")
+            );
+        };
+        let what = format!("qemu={version}");
+        process::output(
+            self.command("apt-get")?
+                .args(["source", "--download-only", &what]),
+        )?;
+        let files = std::fs::read_dir(&self.folder)?.flatten();
+        files
+            .map(|entry| entry.path())
+            .find(|path| {
+                let name = path.to_string_lossy();
+                name.contains(".orig.tar.") && !name.ends_with(".asc")
+            })
+            .context("the source package has no original archive")
+    }
+}
+
+fn versions(records: &str) -> Vec<String> {
+    let lines = records.lines();
+    lines
+        .filter_map(|line| line.strip_prefix("Version: "))
+        .map(|version| version.trim().to_owned())
+        .collect()
+}
+
+/// `1:10.0.2+ds-2~bpo12+1` without Debian's parts.
+fn upstream(version: &str) -> &str {
+    let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+    version.split(['+', '-', '~']).next().unwrap_or(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_upstream_version_is_found_in_a_record() {
+        let records = "Package: qemu\nVersion: 1:10.0.2+ds-2~bpo12+1\n\nVersion: 1:7.2+dfsg-7\n";
+        let versions = versions(records);
+        assert_eq!(versions, ["1:10.0.2+ds-2~bpo12+1", "1:7.2+dfsg-7"]);
+        assert_eq!(upstream(&versions[0]), "10.0.2");
+        assert_eq!(upstream(&versions[1]), "7.2");
+    }
+}
