@@ -24,6 +24,7 @@ mod paint;
 mod report;
 mod size;
 mod terminal;
+mod trace;
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -5,12 +5,19 @@
 
 pub use vellum_control::size::{SizeError, parse};
 
-/// A number without a suffix.
+/// A number without a suffix: decimal, hexadecimal or octal, as C writes them.
 pub fn parse_plain(text: &str) -> Result<u64, SizeError> {
-    match text.chars().all(|c| c.is_ascii_digit()) {
-        true => parse(text),
-        false => Err(SizeError::Invalid),
+    let text = text.trim_start();
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+        Some(digits) => (digits, 16),
+        None if text.len() > 1 && text.starts_with('0') => (&text[1..], 8),
+        None => (text, 10),
+    };
+    if digits.is_empty() || !digits.chars().all(|digit| digit.is_digit(radix)) {
+        return Err(SizeError::Invalid);
     }
+    u64::from_str_radix(digits, radix).map_err(|_| SizeError::Range)
 }
 
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -65,6 +72,16 @@ mod tests {
         ];
         for (bytes, text) in cases {
             assert_eq!(human(bytes), text);
+        }
+    }
+
+    #[test]
+    fn plain_numbers_are_those_of_c() {
+        for (text, number) in [("10", 10), ("0", 0), ("0x1f", 31), ("017", 15), (" +5", 5)] {
+            assert_eq!(parse_plain(text), Ok(number), "{text}");
+        }
+        for text in ["", "x", "1k", "08", "0x", "-1", "1.5"] {
+            assert_eq!(parse_plain(text), Err(SizeError::Invalid), "{text}");
         }
     }
 

@@ -143,8 +143,10 @@ async fn check_backing(
     }
     let full = filename::resolve(&request.filename, backing)?;
     let spec = ImageSpec::filename(full).with_format(format.as_deref());
+    // Nothing of it is used but its size: whoever writes to it may go on.
     let flags = OpenFlags {
         no_data: true,
+        force_share: true,
         ..OpenFlags::default()
     };
     let device = open_device(&spec, &flags).await.map_err(|error| {
@@ -168,6 +170,11 @@ async fn check_backing(
 /// Makes an image from checked settings.
 pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result<()> {
     match format {
+        "host_device" if std::fs::metadata(name).is_ok_and(|file| file.is_file()) => {
+            Err(invalid(format!(
+                "'host_device' driver requires '{name}' to be either a character or block device"
+            )))
+        }
         "qcow2" => make_qcow2(name, settings).await,
         "luks" => make_luks(name, settings).await,
         _ => make_raw(name, settings).await,
@@ -274,7 +281,7 @@ async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
     let size_bytes = settings.integer("size").unwrap_or(0);
     let size_bytes = size_bytes
         .checked_next_multiple_of(SECTOR_BYTES)
-        .ok_or_else(|| invalid("The image size is too large for file format 'raw'"))?;
+        .ok_or_else(too_large_for_raw)?;
     let preallocation = preallocation(settings)?;
     if preallocation == Preallocation::Metadata {
         return Err(invalid("Unsupported preallocation mode: metadata"));
@@ -284,7 +291,15 @@ async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
         Target::File(file) => fill_raw(file, size_bytes, preallocation).await,
         Target::Export(export) => claim_export(export, size_bytes).await,
     };
+    let filled = filled.map_err(|error| match error.errno() {
+        libc::EFBIG => too_large_for_raw(),
+        _ => error,
+    });
     target.end(name, filled).await
+}
+
+fn too_large_for_raw() -> Error {
+    invalid("The image size is too large for file format 'raw'")
 }
 
 async fn fill_raw(
@@ -321,20 +336,23 @@ async fn fill_raw(
             }
             file.flush().await?;
         }
-        _ => {
-            let len_bytes = if size_bytes < FIRST_BLOCK_BYTES {
-                SECTOR_BYTES
-            } else {
-                FIRST_BLOCK_BYTES
-            };
-            let zeroes = Buffers::from_iter([Buffer::zeroed(len_bytes.min(size_bytes) as usize)]);
-            file.write(0, zeroes, WriteFlags::default()).await?;
-        }
+        _ => allocate_first_block(file, size_bytes).await?,
     }
     file.truncate(size_bytes).await.map_err(|error| {
         let message = format!("Could not resize file: {}", error.message());
         Error::new(error.kind(), "create", message).with_errno(error.errno())
     })
+}
+
+async fn allocate_first_block(file: &FileStorage, size_bytes: u64) -> Result<()> {
+    let len_bytes = if size_bytes < FIRST_BLOCK_BYTES {
+        SECTOR_BYTES
+    } else {
+        FIRST_BLOCK_BYTES
+    };
+    let zeroes = Buffers::from_iter([Buffer::zeroed(len_bytes.min(size_bytes) as usize)]);
+    file.write(0, zeroes, WriteFlags::default()).await?;
+    Ok(())
 }
 
 async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
@@ -363,6 +381,12 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
 
 async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
     let options = qcow2_options(settings)?;
+    let whole_bytes = options.size_bytes.checked_next_multiple_of(SECTOR_BYTES);
+    if whole_bytes.is_none_or(|bytes| i64::try_from(bytes).is_err()) {
+        return Err(invalid(
+            "Could not resize image: Image size cannot be negative",
+        ));
+    }
     options.validate()?;
     let target = Target::open(name).await?;
     let made = fill_qcow2(&target, &options).await;
@@ -374,11 +398,19 @@ async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
         Target::File(file) => file.set_permissions(Permissions::WRITER)?,
         Target::Export(export) => claim_export(export, 0).await?,
     }
-    let data: Option<Arc<dyn Storage>> = match &options.data_file {
-        Some(name) => Some(create_file(&filename::local_path(name)?)?),
-        None => None,
+    let Some(name) = &options.data_file else {
+        return create::create(target.storage(), None, options).await;
     };
-    create::create(target.storage(), data, options).await
+    let data = create_file(&filename::local_path(name)?)?;
+    create::create(target.storage(), Some(data.clone()), options).await?;
+    let reserved = matches!(
+        options.preallocation,
+        Preallocation::Falloc | Preallocation::Full
+    );
+    match reserved || data.is_device() {
+        true => Ok(()),
+        false => allocate_first_block(&data, options.size_bytes).await,
+    }
 }
 
 fn preallocation(settings: &CreateSettings) -> Result<Preallocation> {

@@ -302,6 +302,17 @@ const FILE: &[OptionDescription] = &[
     ),
 ];
 
+/// Options of devices, which are there already.
+const HOST_DEVICE: &[OptionDescription] = &[
+    option(
+        "preallocation",
+        Text,
+        "Preallocation mode (allowed values: off)",
+        None,
+    ),
+    SIZE,
+];
+
 /// The options that a format takes by itself; `None` for formats that cannot be made.
 pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
     match format {
@@ -309,6 +320,7 @@ pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
         "raw" => Some(RAW),
         "luks" => Some(LUKS),
         "file" => Some(FILE),
+        "host_device" => Some(HOST_DEVICE),
         _ => None,
     }
 }

@@ -30,7 +30,7 @@ enum Kind {
     Protocol,
 }
 
-const NAMINGS: [Naming; 10] = [
+const NAMINGS: [Naming; 11] = [
     naming("raw", &["offset", "size"], &["file"], Kind::Format),
     naming("luks", &["key-secret"], &["file"], Kind::Format),
     naming(
@@ -48,6 +48,7 @@ const NAMINGS: [Naming; 10] = [
     naming("blkverify", &[], &["raw", "test"], Kind::Protocol),
     naming("null-co", &["size"], &[], Kind::Protocol),
     naming("null-aio", &["size"], &[], Kind::Protocol),
+    naming("copy-on-read", &["bottom"], &["file"], Kind::Filter),
     naming("throttle", &["throttle-group"], &["file"], Kind::Filter),
     naming("blklogwrites", &[], &["file", "log"], Kind::Filter),
     naming("preallocate", &[], &["file"], Kind::Filter),
@@ -65,6 +66,12 @@ const fn naming(
         children,
         kind,
     }
+}
+
+/// The places below nodes of a driver, by their names in options.
+pub fn child_keys(driver: &str) -> &'static [&'static str] {
+    let found = NAMINGS.iter().find(|naming| naming.driver == driver);
+    found.map_or(&[], |naming| naming.children)
 }
 
 /// The name of a node.

@@ -134,7 +134,7 @@ impl Opened {
 pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> Result<Opened> {
     let driver = match (options.take_text("driver")?, role) {
         (Some(name), _) => Some(drivers::find(&name)?),
-        (None, Role::Protocol) => Some(drivers::find("file")?),
+        (None, Role::Protocol) => Some(drivers::of_file(options.get_text("filename"))?),
         (None, Role::Image) => None,
     };
     let node_name = options.get_text("node-name").map(str::to_owned);

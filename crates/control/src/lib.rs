@@ -50,6 +50,7 @@ pub mod tls;
 pub mod wrap;
 
 pub use cache::CacheMode;
+pub use drivers::driver_names;
 pub use drivers::throttle::add_group as add_throttle_group;
 pub use flags::{Aio, DetectZeroes, OpenFlags};
 pub use nodes::Nodes;

@@ -85,7 +85,11 @@ pub async fn measure(
         backing_format: None,
         ..options.clone()
     };
-    checked.validate()?;
+    checked.validate().map_err(|error| {
+        // Here QEMU does not say for which format.
+        let message = error.message().replace(" for file format 'qcow2'", "");
+        Error::new(error.kind(), "measure", message).with_errno(error.errno())
+    })?;
     let cluster = options.cluster_size_bytes;
     let virtual_bytes = size_bytes.next_multiple_of(cluster);
     let everything = options.backing_file.is_some()

@@ -181,7 +181,7 @@ pub(crate) fn node_options(spec: &ImageSpec) -> Result<Options> {
     let mut options = match &spec.source {
         Source::Options(options) => options.clone(),
         Source::Filename(name) => match name.strip_prefix("json:") {
-            Some(json) => Options::from_json(json)?,
+            Some(json) => json_name(json)?,
             None => {
                 let node = filename::node_options(name)?;
                 match spec.format.as_deref().is_some_and(drivers::is_protocol) {
@@ -202,6 +202,16 @@ pub(crate) fn node_options(spec: &ImageSpec) -> Result<Options> {
         options.set_text("driver", format.as_str());
     }
     Ok(options)
+}
+
+/// The options of a `json:` name.
+fn json_name(json: &str) -> Result<Options> {
+    Options::from_json(json).map_err(|error| match error.message() {
+        unparsed if unparsed.contains("JSON value") || unparsed.contains("JSON parse") => {
+            invalid(format!("Could not parse the JSON options: {unparsed}"))
+        }
+        _ => error,
+    })
 }
 
 /// Opens a node by its specification; `place` knows what led here.
@@ -489,7 +499,7 @@ fn take_backing(options: &mut Options, flags: &OpenFlags, nodes: &Nodes) -> Resu
                     .for_user(false)
                     .and_then(|node| node.into_device(flags))
                     .map(Override::Node),
-                Err(error) if nodes.is_empty() => Err(error),
+                Err(error) if flags.metadata_only => Err(error),
                 Err(error) => Err(error.context("open", "Could not open backing file")),
             };
         }

@@ -90,13 +90,11 @@ impl Options {
     /// Flattens the object of a `json:{...}` name.
     pub fn from_json(text: &str) -> Result<Options> {
         let value: Value = serde_json::from_str(&double_quoted(text)).map_err(|error| {
-            let reason = match error.is_eof() {
-                true => "premature EOI".to_owned(),
-                false => error.to_string(),
-            };
-            invalid(format!(
-                "Could not parse the JSON options: JSON parse error, {reason}"
-            ))
+            invalid(match error.is_eof() {
+                true if text.trim().is_empty() => "Expecting a JSON value".to_owned(),
+                true => "JSON parse error, premature EOI".to_owned(),
+                false => format!("JSON parse error, {error}"),
+            })
         })?;
         let Value::Object(_) = value else {
             return Err(invalid("Invalid JSON object given".into()));

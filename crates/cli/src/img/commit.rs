@@ -107,7 +107,16 @@ async fn work(
     cache: CacheMode,
     arguments: &Arguments,
 ) -> Outcome {
-    let (layers, base_spec) = find_base(spec, cache, arguments.base.as_deref()).await?;
+    let (wanted, quiet) = (arguments.progress, arguments.quiet);
+    let mut teller = Teller(Progress::new(command.program, wanted, quiet, 1.0));
+    let found = find_base(spec, cache, arguments.base.as_deref(), &mut teller.0).await;
+    let (layers, base_spec) = match found {
+        Ok(found) => found,
+        Err(failure) => {
+            teller.0.end();
+            return Err(failure);
+        }
+    };
     let flags = OpenFlags {
         writable: true,
         cache,
@@ -131,13 +140,6 @@ async fn work(
         rate_limit_bytes: arguments.rate_bytes.filter(|bytes| *bytes > 0),
         ..CommitOptions::default()
     };
-    let mut teller = Teller(Progress::new(
-        command.program,
-        arguments.progress,
-        arguments.quiet,
-        1.0,
-    ));
-    teller.0.show(0, 1);
     let committed = commit(&top, &base, &options, &mut teller).await;
     if committed.is_ok() {
         teller.0.show(1, 1);
@@ -157,6 +159,7 @@ async fn find_base(
     spec: &ImageSpec,
     cache: CacheMode,
     name: Option<&str>,
+    progress: &mut Progress,
 ) -> Result<(u32, ImageSpec), Failure> {
     let flags = OpenFlags {
         cache,
@@ -165,6 +168,7 @@ async fn find_base(
     let top = open_device(spec, &flags)
         .await
         .map_err(|error| open_failure(&spec.name, &error))?;
+    progress.show(0, 1);
     let found = match name {
         Some(name) => chain::find_backing(&top, name),
         None => top.backing().map(|base| (1, base)),

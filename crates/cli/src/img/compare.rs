@@ -81,7 +81,13 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
             Opt::SecondFormat => arguments.formats[1] = Some(value),
             Opt::ImageOpts => arguments.image_opts = true,
             Opt::Strict => arguments.strict = true,
-            Opt::Cache => arguments.cache = cache_mode("source cache", &value)?,
+            Opt::Cache => match cache_mode("source cache", &value) {
+                Ok(mode) => arguments.cache = mode,
+                Err(failure) => {
+                    command.tell(&failure);
+                    return Ok(FAILED);
+                }
+            },
             Opt::ForceShare => arguments.force_share = true,
             Opt::Object => check_object(&value)?,
         }

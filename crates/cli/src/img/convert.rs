@@ -75,7 +75,12 @@ async fn convert(
             Input::File => arguments.name_input(),
         }
     }
-    let sources = open_sources(arguments).await?;
+    // QEMU begins to count before it opens anything.
+    let begun = |failure| {
+        Teller::new(command, arguments).progress.end();
+        failure
+    };
+    let sources = open_sources(arguments).await.map_err(begun)?;
     if streams && target_name == DASH {
         let settings = target_settings(arguments, format, target_name, &sources)?;
         return stream::convert(command, arguments, format, &sources, &settings).await;
@@ -88,19 +93,8 @@ async fn convert(
         .map(|source| source.size_bytes())
         .sum::<u64>();
     convert_bitmaps::check_sources(arguments, &sources).await?;
-    let settings = match arguments.no_create {
-        true => None,
-        false => Some(target_settings(arguments, format, target_name, &sources)?),
-    };
-    let has_backing = match &settings {
-        Some(settings) => settings.text("backing_file").is_some(),
-        None => arguments.backing.is_some(),
-    };
-    let cache = target_cache(arguments)?;
-    if let Some(settings) = &settings {
-        make_target(target_name, format, settings).await?;
-    }
-    let target = open_target(arguments, format, target_name, cache).await?;
+    let ready = ready_target(arguments, format, target_name, &sources).await;
+    let (target, has_backing) = ready.map_err(begun)?;
     convert_bitmaps::check_target(arguments, format, &target)?;
     if has_backing && arguments.target_is_zero {
         report::error("Cannot use --target-is-zero when the destination image has a backing file");
@@ -132,6 +126,29 @@ async fn convert(
         Failure::Message(format!("error while writing: {}", error_text(&error)))
     })?;
     Ok(0)
+}
+
+/// Makes the target, or takes the one that is there; says whether it has a backing file.
+async fn ready_target(
+    arguments: &Arguments,
+    format: &str,
+    name: &str,
+    sources: &[Arc<dyn BlockDevice>],
+) -> Result<(Arc<dyn BlockDevice>, bool), Failure> {
+    let settings = match arguments.no_create {
+        true => None,
+        false => Some(target_settings(arguments, format, name, sources)?),
+    };
+    let has_backing = match &settings {
+        Some(settings) => settings.text("backing_file").is_some(),
+        None => arguments.backing.is_some(),
+    };
+    let cache = target_cache(arguments)?;
+    if let Some(settings) = &settings {
+        make_target(name, format, settings).await?;
+    }
+    let target = open_target(arguments, format, name, cache).await?;
+    Ok((target, has_backing))
 }
 
 fn target_cache(arguments: &Arguments) -> Result<CacheMode, Failure> {
@@ -285,6 +302,9 @@ pub(super) async fn open_target(
 ) -> Result<Arc<dyn BlockDevice>, Failure> {
     let failed = |error: Error| open_failure(name, &error);
     let spec = if arguments.target_image_opts {
+        if arguments.target_format.is_some() {
+            return fail("--image-opts and --format are mutually exclusive");
+        }
         ImageSpec::image_opts(name).map_err(failed)?
     } else {
         // What was made with a secret is opened with it.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use vellum_control::create_options::format_options;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, create, error_text, open_device};
 use vellum_jobs::copy::{CopyError, CopyOptions, Silent, Step, copy};
 use vellum_storage::error::errno_text;
@@ -108,7 +109,7 @@ async fn copy_blocks(arguments: &Arguments, input: &str, output: &str) -> Outcom
     let opened = open_device(&spec, &flags).await;
     let source = opened.map_err(|error| open_failure(input, &error))?;
     let format = &arguments.output_format;
-    if !matches!(format.as_str(), "raw" | "qcow2") {
+    if format_options(format).is_none() {
         return fail("Unknown file format");
     }
     let wanted = arguments

@@ -1,14 +1,13 @@
 //! The facts that `info` prints, gathered without opening what the image names.
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use vellum::Result;
 use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
-use vellum::qcow2::info::ImageInfo;
-use vellum::{Result, Storage};
-use vellum_control::display::display_name;
-use vellum_control::{ImageSpec, OpenFlags, filename, open};
+use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
+use vellum_control::display::{child_keys, display_name};
+use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open};
 
 /// A backing file as the image names it.
 #[derive(Debug, Clone)]
@@ -21,29 +20,33 @@ pub struct BackingName {
     pub format: Option<String>,
 }
 
-/// What is known about an image.
-#[derive(Debug, Clone)]
+/// What is known about an image, or about a node below it.
+#[derive(Debug, Clone, Default)]
 pub struct Description {
     /// The name shown for it.
     pub filename: String,
-    /// The path of its file.
+    /// The path of the file that it stands on.
     pub file_name: String,
-    /// The driver of its file.
-    pub protocol: &'static str,
-    /// The format's name.
+    /// The name of its driver.
     pub format: &'static str,
     /// The virtual size.
     pub size_bytes: u64,
     /// What it takes on the host.
     pub disk_bytes: Option<u64>,
-    /// The length of its file.
-    pub file_bytes: u64,
+    /// Whether it was left in disorder; `None` where the driver has no idea of that.
+    pub dirty: Option<bool>,
+    /// The clusters that it is divided into.
+    pub cluster_bytes: Option<u64>,
+    /// Its internal snapshots.
+    pub snapshots: Vec<SnapshotInfo>,
     /// The backing file.
     pub backing: Option<BackingName>,
     /// The header of a luks volume, and whether it stands apart.
     pub luks: Option<(LuksHeader, bool)>,
     /// What a qcow2 image says of itself.
     pub qcow2: Option<ImageInfo>,
+    /// The nodes that it stands on, by the names of their places.
+    pub children: Vec<(&'static str, Description)>,
 }
 
 /// Gathers the facts about an image.
@@ -53,62 +56,114 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         force_share,
         ..OpenFlags::default()
     };
-    let open::ImageFile {
-        storage: file,
-        format,
-        protocol,
-    } = open::open_file(spec, &flags).await?;
-    let file_name = file.name().to_owned();
-    // Lengths are told in whole sectors.
-    let file_bytes = file.len_bytes()?.next_multiple_of(512);
-    let mut description = Description {
-        filename: display_name(spec, format),
-        disk_bytes: disk_bytes(&file, protocol),
-        file_name,
-        protocol,
-        format,
-        size_bytes: file_bytes,
-        file_bytes,
-        backing: None,
-        luks: None,
-        qcow2: None,
+    let file = open::open_file(spec, &flags).await?;
+    let mut node = Description {
+        filename: display_name(spec, file.format),
+        file_name: file.storage.name().to_owned(),
+        format: file.format,
+        ..Description::default()
     };
-    if format == "qcow2" {
-        let info = ImageInfo::read(file.clone()).await?;
-        // A server may let nobody else in before.
-        file.close().await?;
-        drop(file);
+    node.children = children(spec, &file, force_share).await?;
+    let is_format = file.format != file.protocol;
+    if !is_format {
+        node.size_bytes = whole_sectors(&file)?;
+    }
+    let info = match file.format {
+        "qcow2" => Some(ImageInfo::read(file.storage.clone()).await?),
+        _ => None,
+    };
+    node.disk_bytes = disk_bytes(&file);
+    // A server may let nobody else in before.
+    file.storage.close().await?;
+    drop(file);
+    if let Some(info) = info {
         // The driver's options are checked although nothing here needs them.
         open::check_options(spec, &flags).await?;
-        description.size_bytes = info.size_bytes;
-        description.backing = info.backing_file.as_ref().map(|name| BackingName {
-            name: name.clone(),
-            full: filename::resolve(&description.file_name, name).ok(),
-            format: info.backing_format.clone(),
-        });
-        description.qcow2 = Some(info);
-    } else {
-        file.close().await?;
-        drop(file);
+        node.tell_qcow2(info);
+    } else if is_format {
         let device = open::open_device(spec, &flags).await?;
-        description.size_bytes = device.size_bytes();
+        node.size_bytes = device.size_bytes();
         let luks = device.as_luks();
-        description.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
+        node.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
         device.close().await?;
     }
-    Ok(description)
+    node.inherit();
+    Ok(node)
 }
 
-/// What an image takes on the host, if its node can tell.
-fn disk_bytes(file: &Arc<dyn Storage>, protocol: &str) -> Option<u64> {
-    match protocol {
+/// Lengths are told in whole sectors.
+fn whole_sectors(file: &open::ImageFile) -> Result<u64> {
+    Ok(file.storage.len_bytes()?.next_multiple_of(512))
+}
+
+/// Describes the nodes below, as far as the options of `spec` tell them apart.
+async fn children(
+    spec: &ImageSpec,
+    file: &open::ImageFile,
+    force_share: bool,
+) -> Result<Vec<(&'static str, Description)>> {
+    let options = spec.options()?;
+    let mut children = Vec::new();
+    for key in child_keys(file.format) {
+        let below = options.clone().take_group(key);
+        // What stands on nothing is open already, and perhaps not to be opened twice.
+        if below
+            .get_text("driver")
+            .is_some_and(|driver| !child_keys(driver).is_empty())
+        {
+            let spec = by_options(below, &spec.name);
+            children.push((*key, Box::pin(describe(&spec, force_share)).await?));
+        } else if file.format != file.protocol {
+            children.push((*key, file_below(file, below)?));
+        } else if let Some(name) = below.get_text("filename") {
+            // A filter: its file is opened for itself.
+            let spec = ImageSpec::filename(name).with_format(Some("file"));
+            children.push((*key, Box::pin(describe(&spec, force_share)).await?));
+        }
+    }
+    Ok(children)
+}
+
+fn by_options(options: Options, name: &str) -> ImageSpec {
+    ImageSpec {
+        source: Source::Options(options),
+        format: None,
+        added: Options::new(),
+        name: name.to_owned(),
+    }
+}
+
+fn is_plain_file(driver: Option<&str>) -> bool {
+    matches!(driver, Some("file" | "host_device" | "host_cdrom"))
+}
+
+/// The file that a format stands on, which `options` describe.
+fn file_below(file: &open::ImageFile, options: Options) -> Result<Description> {
+    let file_name = file.storage.name().to_owned();
+    let filename = match file.protocol {
+        "null-co" | "null-aio" => display_name(&by_options(options, &file_name), file.protocol),
+        _ => file_name.clone(),
+    };
+    let mut node = Description {
+        filename,
+        file_name,
+        format: file.protocol,
+        size_bytes: whole_sectors(file)?,
+        ..Description::default()
+    };
+    node.disk_bytes = disk_bytes(file);
+    node.inherit();
+    Ok(node)
+}
+
+/// What a file or device takes on the host.
+fn disk_bytes(file: &open::ImageFile) -> Option<u64> {
+    match file.protocol {
         "file" | "host_device" => {
-            let file = std::fs::metadata(file.name()).ok()?;
+            let file = std::fs::metadata(file.storage.name()).ok()?;
             Some(file.blocks() * 512)
         }
-        // QEMU has these say nothing.
-        "blkdebug" | "blkverify" => None,
-        _ => file.allocated_bytes().ok().flatten(),
+        _ => file.storage.allocated_bytes().ok().flatten(),
     }
 }
 
@@ -122,10 +177,54 @@ fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
 }
 
 impl Description {
+    fn tell_qcow2(&mut self, info: ImageInfo) {
+        self.size_bytes = info.size_bytes;
+        self.backing = info.backing_file.as_ref().map(|name| BackingName {
+            name: name.clone(),
+            full: filename::resolve(&self.file_name, name).ok(),
+            format: info.backing_format.clone(),
+        });
+        self.dirty = Some(info.dirty);
+        self.cluster_bytes = Some(info.cluster_size_bytes);
+        self.snapshots.clone_from(&info.snapshots);
+        self.qcow2 = Some(info);
+    }
+
+    /// Takes over what a node without an answer of its own asks the one below.
+    fn inherit(&mut self) {
+        let below = self.children.first().map(|(_, node)| node);
+        self.disk_bytes = match (self.format, below) {
+            // QEMU has these say nothing.
+            ("blkdebug" | "blkverify", _) => None,
+            (_, Some(below)) => below.disk_bytes,
+            (_, None) => self.disk_bytes,
+        };
+        let Some(below) = below else {
+            self.dirty = is_plain_file(Some(self.format)).then_some(false);
+            return;
+        };
+        if self.luks.is_some() {
+            self.dirty = Some(false);
+        } else if self.qcow2.is_none() {
+            self.dirty = below.dirty;
+            self.cluster_bytes = below.cluster_bytes;
+            self.snapshots.clone_from(&below.snapshots);
+        }
+    }
+
+    /// Whether what it holds cannot be read without a key.
+    pub fn is_encrypted(&self) -> bool {
+        let qcow2 = self.qcow2.as_ref();
+        self.luks.is_some() || qcow2.is_some_and(|info| info.encryption.is_some())
+    }
+
     /// What the format alone knows, as QEMU's tree of members.
     pub fn format_specific(&self) -> Option<Value> {
         if let Some((header, detached)) = &self.luks {
             return Some(Value::Object(luks_members(header, *detached)));
+        }
+        if is_plain_file(Some(self.format)) {
+            return Some(json!({}));
         }
         let info = self.qcow2.as_ref()?;
         let mut members: Map<String, Value> = Map::new();
@@ -164,9 +263,7 @@ impl Description {
         let mut add = |key: &str, value: Value| drop(members.insert(key.to_owned(), value));
         add("filename", self.filename.as_str().into());
         add("format", self.format.into());
-        let own_words = self.format != "raw" && self.format != self.protocol;
-        if own_words || tells_of_itself(self.protocol) {
-            let dirty = self.qcow2.as_ref().is_some_and(|info| info.dirty);
+        if let Some(dirty) = self.dirty {
             add("dirty-flag", dirty.into());
         }
         if let Some(bytes) = self.disk_bytes {
@@ -176,14 +273,14 @@ impl Description {
         if self.luks.is_some() {
             add("encrypted", true.into());
         }
-        if let Some(info) = &self.qcow2 {
-            add("cluster-size", info.cluster_size_bytes.into());
-            if info.encryption.is_some() {
-                add("encrypted", true.into());
-            }
-            if !info.snapshots.is_empty() {
-                add("snapshots", info.snapshots.iter().map(snapshot).collect());
-            }
+        if let Some(bytes) = self.cluster_bytes {
+            add("cluster-size", bytes.into());
+        }
+        if self.luks.is_none() && self.is_encrypted() {
+            add("encrypted", true.into());
+        }
+        if !self.snapshots.is_empty() {
+            add("snapshots", self.snapshots.iter().map(snapshot).collect());
         }
         if let Some(backing) = &self.backing {
             add("backing-filename", backing.name.as_str().into());
@@ -200,32 +297,11 @@ impl Description {
                 object([("type", self.format.into()), ("data", data)]),
             );
         }
-        add(
-            "children",
-            json!([{ "name": "file", "info": self.file_to_json() }]),
-        );
+        let children = self.children.iter();
+        let children = children.map(|(name, node)| json!({ "name": name, "info": node.to_json() }));
+        add("children", children.collect());
         Value::Object(members)
     }
-
-    fn file_to_json(&self) -> Value {
-        let mut members = vec![
-            ("filename", self.file_name.as_str().into()),
-            ("format", self.protocol.into()),
-            ("virtual-size", self.file_bytes.into()),
-            ("children", json!([])),
-        ];
-        if tells_of_itself(self.protocol) {
-            let specific = json!({ "type": self.protocol, "data": {} });
-            members.extend([("dirty-flag", false.into()), ("format-specific", specific)]);
-        }
-        members.extend(self.disk_bytes.map(|bytes| ("actual-size", bytes.into())));
-        object(members)
-    }
-}
-
-/// Whether the driver of the bytes has more to say than their size, as QEMU's have.
-fn tells_of_itself(protocol: &str) -> bool {
-    !matches!(protocol, "nbd" | "null-co" | "null-aio")
 }
 
 /// What `info` tells of a LUKS header.

@@ -9,37 +9,60 @@ use vellum_control::json;
 use super::describe::Description;
 use crate::size::human;
 
-/// An image, line by line.
+/// An image, line by line, with the nodes that it stands on.
 pub fn image(image: &Description) -> String {
     let mut text = String::new();
+    describe(&mut text, image, false);
+    children(&mut text, image, "");
+    text
+}
+
+/// The nodes below `node`, which stands at `path`.
+fn children(text: &mut String, node: &Description, path: &str) {
+    for (name, child) in &node.children {
+        let path = format!("{path}/{name}");
+        let mut told = String::new();
+        describe(&mut told, child, child.children.is_empty());
+        children(&mut told, child, &path);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "Child node '{path}':");
+        for line in told.lines() {
+            let _ = writeln!(text, "    {line}");
+        }
+    }
+}
+
+/// What one node is; a protocol at the bottom is told as such.
+fn describe(text: &mut String, node: &Description, is_protocol: bool) {
     // Writing to a string cannot fail.
     let mut line = |words: std::fmt::Arguments<'_>| {
         let _ = writeln!(text, "{words}");
     };
-    let disk = image
-        .disk_bytes
-        .map_or_else(|| "unavailable".to_owned(), human);
-    line(format_args!("image: {}", image.filename));
-    line(format_args!("file format: {}", image.format));
+    let [name, driver, size] = match is_protocol {
+        true => ["filename", "protocol type", "file length"],
+        false => ["image", "file format", "virtual size"],
+    };
+    line(format_args!("{name}: {}", node.filename));
+    line(format_args!("{driver}: {}", node.format));
     line(format_args!(
-        "virtual size: {} ({} bytes)",
-        human(image.size_bytes),
-        image.size_bytes
+        "{size}: {} ({} bytes)",
+        human(node.size_bytes),
+        node.size_bytes
     ));
-    line(format_args!("disk size: {disk}"));
-    if image.luks.is_some() {
+    match node.disk_bytes {
+        Some(bytes) => line(format_args!("disk size: {}", human(bytes))),
+        None => line(format_args!("disk size: unavailable")),
+    }
+    if node.is_encrypted() {
         line(format_args!("encrypted: yes"));
     }
-    if let Some(info) = &image.qcow2 {
-        if info.encryption.is_some() {
-            line(format_args!("encrypted: yes"));
-        }
-        line(format_args!("cluster_size: {}", info.cluster_size_bytes));
-        if info.dirty {
-            line(format_args!("cleanly shut down: no"));
-        }
+    if let Some(bytes) = node.cluster_bytes {
+        line(format_args!("cluster_size: {bytes}"));
     }
-    if let Some(backing) = &image.backing {
+    if node.dirty == Some(true) {
+        line(format_args!("cleanly shut down: no"));
+    }
+    if let Some(backing) = &node.backing {
         let name = &backing.name;
         match &backing.full {
             None => line(format_args!(
@@ -54,36 +77,20 @@ pub fn image(image: &Description) -> String {
             line(format_args!("backing file format: {format}"));
         }
     }
-    if let Some(info) = image
-        .qcow2
-        .as_ref()
-        .filter(|info| !info.snapshots.is_empty())
-    {
+    if !node.snapshots.is_empty() {
         line(format_args!(
             "Snapshot list:\n{}",
-            snapshots(&info.snapshots).trim_end()
+            snapshots(&node.snapshots).trim_end()
         ));
     }
-    if let Some(specific) = image.format_specific() {
+    if let Some(specific) = node.format_specific()
+        && specific
+            .as_object()
+            .is_some_and(|members| !members.is_empty())
+    {
         line(format_args!("Format specific information:"));
-        dump(&mut text, &specific, 1);
+        dump(text, &specific, 1);
     }
-    if image.format != image.protocol {
-        text.push_str(&file(image, &disk));
-    }
-    text
-}
-
-/// The file below the image.
-fn file(image: &Description, disk: &str) -> String {
-    format!(
-        "Child node '/file':\n    filename: {}\n    protocol type: {}\n    file length: {} ({} \
-         bytes)\n    disk size: {disk}\n",
-        image.file_name,
-        image.protocol,
-        human(image.file_bytes),
-        image.file_bytes
-    )
 }
 
 /// The table of snapshots.

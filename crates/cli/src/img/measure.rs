@@ -117,6 +117,11 @@ async fn print_measure(arguments: &Arguments, name: Option<&str>) -> Outcome {
         (None, bytes) => Subject::Size(bytes.unwrap_or(0)),
     };
     let format = arguments.target_format.as_deref().unwrap_or("raw");
+    if matches!(format, "file" | "host_device") {
+        return fail(format!(
+            "Block driver '{format}' does not support size measurement"
+        ));
+    }
     let settings = match settings(format, arguments.options.as_deref()) {
         Ok(settings) => settings,
         Err(error) if error.message().starts_with("Unknown file format") => {

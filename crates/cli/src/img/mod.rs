@@ -14,6 +14,7 @@ mod create;
 mod dd;
 mod describe;
 pub(crate) mod help;
+mod help_texts;
 mod human;
 mod info;
 mod intake;
@@ -29,11 +30,12 @@ mod stream;
 use std::ffi::OsString;
 
 use command::{Command, Outcome};
+pub use help::version;
 
 pub use help::{OPTIONS_HELP, options_of as help_text};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::{hint, report};
+use crate::{hint, report, trace};
 
 /// The work of a subcommand.
 type Run = fn(Command<'_>, Vec<OsString>) -> Outcome;
@@ -149,7 +151,6 @@ enum Opt {
 const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
     OptionSpec::new(Opt::Version, 'V', "version", Takes::Nothing),
-    // QEMU's trace events do not exist here; asking for them changes nothing.
     OptionSpec::new(Opt::Trace, 'T', "trace", Takes::Value),
 ];
 
@@ -172,7 +173,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
                 report::print(help::version(program));
                 return 0;
             }
-            Ok(Some((Opt::Trace, _))) => {}
+            Ok(Some((Opt::Trace, value))) => trace::take(&value.unwrap_or_default()),
             Ok(None) => break,
             Err(error) => {
                 report::error(error);

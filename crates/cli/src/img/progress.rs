@@ -2,6 +2,8 @@
 //! when called by our own name.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -9,8 +11,8 @@ use crate::report;
 
 /// Shows how far some work is.
 pub enum Progress {
-    /// Not at all.
-    Off,
+    /// Not at all, but when SIGUSR1 asks for it.
+    Off(Asked),
     /// As QEMU's tools do.
     Percent {
         /// What was printed last.
@@ -27,7 +29,7 @@ impl Progress {
     /// Steps up to `min_step` percent are not printed.
     pub fn new(program: &str, wanted: bool, quiet: bool, min_step: f64) -> Progress {
         if quiet {
-            return Progress::Off;
+            return Progress::Off(Asked::listen());
         }
         if wanted {
             return Progress::Percent {
@@ -36,7 +38,7 @@ impl Progress {
             };
         }
         if program.starts_with("qemu-") || !std::io::stderr().is_terminal() {
-            return Progress::Off;
+            return Progress::Off(Asked::listen());
         }
         let bar = ProgressBar::new(1);
         // The template is a constant and valid; the default style would do too.
@@ -50,18 +52,18 @@ impl Progress {
 
     /// Whether anything is shown.
     pub fn is_on(&self) -> bool {
-        !matches!(self, Progress::Off)
+        !matches!(self, Progress::Off(_))
     }
 
     /// `done` of `total` is done.
     pub fn show(&mut self, done: u64, total: u64) {
+        let percent = match total {
+            0 => 100.0,
+            total => (done as f64 * 100.0 / total as f64).min(100.0),
+        };
         match self {
-            Progress::Off => {}
+            Progress::Off(asked) => asked.answer(percent),
             Progress::Percent { printed, min_step } => {
-                let percent = match total {
-                    0 => 100.0,
-                    total => (done as f64 * 100.0 / total as f64).min(100.0),
-                };
                 let step = printed.map_or(f64::INFINITY, |last| (percent - last).abs());
                 if step > *min_step || percent == 0.0 || percent >= 100.0 {
                     *printed = Some(percent);
@@ -91,9 +93,29 @@ impl Progress {
     /// The work is over.
     pub fn end(self) {
         match self {
-            Progress::Off => {}
+            Progress::Off(_) => {}
+            Progress::Percent { printed: None, .. } => {}
             Progress::Percent { .. } => report::print("\n"),
             Progress::Bar(bar) => bar.finish_and_clear(),
+        }
+    }
+}
+
+/// Whether somebody has asked how far it is, by a signal.
+pub struct Asked(Arc<AtomicBool>);
+
+impl Asked {
+    /// From now on SIGUSR1 asks, and does not end the program.
+    fn listen() -> Asked {
+        let asked = Arc::new(AtomicBool::new(false));
+        // Where no handler can be set, nobody gets an answer.
+        let _ = signal_hook::flag::register(libc::SIGUSR1, asked.clone());
+        Asked(asked)
+    }
+
+    fn answer(&self, percent: f64) {
+        if self.0.swap(false, Ordering::Relaxed) {
+            report::eprint_line(&format!("    ({percent:.2}/100%)"));
         }
     }
 }

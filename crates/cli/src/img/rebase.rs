@@ -143,7 +143,13 @@ async fn work(
     {
         return fail(format!("Invalid format name: '{format}'"));
     }
-    if !arguments.change_name_only {
+    if arguments.change_name_only {
+        let (wanted, quiet) = (arguments.progress, arguments.quiet);
+        let mut progress = Progress::new(command.program, wanted, quiet, 1.0);
+        progress.show(0, 1);
+        progress.show(1, 1);
+        progress.end();
+    } else {
         let new = open_new(&image, backing_cache, arguments).await?;
         copy(command, &image, new.as_ref(), arguments).await?;
     }

@@ -1,6 +1,6 @@
 //! The table of commands: names, arguments and help.
 
-use super::Failed;
+use super::{Failed, help_texts};
 use crate::getopt::{OptionSpec, Takes};
 use crate::report;
 
@@ -126,14 +126,14 @@ pub static COMMANDS: &[Command] = &[
         Verb::Abort,
         Needs::Nothing,
         (0, Some(0)),
-        "ends the program by abort()",
+        "simulate a program crash using abort(3)",
     ),
     command(
         "aio_flush",
         Verb::AioFlush,
         Needs::Image,
         (0, Some(0)),
-        "waits for all asynchronous requests",
+        "completes all outstanding aio requests",
     ),
     Command {
         options: &[
@@ -145,13 +145,13 @@ pub static COMMANDS: &[Command] = &[
             flag('v'),
         ],
         synopsis: Some("[-Ciqrv] [-P pattern] off len [len..]"),
-        help: READ_HELP,
+        help: help_texts::AIO_READ,
         ..command(
             "aio_read",
             Verb::AioRead,
             Needs::Image,
             (2, None),
-            "starts a read",
+            "asynchronously reads a number of bytes",
         )
     },
     Command {
@@ -166,13 +166,13 @@ pub static COMMANDS: &[Command] = &[
             flag('z'),
         ],
         synopsis: Some("[-Cfiqruz] [-P pattern] off len [len..]"),
-        help: WRITE_HELP,
+        help: help_texts::AIO_WRITE,
         ..command(
             "aio_write",
             Verb::AioWrite,
             Needs::WritableImage,
             (2, None),
-            "starts a write",
+            "asynchronously writes a number of bytes",
         )
     },
     Command {
@@ -183,7 +183,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Alloc,
             Needs::Image,
             (1, Some(2)),
-            "counts the bytes of a range that the image itself holds",
+            "checks if offset is allocated in the file",
         )
     },
     Command {
@@ -193,7 +193,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Breakpoint,
             Needs::Image,
             (2, Some(2)),
-            "stops the next request that reaches an event",
+            "sets a breakpoint on event and tags the stopped request as tag",
         )
     },
     Command {
@@ -203,20 +203,20 @@ pub static COMMANDS: &[Command] = &[
             Verb::Close,
             Needs::Image,
             (0, Some(0)),
-            "closes the image",
+            "close the current open file",
         )
     },
     Command {
         alias: Some("d"),
         options: &[flag('C'), flag('q')],
         synopsis: Some("[-Cq] off len"),
-        help: " -C, -- report in a form for machines\n -q, -- report nothing\n",
+        help: help_texts::DISCARD,
         ..command(
             "discard",
             Verb::Discard,
             Needs::WritableImage,
             (2, None),
-            "gives the space of a range back",
+            "discards a number of bytes at a specified offset",
         )
     },
     Command {
@@ -226,7 +226,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Flush,
             Needs::Image,
             (0, Some(0)),
-            "makes everything written durable",
+            "flush all in-core file state to disk",
         )
     },
     Command {
@@ -237,7 +237,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Help,
             Needs::Nothing,
             (0, Some(1)),
-            "tells about one command or all of them",
+            "help for one or all commands",
         )
     },
     Command {
@@ -247,7 +247,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Info,
             Needs::Image,
             (0, Some(0)),
-            "tells about the image",
+            "prints information about the current file",
         )
     },
     Command {
@@ -257,7 +257,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Length,
             Needs::Image,
             (0, Some(0)),
-            "tells the image's size",
+            "gets the length of the current file",
         )
     },
     Command {
@@ -267,7 +267,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Map,
             Needs::Image,
             (0, Some(0)),
-            "lists the ranges that the image itself holds",
+            "prints the allocated areas of a file",
         )
     },
     Command {
@@ -285,13 +285,13 @@ pub static COMMANDS: &[Command] = &[
             flag('U'),
         ],
         synopsis: Some("[-rsCnkU] [-t cache] [-d discard] [-o options] [path]"),
-        help: OPEN_HELP,
+        help: help_texts::OPEN,
         ..command(
             "open",
             Verb::Open,
             Needs::Nothing,
             (1, None),
-            "opens an image",
+            "open the file specified by path",
         )
     },
     Command {
@@ -301,7 +301,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Quit,
             Needs::Nothing,
             (0, None),
-            "ends the program",
+            "exit the program",
         )
     },
     Command {
@@ -318,19 +318,25 @@ pub static COMMANDS: &[Command] = &[
             flag('v'),
         ],
         synopsis: Some("[-abCqrv] [-P pattern [-s off] [-l len]] off len"),
-        help: READ_HELP,
-        ..command("read", Verb::Read, Needs::Image, (2, None), "reads a range")
+        help: help_texts::READ,
+        ..command(
+            "read",
+            Verb::Read,
+            Needs::Image,
+            (2, None),
+            "reads a number of bytes at a specified offset",
+        )
     },
     Command {
         options: &[flag('C'), value('P'), flag('q'), flag('r'), flag('v')],
         synopsis: Some("[-Cqrv] [-P pattern] off len [len..]"),
-        help: READ_HELP,
+        help: help_texts::READV,
         ..command(
             "readv",
             Verb::Readv,
             Needs::Image,
             (2, None),
-            "reads into several buffers",
+            "reads a number of bytes at a specified offset",
         )
     },
     Command {
@@ -340,19 +346,19 @@ pub static COMMANDS: &[Command] = &[
             Verb::Breakpoint,
             Needs::Image,
             (1, Some(1)),
-            "takes a breakpoint away",
+            "remove a breakpoint by tag",
         )
     },
     Command {
         options: &[value('c'), value('o'), flag('r'), flag('w')],
         synopsis: Some("[(-r|-w)] [-c cache] [-o options]"),
-        help: " -r, -- read-only\n -w, -- writable\n -c, -- another cache mode\n -o, -- other options of the driver\n",
+        help: help_texts::REOPEN,
         ..command(
             "reopen",
             Verb::Reopen,
             Needs::Image,
             (0, None),
-            "opens the image anew",
+            "reopens an image with new options",
         )
     },
     Command {
@@ -362,17 +368,18 @@ pub static COMMANDS: &[Command] = &[
             Verb::Breakpoint,
             Needs::Image,
             (1, Some(1)),
-            "lets a stopped request go on",
+            "resumes the request tagged as tag",
         )
     },
     Command {
         synopsis: Some("signal"),
+        help: help_texts::SIGRAISE,
         ..command(
             "sigraise",
             Verb::Sigraise,
             Needs::Nothing,
             (1, Some(1)),
-            "sends the program a signal by its number",
+            "raises a signal",
         )
     },
     command(
@@ -380,7 +387,7 @@ pub static COMMANDS: &[Command] = &[
         Verb::Sleep,
         Needs::Nothing,
         (1, Some(1)),
-        "waits some milliseconds",
+        "waits for the given value in milliseconds",
     ),
     Command {
         alias: Some("t"),
@@ -391,7 +398,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Truncate,
             Needs::WritableImage,
             (1, Some(3)),
-            "sets the image's size",
+            "truncates the current file at the given offset",
         )
     },
     Command {
@@ -401,7 +408,7 @@ pub static COMMANDS: &[Command] = &[
             Verb::Breakpoint,
             Needs::Image,
             (1, Some(1)),
-            "waits until a request is stopped",
+            "waits for the suspension of a request",
         )
     },
     Command {
@@ -421,87 +428,83 @@ pub static COMMANDS: &[Command] = &[
             flag('z'),
         ],
         synopsis: Some("[-bcCfnqruz] [-P pattern | -s source_file] off len"),
-        help: WRITE_HELP,
+        help: help_texts::WRITE,
         ..command(
             "write",
             Verb::Write,
             Needs::WritableImage,
             (2, None),
-            "writes a range",
+            "writes a number of bytes at a specified offset",
         )
     },
     Command {
         options: &[flag('C'), flag('f'), flag('q'), flag('r'), value('P')],
         synopsis: Some("[-Cfqr] [-P pattern] off len [len..]"),
-        help: WRITE_HELP,
+        help: help_texts::WRITEV,
         ..command(
             "writev",
             Verb::Writev,
             Needs::WritableImage,
             (2, None),
-            "writes from several buffers",
+            "writes a number of bytes at a specified offset",
         )
     },
     Command {
         synopsis: Some("offset len [len..]"),
-        ..zone("zone_append", (3, Some(4)), "appends to a zone")
+        ..zone(
+            "zone_append",
+            "zap",
+            (3, Some(4)),
+            "append write a number of bytes at a specified offset",
+        )
     },
-    zone("zone_close", (2, Some(2)), "closes zones"),
-    zone("zone_finish", (2, Some(2)), "finishes zones"),
-    zone("zone_open", (2, Some(2)), "opens zones"),
+    zone(
+        "zone_close",
+        "zc",
+        (2, Some(2)),
+        "close a range of zones in zone block device",
+    ),
+    zone(
+        "zone_finish",
+        "zf",
+        (2, Some(2)),
+        "finish a range of zones in zone block device",
+    ),
+    zone(
+        "zone_open",
+        "zo",
+        (2, Some(2)),
+        "explicit open a range of zones in zone block device",
+    ),
     Command {
         synopsis: Some("offset number"),
-        ..zone("zone_report", (2, Some(2)), "lists zones")
+        ..zone(
+            "zone_report",
+            "zrp",
+            (2, Some(2)),
+            "report zone information",
+        )
     },
-    zone("zone_reset", (2, Some(2)), "sets zones back to empty"),
+    zone(
+        "zone_reset",
+        "zrs",
+        (2, Some(2)),
+        "reset a zone write pointer in zone block device",
+    ),
 ];
 
-const fn zone(name: &'static str, words: (usize, Option<usize>), summary: &'static str) -> Command {
+const fn zone(
+    name: &'static str,
+    alias: &'static str,
+    words: (usize, Option<usize>),
+    summary: &'static str,
+) -> Command {
     Command {
+        alias: Some(alias),
         synopsis: Some("offset len"),
         ..command(name, Verb::Zone, Needs::Image, words, summary)
     }
 }
-
-const READ_HELP: &str = "\
- -b, -- read the VM state
- -C, -- report in a form for machines
- -i, -- do not read, count an invalid request
- -P, -- the byte that everything read must be
- -s, -- where the checked part begins (with -P)
- -l, -- how long the checked part is (with -P)
- -q, -- report nothing
- -r, -- register the buffer
- -v, -- show the bytes
-";
-
-const WRITE_HELP: &str = "\
- -b, -- write the VM state
- -c, -- write compressed clusters
- -C, -- report in a form for machines
- -f, -- durable when it returns
- -i, -- do not write, count an invalid request
- -n, -- with -z: fail rather than write zeroes out
- -P, -- the byte to write instead of 0xcd
- -s, -- the file whose bytes are written, over and over
- -q, -- report nothing
- -r, -- register the buffer
- -u, -- with -z: space may be given back
- -z, -- write zeroes without a buffer
-";
-
-const OPEN_HELP: &str = "\
- -r, -- read-only
- -s, -- keep changes in a temporary overlay
- -C, -- copy what is read from the backing file
- -n, -- bypass the page cache, as -t none
- -U, -- take no locks
- -k, -- as -i native
- -i, -- how requests run: threads, native or io_uring
- -t, -- the cache mode
- -d, -- the discard mode
- -o, -- options of the driver
-";
 
 impl Command {
     /// Shows on one line how the command is called, after a wrong call.
@@ -560,9 +563,7 @@ pub fn help(name: Option<&str>) -> Result<(), Failed> {
         return Err(Failed);
     };
     let mut text = command.line(name);
-    if !command.help.is_empty() {
-        text.push_str(&format!("\n{}\n", command.help));
-    }
+    text.push_str(command.help);
     report::print(text);
     Ok(())
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
 use vellum_control::reopen::{self, Drivers};
-use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open_device};
+use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open_device, overlay};
 use vellum_storage::Buffer;
 use vellum_storage::error::errno_text;
 
 use super::arguments::Words;
-use super::options::{NO_CACHE, NO_SNAPSHOT, default_flags, set_aio, set_cache, set_discard};
+use super::options::{NO_CACHE, default_flags, set_aio, set_cache, set_discard};
 use super::session::Session;
 use super::{Failed, Outcome};
 use crate::report;
@@ -20,21 +20,28 @@ pub struct Image {
     device: Arc<dyn BlockDevice>,
     spec: ImageSpec,
     flags: OpenFlags,
+    /// Changes go to an overlay that is gone with the image.
+    temporary: bool,
 }
 
 impl Image {
-    /// Opens an image; a failure is reported.
-    pub async fn open(spec: ImageSpec, flags: OpenFlags) -> Outcome<Image> {
+    /// Opens an image, or a temporary overlay over it; a failure is reported.
+    pub async fn open(spec: ImageSpec, flags: OpenFlags, temporary: bool) -> Outcome<Image> {
         let name = match &spec.source {
             Source::Filename(name) => Some(name.clone()),
             Source::Options(_) => None,
         };
-        Image::open_named(spec, flags, name.as_deref()).await
+        Image::open_named(spec, flags, temporary, name.as_deref()).await
     }
 
     /// As [`Image::open`], with the file name that the user gave beside options.
-    async fn open_named(spec: ImageSpec, flags: OpenFlags, name: Option<&str>) -> Outcome<Image> {
-        match Image::try_open(spec, flags).await {
+    async fn open_named(
+        spec: ImageSpec,
+        flags: OpenFlags,
+        temporary: bool,
+        name: Option<&str>,
+    ) -> Outcome<Image> {
+        match Image::try_open(spec, flags, temporary).await {
             Ok(image) => Ok(image),
             Err(error) => {
                 let device = name.map(|name| format!(" device {name}"));
@@ -46,12 +53,23 @@ impl Image {
         }
     }
 
-    async fn try_open(spec: ImageSpec, flags: OpenFlags) -> Result<Image> {
-        let device = open_device(&spec, &flags).await?;
+    async fn try_open(spec: ImageSpec, flags: OpenFlags, temporary: bool) -> Result<Image> {
+        let device = match temporary {
+            true => {
+                let below = OpenFlags {
+                    writable: false,
+                    copy_on_read: false,
+                    ..flags.clone()
+                };
+                overlay::put_on(open_device(&spec, &below).await?).await?
+            }
+            false => open_device(&spec, &flags).await?,
+        };
         Ok(Image {
             device,
             spec,
             flags,
+            temporary,
         })
     }
 
@@ -170,7 +188,8 @@ pub async fn open(session: &mut Session, words: Words) -> Outcome {
         return Err(Failed);
     }
     let name = words.operands.first().map(String::as_str);
-    session.image = Some(Image::open_named(spec, flags, name).await?);
+    let temporary = words.has('s');
+    session.image = Some(Image::open_named(spec, flags, temporary, name).await?);
     Ok(())
 }
 
@@ -193,12 +212,11 @@ fn apply(flags: &mut OpenFlags, letter: char, value: &str) -> Outcome {
         'i' => set_aio(flags, value),
         't' => set_cache(flags, value),
         'd' => set_discard(flags, value),
-        's' => Err(NO_SNAPSHOT.to_owned()),
         'C' => {
             flags.copy_on_read = true;
             Ok(())
         }
-        // `-o` is read with the path.
+        // `-o` is read with the path, `-s` with the image.
         _ => Ok(()),
     };
     result.map_err(complain)
@@ -225,7 +243,9 @@ fn spec_from(words: &Words) -> Outcome<ImageSpec> {
                 name: path.cloned().unwrap_or_default(),
             })
         }
-        (None, None) => Err(complain("Must specify either driver or file".into())),
+        (None, None) => Err(complain(
+            "can't open: Must specify either driver or file".into(),
+        )),
     }
 }
 
@@ -290,6 +310,10 @@ pub async fn reopen(session: &mut Session, words: Words) -> Outcome {
         return Err(Failed);
     };
     let (old_spec, old_flags) = (image.spec.clone(), image.flags.clone());
+    if image.temporary {
+        // Its file has no name by which it could be found again.
+        return Err(complain("A temporary overlay cannot be reopened".into()));
+    }
     let flags = reopen_flags(&words, &old_flags)?;
     let new = driver_options(&words)?;
     check_once(&words, new.as_ref())?;
@@ -297,11 +321,11 @@ pub async fn reopen(session: &mut Session, words: Words) -> Outcome {
         .map_err(|error| complain(report::error_text(&error)))?;
     // The new opening would meet the locks of the old one.
     session.close().await?;
-    match Image::try_open(spec, flags).await {
+    match Image::try_open(spec, flags, false).await {
         Ok(image) => session.image = Some(image),
         Err(error) => {
             report::fail(&error);
-            session.image = Some(Image::open(old_spec, old_flags).await?);
+            session.image = Some(Image::open(old_spec, old_flags, false).await?);
             return Err(Failed);
         }
     }

@@ -7,6 +7,7 @@ mod aio;
 mod arguments;
 mod breakpoint;
 mod commands;
+mod help_texts;
 mod image;
 mod info;
 mod options;

@@ -18,6 +18,8 @@ pub struct SessionOptions {
     pub commands: Vec<String>,
     /// Buffers are misaligned.
     pub misalign: bool,
+    /// Changes go to a temporary overlay.
+    pub temporary: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,25 +70,32 @@ pub fn options() -> Vec<Shape> {
 
 pub const USAGE: &str = "\
 [OPTIONS]... [-c STRING]... [file]
-Exercises a disk image by commands, from -c or from standard input.
+Exercises a disk image by commands
 
-  -c, --cmd STRING     run a command; may be given more than once
-  -f, --format FMT     the image's format; probed without it
+  --object OBJECTDEF   make an object, such as a secret with a key
   --image-opts         the file is driver options, not a name
+  -c, --cmd STRING     run a command; without any, read them from
+                       standard input
+  -f, --format FMT     the image's format; probed without it
   -r, --read-only      open read-only
+  -s, --snapshot       keep changes in a temporary overlay
   -n, --nocache        bypass the page cache, as -t none
+  -C, --copy-on-read   keep what is read from the backing file
+  -m, --misalign       misalign buffers
+  -k, --native-aio     as -i native
+  -i, --aio=MODE       threads, native or io_uring
   -t, --cache=MODE     none, writeback, writethrough (the default),
                        directsync or unsafe
-  -i, --aio=MODE       threads, native or io_uring
-  -k, --native-aio     as -i native
   -d, --discard=MODE   what discards do: unmap (the default) or ignore
-  -m, --misalign       misalign buffers
-  -U, --force-share    take no locks
-  -h, --help           show this and end
-  -V, --version        show the version and end
+  -T, --trace [[enable=]<pattern>][,events=<file>][,file=<file>]
+                       accepted; there is nothing to trace
+  -U, --force-share    others may write meanwhile
+  -h, --help           print this help
+  -V, --version        print the version
 
-The command 'help' lists the commands.
-";
+See '";
+
+const USAGE_END: &str = "' for information on available commands.\n";
 
 /// Reads the command line; `Err` is the code to exit with at once.
 pub fn parse(program: &str, arguments: Vec<OsString>) -> Result<SessionOptions, i32> {
@@ -111,7 +120,9 @@ pub fn parse(program: &str, arguments: Vec<OsString>) -> Result<SessionOptions, 
 
 fn usage(program: &str, code: i32) -> i32 {
     let tool = if program == "vellum" { " io" } else { "" };
-    report::print(format_args!("Usage: {program}{tool} {USAGE}"));
+    report::print(format_args!(
+        "Usage: {program}{tool} {USAGE}{program}{tool} -c help{USAGE_END}"
+    ));
     code
 }
 
@@ -121,6 +132,7 @@ struct Reader {
     format: Option<String>,
     image_opts: bool,
     misalign: bool,
+    temporary: bool,
 }
 
 impl Default for Reader {
@@ -131,6 +143,7 @@ impl Default for Reader {
             format: None,
             image_opts: false,
             misalign: false,
+            temporary: false,
         }
     }
 }
@@ -154,13 +167,13 @@ impl Reader {
             Id::Format => self.format = Some(value),
             Id::ImageOpts => self.image_opts = true,
             Id::Misalign => self.misalign = true,
-            Id::Trace => report::warning("tracing is not built in"),
+            Id::Trace => crate::trace::take(&value),
             Id::Object => crate::object::add(&value).map_err(|error| report::fail(&error))?,
             Id::ReadOnly => self.flags.writable = false,
             Id::NoCache => self.flags.cache = NO_CACHE,
             Id::NativeAio => self.flags.aio = Some(Aio::Native),
             Id::ForceShare => self.flags.force_share = true,
-            Id::Snapshot => return refuse(NO_SNAPSHOT),
+            Id::Snapshot => self.temporary = true,
             Id::CopyOnRead => self.flags.copy_on_read = true,
             Id::Aio => set_aio(&mut self.flags, &value).map_err(complain)?,
             Id::Cache => set_cache(&mut self.flags, &value).map_err(complain)?,
@@ -182,6 +195,7 @@ impl Reader {
             flags: self.flags,
             commands: self.commands,
             misalign: self.misalign,
+            temporary: self.temporary,
         })
     }
 }
@@ -197,8 +211,6 @@ pub const NO_CACHE: CacheMode = CacheMode {
     no_flush: false,
     writethrough: false,
 };
-/// Why `-s` is refused.
-pub const NO_SNAPSHOT: &str = "temporary overlays (-s) are not supported";
 
 /// Sets the cache mode by its name.
 pub fn set_cache(flags: &mut OpenFlags, name: &str) -> Result<(), String> {
@@ -232,10 +244,7 @@ fn refuse<T>(message: &str) -> Result<T, i32> {
 }
 
 fn version(program: &str) -> i32 {
-    report::print_line(format_args!(
-        "{program} version {}",
-        env!("CARGO_PKG_VERSION")
-    ));
+    report::print(crate::img::version(program));
     0
 }
 

@@ -35,7 +35,7 @@ pub async fn run(program: &str, options: SessionOptions) -> i32 {
         quit: false,
     };
     if let Some(spec) = options.image {
-        match Image::open(spec, options.flags).await {
+        match Image::open(spec, options.flags, options.temporary).await {
             Ok(image) => session.image = Some(image),
             Err(Failed) => return 1,
         }
@@ -156,7 +156,7 @@ impl Session {
             Verb::Alloc => space::alloc(image, &words).await,
             Verb::Map => space::map(image).await,
             Verb::Info => info::print(image),
-            Verb::Zone => zone(command.name),
+            Verb::Zone => zone(command.name, &words),
             _ => breakpoint::run(image, command.name, rest).await,
         }
     }
@@ -164,7 +164,7 @@ impl Session {
 
 async fn sleep(rest: &[&str]) -> Outcome {
     let word = rest.first().copied().unwrap_or_default();
-    let Ok(milliseconds) = word.parse() else {
+    let Ok(milliseconds) = crate::size::parse_plain(word) else {
         report::print_line(format_args!("{word} is not a valid number"));
         return Err(Failed);
     };
@@ -188,8 +188,16 @@ fn raise(rest: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// No device here has zones.
-fn zone(name: &str) -> Outcome {
+/// No device here has zones; numbers are looked at all the same.
+fn zone(name: &str, words: &Words) -> Outcome {
+    match name {
+        "zone_append" => drop(words.offset_and_lengths()?),
+        _ => {
+            for operand in &words.operands {
+                arguments::number(operand)?;
+            }
+        }
+    }
     let operation = name.replace('_', " ");
     report::print_line(format_args!("{operation} failed: Operation not supported"));
     Err(Failed)

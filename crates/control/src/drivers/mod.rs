@@ -18,6 +18,7 @@ mod preallocate;
 pub mod throttle;
 
 use std::future::Future;
+use std::os::unix::fs::FileTypeExt;
 use std::pin::Pin;
 
 use vellum::Result;
@@ -98,10 +99,25 @@ static DRIVERS: &[Driver] = &[
     protocol("throttle", |o, c, a| Box::pin(throttle::open(o, c, a))),
 ];
 
+/// The names of all drivers, sorted.
+pub fn driver_names() -> Vec<&'static str> {
+    DRIVERS.iter().map(|driver| driver.name).collect()
+}
+
 /// The driver of a name.
 pub(crate) fn find(name: &str) -> Result<&'static Driver> {
     let found = DRIVERS.iter().find(|driver| driver.name == name);
     found.ok_or_else(|| file_node::unknown_driver(name))
+}
+
+/// The driver of a file that is named without one: devices have their own.
+pub(crate) fn of_file(name: Option<&str>) -> Result<&'static Driver> {
+    let kind = name.and_then(|name| std::fs::metadata(name).ok());
+    let kind = kind.map(|metadata| metadata.file_type());
+    match kind.is_some_and(|kind| kind.is_block_device() || kind.is_char_device()) {
+        true => find("host_device"),
+        false => find("file"),
+    }
 }
 
 /// Whether there is a driver of this name that needs no file below it.
