@@ -10,10 +10,8 @@ mod report;
 mod trouble;
 
 use std::cell::{Cell, RefCell};
-use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
 
@@ -98,8 +96,9 @@ pub async fn copy(
         while running.len() >= options.parallel.max(1) {
             running.next().await.transpose()?;
         }
-        let next = next_piece(&mut scan, options.chunk_bytes());
-        let Some(piece) = beside(&mut running, next).await? else {
+        // Pieces are started several at a time, which keeps those of a small image in
+        // order; none of them needs to be polled for the next one to be found.
+        let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? else {
             break;
         };
         shared.troubles.unknown(scan.take_unknown());
@@ -116,24 +115,6 @@ pub async fn copy(
         result?;
     }
     Ok(())
-}
-
-/// What `next` gives, while the pieces that run go on: a device may have it wait for them.
-async fn beside<T, R>(
-    running: &mut FuturesUnordered<R>,
-    next: impl Future<Output = Result<T, CopyError>>,
-) -> Result<T, CopyError>
-where
-    R: Future<Output = Result<(), CopyError>>,
-{
-    let mut next = pin!(next);
-    while !running.is_empty() {
-        match select(next.as_mut(), running.next()).await {
-            Either::Left((piece, _)) => return piece,
-            Either::Right((ended, _)) => ended.transpose()?,
-        };
-    }
-    next.await
 }
 
 async fn next_piece(scan: &mut Scan<'_>, chunk_bytes: u64) -> Result<Option<Piece>, CopyError> {

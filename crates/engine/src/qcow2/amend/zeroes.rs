@@ -49,14 +49,21 @@ pub(super) async fn expand(image: &Arc<Image>, progress: &Progress) -> Result<()
                 }
             }
         }
-        for (&table, &shared) in &counts.tables {
-            expansion.expand_table(HostOffset(table), shared).await?;
-            visited += shared.references;
-            progress.report(visited, total);
+        for &l1 in &l1_tables {
+            for table in l2_tables(image, l1).await? {
+                let place = table.map_or(0, HostOffset::bytes);
+                if !counts.is_about(place) {
+                    continue;
+                }
+                if let Some(shared) = counts.tables.remove(&place) {
+                    expansion.expand_table(HostOffset(place), shared).await?;
+                }
+                visited += 1;
+                progress.report(visited, total);
+            }
         }
         from = counts.rest;
     }
-    progress.report(total, total);
     expansion.write_batch().await
 }
 
@@ -93,9 +100,14 @@ impl Counts {
         }
     }
 
+    /// Whether a table that lies there is one of them, if there is room.
+    fn is_about(&self, place: u64) -> bool {
+        place >= self.start && self.rest.is_none_or(|rest| place < rest)
+    }
+
     fn add(&mut self, table: HostOffset, guest_start: u64) {
         let place = table.bytes();
-        if place < self.start || self.rest.is_some_and(|rest| place >= rest) {
+        if !self.is_about(place) {
             return;
         }
         let first = Shared {
