@@ -93,11 +93,12 @@ pub async fn copy(
     let mut limit = options.rate_limit_bytes.map(RateLimit::new);
     let mut ticket = 0;
     loop {
-        while running.len() >= options.parallel.max(1) {
+        // The first piece goes alone: its writes wait for what the target makes and loads
+        // once, and others that come meanwhile could overtake them.
+        let most = if ticket == 1 { 1 } else { options.parallel };
+        while running.len() >= most.max(1) {
             running.next().await.transpose()?;
         }
-        // Pieces are started several at a time, which keeps those of a small image in
-        // order; none of them needs to be polled for the next one to be found.
         let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? else {
             break;
         };
