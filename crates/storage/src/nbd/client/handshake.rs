@@ -1,7 +1,7 @@
 //! The handshake from the client's side, up to a [`Session`].
 //!
 //! Invariant: whatever a server says, only so much of it is taken before the
-//! handshake ends: [`MAX_REPLIES`] replies an option, each of a bounded length.
+//! handshake ends: `MAX_REPLIES` replies an option, each of a bounded length.
 
 use super::super::answer::{self, Info, MAX_OPTION_REPLY_BYTES, OPTION_REPLY_BYTES, OptionReply};
 use super::super::channel::{Channel, Upgrade};
