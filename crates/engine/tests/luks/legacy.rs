@@ -1,0 +1,123 @@
+//! The AES-CBC of old qcow2 images, in both directions with QEMU.
+
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum::qcow2::create::{self, CreateOptions, Encryption, Preallocation};
+use vellum::qcow2::{OpenOptions, Qcow2};
+use vellum::storage::lane;
+
+use super::{SECRET, file, open, qemu, read, write};
+
+/// Where an old image is written, and with what.
+const AES_WRITES: [(usize, usize, u8); 4] = [
+    (1000, 100, 5),
+    (300_000, 200_000, 6),
+    (300_100, 7, 7),
+    (65_530, 20, 8),
+];
+
+fn as_written(writes: &[(usize, usize, u8)]) -> Vec<u8> {
+    let mut expected = vec![0; 1 << 20];
+    for &(start, length, byte) in writes {
+        expected[start..start + length].fill(byte);
+    }
+    expected
+}
+
+async fn check_content(device: &Qcow2, expected: &[u8]) {
+    for (start, end) in [(0, 1 << 20), (999, 1101), (1050, 1051), (299_990, 500_123)] {
+        let found = read(device, start as u64, end - start).await;
+        assert_eq!(found[..], expected[start..end], "{start}..{end}");
+    }
+}
+
+fn old_aes(path: &str) -> String {
+    format!("driver=qcow2,encrypt.key-secret=s,file.filename={path}")
+}
+
+#[test]
+fn old_aes_images_of_qemu_are_read_and_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old").display().to_string();
+    let create = "encrypt.format=aes,encrypt.key-secret=s";
+    qemu(
+        "qemu-img",
+        &[
+            "create", "-q", "--object", SECRET, "-f", "qcow2", "-o", create, &path, "1M",
+        ],
+    );
+    for (start, length, byte) in &AES_WRITES[..2] {
+        let command = format!("write -P {byte} {start} {length}");
+        let opened = old_aes(&path);
+        qemu(
+            "qemu-io",
+            &["--object", SECRET, "--image-opts", &opened, "-c", &command],
+        );
+    }
+    lane::block_on(async {
+        let gate = Arc::new(vellum::gate::DenyAll);
+        let options = OpenOptions {
+            passphrase: Some("secret".into()),
+            ..OpenOptions::default()
+        };
+        let device = Qcow2::open(file(&path), gate, options).await.unwrap();
+        check_content(&device, &as_written(&AES_WRITES[..2])).await;
+        for &(start, length, byte) in &AES_WRITES[2..] {
+            write(&*device, start as u64, &vec![byte; length]).await;
+        }
+        check_content(&device, &as_written(&AES_WRITES)).await;
+        device.close().await.unwrap();
+    });
+    qemu_reads(&path, &AES_WRITES);
+}
+
+/// Has QEMU compare the bytes of each write, as far as later ones left them.
+fn qemu_reads(path: &str, writes: &[(usize, usize, u8)]) {
+    let expected = as_written(writes);
+    let mut at = 0;
+    while at < expected.len() {
+        let same = expected[at..]
+            .iter()
+            .take_while(|&&byte| byte == expected[at]);
+        let length = same.count();
+        let command = format!("read -P {} {at} {length}", expected[at]);
+        let opened = old_aes(path);
+        qemu(
+            "qemu-io",
+            &["--object", SECRET, "--image-opts", &opened, "-c", &command],
+        );
+        at += length;
+    }
+}
+
+#[test]
+fn old_aes_images_are_made_for_qemu() {
+    for (version, preallocation) in [
+        (2, Preallocation::Off),
+        (2, Preallocation::Full),
+        (3, Preallocation::Metadata),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("old").display().to_string();
+        std::fs::write(&path, b"").unwrap();
+        lane::block_on(async {
+            let options = CreateOptions {
+                size_bytes: 1 << 20,
+                version,
+                preallocation,
+                encryption: Some(Encryption::LegacyAes("secret".into())),
+                ..CreateOptions::default()
+            };
+            create::create(file(&path), None, &options).await.unwrap();
+            let device = open(&file(&path), "secret").await.unwrap();
+            check_content(&device, &as_written(&[])).await;
+            for &(start, length, byte) in &AES_WRITES {
+                write(&*device, start as u64, &vec![byte; length]).await;
+            }
+            check_content(&device, &as_written(&AES_WRITES)).await;
+            device.close().await.unwrap();
+        });
+        qemu_reads(&path, &AES_WRITES);
+    }
+}
