@@ -1,5 +1,6 @@
 //! Chores of this repository: `cargo xtask TASK`.
 
+mod checksum;
 mod deb;
 mod demo;
 mod differential;

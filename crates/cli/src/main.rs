@@ -19,6 +19,7 @@ mod localtime;
 mod manual;
 mod nbd;
 mod object;
+mod output;
 mod page;
 mod paint;
 mod report;

@@ -12,8 +12,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
+use crate::checksum;
 use crate::workspace::Workspace;
 use crate::{process, setup};
 use kinds::Kind;
@@ -148,9 +148,9 @@ fn content_sha256(folder: &Path, image: &str) -> Result<Option<String>> {
         return Ok(None);
     }
     let path = folder.join("content");
-    let sum = Sha256::digest(std::fs::read(&path)?);
+    let sum = checksum::sha256(&path)?;
     std::fs::remove_file(path)?;
-    Ok(Some(sum.iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok(Some(sum))
 }
 
 /// Rewrites a file with a hole for every block of zeroes, as those who unpack it

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use sha2::{Digest, Sha256};
 
+use crate::checksum::sha256;
 use crate::process;
 
 /// The version whose expected outputs our programs are measured by.
@@ -174,12 +174,6 @@ impl PrivateApt {
             name.contains(".orig.tar.") && !name.ends_with(".asc")
         }))
     }
-}
-
-fn sha256(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path)?;
-    let digest = Sha256::digest(&bytes);
-    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn versions(records: &str) -> Vec<String> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use vellum_control::audit::Policy;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::output::Output;
 use crate::size;
 
 #[derive(Debug, Clone, Copy)]
@@ -67,14 +68,6 @@ several formats at once.
 Exit codes: 0 safe, 1 the image could not be read, 2 rejected.
 ";
 
-/// How the answer is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Output {
-    #[default]
-    Human,
-    Json,
-}
-
 /// The command line, taken apart.
 #[derive(Debug, Default)]
 pub struct Arguments {
@@ -118,15 +111,7 @@ impl Arguments {
                 policy.max_time =
                     time.ok_or_else(|| format!("--max-time expects seconds, not '{value}'"))?;
             }
-            Opt::Output => {
-                self.output = match value.as_str() {
-                    "human" => Output::Human,
-                    "json" => Output::Json,
-                    other => {
-                        return Err(format!("--output expects 'human' or 'json' not '{other}'"));
-                    }
-                };
-            }
+            Opt::Output => self.output = Output::parse(&value).map_err(|e| e.to_string())?,
         }
         Ok(())
     }

@@ -19,8 +19,9 @@ use vellum::{Error, ErrorKind, Storage};
 use vellum_control::audit::{Finding, Reference, Report, audit};
 use vellum_storage::{FileOptions, FileStorage, lane};
 
+use crate::output::Output;
 use crate::report;
-use arguments::{Arguments, Output};
+use arguments::Arguments;
 
 pub use arguments::{EXPLAINS, HELP, options};
 

@@ -6,6 +6,8 @@ use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_storage::lane;
 
 use crate::getopt::{OptionSpec, Parser, UsageError};
+pub use crate::output::Output;
+use crate::output::UnknownOutput;
 use crate::size::{self, SizeError};
 use crate::{hint, report};
 
@@ -32,6 +34,12 @@ pub enum Failure {
 impl From<UsageError> for Failure {
     fn from(error: UsageError) -> Self {
         Failure::Option(error)
+    }
+}
+
+impl From<UnknownOutput> for Failure {
+    fn from(error: UnknownOutput) -> Self {
+        Failure::Usage(error.to_string())
     }
 }
 
@@ -90,29 +98,6 @@ pub fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
 /// What `qemu-img` says when an image cannot be opened.
 pub fn open_failure(name: &str, error: &vellum::Error) -> Failure {
     Failure::Message(format!("Could not open '{name}': {}", error_text(error)))
-}
-
-/// How results are printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Output {
-    /// For people.
-    #[default]
-    Human,
-    /// For programs.
-    Json,
-}
-
-impl Output {
-    /// The value of `--output`.
-    pub fn parse(name: &str) -> Result<Output, Failure> {
-        match name {
-            "human" => Ok(Output::Human),
-            "json" => Ok(Output::Json),
-            other => Err(Failure::Usage(format!(
-                "--output expects 'human' or 'json' not '{other}'"
-            ))),
-        }
-    }
 }
 
 /// The image that the options name, as far as options alone can tell.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use vellum_control::ImageSpec;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::output::Output;
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]
@@ -60,14 +61,6 @@ metadata, the snapshots and the images below take, what an L2 cache needs to cov
 what could be done better. Nothing is changed.
 ";
 
-/// How the answer is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Output {
-    #[default]
-    Human,
-    Json,
-}
-
 /// The command line, taken apart.
 #[derive(Debug, Default)]
 pub struct Arguments {
@@ -106,15 +99,7 @@ impl Arguments {
             Opt::ImageOpts => self.image_opts = true,
             Opt::ForceShare => self.force_share = true,
             Opt::NoCheck => self.no_check = true,
-            Opt::Output => {
-                self.output = match value.as_str() {
-                    "human" => Output::Human,
-                    "json" => Output::Json,
-                    other => {
-                        return Err(format!("--output expects 'human' or 'json' not '{other}'"));
-                    }
-                };
-            }
+            Opt::Output => self.output = Output::parse(&value).map_err(|e| e.to_string())?,
             Opt::Html => self.html = Some(value.into()),
             Opt::Object => {
                 crate::object::add(&value).map_err(|error| report::error_text(&error))?;

@@ -22,8 +22,9 @@ use std::ffi::OsString;
 
 use vellum_storage::lane;
 
+use crate::output::Output;
 use crate::report;
-use arguments::{Arguments, Output};
+use arguments::Arguments;
 
 pub use arguments::{EXPLAINS, HELP, options};
 
