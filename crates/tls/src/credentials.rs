@@ -17,6 +17,7 @@ use vellum_storage::{Error, Result};
 
 use crate::error;
 use crate::keys::Keys;
+use crate::library;
 
 /// Suites of TLS 1.2 with pre-shared keys.
 const PSK_SUITES: &str = "kECDHEPSK:kDHEPSK:kPSK";
@@ -110,8 +111,10 @@ impl Credentials {
     /// Loads what `options` name.
     ///
     /// # Errors
-    /// In QEMU's words, if a file is missing, cannot be understood or is out of date.
+    /// In QEMU's words, if a file is missing, cannot be understood or is out of date; or that
+    /// OpenSSL is not installed.
     pub fn load(options: &CredentialsOptions) -> Result<Self> {
+        library::load().map_err(|reason| error(format!("TLS needs OpenSSL 3: {reason}")))?;
         let mut builder = SslContextBuilder::new(SslMethod::tls())
             .map_err(|stack| failed("Unable to set up TLS", &stack))?;
         let setup = |stack: ErrorStack| failed("Unable to set up TLS", &stack);

@@ -10,10 +10,18 @@
 //!   certificate, the name in it, and who may come in.
 //! - Keys are read once, and appear in no message.
 //! - No lock is held across an await.
-#![forbid(unsafe_code)]
+//! - OpenSSL is loaded with the first [`Credentials`] (`library`): who needs no TLS neither
+//!   waits for it nor needs it.
+#![deny(unsafe_code)]
 
 mod credentials;
 mod keys;
+#[cfg(all(
+    target_os = "linux",
+    target_env = "gnu",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+mod library;
 mod peer;
 mod session;
 
@@ -30,6 +38,18 @@ const OPERATION: &str = vellum_storage::nbd::client::handshake::TLS_OPERATION;
 
 fn error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Protocol, OPERATION, message).with_errno(libc::EINVAL)
+}
+
+/// Elsewhere the program is linked to the library, or contains it.
+#[cfg(not(all(
+    target_os = "linux",
+    target_env = "gnu",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+)))]
+mod library {
+    pub(crate) fn load() -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Who may come in, by the name in the certificate.

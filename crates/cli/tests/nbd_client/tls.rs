@@ -390,3 +390,17 @@ fn libnbd_and_nbdkit_agree() {
         );
     }
 }
+
+/// A cold start would take twice as long with OpenSSL (see `library.rs` of `vellum-tls`).
+#[test]
+#[cfg(target_env = "gnu")]
+fn openssl_is_loaded_when_it_is_needed() {
+    let program = env!("CARGO_BIN_EXE_vellum");
+    let mut command = std::process::Command::new(program);
+    let libraries = crate::output(command.env("LD_TRACE_LOADED_OBJECTS", "1"));
+    let libraries = String::from_utf8_lossy(&libraries.stdout);
+    assert!(libraries.contains("libc.so"), "{libraries}");
+    for name in ["libssl", "libcrypto"] {
+        assert!(!libraries.contains(name), "{libraries}");
+    }
+}
