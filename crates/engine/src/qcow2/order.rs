@@ -83,6 +83,21 @@ pub(crate) struct Dropped {
     pub(crate) reason: Reason,
 }
 
+/// The same clusters in as few runs as possible: what lay scattered for the guest may lie
+/// side by side in the file, and each run costs requests.
+fn merged(mut runs: Vec<Dropped>) -> Vec<Dropped> {
+    runs.sort_by_key(|run| run.start);
+    runs.dedup_by(|next, run| {
+        let follows = run.start.index() + run.count == next.start.index();
+        let joins = follows && run.reason == next.reason;
+        if joins {
+            run.count += next.count;
+        }
+        joins
+    });
+    runs
+}
+
 #[derive(Default)]
 struct DroppedLists {
     /// Dropped in memory, not on disk yet.
@@ -423,7 +438,7 @@ impl Image {
             let Some(ready) = self.take_quiescent() else {
                 return Ok(());
             };
-            for dropped in ready {
+            for dropped in merged(ready) {
                 self.release_clusters(dropped).await?;
             }
         }
@@ -516,5 +531,39 @@ impl Image {
             Failure::Barrier(_) => self.latch(error.clone()),
             Failure::Write(_) => self.latch_unwritten(error.clone()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(start: u64, count: u64, reason: Reason) -> Dropped {
+        Dropped {
+            start: HostCluster(start),
+            count,
+            reason,
+        }
+    }
+
+    #[test]
+    fn dropped_runs_are_joined_where_they_lie_side_by_side() {
+        let (cut, replaced) = (Reason::Cut, Reason::Replaced);
+        let scattered = vec![
+            run(9, 1, cut),
+            run(4, 2, cut),
+            run(6, 1, replaced),
+            run(10, 5, cut),
+            run(1, 3, cut),
+            // Compressed clusters are dropped once for each reference.
+            run(10, 5, cut),
+        ];
+        let joined = vec![
+            run(1, 5, cut),
+            run(6, 1, replaced),
+            run(9, 6, cut),
+            run(10, 5, cut),
+        ];
+        assert_eq!(merged(scattered), joined);
     }
 }
