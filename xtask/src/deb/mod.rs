@@ -176,6 +176,7 @@ fn version(workspace: &Workspace) -> Result<String> {
     Ok(version.context("a version")?.to_owned())
 }
 
+/// OpenSSL is only recommended: it is loaded when TLS is asked for.
 fn control(tree: &Path, program: &Path, version: &str, architecture: &str) -> Result<()> {
     let folder = tree.join("DEBIAN");
     let depends = depends(program)?.join(", ");
@@ -183,6 +184,7 @@ fn control(tree: &Path, program: &Path, version: &str, architecture: &str) -> Re
         "Package: vellum\nVersion: {version}\nArchitecture: {architecture}\n\
          Maintainer: The Vellum developers <vellum@example.invalid>\nSection: otherosfs\n\
          Priority: optional\nInstalled-Size: {}\nDepends: {depends}\n\
+         Recommends: libssl3 | libssl3t64\n\
          Provides: qemu-utils (= {QEMU_VERSION})\nConflicts: qemu-utils\nReplaces: qemu-utils\n\
          Description: disk images: qcow2 and raw, in the place of qemu-utils\n \
          One program that makes, copies, checks, serves and looks into disk images. By the\n \
