@@ -205,6 +205,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The device that this one stands for at the moment, where that can change
+    /// ([`crate::nodes::Link`]).
+    fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {
+        None
+    }
+
     /// The storage that holds the image's own file.
     fn storage(&self) -> Option<Arc<dyn Storage>> {
         None

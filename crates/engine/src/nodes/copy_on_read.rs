@@ -33,6 +33,8 @@ struct Core {
     unit_bytes: u64,
     /// How many layers down from the device are copied from; `None` is all.
     layers: Option<u32>,
+    /// What is read is kept; otherwise only what is fetched.
+    keeps_reads: bool,
     ranges: Arc<Inflight>,
     /// Who wants to be told of events.
     debugger: Option<Arc<Debugger>>,
@@ -42,6 +44,16 @@ impl CopyOnRead {
     /// Keeps in `device` what is read through the result. Data from deeper than
     /// `layers` layers below the device is passed through and not copied.
     pub fn new(device: Arc<dyn BlockDevice>, layers: Option<u32>) -> Arc<Self> {
+        Self::with(device, layers, true)
+    }
+
+    /// Keeps in `device` only what is asked for by [`CopyOnRead::fetch`], and keeps these
+    /// copies and what is written through the result apart.
+    pub fn fetching(device: Arc<dyn BlockDevice>) -> Arc<Self> {
+        Self::with(device, None, false)
+    }
+
+    fn with(device: Arc<dyn BlockDevice>, layers: Option<u32>, keeps_reads: bool) -> Arc<Self> {
         let subcluster = |image: &Qcow2| image.header().geometry().subcluster_size_bytes();
         let unit_bytes = device
             .as_qcow2()
@@ -54,10 +66,16 @@ impl CopyOnRead {
                 device,
                 unit_bytes,
                 layers,
+                keeps_reads,
                 ranges: Arc::default(),
                 debugger,
             }),
         })
+    }
+
+    /// Copies what of a range the device does not hold itself into it, in whole clusters.
+    pub fn fetch(&self, range: Range<u64>) -> Io<()> {
+        self.start(|core| async move { core.copy(range).await })
     }
 
     fn start<T: 'static, F>(&self, work: impl FnOnce(Arc<Core>) -> F) -> Io<T>
@@ -166,6 +184,9 @@ impl BlockDevice for CopyOnRead {
     }
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        if !self.core.keeps_reads {
+            return self.core.device.read(offset_bytes, buffer);
+        }
         self.start(|core| async move {
             let size_bytes = core.device.size_bytes();
             let end = offset_bytes.saturating_add(buffer.len() as u64);

@@ -49,6 +49,8 @@
 
 mod copy_on_read;
 mod device_storage;
+mod link;
 
 pub use copy_on_read::CopyOnRead;
 pub use device_storage::DeviceStorage;
+pub use link::{Drained, Link, nothing};
