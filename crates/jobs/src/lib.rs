@@ -3,7 +3,8 @@
 //! There is one copy loop ([`copy`]); what is copied, where zeroes go and what
 //! the target is known to hold already are policies on it; [`commit`] and [`rebase`] are
 //! two of them. [`compare`] and
-//! [`map`] walk devices the same way, extent by extent.
+//! [`map`] walk devices the same way, extent by extent. Jobs on devices that are in use are
+//! in [`live`]; what may be asked of a job while it runs is in [`job`].
 //!
 //! Invariants:
 //! - Jobs know devices, never image formats.
@@ -14,6 +15,8 @@ pub mod commit;
 pub mod compare;
 pub mod copy;
 mod helpers;
+pub mod job;
+pub mod live;
 pub mod map;
 mod offload;
 mod rate;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Extent, Result};
 
+use crate::live::DirtyRanges;
 use crate::scan::Content;
 
 /// Pieces that are compared take two buffers: half of the usual length keeps all of them
@@ -19,6 +20,14 @@ pub enum Scope {
     /// What the first so many layers of the source decide: itself, its backing file and
     /// so on. The target is the layer below, so it shows all the rest (a commit).
     Layers(u32),
+    /// As `Layers`, and only where something was written meanwhile (a commit of an image
+    /// that is in use).
+    Dirty {
+        /// How many layers decide.
+        layers: u32,
+        /// What was written.
+        ranges: Arc<DirtyRanges>,
+    },
     /// Where the target holds nothing itself, and is going to show something else than
     /// the source (a rebase).
     Differences(Differences),
@@ -51,11 +60,14 @@ impl Scope {
     ) -> Result<Option<(Content, u64)>> {
         match self {
             Scope::Everything => Ok(None),
-            Scope::Layers(layers) => {
-                let layers = (*layers).max(1);
-                let extent = source.block_status(at, limit_bytes, layers - 1).await?;
-                let len_bytes = extent.len_bytes.clamp(1, limit_bytes);
-                Ok(Some((decided_above(&extent, layers), len_bytes)))
+            Scope::Layers(layers) => look_above(source, at, limit_bytes, *layers).await.map(Some),
+            Scope::Dirty { layers, ranges } => {
+                let (dirty, end) = ranges.at(at);
+                let limit_bytes = limit_bytes.min(end - at);
+                match dirty {
+                    false => Ok(Some((Content::Backing, limit_bytes))),
+                    true => look_above(source, at, limit_bytes, *layers).await.map(Some),
+                }
             }
             Scope::Differences(differences) => {
                 let look = differences.look(source, target, at, limit_bytes);
@@ -78,6 +90,19 @@ impl Scope {
             _ => usual_bytes,
         }
     }
+}
+
+/// What the first `layers` layers hold at `at`, and for how many bytes.
+async fn look_above(
+    source: &Arc<dyn BlockDevice>,
+    at: u64,
+    limit_bytes: u64,
+    layers: u32,
+) -> Result<(Content, u64)> {
+    let layers = layers.max(1);
+    let extent = source.block_status(at, limit_bytes, layers - 1).await?;
+    let len_bytes = extent.len_bytes.clamp(1, limit_bytes);
+    Ok((decided_above(&extent, layers), len_bytes))
 }
 
 /// What the first `layers` layers say of an extent that they were asked for.

@@ -1,0 +1,72 @@
+//! [`Reins`]: what somebody wishes of a job that runs.
+
+use std::sync::{Mutex, PoisonError};
+
+use event_listener::Event;
+
+/// What a job is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Wish {
+    /// Go on.
+    #[default]
+    Run,
+    /// Begin nothing until something else is wished.
+    Pause,
+    /// Give up. Nothing else can be wished afterwards.
+    Cancel,
+}
+
+/// Leads a job; a job looks at them whenever it can stop.
+#[derive(Debug, Default)]
+pub struct Reins {
+    wish: Mutex<Wish>,
+    changed: Event,
+}
+
+impl Reins {
+    /// Those of a job that is to run.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What is wished now.
+    pub fn wish(&self) -> Wish {
+        *self.wish.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wishes something else.
+    pub fn set(&self, wish: Wish) {
+        let mut old = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        if *old != Wish::Cancel {
+            *old = wish;
+        }
+        drop(old);
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Waits until what is wished meets a condition.
+    pub async fn until(&self, is_met: impl Fn(Wish) -> bool) {
+        loop {
+            let changed = self.changed.listen();
+            if is_met(self.wish()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cancelling_cannot_be_taken_back() {
+        let reins = Reins::new();
+        reins.set(Wish::Pause);
+        reins.set(Wish::Cancel);
+        reins.set(Wish::Run);
+        assert_eq!(reins.wish(), Wish::Cancel);
+        vellum_storage::lane::block_on(reins.until(|wish| wish == Wish::Cancel));
+    }
+}

@@ -1,0 +1,186 @@
+//! [`LiveCommit`]: an image in use, committed into a layer below it.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::future::{Either, select};
+use vellum::nodes::{Link, nothing};
+use vellum::{BlockDevice, Result};
+
+use super::dirty::DirtyMap;
+use crate::copy::{CopyError, CopyOptions, Observer, Silent, copy};
+use crate::job::{Reins, Wish};
+use crate::scope::Scope;
+
+/// How many bytes may be dirty when users are held up for the last round: with more, one
+/// more round is made beside them first.
+const SHORT_ROUND_BYTES: u64 = 4 << 20;
+/// So many rounds are made beside users who write faster than is copied.
+const MAX_ROUNDS: u32 = 16;
+
+/// How a commit is done.
+#[derive(Debug, Clone)]
+pub struct LiveCommitOptions {
+    /// How many layers are committed: 1 for the image alone, 2 for it and its backing
+    /// file, and so on. The next one below is the target.
+    pub layers: u32,
+    /// How many pieces are in flight at once.
+    pub parallel: usize,
+    /// At most this many bytes a second.
+    pub rate_limit_bytes: Option<u64>,
+}
+
+/// A commit of an image that is in use. Once something of it has failed or was given up,
+/// nothing more can be made of it.
+#[derive(Debug)]
+pub struct LiveCommit {
+    /// The job's own ways to both, to hold its requests up and to wait for them.
+    source: Arc<Link>,
+    target: Arc<Link>,
+    dirty: Arc<DirtyMap>,
+    options: LiveCommitOptions,
+    /// Where requests go of a job that was given up.
+    nowhere: Arc<dyn BlockDevice>,
+}
+
+/// How a copy ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copied {
+    /// All of it was copied.
+    All,
+    /// It was given up, as was wished; none of its requests runs any more.
+    GivenUp,
+}
+
+impl LiveCommit {
+    /// A commit of `source`, whose users go through a [`super::Tracker`] with `dirty`, into
+    /// `target`, which nobody else writes to. A target that is shorter grows.
+    ///
+    /// # Errors
+    /// If the target cannot be made as long as the source.
+    pub async fn new(
+        source: Arc<dyn BlockDevice>,
+        target: Arc<dyn BlockDevice>,
+        dirty: Arc<DirtyMap>,
+        options: LiveCommitOptions,
+    ) -> Result<Self> {
+        let size_bytes = source.size_bytes();
+        if target.size_bytes() < size_bytes {
+            target.truncate(size_bytes).await?;
+        }
+        Ok(LiveCommit {
+            source: Link::new(source),
+            target: Link::new(target),
+            dirty,
+            options,
+            nowhere: nothing()?,
+        })
+    }
+
+    /// Copies everything once.
+    ///
+    /// # Errors
+    /// What reading and writing meet. The source is as it was.
+    pub async fn copy_all(
+        &self,
+        reins: &Reins,
+        observer: &mut dyn Observer,
+    ) -> Result<Copied, CopyError> {
+        let scope = Scope::Layers(self.options.layers);
+        self.copy(scope, reins, observer).await
+    }
+
+    /// Copies what is dirty, round by round, until nothing is, or so little that users may
+    /// be held up for it.
+    ///
+    /// # Errors
+    /// As [`LiveCommit::copy_all`].
+    pub async fn catch_up(&self, reins: &Reins) -> Result<Copied, CopyError> {
+        for _ in 0..MAX_ROUNDS {
+            if self.dirty.dirty_bytes() == 0 {
+                break;
+            }
+            let last = self.dirty.dirty_bytes() <= SHORT_ROUND_BYTES;
+            if self.round(reins).await? == Copied::GivenUp {
+                return Ok(Copied::GivenUp);
+            }
+            if last {
+                break;
+            }
+        }
+        Ok(Copied::All)
+    }
+
+    /// Waits until something is dirty.
+    pub async fn wait_for_writes(&self) {
+        self.dirty.wait().await;
+    }
+
+    /// Copies what is still dirty, and makes the target durable. While it runs no user of
+    /// the source may write. From then on the target shows what the source does.
+    ///
+    /// # Errors
+    /// As [`LiveCommit::copy_all`], and if the target cannot be made durable.
+    pub async fn finish(&self) -> Result<()> {
+        let cause = |error: CopyError| error.cause;
+        let reins = Reins::new();
+        self.round(&reins).await.map_err(cause)?;
+        self.target.flush().await
+    }
+
+    /// Copies what is dirty now.
+    async fn round(&self, reins: &Reins) -> Result<Copied, CopyError> {
+        let ranges = self.dirty.take();
+        if ranges.is_empty() {
+            return Ok(Copied::All);
+        }
+        let scope = Scope::Dirty {
+            layers: self.options.layers,
+            ranges: Arc::new(ranges),
+        };
+        self.copy(scope, reins, &mut Silent).await
+    }
+
+    async fn copy(
+        &self,
+        scope: Scope,
+        reins: &Reins,
+        observer: &mut dyn Observer,
+    ) -> Result<Copied, CopyError> {
+        let source: Arc<dyn BlockDevice> = self.source.clone();
+        let target: Arc<dyn BlockDevice> = self.target.clone();
+        let options = CopyOptions {
+            scope,
+            detect_zeroes: false,
+            parallel: self.options.parallel,
+            rate_limit_bytes: self.options.rate_limit_bytes,
+            ..CopyOptions::default()
+        };
+        let sources = [source];
+        let copied = {
+            let copying = pin!(copy(&sources, &target, &options, observer));
+            match select(copying, pin!(self.obey(reins))).await {
+                Either::Left((copied, _)) => copied.map(|()| Copied::All),
+                Either::Right(_) => Ok(Copied::GivenUp),
+            }
+        };
+        if !matches!(copied, Ok(Copied::All)) {
+            // What was begun and is not waited for any more must not land later: not what
+            // runs, nor what was held up.
+            self.target.drain().await.set(self.nowhere.clone());
+        }
+        copied
+    }
+
+    /// Holds the job's requests up while that is wished; returns when it is to be given up.
+    async fn obey(&self, reins: &Reins) {
+        loop {
+            reins.until(|wish| wish != Wish::Run).await;
+            if reins.wish() == Wish::Cancel {
+                return;
+            }
+            let _held = self.target.drain().await;
+            reins.until(|wish| wish != Wish::Pause).await;
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Jobs on devices that are in use: what guests write meanwhile is not lost.
+//!
+//! [`LiveCommit`] brings what an image holds into a layer below, and keeps it there while
+//! more is written, until that layer takes the image's place. [`LiveStream`] brings into
+//! an image what the layers below it hold. Both need the users of the image to go through
+//! a device of theirs ([`Tracker`], [`vellum::nodes::CopyOnRead`]) from before the job
+//! begins; [`vellum::nodes::Link`] puts it there.
+//!
+//! Invariants of a commit:
+//! - A range is called dirty once a write to it is complete, or has failed, and before its
+//!   user hears of that. So when no user's request runs, everything is either in the
+//!   target or called dirty.
+//! - No range is copied twice at a time: a round copies what was dirty when it began, and
+//!   ends before the next one begins. What an older copy wrote never hides a newer one.
+//! - The image itself is never changed. Whatever the target holds, the image shows what it
+//!   did, on top of it, as long as it is there: a job that is cut off at any moment, by
+//!   cancelling or by a power cut, costs nothing but its work. Only when users no longer
+//!   see the image may it go, and they do so after the target has everything, durably.
+//!
+//! A cut therefore leaves, before the exchange, an image whose backing file holds some of
+//! the image's own bytes already (each of these is hidden by the image); after it, a
+//! backing file that is whole.
+
+mod commit;
+mod dirty;
+mod stream;
+mod tracker;
+
+pub use commit::{Copied, LiveCommit, LiveCommitOptions};
+pub use dirty::{DirtyMap, DirtyRanges};
+pub use stream::LiveStream;
+pub use tracker::Tracker;

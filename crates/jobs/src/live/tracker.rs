@@ -1,0 +1,106 @@
+//! [`Tracker`]: notes what is written through it.
+
+use std::sync::Arc;
+
+use vellum::qcow2::create::Preallocation;
+use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Result, ZeroRequest};
+
+use super::dirty::DirtyMap;
+
+/// A device of which every change is noted in a [`DirtyMap`], once it is made and before
+/// whoever asked for it hears of that.
+#[derive(Debug)]
+pub struct Tracker {
+    device: Arc<dyn BlockDevice>,
+    dirty: Arc<DirtyMap>,
+}
+
+impl Tracker {
+    /// Notes in `dirty` what is written to `device`.
+    pub fn new(device: Arc<dyn BlockDevice>, dirty: Arc<DirtyMap>) -> Arc<Self> {
+        Arc::new(Tracker { device, dirty })
+    }
+
+    /// Notes a change that has begun. Also of one that fails a part may have been made.
+    fn note<T: 'static>(&self, change: Io<T>, offset_bytes: u64, len_bytes: u64) -> Io<T> {
+        if change.is_ready() {
+            self.dirty.mark(offset_bytes, len_bytes);
+            return change;
+        }
+        let dirty = self.dirty.clone();
+        Io::start(async move {
+            let changed = change.await;
+            dirty.mark(offset_bytes, len_bytes);
+            changed
+        })
+    }
+}
+
+impl BlockDevice for Tracker {
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        self.device.read(offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        let len_bytes = buffer.len() as u64;
+        let write = self.device.write(offset_bytes, buffer, flags);
+        self.note(write, offset_bytes, len_bytes)
+    }
+
+    fn write_compressed(
+        &self,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Io<Buffer> {
+        let len_bytes = buffer.len() as u64;
+        let write = self.device.write_compressed(offset_bytes, buffer, flags);
+        self.note(write, offset_bytes, len_bytes)
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        let write = self.device.write_zeroes(offset_bytes, len_bytes, request);
+        self.note(write, offset_bytes, len_bytes)
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        let discard = self.device.discard(offset_bytes, len_bytes);
+        self.note(discard, offset_bytes, len_bytes)
+    }
+
+    fn flush(&self) -> Io<()> {
+        self.device.flush()
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
+        self.device.block_status(offset_bytes, len_bytes, max_depth)
+    }
+
+    fn truncate(&self, size_bytes: u64) -> Io<()> {
+        self.device.truncate(size_bytes)
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        self.device.resize(size_bytes, preallocation)
+    }
+
+    fn close(&self) -> Io<()> {
+        self.device.close()
+    }
+
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.device.backing()
+    }
+
+    fn allocated_bytes(&self) -> Result<Option<u64>> {
+        self.device.allocated_bytes()
+    }
+}
