@@ -9,6 +9,8 @@ use vellum::qcow2::BitmapView;
 
 use vellum_storage::nbd::proto;
 
+use super::sessions::Sessions;
+
 /// A device under the name by which clients ask for it.
 #[derive(Clone)]
 pub struct Export {
@@ -26,6 +28,8 @@ pub struct Export {
     pub allocation_depth: bool,
     /// Dirty bitmaps that clients may ask for, by their names.
     pub bitmaps: Vec<(String, BitmapView)>,
+    /// Who uses it now; clones of the export share that.
+    pub(super) sessions: Sessions,
 }
 
 impl Export {
@@ -40,7 +44,13 @@ impl Export {
             multi_conn: false,
             allocation_depth: false,
             bitmaps: Vec::new(),
+            sessions: Sessions::default(),
         }
+    }
+
+    /// How many clients use the export now.
+    pub fn connections(&self) -> usize {
+        self.sessions.count()
     }
 
     /// The transmission flags, without those that depend on the session.

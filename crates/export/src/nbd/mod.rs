@@ -10,6 +10,7 @@
 
 mod connection;
 mod export;
+mod exports;
 mod lanes;
 mod listener;
 mod negotiate;
@@ -17,10 +18,12 @@ mod outbox;
 mod perform;
 mod pool;
 mod server;
+mod sessions;
 mod stop;
 mod window;
 
 pub use export::{Export, MetaContext};
+pub use exports::Exports;
 pub use listener::Listener;
-pub use server::{Exports, Log, Phase, ServerOptions, serve};
+pub use server::{Log, Phase, ServerOptions, serve};
 pub use stop::Stop;

@@ -6,7 +6,7 @@ use vellum_storage::nbd::{Channel, Upgrade};
 
 use super::connection::Agreement;
 use super::export::{Export, MetaContext};
-use super::server::Exports;
+use super::exports::Exports;
 use vellum_storage::nbd::input::{Gone, Input};
 use vellum_storage::nbd::option::{
     BadOption, ClientOption, InfoRequest, MetaQuery, OPTION_HEADER_BYTES, OptionHeader,
@@ -206,7 +206,7 @@ impl Handshake<'_> {
     }
 
     async fn list(&self, number: u32) -> Result<Next, Gone> {
-        for export in self.exports.iter() {
+        for export in self.exports.list() {
             let mut data = (export.name.len() as u32).to_be_bytes().to_vec();
             data.extend(export.name.as_bytes());
             data.extend(export.description.iter().flat_map(|text| text.bytes()));

@@ -17,38 +17,16 @@ use vellum_storage::nbd::{Channel, Upgrade};
 use vellum_storage::spawn;
 
 use super::connection;
-use super::export::Export;
+use super::exports::Exports;
 use super::lanes::{self, Lanes, Seat};
 use super::listener::Listener;
 use super::negotiate::negotiate;
+use super::sessions::FAREWELL;
 use super::stop::Stop;
 use vellum_storage::nbd::input::{Gone, Input};
 
-/// How long clients may take to fetch their last replies when the server stops.
-const FAREWELL: Duration = Duration::from_secs(5);
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// What a server offers.
-#[derive(Debug, Clone, Default)]
-pub struct Exports(Vec<Arc<Export>>);
-
-impl Exports {
-    /// A set of exports; of two with one name the first is found.
-    pub fn new(exports: impl IntoIterator<Item = Export>) -> Self {
-        Exports(exports.into_iter().map(Arc::new).collect())
-    }
-
-    /// The export called `name`.
-    pub fn find(&self, name: &str) -> Option<Arc<Export>> {
-        self.0.iter().find(|export| export.name == name).cloned()
-    }
-
-    /// All exports.
-    pub fn iter(&self) -> impl Iterator<Item = &Export> {
-        self.0.iter().map(|export| &**export)
-    }
-}
 
 /// When a client was given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,15 +159,15 @@ async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
 }
 
 async fn serve_client(client: Stream, shared: Arc<Shared>, ticket: u64, seat: Seat) {
-    let negotiated = converse(client, &shared).await;
+    let negotiated = converse(client, ticket, &shared).await;
     drop(seat);
     shared.unregister(ticket, negotiated);
 }
 
 /// The whole life of a connection; returns whether it got to an export.
-async fn converse(client: Stream, shared: &Shared) -> bool {
+async fn converse(client: Stream, ticket: u64, shared: &Shared) -> bool {
     let mut input = Input::new();
-    let channel = Channel::from(client);
+    let channel = Channel::from(client.clone());
     let tls = shared.options.tls.as_deref();
     let handshake = negotiate(channel, &mut input, &shared.exports, tls);
     let agreement = match shared.options.handshake_limit {
@@ -201,6 +179,7 @@ async fn converse(client: Stream, shared: &Shared) -> bool {
     };
     match agreement {
         Ok(Some(agreement)) => {
+            let _session = agreement.export.sessions.enter(ticket, client);
             let end = connection::serve(input, agreement).await;
             if !matches!(end, Gone::Closed) {
                 shared.log(Phase::Transmission, &end.to_string());

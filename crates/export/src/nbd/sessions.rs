@@ -1,0 +1,99 @@
+//! Who uses an export, to hang up on them when it goes.
+//!
+//! Invariant: once the end has come, no session begins requests: whoever enters later is
+//! hung up on at once.
+
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use event_listener::Event;
+use futures_util::future::{Either, select};
+use vellum_storage::lane::{self, net::Stream};
+
+/// How long clients may take to fetch their last replies.
+pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The connections that are in their transmission phase.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sessions(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// A session has ended.
+    ended: Event,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: HashMap<u64, Stream>,
+    closing: bool,
+}
+
+/// A session; it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Session {
+    sessions: Sessions,
+    ticket: u64,
+}
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.lock().open.len()
+    }
+
+    /// Begins a session; `ticket` is the connection's number in its server.
+    pub(super) fn enter(&self, ticket: u64, client: Stream) -> Session {
+        let mut state = self.lock();
+        if state.closing {
+            // It may have gone by itself.
+            let _ = client.shutdown(Shutdown::Both);
+        }
+        state.open.insert(ticket, client);
+        Session {
+            sessions: self.clone(),
+            ticket,
+        }
+    }
+
+    /// Lets no more sessions be, and waits until there are none.
+    pub(super) async fn end(&self) {
+        self.lock().closing = true;
+        self.hang_up(Shutdown::Read);
+        let farewell = lane::sleep(FAREWELL);
+        if let Either::Right(_) = select(pin!(self.all_gone()), pin!(farewell)).await {
+            self.hang_up(Shutdown::Both);
+            self.all_gone().await;
+        }
+    }
+
+    fn hang_up(&self, how: Shutdown) {
+        for client in self.lock().open.values() {
+            // It may have gone by itself.
+            let _ = client.shutdown(how);
+        }
+    }
+
+    async fn all_gone(&self) {
+        while self.count() > 0 {
+            let ended = self.0.ended.listen();
+            if self.count() > 0 {
+                ended.await;
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.sessions.lock().open.remove(&self.ticket);
+        self.sessions.0.ended.notify(usize::MAX);
+    }
+}
