@@ -67,8 +67,12 @@ impl FileGate {
         let full = filename::resolve(&request.image, &request.name)?;
         self.policy.admit(&request.image, &full)?;
         let spec = ImageSpec::filename(full).with_format(request.format.as_deref());
-        let flags = open::backing_flags(&self.flags);
-        let opened = open::open_spec(&spec, &flags, &self.policy, self.place).await;
+        let around = Around {
+            flags: open::backing_flags(&self.flags),
+            policy: self.policy,
+            place: self.place,
+        };
+        let opened = open::open_below(open::node_options(&spec)?, &around).await;
         opened.map_err(|error| error.context("open", "Could not open backing file"))
     }
 

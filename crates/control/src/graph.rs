@@ -17,6 +17,7 @@ use crate::drivers::{self, Driver};
 use crate::file_node::{Common, Unlocked, Use};
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::FilePolicy;
+use crate::nodes::Origin;
 use crate::open::{self, Place};
 use crate::options::{Options, Scalar};
 
@@ -132,12 +133,21 @@ impl Opened {
 
 /// Opens a node with everything below it.
 pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> Result<Opened> {
+    let place = &around.place;
+    let node_name = match options.get_text("node-name") {
+        None if place.names_all() => Some(place.nodes.make_up_name()),
+        given => given.map(str::to_owned),
+    };
+    let origin = place.names_all().then(|| Origin {
+        options: options.clone(),
+        role,
+        around: around.clone(),
+    });
     let driver = match (options.take_text("driver")?, role) {
         (Some(name), _) => Some(drivers::find(&name)?),
         (None, Role::Protocol) => Some(drivers::of_file(options.get_text("filename"))?),
         (None, Role::Image) => None,
     };
-    let node_name = options.get_text("node-name").map(str::to_owned);
     let detect_zeroes = take_detect_zeroes(&mut options)?;
     let common = Common::take(&mut options, &around.flags)?;
     if detect_zeroes == DetectZeroes::Unmap && !common.discard {
@@ -148,7 +158,8 @@ pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> R
     }
     let below = Around {
         flags: common.pass_on(&around.flags),
-        ..around.clone()
+        policy: around.policy.clone(),
+        place: place.inside(node_name.as_deref()),
     };
     let opened = match driver {
         Some(Driver { open, .. }) => open(options, common, below).await?,
@@ -156,7 +167,7 @@ pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> R
     };
     let opened = detecting(opened, detect_zeroes, around)?;
     if let Some(name) = node_name {
-        around.place.nodes.name(&name, opened.clone())?;
+        place.name(&name, &opened, origin)?;
     }
     Ok(opened)
 }
@@ -192,7 +203,9 @@ pub(crate) async fn optional_child(
     match options.take(key) {
         Some(Scalar::Text(name)) => {
             let node = around.place.nodes.referred(&name)?;
-            return node.for_user(around.flags.writable).map(Some);
+            let node = node.for_user(around.flags.writable)?;
+            around.place.note_use(&name, key)?;
+            return Ok(Some(node));
         }
         Some(_) => {
             return Err(invalid(format!(
@@ -204,7 +217,11 @@ pub(crate) async fn optional_child(
     if group.is_empty() {
         return Ok(None);
     }
-    Box::pin(open(group, role, around)).await.map(Some)
+    let around = Around {
+        place: around.place.child(key),
+        ..around.clone()
+    };
+    Box::pin(open(group, role, &around)).await.map(Some)
 }
 
 /// As [`optional_child`]; there must be one.

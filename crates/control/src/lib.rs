@@ -38,6 +38,7 @@ pub mod options;
 pub mod overlay;
 pub mod probe;
 mod qcow2_node;
+pub mod qmp;
 pub mod reopen;
 pub mod secret;
 pub mod size;

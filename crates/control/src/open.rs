@@ -18,7 +18,7 @@ use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::{FileGate, FilePolicy};
 use crate::graph::{self, Around, Opened, Role, optional_child};
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, Origin, User, Wanted};
 use crate::options::{Options, Scalar};
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::qcow2_node;
@@ -32,6 +32,14 @@ pub(crate) struct Place {
     above: Vec<(u64, u64)>,
     /// The nodes that options may refer to.
     pub(crate) nodes: Nodes,
+    /// The nearest node above that has a name.
+    pub(crate) parent: Option<String>,
+    /// The node to which all belong that are made here.
+    owner: Option<String>,
+    /// What the node is to the one above it, where that one notes it.
+    role: Option<String>,
+    /// The node has its name, and is opened anew under it.
+    pub(crate) renewal: bool,
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -230,6 +238,25 @@ pub(crate) async fn open_spec(
     node.into_device(flags)
 }
 
+/// Opens what the image at a place stands on.
+pub(crate) async fn open_below(
+    mut options: Options,
+    around: &Around,
+) -> Result<Arc<dyn BlockDevice>> {
+    let place = &around.place;
+    if !place.names_all() {
+        let node = Box::pin(graph::open(options, Role::Image, around)).await?;
+        return node.into_device(&around.flags);
+    }
+    let name = match options.get_text("node-name") {
+        Some(name) => name.to_owned(),
+        None => place.nodes.make_up_name(),
+    };
+    options.set_text("node-name", &*name);
+    Box::pin(graph::open(options, Role::Image, around)).await?;
+    place.nodes.stand_on(place, &name, &around.flags)
+}
+
 /// Opens a format, found out from the content if none is given, with the file under it.
 pub(crate) async fn open_format(
     format: Option<Format>,
@@ -264,11 +291,62 @@ pub(crate) async fn open_format(
 }
 
 impl Place {
-    /// A place that nothing leads to, beside other nodes.
-    pub(crate) fn among(nodes: Nodes) -> Place {
+    /// A place that nothing leads to, beside other nodes, for the node `owner`.
+    pub(crate) fn among(nodes: Nodes, owner: &str) -> Place {
         Place {
-            above: Vec::new(),
             nodes,
+            owner: Some(owner.to_owned()),
+            ..Place::default()
+        }
+    }
+
+    /// Whether every node has a name here, if need be one that is made up.
+    pub(crate) fn names_all(&self) -> bool {
+        self.nodes.are_live() && self.owner.is_some() && !self.renewal
+    }
+
+    /// The place of what stands below a node.
+    pub(crate) fn inside(&self, name: Option<&str>) -> Place {
+        Place {
+            parent: name.map(str::to_owned).or(self.parent.clone()),
+            role: None,
+            renewal: false,
+            ..self.clone()
+        }
+    }
+
+    /// The place of a child, which the node above knows by `role`.
+    pub(crate) fn child(&self, role: &str) -> Place {
+        Place {
+            role: Some(role.to_owned()),
+            ..self.clone()
+        }
+    }
+
+    /// Notes that the node above uses another one.
+    pub(crate) fn note_use(&self, name: &str, role: &str) -> Result<()> {
+        match &self.parent {
+            Some(parent) => {
+                let user = User::Node(parent.clone());
+                let owner = self.owner.as_deref();
+                self.nodes.note(user, name, Wanted::reading(role), owner)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The node to which all belong that are made here.
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    /// Gives the node that was opened here a name.
+    pub(crate) fn name(&self, name: &str, node: &Opened, origin: Option<Origin>) -> Result<()> {
+        let owner = self.owner.as_deref().unwrap_or(name);
+        self.nodes.name(name, owner, node.clone(), origin)?;
+        match &self.role {
+            Some(role) => self.note_use(name, role),
+            None => Ok(()),
         }
     }
 
@@ -411,7 +489,7 @@ async fn open_qcow2(
     }
     open.for_check = flags.for_check;
     open.locked = flags.no_data;
-    let backing = take_backing(&mut options, flags, &gate.place.nodes)?;
+    let backing = take_backing(&mut options, flags, &gate.place)?;
     let around = Around {
         flags: flags.clone(),
         policy: gate.policy.clone(),
@@ -426,14 +504,12 @@ async fn open_qcow2(
         Override::None => open.backing = Backing::None,
         _ if flags.no_backing => open.backing = Backing::None,
         Override::Options(options) => {
-            let below = backing_flags(flags);
             let around = Around {
-                flags: below.clone(),
+                flags: backing_flags(flags),
                 ..around
             };
             let options = complete_backing(options, &file, &around.policy).await?;
-            let opened = Box::pin(graph::open(options, Role::Image, &around)).await;
-            let opened = opened.and_then(|node| node.into_device(&below));
+            let opened = open_below(options, &around).await;
             let opened =
                 opened.map_err(|error| error.context("open", "Could not open backing file"))?;
             open.backing = Backing::Given(opened);
@@ -484,7 +560,7 @@ enum Override {
     Options(Options),
 }
 
-fn take_backing(options: &mut Options, flags: &OpenFlags, nodes: &Nodes) -> Result<Override> {
+fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Place) -> Result<Override> {
     // Where only metadata is wanted no backing file can be given.
     let group = match flags.metadata_only {
         true => Options::new(),
@@ -494,11 +570,8 @@ fn take_backing(options: &mut Options, flags: &OpenFlags, nodes: &Nodes) -> Resu
         Some(Scalar::Null) => return Ok(Override::None),
         Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
         Some(Scalar::Text(text)) => {
-            return match nodes.referred(&text) {
-                Ok(node) => node
-                    .for_user(false)
-                    .and_then(|node| node.into_device(flags))
-                    .map(Override::Node),
+            return match place.nodes.stand_on(place, &text, flags) {
+                Ok(device) => Ok(Override::Node(device)),
                 Err(error) if flags.metadata_only => Err(error),
                 Err(error) => Err(error.context("open", "Could not open backing file")),
             };

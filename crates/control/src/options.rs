@@ -96,12 +96,17 @@ impl Options {
                 false => format!("JSON parse error, {error}"),
             })
         })?;
-        let Value::Object(_) = value else {
-            return Err(invalid("Invalid JSON object given".into()));
-        };
+        match value {
+            Value::Object(members) => Ok(Options::from_object(members)),
+            _ => Err(invalid("Invalid JSON object given".into())),
+        }
+    }
+
+    /// Flattens the members of an object.
+    pub fn from_object(members: serde_json::Map<String, Value>) -> Options {
         let mut options = Options::new();
-        options.flatten(None, value);
-        Ok(options)
+        options.flatten(None, Value::Object(members));
+        options
     }
 
     fn flatten(&mut self, prefix: Option<&str>, value: Value) {
@@ -278,7 +283,7 @@ impl Options {
 }
 
 /// JSON with its strings in double quotes: QEMU takes single quotes too.
-fn double_quoted(text: &str) -> String {
+pub(crate) fn double_quoted(text: &str) -> String {
     let mut standard = String::with_capacity(text.len());
     let mut quote = None;
     let mut letters = text.chars();

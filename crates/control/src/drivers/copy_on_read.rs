@@ -37,6 +37,7 @@ fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &Around) -> Resul
     let mut at = Some(device.clone());
     let mut depth = 0;
     while let Some(layer) = at {
+        let layer = layer.stands_for().unwrap_or(layer);
         if Arc::ptr_eq(&layer, &bottom) {
             return Ok(depth);
         }

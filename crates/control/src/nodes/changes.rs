@@ -1,0 +1,488 @@
+//! Changes of a graph of live nodes, while requests run through it.
+//!
+//! Invariants:
+//! - A change holds only links that lead to one node, so its drain ends.
+//! - A change that fails leaves the graph as it was. Where not even the old state can be
+//!   had again (a file that is gone), users of the node get errors, and no other bytes.
+
+use std::sync::Arc;
+
+use vellum::nodes::{Drained, Link, nothing};
+use vellum::qcow2::BackingName;
+use vellum::{BlockDevice, ErrorKind, Result};
+
+use super::{MADE_UP, Named, Nodes, Origin, Use, User, invalid, unknown, unknown_node};
+use crate::graph::{self, Opened};
+use crate::options::Scalar;
+
+/// The users of a node, held up until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    node: String,
+    /// Number of the use, and its link.
+    links: Vec<(u64, Arc<Link>)>,
+    drained: Vec<Drained>,
+}
+
+impl Held {
+    fn set(&self, device: &Arc<dyn BlockDevice>) {
+        for drained in &self.drained {
+            drained.set(device.clone());
+        }
+    }
+
+    fn ids(&self) -> Vec<u64> {
+        self.links.iter().map(|(id, _)| *id).collect()
+    }
+}
+
+/// What of a node is to be another one when it is opened anew.
+#[derive(Debug, Clone, Default)]
+struct Renewal {
+    writable: Option<bool>,
+    /// The node to stand on.
+    backing: Option<String>,
+}
+
+impl Nodes {
+    /// Refuses what cannot be done with a node because of who uses it.
+    ///
+    /// # Errors
+    /// In QEMU's words, if there is no such node, or something is in the way.
+    pub fn check_free(&self, name: &str) -> Result<()> {
+        let named = self.lock();
+        if !named.nodes.contains_key(name) {
+            return Err(unknown_node(name));
+        }
+        match named.blocker(name) {
+            None => Ok(()),
+            Some(why) => Err(invalid(format!("Node '{name}' is busy: {why}"))),
+        }
+    }
+
+    /// Closes a node that was added, with all that it owns.
+    ///
+    /// # Errors
+    /// In QEMU's words, if it was not, or is used; and if it does not close well: then it
+    /// is gone too.
+    pub async fn remove(&self, name: &str) -> Result<()> {
+        self.check_removal(name)?;
+        self.lock().roots.retain(|root| root != name);
+        self.close_owned(name).await
+    }
+
+    fn check_removal(&self, name: &str) -> Result<()> {
+        let named = self.lock();
+        let Some(node) = named.nodes.get(name) else {
+            return Err(invalid(format!(
+                "Failed to find node with node-name='{name}'"
+            )));
+        };
+        let mut users = named.uses.iter().filter(|one| one.node == name);
+        if users.any(|one| matches!(one.user, User::Export(_))) {
+            return Err(invalid(format!("Node {name} is in use")));
+        }
+        if let Some(why) = named.blocker(name) {
+            return Err(invalid(format!("Node '{name}' is busy: {why}")));
+        }
+        if node.owner != name {
+            return Err(invalid(format!("Node {name} is not owned by the monitor")));
+        }
+        let owner = |name: &str| named.nodes.get(name).map(|node| node.owner.as_str());
+        let used = named.uses.iter().any(|one| {
+            let own = matches!(&one.user, User::Node(user) if owner(user) == Some(name));
+            owner(&one.node) == Some(name) && !own
+        });
+        match used {
+            true => Err(invalid(format!("Block device {name} is in use"))),
+            false => Ok(()),
+        }
+    }
+
+    /// The node below another one: its backing file.
+    pub fn backing_of(&self, name: &str) -> Option<String> {
+        let named = self.lock();
+        let index = named.backing_use(name)?;
+        Some(named.uses[index].node.clone())
+    }
+
+    /// A node and all that it stands on, from the top down.
+    pub fn chain(&self, name: &str) -> Vec<String> {
+        let mut chain = vec![name.to_owned()];
+        while let Some(below) = chain.last().and_then(|last| self.backing_of(last)) {
+            chain.push(below);
+        }
+        chain
+    }
+
+    /// The nodes that stand on `name` by their backing file.
+    pub fn overlays_of(&self, name: &str) -> Vec<String> {
+        let named = self.lock();
+        let overlay = |one: &Use| match &one.user {
+            User::Node(user) if one.node == name && one.wanted.role == "backing" => {
+                Some(user.clone())
+            }
+            _ => None,
+        };
+        named.uses.iter().filter_map(overlay).collect()
+    }
+
+    /// Whether a node has a user of a kind.
+    pub fn is_used_by(&self, name: &str, kind: impl Fn(&User) -> bool) -> bool {
+        let named = self.lock();
+        let mut uses = named.uses.iter();
+        uses.any(|one| one.node == name && kind(&one.user))
+    }
+
+    /// Holds up all users of a node but some.
+    async fn hold_but(&self, name: &str, spared: &[User]) -> Result<Held> {
+        let links = self.lock().links(name, spared)?;
+        let mut drained = Vec::with_capacity(links.len());
+        for (_, link) in &links {
+            drained.push(link.drain().await);
+        }
+        Ok(Held {
+            node: name.to_owned(),
+            links,
+            drained,
+        })
+    }
+
+    /// Holds up all users of a node but jobs: requests that run have ended, new ones wait.
+    ///
+    /// # Errors
+    /// If there is no such node, or one that stands on it does not let it be exchanged.
+    pub async fn hold(&self, name: &str) -> Result<Held> {
+        let jobs = self.lock().jobs();
+        self.hold_but(name, &jobs).await
+    }
+
+    /// Has the users of a node, now and later, see another device in its place, such as one
+    /// that watches it; or, without one, the node itself again. Jobs see the node.
+    ///
+    /// # Errors
+    /// As [`Nodes::hold`].
+    pub async fn put_in_front(
+        &self,
+        name: &str,
+        front: Option<Arc<dyn BlockDevice>>,
+    ) -> Result<()> {
+        let held = self.hold(name).await?;
+        let device = self.device(name)?;
+        held.set(front.as_ref().unwrap_or(&device));
+        if let Some(node) = self.lock().nodes.get_mut(name) {
+            node.front = front;
+        }
+        Ok(())
+    }
+
+    /// Has those whom `held` holds up use another node from now on. What was put in front of
+    /// the old one is gone.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn lead_to(&self, held: Held, name: &str) -> Result<()> {
+        let device = self.device(name)?;
+        let ids = held.ids();
+        let mut named = self.lock();
+        if let Some(node) = named.nodes.get_mut(&held.node) {
+            node.front = None;
+        }
+        for one in named.uses.iter_mut().filter(|one| ids.contains(&one.id)) {
+            name.clone_into(&mut one.node);
+        }
+        drop(named);
+        held.set(&device);
+        Ok(())
+    }
+
+    /// Puts `overlay`, an image that stands on nothing and that nobody uses, over `node`:
+    /// whoever uses the node uses the overlay from then on, which stands on the node.
+    ///
+    /// # Errors
+    /// In QEMU's words, if one of them is not there, the overlay is used, or cannot be one.
+    pub async fn snapshot(&self, node: &str, overlay: &str) -> Result<()> {
+        self.check_snapshot(node, overlay)?;
+        let below = self.device(node)?;
+        if !below.info().read_only {
+            below.flush().await?;
+        }
+        let renewal = Renewal {
+            backing: Some(node.to_owned()),
+            ..Renewal::default()
+        };
+        self.renew(overlay, &renewal).await?;
+        let spared = [User::Node(overlay.to_owned())];
+        let held = self.hold_but(node, &spared).await?;
+        self.lead_to(held, overlay)
+    }
+
+    fn check_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
+        let named = self.lock();
+        for name in [node, overlay] {
+            if !named.nodes.contains_key(name) {
+                return Err(unknown(name));
+            }
+        }
+        if let Some(why) = named.blocker_by_job(node) {
+            return Err(invalid(format!("Node '{node}' is busy: {why}")));
+        }
+        let mut users = named.uses.iter().filter(|one| one.node == overlay);
+        if named.backing_use(overlay).is_some() {
+            return Err(invalid("The overlay already has a backing image"));
+        }
+        if users.next().is_some() || node == overlay {
+            return Err(invalid("The overlay is already in use"));
+        }
+        if named.nodes[overlay].opened.driver != "qcow2" {
+            return Err(invalid("The overlay does not support backing images"));
+        }
+        // Better now than when the overlay stands on it.
+        named.links(node, &[]).map(drop)
+    }
+
+    /// Makes a node that is open read-only writable, or the other way round.
+    ///
+    /// # Errors
+    /// What opening it anew meets; it is as it was then.
+    pub async fn set_writable(&self, name: &str, writable: bool) -> Result<()> {
+        let is_writable = match self.lock().nodes.get(name) {
+            Some(node) => node.opened.writable,
+            None => return Err(unknown_node(name)),
+        };
+        if is_writable == writable {
+            return Ok(());
+        }
+        let renewal = Renewal {
+            writable: Some(writable),
+            ..Renewal::default()
+        };
+        self.renew(name, &renewal).await
+    }
+
+    /// Has an image stand on the node `below`, or on nothing, from now on: in its header,
+    /// where that names a backing file, and in the graph. It must show the same there.
+    /// `file` is how the header names the new one; otherwise by its own name.
+    ///
+    /// # Errors
+    /// If the header cannot be changed. The graph is as it was then.
+    pub async fn rebase(
+        &self,
+        name: &str,
+        below: Option<&str>,
+        file: Option<String>,
+    ) -> Result<()> {
+        let device = self.device(name)?;
+        let (target, backing) = match below {
+            None => (nothing()?, None),
+            Some(below) => {
+                let target = self.device(below)?;
+                let info = target.info();
+                let name = file.unwrap_or(info.name);
+                let format = Some(info.format.to_owned());
+                (target, Some(BackingName { name, format }))
+            }
+        };
+        if let Some(image) = device.as_qcow2()
+            && image.header().backing_file.is_some()
+        {
+            image.set_backing_file(backing).await?;
+        }
+        let link = {
+            let named = self.lock();
+            let index = named.backing_use(name);
+            index.and_then(|index| named.uses[index].link.clone())
+        };
+        let Some(link) = link else {
+            return Ok(());
+        };
+        let drained = link.drain().await;
+        drained.set(target);
+        let mut named = self.lock();
+        if let Some(index) = named.backing_use(name) {
+            match below {
+                Some(below) => below.clone_into(&mut named.uses[index].node),
+                None => drop(named.uses.remove(index)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes nodes with made-up names that nobody uses any more, as their last user would
+    /// have done. Their failures are no one's any more: what they hold was copied.
+    pub async fn drop_unused(&self, names: &[String]) {
+        for name in names {
+            let unused = {
+                let named = self.lock();
+                name.starts_with(MADE_UP) && named.uses.iter().all(|one| one.node != *name)
+            };
+            if !unused {
+                continue;
+            }
+            let node = {
+                let mut named = self.lock();
+                named.forget_below(name);
+                named.nodes.remove(name)
+            };
+            if let Some(device) = node.and_then(|node| node.device) {
+                let _ = device.close().await;
+            }
+        }
+    }
+
+    /// Closes a node and opens it anew with some things changed, under its users.
+    async fn renew(&self, name: &str, renewal: &Renewal) -> Result<()> {
+        let held = self.hold_but(name, &[]).await?;
+        let origin = {
+            let named = self.lock();
+            let node = named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
+            let origin = node.origin.clone();
+            origin.ok_or_else(|| invalid(format!("Node '{name}' cannot be opened anew")))?
+        };
+        let old = self.lock().origin_now(name, &origin, &Renewal::default());
+        let new = self.lock().origin_now(name, &origin, renewal);
+        self.let_go(name, &held).await?;
+        let opened = self.open_anew(name, new, &held).await;
+        if opened.is_err() {
+            self.open_anew(name, old, &held).await?;
+        }
+        opened
+    }
+
+    /// Closes a node's device, so that its files are not locked any more.
+    async fn let_go(&self, name: &str, held: &Held) -> Result<()> {
+        let nothing = nothing()?;
+        let device = self.device(name)?;
+        // An image that cannot be closed stays as it is, with its users.
+        device.close().await?;
+        drop(device);
+        held.set(&nothing);
+        let mut named = self.lock();
+        named.forget_below(name);
+        if let Some(node) = named.nodes.get_mut(name) {
+            node.device = None;
+            node.opened = Opened::device(node.opened.driver, nothing);
+        }
+        Ok(())
+    }
+
+    async fn open_anew(&self, name: &str, origin: Origin, held: &Held) -> Result<()> {
+        let opened = graph::open(origin.options.clone(), origin.role, &origin.around).await;
+        let mut named = self.lock();
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                named.forget_below(name);
+                return Err(error);
+            }
+        };
+        let Some(node) = named.nodes.get_mut(name) else {
+            return Err(unknown_node(name));
+        };
+        node.opened = opened;
+        node.device = None;
+        node.origin = Some(Arc::new(origin));
+        let device = node.device()?;
+        drop(named);
+        held.set(&device);
+        Ok(())
+    }
+}
+
+impl Named {
+    /// The links of a node's users but some.
+    fn links(&self, name: &str, spared: &[User]) -> Result<Vec<(u64, Arc<Link>)>> {
+        if !self.nodes.contains_key(name) {
+            return Err(unknown_node(name));
+        }
+        let users = self.uses.iter();
+        let users = users.filter(|one| one.node == name && !spared.contains(&one.user));
+        let link = |one: &Use| match &one.link {
+            Some(link) => Ok((one.id, link.clone())),
+            None => Err(vellum::Error::new(
+                ErrorKind::Unsupported,
+                "change the graph",
+                format!(
+                    "Node '{name}' cannot be exchanged as '{}' child",
+                    one.wanted.role
+                ),
+            )),
+        };
+        users.map(link).collect()
+    }
+
+    fn jobs(&self) -> Vec<User> {
+        let users = self.uses.iter().map(|one| &one.user);
+        users
+            .filter(|user| matches!(user, User::Job { .. }))
+            .cloned()
+            .collect()
+    }
+
+    fn backing_use(&self, name: &str) -> Option<usize> {
+        self.uses.iter().position(|one| {
+            matches!(&one.user, User::Node(user) if user == name) && one.wanted.role == "backing"
+        })
+    }
+
+    fn blocker(&self, name: &str) -> Option<String> {
+        let mut users = self.uses.iter().filter(|one| one.node == name);
+        users.find_map(Use::blocker)
+    }
+
+    fn blocker_by_job(&self, name: &str) -> Option<String> {
+        let users = self.uses.iter();
+        let mut jobs = users.filter(|one| one.node == name && matches!(one.user, User::Job { .. }));
+        jobs.find_map(Use::blocker)
+    }
+
+    /// How to open a node as it is now, but for what is to be changed.
+    fn origin_now(&self, name: &str, origin: &Origin, renewal: &Renewal) -> Origin {
+        let mut new = origin.clone();
+        let options = &mut new.options;
+        options.take("node-name");
+        let below = self.uses.iter().filter(|one| {
+            let own = matches!(&one.user, User::Node(user) if user == name);
+            // What nobody else can know is opened anew with it.
+            own && (one.wanted.role == "backing" || !one.node.starts_with(MADE_UP))
+        });
+        for child in below {
+            options.take_group(&child.wanted.role);
+            options.set_text(&child.wanted.role, &*child.node);
+        }
+        if let Some(backing) = &renewal.backing {
+            options.take_group("backing");
+            options.set("backing", Scalar::Text(backing.clone()));
+        } else if self.backing_use(name).is_none() {
+            options.take_group("backing");
+            options.set("backing", Scalar::Null);
+        }
+        if let Some(writable) = renewal.writable {
+            for key in ["read-only", "auto-read-only", "file.read-only"] {
+                options.take(key);
+            }
+            options.set("read-only", Scalar::Bool(!writable));
+        }
+        new.around.place.parent = Some(name.to_owned());
+        new.around.place.renewal = true;
+        new
+    }
+
+    /// Forgets what a node stands on: the uses, and files that only it knows.
+    fn forget_below(&mut self, name: &str) {
+        let is_own = |user: &User| matches!(user, User::Node(user) if user == name);
+        let below: Vec<_> = self
+            .uses
+            .iter()
+            .filter(|one| is_own(&one.user))
+            .map(|one| (one.node.clone(), one.wanted.role.clone()))
+            .collect();
+        self.uses.retain(|one| !is_own(&one.user));
+        for (below, role) in below {
+            if role != "backing" && below.starts_with(MADE_UP) {
+                self.forget_below(&below);
+                self.nodes.remove(&below);
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What there is to say of nodes.
+
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+
+use super::Nodes;
+use crate::graph::Body;
+
+/// A node, as far as all nodes are alike.
+#[derive(Debug, Clone)]
+pub struct NodeInfo {
+    /// Its name.
+    pub name: String,
+    /// The name of its driver.
+    pub driver: &'static str,
+    /// The name of its file, or of what else it shows.
+    pub filename: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// The node, where it is of a format.
+    pub device: Option<Arc<dyn BlockDevice>>,
+    /// Whether it is open for writing.
+    pub writable: bool,
+    /// The node that it stands on by its backing file.
+    pub backing: Option<String>,
+}
+
+impl Nodes {
+    /// All nodes, in the order of their names.
+    pub fn list(&self) -> Vec<NodeInfo> {
+        let mut infos: Vec<NodeInfo> = {
+            let named = self.lock();
+            let describe = |(name, node): (&String, &super::Node)| {
+                let (filename, size_bytes) = node.opened.name_and_size();
+                let device = match &node.opened.body {
+                    Body::Device(device) => Some(device.clone()),
+                    Body::Storage(_) => None,
+                };
+                NodeInfo {
+                    name: name.clone(),
+                    driver: node.opened.driver,
+                    filename,
+                    size_bytes,
+                    device,
+                    writable: node.opened.writable,
+                    backing: None,
+                }
+            };
+            named.nodes.iter().map(describe).collect()
+        };
+        for info in &mut infos {
+            info.backing = self.backing_of(&info.name);
+        }
+        infos
+    }
+}

@@ -1,0 +1,428 @@
+//! Nodes with names, as `--blockdev` makes them: one may stand on another.
+//!
+//! Nodes that are *live* ([`Nodes::live`]) can be changed while they are used: each user
+//! holds a [`Link`] of its own, and what changes the graph drains the links that lead to
+//! a node and sets them ([`changes`]). There every node has a name, if need be one that
+//! was made up, as in QEMU.
+//!
+//! Invariants:
+//! - A node comes to know only nodes that are there already, so there are no circles.
+//! - A node is closed after those that stand on it.
+//! - What a failed change has made is gone, and its names are free again.
+
+mod changes;
+mod describe;
+mod uses;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vellum::nodes::Link;
+use vellum::{BlockDevice, Error, ErrorKind, Result};
+
+use crate::OpenFlags;
+use crate::gate::FilePolicy;
+use crate::graph::{self, Around, Body, Opened, Role};
+use crate::open::Place;
+use crate::options::Options;
+
+pub use changes::Held;
+pub use describe::NodeInfo;
+use uses::Use;
+pub use uses::{User, Wanted};
+
+/// How a node came to be, to make it once more with some things changed.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    pub(crate) options: Options,
+    pub(crate) role: Role,
+    pub(crate) around: Around,
+}
+
+#[derive(Debug)]
+struct Node {
+    opened: Opened,
+    /// The node that it was made with, which owns it: itself, if it was asked for.
+    owner: String,
+    /// The one device that all its users share.
+    device: Option<Arc<dyn BlockDevice>>,
+    /// What users see in its place while a job watches it.
+    front: Option<Arc<dyn BlockDevice>>,
+    origin: Option<Arc<Origin>>,
+}
+
+#[derive(Debug, Default)]
+struct Named {
+    nodes: BTreeMap<String, Node>,
+    /// Those that were asked for, in the order in which they were added.
+    roots: Vec<String>,
+    uses: Vec<Use>,
+    next_use: u64,
+    next_name: u64,
+}
+
+/// Nodes by name; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Nodes {
+    named: Arc<Mutex<Named>>,
+    live: bool,
+}
+
+/// A use of a live node.
+#[derive(Debug, Clone)]
+pub struct Joined {
+    /// The number of the use, to end it by.
+    pub id: u64,
+    /// The node, whichever that is at the time.
+    pub link: Arc<Link>,
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "open", message)
+}
+
+/// The refusal of a reference that leads nowhere.
+pub(crate) fn unknown(name: &str) -> Error {
+    invalid(format!(
+        "Cannot find device='{name}' nor node-name='{name}'"
+    ))
+}
+
+/// The same, where only nodes are looked for.
+fn unknown_node(name: &str) -> Error {
+    invalid(format!("Cannot find device='' nor node-name='{name}'"))
+}
+
+fn duplicate(name: &str) -> Error {
+    invalid(format!("Duplicate nodes with node-name='{name}'"))
+}
+
+/// Names begin with a letter and hold letters, digits and `-._`.
+fn is_well_formed(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
+}
+
+/// The mark of a name that was made up.
+const MADE_UP: char = '#';
+
+impl Node {
+    /// The device that all users share; the file below is locked with the first.
+    fn device(&mut self) -> Result<Arc<dyn BlockDevice>> {
+        if let Some(device) = &self.device {
+            return Ok(device.clone());
+        }
+        let device = self.opened.clone().into_device(&OpenFlags::default())?;
+        self.device = Some(device.clone());
+        Ok(device)
+    }
+}
+
+impl Opened {
+    /// The name of what it shows, and its size in bytes.
+    fn name_and_size(&self) -> (String, u64) {
+        match &self.body {
+            Body::Device(device) => (device.info().name, device.size_bytes()),
+            // What cannot be asked has no size to tell.
+            Body::Storage(storage) => (
+                storage.name().to_owned(),
+                storage.len_bytes().unwrap_or_default(),
+            ),
+        }
+    }
+}
+
+impl Nodes {
+    /// No nodes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// No nodes; those that will be can be changed while they are used. That has its
+    /// price: requests to a node below another one are counted, and do not take the short
+    /// way through a long chain.
+    pub fn live() -> Self {
+        Nodes {
+            live: true,
+            ..Self::default()
+        }
+    }
+
+    /// Whether nodes can be changed while they are used.
+    pub fn are_live(&self) -> bool {
+        self.live
+    }
+
+    /// Opens a node and gives it the name that its `node-name` says.
+    ///
+    /// # Errors
+    /// In QEMU's words, as far as it has some.
+    pub async fn add(&self, options: Options) -> Result<()> {
+        let Some(driver) = options.get_text("driver").map(str::to_owned) else {
+            return Err(invalid("Parameter 'driver' is missing"));
+        };
+        let Some(name) = options.get_text("node-name").map(str::to_owned) else {
+            return Err(invalid("'node-name' must be specified for the root node"));
+        };
+        if !is_well_formed(&name) {
+            return Err(invalid(format!("Invalid node-name: '{name}'")));
+        }
+        if self.lock().nodes.contains_key(&name) {
+            return Err(duplicate(&name));
+        }
+        crate::drivers::find(&driver).map_err(|_| {
+            invalid(format!(
+                "Parameter 'driver' does not accept value '{driver}'"
+            ))
+        })?;
+        let around = Around {
+            flags: OpenFlags {
+                writable: true,
+                ..OpenFlags::default()
+            },
+            policy: FilePolicy::Any,
+            place: Place::among(self.clone(), &name),
+        };
+        // It names itself, as does every node below it that wants to.
+        match graph::open(options, Role::Image, &around).await {
+            Ok(_) => {
+                self.lock().roots.push(name);
+                Ok(())
+            }
+            Err(error) => {
+                // Nothing of it was ever used; the first failure is the one to tell.
+                let _ = self.close_owned(&name).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Named> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A name for a node that was given none.
+    pub(crate) fn make_up_name(&self) -> String {
+        let mut named = self.lock();
+        named.next_name += 1;
+        format!("{MADE_UP}block{:03}", named.next_name)
+    }
+
+    /// Gives a node a name. It belongs to the node `owner`.
+    pub(crate) fn name(
+        &self,
+        name: &str,
+        owner: &str,
+        node: Opened,
+        origin: Option<Origin>,
+    ) -> Result<()> {
+        let made_up = self.live && name.starts_with(MADE_UP);
+        if !made_up && !is_well_formed(name) {
+            return Err(invalid(format!("Invalid node-name: '{name}'")));
+        }
+        let mut named = self.lock();
+        if named.nodes.contains_key(name) {
+            return Err(duplicate(name));
+        }
+        let node = Node {
+            opened: node,
+            owner: owner.to_owned(),
+            device: None,
+            front: None,
+            origin: origin.map(Arc::new),
+        };
+        named.nodes.insert(name.to_owned(), node);
+        Ok(())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lock().nodes.is_empty()
+    }
+
+    /// Whether there is a node called `name`.
+    pub fn contains(&self, name: &str) -> bool {
+        self.lock().nodes.contains_key(name)
+    }
+
+    /// The node called `name` as a device.
+    ///
+    /// # Errors
+    /// If there is none, or its file is locked by somebody.
+    pub fn device(&self, name: &str) -> Result<Arc<dyn BlockDevice>> {
+        let mut named = self.lock();
+        let node = named.nodes.get_mut(name);
+        node.ok_or_else(|| unknown_node(name))?.device()
+    }
+
+    /// The node that another one refers to.
+    pub(crate) fn referred(&self, name: &str) -> Result<Opened> {
+        let named = self.lock();
+        let node = named.nodes.get(name).map(|node| node.opened.clone());
+        node.ok_or_else(|| unknown(name))
+    }
+
+    /// The node that an image at `place` stands on, as a device.
+    pub(crate) fn stand_on(
+        &self,
+        place: &Place,
+        name: &str,
+        flags: &OpenFlags,
+    ) -> Result<Arc<dyn BlockDevice>> {
+        match &place.parent {
+            Some(parent) if self.live => {
+                if !self.contains(name) {
+                    return Err(unknown(name));
+                }
+                let user = User::Node(parent.clone());
+                let wanted = Wanted::reading("backing");
+                Ok(self.join_as(user, name, wanted, place.owner())?.link)
+            }
+            _ => self.referred(name)?.for_user(false)?.into_device(flags),
+        }
+    }
+
+    /// Begins to use a live node.
+    ///
+    /// # Errors
+    /// If there is no such node, its file is locked by somebody, or somebody else uses it
+    /// in a way that does not go together with this one.
+    pub fn join(&self, user: User, name: &str, wanted: Wanted) -> Result<Joined> {
+        self.join_as(user, name, wanted, None)
+    }
+
+    fn join_as(
+        &self,
+        user: User,
+        name: &str,
+        wanted: Wanted,
+        owner: Option<&str>,
+    ) -> Result<Joined> {
+        let mut named = self.lock();
+        let node = named.nodes.get_mut(name);
+        let node = node.ok_or_else(|| unknown_node(name))?;
+        let device = node.device()?;
+        let link = Link::new(node.front.clone().unwrap_or(device));
+        let id = named.note(Use {
+            id: 0,
+            user,
+            node: name.to_owned(),
+            wanted,
+            owner: owner.map(str::to_owned),
+            link: Some(link.clone()),
+        })?;
+        Ok(Joined { id, link })
+    }
+
+    /// Notes that a node is used by another one that it cannot be exchanged under.
+    pub(crate) fn note(
+        &self,
+        user: User,
+        name: &str,
+        wanted: Wanted,
+        owner: Option<&str>,
+    ) -> Result<()> {
+        let new = Use {
+            id: 0,
+            user,
+            node: name.to_owned(),
+            wanted,
+            owner: owner.map(str::to_owned),
+            link: None,
+        };
+        self.lock().note(new).map(drop)
+    }
+
+    /// The node to which a use leads now.
+    pub fn used_by(&self, id: u64) -> Option<String> {
+        let named = self.lock();
+        let found = named.uses.iter().find(|one| one.id == id);
+        found.map(|one| one.node.clone())
+    }
+
+    /// Ends a use.
+    pub fn leave(&self, id: u64) {
+        self.lock().uses.retain(|one| one.id != id);
+    }
+
+    /// Closes all nodes, each before those that it stands on; returns the first failure.
+    pub async fn close(self) -> Result<()> {
+        let mut roots = std::mem::take(&mut self.lock().roots);
+        let mut result = Ok(());
+        while !roots.is_empty() {
+            let next = self.lock().next_to_close(&roots);
+            let name = roots.remove(next);
+            result = result.and(self.close_owned(&name).await);
+        }
+        result
+    }
+
+    /// Closes a node and all that it owns, and forgets them.
+    async fn close_owned(&self, owner: &str) -> Result<()> {
+        let bodies = self.lock().take_owned(owner);
+        let mut result = Ok(());
+        for body in bodies {
+            result = result.and(match body {
+                Body::Device(device) => device.close().await,
+                Body::Storage(storage) => storage.close().await,
+            });
+        }
+        result
+    }
+}
+
+impl Named {
+    /// Notes a use, and numbers it.
+    fn note(&mut self, mut new: Use) -> Result<u64> {
+        uses::check(&new, self.uses.iter().filter(|one| one.node == new.node))?;
+        new.id = self.next_use;
+        self.next_use += 1;
+        self.uses.push(new);
+        Ok(self.next_use - 1)
+    }
+
+    /// Which of some roots nobody stands on but itself; the last one of these.
+    fn next_to_close(&self, roots: &[String]) -> usize {
+        let owner = |name: &str| self.nodes.get(name).map(|node| node.owner.as_str());
+        let is_free = |root: &String| {
+            self.uses.iter().all(|one| match &one.user {
+                User::Node(user) => {
+                    owner(&one.node) != Some(root.as_str()) || owner(user) == Some(root.as_str())
+                }
+                _ => true,
+            })
+        };
+        let last = roots.len() - 1;
+        roots.iter().rposition(is_free).unwrap_or(last)
+    }
+
+    /// Takes a node and all that it owns out, itself first, then what stands below it.
+    fn take_owned(&mut self, owner: &str) -> Vec<Body> {
+        let owned: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| node.owner == owner)
+            .map(|(name, _)| name.clone())
+            .collect();
+        self.uses.retain(|one| one.owner.as_deref() != Some(owner));
+        let mut bodies = Vec::new();
+        for name in owned {
+            let Some(node) = self.nodes.remove(&name) else {
+                continue;
+            };
+            // Storages below are closed by what stands on them.
+            let used = node.device.map(Body::Device);
+            match (node.opened.body, name == owner) {
+                (body, true) => bodies.insert(0, used.unwrap_or(body)),
+                (Body::Device(device), false) => bodies.push(Body::Device(device)),
+                (Body::Storage(_), false) => {}
+            }
+        }
+        bodies
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! Who uses which node, and for what: what a node's fate depends on.
+//!
+//! Invariant: of the users of one node none changes what another one needs to stay as it
+//! is; who would is refused.
+
+use std::sync::Arc;
+
+use vellum::nodes::Link;
+use vellum::{Error, ErrorKind, Result};
+
+/// Somebody who uses a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum User {
+    /// The node of this name stands on it.
+    Node(String),
+    /// The export of this id serves it.
+    Export(String),
+    /// A job works on it.
+    Job {
+        /// Its id.
+        id: String,
+        /// What it does: `commit`, `stream`.
+        kind: &'static str,
+    },
+}
+
+impl User {
+    fn describe(&self) -> String {
+        match self {
+            User::Node(name) => format!("node '{name}'"),
+            User::Export(_) => "an unnamed block device".to_owned(),
+            User::Job { id, kind } => format!("{kind} job '{id}'"),
+        }
+    }
+}
+
+/// What a user wants of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// What the node is to the user: `backing`, `file`, `root`.
+    pub role: String,
+    /// The user changes what it reads as.
+    pub writes: bool,
+    /// Others may do that.
+    pub shares_writes: bool,
+}
+
+impl Wanted {
+    /// Reading, whatever others do.
+    pub fn reading(role: impl Into<String>) -> Wanted {
+        Wanted {
+            role: role.into(),
+            writes: false,
+            shares_writes: true,
+        }
+    }
+}
+
+/// A user's use of a node.
+#[derive(Debug, Clone)]
+pub(super) struct Use {
+    pub(super) id: u64,
+    pub(super) user: User,
+    pub(super) node: String,
+    pub(super) wanted: Wanted,
+    /// The node to which the user belongs, where that is a node.
+    pub(super) owner: Option<String>,
+    /// What the user holds, if the node can be exchanged under it.
+    pub(super) link: Option<Arc<Link>>,
+}
+
+impl Use {
+    fn describe(&self) -> String {
+        format!(
+            "{} (uses node '{}' as '{}' child)",
+            self.user.describe(),
+            self.node,
+            self.wanted.role
+        )
+    }
+
+    /// Why a node that is used like this can neither go nor be changed; `None` if its
+    /// other uses have to say it.
+    pub(super) fn blocker(&self) -> Option<String> {
+        match &self.user {
+            User::Job { kind, .. } => Some(format!("block device is in use by block job: {kind}")),
+            User::Node(name) if self.wanted.role == "backing" => {
+                Some(format!("node is used as backing hd of '{name}'"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Refuses a use that gets in the way of others.
+pub(super) fn check<'a>(new: &Use, others: impl IntoIterator<Item = &'a Use>) -> Result<()> {
+    for other in others {
+        let (writer, keeper) = match () {
+            () if new.wanted.writes && !other.wanted.shares_writes => (new, other),
+            () if other.wanted.writes && !new.wanted.shares_writes => (other, new),
+            () => continue,
+        };
+        let message = format!(
+            "Permission conflict on node '{}': permissions 'write' are both required by {} and \
+             unshared by {}.",
+            new.node,
+            writer.describe(),
+            keeper.describe()
+        );
+        return Err(Error::new(ErrorKind::Denied, "use node", message).target(&*new.node));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_and_one_who_needs_rest_are_told_apart() {
+        let one = |user, role: &str, writes, shares_writes| Use {
+            id: 0,
+            user,
+            node: "n".into(),
+            wanted: Wanted {
+                role: role.into(),
+                writes,
+                shares_writes,
+            },
+            owner: None,
+            link: None,
+        };
+        let export = one(User::Export("e".into()), "root", true, true);
+        let id = "j".to_owned();
+        let job = User::Job { id, kind: "stream" };
+        let job = one(job, "intermediate node", false, false);
+        let above = one(User::Node("above".into()), "backing", false, true);
+        let expected = "Permission conflict on node 'n': permissions 'write' are both required by \
+                        an unnamed block device (uses node 'n' as 'root' child) and unshared by \
+                        stream job 'j' (uses node 'n' as 'intermediate node' child).";
+        assert_eq!(
+            check(&job, [&above, &export]).unwrap_err().message(),
+            expected
+        );
+        assert_eq!(check(&export, [&job]).unwrap_err().message(), expected);
+        assert!(check(&above, [&export, &job]).is_ok());
+    }
+}
