@@ -13,7 +13,6 @@ enum Id {
     Version,
     Trace,
     Part(Part),
-    Chardev,
     Daemonize,
     PidFile,
 }
@@ -25,7 +24,7 @@ pub(super) enum Part {
     Export,
     NbdServer,
     Object,
-    /// Refused, as character devices are, which are there for it.
+    Chardev,
     Monitor,
 }
 
@@ -34,7 +33,7 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
     OptionSpec::new(Id::Trace, 'T', "trace", Takes::Value),
     OptionSpec::long(Id::Part(Part::Blockdev), "blockdev", Takes::Value),
-    OptionSpec::long(Id::Chardev, "chardev", Takes::Value),
+    OptionSpec::long(Id::Part(Part::Chardev), "chardev", Takes::Value),
     OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
     OptionSpec::long(Id::Part(Part::Export), "export", Takes::Value),
     OptionSpec::long(Id::Part(Part::Monitor), "monitor", Takes::Value),
@@ -96,11 +95,6 @@ impl Arguments {
                     return Err(message("--pidfile can only be specified once"));
                 }
                 Id::PidFile => arguments.pid_file = Some(text),
-                Id::Chardev => arguments.items.push(Item {
-                    part: Part::Monitor,
-                    text,
-                    option: "chardev",
-                }),
                 Id::Part(part) => arguments.items.push(Item {
                     part,
                     text,
@@ -121,6 +115,7 @@ impl Arguments {
 fn option(part: Part) -> &'static str {
     match part {
         Part::Blockdev => "blockdev",
+        Part::Chardev => "chardev",
         Part::Export => "export",
         Part::NbdServer => "nbd-server",
         Part::Object => "object",
@@ -146,7 +141,8 @@ pub(super) fn version(program: &str) -> String {
 pub fn help(program: &str) -> String {
     format!(
         "Usage: {} [OPTIONS]
-Opens the images that the options describe and serves them, until a signal ends it.
+Opens the images that the options describe and serves them, until a signal, or a client of
+a monitor, ends it.
 
   -h, --help                 print this text
   -V, --version              print the version
@@ -163,8 +159,15 @@ What there is, each made in the order given:
            [,writethrough=on][,allocation-depth=on][,iothread=ID]
                              a node to serve, under the node's name if no other is given
 
-Values may be JSON objects as well. A monitor (QMP) and character devices are not part of
-this version.
+  --chardev stdio,id=ID
+  --chardev socket,id=ID,path=PATH[,server=on[,wait=off]]
+  --chardev socket,id=ID,host=HOST,port=PORT[,server=on[,wait=off]]
+                             where a client of a monitor is; as a server it waits for one
+  --monitor [chardev=]ID[,pretty=on]
+                             a monitor (QMP): nodes, exports and jobs made, changed and
+                             asked for while the program runs
+
+Values may be JSON objects as well.
 
 How to run:
   --daemonize                go to the background once everything is there

@@ -1,10 +1,15 @@
-//! `--export`.
+//! `--export`, `block-export-add`.
 
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_control::nodes::{User, Wanted};
 use vellum_control::wrap::WriteThrough;
 use vellum_control::{Nodes, Options};
 use vellum_export::nbd::Export;
 use vellum_storage::nbd::proto::MAX_STRING_BYTES;
 
+use super::server::Server;
 use super::{failure, message, need, refuse_rest};
 use crate::nbd::{Failure, bitmaps};
 
@@ -109,58 +114,151 @@ fn take_bitmaps(mut options: Options) -> Result<Vec<WantedBitmap>, Failure> {
     Ok(bitmaps)
 }
 
-/// The exports of the server.
-#[derive(Debug, Default)]
-pub(super) struct Set {
-    ids: Vec<String>,
-    exports: Vec<Export>,
+/// How an export goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// Only if nobody uses it.
+    Safe,
+    /// Whoever uses it is hung up on.
+    Hard,
 }
 
+/// An export that is there.
+#[derive(Debug)]
+struct Entry {
+    id: String,
+    /// The node that it was made for.
+    node: String,
+    /// The number of its use of a live node.
+    joined: Option<u64>,
+    export: Arc<Export>,
+}
+
+/// The exports of the server.
+#[derive(Debug, Default)]
+pub(super) struct Set(Vec<Entry>);
+
 impl Set {
-    /// Adds an export of a node; `several` connections may use it at once.
+    /// The ids of all exports.
+    pub(super) fn ids(&self) -> Vec<String> {
+        self.0.iter().map(|one| one.id.clone()).collect()
+    }
+
+    /// Ids of all exports, and the nodes that they show now.
+    pub(super) fn list(&self, nodes: &Nodes) -> Vec<(String, String)> {
+        let node = |one: &Entry| one.joined.and_then(|joined| nodes.used_by(joined));
+        let entries = self.0.iter();
+        entries
+            .map(|one| {
+                (
+                    one.id.clone(),
+                    node(one).unwrap_or_else(|| one.node.clone()),
+                )
+            })
+            .collect()
+    }
+
+    /// Adds an export of a node to those of a server.
     pub(super) async fn add(
         &mut self,
         wanted: Description,
         nodes: &Nodes,
-        several: bool,
+        server: &Server,
     ) -> Result<(), Failure> {
-        if self.ids.contains(&wanted.id) {
+        if self.0.iter().any(|other| other.id == wanted.id) {
             let id = wanted.id;
             return Err(message(format!("Block export id '{id}' is already in use")));
         }
-        let mut device = nodes.device(&wanted.node).map_err(failure)?;
-        if self.exports.iter().any(|other| other.name == wanted.name) {
+        let node = nodes.device(&wanted.node).map_err(failure)?;
+        if server.exports.find(&wanted.name).is_some() {
             let name = wanted.name;
             return Err(message(format!(
                 "NBD server already has export named '{name}'"
             )));
         }
-        if wanted.writable && device.info().read_only {
+        if wanted.writable && node.info().read_only {
             return Err(message("Cannot export read-only node as writable"));
         }
-        if wanted.writethrough {
-            device = WriteThrough::new(device);
+        let (device, joined) = match nodes.are_live() {
+            false => (node.clone(), None),
+            true => {
+                let user = User::Export(wanted.id.clone());
+                let use_as = Wanted {
+                    role: "root".to_owned(),
+                    writes: wanted.writable,
+                    shares_writes: true,
+                };
+                let joined = nodes.join(user, &wanted.node, use_as).map_err(failure)?;
+                (joined.link as Arc<dyn BlockDevice>, Some(joined.id))
+            }
+        };
+        let (id, name) = (wanted.id.clone(), wanted.node.clone());
+        match make(wanted, device, node, nodes).await {
+            Ok(mut export) => {
+                export.multi_conn = server.several;
+                self.0.push(Entry {
+                    id,
+                    node: name,
+                    joined,
+                    export: server.exports.add(export),
+                });
+                Ok(())
+            }
+            Err(failure) => {
+                joined.into_iter().for_each(|joined| nodes.leave(joined));
+                Err(failure)
+            }
         }
-        let mut export = Export::new(wanted.name, device);
-        export.description = wanted.description;
-        export.read_only = !wanted.writable;
-        export.multi_conn = several;
-        export.allocation_depth = wanted.allocation_depth;
-        for bitmap in wanted.bitmaps {
-            let holder = match &bitmap.node {
-                Some(node) => nodes.device(node).map_err(failure)?,
-                None => export.device.clone(),
-            };
-            let found = bitmaps::find(&holder, &[bitmap.name], export.read_only).await?;
-            export.bitmaps.extend(found);
-        }
-        self.ids.push(wanted.id);
-        self.exports.push(export);
-        Ok(())
     }
 
-    /// Hands the exports over.
-    pub(super) fn take(&mut self) -> Vec<Export> {
-        std::mem::take(&mut self.exports)
+    /// Takes an export out.
+    fn take(&mut self, id: &str, removal: Removal) -> Result<Entry, Failure> {
+        let Some(at) = self.0.iter().position(|one| one.id == id) else {
+            return Err(message(format!("Export '{id}' is not found")));
+        };
+        if removal == Removal::Safe && self.0[at].export.connections() > 0 {
+            return Err(message(format!("export '{id}' still in use")));
+        }
+        Ok(self.0.remove(at))
     }
+
+    /// Ends an export; what its clients have begun is complete on return.
+    pub(super) async fn remove(
+        &mut self,
+        id: &str,
+        removal: Removal,
+        nodes: &Nodes,
+        server: &Server,
+    ) -> Result<(), Failure> {
+        let Entry { joined, export, .. } = self.take(id, removal)?;
+        server.exports.remove(&export).await;
+        joined.into_iter().for_each(|joined| nodes.leave(joined));
+        Ok(())
+    }
+}
+
+/// The export of a device, which stands for a node.
+async fn make(
+    wanted: Description,
+    device: Arc<dyn BlockDevice>,
+    node: Arc<dyn BlockDevice>,
+    nodes: &Nodes,
+) -> Result<Export, Failure> {
+    let device = match wanted.writethrough {
+        true => WriteThrough::new(device),
+        false => device,
+    };
+    let mut export = Export::new(wanted.name, device);
+    export.description = wanted.description;
+    export.read_only = !wanted.writable;
+    export.allocation_depth = wanted.allocation_depth;
+    for bitmap in wanted.bitmaps {
+        let holder = match &bitmap.node {
+            Some(node) => nodes.device(node).map_err(failure)?,
+            None => node.clone(),
+        };
+        let found = bitmaps::find(&holder, &[bitmap.name], export.read_only).await?;
+        export.bitmaps.extend(found);
+    }
+    Ok(export)
 }

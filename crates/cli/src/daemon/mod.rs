@@ -1,24 +1,40 @@
-//! `vellum daemon`, also known as `qemu-storage-daemon`: nodes and exports as the
-//! command line describes them, until a signal ends it.
+//! `vellum daemon`, also known as `qemu-storage-daemon`: nodes, exports and monitors as
+//! the command line describes them, until a signal or a monitor's client ends it.
 //!
-//! There is no monitor: what the command line says is all there is. Options for
+//! Without a monitor what the command line says is all there is, and nodes are wired for
+//! good; with one they can be changed while they are used ([`Nodes::live`]). Options for
 //! parts that do not exist are refused by name.
+//!
+//! Invariant: the end comes in one order, whatever caused it: exports, the server, jobs,
+//! nodes, and last the monitors, whose clients hear of all that.
 
 mod arguments;
+mod commands;
 mod export;
+mod jobs;
+mod monitor;
 mod server;
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::rc::Rc;
 
+use futures_util::lock::Mutex;
+use serde_json::json;
 use vellum_control::{Nodes, Options, secret, tls};
-use vellum_export::nbd::{Exports, Listener, ServerOptions, Stop};
-use vellum_storage::{lane, spawn};
+use vellum_export::nbd::Stop;
+use vellum_storage::{JoinHandle, lane, spawn};
 
 use crate::nbd::daemon::{self, Ready, Side};
 use crate::nbd::serve;
 use crate::nbd::{Failure, os_text};
 use crate::report;
 use arguments::{Action, Arguments, Item, Part};
+use export::Removal;
+use jobs::Jobs;
+use monitor::{Chardev, Events, Source};
+use server::Server;
 
 pub use arguments::{help, options};
 
@@ -65,15 +81,14 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
             Side::Child(child) => ready = Some(child),
         }
     }
-    let stop = Stop::new();
+    let daemon = Daemon::new(&arguments);
     let signals = serve::catch_signals()?;
     lane::block_on(async {
-        drop(spawn(serve::stop_on_signal(signals, stop.clone())));
-        let mut parts = Parts::default();
-        let run = run(&arguments, &mut parts, ready, &stop).await;
+        drop(spawn(serve::stop_on_signal(signals, daemon.stop.clone())));
+        let run = run(&daemon, &arguments, ready).await;
         // Also after an error: what was opened must be left clean.
-        let closed = parts.nodes.close().await;
-        if let (Some(path), true) = (&arguments.pid_file, parts.pid_file_written) {
+        let closed = daemon.shut_down().await;
+        if let (Some(path), true) = (&arguments.pid_file, daemon.pid_file_written.get()) {
             // Somebody may have removed it already.
             let _ = std::fs::remove_file(path);
         }
@@ -82,31 +97,15 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
     })
 }
 
-/// What the options have made so far.
-#[derive(Debug, Default)]
-struct Parts {
-    nodes: Nodes,
-    iothreads: Vec<String>,
-    server: Option<Server>,
-    exports: export::Set,
-    pid_file_written: bool,
-}
-
-/// The NBD server, not yet serving.
-#[derive(Debug)]
-struct Server {
-    listener: Listener,
-    options: ServerOptions,
-}
-
 async fn run(
+    daemon: &Rc<Daemon>,
     arguments: &Arguments,
-    parts: &mut Parts,
     ready: Option<Ready>,
-    stop: &Stop,
 ) -> Result<(), Failure> {
     for item in &arguments.items {
-        parts.make(item).await.map_err(|failure| match failure {
+        let mut parts = daemon.parts.lock().await;
+        let made = parts.make(item, arguments.daemonize).await;
+        made.map_err(|failure| match failure {
             Failure::Message(text) => message(format!("{item}: {text}")),
             other => other,
         })?;
@@ -116,20 +115,97 @@ async fn run(
             Failure::Message(text) => message(format!("cannot create PID file: {text}")),
             other => other,
         })?;
-        parts.pid_file_written = true;
+        daemon.pid_file_written.set(true);
     }
     if let Some(ready) = ready {
         let told = ready.tell(false);
         told.map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
     }
-    match parts.server.take() {
-        Some(Server { listener, options }) => {
-            let exports = Exports::new(parts.exports.take());
-            vellum_export::nbd::serve(vec![listener], exports, options, stop).await;
-        }
-        None => stop.wait().await,
+    let mut parts = daemon.parts.lock().await;
+    if let Some(server) = &mut parts.server {
+        server.start();
     }
+    let sources = std::mem::take(&mut parts.monitors);
+    drop(parts);
+    for (source, pretty) in sources {
+        let monitor = monitor::start(daemon.clone(), source, pretty);
+        daemon.monitors.borrow_mut().push(monitor);
+    }
+    daemon.stop.wait().await;
     Ok(())
+}
+
+/// The running program.
+#[derive(Debug)]
+struct Daemon {
+    /// What there is. Whoever changes it holds it.
+    parts: Mutex<Parts>,
+    jobs: Jobs,
+    events: Events,
+    /// Somebody wants the program to end.
+    stop: Stop,
+    /// Everything but the monitors has ended.
+    ended: Stop,
+    monitors: RefCell<Vec<JoinHandle<()>>>,
+    pid_file_written: Cell<bool>,
+}
+
+impl Daemon {
+    fn new(arguments: &Arguments) -> Rc<Daemon> {
+        // Nobody else could change anything.
+        let monitored = arguments
+            .items
+            .iter()
+            .any(|item| item.part == Part::Monitor);
+        let events = Events::default();
+        let nodes = match monitored {
+            true => Nodes::live(),
+            false => Nodes::new(),
+        };
+        Rc::new(Daemon {
+            parts: Mutex::new(Parts {
+                nodes,
+                events: events.clone(),
+                ..Parts::default()
+            }),
+            jobs: Jobs::default(),
+            events,
+            stop: Stop::new(),
+            ended: Stop::new(),
+            monitors: RefCell::default(),
+            pid_file_written: Cell::new(false),
+        })
+    }
+
+    /// Ends everything in order: nobody uses what is closed.
+    async fn shut_down(&self) -> vellum::Result<()> {
+        self.parts.lock().await.end_server().await;
+        // They hold the parts when they end.
+        self.jobs.cancel_all().await;
+        let parts = self.parts.lock().await;
+        let closed = parts.nodes.clone().close().await;
+        drop(parts);
+        self.ended.request();
+        let monitors = std::mem::take(&mut *self.monitors.borrow_mut());
+        for monitor in monitors {
+            monitor.await;
+        }
+        closed
+    }
+}
+
+/// What there is.
+#[derive(Debug, Default)]
+struct Parts {
+    nodes: Nodes,
+    iothreads: Vec<String>,
+    server: Option<Server>,
+    exports: export::Set,
+    /// Where clients of monitors come from, by id; `None` if a monitor has them already.
+    chardevs: BTreeMap<String, Option<Source>>,
+    /// Those that have not begun yet, and whether their answers take several lines.
+    monitors: Vec<(Source, bool)>,
+    events: Events,
 }
 
 /// `key=value,...` or `{...}`.
@@ -163,7 +239,7 @@ fn refuse_rest(options: &Options) -> Result<(), Failure> {
 }
 
 impl Parts {
-    async fn make(&mut self, item: &Item) -> Result<(), Failure> {
+    async fn make(&mut self, item: &Item, in_background: bool) -> Result<(), Failure> {
         match item.part {
             Part::Blockdev => {
                 let options = parse_options(&item.text, Some("driver"))?;
@@ -179,17 +255,69 @@ impl Parts {
             }
             Part::Export => {
                 let options = parse_options(&item.text, Some("type"))?;
-                let export = export::Description::take(options, &self.iothreads)?;
-                let Some(server) = &self.server else {
-                    return Err(message("NBD server not running"));
-                };
-                let several = server.options.max_connections != 1;
-                self.exports.add(export, &self.nodes, several).await
+                self.add_export(options).await
             }
-            Part::Monitor => Err(message(
-                "a monitor (QMP) is not part of this version; nodes and exports have to be given \
-                 on the command line",
-            )),
+            Part::Chardev => {
+                let options = parse_options(&item.text, Some("backend"))?;
+                self.add_chardev(options, in_background).await
+            }
+            Part::Monitor => self.add_monitor(parse_options(&item.text, Some("chardev"))?),
+        }
+    }
+
+    async fn add_chardev(&mut self, options: Options, in_background: bool) -> Result<(), Failure> {
+        let (id, chardev) = Chardev::take(options)?;
+        if in_background && matches!(chardev, Chardev::Stdio) {
+            return Err(message("cannot use stdio with -daemonize"));
+        }
+        if self.chardevs.contains_key(&id) {
+            return Err(message(format!("Chardev with id '{id}' already exists")));
+        }
+        self.chardevs.insert(id, Some(chardev.open().await?));
+        Ok(())
+    }
+
+    fn add_monitor(&mut self, options: Options) -> Result<(), Failure> {
+        let wanted = monitor::Description::take(options)?;
+        let id = wanted.chardev;
+        let Some(chardev) = self.chardevs.get_mut(&id) else {
+            return Err(message(format!("chardev \"{id}\" not found")));
+        };
+        match chardev.take() {
+            Some(source) => {
+                self.monitors.push((source, wanted.pretty));
+                Ok(())
+            }
+            None => Err(message(format!("chardev '{id}' is already in use"))),
+        }
+    }
+
+    async fn add_export(&mut self, options: Options) -> Result<(), Failure> {
+        let wanted = export::Description::take(options, &self.iothreads)?;
+        let Some(server) = &self.server else {
+            return Err(message("NBD server not running"));
+        };
+        self.exports.add(wanted, &self.nodes, server).await
+    }
+
+    async fn remove_export(&mut self, id: &str, removal: Removal) -> Result<(), Failure> {
+        let Some(server) = &self.server else {
+            return Err(message(format!("Export '{id}' is not found")));
+        };
+        let exports = &mut self.exports;
+        exports.remove(id, removal, &self.nodes, server).await?;
+        self.events.tell("BLOCK_EXPORT_DELETED", json!({"id": id}));
+        Ok(())
+    }
+
+    /// Ends all exports, and the server.
+    async fn end_server(&mut self) {
+        for id in self.exports.ids() {
+            // Each is there, as long as nobody else changes anything.
+            let _ = self.remove_export(&id, Removal::Hard).await;
+        }
+        if let Some(server) = self.server.take() {
+            server.end().await;
         }
     }
 

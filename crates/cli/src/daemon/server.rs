@@ -1,15 +1,62 @@
-//! `--nbd-server`.
+//! `--nbd-server`, `nbd-server-start`.
 
 use std::time::Duration;
 
 use vellum_control::{Options, tls};
-use vellum_export::nbd::ServerOptions;
+use vellum_export::nbd::{self, Exports, Listener, ServerOptions, Stop};
+use vellum_storage::{JoinHandle, spawn};
 
-use super::{Server, failure, message, need, refuse_rest};
+use super::{failure, message, need, refuse_rest};
 use crate::nbd::{Failure, serve};
 
 /// QEMU's limit where none is given.
 const DEFAULT_CONNECTIONS: u64 = 100;
+
+/// The NBD server.
+#[derive(Debug)]
+pub(super) struct Server {
+    /// What it offers.
+    pub(super) exports: Exports,
+    /// Several connections may use an export at once.
+    pub(super) several: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Clients may come, and wait.
+    Listening(Listener, ServerOptions),
+    Serving {
+        stop: Stop,
+        ended: JoinHandle<()>,
+    },
+    Ended,
+}
+
+impl Server {
+    /// Begins to serve.
+    pub(super) fn start(&mut self) {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Listening(listener, options) => {
+                let stop = Stop::new();
+                let (exports, end) = (self.exports.clone(), stop.clone());
+                let ended = spawn(async move {
+                    nbd::serve(vec![listener], exports, options, &end).await;
+                });
+                self.state = State::Serving { stop, ended };
+            }
+            other => self.state = other,
+        }
+    }
+
+    /// Ends it; everything that clients have begun is complete on return.
+    pub(super) async fn end(self) {
+        if let State::Serving { stop, ended } = self.state {
+            stop.request();
+            ended.await;
+        }
+    }
+}
 
 /// Listens where the options say.
 pub(super) fn listen(mut options: Options) -> Result<Server, Failure> {
@@ -53,19 +100,21 @@ pub(super) fn listen(mut options: Options) -> Result<Server, Failure> {
     };
     let defaults = ServerOptions::default();
     let max_connections = max_connections.unwrap_or(DEFAULT_CONNECTIONS);
-    Ok(Server {
-        listener,
-        options: ServerOptions {
-            max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
-            persistent: true,
-            tls,
-            log: Some(serve::log(false)),
-            handshake_limit: match handshake {
-                None => defaults.handshake_limit,
-                Some(0) => None,
-                Some(seconds) => Some(Duration::from_secs(seconds)),
-            },
-            ..defaults
+    let options = ServerOptions {
+        max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
+        persistent: true,
+        tls,
+        log: Some(serve::log(false)),
+        handshake_limit: match handshake {
+            None => defaults.handshake_limit,
+            Some(0) => None,
+            Some(seconds) => Some(Duration::from_secs(seconds)),
         },
+        ..defaults
+    };
+    Ok(Server {
+        exports: Exports::default(),
+        several: max_connections != 1,
+        state: State::Listening(listener, options),
     })
 }

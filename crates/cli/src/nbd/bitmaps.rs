@@ -33,6 +33,7 @@ async fn find_one(
     let failed = |error: vellum::Error| Failure::Message(report::error_text(&error));
     let mut layer = Some(device.clone());
     while let Some(device) = layer {
+        let device = device.stands_for().unwrap_or(device);
         if let Some(image) = device.as_qcow2() {
             let list = image.bitmaps().list().await.map_err(failed)?;
             if let Some(info) = list.iter().find(|info| info.name == name) {

@@ -58,7 +58,7 @@ pub(crate) fn os_text(error: &io::Error) -> String {
     }
 }
 
-fn bad_port(host: &str, port: &str) -> Failure {
+pub(crate) fn bad_port(host: &str, port: &str) -> Failure {
     Failure::Message(format!(
         "address resolution failed for {host}:{port}: Servname not supported for ai_socktype"
     ))

@@ -1,0 +1,112 @@
+//! Commands about exports, and the server that they are served by.
+
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+use vellum_control::qmp::{Arguments, Failure, Outcome};
+use vellum_control::{Options, Scalar};
+
+use super::super::export::Removal;
+use super::super::server;
+use super::{Daemon, done, failed};
+
+pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    add_by(&daemon, arguments.into_options()).await
+}
+
+async fn add_by(daemon: &Daemon, options: Options) -> Outcome {
+    let mut parts = daemon.parts.lock().await;
+    parts.add_export(options).await.map_err(failed)?;
+    done()
+}
+
+pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let id = arguments.need_text("id")?;
+    let removal = take_mode(&mut arguments)?;
+    arguments.finish()?;
+    remove(&daemon, &id, removal).await
+}
+
+fn take_mode(arguments: &mut Arguments) -> Result<Removal, Failure> {
+    let modes = [("safe", Removal::Safe), ("hard", Removal::Hard)];
+    Ok(arguments.choice("mode", &modes)?.unwrap_or(Removal::Safe))
+}
+
+async fn remove(daemon: &Daemon, id: &str, removal: Removal) -> Outcome {
+    let mut parts = daemon.parts.lock().await;
+    parts.remove_export(id, removal).await.map_err(failed)?;
+    done()
+}
+
+pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let exports = parts.exports.list(&parts.nodes).into_iter();
+    let told = exports.map(
+        |(id, node)| json!({"id": id, "node-name": node, "type": "nbd", "shutting-down": false}),
+    );
+    Ok(told.collect::<Vec<Value>>().into())
+}
+
+pub(super) async fn nbd_server_start(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let address = take_address(arguments.need_object("addr")?)?;
+    let mut options = arguments.into_options();
+    options.set_group("addr", address);
+    let mut parts = daemon.parts.lock().await;
+    if parts.server.is_some() {
+        return Err(Failure::new("NBD server already running"));
+    }
+    let mut server = server::listen(options).map_err(failed)?;
+    server.start();
+    parts.server = Some(server);
+    done()
+}
+
+/// An address of the old form, `{"type": T, "data": {...}}`, flat as that of `--nbd-server`.
+fn take_address(mut address: Arguments) -> Result<Options, Failure> {
+    let kind = address.need_text("type")?;
+    let data = address.need_object("data")?;
+    address.finish()?;
+    let mut options = data.into_options();
+    options.set("type", Scalar::Text(kind));
+    Ok(options)
+}
+
+pub(super) async fn nbd_server_stop(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let mut parts = daemon.parts.lock().await;
+    if parts.server.is_none() {
+        return Err(Failure::new("NBD server not running"));
+    }
+    parts.end_server().await;
+    done()
+}
+
+/// The older way to export: the name is the id, and the device a node.
+pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.need_text("device")?;
+    let name = arguments.text("name")?.unwrap_or_else(|| device.clone());
+    let bitmap = arguments.text("bitmap")?;
+    let mut options = arguments.into_options();
+    if let Some(key) = options
+        .keys()
+        .find(|key| !matches!(*key, "description" | "writable"))
+    {
+        return Err(Failure::new(format!("Parameter '{key}' is unexpected")));
+    }
+    options.set_text("type", "nbd");
+    options.set_text("id", &*name);
+    options.set_text("name", name);
+    options.set_text("node-name", device);
+    if let Some(bitmap) = bitmap {
+        options.set_text("bitmaps.0", bitmap);
+    }
+    add_by(&daemon, options).await
+}
+
+pub(super) async fn nbd_server_remove(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("name")?;
+    let removal = take_mode(&mut arguments)?;
+    arguments.finish()?;
+    remove(&daemon, &name, removal).await
+}

@@ -1,0 +1,276 @@
+//! Commands that begin jobs, lead them and tell of them.
+
+use std::rc::Rc;
+
+use vellum_control::Nodes;
+use vellum_control::nodes::User;
+use vellum_control::qmp::{Arguments, Class, Failure, Outcome};
+use vellum_jobs::job::{Status, Verb, Wish};
+
+use super::super::jobs::active_commit::ActiveCommit;
+use super::super::jobs::commit::Commit;
+use super::super::jobs::stream::{Stream, Streamed};
+use super::super::jobs::{self, Completion, Job, Settings, Stake};
+use super::{Daemon, done};
+
+/// Takes what every job is begun with.
+fn take_settings(arguments: &mut Arguments, kind: &'static str) -> Result<Settings, Failure> {
+    let id = arguments.text("job-id")?.unwrap_or_default();
+    let speed = arguments.number("speed")?.unwrap_or(0);
+    let auto_finalize = arguments.switch("auto-finalize")?.unwrap_or(true);
+    let auto_dismiss = arguments.switch("auto-dismiss")?.unwrap_or(true);
+    arguments.choice("on-error", &[("report", ())])?;
+    // There are no nodes that only a job has, and so none to name.
+    arguments.text("filter-node-name")?;
+    Ok(Settings {
+        id,
+        kind,
+        speed,
+        auto_finalize,
+        auto_dismiss,
+    })
+}
+
+fn create(daemon: &Daemon, settings: Settings) -> Result<Rc<Job>, Failure> {
+    let id = &settings.id;
+    let is_id = id.starts_with(|c: char| c.is_ascii_alphabetic())
+        && id
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    if !is_id {
+        return Err(Failure::new(format!("Invalid job ID '{id}'")));
+    }
+    if daemon.jobs.find(id).is_some() {
+        return Err(Failure::new(format!("Job ID '{id}' already in use")));
+    }
+    let negative = settings.speed < 0;
+    let job = daemon.jobs.create(settings, daemon.events.clone());
+    if negative {
+        daemon.jobs.dismiss(&job);
+        let text = "Parameter 'speed' expects a non-negative value";
+        return Err(Failure::new(text));
+    }
+    Ok(job)
+}
+
+/// Has a job begin that could be prepared; otherwise it is gone at once.
+fn begin(daemon: &Rc<Daemon>, job: Rc<Job>, prepared: vellum::Result<impl jobs::Work>) -> Outcome {
+    match prepared {
+        Ok(work) => {
+            jobs::start(daemon.clone(), job, work);
+            done()
+        }
+        Err(error) => {
+            daemon.jobs.dismiss(&job);
+            Err(error.into())
+        }
+    }
+}
+
+fn no_node(name: &str) -> Failure {
+    Failure::new(format!("Cannot find device='' nor node-name='{name}'"))
+}
+
+fn not_in_chain(name: &str) -> Failure {
+    Failure::new(format!("'{name}' is not in this backing file chain"))
+}
+
+/// Where a node stands in a chain.
+fn place_in(nodes: &Nodes, chain: &[String], name: &str) -> Result<usize, Failure> {
+    if !nodes.contains(name) {
+        return Err(no_node(name));
+    }
+    let found = chain.iter().position(|node| node == name);
+    found.ok_or_else(|| not_in_chain(name))
+}
+
+/// Refuses a chain of which a layer is the backing file of another image in use too: what
+/// that one shows must not change.
+fn check_alone(nodes: &Nodes, chain: &[String]) -> Result<(), Failure> {
+    for pair in chain.windows(2) {
+        for overlay in nodes.overlays_of(&pair[1]) {
+            if overlay != pair[0] && nodes.is_used_by(&overlay, |_| true) {
+                return Err(Failure::new(format!(
+                    "Node '{}' is busy: node is used as backing hd of '{overlay}'",
+                    pair[1]
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.need_text("device")?;
+    let settings = take_settings(&mut arguments, "commit")?;
+    let top = arguments.text("top-node")?;
+    let base = arguments.text("base-node")?;
+    let backing_file = arguments.text("backing-file")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    if !nodes.contains(&device) {
+        let text = format!("Device '{device}' not found");
+        return Err(Failure::of(Class::DeviceNotFound, text));
+    }
+    let used_by_job = |user: &User| matches!(user, User::Job { .. });
+    if !nodes.overlays_of(&device).is_empty() || nodes.is_used_by(&device, used_by_job) {
+        return Err(Failure::new("Need a root block node"));
+    }
+    let chain = nodes.chain(&device);
+    let top_at = match &top {
+        Some(top) => place_in(nodes, &chain, top)?,
+        None => 0,
+    };
+    let base_at = match &base {
+        Some(base) => place_in(nodes, &chain, base)?,
+        None => chain.len() - 1,
+    };
+    match base_at.cmp(&top_at) {
+        std::cmp::Ordering::Greater => {}
+        std::cmp::Ordering::Equal => {
+            return Err(Failure::new("cannot commit an image into itself"));
+        }
+        std::cmp::Ordering::Less => return Err(not_in_chain(&chain[base_at])),
+    }
+    if top_at == 0 && backing_file.is_some() {
+        return Err(Failure::new(
+            "'backing-file' specified, but 'top' is the active layer",
+        ));
+    }
+    check_alone(nodes, &chain[..=base_at])?;
+    let job = create(&daemon, settings)?;
+    let (stake, layers) = (Stake::new(nodes), chain[top_at..=base_at].to_vec());
+    if top_at == 0 {
+        let prepared = ActiveCommit::prepare(stake, &job, &layers).await;
+        return begin(&daemon, job, prepared);
+    }
+    let overlay = chain[top_at - 1].clone();
+    let prepared = Commit::prepare(stake, &job, overlay, layers, backing_file).await;
+    begin(&daemon, job, prepared)
+}
+
+pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.need_text("device")?;
+    let settings = take_settings(&mut arguments, "stream")?;
+    let base = arguments.text("base-node")?;
+    let backing_file = arguments.text("backing-file")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    if !nodes.contains(&device) {
+        return Err(Failure::new(format!(
+            "Cannot find device='{device}' nor node-name='{device}'"
+        )));
+    }
+    let chain = nodes.chain(&device);
+    let base_at = match &base {
+        Some(base) => match place_in(nodes, &chain, base)? {
+            0 => return Err(not_in_chain(base)),
+            at => at,
+        },
+        None => chain.len(),
+    };
+    if base.is_none() && backing_file.is_some() {
+        return Err(Failure::new(
+            "backing file specified, but streaming the entire chain",
+        ));
+    }
+    nodes.check_free(&device).or_else(|error| {
+        let above = !nodes.overlays_of(&device).is_empty();
+        let by_job = nodes.is_used_by(&device, |user| matches!(user, User::Job { .. }));
+        // An image may be streamed under others: what it shows does not change.
+        if above && !by_job { Ok(()) } else { Err(error) }
+    })?;
+    let job = create(&daemon, settings)?;
+    let what = Streamed {
+        image: device,
+        between: chain[1..base_at].to_vec(),
+        base,
+        backing_file,
+    };
+    let prepared = Stream::prepare(Stake::new(nodes), &job, what).await;
+    begin(&daemon, job, prepared)
+}
+
+pub(super) async fn query_jobs(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let jobs = daemon.jobs.list();
+    Ok(jobs.iter().map(|job| job.describe()).collect())
+}
+
+pub(super) async fn query_block_jobs(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let jobs = daemon.jobs.list();
+    Ok(jobs.iter().map(|job| job.describe_block_job()).collect())
+}
+
+/// How a command names its job: `id` of the newer ones, `device` of the older.
+#[derive(Clone, Copy)]
+pub(super) enum By {
+    Id,
+    Device,
+}
+
+impl By {
+    fn find(self, daemon: &Daemon, arguments: &mut Arguments) -> Result<Rc<Job>, Failure> {
+        let key = match self {
+            By::Id => "id",
+            By::Device => "device",
+        };
+        let id = arguments.need_text(key)?;
+        daemon.jobs.find(&id).ok_or_else(|| match self {
+            By::Id => Failure::new("Job not found"),
+            By::Device => Failure::of(
+                Class::DeviceNotActive,
+                format!("Block job '{id}' not found"),
+            ),
+        })
+    }
+}
+
+fn check(job: &Job, verb: Verb) -> Result<(), Failure> {
+    match job.status().accepts(verb) {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "Job '{}' in state '{}' cannot accept command verb '{}'",
+            job.settings.id,
+            job.status().name(),
+            verb.name()
+        ))),
+    }
+}
+
+/// Says a verb to a job.
+pub(super) async fn say(
+    daemon: Rc<Daemon>,
+    mut arguments: Arguments,
+    by: By,
+    verb: Verb,
+) -> Outcome {
+    let force = match (by, verb) {
+        (By::Device, Verb::Cancel) => arguments.switch("force")?.unwrap_or(false),
+        _ => true,
+    };
+    let job = by.find(&daemon, &mut arguments)?;
+    arguments.finish()?;
+    check(&job, verb)?;
+    match verb {
+        Verb::Cancel if !force && job.status() == Status::Ready => {
+            job.complete(Completion::Apart);
+        }
+        Verb::Cancel => job.cancel(),
+        Verb::Pause if job.reins.wish() == Wish::Pause => {
+            return Err(Failure::new("Job is already paused"));
+        }
+        Verb::Pause => job.pause(),
+        Verb::Resume if job.reins.wish() != Wish::Pause => {
+            return Err(Failure::new("Can't resume a job that was not paused"));
+        }
+        Verb::Resume => job.resume(),
+        Verb::Complete => job.complete(Completion::InForce),
+        Verb::Finalize => job.finalize(),
+        Verb::Dismiss => daemon.jobs.dismiss(&job),
+    }
+    done()
+}

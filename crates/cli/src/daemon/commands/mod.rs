@@ -1,0 +1,191 @@
+//! The commands of a monitor: one line each in [`COMMANDS`], one file for what belongs
+//! together. A command takes its arguments apart, refuses what is left, and only then
+//! does something.
+//!
+//! Invariant: commands run one at a time, whichever monitor they come from.
+
+mod bitmaps;
+mod exports;
+mod jobs;
+mod nodes;
+mod objects;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+use vellum_control::qmp::{self, Arguments, Class, Failure, Outcome};
+use vellum_jobs::job::Verb;
+
+use super::Daemon;
+use jobs::By;
+
+type Running = Pin<Box<dyn Future<Output = Outcome>>>;
+type Command = fn(Rc<Daemon>, Arguments) -> Running;
+
+/// Every command, by name; `qmp_capabilities` is the monitor's own.
+const COMMANDS: &[(&str, Command)] = &[
+    ("block-commit", |d, a| Box::pin(jobs::commit(d, a))),
+    ("block-dirty-bitmap-add", |d, a| {
+        Box::pin(bitmaps::add(d, a))
+    }),
+    ("block-dirty-bitmap-clear", |d, a| {
+        Box::pin(bitmaps::clear(d, a))
+    }),
+    ("block-dirty-bitmap-disable", |d, a| {
+        Box::pin(bitmaps::disable(d, a))
+    }),
+    ("block-dirty-bitmap-enable", |d, a| {
+        Box::pin(bitmaps::enable(d, a))
+    }),
+    ("block-dirty-bitmap-merge", |d, a| {
+        Box::pin(bitmaps::merge(d, a))
+    }),
+    ("block-dirty-bitmap-remove", |d, a| {
+        Box::pin(bitmaps::remove(d, a))
+    }),
+    ("block-export-add", |d, a| Box::pin(exports::add(d, a))),
+    ("block-export-del", |d, a| Box::pin(exports::del(d, a))),
+    ("block-job-cancel", |d, a| {
+        Box::pin(jobs::say(d, a, By::Device, Verb::Cancel))
+    }),
+    ("block-job-complete", |d, a| {
+        Box::pin(jobs::say(d, a, By::Device, Verb::Complete))
+    }),
+    ("block-job-dismiss", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Dismiss))
+    }),
+    ("block-job-finalize", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Finalize))
+    }),
+    ("block-job-pause", |d, a| {
+        Box::pin(jobs::say(d, a, By::Device, Verb::Pause))
+    }),
+    ("block-job-resume", |d, a| {
+        Box::pin(jobs::say(d, a, By::Device, Verb::Resume))
+    }),
+    ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
+    ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
+    ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),
+    ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
+    ("blockdev-snapshot", |d, a| Box::pin(nodes::snapshot(d, a))),
+    ("job-cancel", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Cancel))
+    }),
+    ("job-complete", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Complete))
+    }),
+    ("job-dismiss", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Dismiss))
+    }),
+    ("job-finalize", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Finalize))
+    }),
+    ("job-pause", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Pause))
+    }),
+    ("job-resume", |d, a| {
+        Box::pin(jobs::say(d, a, By::Id, Verb::Resume))
+    }),
+    ("nbd-server-add", |d, a| {
+        Box::pin(exports::nbd_server_add(d, a))
+    }),
+    ("nbd-server-remove", |d, a| {
+        Box::pin(exports::nbd_server_remove(d, a))
+    }),
+    ("nbd-server-start", |d, a| {
+        Box::pin(exports::nbd_server_start(d, a))
+    }),
+    ("nbd-server-stop", |d, a| {
+        Box::pin(exports::nbd_server_stop(d, a))
+    }),
+    ("object-add", |d, a| Box::pin(objects::add(d, a))),
+    ("object-del", |d, a| Box::pin(objects::del(d, a))),
+    ("query-block-exports", |d, a| Box::pin(exports::query(d, a))),
+    ("query-block-jobs", |d, a| {
+        Box::pin(jobs::query_block_jobs(d, a))
+    }),
+    ("query-commands", |_, a| Box::pin(query_commands(a))),
+    ("query-jobs", |d, a| Box::pin(jobs::query_jobs(d, a))),
+    ("query-named-block-nodes", |d, a| {
+        Box::pin(nodes::query(d, a))
+    }),
+    ("query-version", |_, a| Box::pin(query_version(a))),
+    ("quit", |d, a| Box::pin(quit(d, a))),
+];
+
+/// Carries a command out.
+pub(super) async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Outcome {
+    match COMMANDS.iter().find(|(known, _)| *known == name) {
+        Some((_, command)) => command(daemon.clone(), arguments).await,
+        None => Err(Failure::of(
+            Class::CommandNotFound,
+            format!("The command {name} has not been found"),
+        )),
+    }
+}
+
+/// Success without anything to tell.
+fn done() -> Outcome {
+    Ok(json!({}))
+}
+
+/// A failure of the tool as that of a command.
+fn failed(failure: crate::nbd::Failure) -> Failure {
+    match failure {
+        crate::nbd::Failure::Message(text) => {
+            // Hints are for people at a terminal.
+            Failure::new(text.split('\n').next().unwrap_or_default())
+        }
+        other => Failure::new(format!("{other:?}")),
+    }
+}
+
+/// What this program is, beside the version of QEMU that it stands for.
+pub(super) fn package() -> String {
+    format!("vellum {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Checks the arguments of `qmp_capabilities`: none can be enabled.
+pub(super) fn check_capabilities(mut arguments: Arguments) -> Result<(), Failure> {
+    let wanted = arguments.array("enable")?.unwrap_or_default();
+    arguments.finish()?;
+    match wanted.first() {
+        None => Ok(()),
+        Some(Value::String(name)) if name != "oob" => Err(Failure::new(format!(
+            "Parameter 'null' does not accept value '{name}'"
+        ))),
+        Some(_) => Err(Failure::new("Capability oob not available")),
+    }
+}
+
+async fn query_version(arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    Ok(qmp::version(&package()))
+}
+
+async fn query_commands(arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let names = COMMANDS.iter().map(|(name, _)| *name);
+    let all = names.chain(["qmp_capabilities"]);
+    Ok(all.map(|name| json!({"name": name})).collect())
+}
+
+/// Ends the program; the answer comes when everything has ended.
+async fn quit(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    daemon.stop.request();
+    daemon.ended.wait().await;
+    done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted() {
+        assert!(COMMANDS.is_sorted_by(|a, b| a.0 < b.0));
+    }
+}

@@ -1,0 +1,125 @@
+//! Commands that make, change and tell of nodes.
+
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+use vellum_control::nodes::NodeInfo;
+use vellum_control::qmp::{Arguments, Class, Failure, Outcome};
+use vellum_storage::lane;
+
+use super::{Daemon, done};
+
+pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    let parts = daemon.parts.lock().await;
+    parts.nodes.add(arguments.into_options()).await?;
+    done()
+}
+
+pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("node-name")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    parts.nodes.remove(&name).await?;
+    done()
+}
+
+pub(super) async fn snapshot(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let node = arguments.need_text("node")?;
+    let overlay = arguments.need_text("overlay")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    parts.nodes.snapshot(&node, &overlay).await?;
+    done()
+}
+
+pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.text("device")?;
+    let node = arguments.text("node-name")?;
+    let size = arguments.number("size")?;
+    let size = size.ok_or_else(|| Failure::new("Parameter 'size' is missing"))?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let name = match (device, node) {
+        (Some(device), None) => {
+            return Err(Failure::of(
+                Class::DeviceNotFound,
+                format!("Device '{device}' not found"),
+            ));
+        }
+        (_, node) => node.unwrap_or_default(),
+    };
+    let device = parts.nodes.device(&name)?;
+    let Ok(size_bytes) = u64::try_from(size) else {
+        return Err(Failure::new("Parameter 'size' expects a >0 size"));
+    };
+    parts.nodes.check_free(&name)?;
+    if device.info().read_only {
+        return Err(Failure::new("Block node is read-only"));
+    }
+    device.truncate(size_bytes).await?;
+    done()
+}
+
+pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    // Without it QEMU tells of every image of the chain below each node once more.
+    arguments.switch("flat")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = parts.nodes.list();
+    let mut told = Vec::with_capacity(nodes.len());
+    for node in &nodes {
+        told.push(tell(node, &nodes));
+        lane::yield_now().await;
+    }
+    Ok(Value::Array(told))
+}
+
+fn tell(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
+    let mut image = json!({
+        "filename": node.filename,
+        "format": node.driver,
+        "virtual-size": node.size_bytes,
+        "dirty-flag": false,
+    });
+    let mut told = json!({
+        "node-name": node.name,
+        "drv": node.driver,
+        "ro": !node.writable,
+        "file": node.filename,
+        "backing_file_depth": 0,
+        "detect_zeroes": "off",
+        "active": true,
+        "encrypted": false,
+        "write_threshold": 0,
+        "cache": {"writeback": true, "direct": false, "no-flush": false},
+    });
+    for key in ["iops", "iops_rd", "iops_wr", "bps", "bps_rd", "bps_wr"] {
+        told[key] = json!(0);
+    }
+    if let Some(device) = &node.device {
+        if let Some(cluster_size_bytes) = device.info().cluster_size_bytes {
+            image["cluster-size"] = json!(cluster_size_bytes);
+        }
+        if let Ok(Some(bytes)) = device.allocated_bytes() {
+            image["actual-size"] = json!(bytes);
+        }
+        if let Some(qcow2) = device.as_qcow2() {
+            let header = qcow2.header();
+            told["encrypted"] = json!(header.crypt_method != Default::default());
+            if let Some(name) = header.backing_file_text() {
+                image["backing-filename"] = json!(name);
+            }
+            if let Some(format) = header.backing_format() {
+                image["backing-filename-format"] = json!(format);
+            }
+        }
+    }
+    let below = nodes
+        .iter()
+        .find(|other| Some(&other.name) == node.backing.as_ref());
+    if let Some(below) = below {
+        told["backing_file"] = json!(below.filename);
+    }
+    told["image"] = image;
+    told
+}

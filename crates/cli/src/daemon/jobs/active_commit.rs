@@ -1,0 +1,118 @@
+//! `block-commit` of an image that users write to: they go on with the base in the end.
+
+use std::pin::pin;
+use std::rc::Rc;
+
+use futures_util::future::select;
+use vellum_jobs::copy::CopyError;
+use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
+
+use super::{Completion, Job, Stake, Teller, Work};
+
+/// How many pieces are in flight at once.
+pub(super) const PARALLEL: usize = 8;
+
+/// An active commit.
+pub(in crate::daemon) struct ActiveCommit {
+    stake: Stake,
+    top: String,
+    base: String,
+    commit: LiveCommit,
+    /// A tracker stands in front of the top.
+    watching: bool,
+}
+
+fn cause(error: CopyError) -> vellum::Error {
+    error.cause
+}
+
+impl ActiveCommit {
+    /// Prepares the commit of a chain, from its top to its base.
+    pub(in crate::daemon) async fn prepare(
+        mut stake: Stake,
+        job: &Rc<Job>,
+        chain: &[String],
+    ) -> vellum::Result<ActiveCommit> {
+        let prepared = ActiveCommit::try_prepare(&mut stake, job, chain).await;
+        match prepared {
+            Ok((top, base, commit)) => Ok(ActiveCommit {
+                stake,
+                top,
+                base,
+                commit,
+                watching: true,
+            }),
+            Err(error) => {
+                stake.leave().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn try_prepare(
+        stake: &mut Stake,
+        job: &Rc<Job>,
+        chain: &[String],
+    ) -> vellum::Result<(String, String, LiveCommit)> {
+        let (top, base) = super::commit::join_all(stake, &job.settings, chain, "main node")?;
+        stake.open(&base).await?;
+        let nodes = stake.nodes.clone();
+        let (source, target) = (nodes.device(&top)?, nodes.device(&base)?);
+        let dirty = DirtyMap::new(source.size_bytes());
+        let tracker = Tracker::new(source.clone(), dirty.clone());
+        let options = LiveCommitOptions {
+            layers: chain.len() as u32 - 1,
+            parallel: PARALLEL,
+            rate_limit_bytes: job.speed_bytes(),
+        };
+        let commit = LiveCommit::new(source, target, dirty, options).await?;
+        nodes.put_in_front(&top, Some(tracker)).await?;
+        Ok((top, base, commit))
+    }
+}
+
+impl Work for ActiveCommit {
+    async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
+        let mut teller = Teller { job, exact: true };
+        let copied = self.commit.copy_all(&job.reins, &mut teller).await;
+        let mut copied = copied.map_err(cause)?;
+        let mut ready = false;
+        loop {
+            if copied == Copied::GivenUp || job.is_cancelled() {
+                return Ok(Copied::GivenUp);
+            }
+            copied = self.commit.catch_up(&job.reins).await.map_err(cause)?;
+            if copied == Copied::GivenUp {
+                return Ok(copied);
+            }
+            if !ready {
+                ready = true;
+                job.become_ready();
+            }
+            if job.completion().is_some() {
+                return Ok(Copied::All);
+            }
+            let told = job.until(|job| job.completion().is_some() || job.is_cancelled());
+            select(pin!(told), pin!(self.commit.wait_for_writes())).await;
+        }
+    }
+
+    async fn conclude(&mut self, job: &Job) -> vellum::Result<()> {
+        let held = self.stake.nodes.hold(&self.top).await?;
+        self.commit.finish().await?;
+        if job.completion() == Some(Completion::InForce) {
+            self.stake.nodes.lead_to(held, &self.base)?;
+            self.watching = false;
+            self.stake.keep_open(&self.base);
+        }
+        Ok(())
+    }
+
+    async fn leave(&mut self) {
+        if self.watching {
+            // There is nothing to do about it: the top goes on being watched in vain.
+            let _ = self.stake.nodes.put_in_front(&self.top, None).await;
+        }
+        self.stake.leave().await;
+    }
+}

@@ -1,0 +1,399 @@
+//! Jobs: what is being done to nodes in the background, from the command that begins it to
+//! the one that dismisses it.
+//!
+//! A job goes through the states of [`vellum_jobs::job::Status`]; every change of state is
+//! an event. What it does is a [`Work`].
+//!
+//! Invariant: the graph is changed by a job only while it holds [`Daemon::parts`], so no
+//! command meets a change half made.
+
+pub(super) mod active_commit;
+pub(super) mod commit;
+pub(super) mod stream;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use event_listener::Event;
+use serde_json::{Value, json};
+use vellum_control::Nodes;
+use vellum_control::nodes::{User, Wanted};
+use vellum_jobs::copy::Observer;
+use vellum_jobs::job::{Reins, Status, Verb, Wish};
+use vellum_jobs::live::Copied;
+use vellum_storage::spawn;
+
+use super::Daemon;
+use super::monitor::Events;
+use crate::report::error_text;
+
+/// What a job is begun with.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub(super) id: String,
+    /// `commit`, `stream`.
+    pub(super) kind: &'static str,
+    /// Bytes a second at most; 0 for as many as there can be.
+    pub(super) speed: i64,
+    /// Put the result in force without being told to.
+    pub(super) auto_finalize: bool,
+    /// Be forgotten without being told to.
+    pub(super) auto_dismiss: bool,
+}
+
+/// A job.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) settings: Settings,
+    pub(super) reins: Reins,
+    status: Cell<Status>,
+    /// Bytes done, and bytes to do.
+    progress: Cell<(u64, u64)>,
+    /// It is to complete: with its result in force, or, if that is not wanted, as it is.
+    completion: Cell<Option<Completion>>,
+    finalized: Cell<bool>,
+    error: RefCell<Option<String>>,
+    events: Events,
+    changed: Event,
+}
+
+/// How a job that is ready ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Completion {
+    /// Users go on with the result.
+    InForce,
+    /// The result is there, and users go on with what they have.
+    Apart,
+}
+
+/// What a job does. All that it needs of nodes it has before it begins.
+pub(super) trait Work: 'static {
+    /// Does it, up to where the result only has to be put in force.
+    async fn run(&mut self, job: &Job) -> vellum::Result<Copied>;
+
+    /// Puts the result in force.
+    async fn conclude(&mut self, job: &Job) -> vellum::Result<()>;
+
+    /// Leaves the nodes, with the result in force or as they were.
+    async fn leave(&mut self);
+}
+
+/// All jobs; clones share them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Jobs(Rc<RefCell<Vec<Rc<Job>>>>);
+
+impl Jobs {
+    pub(super) fn find(&self, id: &str) -> Option<Rc<Job>> {
+        let jobs = self.0.borrow();
+        jobs.iter().find(|job| job.settings.id == id).cloned()
+    }
+
+    pub(super) fn list(&self) -> Vec<Rc<Job>> {
+        self.0.borrow().clone()
+    }
+
+    /// Makes a job that has not begun.
+    pub(super) fn create(&self, settings: Settings, events: Events) -> Rc<Job> {
+        let job = Rc::new(Job {
+            settings,
+            reins: Reins::new(),
+            status: Cell::new(Status::Created),
+            progress: Cell::default(),
+            completion: Cell::default(),
+            finalized: Cell::default(),
+            error: RefCell::default(),
+            events,
+            changed: Event::new(),
+        });
+        self.0.borrow_mut().push(job.clone());
+        job.enter(Status::Created);
+        job
+    }
+
+    /// Forgets a job.
+    pub(super) fn dismiss(&self, job: &Rc<Job>) {
+        self.0.borrow_mut().retain(|other| !Rc::ptr_eq(other, job));
+        job.enter(Status::Null);
+    }
+
+    /// Gives all jobs up, and waits until they are over.
+    pub(super) async fn cancel_all(&self) {
+        for job in self.list() {
+            if job.status().accepts(Verb::Cancel) {
+                job.cancel();
+            }
+            job.until(|job| matches!(job.status(), Status::Concluded | Status::Null))
+                .await;
+        }
+    }
+}
+
+impl Job {
+    /// Bytes a second at most, if there is a limit.
+    pub(super) fn speed_bytes(&self) -> Option<u64> {
+        u64::try_from(self.settings.speed)
+            .ok()
+            .filter(|speed| *speed > 0)
+    }
+
+    pub(super) fn status(&self) -> Status {
+        self.status.get()
+    }
+
+    pub(super) fn enter(&self, status: Status) {
+        self.status.set(status);
+        self.changed.notify(usize::MAX);
+        let data = json!({"status": status.name(), "id": self.settings.id});
+        self.events.tell("JOB_STATUS_CHANGE", data);
+    }
+
+    /// Waits until something is so of the job.
+    pub(super) async fn until(&self, is_so: impl Fn(&Job) -> bool) {
+        loop {
+            let changed = self.changed.listen();
+            if is_so(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// The result is there, and is kept up to date.
+    pub(super) fn become_ready(&self) {
+        self.enter(Status::Ready);
+        self.events
+            .tell("BLOCK_JOB_READY", self.describe_as_event());
+        if self.reins.wish() == Wish::Pause {
+            self.enter(Status::Standby);
+        }
+    }
+
+    pub(super) fn cancel(&self) {
+        self.reins.set(Wish::Cancel);
+        self.changed.notify(usize::MAX);
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.reins.wish() == Wish::Cancel
+    }
+
+    pub(super) fn pause(&self) {
+        self.reins.set(Wish::Pause);
+        self.enter(match self.status() {
+            Status::Ready => Status::Standby,
+            _ => Status::Paused,
+        });
+    }
+
+    pub(super) fn resume(&self) {
+        self.enter(match self.status() {
+            Status::Standby => Status::Ready,
+            _ => Status::Running,
+        });
+        self.reins.set(Wish::Run);
+    }
+
+    pub(super) fn complete(&self, completion: Completion) {
+        self.completion.set(Some(completion));
+        self.changed.notify(usize::MAX);
+    }
+
+    pub(super) fn completion(&self) -> Option<Completion> {
+        self.completion.get()
+    }
+
+    pub(super) fn finalize(&self) {
+        self.finalized.set(true);
+        self.changed.notify(usize::MAX);
+    }
+
+    pub(super) fn set_progress(&self, done_bytes: u64, total_bytes: u64) {
+        self.progress.set((done_bytes, total_bytes));
+    }
+
+    /// What its events tell.
+    fn describe_as_event(&self) -> Value {
+        let (offset, len) = self.progress.get();
+        json!({
+            "type": self.settings.kind,
+            "device": self.settings.id,
+            "len": len,
+            "offset": offset,
+            "speed": self.settings.speed,
+        })
+    }
+
+    /// The job as `query-jobs` tells of it.
+    pub(super) fn describe(&self) -> Value {
+        let (done, total) = self.progress.get();
+        let mut told = json!({
+            "id": self.settings.id,
+            "type": self.settings.kind,
+            "status": self.status().name(),
+            "current-progress": done,
+            "total-progress": total,
+        });
+        if let Some(error) = &*self.error.borrow() {
+            told["error"] = json!(error);
+        }
+        told
+    }
+
+    /// The job as `query-block-jobs` tells of it.
+    pub(super) fn describe_block_job(&self) -> Value {
+        let mut told = self.describe_as_event();
+        let status = self.status();
+        let paused = matches!(status, Status::Paused | Status::Standby);
+        told["busy"] = json!(status == Status::Running);
+        told["paused"] = json!(paused);
+        told["ready"] = json!(matches!(status, Status::Ready | Status::Standby));
+        told["io-status"] = json!("ok");
+        told["status"] = json!(status.name());
+        told["auto-finalize"] = json!(self.settings.auto_finalize);
+        told["auto-dismiss"] = json!(self.settings.auto_dismiss);
+        if let Some(error) = &*self.error.borrow() {
+            told["error"] = json!(error);
+        }
+        told
+    }
+}
+
+/// Has a job do its work, in the background.
+pub(super) fn start(daemon: Rc<Daemon>, job: Rc<Job>, work: impl Work) {
+    job.enter(Status::Running);
+    drop(spawn(lead(daemon, job, work)));
+}
+
+/// Leads a job to its end.
+async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
+    let mut outcome = work.run(&job).await;
+    if matches!(outcome, Ok(Copied::All)) {
+        outcome = settle(&daemon, &job, &mut work).await;
+    }
+    if !matches!(outcome, Ok(Copied::All)) {
+        job.enter(Status::Aborting);
+    }
+    let parts = daemon.parts.lock().await;
+    work.leave().await;
+    drop(parts);
+    let mut told = job.describe_as_event();
+    let event = match outcome {
+        Ok(Copied::All) => "BLOCK_JOB_COMPLETED",
+        Ok(Copied::GivenUp) => {
+            job.error.replace(Some("Operation canceled".to_owned()));
+            "BLOCK_JOB_CANCELLED"
+        }
+        Err(error) => {
+            let text = error_text(&error);
+            told["error"] = json!(text);
+            job.error.replace(Some(text));
+            "BLOCK_JOB_COMPLETED"
+        }
+    };
+    job.events.tell(event, told);
+    job.enter(Status::Concluded);
+    if job.settings.auto_dismiss {
+        daemon.jobs.dismiss(&job);
+    }
+}
+
+/// Waits until the result may be put in force, and does that.
+async fn settle(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::Result<Copied> {
+    job.enter(Status::Waiting);
+    job.enter(Status::Pending);
+    if !job.settings.auto_finalize {
+        let data = json!({"type": job.settings.kind, "id": job.settings.id});
+        job.events.tell("BLOCK_JOB_PENDING", data);
+        job.until(|job| job.finalized.get() || job.is_cancelled())
+            .await;
+    }
+    let _parts = daemon.parts.lock().await;
+    if job.is_cancelled() {
+        return Ok(Copied::GivenUp);
+    }
+    work.conclude(job).await?;
+    Ok(Copied::All)
+}
+
+/// Tells the job how far a copy is.
+pub(super) struct Teller<'a> {
+    pub(super) job: &'a Job,
+    /// Only what has to be written counts, not how far that is in the image.
+    pub(super) exact: bool,
+}
+
+impl Observer for Teller<'_> {
+    fn wants_progress(&self) -> bool {
+        self.exact
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.job.set_progress(done_bytes, total_bytes);
+    }
+}
+
+/// The nodes that a job uses, while it does.
+#[derive(Debug)]
+pub(super) struct Stake {
+    pub(super) nodes: Nodes,
+    uses: Vec<u64>,
+    /// Nodes that were made writable for the job.
+    opened: Vec<String>,
+}
+
+impl Stake {
+    /// Uses no node yet.
+    pub(super) fn new(nodes: &Nodes) -> Self {
+        Stake {
+            nodes: nodes.clone(),
+            uses: Vec::new(),
+            opened: Vec::new(),
+        }
+    }
+
+    /// Uses a node.
+    pub(super) fn join(
+        &mut self,
+        settings: &Settings,
+        node: &str,
+        role: &str,
+        writes: bool,
+        shares_writes: bool,
+    ) -> vellum::Result<()> {
+        let (id, kind) = (settings.id.clone(), settings.kind);
+        let role = role.to_owned();
+        let wanted = Wanted {
+            role,
+            writes,
+            shares_writes,
+        };
+        let joined = self.nodes.join(User::Job { id, kind }, node, wanted)?;
+        self.uses.push(joined.id);
+        Ok(())
+    }
+
+    /// Makes a node writable, for as long as the job needs it.
+    pub(super) async fn open(&mut self, node: &str) -> vellum::Result<()> {
+        if self.nodes.device(node)?.info().read_only {
+            self.nodes.set_writable(node, true).await?;
+            self.opened.push(node.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Keeps a node writable that was made so.
+    pub(super) fn keep_open(&mut self, node: &str) {
+        self.opened.retain(|other| other != node);
+    }
+
+    /// Leaves all nodes as they were found. A node that cannot be opened read-only again
+    /// stays writable, which nobody has to know.
+    pub(super) async fn leave(&mut self) {
+        for id in self.uses.drain(..) {
+            self.nodes.leave(id);
+        }
+        for node in std::mem::take(&mut self.opened) {
+            let _ = self.nodes.set_writable(&node, false).await;
+        }
+    }
+}
