@@ -363,6 +363,36 @@ fn bitmaps_are_led_alike() {
     );
 }
 
+#[test]
+fn who_gets_in_the_way_of_whom_is_told_alike() {
+    let file = json!({"driver": "file", "node-name": "f", "filename": "o"});
+    let format = |name: &str| json!({"driver": "qcow2", "node-name": name, "file": "f"});
+    let raw = json!({"driver": "raw", "node-name": "r", "file": "f"});
+    let address = json!({"addr": {"type": "unix", "data": {"path": "sock"}}});
+    let export = |writable: bool| {
+        let id = if writable { "w" } else { "r" };
+        let export =
+            json!({"type": "nbd", "id": id, "node-name": "f", "name": id, "writable": writable});
+        Ask("block-export-add", export)
+    };
+    same(
+        &[],
+        &[
+            Ask("blockdev-add", file),
+            Ask("nbd-server-start", address),
+            Ask("blockdev-add", format("one")),
+            Ask("blockdev-del", json!({"node-name": "f"})),
+            export(true),
+            export(false),
+            Ask("blockdev-add", raw.clone()),
+            Ask("blockdev-add", format("two")),
+            Ask("blockdev-del", json!({"node-name": "one"})),
+            export(true),
+            Ask("blockdev-add", format("two")),
+        ],
+    );
+}
+
 /// The chain of a place as nodes that are called `base`, `mid` and `top`.
 fn chain() -> Vec<Step> {
     vec![
@@ -450,6 +480,11 @@ fn streams_are_made_alike() {
         Ask("block-stream", json!({"device": "top", "job-id": "whole"})),
         Wait("whole", "null"),
         Ask("query-jobs", json!({})),
+        Ask(
+            "block-stream",
+            json!({"device": "top", "job-id": "nothing"}),
+        ),
+        Wait("nothing", "null"),
         Ask("blockdev-del", json!({"node-name": "top"})),
         Ask("blockdev-del", json!({"node-name": "base"})),
     ]);

@@ -268,6 +268,10 @@ pub(crate) async fn open_format(
     for file in &file.files {
         around.place.enter(&file.file)?;
     }
+    if format.user() == Use::Format {
+        let nodes = &around.place.nodes;
+        nodes.keep_file(&around.place, common.writable)?;
+    }
     file.lock(&around.flags, format.user())?;
     let storage = file.storage();
     let device = match format {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::nodes::{User, Wanted};
+use vellum_control::nodes::{Changes, User, Wanted};
 use vellum_control::wrap::WriteThrough;
 use vellum_control::{Nodes, Options};
 use vellum_export::nbd::Export;
@@ -185,8 +185,12 @@ impl Set {
                 let user = User::Export(wanted.id.clone());
                 let use_as = Wanted {
                     role: "root".to_owned(),
-                    writes: wanted.writable,
-                    shares_writes: true,
+                    changes: match wanted.writable {
+                        true => Changes::CONTENT,
+                        false => Changes::NONE,
+                    },
+                    // Clients are told the size once.
+                    keeps: Changes::SIZE,
                 };
                 let joined = nodes.join(user, &wanted.node, use_as).map_err(failure)?;
                 (joined.link as Arc<dyn BlockDevice>, Some(joined.id))

@@ -2,8 +2,8 @@
 //!
 //! Nodes that are *live* ([`Nodes::live`]) can be changed while they are used: each user
 //! holds a [`Link`] of its own, and what changes the graph drains the links that lead to
-//! a node and sets them ([`changes`]). There every node has a name, if need be one that
-//! was made up, as in QEMU.
+//! a node and sets them. There every node has a name, if need be one that was made up, as
+//! in QEMU.
 //!
 //! Invariants:
 //! - A node comes to know only nodes that are there already, so there are no circles.
@@ -29,7 +29,7 @@ use crate::options::Options;
 pub use changes::Held;
 pub use describe::NodeInfo;
 use uses::Use;
-pub use uses::{User, Wanted};
+pub use uses::{Changes, User, Wanted};
 
 /// How a node came to be, to make it once more with some things changed.
 #[derive(Debug, Clone)]
@@ -342,6 +342,18 @@ impl Nodes {
         found.map(|one| one.node.clone())
     }
 
+    /// Has the live node at `place`, a format with metadata, keep the file that it stands
+    /// on to itself.
+    ///
+    /// # Errors
+    /// If somebody else writes to the file, or keeps it to himself.
+    pub(crate) fn keep_file(&self, place: &Place, writes: bool) -> Result<()> {
+        match &place.parent {
+            Some(format) if self.live => self.lock().keep_file(format, writes),
+            _ => Ok(()),
+        }
+    }
+
     /// Ends a use.
     pub fn leave(&self, id: u64) {
         self.lock().uses.retain(|one| one.id != id);
@@ -381,6 +393,26 @@ impl Named {
         self.next_use += 1;
         self.uses.push(new);
         Ok(self.next_use - 1)
+    }
+
+    fn keep_file(&mut self, format: &str, writes: bool) -> Result<()> {
+        let is_file = |one: &Use| {
+            matches!(&one.user, User::Node(user) if user == format) && one.wanted.role == "file"
+        };
+        let Some(at) = self.uses.iter().position(is_file) else {
+            return Ok(());
+        };
+        let mut kept = self.uses[at].clone();
+        kept.wanted.changes = match writes {
+            true => Changes::ALL,
+            false => Changes::NONE,
+        };
+        kept.wanted.keeps = Changes::ALL;
+        let others = self.uses.iter();
+        let others = others.filter(|one| one.node == kept.node && one.id != kept.id);
+        uses::check(&kept, others)?;
+        self.uses[at] = kept;
+        Ok(())
     }
 
     /// Which of some roots nobody stands on but itself; the last one of these.

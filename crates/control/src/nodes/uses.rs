@@ -39,10 +39,55 @@ impl User {
 pub struct Wanted {
     /// What the node is to the user: `backing`, `file`, `root`.
     pub role: String,
-    /// The user changes what it reads as.
-    pub writes: bool,
-    /// Others may do that.
-    pub shares_writes: bool,
+    /// What the user changes of it.
+    pub changes: Changes,
+    /// What others must not change of it.
+    pub keeps: Changes,
+}
+
+/// What of a node may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// What it reads as.
+    pub content: bool,
+    /// How long it is.
+    pub size: bool,
+}
+
+impl Changes {
+    /// Nothing.
+    pub const NONE: Changes = Changes {
+        content: false,
+        size: false,
+    };
+    /// What it reads as.
+    pub const CONTENT: Changes = Changes {
+        content: true,
+        size: false,
+    };
+    /// How long it is.
+    pub const SIZE: Changes = Changes {
+        content: false,
+        size: true,
+    };
+    /// Everything.
+    pub const ALL: Changes = Changes {
+        content: true,
+        size: true,
+    };
+
+    /// The names of the permissions of QEMU that are in both; none if there are none.
+    fn both(self, other: Changes) -> Option<String> {
+        let names = [
+            ("write", self.content && other.content),
+            ("resize", self.size && other.size),
+        ];
+        let names: Vec<&str> = names
+            .iter()
+            .filter_map(|(name, is_in)| is_in.then_some(*name))
+            .collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    }
 }
 
 impl Wanted {
@@ -50,8 +95,8 @@ impl Wanted {
     pub fn reading(role: impl Into<String>) -> Wanted {
         Wanted {
             role: role.into(),
-            writes: false,
-            shares_writes: true,
+            changes: Changes::NONE,
+            keeps: Changes::NONE,
         }
     }
 }
@@ -95,16 +140,22 @@ impl Use {
 /// Refuses a use that gets in the way of others.
 pub(super) fn check<'a>(new: &Use, others: impl IntoIterator<Item = &'a Use>) -> Result<()> {
     for other in others {
-        let (writer, keeper) = match () {
-            () if new.wanted.writes && !other.wanted.shares_writes => (new, other),
-            () if other.wanted.writes && !new.wanted.shares_writes => (other, new),
-            () => continue,
+        let change = new.wanted.changes.both(other.wanted.keeps);
+        let keep = other.wanted.changes.both(new.wanted.keeps);
+        // Which of two conflicts is told shows in scripts: an export keeps the size only
+        // once it is there.
+        let change_first = matches!(new.user, User::Export(_));
+        let (what, changer, keeper) = match (change, keep) {
+            (Some(what), _) if change_first => (what, new, other),
+            (_, Some(what)) => (what, other, new),
+            (Some(what), None) => (what, new, other),
+            (None, None) => continue,
         };
         let message = format!(
-            "Permission conflict on node '{}': permissions 'write' are both required by {} and \
+            "Permission conflict on node '{}': permissions '{what}' are both required by {} and \
              unshared by {}.",
             new.node,
-            writer.describe(),
+            changer.describe(),
             keeper.describe()
         );
         return Err(Error::new(ErrorKind::Denied, "use node", message).target(&*new.node));
@@ -118,23 +169,33 @@ mod tests {
 
     #[test]
     fn a_writer_and_one_who_needs_rest_are_told_apart() {
-        let one = |user, role: &str, writes, shares_writes| Use {
+        let one = |user, role: &str, changes, keeps| Use {
             id: 0,
             user,
             node: "n".into(),
             wanted: Wanted {
                 role: role.into(),
-                writes,
-                shares_writes,
+                changes,
+                keeps,
             },
             owner: None,
             link: None,
         };
-        let export = one(User::Export("e".into()), "root", true, true);
+        let export = one(
+            User::Export("e".into()),
+            "root",
+            Changes::CONTENT,
+            Changes::SIZE,
+        );
         let id = "j".to_owned();
         let job = User::Job { id, kind: "stream" };
-        let job = one(job, "intermediate node", false, false);
-        let above = one(User::Node("above".into()), "backing", false, true);
+        let job = one(job, "intermediate node", Changes::NONE, Changes::CONTENT);
+        let above = one(
+            User::Node("above".into()),
+            "backing",
+            Changes::NONE,
+            Changes::NONE,
+        );
         let expected = "Permission conflict on node 'n': permissions 'write' are both required by \
                         an unnamed block device (uses node 'n' as 'root' child) and unshared by \
                         stream job 'j' (uses node 'n' as 'intermediate node' child).";

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use serde_json::{Value, json};
-use vellum_control::nodes::NodeInfo;
+use vellum_control::nodes::{Changes, NodeInfo, User, Wanted};
 use vellum_control::qmp::{Arguments, Class, Failure, Outcome};
 use vellum_storage::lane;
 
@@ -56,7 +56,18 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     if device.info().read_only {
         return Err(Failure::new("Block node is read-only"));
     }
-    device.truncate(size_bytes).await?;
+    let resizing = Wanted {
+        role: "root".to_owned(),
+        changes: Changes::SIZE,
+        keeps: Changes::NONE,
+    };
+    // QEMU has a device of its own for it, which has no name.
+    let joined = parts
+        .nodes
+        .join(User::Export(String::new()), &name, resizing)?;
+    let resized = device.truncate(size_bytes).await;
+    parts.nodes.leave(joined.id);
+    resized?;
     done()
 }
 

@@ -7,7 +7,7 @@ use futures_util::future::select;
 use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
 
-use super::{Completion, Job, Stake, Teller, Work};
+use super::{Completion, Job, Stake, Teller, Work, commit};
 
 /// How many pieces are in flight at once.
 pub(super) const PARALLEL: usize = 8;
@@ -54,7 +54,7 @@ impl ActiveCommit {
         job: &Rc<Job>,
         chain: &[String],
     ) -> vellum::Result<(String, String, LiveCommit)> {
-        let (top, base) = super::commit::join_all(stake, &job.settings, chain, "main node")?;
+        let (top, base) = commit::join_all(stake, &job.settings, chain, commit::ACTIVE)?;
         stake.open(&base).await?;
         let nodes = stake.nodes.clone();
         let (source, target) = (nodes.device(&top)?, nodes.device(&base)?);

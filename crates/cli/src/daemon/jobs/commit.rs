@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use vellum::{Error, ErrorKind};
+use vellum_control::nodes::Changes;
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions};
 
 use super::active_commit::PARALLEL;
@@ -22,6 +23,9 @@ pub(in crate::daemon) struct Commit {
     size_bytes: u64,
 }
 
+/// What a layer is that users write to.
+pub(super) const ACTIVE: &str = "main node";
+
 /// Uses all nodes of a chain for a commit; returns its top and its base.
 pub(super) fn join_all(
     stake: &mut Stake,
@@ -33,12 +37,17 @@ pub(super) fn join_all(
         let message = "the chain has no base";
         return Err(Error::new(ErrorKind::InvalidArgument, "commit", message));
     };
-    let top_is_active = top_role == "main node";
-    stake.join(settings, top, top_role, false, top_is_active)?;
+    let none = Changes::NONE;
+    // Users go on writing to the active layer.
+    let kept = match top_role == ACTIVE {
+        true => Changes::SIZE,
+        false => Changes::ALL,
+    };
+    stake.join(settings, top, top_role, none, kept)?;
     for node in between {
-        stake.join(settings, node, "intermediate node", false, false)?;
+        stake.join(settings, node, "intermediate node", none, Changes::ALL)?;
     }
-    stake.join(settings, base, "base", true, false)?;
+    stake.join(settings, base, "base", Changes::CONTENT, Changes::ALL)?;
     Ok((top.clone(), base.clone()))
 }
 
@@ -73,7 +82,8 @@ impl Commit {
         overlay: &str,
         chain: &[String],
     ) -> vellum::Result<(LiveCommit, u64)> {
-        stake.join(&job.settings, overlay, "overlay", false, true)?;
+        let none = Changes::NONE;
+        stake.join(&job.settings, overlay, "overlay", none, none)?;
         let (top, base) = join_all(stake, &job.settings, chain, "intermediate node")?;
         stake.open(&base).await?;
         stake.open(overlay).await?;

@@ -17,7 +17,7 @@ use std::rc::Rc;
 use event_listener::Event;
 use serde_json::{Value, json};
 use vellum_control::Nodes;
-use vellum_control::nodes::{User, Wanted};
+use vellum_control::nodes::{Changes, User, Wanted};
 use vellum_jobs::copy::Observer;
 use vellum_jobs::job::{Reins, Status, Verb, Wish};
 use vellum_jobs::live::Copied;
@@ -357,15 +357,15 @@ impl Stake {
         settings: &Settings,
         node: &str,
         role: &str,
-        writes: bool,
-        shares_writes: bool,
+        changes: Changes,
+        keeps: Changes,
     ) -> vellum::Result<()> {
         let (id, kind) = (settings.id.clone(), settings.kind);
         let role = role.to_owned();
         let wanted = Wanted {
             role,
-            writes,
-            shares_writes,
+            changes,
+            keeps,
         };
         let joined = self.nodes.join(User::Job { id, kind }, node, wanted)?;
         self.uses.push(joined.id);

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use vellum::nodes::CopyOnRead;
+use vellum_control::nodes::Changes;
 use vellum_jobs::live::{Copied, LiveStream};
 
 use super::active_commit::PARALLEL;
@@ -58,9 +59,11 @@ impl Stream {
         job: &Rc<Job>,
         what: &Streamed,
     ) -> vellum::Result<LiveStream> {
-        stake.join(&job.settings, &what.image, "main node", true, true)?;
+        // It changes what the image holds, and not what that shows.
+        let none = Changes::NONE;
+        stake.join(&job.settings, &what.image, "main node", none, Changes::SIZE)?;
         for node in &what.between {
-            stake.join(&job.settings, node, "intermediate node", false, false)?;
+            stake.join(&job.settings, node, "intermediate node", none, Changes::ALL)?;
         }
         stake.open(&what.image).await?;
         let image = stake.nodes.device(&what.image)?;
@@ -79,6 +82,9 @@ impl Stream {
 
 impl Work for Stream {
     async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
+        if self.between.is_empty() {
+            return Ok(Copied::All);
+        }
         job.set_progress(0, self.stream.image.size_bytes());
         let mut teller = Teller { job, exact: false };
         self.stream.run(&job.reins, &mut teller).await
