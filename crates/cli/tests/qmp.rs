@@ -545,6 +545,61 @@ fn a_client_goes_on_over_a_snapshot_and_its_commit() {
 }
 
 #[test]
+fn a_commit_that_is_killed_costs_nothing() {
+    let place = Place::new();
+    let mut daemon = place.ours(EXPORT);
+    let over = json!({
+        "driver": "qcow2", "node-name": "over", "backing": null,
+        "file": {"driver": "file", "filename": "o"},
+    });
+    daemon.must("blockdev-add", over);
+    daemon.must(
+        "blockdev-snapshot",
+        json!({"node": "base", "overlay": "over"}),
+    );
+    place.io(URI, &["write -P 6 0 1M", "flush"]);
+    // Slow enough to be in the middle of it.
+    let commit = json!({"device": "over", "job-id": "j", "speed": 65536});
+    daemon.must("block-commit", commit);
+    let late = json!({
+        "driver": "qcow2", "node-name": "late", "backing": "base",
+        "file": {"driver": "file", "filename": "t"},
+    });
+    let refused = daemon.ask("blockdev-add", late);
+    let text = "Could not open backing file: Node 'base' is busy: block device is in use by block \
+                job: commit";
+    assert_eq!(refused["error"]["desc"], text);
+    place.io(URI, &["write -P 7 64k 64k", "write -P 8 512k 64k", "flush"]);
+    let jobs = daemon.must("query-jobs", json!({}));
+    assert_eq!(jobs[0]["status"], "running", "{jobs}");
+    daemon.child.kill().expect("a child");
+    daemon.child.wait().expect("a child");
+    for image in ["b", "o"] {
+        let words = ["check", "-q", image];
+        let status = Command::new("qemu-img")
+            .current_dir(place.folder.path())
+            .args(words)
+            .status();
+        // Leaks at worst.
+        let code = status.expect("qemu-img").code();
+        assert!(matches!(code, Some(0 | 3)), "{image}: {code:?}");
+    }
+    let options = "driver=qcow2,file.filename=o,backing.driver=qcow2,backing.file.filename=b";
+    let reads = [
+        "read -P 6 0 64k",
+        "read -P 7 64k 64k",
+        "read -P 6 128k 384k",
+        "read -P 8 512k 64k",
+        "read -P 6 576k 448k",
+    ];
+    let mut words = vec!["--image-opts"];
+    words.extend(reads.iter().flat_map(|read| ["-c", read]));
+    words.push(options);
+    let said = place.must("qemu-io", &words);
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[test]
 fn headers_name_what_images_stand_on_after_commits_and_streams() {
     let place = Place::new();
     let mut daemon = place.ours(&[

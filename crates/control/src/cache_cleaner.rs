@@ -23,9 +23,17 @@ pub(crate) fn start(image: &Arc<Qcow2>, interval_s: Option<u64>) {
     }
 }
 
+/// How long what is left of an image that has gone may stay: a server opens thousands.
+const LONGEST_SLEEP: Duration = Duration::from_secs(30);
+
 async fn clean(image: Weak<Qcow2>, interval: Duration) {
     loop {
-        lane::sleep(interval).await;
+        let mut rest = interval;
+        while !rest.is_zero() && image.strong_count() > 0 {
+            let step = rest.min(LONGEST_SLEEP);
+            lane::sleep(step).await;
+            rest -= step;
+        }
         match image.upgrade() {
             Some(image) => image.clean_caches(),
             None => return,

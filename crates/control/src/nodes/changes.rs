@@ -436,6 +436,14 @@ impl Named {
         jobs.find_map(Use::blocker)
     }
 
+    /// Why nothing new can stand on a node whose content a job is changing: it would not
+    /// stay what it was.
+    pub(super) fn changed_by_job(&self, name: &str) -> Option<String> {
+        let users = self.uses.iter();
+        let mut changing = users.filter(|one| one.node == name && one.wanted.changes.content);
+        changing.find_map(Use::job)
+    }
+
     /// How to open a node as it is now, but for what is to be changed.
     fn origin_now(&self, name: &str, origin: &Origin, renewal: &Renewal) -> Origin {
         let mut new = origin.clone();

@@ -124,11 +124,19 @@ impl Use {
         )
     }
 
+    /// That a job uses the node.
+    pub(super) fn job(&self) -> Option<String> {
+        match &self.user {
+            User::Job { kind, .. } => Some(format!("block device is in use by block job: {kind}")),
+            _ => None,
+        }
+    }
+
     /// Why a node that is used like this can neither go nor be changed; `None` if its
     /// other uses have to say it.
     pub(super) fn blocker(&self) -> Option<String> {
         match &self.user {
-            User::Job { kind, .. } => Some(format!("block device is in use by block job: {kind}")),
+            User::Job { .. } => self.job(),
             User::Node(name) if self.wanted.role == "backing" => {
                 Some(format!("node is used as backing hd of '{name}'"))
             }
