@@ -299,9 +299,10 @@ async fn commit_once(
     let reins = Rc::new(Reins::new());
     let leader = {
         let (reins, dice) = (reins.clone(), world.dice.clone());
-        let wish = [Wish::Run, Wish::Cancel][dice.below(2) as usize];
+        let between = [Wish::Run, Wish::Pause][dice.below(2) as usize];
+        let last = [Wish::Run, Wish::Cancel][dice.below(2) as usize];
         spawn(async move {
-            for wish in [Wish::Pause, Wish::Run, wish] {
+            for wish in [Wish::Pause, between, last] {
                 for _ in 0..dice.below(300) {
                     yield_now().await;
                 }

@@ -260,6 +260,7 @@ impl BlockDevice for Link {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use vellum_storage::lane::{block_on, yield_now};
 
     use super::*;
@@ -292,47 +293,48 @@ mod tests {
         });
     }
 
+    /// A device whose reads end when they are told to.
+    #[derive(Debug)]
+    struct Slow(Arc<dyn BlockDevice>, Arc<Event>);
+    impl BlockDevice for Slow {
+        fn info(&self) -> DeviceInfo {
+            self.0.info()
+        }
+        fn size_bytes(&self) -> u64 {
+            self.0.size_bytes()
+        }
+        fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+            let (device, go) = (self.0.clone(), self.1.listen());
+            Io::task(spawn(async move {
+                go.await;
+                device.read(offset_bytes, buffer).await
+            }))
+        }
+        fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+            self.0.write(offset_bytes, buffer, flags)
+        }
+        fn write_zeroes(&self, at: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+            self.0.write_zeroes(at, len_bytes, request)
+        }
+        fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+            self.0.discard(offset_bytes, len_bytes)
+        }
+        fn flush(&self) -> Io<()> {
+            self.0.flush()
+        }
+        fn block_status(&self, at: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
+            self.0.block_status(at, len_bytes, max_depth)
+        }
+        fn truncate(&self, size_bytes: u64) -> Io<()> {
+            self.0.truncate(size_bytes)
+        }
+        fn close(&self) -> Io<()> {
+            self.0.close()
+        }
+    }
+
     #[test]
     fn a_drain_waits_for_requests_whose_result_nobody_wants() {
-        /// A device whose reads end when they are told to.
-        #[derive(Debug)]
-        struct Slow(Arc<dyn BlockDevice>, Arc<Event>);
-        impl BlockDevice for Slow {
-            fn info(&self) -> DeviceInfo {
-                self.0.info()
-            }
-            fn size_bytes(&self) -> u64 {
-                self.0.size_bytes()
-            }
-            fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-                let (device, go) = (self.0.clone(), self.1.listen());
-                Io::task(spawn(async move {
-                    go.await;
-                    device.read(offset_bytes, buffer).await
-                }))
-            }
-            fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
-                self.0.write(offset_bytes, buffer, flags)
-            }
-            fn write_zeroes(&self, at: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
-                self.0.write_zeroes(at, len_bytes, request)
-            }
-            fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-                self.0.discard(offset_bytes, len_bytes)
-            }
-            fn flush(&self) -> Io<()> {
-                self.0.flush()
-            }
-            fn block_status(&self, at: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-                self.0.block_status(at, len_bytes, max_depth)
-            }
-            fn truncate(&self, size_bytes: u64) -> Io<()> {
-                self.0.truncate(size_bytes)
-            }
-            fn close(&self) -> Io<()> {
-                self.0.close()
-            }
-        }
         block_on(async {
             let go = Arc::new(Event::new());
             let link = Link::new(Arc::new(Slow(device(1), go.clone())));
@@ -352,10 +354,18 @@ mod tests {
     #[test]
     fn a_drain_that_is_given_up_holds_nobody_up() {
         block_on(async {
-            let link = Link::new(device(1));
-            drop(link.drain());
-            assert_eq!(first_byte(&link).await, 1);
-            assert_eq!(nothing().expect("a device").size_bytes(), 0);
+            let go = Arc::new(Event::new());
+            let link = Link::new(Arc::new(Slow(device(1), go.clone())));
+            let read = link.read(0, Buffer::for_read(1));
+            assert!(link.drain().now_or_never().is_none());
+            let second = link.read(0, Buffer::for_read(1));
+            for _ in 0..10 {
+                yield_now().await;
+            }
+            assert_eq!(link.core.lock().running, 2);
+            go.notify(usize::MAX);
+            assert_eq!(read.await.expect("a byte")[0], 1);
+            assert_eq!(second.await.expect("a byte")[0], 1);
         });
     }
 }
