@@ -34,13 +34,19 @@ pub(super) async fn check(
     repairs: bool,
     findings: &mut Findings,
 ) -> Result<()> {
-    let used = used_entries(image, outcome).await?;
+    let table = read_l1_table(image).await?;
     let size = image.geometry.cluster_size_bytes();
+    image.spend(used_entries(image, outcome, &table).count() as u64 * size)?;
+    let mut used = used_entries(image, outcome, &table);
     let l1 = image.header.l1_table_offset.0;
     let l1_bytes = u64::from(image.header.l1_entries) * L1_ENTRY_SIZE_BYTES;
     let repairs_l1 = repairs && is_alone(image, outcome, l1..l1 + l1_bytes);
     let mut any = false;
-    for group in used.chunks((GROUP_BYTES / size) as usize) {
+    loop {
+        let group: Vec<Used> = used.by_ref().take((GROUP_BYTES / size) as usize).collect();
+        if group.is_empty() {
+            break;
+        }
         let offsets: Vec<u64> = group.iter().map(|used| used.entry.raw_offset()).collect();
         let mut patches: Vec<Patch> = Vec::new();
         tables::for_each_table(image, &offsets, size, |number, table| {
@@ -71,14 +77,21 @@ fn is_alone(image: &Image, outcome: &Outcome, range: Range<u64>) -> bool {
         .all(|cluster| outcome.tally.references.get(cluster) == 1)
 }
 
-async fn used_entries(image: &Image, outcome: &Outcome) -> Result<Vec<Used>> {
+async fn read_l1_table(image: &Image) -> Result<Buffer> {
     let offset = image.header.l1_table_offset.0;
     // What lies beyond the end of the file would read as zeroes.
     let in_file = image.len_bytes().saturating_sub(offset).next_multiple_of(8);
     let size = (u64::from(image.header.l1_entries) * 8).min(in_file);
-    let table = load::read_bytes(&image.storage, offset, size).await?;
-    let used = (0..table.len() / 8).filter_map(|index| {
-        let entry = L1Entry::read(&table, index)?;
+    load::read_bytes(&image.storage, offset, size).await
+}
+
+fn used_entries<'a>(
+    image: &'a Image,
+    outcome: &'a Outcome,
+    table: &'a [u8],
+) -> impl Iterator<Item = Used> + 'a {
+    (0..table.len() / 8).filter_map(|index| {
+        let entry = L1Entry::read(table, index)?;
         if entry.raw_offset() == 0 {
             return None;
         }
@@ -88,10 +101,7 @@ async fn used_entries(image: &Image, outcome: &Outcome) -> Result<Vec<Used>> {
             entry,
             refcount,
         })
-    });
-    let used: Vec<Used> = used.collect();
-    image.spend(used.len() as u64 * image.geometry.cluster_size_bytes())?;
-    Ok(used)
+    })
 }
 
 fn l1_entry(image: &Image, used: &Used, repairs: bool, findings: &mut Findings) -> Option<Patch> {

@@ -20,12 +20,14 @@ use vellum_format::features::Incompatible;
 use super::Messages;
 use crate::{Error, ErrorKind, Result, Storage};
 
+mod areas;
 mod bitmaps;
 mod chunk;
 mod compare;
 mod copied;
 pub(super) mod counts;
 mod findings;
+mod l2_tables;
 mod place;
 mod rebuild;
 mod refcounts;

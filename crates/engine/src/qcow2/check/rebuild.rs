@@ -19,6 +19,8 @@ use crate::{Buffer, Error, ErrorKind, Result};
 
 /// Blocks that are written at a time, in bytes.
 const WRITE_BYTES: u64 = 8 << 20;
+/// Entries of the longest refcount table.
+const MOST_BLOCKS: u64 = limits::MAX_REFCOUNT_TABLE_SIZE_BYTES / 8;
 const EFBIG: i32 = 27;
 
 /// Where the new refcounts will lie.
@@ -75,14 +77,18 @@ fn plan(image: &Image, outcome: &mut Outcome) -> Result<Plan> {
         table = end.take(outcome, u64::MAX, table_clusters, |_| false)?;
     }
     if table_clusters * geometry.cluster_size_bytes() > limits::MAX_REFCOUNT_TABLE_SIZE_BYTES {
-        let message = "the refcount table would be too large";
-        return Err(Error::new(ErrorKind::Unsupported, "check", message).with_errno(EFBIG));
+        return Err(too_large());
     }
     Ok(Plan {
         blocks,
         table,
         table_clusters,
     })
+}
+
+fn too_large() -> Error {
+    let message = "the refcount table would be too large";
+    Error::new(ErrorKind::Unsupported, "check", message).with_errno(EFBIG)
 }
 
 /// Gives a block to every range of clusters that needs one and has none.
@@ -98,6 +104,9 @@ fn place_blocks(
         if !blocks.contains_key(&number) && outcome.tally.references.any_in(range.clone()) {
             let cluster = places.take(outcome, range.start, 1, |_| true)?;
             blocks.insert(number, cluster);
+            if blocks.len() as u64 > MOST_BLOCKS {
+                return Err(too_large());
+            }
         }
         number += 1;
     }

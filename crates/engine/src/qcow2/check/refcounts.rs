@@ -3,12 +3,13 @@
 //! Order of a repair: entries that are given up; barrier; refcounts, up before down
 //! (see `settle`), or all anew (see `rebuild`); copied flags; barrier.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use super::l2_tables::L2Tables;
 use super::source::Image;
 use super::stored::Stored;
 use super::tally::Tally;
-use super::walk::{Uses, Walk, Zeroed};
+use super::walk::{Walk, Zeroed};
 use super::{FindingKind, Findings, Fix, copied, rebuild, repair, settle, snapshots};
 use crate::{Error, Result};
 
@@ -29,7 +30,7 @@ pub(super) struct Outcome {
     pub(super) stored: Stored,
     pub(super) tally: Tally,
     /// How often L1 tables lead to each L2 table.
-    pub(super) l2_tables: BTreeMap<u64, Uses>,
+    pub(super) l2_tables: L2Tables,
     /// Entries to be given up.
     pub(super) zeroed: Vec<Zeroed>,
     /// Some copied flag of the active tables is not what the refcount on disk says.
@@ -44,11 +45,12 @@ impl Outcome {
     /// Whether an L2 table may be changed: its clusters are nothing else as well, so
     /// that no other data, right or wrong, is overwritten.
     pub(super) fn may_change_table(&self, image: &Image, table: u64) -> bool {
-        let uses = self.l2_tables.get(&table).map_or(0, |uses| uses.all);
-        let end = table + image.geometry.cluster_size_bytes();
+        let cluster = image.cluster_of(table);
+        let uses = self.l2_tables.uses_of(image, table);
         image.geometry.is_cluster_aligned(table)
-            && self.tally.references.get(image.cluster_of(table)) == uses
-            && !self.tally.overlaps_area(&(table..end))
+            && uses > 0
+            && self.tally.references.get(cluster) == uses
+            && !self.tally.areas.contains(cluster)
     }
 }
 
@@ -65,7 +67,7 @@ async fn count(
     let walk = Walk::new(image, stored, fix, findings);
     let mut outcome = walk.run(snapshots).await?;
     count_blocks(image, &mut outcome, fix, findings).await?;
-    outcome.tally.sort_areas();
+    outcome.tally.areas.sort();
     Ok(outcome)
 }
 

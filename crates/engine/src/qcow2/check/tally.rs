@@ -1,9 +1,9 @@
 //! [`Tally`]: the references to clusters, as they are found.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::Findings;
+use super::areas::Areas;
 use super::counts::{Counts, SharedCounts};
 use super::source::Image;
 
@@ -15,8 +15,8 @@ pub(super) struct Tally {
     /// Clusters to compare: those of the file, and one more if it is used in part.
     pub(super) clusters: u64,
     max_refcount: u64,
-    /// Byte ranges of metadata other than L2 tables.
-    areas: Vec<Range<u64>>,
+    /// Metadata other than L2 tables.
+    pub(super) areas: Areas,
 }
 
 impl Tally {
@@ -26,7 +26,7 @@ impl Tally {
             shared: None,
             clusters: image.file_clusters(),
             max_refcount: image.geometry.max_refcount(),
-            areas: Vec::new(),
+            areas: Areas::default(),
         }
     }
 
@@ -55,8 +55,10 @@ impl Tally {
         size: u64,
     ) {
         self.add(image, findings, offset, size, 1);
-        if size > 0 {
-            self.areas.push(offset..offset.saturating_add(size));
+        let end = offset.saturating_add(size).min(image.len_bytes());
+        if offset < end {
+            self.areas
+                .add(image.cluster_of(offset)..image.cluster_of(end - 1) + 1);
         }
     }
 
@@ -91,25 +93,6 @@ impl Tally {
             Some(shared) => shared.add_run(clusters, times, max, overflow),
             None => self.references.add_run(clusters, times, max, overflow),
         }
-    }
-
-    /// Must be called before [`Tally::overlaps_area`], once all areas are known.
-    pub(super) fn sort_areas(&mut self) {
-        self.areas.sort_unstable_by_key(|area| area.start);
-        self.areas.dedup_by(|next, area| {
-            let joins = next.start <= area.end;
-            if joins {
-                area.end = area.end.max(next.end);
-            }
-            joins
-        });
-    }
-
-    /// Whether a range holds metadata other than L2 tables.
-    pub(super) fn overlaps_area(&self, range: &Range<u64>) -> bool {
-        let next = self.areas.partition_point(|area| area.end <= range.start);
-        let area = self.areas.get(next);
-        area.is_some_and(|area| area.start < range.end)
     }
 }
 

@@ -12,8 +12,9 @@ use vellum_format::{Geometry, L2Entry};
 
 use super::chunk::{CHUNK_CLUSTERS, Chunk, parts};
 use super::counts::{Counts, SharedCounts};
+use super::l2_tables::Uses;
 use super::tables::Batch;
-use super::walk::{Kind, Uses, compressed_range};
+use super::walk::{Kind, compressed_range};
 use crate::qcow2::runs::{self, Run};
 
 /// Counts narrower than this may not hold all references to a cluster, and who of

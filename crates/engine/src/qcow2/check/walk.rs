@@ -1,12 +1,13 @@
 //! Walks everything that the header leads to, but for the refcount blocks, and counts
 //! references to clusters.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, limits};
 
+use super::l2_tables::{L2Tables, Uses};
 use super::refcounts::Outcome;
 use super::source::Image;
 use super::stored::Stored;
@@ -14,8 +15,8 @@ use super::tables::Batch;
 use super::tally::{Tally, report_overflow};
 use super::team::{Found, Team};
 use super::{Findings, Fix, bitmaps, snapshots, tables};
-use crate::Result;
 use crate::qcow2::load;
+use crate::{Buffer, Result};
 
 /// Clusters beyond the end of the file whose refcounts are looked up; for more than
 /// these they are taken as 0.
@@ -23,15 +24,6 @@ const MAX_BEYOND: usize = 1 << 20;
 
 /// Entries that one run puts right at most; the next finds the others.
 const MAX_ZEROED: usize = 1 << 20;
-
-/// How often an L1 table leads to an L2 table.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Uses {
-    /// From all L1 tables together.
-    pub(super) all: u64,
-    /// From the L1 table of the disk itself.
-    pub(super) active: u64,
-}
 
 /// An L2 entry that is to be made one without a place.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +61,7 @@ pub(super) struct Walk<'a> {
     findings: &'a mut Findings,
     tally: Tally,
     fix: Option<Fix>,
-    l2_tables: BTreeMap<u64, Uses>,
+    l2_tables: L2Tables,
     zeroed: Vec<Zeroed>,
     copied_flags_differ: bool,
     beyond: BTreeSet<u64>,
@@ -88,7 +80,7 @@ impl<'a> Walk<'a> {
             findings,
             tally: Tally::new(image),
             fix,
-            l2_tables: BTreeMap::new(),
+            l2_tables: L2Tables::new(image.len_bytes()),
             zeroed: Vec::new(),
             copied_flags_differ: false,
             beyond: BTreeSet::new(),
@@ -102,7 +94,13 @@ impl<'a> Walk<'a> {
         self.l1_table(header.l1_table_offset, header.l1_entries.into(), true)
             .await?;
         self.snapshot_l1_tables(&snapshots.entries).await?;
-        self.l2_tables().await?;
+        loop {
+            self.l2_tables().await?;
+            if !self.l2_tables.next_part(self.image) {
+                break;
+            }
+            self.find_l2_tables(&snapshots.entries).await?;
+        }
         self.add_area(snapshots.offset_bytes, snapshots.size_bytes);
         let table_size =
             u64::from(header.refcount_table_clusters) << self.image.geometry.cluster_bits;
@@ -167,21 +165,41 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Counts an L1 table and notes which L2 tables it leads to.
-    async fn l1_table(&mut self, offset: HostOffset, entries: u64, active: bool) -> Result<()> {
-        // What lies beyond the end of the file would read as zeroes.
-        let len = (entries * 8).min(self.image.len_bytes().saturating_sub(offset.0));
-        self.image.spend(len)?;
-        self.add_area(offset.0, entries * 8);
-        let table =
-            load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await?;
-        for index in 0..table.len() / 8 {
-            match L1Entry::read(&table, index) {
-                None | Some(L1Entry::UNALLOCATED) => {}
-                Some(entry) => self.l1_entry(entry, active),
+    /// Reads the L1 tables again, for the L2 tables in another part of the file.
+    async fn find_l2_tables(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
+        let image = self.image;
+        let own = (image.header.l1_table_offset, image.header.l1_entries, true);
+        let readable = snapshots
+            .iter()
+            .map(|snapshot| (snapshot.l1_table_offset, snapshot.l1_entries, false))
+            .filter(|&(offset, entries, _)| {
+                image.geometry.is_cluster_aligned(offset.0)
+                    && u64::from(entries) * 8 <= limits::MAX_L1_SIZE_BYTES
+            });
+        for (offset, entries, active) in std::iter::once(own).chain(readable) {
+            let table = self.read_l1_table(offset, entries.into()).await?;
+            for entry in l1_entries(&table) {
+                self.l2_tables.add(entry.raw_offset(), active);
             }
         }
         Ok(())
+    }
+
+    /// Counts an L1 table and notes which L2 tables it leads to.
+    async fn l1_table(&mut self, offset: HostOffset, entries: u64, active: bool) -> Result<()> {
+        self.add_area(offset.0, entries * 8);
+        let table = self.read_l1_table(offset, entries).await?;
+        for entry in l1_entries(&table) {
+            self.l1_entry(entry, active);
+        }
+        Ok(())
+    }
+
+    async fn read_l1_table(&self, offset: HostOffset, entries: u64) -> Result<Buffer> {
+        // What lies beyond the end of the file would read as zeroes.
+        let len = (entries * 8).min(self.image.len_bytes().saturating_sub(offset.0));
+        self.image.spend(len)?;
+        load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await
     }
 
     fn l1_entry(&mut self, entry: L1Entry, active: bool) {
@@ -199,20 +217,15 @@ impl<'a> Walk<'a> {
                 )
             });
         }
-        let uses = self.l2_tables.entry(offset).or_default();
-        uses.all += 1;
+        self.l2_tables.add(offset, active);
         if active {
-            uses.active += 1;
             self.note_copied_flag(offset, entry.copied());
         }
     }
 
-    /// Reads every L2 table once, in the order of the file.
+    /// Reads every L2 table that is known once, in the order of the file.
     async fn l2_tables(&mut self) -> Result<()> {
-        // Beyond the end of the file there are only zeroes.
-        let in_file = self.l2_tables.range(..self.image.len_bytes());
-        let (offsets, uses): (Vec<u64>, Vec<Uses>) =
-            in_file.map(|(&offset, &uses)| (offset, uses)).unzip();
+        let (offsets, uses) = self.l2_tables.known();
         let image = self.image;
         let size = image.geometry.cluster_size_bytes();
         image.spend(offsets.len() as u64 * size)?;
@@ -403,6 +416,12 @@ impl<'a> Walk<'a> {
             self.copied_flags_differ = true;
         }
     }
+}
+
+/// The entries of an L1 table that lead anywhere.
+fn l1_entries(table: &[u8]) -> impl Iterator<Item = L1Entry> {
+    let entries = (0..table.len() / 8).filter_map(|index| L1Entry::read(table, index));
+    entries.filter(|entry| *entry != L1Entry::UNALLOCATED)
 }
 
 /// What is wrong with a host offset that is none.
