@@ -136,7 +136,7 @@ fn space(facts: &Facts, qcow2: &Qcow2Facts, all: &mut Vec<Advice>) {
 }
 
 fn snapshots(facts: &Facts, qcow2: &Qcow2Facts, all: &mut Vec<Advice>) {
-    let held = qcow2.survey.only_in_snapshots_bytes;
+    let held = qcow2.survey.held_by_snapshots_bytes();
     if held < WORTH_BYTES {
         return;
     }

@@ -176,10 +176,8 @@ fn figures(facts: &Facts) -> Vec<Fact> {
         figures.push(fact("Pieces", disk.extents.to_string(), note));
         if !survey.snapshots.is_empty() {
             let count = survey.snapshots.len();
-            let note = format!(
-                "{} held by them alone",
-                human(survey.only_in_snapshots_bytes)
-            );
+            let held = human(survey.held_by_snapshots_bytes());
+            let note = format!("{held} held by them alone");
             figures.push(fact("Snapshots", count.to_string(), note));
         }
         let bitmaps = &qcow2.info.bitmaps;

@@ -157,6 +157,18 @@ pub struct Survey {
     pub host_cell_bytes: u64,
 }
 
+impl Survey {
+    /// Bytes that are there for snapshots only, with all their tables: deleting every
+    /// snapshot gives them back.
+    pub fn held_by_snapshots_bytes(&self) -> u64 {
+        let metadata = &self.metadata;
+        self.only_in_snapshots_bytes
+            + metadata.snapshot_table
+            + metadata.snapshot_l1
+            + metadata.snapshot_l2
+    }
+}
+
 /// Surveys the image in `storage`.
 ///
 /// # Errors
