@@ -21,6 +21,7 @@ pub mod map;
 mod offload;
 mod rate;
 pub mod rebase;
+pub mod resume;
 mod scan;
 mod scope;
 pub mod sparse;
