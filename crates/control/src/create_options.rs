@@ -54,6 +54,61 @@ const PREALLOCATION_QCOW2: &str =
     "Preallocation mode (allowed values: off, metadata, falloc, full)";
 const PREALLOCATION_FILE: &str = "Preallocation mode (allowed values: off, falloc, full)";
 
+// What encryption takes, as luks names it.
+const CIPHER_ALG: OptionDescription = option(
+    "cipher-alg",
+    Text,
+    "Name of encryption cipher algorithm",
+    None,
+);
+const CIPHER_MODE: OptionDescription =
+    option("cipher-mode", Text, "Name of encryption cipher mode", None);
+const IVGEN_ALG: OptionDescription =
+    option("ivgen-alg", Text, "Name of IV generator algorithm", None);
+const IVGEN_HASH_ALG: OptionDescription = option(
+    "ivgen-hash-alg",
+    Text,
+    "Name of IV generator hash algorithm",
+    None,
+);
+const HASH_ALG: OptionDescription =
+    option("hash-alg", Text, "Name of encryption hash algorithm", None);
+const ITER_TIME: OptionDescription = option(
+    "iter-time",
+    Number,
+    "Time to spend in PBKDF in milliseconds",
+    None,
+);
+const STATE: OptionDescription = option(
+    "state",
+    Text,
+    "Select new state of affected keyslots (active/inactive)",
+    None,
+);
+const KEYSLOT: OptionDescription = option(
+    "keyslot",
+    Number,
+    "Select a single keyslot to modify explicitly",
+    None,
+);
+const OLD_SECRET: OptionDescription = option(
+    "old-secret",
+    Text,
+    "Select all keyslots that match this password",
+    None,
+);
+const NEW_SECRET: OptionDescription = option(
+    "new-secret",
+    Text,
+    "New secret to set in the matching keyslots. Empty string to erase",
+    None,
+);
+
+/// The same option under the name that qcow2 has for it.
+const fn renamed(name: &'static str, option: OptionDescription) -> OptionDescription {
+    OptionDescription { name, ..option }
+}
+
 // Options of qcow2 that are for new images and for `amend`.
 const COMPAT: OptionDescription = option(
     "compat",
@@ -98,42 +153,12 @@ const QCOW2: &[OptionDescription] = &[
         "ID of secret providing qcow AES key or LUKS passphrase",
         None,
     ),
-    option(
-        "encrypt.cipher-alg",
-        Text,
-        "Name of encryption cipher algorithm",
-        None,
-    ),
-    option(
-        "encrypt.cipher-mode",
-        Text,
-        "Name of encryption cipher mode",
-        None,
-    ),
-    option(
-        "encrypt.ivgen-alg",
-        Text,
-        "Name of IV generator algorithm",
-        None,
-    ),
-    option(
-        "encrypt.ivgen-hash-alg",
-        Text,
-        "Name of IV generator hash algorithm",
-        None,
-    ),
-    option(
-        "encrypt.hash-alg",
-        Text,
-        "Name of encryption hash algorithm",
-        None,
-    ),
-    option(
-        "encrypt.iter-time",
-        Number,
-        "Time to spend in PBKDF in milliseconds",
-        None,
-    ),
+    renamed("encrypt.cipher-alg", CIPHER_ALG),
+    renamed("encrypt.cipher-mode", CIPHER_MODE),
+    renamed("encrypt.ivgen-alg", IVGEN_ALG),
+    renamed("encrypt.ivgen-hash-alg", IVGEN_HASH_ALG),
+    renamed("encrypt.hash-alg", HASH_ALG),
+    renamed("encrypt.iter-time", ITER_TIME),
     option("cluster_size", Size, "qcow2 cluster size", Some("65536")),
     option("extended_l2", Bool, "Extended L2 tables", Some("off")),
     option("preallocation", Text, PREALLOCATION_QCOW2, None),
@@ -164,71 +189,15 @@ const QCOW2: &[OptionDescription] = &[
 ];
 
 /// What `amend` can change of a luks volume, in QEMU's order.
-const LUKS_AMEND: &[OptionDescription] = &[
-    option(
-        "state",
-        Text,
-        "Select new state of affected keyslots (active/inactive)",
-        None,
-    ),
-    option(
-        "keyslot",
-        Number,
-        "Select a single keyslot to modify explicitly",
-        None,
-    ),
-    option(
-        "old-secret",
-        Text,
-        "Select all keyslots that match this password",
-        None,
-    ),
-    option(
-        "new-secret",
-        Text,
-        "New secret to set in the matching keyslots. Empty string to erase",
-        None,
-    ),
-    option(
-        "iter-time",
-        Number,
-        "Time to spend in PBKDF in milliseconds",
-        None,
-    ),
-];
+const LUKS_AMEND: &[OptionDescription] = &[STATE, KEYSLOT, OLD_SECRET, NEW_SECRET, ITER_TIME];
 
 /// What `amend` can change of a qcow2 image, in QEMU's order.
 const QCOW2_AMEND: &[OptionDescription] = &[
-    option(
-        "encrypt.state",
-        Text,
-        "Select new state of affected keyslots (active/inactive)",
-        None,
-    ),
-    option(
-        "encrypt.keyslot",
-        Number,
-        "Select a single keyslot to modify explicitly",
-        None,
-    ),
-    option(
-        "encrypt.old-secret",
-        Text,
-        "Select all keyslots that match this password",
-        None,
-    ),
-    option(
-        "encrypt.new-secret",
-        Text,
-        "New secret to set in the matching keyslots. Empty string to erase",
-        None,
-    ),
-    option(
-        "encrypt.iter-time",
-        Number,
-        "Time to spend in PBKDF in milliseconds",
-        None,
-    ),
+    renamed("encrypt.state", STATE),
+    renamed("encrypt.keyslot", KEYSLOT),
+    renamed("encrypt.old-secret", OLD_SECRET),
+    renamed("encrypt.new-secret", NEW_SECRET),
+    renamed("encrypt.iter-time", ITER_TIME),
     SIZE,
     COMPAT,
     BACKING_FILE,
@@ -255,27 +224,12 @@ const LUKS: &[OptionDescription] = &[
         "ID of the secret that provides the keyslot passphrase",
         None,
     ),
-    option(
-        "cipher-alg",
-        Text,
-        "Name of encryption cipher algorithm",
-        None,
-    ),
-    option("cipher-mode", Text, "Name of encryption cipher mode", None),
-    option("ivgen-alg", Text, "Name of IV generator algorithm", None),
-    option(
-        "ivgen-hash-alg",
-        Text,
-        "Name of IV generator hash algorithm",
-        None,
-    ),
-    option("hash-alg", Text, "Name of encryption hash algorithm", None),
-    option(
-        "iter-time",
-        Number,
-        "Time to spend in PBKDF in milliseconds",
-        None,
-    ),
+    CIPHER_ALG,
+    CIPHER_MODE,
+    IVGEN_ALG,
+    IVGEN_HASH_ALG,
+    HASH_ALG,
+    ITER_TIME,
     option(
         "detached-header",
         Bool,
