@@ -1,5 +1,9 @@
 //! `info`: the driver and what is special about the image.
 
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_control::filename;
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::Header;
 
@@ -19,6 +23,10 @@ pub fn print(image: &Image) -> Outcome {
         ));
         return Err(Failed);
     }
+    if !knows_more(image.device()) {
+        report::print_line(format_args!("format name: {}", info.format));
+        return Err(Failed);
+    }
     let header = image.device().as_qcow2().map(|qcow2| qcow2.header());
     let vm_state = header.as_deref().map_or(0, vm_state_offset_bytes);
     let mut text = format!(
@@ -35,6 +43,16 @@ pub fn print(image: &Image) -> Outcome {
     }
     report::print(text);
     Ok(())
+}
+
+/// Whether there is more to say than a format's name: formats without clusters ask what
+/// they stand on, and not all of that answers.
+fn knows_more(device: &Arc<dyn BlockDevice>) -> bool {
+    let is_silent = |name: &str| {
+        let protocol = filename::protocol(name);
+        protocol.is_some_and(|it| it.starts_with("nbd") || it.starts_with("null-"))
+    };
+    device.as_qcow2().is_some() || !is_silent(&device.info().name)
 }
 
 /// The VM state lies behind the last byte that the L1 table needs for the guest.

@@ -118,6 +118,22 @@ impl Place {
         server
     }
 
+    /// Starts a server for any number of clients, with words of its own, on the socket `s`.
+    fn export(&self, program: &str, words: &[&str]) -> Server {
+        let socket = self.socket("s");
+        let mut all = vec!["-t", "-e", "0", "-k", &socket];
+        all.extend(words);
+        self.serve("s", program, &all)
+    }
+
+    /// Runs commands of `qemu-io` that must succeed on a raw image.
+    fn io(&self, program: &str, image: &str, commands: &[&str]) -> String {
+        let mut words = vec!["-f", "raw"];
+        words.extend(commands.iter().flat_map(|command| ["-c", command]));
+        words.push(image);
+        self.good(program, &words)
+    }
+
     fn socket(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
@@ -152,23 +168,7 @@ fn every_form_of_a_name_means_the_same_export() {
     let place = Place::new();
     place.disk("disk");
     let socket = place.socket("s");
-    let _server = place.serve(
-        "s",
-        "qemu-nbd",
-        &[
-            "-r",
-            "-f",
-            "raw",
-            "-t",
-            "-e",
-            "0",
-            "-k",
-            &socket,
-            "-x",
-            "an export",
-            "disk",
-        ],
-    );
+    let _server = place.export("qemu-nbd", &["-r", "-f", "raw", "-x", "an export", "disk"]);
     let json = format!(
         "json:{{'driver':'raw','file':{{'driver':'nbd','export':'an export',\
          'server':{{'type':'unix','path':'{socket}'}}}}}}"
@@ -189,6 +189,7 @@ fn every_form_of_a_name_means_the_same_export() {
             "qemu-io",
             &["-r", "-f", "raw", "-c", "read -v 2M 1k", "-c", "map", &name],
         );
+        place.both("qemu-io", &["-r", "-f", "raw", "-c", "info", &name]);
     }
     for options in [
         format!("driver=nbd,path={socket},export=an export"),
@@ -208,13 +209,7 @@ fn what_cannot_be_opened_is_told_in_the_same_words() {
     let place = Place::new();
     place.disk("disk");
     let socket = place.socket("s");
-    let _server = place.serve(
-        "s",
-        "qemu-nbd",
-        &[
-            "-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "-x", "e", "disk",
-        ],
-    );
+    let _server = place.export("qemu-nbd", &["-r", "-f", "raw", "-x", "e", "disk"]);
     for name in [
         format!("nbd+unix:///other?socket={socket}"),
         format!("nbd+unix:///e?socket={socket}2"),
@@ -253,21 +248,7 @@ fn images_are_made_converted_and_written_on_servers() {
     for server in ["qemu-nbd", "our qemu-nbd"] {
         fs::write(place.path("target"), vec![0xee; 16 << 20]).expect("written");
         let socket = place.socket("s");
-        let _server = place.serve(
-            "s",
-            server,
-            &[
-                "-f",
-                "raw",
-                "-t",
-                "-e",
-                "0",
-                "--discard=unmap",
-                "-k",
-                &socket,
-                "target",
-            ],
-        );
+        let _server = place.export(server, &["-f", "raw", "--discard=unmap", "target"]);
         let name = format!("nbd+unix://?socket={socket}");
         place.good(
             "our qemu-img",
@@ -313,11 +294,7 @@ fn a_backing_file_may_be_an_export() {
     let place = Place::new();
     place.disk("disk");
     let socket = place.socket("s");
-    let _server = place.serve(
-        "s",
-        "qemu-nbd",
-        &["-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"],
-    );
+    let _server = place.export("qemu-nbd", &["-r", "-f", "raw", "disk"]);
     let name = format!("nbd+unix://?socket={socket}");
     place.both(
         "qemu-img",
@@ -354,13 +331,7 @@ fn bitmaps_of_a_server_can_be_looked_at() {
     );
     let socket = place.socket("s");
     for server in ["qemu-nbd", "our qemu-nbd"] {
-        let _server = place.serve(
-            "s",
-            server,
-            &[
-                "-r", "-f", "qcow2", "-t", "-e", "0", "-B", "b", "-A", "-k", &socket, "image",
-            ],
-        );
+        let _server = place.export(server, &["-r", "-f", "qcow2", "-B", "b", "-A", "image"]);
         for context in [
             "qemu:dirty-bitmap:b",
             "qemu:allocation-depth",
@@ -402,36 +373,16 @@ fn nbdkits_limits_on_blocks_are_kept() {
         ];
         let _server = place.serve("s", "nbdkit", &nbdkit(&socket, &words));
         let name = format!("nbd+unix://?socket={socket}");
-        place.good(
-            "our qemu-io",
-            &[
-                "-f",
-                "raw",
-                "-c",
-                "write -P 3 1000 70000",
-                "-c",
-                "write -z 4500000 300000",
-                "-c",
-                "read -P 3 1000 70000",
-                "-c",
-                "discard 6M 100k",
-                "-c",
-                "flush",
-                &name,
-            ],
-        );
-        place.good(
-            "qemu-io",
-            &[
-                "-f",
-                "raw",
-                "-c",
-                "read -P 3 1000 70000",
-                "-c",
-                "read -P 0 4500000 300000",
-                &name,
-            ],
-        );
+        let commands = [
+            "write -P 3 1000 70000",
+            "write -z 4500000 300000",
+            "read -P 3 1000 70000",
+            "discard 6M 100k",
+            "flush",
+        ];
+        place.io("our qemu-io", &name, &commands);
+        let commands = ["read -P 3 1000 70000", "read -P 0 4500000 300000"];
+        place.io("qemu-io", &name, &commands);
         let served = fs::read(place.path("served")).expect("read");
         assert!(served[..1000] == bytes[..1000]);
         assert!(served[71_000..4_500_000] == bytes[71_000..4_500_000]);
@@ -498,13 +449,7 @@ fn a_restarted_server_is_found_again() {
     let place = Place::new();
     place.disk("disk");
     let socket = place.socket("s");
-    let serve = || {
-        place.serve(
-            "s",
-            "qemu-nbd",
-            &["-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"],
-        )
-    };
+    let serve = || place.export("qemu-nbd", &["-f", "raw", "disk"]);
     let first = serve();
     let options = format!("driver=nbd,path={socket},reconnect-delay=20");
     let mut client = Command::new(place.path("bin/qemu-io"))
@@ -532,17 +477,6 @@ fn a_restarted_server_is_found_again() {
     assert!(done.status.success(), "{out}");
     assert!(!out.contains("failed"), "{out}");
     assert!(out.contains("read 65536/65536"), "{out}");
-    place.good(
-        "qemu-io",
-        &[
-            "-r",
-            "-f",
-            "raw",
-            "-c",
-            "read -P 6 64k 64k",
-            "-c",
-            "read -P 5 0 64k",
-            "disk",
-        ],
-    );
+    let commands = ["read -P 6 64k 64k", "read -P 5 0 64k"];
+    place.io("qemu-io", "disk", &commands);
 }

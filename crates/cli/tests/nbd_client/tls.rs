@@ -64,12 +64,17 @@ fn certify(place: &Place, dir: &str, authority: &str, side: &str, template: &str
     );
 }
 
+/// Makes `DIR/keys.psk`, with a key that begins like that.
+fn share_key(place: &Place, dir: &str, first: &str) {
+    fs::create_dir_all(place.path(dir)).expect("a folder");
+    let line = format!("qemu:{first}112233445566778899aabbccddeeff\n");
+    fs::write(place.path(dir).join("keys.psk"), line).expect("written");
+}
+
 /// Starts a server with these objects and words, and asks it as a client with that object.
 fn ask(place: &Place, pair: (&str, &str), server: &[&str], object: &str, more: &str) -> Said {
     let socket = place.socket("s");
-    let mut words = vec!["-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"];
-    words.extend(server);
-    let _server = place.serve("s", pair.0, &words);
+    let _server = place.export(pair.0, &[&["-r", "-f", "raw", "disk"], server].concat());
     let options = format!("driver=nbd,path={socket},tls-creds=c{more}");
     place.run(
         pair.1,
@@ -167,13 +172,8 @@ fn only_those_come_in_who_may() {
 fn keys_that_both_have_do_as_well() {
     let place = Place::new();
     place.disk("disk");
-    for (dir, line) in [
-        ("keys", "qemu:00112233445566778899aabbccddeeff\n"),
-        ("wrong", "qemu:ff112233445566778899aabbccddeeff\n"),
-    ] {
-        fs::create_dir(place.path(dir)).expect("a folder");
-        fs::write(place.path(dir).join("keys.psk"), line).expect("written");
-    }
+    share_key(&place, "keys", "00");
+    share_key(&place, "wrong", "ff");
     let server = server_object(&place, "keys", "psk");
     let words = ["--object", &server, "--tls-creds", "s"];
     for pair in PAIRS {
@@ -206,19 +206,13 @@ fn nobody_need_show_anything() {
 fn plain_and_secured_do_not_mix() {
     let place = Place::new();
     place.disk("disk");
-    fs::create_dir(place.path("keys")).expect("a folder");
-    fs::write(
-        place.path("keys/keys.psk"),
-        "qemu:00112233445566778899aabbccddeeff\n",
-    )
-    .expect("written");
+    share_key(&place, "keys", "00");
     let client = client_object("keys", "psk");
     let socket = place.socket("s");
     let plain = format!("nbd+unix://?socket={socket}");
     let secured = format!("driver=nbd,path={socket},tls-creds=c");
     for server in ["our qemu-nbd", "qemu-nbd"] {
-        let words = ["-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"];
-        let running = place.serve("s", server, &words);
+        let running = place.export(server, &["-r", "-f", "raw", "disk"]);
         let words = ["info", "--object", &client, "--image-opts", &secured];
         let said = place.both("qemu-img", &words);
         assert!(said.err.contains("TLS not configured"), "{}", said.err);
@@ -228,18 +222,13 @@ fn plain_and_secured_do_not_mix() {
             "-r",
             "-f",
             "raw",
-            "-t",
-            "-e",
-            "0",
-            "-k",
-            &socket,
             "--object",
             &object,
             "--tls-creds",
             "s",
             "disk",
         ];
-        let _running = place.serve("s", server, &words);
+        let _running = place.export(server, &words);
         let said = place.both("qemu-img", &["info", &plain]);
         assert!(
             said.err.contains("not permitted before TLS"),
@@ -254,12 +243,7 @@ fn plain_and_secured_do_not_mix() {
 fn much_goes_through_a_secured_connection() {
     let place = Place::new();
     let bytes = place.disk("disk");
-    fs::create_dir(place.path("keys")).expect("a folder");
-    fs::write(
-        place.path("keys/keys.psk"),
-        "qemu:00112233445566778899aabbccddeeff\n",
-    )
-    .expect("written");
+    share_key(&place, "keys", "00");
     let (server, client) = (
         server_object(&place, "keys", "psk"),
         client_object("keys", "psk"),
@@ -270,18 +254,13 @@ fn much_goes_through_a_secured_connection() {
         let words = [
             "-f",
             "raw",
-            "-t",
-            "-e",
-            "0",
-            "-k",
-            &socket,
             "--object",
             &server,
             "--tls-creds",
             "s",
             "target",
         ];
-        let _server = place.serve("s", program, &words);
+        let _server = place.export(program, &words);
         let target = format!("driver=raw,file.driver=nbd,file.path={socket},file.tls-creds=c");
         place.good(
             "our qemu-img",
@@ -327,11 +306,7 @@ fn libnbd_and_nbdkit_agree() {
     let bytes = place.disk("disk");
     certify(&place, "both", "ca", "server", SERVER);
     certify(&place, "both", "ca", "client", CLIENT);
-    fs::write(
-        place.path("both/keys.psk"),
-        "qemu:00112233445566778899aabbccddeeff\n",
-    )
-    .expect("written");
+    share_key(&place, "both", "00");
     let socket = place.socket("s");
     let folder = place.path("both").display().to_string();
     let keys = format!("{folder}/keys.psk");
@@ -345,18 +320,13 @@ fn libnbd_and_nbdkit_agree() {
             "-r",
             "-f",
             "raw",
-            "-t",
-            "-e",
-            "0",
-            "-k",
-            &socket,
             "--object",
             &object,
             "--tls-creds",
             "s",
             "disk",
         ];
-        let _server = place.serve("s", "our qemu-nbd", &words);
+        let _server = place.export("our qemu-nbd", &words);
         let said = place.good("nbdinfo", &["--size", uri]);
         assert_eq!(said.trim(), bytes.len().to_string(), "{kind}");
         place.good("nbdcopy", &[uri, "copy"]);

@@ -32,6 +32,13 @@ fn encryption() -> Encryption {
     }
 }
 
+fn sized(size_bytes: u64) -> CreateOptions {
+    CreateOptions {
+        size_bytes,
+        ..CreateOptions::default()
+    }
+}
+
 async fn image(options: CreateOptions) -> Arc<dyn Storage> {
     let storage: Arc<dyn Storage> = Arc::new(MemStorage::new());
     let options = CreateOptions {
@@ -78,11 +85,7 @@ async fn bytes_of(storage: &Arc<dyn Storage>) -> Vec<u8> {
 #[test]
 fn what_is_written_is_read_again_and_nowhere_plain() {
     lane::block_on(async {
-        let storage = image(CreateOptions {
-            size_bytes: 4 << 20,
-            ..CreateOptions::default()
-        })
-        .await;
+        let storage = image(sized(4 << 20)).await;
         let device = open(&storage, "secret").await.unwrap();
         let words = b"words that nobody else may read!";
         for (at, count) in [(100, 1), (65536 - 8, 3), (1 << 20, 4096), (3 << 20, 16)] {
@@ -110,11 +113,7 @@ fn what_is_written_is_read_again_and_nowhere_plain() {
 #[test]
 fn a_wrong_passphrase_is_told_in_qemus_words() {
     lane::block_on(async {
-        let storage = image(CreateOptions {
-            size_bytes: 1 << 20,
-            ..CreateOptions::default()
-        })
-        .await;
+        let storage = image(sized(1 << 20)).await;
         let error = open(&storage, "wrong").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied);
         assert_eq!(
@@ -164,11 +163,7 @@ fn clusters_that_are_made_ahead_read_as_zeroes() {
 #[test]
 fn zeroes_and_discards_leave_zeroes() {
     lane::block_on(async {
-        let storage = image(CreateOptions {
-            size_bytes: 1 << 20,
-            ..CreateOptions::default()
-        })
-        .await;
+        let storage = image(sized(1 << 20)).await;
         let device = open(&storage, "secret").await.unwrap();
         write(&*device, 0, &[7; 1 << 18]).await;
         device
@@ -193,11 +188,7 @@ fn zeroes_and_discards_leave_zeroes() {
 #[test]
 fn passphrases_come_and_go() {
     lane::block_on(async {
-        let storage = image(CreateOptions {
-            size_bytes: 1 << 20,
-            ..CreateOptions::default()
-        })
-        .await;
+        let storage = image(sized(1 << 20)).await;
         let device = open(&storage, "secret").await.unwrap();
         write(&*device, 0, b"kept").await;
         for slot in [None, Some(6)] {
@@ -292,11 +283,7 @@ fn the_last_passphrase_stays_and_refusals_are_qemus() {
 #[test]
 fn key_material_outside_of_the_images_header_is_refused() {
     lane::block_on(async {
-        let storage = image(CreateOptions {
-            size_bytes: 1 << 20,
-            ..CreateOptions::default()
-        })
-        .await;
+        let storage = image(sized(1 << 20)).await;
         let bytes = bytes_of(&storage).await;
         let magic = b"LUKS\xba\xbe";
         let luks = bytes.windows(6).position(|window| window == magic).unwrap();
