@@ -122,7 +122,8 @@ pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
         }
         check_backing(request, &mut settings, &backing).await?;
     }
-    if settings.integer("size").is_none() {
+    let needs_size = !encryption::has_detached_header(&settings);
+    if needs_size && settings.integer("size").is_none() {
         return Err(invalid("Image creation needs a size parameter"));
     }
     Ok(settings)
@@ -356,12 +357,16 @@ async fn allocate_first_block(file: &FileStorage, size_bytes: u64) -> Result<()>
 }
 
 async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
-    let size_bytes = settings.integer("size").unwrap_or(0);
+    let size_bytes = match encryption::has_detached_header(settings) {
+        // The payload is another file.
+        true => 0,
+        false => settings.integer("size").unwrap_or(0),
+    };
     let preallocation = preallocation(settings)?;
     let volume = encryption::new_volume(settings).await?;
     let whole = size_bytes
         .checked_next_multiple_of(SECTOR_BYTES)
-        .and_then(|size| size.checked_add(volume.payload_bytes()))
+        .and_then(|size| size.checked_add(volume.header_bytes()))
         .filter(|&whole| whole <= i64::MAX as u64)
         .ok_or_else(|| invalid("The requested file size is too large"))?;
     let target = Target::open(name).await?;

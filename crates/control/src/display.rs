@@ -32,7 +32,7 @@ enum Kind {
 
 const NAMINGS: [Naming; 11] = [
     naming("raw", &["offset", "size"], &["file"], Kind::Format),
-    naming("luks", &["key-secret"], &["file"], Kind::Format),
+    naming("luks", &["key-secret"], &["header", "file"], Kind::Format),
     naming(
         "qcow2",
         &["encrypt.format", "encrypt.key-secret"],
@@ -66,6 +66,11 @@ const fn naming(
         children,
         kind,
     }
+}
+
+/// Whether a place may be empty: a header that does not stand apart.
+pub fn is_optional(key: &str) -> bool {
+    key == "header"
 }
 
 /// The places below nodes of a driver, by their names in options.
@@ -127,6 +132,7 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
     for key in naming.children {
         // A format that stands on no child of its own was named by its file.
         let below = match options.take_group(key) {
+            below if below.is_empty() && is_optional(key) => continue,
             below if below.is_empty() && naming.kind == Kind::Format => options.clone(),
             below => below,
         };
@@ -189,7 +195,8 @@ fn plain(naming: &Naming, options: &Options, children: &[Name], told: bool) -> O
     match (naming.kind, driver) {
         (Kind::Filter, _) => None,
         (Kind::Format, _) => {
-            let below = children.first().filter(|below| below.is_protocol && !told);
+            let alone = !told && children.len() == 1;
+            let below = children.first().filter(|below| below.is_protocol && alone);
             below.and_then(|below| below.plain.clone())
         }
         (Kind::Protocol, "blkdebug") => {

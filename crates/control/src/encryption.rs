@@ -123,20 +123,22 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// Where the payload starts.
-    pub(crate) fn payload_bytes(&self) -> u64 {
+    /// What the header takes.
+    pub(crate) fn header_bytes(&self) -> u64 {
         self.header.size_bytes
     }
 }
 
+/// Whether only a header is to be made, for a payload that lies elsewhere.
+pub(crate) fn has_detached_header(settings: &CreateSettings) -> bool {
+    settings.bool("detached-header")
+}
+
 /// Makes the header of a volume.
 pub(crate) async fn new_volume(settings: &CreateSettings) -> Result<Volume> {
-    if settings.bool("detached-header") {
-        return Err(invalid("Parameter 'detached-header' is unexpected"));
-    }
     let passphrase = passphrase(settings.text("key-secret"), "")?;
     let options = format_options(settings, "")?;
-    let mut header = luks::format(&options, &passphrase, false).await?;
+    let mut header = luks::format(&options, &passphrase, has_detached_header(settings)).await?;
     Ok(Volume {
         bytes: std::mem::take(&mut header.bytes),
         header,

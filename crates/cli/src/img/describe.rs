@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use vellum::Result;
 use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
 use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
-use vellum_control::display::{child_keys, display_name};
+use vellum_control::display::{child_keys, display_name, is_optional};
 use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open};
 
 /// A backing file as the image names it.
@@ -106,6 +106,9 @@ async fn children(
     let mut children = Vec::new();
     for key in child_keys(file.format) {
         let below = options.clone().take_group(key);
+        if below.is_empty() && is_optional(key) {
+            continue;
+        }
         // What stands on nothing is open already, and perhaps not to be opened twice.
         if below
             .get_text("driver")
@@ -113,7 +116,7 @@ async fn children(
         {
             let spec = by_options(below, &spec.name);
             children.push((*key, Box::pin(describe(&spec, force_share)).await?));
-        } else if file.format != file.protocol {
+        } else if file.format != file.protocol && !is_optional(key) {
             children.push((*key, file_below(file, below)?));
         } else if let Some(name) = below.get_text("filename") {
             // A filter: its file is opened for itself.
@@ -192,7 +195,8 @@ impl Description {
 
     /// Takes over what a node without an answer of its own asks the one below.
     fn inherit(&mut self) {
-        let below = self.children.first().map(|(_, node)| node);
+        let below = self.children.iter().find(|(key, _)| !is_optional(key));
+        let below = below.map(|(_, node)| node);
         self.disk_bytes = match (self.format, below) {
             // QEMU has these say nothing.
             ("blkdebug" | "blkverify", _) => None,
