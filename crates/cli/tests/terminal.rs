@@ -48,6 +48,41 @@ fn slips_get_a_hint_on_a_terminal() {
             "did you mean 'cluster_size'?",
         ),
         ("$VELLUM info disk.qcow", "did you mean 'disk.qcow2'?"),
+        (
+            "$VELLUM io -c 'raed 0 1' disk.qcow2",
+            "did you mean 'read'?",
+        ),
+        (
+            "$VELLUM io --read-olny disk.qcow2",
+            "did you mean '--read-only'?",
+        ),
+        (
+            "$VELLUM nbd --persistant disk.qcow2",
+            "did you mean '--persistent'?",
+        ),
+        (
+            "$VELLUM daemon --blockdve driver=null-co,node-name=a",
+            "did you mean '--blockdev'?",
+        ),
+        (
+            "$VELLUM daemon --blockdev driver=nul-co,node-name=a",
+            "did you mean 'null-co'?",
+        ),
+        (
+            "$VELLUM info --image-opts driver=qcow2,l2-cach-size=1M,file.filename=disk.qcow2",
+            "did you mean 'l2-cache-size'?",
+        ),
+        (
+            "$VELLUM create -f luks -o cipher-algo=aes-256 x 1M",
+            "did you mean 'cipher-alg'?",
+        ),
+        ("$VELLUM info nbd+unxi:///x", "did you mean 'nbd+unix:'?"),
+        (
+            "$VELLUM info --object secrte,id=a,data=b disk.qcow2",
+            "did you mean 'secret'?",
+        ),
+        ("$VELLUM audit --outptu json x", "did you mean '--output'?"),
+        ("$VELLUM bench --quite", "did you mean '--quiet'?"),
         ("$VELLUM create -f qcow2 -b disk.qcow2 x", "name it with -F"),
     ] {
         let text = on_terminal(folder.path(), line);
@@ -56,6 +91,53 @@ fn slips_get_a_hint_on_a_terminal() {
             "{line}: {text}"
         );
     }
+}
+
+/// Whoever has no room is told so, and by whom.
+#[test]
+fn a_full_disk_says_what_is_missing() {
+    let folder = folder();
+    let made = Command::new("qemu-img")
+        .args([
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-b",
+            "disk.qcow2",
+            "-F",
+            "qcow2",
+            "top",
+            "1M",
+        ])
+        .current_dir(folder.path())
+        .status();
+    assert!(made.unwrap().success());
+    // A file that takes no byte more.
+    let full = "--image-opts driver=qcow2,file.driver=blkdebug,file.image.filename=top,\
+                file.inject-error.0.event=pwritev,file.inject-error.0.errno=28,\
+                file.inject-error.0.iotype=write";
+    for (line, words) in [
+        ("snapshot -c one FULL", "make room"),
+        ("resize FULL 2M", "up to 1 MiB more are needed"),
+    ] {
+        let line = format!("$VELLUM {}", line.replace("FULL", full));
+        let text = on_terminal(folder.path(), &line);
+        let error = text.find("No space left on device");
+        let hint = text.find(words);
+        assert!(error.is_some() && error < hint, "{line}: {text}");
+        assert!(text.contains("the file system of '.' has"), "{text}");
+    }
+}
+
+#[test]
+fn long_work_shows_how_far_it_is() {
+    let folder = folder();
+    std::fs::write(folder.path().join("raw"), vec![1; 64 << 20]).unwrap();
+    let text = on_terminal(folder.path(), "$VELLUM dd bs=1M if=raw of=out");
+    assert!(text.contains('%') && text.contains("MiB/s"), "{text}");
+    let text = on_terminal(folder.path(), "./qemu-img dd bs=1M if=raw of=out2");
+    assert_eq!(text, "");
 }
 
 #[test]

@@ -88,6 +88,21 @@ pub fn node_options(name: &str) -> Result<Options> {
 }
 
 /// Protocols that QEMU knows and we do not have yet.
+/// The protocols that names may begin with.
+pub fn schemes() -> impl Iterator<Item = &'static str> {
+    let ours = [
+        "file",
+        "blkdebug",
+        "blkverify",
+        "null-co",
+        "null-aio",
+        "host_device",
+        "nbds",
+    ];
+    ours.into_iter()
+        .chain(["nbds+unix", "nbd", "nbd+tcp", "nbd+unix"])
+}
+
 fn is_known_protocol(name: &str) -> bool {
     const KNOWN: &[&str] = &[
         "nbd",

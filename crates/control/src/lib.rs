@@ -52,6 +52,7 @@ pub mod wrap;
 
 pub use cache::CacheMode;
 pub use drivers::driver_names;
+pub use drivers::option_names;
 pub use drivers::throttle::add_group as add_throttle_group;
 pub use flags::{Aio, DetectZeroes, OpenFlags};
 pub use nodes::Nodes;

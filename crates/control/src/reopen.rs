@@ -7,7 +7,7 @@ use vellum::{Error, ErrorKind, Result};
 use crate::options::{Options, Scalar};
 
 /// Options that every node may change.
-const COMMON: [&str; 7] = [
+pub(crate) const COMMON: [&str; 7] = [
     "read-only",
     "auto-read-only",
     "cache.direct",
@@ -18,7 +18,7 @@ const COMMON: [&str; 7] = [
 ];
 
 /// Options of qcow2 that may change, beside those of its overlap checks.
-const QCOW2: [&str; 12] = [
+pub(crate) const QCOW2: [&str; 12] = [
     "lazy-refcounts",
     "pass-discard-request",
     "pass-discard-snapshot",

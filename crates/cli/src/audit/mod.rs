@@ -20,7 +20,7 @@ use vellum_control::audit::{Finding, Reference, Report, audit};
 use vellum_storage::{FileOptions, FileStorage, lane};
 
 use crate::output::Output;
-use crate::report;
+use crate::{hint, report};
 use arguments::Arguments;
 
 pub use arguments::{EXPLAINS, HELP, options};
@@ -34,7 +34,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     let arguments = match Arguments::parse(args) {
         Ok(arguments) => arguments,
         Err(message) => {
-            report::error(message);
+            report::error(&message);
+            hint::about_option(message, &options());
             report::eprint_line(&format!("Try '{program} audit --help' for more info"));
             return UNREADABLE;
         }

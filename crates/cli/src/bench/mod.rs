@@ -39,8 +39,8 @@ use scratch::{Interrupt, Scratch, os_text};
 use survey::Survey;
 
 use crate::getopt::UsageError;
-use crate::report;
 use crate::size::human;
+use crate::{hint, report};
 
 pub use arguments::{help, options};
 
@@ -107,7 +107,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         Err(Failure::Interrupted) => INTERRUPTED,
         Err(failure) => {
             report::error(&failure);
-            if let Failure::Usage(_) = failure {
+            if let Failure::Usage(message) = &failure {
+                hint::about_option(message, &options());
                 report::eprint_line(&format!("Try '{program} bench --help' for more info"));
             }
             1

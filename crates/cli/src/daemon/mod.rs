@@ -29,7 +29,7 @@ use vellum_storage::{JoinHandle, lane, spawn};
 use crate::nbd::daemon::{self, Ready, Side};
 use crate::nbd::serve;
 use crate::nbd::{Failure, os_text};
-use crate::report;
+use crate::{hint, report};
 use arguments::{Action, Arguments, Item, Part};
 use export::Removal;
 use jobs::Jobs;
@@ -60,7 +60,10 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         Err(failure) => {
             match failure {
                 Failure::Message(text) => report::error(text),
-                Failure::Usage(error) => report::error(error),
+                Failure::Usage(error) => {
+                    report::error(&error);
+                    hint::about_option(error, &options());
+                }
                 Failure::Told => {}
             }
             1

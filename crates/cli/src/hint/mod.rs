@@ -9,15 +9,18 @@
 
 mod locks;
 mod similar;
+mod words;
 
+use std::fmt::Display;
 use std::io::IsTerminal;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use vellum_control::create_options;
+use vellum::{Error, ErrorKind};
 use vellum_control::probe::{PROBE_BYTES, Probed, probe};
 
-use crate::getopt::{Shape, UsageError};
+use crate::getopt::Shape;
 use crate::manual;
 use crate::paint::{Colour, Paint};
 use crate::report;
@@ -25,8 +28,6 @@ use crate::size::human;
 use crate::terminal::harmless;
 
 pub use similar::closest;
-
-const FORMATS: [&str; 3] = ["qcow2", "raw", "luks"];
 
 fn is_wanted() -> bool {
     !report::program().starts_with("qemu-") && std::io::stderr().is_terminal()
@@ -40,52 +41,69 @@ pub fn give(text: &str) {
     }
 }
 
+/// What will be said after the next error.
+static PREPARED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn prepared() -> MutexGuard<'static, Vec<String>> {
+    PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Gives what hints there are about an error that was just printed.
 pub fn about(message: &str) {
     if is_wanted() {
-        for hint in hints(message) {
-            give(&hint);
-        }
+        let mut given = hints(message);
+        given.append(&mut prepared());
+        given.iter().for_each(|hint| give(hint));
     }
 }
 
 /// A subcommand that does not exist.
 pub fn about_subcommand(word: &str) {
     let known = manual::subcommand_names();
-    if let Some(name) = closest(word, known.iter().map(String::as_str)) {
+    about_word(word, known.iter().map(String::as_str));
+}
+
+/// A word that is none of those there are.
+pub fn about_word<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) {
+    if let Some(name) = closest(word, known) {
         give(&format!("did you mean '{name}'?"));
     }
 }
 
-/// An option that does not exist.
-pub fn about_option(error: &UsageError, options: &[Shape]) {
-    let UsageError::Unrecognized(word) = error else {
-        return;
-    };
-    let name = word.trim_start_matches('-').split('=').next();
+/// An option that does not exist, by what the option parser says of it.
+pub fn about_option(error: impl Display, options: &[Shape]) {
+    let error = error.to_string();
+    let name = after(&error, "unrecognized option '--").and_then(|word| word.split('=').next());
     let known = options.iter().filter_map(|shape| shape.long);
     if let Some(name) = name.and_then(|name| closest(name, known)) {
         give(&format!("did you mean '--{name}'?"));
     }
 }
 
-/// A target that has no room: what is missing, as far as the work knows.
-pub fn no_space(target: &str, missing_bytes: u64) {
-    let folder = match Path::new(target).parent() {
-        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
-        Some(folder) => folder,
-        None => return,
-    };
-    let Ok(stat) = rustix::fs::statvfs(folder) else {
+/// If `error`, which is going to be told, says that there is no room for `target`: what
+/// is missing, as far as the work knows.
+pub fn about_space(target: &str, error: &Error, missing_bytes: Option<u64>) {
+    if error.kind() != ErrorKind::NoSpace {
         return;
+    }
+    prepared().extend(no_space(target, missing_bytes));
+}
+
+fn no_space(target: &str, missing_bytes: Option<u64>) -> Option<String> {
+    let folder = match Path::new(target).parent()? {
+        folder if folder.as_os_str().is_empty() => Path::new("."),
+        folder => folder,
     };
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    give(&format!(
-        "up to {} more are needed, and the file system of '{}' has {} free",
-        human(missing_bytes),
-        folder.display(),
-        human(free)
-    ));
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    let free = human(stat.f_bavail.saturating_mul(stat.f_frsize));
+    let folder = folder.display();
+    Some(match missing_bytes {
+        Some(missing) => format!(
+            "up to {} more are needed, and the file system of '{folder}' has {free} free",
+            human(missing)
+        ),
+        None => format!("the file system of '{folder}' has {free} free: make room and try again"),
+    })
 }
 
 /// What can be told from an error's text and from the files that it names.
@@ -101,21 +119,7 @@ fn hints(message: &str) -> Vec<String> {
             hints.extend(looks_like(name));
         }
     }
-    if let Some(key) = after(message, "Invalid parameter '") {
-        let options = create_options::format_options("qcow2").unwrap_or_default();
-        if let Some(name) = closest(key, options.iter().map(|option| option.name)) {
-            hints.push(format!(
-                "did you mean '{name}'? '-o help' lists the options"
-            ));
-        }
-    }
-    for unknown in ["Unknown file format '", "Unknown driver '"] {
-        if let Some(format) = after(message, unknown)
-            && let Some(name) = closest(format, FORMATS)
-        {
-            hints.push(format!("did you mean '{name}'?"));
-        }
-    }
+    hints.extend(words::meant(message));
     if message.contains("without backing format")
         || message.contains("requires explicit backing format")
     {
@@ -215,10 +219,6 @@ mod tests {
             (
                 "x: Invalid parameter 'clustersize'".to_owned(),
                 "did you mean 'cluster_size'? '-o help' lists the options".to_owned(),
-            ),
-            (
-                "Unknown file format 'qcow3'".to_owned(),
-                "did you mean 'qcow2'?".to_owned(),
             ),
         ];
         for (message, hint) in cases {

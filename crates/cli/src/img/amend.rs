@@ -15,7 +15,7 @@ use super::create::add_options;
 use super::help;
 use super::progress::Progress;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::report;
+use crate::{hint, report};
 
 /// Smaller steps of the progress, in percent, are not printed.
 const MIN_STEP_PERCENT: f64 = 1.0;
@@ -184,7 +184,7 @@ async fn change(
     let amended = image.amend(options, Some(sink)).await;
     meter.show(1, 1);
     let closed = device.close().await;
-    amended?;
+    amended.inspect_err(|error| hint::about_space(&spec.name, error, None))?;
     closed?;
     Ok(0)
 }

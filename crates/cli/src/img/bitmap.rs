@@ -12,6 +12,7 @@ use super::command::{
     Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, open_failure, size,
 };
 use super::help;
+use super::watch::Watch;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::nbd::bitmaps::with_hint;
 
@@ -149,6 +150,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return fail("Expecting filename and bitmap name");
     };
     let spec = image_spec(file, arguments.image_opts, arguments.format.as_deref())?;
+    let _watch = Watch::new(command.program, false, "Changing the bitmap", None);
     lane::block_on(change(&spec, bitmap, &arguments))
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
 use vellum_jobs::commit::{CommitError, CommitOptions, commit};
-use vellum_jobs::copy::Observer;
 use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
@@ -15,9 +14,9 @@ use super::command::{
     install_bulk_lane, one_name, open_failure, size,
 };
 use super::help;
-use super::progress::Progress;
+use super::progress::{Progress, Teller};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::report;
+use crate::{hint, report};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -108,12 +107,12 @@ async fn work(
     arguments: &Arguments,
 ) -> Outcome {
     let (wanted, quiet) = (arguments.progress, arguments.quiet);
-    let mut teller = Teller(Progress::new(command.program, wanted, quiet, 1.0));
-    let found = find_base(spec, cache, arguments.base.as_deref(), &mut teller.0).await;
+    let mut teller = Teller::new(command.program, wanted, quiet);
+    let found = find_base(spec, cache, arguments.base.as_deref(), &mut teller.progress).await;
     let (layers, base_spec) = match found {
         Ok(found) => found,
         Err(failure) => {
-            teller.0.end();
+            teller.progress.end();
             return Err(failure);
         }
     };
@@ -142,11 +141,14 @@ async fn work(
     };
     let committed = commit(&top, &base, &options, &mut teller).await;
     if committed.is_ok() {
-        teller.0.show(1, 1);
+        teller.progress.show(1, 1);
     }
-    teller.0.end();
+    teller.progress.end();
     let closed = close(&base).await.and(close(&top).await);
-    committed.map_err(failure)?;
+    committed.map_err(|error| {
+        hint::about_space(&base_spec.name, error.cause(), Some(teller.left_bytes));
+        failure(error)
+    })?;
     closed?;
     if !arguments.quiet {
         report::print_line("Image committed.");
@@ -203,17 +205,4 @@ fn failure(error: CommitError) -> Failure {
         }
         _ => format!("Block job failed: {cause}"),
     })
-}
-
-/// Tells the user how far the work is.
-struct Teller(Progress);
-
-impl Observer for Teller {
-    fn wants_progress(&self) -> bool {
-        self.0.is_on()
-    }
-
-    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        self.0.show(done_bytes, total_bytes);
-    }
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Error, ErrorKind};
+use vellum::{BlockDevice, Error};
 use vellum_control::create_options::{CreateSettings, asks_for_help};
 use vellum_control::{
     CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
@@ -115,14 +115,13 @@ async fn convert(
         observer.progress.show(1, 1);
     }
     observer.progress.end();
-    if let Err(error) = &copied
-        && error.cause.kind() == ErrorKind::NoSpace
-    {
-        hint::no_space(target_name, missing_bytes);
-    }
-    copied.map_err(copy_failure)?;
+    copied.map_err(|error| {
+        hint::about_space(target_name, &error.cause, Some(missing_bytes));
+        copy_failure(error)
+    })?;
     convert_bitmaps::copy(arguments, &sources, &target).await?;
     target.close().await.map_err(|error| {
+        hint::about_space(target_name, &error, None);
         Failure::Message(format!("error while writing: {}", error_text(&error)))
     })?;
     Ok(0)
@@ -165,6 +164,7 @@ pub(super) async fn make_target(
 ) -> Result<(), Failure> {
     let made = create::make(name, format, settings).await;
     made.map_err(|error| {
+        hint::about_space(name, &error, settings.integer("size"));
         let why = error_text(&error);
         Failure::Message(format!("{name}: error while converting {format}: {why}"))
     })

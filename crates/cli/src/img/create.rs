@@ -11,8 +11,9 @@ use vellum_storage::lane;
 
 use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};
 use super::help;
+use super::watch::{Growth, Watch};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::report;
+use crate::{hint, report};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -110,10 +111,10 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     if let Some(extra) = operands.next() {
         return Err(Failure::Usage(format!("Unexpected argument: {extra}")));
     }
-    lane::block_on(make(&request, quiet))
+    lane::block_on(make(command, &request, quiet))
 }
 
-async fn make(request: &CreateRequest, quiet: bool) -> Outcome {
+async fn make(command: Command<'_>, request: &CreateRequest, quiet: bool) -> Outcome {
     let name = &request.filename;
     let failed = |error: vellum::Error| Failure::Message(format!("{name}: {}", error_text(&error)));
     let settings = create::prepare(request).await.map_err(failed)?;
@@ -124,8 +125,17 @@ async fn make(request: &CreateRequest, quiet: bool) -> Outcome {
             settings.summary()
         ));
     }
-    create::make(name, &request.format, &settings)
-        .await
-        .map_err(failed)?;
+    let size_bytes = settings.integer("size");
+    let growth = match settings.text("preallocation") {
+        Some("full" | "falloc") => Growth::of(name, size_bytes.unwrap_or(0)),
+        _ => None,
+    };
+    let watch = Watch::new(command.program, quiet, "Reserving space", growth);
+    let made = create::make(name, &request.format, &settings).await;
+    drop(watch);
+    made.map_err(|error| {
+        hint::about_space(name, &error, size_bytes);
+        failed(error)
+    })?;
     Ok(0)
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use vellum_control::create_options::format_options;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, create, error_text, open_device};
-use vellum_jobs::copy::{CopyError, CopyOptions, Silent, Step, copy};
+use vellum_jobs::copy::{CopyError, CopyOptions, Step, copy};
 use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
@@ -13,8 +13,9 @@ use super::command::{
     number, open_failure, reading, size,
 };
 use super::help;
+use super::progress::Teller;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::report;
+use crate::{hint, report};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -87,7 +88,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return fail("Must specify both input and output files");
     };
     install_bulk_lane(false)?;
-    lane::block_on(copy_blocks(&arguments, input, output))
+    lane::block_on(copy_blocks(command, &arguments, input, output))
 }
 
 fn take_operand(arguments: &mut Arguments, operand: &str) -> Result<(), Failure> {
@@ -103,7 +104,12 @@ fn take_operand(arguments: &mut Arguments, operand: &str) -> Result<(), Failure>
     Ok(())
 }
 
-async fn copy_blocks(arguments: &Arguments, input: &str, output: &str) -> Outcome {
+async fn copy_blocks(
+    command: Command<'_>,
+    arguments: &Arguments,
+    input: &str,
+    output: &str,
+) -> Outcome {
     let spec = image_spec(input, arguments.image_opts, arguments.format.as_deref())?;
     let flags = reading(CacheMode::default(), arguments.force_share);
     let opened = open_device(&spec, &flags).await;
@@ -122,6 +128,7 @@ async fn copy_blocks(arguments: &Arguments, input: &str, output: &str) -> Outcom
     create::make(output, format, &settings)
         .await
         .map_err(|error| {
+            hint::about_space(output, &error, settings.integer("size"));
             Failure::Message(format!(
                 "{output}: error while creating output image: {}",
                 error_text(&error)
@@ -144,9 +151,13 @@ async fn copy_blocks(arguments: &Arguments, input: &str, output: &str) -> Outcom
         skip_bytes: skip_bytes.min(end_bytes),
         ..CopyOptions::default()
     };
-    copy(&[source], &target, &options, &mut Silent)
-        .await
-        .map_err(copy_failure)?;
+    let mut teller = Teller::new(command.program, false, false);
+    let copied = copy(&[source], &target, &options, &mut teller).await;
+    teller.progress.end();
+    copied.map_err(|error| {
+        hint::about_space(output, &error.cause, Some(teller.left_bytes));
+        copy_failure(error)
+    })?;
     target.close().await?;
     Ok(0)
 }

@@ -26,6 +26,7 @@ mod resize;
 mod resume;
 pub mod snapshot;
 mod stream;
+mod watch;
 
 use std::ffi::OsString;
 
@@ -176,7 +177,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             Ok(Some((Opt::Trace, value))) => trace::take(&value.unwrap_or_default()),
             Ok(None) => break,
             Err(error) => {
-                report::error(error);
+                report::error(&error);
+                hint::about_option(error, &options());
                 try_help();
                 return 1;
             }

@@ -6,8 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use vellum_jobs::copy::Observer;
 
 use crate::report;
+
+/// Whether a tool called `program` shows bars unasked.
+pub fn has_bars(program: &str) -> bool {
+    !program.starts_with("qemu-") && std::io::stderr().is_terminal()
+}
 
 /// Shows how far some work is.
 pub enum Progress {
@@ -37,7 +43,7 @@ impl Progress {
                 min_step,
             };
         }
-        if program.starts_with("qemu-") || !std::io::stderr().is_terminal() {
+        if !has_bars(program) {
             return Progress::Off(Asked::listen());
         }
         let bar = ProgressBar::new(1);
@@ -98,6 +104,34 @@ impl Progress {
             Progress::Percent { .. } => report::print("\n"),
             Progress::Bar(bar) => bar.finish_and_clear(),
         }
+    }
+}
+
+/// Tells the user how far a job is.
+pub struct Teller {
+    pub progress: Progress,
+    /// What is left to be written.
+    pub left_bytes: u64,
+}
+
+impl Teller {
+    /// Tells it as [`Progress::new`] says, in steps of a percent.
+    pub fn new(program: &str, wanted: bool, quiet: bool) -> Teller {
+        Teller {
+            progress: Progress::new(program, wanted, quiet, 1.0),
+            left_bytes: 0,
+        }
+    }
+}
+
+impl Observer for Teller {
+    fn wants_progress(&self) -> bool {
+        self.progress.is_on()
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.left_bytes = total_bytes.saturating_sub(done_bytes);
+        self.progress.show(done_bytes, total_bytes);
     }
 }
 

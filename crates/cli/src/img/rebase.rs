@@ -7,7 +7,7 @@ use vellum::BlockDevice;
 use vellum::qcow2::BackingName;
 use vellum_control::probe::is_format_name;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
-use vellum_jobs::copy::{CopyError, CopyOptions, Observer, Step};
+use vellum_jobs::copy::{CopyError, CopyOptions, Step};
 use vellum_jobs::rebase::{RebaseOptions, rebase};
 use vellum_storage::error::errno_text;
 use vellum_storage::lane;
@@ -17,8 +17,9 @@ use super::command::{
     one_name, open_failure,
 };
 use super::help;
-use super::progress::Progress;
+use super::progress::{Progress, Teller};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::hint;
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -211,14 +212,17 @@ async fn copy(
     };
     let old = image.backing();
     let (wanted, quiet) = (arguments.progress, arguments.quiet);
-    let mut teller = Teller(Progress::new(command.program, wanted, quiet, 1.0));
-    teller.0.show(0, 1);
+    let mut teller = Teller::new(command.program, wanted, quiet);
+    teller.progress.show(0, 1);
     let copied = rebase(image, old.as_ref(), new, &options, &mut teller).await;
     if copied.is_ok() {
-        teller.0.show(1, 1);
+        teller.progress.show(1, 1);
     }
-    teller.0.end();
-    copied.map_err(failure)
+    teller.progress.end();
+    copied.map_err(|error| {
+        hint::about_space(&image.info().name, &error.cause, Some(teller.left_bytes));
+        failure(error)
+    })
 }
 
 const SECTOR_BYTES: u64 = 512;
@@ -257,18 +261,5 @@ async fn change_name(image: &Arc<dyn BlockDevice>, arguments: &Arguments) -> Res
         Err(error) if error.errno() == ENOSPC => refuse("No space left in the file header"),
         Err(error) if error.errno() == EINVAL => refuse("Invalid argument"),
         Err(error) => refuse(&errno_text(error.errno())),
-    }
-}
-
-/// Tells the user how far the work is.
-struct Teller(Progress);
-
-impl Observer for Teller {
-    fn wants_progress(&self) -> bool {
-        self.0.is_on()
-    }
-
-    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        self.0.show(done_bytes, total_bytes);
     }
 }

@@ -9,9 +9,10 @@ use vellum_storage::lane;
 
 use super::command::{Command, Failure, Outcome, check_object, fail, image_spec, open_failure};
 use super::help;
+use super::watch::{Growth, Watch};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::nbd::bitmaps::with_hint;
-use crate::report;
+use crate::{hint, report};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -114,10 +115,15 @@ pub fn run(command: Command<'_>, mut args: Vec<OsString>) -> Outcome {
     };
     let size = NewSize::parse(&size.to_string_lossy())?;
     let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
-    lane::block_on(resize(&spec, size, &arguments))
+    lane::block_on(resize(command, &spec, size, &arguments))
 }
 
-async fn resize(spec: &ImageSpec, size: NewSize, arguments: &Arguments) -> Outcome {
+async fn resize(
+    command: Command<'_>,
+    spec: &ImageSpec,
+    size: NewSize,
+    arguments: &Arguments,
+) -> Outcome {
     let flags = OpenFlags {
         writable: true,
         discard: true,
@@ -141,9 +147,19 @@ async fn resize(spec: &ImageSpec, size: NewSize, arguments: &Arguments) -> Outco
         );
         return Ok(1);
     }
+    let added_bytes = new_bytes.saturating_sub(old_bytes);
+    let growth = match arguments.preallocation {
+        Preallocation::Full | Preallocation::Falloc => Growth::of(&spec.name, added_bytes),
+        Preallocation::Off | Preallocation::Metadata => None,
+    };
+    let watch = Watch::new(command.program, arguments.quiet, "Resizing", growth);
     let resized = device.resize(new_bytes, arguments.preallocation).await;
     let closed = device.close().await;
-    resized.map_err(|error| Failure::Message(with_hint(error_text(&error))))?;
+    drop(watch);
+    resized.map_err(|error| {
+        hint::about_space(&spec.name, &error, Some(added_bytes));
+        Failure::Message(with_hint(error_text(&error)))
+    })?;
     closed?;
     if !arguments.quiet {
         report::print_line("Image resized.");

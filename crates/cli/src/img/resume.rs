@@ -1,17 +1,14 @@
 //! `convert --journal`: a copy that goes on after an interruption.
 //!
-//! The copy is made in pieces. After each the target is flushed, and only then a journal
-//! beside it says how far everything is in its place. Whoever comes with the same sources,
-//! the same arguments and the same target later goes on from there.
+//! The copy is made in pieces (`vellum_jobs::resume`), and a journal beside the target says
+//! how far everything is in its place. Whoever comes with the same sources, the same
+//! arguments and the same target later goes on from there.
 //!
 //! Why that is safe, whatever the interruption is (Ctrl-C, `kill -9`, the power):
 //! - The journal is replaced as a whole: written under another name, made durable, renamed.
 //!   It says no more than what was durable in the target before, as every piece ends with
 //!   a flush. (The cache mode `unsafe`, which has no flushes, is refused.)
-//! - Behind that place the target holds what the interrupted copy wrote there, in full, in
-//!   part, or not at all. The sources are the same, so each byte of it is either what will
-//!   be written again, or still zero as in the new image. Writing it once more gives the
-//!   same image as an uninterrupted copy.
+//! - What lies behind that place is written once more, whatever is there.
 //! - The journal of a new target is begun after the target is durable, and a target of
 //!   another size than the sources' is refused.
 //! - A qcow2 target that was not closed may have clusters that are counted and not used.
@@ -29,15 +26,16 @@ use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
-use vellum_jobs::copy::{CopyOptions, Observer, copy};
+use vellum_jobs::copy::{CopyOptions, Observer};
+use vellum_jobs::resume::{PieceError, copy_in_pieces};
 use vellum_storage::{FileOptions, FileStorage};
 
 use super::command::{Command, Failure, Outcome, cache_mode, fail};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
 use super::progress::Progress;
-use crate::report;
 use crate::size::human;
+use crate::{hint, report};
 
 /// Bytes of the disk between two entries of the journal; whole clusters of any size.
 const PIECE_BYTES: u64 = 256 << 20;
@@ -83,17 +81,32 @@ pub async fn convert(
     };
     let target = open_target(arguments, format, target_name, cache).await?;
     check_size(target_name, &target, sources)?;
-    let mut work = Work {
-        progress: Progress::new(command.program, arguments.progress, arguments.quiet, 1.0),
-        total_bytes: target.size_bytes(),
+    let total_bytes = target.size_bytes();
+    let options = CopyOptions {
+        start_bytes,
+        len_bytes: Some(total_bytes),
+        ..copy_options(arguments, &target, false)
+    };
+    let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet, 1.0);
+    let done = |done_bytes| {
+        journal.write(&identity, target_name, done_bytes)?;
+        progress.show(done_bytes, total_bytes);
+        Ok(())
+    };
+    let mut warnings = Warnings {
         quiet: arguments.quiet,
     };
-    let copied = work.run(arguments, sources, &target, start_bytes, |done_bytes| {
-        journal.write(&identity, target_name, done_bytes)
-    });
-    let copied = copied.await;
-    work.progress.end();
-    copied?;
+    let copied = copy_in_pieces(sources, &target, &options, PIECE_BYTES, &mut warnings, done).await;
+    progress.end();
+    copied.map_err(|error| match error {
+        PieceError::Copy(error) => {
+            let left_bytes = total_bytes.saturating_sub(error.offset_bytes);
+            hint::about_space(target_name, &error.cause, Some(left_bytes));
+            copy_failure(error)
+        }
+        PieceError::Flush(error) => Failure::from(error),
+        PieceError::Told(failure) => failure,
+    })?;
     target.close().await?;
     journal.remove()?;
     Ok(0)
@@ -303,50 +316,12 @@ impl Entry {
     }
 }
 
-/// The copy itself.
-struct Work {
-    progress: Progress,
-    total_bytes: u64,
+/// Tells what could not be read.
+struct Warnings {
     quiet: bool,
 }
 
-impl Work {
-    async fn run(
-        &mut self,
-        arguments: &Arguments,
-        sources: &[Arc<dyn BlockDevice>],
-        target: &Arc<dyn BlockDevice>,
-        start_bytes: u64,
-        mut done: impl FnMut(u64) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
-        let all = copy_options(arguments, target, false);
-        let mut at = start_bytes;
-        while at < self.total_bytes {
-            let end = self.total_bytes.min(at + PIECE_BYTES);
-            let options = CopyOptions {
-                start_bytes: at,
-                len_bytes: Some(end),
-                ..all.clone()
-            };
-            copy(sources, target, &options, self)
-                .await
-                .map_err(copy_failure)?;
-            target.flush().await?;
-            done(end)?;
-            at = end;
-            self.progress.show(at, self.total_bytes);
-        }
-        Ok(())
-    }
-}
-
-impl Observer for Work {
-    fn wants_progress(&self) -> bool {
-        false
-    }
-
-    fn progress(&mut self, _done_bytes: u64, _total_bytes: u64) {}
-
+impl Observer for Warnings {
     fn unknown(&mut self, source_offset_bytes: u64, error: &Error) {
         if !self.quiet {
             let why = report::error_text(error);

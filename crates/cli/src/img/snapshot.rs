@@ -11,9 +11,10 @@ use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{Command, Failure, Outcome, check_object, fail, one_image, open_failure};
+use super::watch::Watch;
 use super::{help, human};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::report;
+use crate::{hint, report};
 
 /// Longer names are cut to so many bytes, as QEMU cuts them.
 const MAX_NAME_BYTES: usize = 255;
@@ -62,12 +63,16 @@ enum Action {
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut action = None;
     let (mut image_opts, mut force_share, mut format) = (false, false, None);
+    let mut quiet = false;
     let mut parser = command.parser(OPTIONS, args);
     while let Some((option, value)) = parser.next_option()? {
         let value = value.unwrap_or_default();
         let asked = match option {
             Opt::Help => return help::subcommand(command),
-            Opt::Quiet => continue,
+            Opt::Quiet => {
+                quiet = true;
+                continue;
+            }
             Opt::Format => {
                 format = Some(value);
                 continue;
@@ -96,7 +101,15 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     }
     let operands = parser.operands();
     let spec = one_image(&operands, image_opts, format.as_deref())?;
-    lane::block_on(perform(&spec, action.unwrap_or(Action::List), force_share))
+    let action = action.unwrap_or(Action::List);
+    let what = match &action {
+        Action::List => "Looking for snapshots",
+        Action::Create(_) => "Taking the snapshot",
+        Action::Apply(_) => "Going back to the snapshot",
+        Action::Delete(_) => "Deleting the snapshot",
+    };
+    let _watch = Watch::new(command.program, quiet, what, None);
+    lane::block_on(perform(&spec, action, force_share))
 }
 
 async fn perform(spec: &ImageSpec, action: Action, force_share: bool) -> Outcome {
@@ -153,8 +166,15 @@ async fn create(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
     };
     match image.create_snapshot(new).await {
         Ok(_) => Ok(()),
-        Err(error) => fail(failed(errno_text(error.errno()))),
+        Err(error) => {
+            about_space(image, &error);
+            fail(failed(errno_text(error.errno())))
+        }
     }
+}
+
+fn about_space(image: &Qcow2, error: &Error) {
+    hint::about_space(&image.info().name, error, None);
 }
 
 fn cut(name: &str) -> String {
@@ -177,7 +197,10 @@ async fn apply(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
             let reason = errno_text(error.errno());
             failed(&format!("Failed to load snapshot: {reason}"))
         }
-        Err(error) => failed(&error_text(&error)),
+        Err(error) => {
+            about_space(image, &error);
+            failed(&error_text(&error))
+        }
     }
 }
 
@@ -191,7 +214,10 @@ async fn delete(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
     match image.delete_snapshot(selector).await {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => failed("snapshot not found"),
-        Err(error) => failed(&error_text(&error)),
+        Err(error) => {
+            about_space(image, &error);
+            failed(&error_text(&error))
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use std::ffi::OsString;
 use vellum_storage::lane;
 
 use crate::output::Output;
-use crate::report;
+use crate::{hint, report};
 use arguments::Arguments;
 
 pub use arguments::{EXPLAINS, HELP, options};
@@ -33,7 +33,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     let arguments = match Arguments::parse(args) {
         Ok(arguments) => arguments,
         Err(message) => {
-            report::error(message);
+            report::error(&message);
+            hint::about_option(message, &options());
             report::eprint_line(&format!("Try '{program} inspect --help' for more info"));
             return 1;
         }

@@ -2,7 +2,7 @@
 
 use super::{Failed, help_texts};
 use crate::getopt::{OptionSpec, Takes};
-use crate::report;
+use crate::{hint, report};
 
 /// What a command needs before it may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -546,6 +546,11 @@ pub fn find(name: &str) -> Option<&'static Command> {
         .find(|command| command.name == name || command.alias == Some(name))
 }
 
+/// The names of all commands.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    COMMANDS.iter().map(|command| command.name)
+}
+
 /// Tells about one command, or all.
 pub fn help(name: Option<&str>) -> Result<(), Failed> {
     let Some(name) = name else {
@@ -560,6 +565,7 @@ pub fn help(name: Option<&str>) -> Result<(), Failed> {
     };
     let Some(command) = find(name) else {
         report::print_line(format_args!("command {name} not found"));
+        hint::about_word(name, names());
         return Err(Failed);
     };
     let mut text = command.line(name);

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use vellum_control::{Aio, CacheMode, ImageSpec, OpenFlags};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::report;
+use crate::{hint, report};
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -106,7 +106,8 @@ pub fn parse(program: &str, arguments: Vec<OsString>) -> Result<SessionOptions, 
             Ok(Some((id, value))) => reader.take(program, id, value.unwrap_or_default())?,
             Ok(None) => break,
             Err(error) => {
-                report::error(error);
+                report::error(&error);
+                hint::about_option(error, &options());
                 return Err(usage(program, 1));
             }
         }

@@ -13,7 +13,7 @@ use super::commands::{self, Command, Needs, Verb};
 use super::image::{self, Image};
 use super::options::SessionOptions;
 use super::{Failed, Outcome, breakpoint, info, space, transfer};
-use crate::report;
+use crate::{hint, report};
 
 /// What stays between commands.
 pub struct Session {
@@ -89,6 +89,7 @@ impl Session {
         };
         let Some(command) = commands::find(name) else {
             report::eprint_line(&format!("command \"{name}\" not found"));
+            hint::about_word(name, commands::names());
             return Err(Failed);
         };
         self.check_image(command)?;

@@ -13,7 +13,7 @@ use arguments::{Action, Arguments};
 
 use crate::getopt::UsageError;
 use crate::img::help::QEMU_VERSION;
-use crate::report;
+use crate::{hint, report};
 
 pub use arguments::options;
 
@@ -43,6 +43,7 @@ impl Failure {
             Failure::Message(text) => report::error(text),
             Failure::Usage(error) => {
                 report::error(error);
+                hint::about_option(error, &options());
                 report::error("Try `qemu-nbd --help' for more information.");
             }
             Failure::Told => {}

@@ -12,6 +12,7 @@ mod compress;
 mod copy_on_read;
 mod file;
 pub(crate) mod luks;
+mod names;
 mod nbd;
 mod null;
 mod preallocate;
@@ -27,6 +28,7 @@ use crate::file_node::{self, Common};
 use crate::graph::{Around, Opened};
 use crate::open::{Format, open_format};
 use crate::options::Options;
+pub use names::option_names;
 
 /// A node on its way.
 pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<Opened>>>>;

@@ -1,0 +1,116 @@
+//! The options of drivers by name: for whoever mistypes one. What they mean, and what
+//! else is wrong with them, only the drivers know.
+
+use crate::reopen;
+
+/// What a node of a driver may be told, beside its children.
+fn own(driver: &str) -> &'static [&'static str] {
+    match driver {
+        "qcow2" => &[
+            "bitmap-step-size",
+            "chain-index-size",
+            "compression-level",
+            "compression-window",
+            "encrypt.format",
+            "encrypt.key-secret",
+            "overlap-check",
+        ],
+        "raw" => &["offset", "size"],
+        "luks" => &["key-secret", "header"],
+        "file" | "host_device" | "host_cdrom" => &["filename", "aio", "locking"],
+        "nbd" => &[
+            "server.type",
+            "server.path",
+            "server.host",
+            "server.port",
+            "path",
+            "host",
+            "port",
+            "export",
+            "tls-creds",
+            "tls-hostname",
+            "x-dirty-bitmap",
+            "reconnect-delay",
+            "open-timeout",
+        ],
+        "null-co" | "null-aio" => &["size", "latency-ns", "read-zeroes"],
+        "blkdebug" => &[
+            "config",
+            "align",
+            "max-transfer",
+            "opt-write-zero",
+            "max-write-zero",
+            "opt-discard",
+            "max-discard",
+        ],
+        "blklogwrites" => &["log-append", "log-sector-size", "log-super-update-interval"],
+        "throttle" => &["throttle-group"],
+        "copy-on-read" => &["bottom"],
+        "preallocate" => &["prealloc-align", "prealloc-size"],
+        _ => &[],
+    }
+}
+
+/// The names of all options that a node of a driver takes.
+pub fn option_names(driver: &str) -> impl Iterator<Item = &'static str> {
+    let changeable: &[&str] = match driver {
+        "qcow2" => &reopen::QCOW2,
+        _ => &[],
+    };
+    let common = ["driver", "node-name", "file", "backing"];
+    let lists = [own(driver), changeable, &reopen::COMMON];
+    common.into_iter().chain(lists.concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum_storage::lane;
+
+    use super::*;
+    use crate::{ImageSpec, OpenFlags, create, open_device};
+
+    /// What opening a node with one more option is refused with, if it is.
+    fn refusal(driver: &str, file: &str, key: &str) -> Option<String> {
+        let text = match driver {
+            "null-co" => format!("driver=null-co,{key}=1"),
+            "file" => format!("driver=file,filename={file},{key}=1"),
+            "blkdebug" => format!("driver=blkdebug,image.filename={file},{key}=1"),
+            _ => format!("driver={driver},file.filename={file},{key}=1"),
+        };
+        let spec = ImageSpec::image_opts(&text).unwrap();
+        let opened = lane::block_on(open_device(&spec, &OpenFlags::default()));
+        opened.err().map(|error| crate::error_text(&error))
+    }
+
+    #[test]
+    fn every_name_is_one_that_its_driver_takes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("image").display().to_string();
+        let mut settings = create::settings(&file, "qcow2").unwrap();
+        settings.set("size", "1048576").unwrap();
+        lane::block_on(create::make(&file, "qcow2", &settings)).unwrap();
+        for driver in [
+            "blkdebug",
+            "copy-on-read",
+            "file",
+            "null-co",
+            "preallocate",
+            "qcow2",
+            "raw",
+        ] {
+            let unknown = refusal(driver, &file, "nonsense").unwrap();
+            assert!(
+                unknown.contains("support the option 'nonsense'"),
+                "{unknown}"
+            );
+            let skipped = ["driver", "file", "filename", "backing", "config"];
+            for name in option_names(driver).filter(|name| !skipped.contains(name)) {
+                let refused = refusal(driver, &file, name).unwrap_or_default();
+                assert!(
+                    !refused.contains("support the option"),
+                    "{driver}: {refused}"
+                );
+            }
+        }
+    }
+}
