@@ -39,6 +39,8 @@ const FILE_SYSTEM: &str = "usr.raw";
 const BASE: &str = "base.qcow2";
 const OVERLAY: &str = "overlay.qcow2";
 const SOCKET: &str = "nbd.sock";
+/// Of the server that has its disk from the other one.
+const RELAY_SOCKET: &str = "relay.sock";
 const EXPORT: &str = "disk";
 const REPORT: &str = "demo-report.md";
 
@@ -56,6 +58,7 @@ pub fn run(arguments: lexopt::Parser) -> Result<()> {
         vellum,
         guest_folder: workspace.target.join("guest"),
         socket: ShortPath::new(&folder, SOCKET)?,
+        relay_socket: ShortPath::new(&folder, RELAY_SOCKET)?,
         folder,
     };
     let mut stages = Stages::default();
@@ -102,7 +105,15 @@ struct Demo {
     /// Where all files of the demo are; every command runs in it.
     folder: PathBuf,
     socket: ShortPath,
+    relay_socket: ShortPath,
 }
+
+/// A file that a guest wrote, by its name in the file system, with the file here that
+/// holds its md5 sum.
+const WRITTEN: [(&str, &str); 2] = [
+    ("/written-by-the-guest/random", "guest.md5"),
+    ("/written-through-two-servers/random", "relayed.md5"),
+];
 
 impl Demo {
     fn uri(&self) -> String {
@@ -118,6 +129,7 @@ impl Demo {
         let server = self.serve(stages)?;
         self.read_untouched(stages)?;
         self.run_guest(stages, &guest, &tree)?;
+        self.run_guest_behind_two(stages, &guest)?;
         self.write_beyond(stages)?;
         self.copy_all(stages, "final.raw")?;
         self.stop(stages, server)?;
@@ -172,15 +184,26 @@ impl Demo {
 
     fn serve(&self, stages: &mut Stages) -> Result<Daemon> {
         stages.run("vellum nbd serves the overlay", Watch::Nothing, |_| {
-            let mut command = Command::new(&self.vellum);
-            command
-                .current_dir(&self.folder)
-                .args(["nbd", "-f", "qcow2", "-k", self.socket.path()])
-                .args(["-x", EXPORT, "-e", "8", "-t", "--discard=unmap", OVERLAY]);
-            let mut server = Daemon::start(&mut command, &self.folder.join("nbd.log"))?;
-            server.wait_for_socket(self.socket.path(), SERVER_START_LIMIT)?;
+            let server = self.start_server(&self.socket, "nbd.log", ["qcow2", OVERLAY])?;
             Ok((server, Outcome::Said("NBD on a unix socket".into())))
         })
+    }
+
+    /// Serves an image of some format on a socket.
+    fn start_server(
+        &self,
+        socket: &ShortPath,
+        log: &str,
+        [format, image]: [&str; 2],
+    ) -> Result<Daemon> {
+        let mut command = Command::new(&self.vellum);
+        command
+            .current_dir(&self.folder)
+            .args(["nbd", "-f", format, "-k", socket.path()])
+            .args(["-x", EXPORT, "-e", "8", "-t", "--discard=unmap", image]);
+        let mut server = Daemon::start(&mut command, &self.folder.join(log))?;
+        server.wait_for_socket(socket.path(), SERVER_START_LIMIT)?;
+        Ok(server)
     }
 
     fn run_guest(&self, stages: &mut Stages, guest: &Guest, tree: &Tree) -> Result<()> {
@@ -189,18 +212,36 @@ impl Demo {
             Watch::Nothing,
             |_| {
                 let script = include_str!("../../guest/demo.sh");
-                let blockdev = format!(
-                    "driver=nbd,discard=unmap,export={EXPORT},server.type=unix,server.path={}",
-                    self.socket.path()
-                );
                 let sums = tree.sums.as_bytes();
-                let console = guest.run(&self.folder, &blockdev, script, &[("sums", sums)])?;
-                let sum = outside::guest_word(&console, "GUEST: md5 ")?;
-                std::fs::write(self.folder.join("guest.md5"), &sum)?;
+                let files = [("sums", sums)];
+                let console = guest.run(&self.folder, &disk(&self.socket), script, &files)?;
+                self.keep_sum(&console, WRITTEN[0].1)?;
                 let said = format!("{} files agree; fsck clean", tree.sums.lines().count());
                 Ok(((), Outcome::Said(said)))
             },
         )
+    }
+
+    /// The same disk once more, through a server that has it from the first one.
+    fn run_guest_behind_two(&self, stages: &mut Stages, guest: &Guest) -> Result<()> {
+        stages.run("boot Linux behind a second server", Watch::Nothing, |_| {
+            let relay = self.start_server(&self.relay_socket, "relay.log", ["raw", &self.uri()])?;
+            let script = include_str!("../../guest/relay.sh");
+            let sum = std::fs::read(self.folder.join(WRITTEN[0].1))?;
+            let files = [("sum", sum.as_slice())];
+            let console = guest.run(&self.folder, &disk(&self.relay_socket), script, &files)?;
+            self.keep_sum(&console, WRITTEN[1].1)?;
+            relay.stop()?;
+            Ok((
+                (),
+                Outcome::Said("read, written, trimmed; fsck clean".into()),
+            ))
+        })
+    }
+
+    fn keep_sum(&self, console: &str, file: &str) -> Result<()> {
+        let sum = outside::guest_word(console, "GUEST: md5 ")?;
+        Ok(std::fs::write(self.folder.join(file), sum)?)
     }
 
     fn stop(&self, stages: &mut Stages, server: Daemon) -> Result<()> {
@@ -236,4 +277,12 @@ impl Demo {
     fn qemu_img(&self, arguments: &[&str]) -> Result<String> {
         process::output(self.program("qemu-img")?.args(arguments))
     }
+}
+
+/// A guest's disk: the export behind a socket.
+fn disk(socket: &ShortPath) -> String {
+    format!(
+        "driver=nbd,discard=unmap,export={EXPORT},server.type=unix,server.path={}",
+        socket.path()
+    )
 }

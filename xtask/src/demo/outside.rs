@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::stages::{Outcome, Stages, Watch};
-use super::{BASE, Demo, FILE_SYSTEM_BYTES, OVERLAY};
+use super::{BASE, Demo, FILE_SYSTEM_BYTES, OVERLAY, WRITTEN};
 use crate::process;
 
 impl Demo {
@@ -29,7 +29,7 @@ impl Demo {
             self.qemu_img(&["compare", "copy.qcow2", OVERLAY])?;
             Ok(((), Outcome::Said("identical".into())))
         })?;
-        stages.run("e2fsck, and the guest's file", Watch::Nothing, |_| {
+        stages.run("e2fsck, and the guests' files", Watch::Nothing, |_| {
             self.file_system_holds()?;
             Ok(((), Outcome::Said("clean; md5 agrees".into())))
         })
@@ -58,17 +58,16 @@ impl Demo {
     fn file_system_holds(&self) -> Result<()> {
         cut(&self.folder.join("final.raw"), FILE_SYSTEM_BYTES)?;
         process::output(self.program("e2fsck")?.args(["-fn", "final.raw"]))?;
-        process::output(self.program("debugfs")?.args([
-            "-R",
-            "dump /written-by-the-guest/random random",
-            "final.raw",
-        ]))?;
-        let sum = process::output(self.program("md5sum")?.arg("random"))?;
-        let expected = std::fs::read_to_string(self.folder.join("guest.md5"))?;
-        ensure!(
-            sum.starts_with(&expected),
-            "the guest wrote a file with md5 {expected}, outside it is {sum}"
-        );
+        for (name, sum_file) in WRITTEN {
+            let dump = format!("dump {name} random");
+            process::output(self.program("debugfs")?.args(["-R", &dump, "final.raw"]))?;
+            let sum = process::output(self.program("md5sum")?.arg("random"))?;
+            let expected = std::fs::read_to_string(self.folder.join(sum_file))?;
+            ensure!(
+                sum.starts_with(&expected),
+                "the guest wrote {name} with md5 {expected}, outside it is {sum}"
+            );
+        }
         Ok(())
     }
 }
