@@ -23,6 +23,8 @@
 
 mod commit;
 mod dirty;
+#[cfg(test)]
+mod gate;
 mod stream;
 mod tracker;
 

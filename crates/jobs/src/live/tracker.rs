@@ -104,3 +104,31 @@ impl BlockDevice for Tracker {
         self.device.allocated_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vellum_storage::lane::block_on;
+
+    use super::*;
+    use crate::live::gate::Gate;
+
+    #[test]
+    fn what_is_written_is_dirty_once_it_is_there() {
+        block_on(async {
+            let gate = Gate::new(0, false);
+            let dirty = DirtyMap::new(4096);
+            let tracker = Tracker::new(gate.clone(), dirty.clone());
+            let bytes = Buffer::copy_of(&[1; 512]);
+            let write = tracker.write(0, bytes, RequestFlags::default());
+            let zeroes = tracker.write_zeroes(512, 512, ZeroRequest::default());
+            // Somebody who copies now copies what was there before.
+            dirty.take();
+            gate.open();
+            write.await.expect("a write");
+            assert!(!dirty.take().is_empty(), "the copy is out of date");
+            zeroes.await.expect("zeroes");
+            tracker.discard(0, 512).await.expect("a discard");
+            assert!(!dirty.take().is_empty());
+        });
+    }
+}
