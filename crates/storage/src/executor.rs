@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
+use futures_util::FutureExt;
+
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
 type RemoteStart = Box<dyn FnOnce() + Send>;
 
@@ -316,10 +318,11 @@ pub fn spawn_lingering<T: 'static>(future: impl Future<Output = T> + 'static) ->
     let core = CURRENT.with(|current| current.borrow().clone());
     let core = core.expect("spawn outside an executor: call it inside a lane");
     let lingering = Lingering::new(core.lingering.clone());
-    spawn_on(&core, async move {
-        let _lingering = lingering;
-        future.await
-    })
+    let whole = future.map(move |value| {
+        drop(lingering);
+        value
+    });
+    spawn_on(&core, whole)
 }
 
 /// Counts a lingering task until it is gone.
@@ -347,15 +350,16 @@ fn spawn_on<T: 'static>(
         waker: None,
     }));
     let result = join.clone();
-    let whole = async move {
-        let value = future.await;
+    // An async block around it would have room for the future twice: where it is kept
+    // before the first poll, and where it is awaited.
+    let whole = future.map(move |value| {
         let mut join = result.borrow_mut();
         join.result = Some(value);
         if let Some(waker) = join.waker.take() {
             drop(join);
             waker.wake();
         }
-    };
+    });
     let mut tasks = core.tasks.borrow_mut();
     let task = tasks.free.pop().unwrap_or_else(|| {
         tasks.slots.push(None);

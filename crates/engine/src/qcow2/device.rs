@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use futures_util::TryFutureExt;
 use vellum_format::header::Header;
 use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn_lingering};
 
@@ -117,12 +118,10 @@ impl Qcow2 {
     {
         let image = self.image.clone();
         let work = work(image.clone());
-        Io::task(spawn_lingering(async move {
-            match work.await {
-                Ok(done) => Ok(done),
-                Err(error) => Err(image.mark_corrupt(error).await),
-            }
-        }))
+        // Boxed: every request would carry the room for an error's handling.
+        let work =
+            work.or_else(|error| Box::pin(async move { Err(image.mark_corrupt(error).await) }));
+        Io::task(spawn_lingering(work))
     }
 }
 

@@ -103,7 +103,8 @@ impl Image {
                 }
                 Held::NeedsStep => {
                     commit |= flags.fua;
-                    match self.write_step(at, &mut rest).await? {
+                    // Boxed, as the commit is: a write in place would carry the room.
+                    match Box::pin(self.write_step(at, &mut rest)).await? {
                         Some(piece) => piece,
                         None => continue,
                     }
@@ -113,7 +114,7 @@ impl Image {
             done.push(piece);
         }
         if commit {
-            self.commit().await?;
+            Box::pin(self.commit()).await?;
         }
         Ok(Buffer::join_all(done))
     }

@@ -82,7 +82,7 @@ fn when_done<T: 'static>(request: Request, io: Io<T>, answer: impl FnOnce(Reques
             finish(result);
         }
     } else {
-        drop(spawn(async move { finish(io.await) }));
+        drop(spawn(io.map(finish)));
     }
 }
 
