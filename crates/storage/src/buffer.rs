@@ -1,12 +1,11 @@
 //! Owned, aligned memory for requests.
 //!
-//! A [`Buffer`] owns its range of one allocation. It can be split into disjoint
+//! A [`Buffer`] owns its range of one block of memory. It can be split into disjoint
 //! pieces that travel to different requests and be joined again without a copy.
 //!
 //! Invariant: no two live buffers cover the same byte, so `&mut [u8]` of one
 //! never aliases another.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -14,6 +13,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::block::Block;
 use crate::pool;
 
 /// Alignment in bytes of every allocation: enough for direct I/O.
@@ -22,47 +22,9 @@ pub const ALIGNMENT_BYTES: usize = 4096;
 /// The pieces of a vectored request, in order.
 pub type Buffers = SmallVec<[Buffer; 1]>;
 
-/// One block of memory, initialised.
-pub(crate) struct Allocation {
-    start: NonNull<u8>,
-    layout: Layout,
-}
-
-impl Allocation {
-    /// A block of zeroes.
-    fn zeroed(len_bytes: usize) -> Self {
-        let layout = Layout::from_size_align(len_bytes, ALIGNMENT_BYTES)
-            .unwrap_or_else(|_| panic!("buffer of {len_bytes} bytes"));
-        // SAFETY: the layout has a non-zero size, as all callers see to.
-        let raw = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(raw) else {
-            handle_alloc_error(layout)
-        };
-        Allocation { start, layout }
-    }
-
-    /// Length in bytes.
-    pub(crate) fn len_bytes(&self) -> usize {
-        self.layout.size()
-    }
-}
-
-// SAFETY: an allocation is plain memory; access goes through `Buffer`s, whose
-// ranges are disjoint.
-unsafe impl Send for Allocation {}
-// SAFETY: as above; `Allocation` itself offers no access through `&self`.
-unsafe impl Sync for Allocation {}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        // SAFETY: `start` came from the allocator with this very layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
-    }
-}
-
 /// An owned range of aligned memory.
 pub struct Buffer {
-    allocation: Option<Arc<Allocation>>,
+    block: Option<Arc<Block>>,
     start: NonNull<u8>,
     len_bytes: usize,
 }
@@ -100,7 +62,7 @@ impl Buffer {
             let start = NonNull::dangling();
             return (
                 Buffer {
-                    allocation: None,
+                    block: None,
                     start,
                     len_bytes,
                 },
@@ -110,16 +72,13 @@ impl Buffer {
         let block_bytes = pool::block_bytes(len_bytes);
         let kept = pool::take(block_bytes);
         let is_fresh = kept.is_none();
-        let allocation = kept.unwrap_or_else(|| Arc::new(Allocation::zeroed(block_bytes)));
-        let start = allocation.start;
-        (
-            Buffer {
-                allocation: Some(allocation),
-                start,
-                len_bytes,
-            },
-            is_fresh,
-        )
+        let block = kept.unwrap_or_else(|| new_block(block_bytes));
+        let buffer = Buffer {
+            start: block.start(),
+            block: Some(block),
+            len_bytes,
+        };
+        (buffer, is_fresh)
     }
 
     /// A copy of `bytes`.
@@ -151,7 +110,7 @@ impl Buffer {
             self.len_bytes
         );
         let head = Buffer {
-            allocation: self.allocation.clone(),
+            block: self.block.clone(),
             start: self.start,
             len_bytes: at_bytes,
         };
@@ -166,7 +125,7 @@ impl Buffer {
         self.len_bytes = self.len_bytes.min(len_bytes);
     }
 
-    /// Joins two buffers that lie side by side in one allocation, as
+    /// Joins two buffers that lie side by side in one block, as
     /// [`Buffer::split_to`] leaves them; gives both back if they do not.
     pub fn join(self, next: Buffer) -> std::result::Result<Buffer, (Buffer, Buffer)> {
         if self.is_empty() {
@@ -175,7 +134,7 @@ impl Buffer {
         if next.is_empty() {
             return Ok(self);
         }
-        let adjacent = match (&self.allocation, &next.allocation) {
+        let adjacent = match (&self.block, &next.block) {
             (Some(a), Some(b)) => {
                 Arc::ptr_eq(a, b)
                     && self.start.as_ptr().wrapping_add(self.len_bytes) == next.start.as_ptr()
@@ -214,6 +173,14 @@ impl Buffer {
     }
 }
 
+/// A block of zeroes; others that come with it are kept for later.
+fn new_block(block_bytes: usize) -> Arc<Block> {
+    let mut blocks = Block::zeroed(block_bytes).map(Arc::new);
+    let first = blocks.next().expect("at least one block");
+    blocks.for_each(pool::give);
+    first
+}
+
 /// Whether all bytes of `bytes` are zero; stops early at the first that is not.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let mut chunks = bytes.chunks_exact(256);
@@ -232,7 +199,7 @@ impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: the range is initialised, owned by `self` and kept alive by
-        // `allocation`; for an empty buffer any dangling aligned pointer will do.
+        // `block`; for an empty buffer any dangling aligned pointer will do.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
     }
 }
@@ -247,13 +214,13 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Some(mut allocation) = self.allocation.take() else {
+        let Some(mut block) = self.block.take() else {
             return;
         };
         // The last buffer of the block: the memory is free. (Two that are dropped
         // at the same moment both see the other; then the block just goes.)
-        if Arc::get_mut(&mut allocation).is_some() {
-            pool::give(allocation);
+        if Arc::get_mut(&mut block).is_some() {
+            pool::give(block);
         }
     }
 }

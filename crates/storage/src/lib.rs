@@ -11,6 +11,7 @@
 //! - Nothing here knows about image formats.
 
 mod align;
+mod block;
 pub mod buffer;
 pub mod error;
 pub mod event;

@@ -7,7 +7,8 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::buffer::{ALIGNMENT_BYTES, Allocation};
+use crate::block::Block;
+use crate::buffer::ALIGNMENT_BYTES;
 
 /// Blocks have a power of two of bytes from [`ALIGNMENT_BYTES`] up; so many sizes
 /// are kept, which makes the largest 2 MiB.
@@ -17,7 +18,7 @@ const CLASSES: usize = 10;
 const MAX_POOLED_BYTES: usize = 4 << 20;
 
 struct Pool {
-    free: [Vec<Arc<Allocation>>; CLASSES],
+    free: [Vec<Arc<Block>>; CLASSES],
     pooled_bytes: usize,
 }
 
@@ -43,7 +44,7 @@ fn class_of(block_bytes: usize) -> Option<usize> {
 }
 
 /// A kept block of a size that [`block_bytes`] gave.
-pub(crate) fn take(block_bytes: usize) -> Option<Arc<Allocation>> {
+pub(crate) fn take(block_bytes: usize) -> Option<Arc<Block>> {
     let class = class_of(block_bytes)?;
     // In a thread that ends the pool may be gone already.
     POOL.try_with(|pool| {
@@ -56,7 +57,7 @@ pub(crate) fn take(block_bytes: usize) -> Option<Arc<Allocation>> {
 }
 
 /// Keeps a block that nobody else refers to, if there is room.
-pub(crate) fn give(block: Arc<Allocation>) {
+pub(crate) fn give(block: Arc<Block>) {
     let bytes = block.len_bytes();
     let Some(class) = class_of(bytes) else { return };
     let _ = POOL.try_with(|pool| {
