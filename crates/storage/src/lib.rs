@@ -25,6 +25,7 @@ pub mod mem;
 pub mod nbd;
 pub mod nodes;
 mod pool;
+pub mod program;
 mod storage;
 mod sys;
 pub mod wrap;

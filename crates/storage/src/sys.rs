@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 use std::net::Shutdown;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -367,6 +368,19 @@ pub(crate) fn lock_byte(fd: RawFd, at_bytes: u64, action: LockAction) -> Result<
     } else {
         Ok(())
     }
+}
+
+/// Unmaps the pages of a range of addresses; what is used again is read from its file.
+/// Refused, nothing happens.
+///
+/// # Safety
+/// The range is a private mapping of a file, and stays one; nobody can write to it, and
+/// all its pages are the file's.
+pub(crate) unsafe fn forget_pages(range: Range<usize>) {
+    let start = range.start as *mut libc::c_void;
+    // SAFETY: by the contract the kernel drops only what it reads from the file again, so
+    // no byte that anybody can see changes.
+    unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
 }
 
 /// A counter that wakes whoever reads or polls it.

@@ -24,7 +24,7 @@ use futures_util::lock::Mutex;
 use serde_json::json;
 use vellum_control::{Nodes, Options, secret, tls};
 use vellum_export::nbd::Stop;
-use vellum_storage::{JoinHandle, lane, spawn};
+use vellum_storage::{JoinHandle, lane, program, spawn};
 
 use crate::nbd::daemon::{self, Ready, Side};
 use crate::nbd::serve;
@@ -124,6 +124,7 @@ async fn run(
         let told = ready.tell(false);
         told.map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
     }
+    program::forget_start();
     let mut parts = daemon.parts.lock().await;
     if let Some(server) = &mut parts.server {
         server.start();

@@ -13,7 +13,7 @@ use vellum::BlockDevice;
 use vellum_control::{ImageSpec, OpenFlags, open_device, overlay};
 use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, Log, Phase, ServerOptions, Stop};
-use vellum_storage::{lane, spawn};
+use vellum_storage::{lane, program, spawn};
 
 use super::arguments::Arguments;
 use super::bitmaps;
@@ -93,6 +93,7 @@ async fn run(
                 .map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
         }
         let options = server_options(arguments)?;
+        program::forget_start();
         vellum_export::nbd::serve(listeners, Exports::new([export]), options, stop).await;
         Ok(())
     }
