@@ -1,5 +1,6 @@
 //! Storage in memory, for tests and for small images that never touch a disk.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::total_len;
@@ -8,9 +9,16 @@ use crate::{
 };
 
 /// Bytes in memory; every request completes at once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemStorage {
     bytes: Mutex<Vec<u8>>,
+    name: String,
+}
+
+impl Default for MemStorage {
+    fn default() -> Self {
+        Self::with_bytes(Vec::new())
+    }
 }
 
 impl MemStorage {
@@ -21,8 +29,11 @@ impl MemStorage {
 
     /// A storage holding `bytes`.
     pub fn with_bytes(bytes: Vec<u8>) -> Self {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
         MemStorage {
             bytes: Mutex::new(bytes),
+            name: format!("memory-{number}"),
         }
     }
 
@@ -57,7 +68,7 @@ impl Storage for MemStorage {
     }
 
     fn name(&self) -> &str {
-        "memory"
+        &self.name
     }
 
     fn len_bytes(&self) -> Result<u64> {

@@ -86,7 +86,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// What this storage can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// The name for messages: a path or a node name.
+    /// The name for messages: a path or a node name. Storages of one name hold the same
+    /// bytes: a rebase does not compare what lies at one place in both.
     fn name(&self) -> &str;
 
     /// The length in bytes now. Plain call: it may cost a system call, never a wait.
