@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Error, Extent, Io, Result};
 
-use crate::answer::{Receiver, answer};
+use crate::answer::Receiver;
 use crate::helpers::Helpers;
 
 /// How devices are compared.
@@ -59,8 +59,6 @@ const CHUNK_BYTES: u64 = 256 << 10;
 const PARALLEL: usize = 4;
 /// Checks in flight for each lane.
 const CHECKS_PER_LANE: usize = 3;
-/// Other lanes are started with this check; they are not worth it for fewer.
-const CHECKS_WITHOUT_HELP: usize = 32;
 
 /// A device of the pair.
 #[derive(Debug, Clone)]
@@ -116,9 +114,7 @@ pub async fn compare(
     }
     let mut checks = Checks::default();
     let outcome = walk(&first, &second, options.strict, &mut checks, &mut progress).await;
-    if let Some(helpers) = checks.helpers.take() {
-        helpers.end().await;
-    }
+    checks.helpers.end().await;
     outcome
 }
 
@@ -259,13 +255,11 @@ fn first_difference(one: &[u8], two: &[u8]) -> Option<usize> {
     Some(sector * SECTOR_BYTES)
 }
 
-/// Checks in flight; their results count in the order they were made. The first few
-/// run on the caller's lane, which is all that small devices need.
+/// Checks in flight; their results count in the order they were made.
 #[derive(Default)]
 struct Checks {
     running: VecDeque<(u64, Receiver<Found>)>,
-    helpers: Option<Helpers>,
-    started: usize,
+    helpers: Helpers,
     /// Everything below this offset is done.
     done_bytes: u64,
 }
@@ -276,21 +270,7 @@ impl Checks {
     where
         F: Future<Output = Found> + 'static,
     {
-        self.started += 1;
-        if self.started == CHECKS_WITHOUT_HELP {
-            self.helpers = Some(Helpers::start());
-        }
-        let found = match &mut self.helpers {
-            Some(helpers) => helpers.run(check),
-            None => {
-                let (sender, receiver) = answer();
-                let check = check();
-                drop(vellum_storage::spawn(async move {
-                    sender.send(check.await);
-                }));
-                receiver
-            }
-        };
+        let found = self.helpers.run(check);
         self.running.push_back((end, found));
     }
 
@@ -302,8 +282,7 @@ impl Checks {
 
     /// How many checks may run at once.
     fn most(&self) -> usize {
-        let lanes = self.helpers.as_ref().map_or(1, Helpers::lanes);
-        PARALLEL.max(CHECKS_PER_LANE * lanes)
+        PARALLEL.max(CHECKS_PER_LANE * self.helpers.lanes())
     }
 
     /// Notes that everything up to `end` is covered by checks.

@@ -15,11 +15,14 @@ use std::sync::Arc;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
 
+use crate::answer::Receiver;
+use crate::differ::{Compared, Comparison};
+use crate::helpers::Helpers;
 use crate::offload::{copy_range, share_blocks};
 use crate::rate::RateLimit;
 pub use crate::scan::TargetBacking;
 use crate::scan::{Content, Piece, Scan};
-use crate::scope::{self, Difference, Differences, Scope};
+use crate::scope::{Differences, Scope};
 use crate::sparse::{Sparse, zero_runs};
 use crate::turn::Turns;
 
@@ -45,6 +48,8 @@ struct Shared<'a> {
     options: &'a CopyOptions,
     sparse: Option<Sparse>,
     turns: Turns,
+    /// Lanes that find out what is different.
+    helpers: RefCell<Helpers>,
     /// The kernel has not refused to copy yet.
     offload: Cell<bool>,
     /// Pieces in a row whose blocks could not be shared.
@@ -81,6 +86,7 @@ pub async fn copy(
         options,
         sparse: options.sparse(alignment),
         turns: Turns::default(),
+        helpers: RefCell::default(),
         offload: Cell::new(options.copy_range),
         unshared: Cell::new(0),
         observer: RefCell::new(observer),
@@ -88,34 +94,10 @@ pub async fn copy(
         done_bytes: Cell::new(0),
         total_bytes,
     };
-    let mut scan = options.scan(sources, target, end_bytes);
-    let mut running = FuturesUnordered::new();
-    let mut limit = options.rate_limit_bytes.map(RateLimit::new);
-    let mut ticket = 0;
-    loop {
-        // The first piece goes alone: its writes wait for what the target makes and loads
-        // once, and others that come meanwhile could overtake them.
-        let most = if ticket == 1 { 1 } else { options.parallel };
-        while running.len() >= most.max(1) {
-            running.next().await.transpose()?;
-        }
-        let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? else {
-            break;
-        };
-        shared.troubles.unknown(scan.take_unknown());
-        if !shared.has_work(&piece) {
-            continue;
-        }
-        if let Some(limit) = &mut limit {
-            limit.wait_for(piece.len_bytes).await;
-        }
-        running.push(shared.copy_piece(piece, ticket));
-        ticket += 1;
-    }
-    while let Some(result) = running.next().await {
-        result?;
-    }
-    Ok(())
+    let scan = options.scan(sources, target, end_bytes);
+    let copied = shared.copy_all(scan).await;
+    shared.helpers.into_inner().end().await;
+    copied
 }
 
 async fn next_piece(scan: &mut Scan<'_>, chunk_bytes: u64) -> Result<Option<Piece>, CopyError> {
@@ -149,6 +131,37 @@ async fn count(
 }
 
 impl Shared<'_> {
+    async fn copy_all(&self, mut scan: Scan<'_>) -> Result<(), CopyError> {
+        let options = self.options;
+        let mut running = FuturesUnordered::new();
+        let mut limit = options.rate_limit_bytes.map(RateLimit::new);
+        let mut ticket = 0;
+        loop {
+            // The first piece goes alone: its writes wait for what the target makes and loads
+            // once, and others that come meanwhile could overtake them.
+            let most = if ticket == 1 { 1 } else { options.parallel };
+            while running.len() >= most.max(1) {
+                running.next().await.transpose()?;
+            }
+            let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? else {
+                break;
+            };
+            self.troubles.unknown(scan.take_unknown());
+            if !self.has_work(&piece) {
+                continue;
+            }
+            if let Some(limit) = &mut limit {
+                limit.wait_for(piece.len_bytes).await;
+            }
+            running.push(self.copy_piece(piece, ticket));
+            ticket += 1;
+        }
+        while let Some(result) = running.next().await {
+            result?;
+        }
+        Ok(())
+    }
+
     /// Whether a piece needs any request at all.
     fn has_work(&self, piece: &Piece) -> bool {
         match piece.content {
@@ -196,30 +209,33 @@ impl Shared<'_> {
         piece: Piece,
         ticket: u64,
     ) -> Result<(), CopyError> {
-        let at = piece.offset_bytes;
-        let shown = Buffer::for_read(piece.len_bytes as usize);
-        let shown = differences.shown.read(piece.source_offset_bytes, shown);
-        let old = match piece.content {
-            Content::Zero => Ok(None),
-            _ => self.read(&piece).await.map(Some),
-        };
-        let shown = shown.await.map_err(|cause| CopyError {
-            step: Step::ReadShown,
-            offset_bytes: at,
-            cause,
-        });
-        let compared = old.and_then(|old| {
-            let shown = shown?;
-            let runs = scope::differences(old.as_deref(), &shown, differences.unit_bytes);
-            Ok((old, runs))
-        });
+        let compared = self.compare(differences, &piece).wait().await;
+        let compared = compared.expect("a comparison that panicked ends the job");
         self.my_turn(ticket).await;
-        let written =
-            compared.map(|(old, runs)| self.write_differences(at, old, runs, differences));
+        let at = piece.offset_bytes;
+        let written = compared.map(|compared| self.write_differences(at, compared, differences));
         self.turns.pass();
         written?.await?;
         self.account(piece.len_bytes);
         Ok(())
+    }
+
+    /// Has a lane find out what is different of a piece.
+    fn compare(
+        &self,
+        differences: &Differences,
+        piece: &Piece,
+    ) -> Receiver<Result<Compared, CopyError>> {
+        let reads_zeroes = piece.content == Content::Zero;
+        let comparison = Comparison {
+            old: (!reads_zeroes).then(|| self.sources[piece.source].clone()),
+            shown: differences.shown.clone(),
+            at_bytes: piece.source_offset_bytes,
+            offset_bytes: piece.offset_bytes,
+            len_bytes: piece.len_bytes,
+            unit_bytes: differences.unit_bytes,
+        };
+        self.helpers.borrow_mut().run(move || comparison.run())
     }
 
     /// Has the kernel copy a piece, or copies it as usual.
@@ -257,10 +273,10 @@ impl Shared<'_> {
     fn write_differences(
         &self,
         offset_bytes: u64,
-        mut old: Option<Buffer>,
-        runs: Vec<Difference>,
+        compared: Compared,
         differences: &Differences,
     ) -> impl Future<Output = Result<(), CopyError>> + use<> {
+        let Compared { mut old, runs } = compared;
         let size_bytes = self.target.size_bytes();
         let mut at = offset_bytes;
         let mut writes = Vec::new();

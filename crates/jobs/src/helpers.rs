@@ -11,10 +11,17 @@ use crate::answer::{Receiver, Sender, answer};
 /// More lanes would wait for memory.
 const MOST_LANES: usize = 8;
 
-/// Threads with a lane each; [`Helpers::end`] must be called.
+/// The pieces of work that the calling lane does itself before others are started: they
+/// are not worth it for fewer.
+const WORK_WITHOUT_HELP: usize = 32;
+
+/// Threads with a lane each, started once there is enough to do; [`Helpers::end`] must be
+/// called.
+#[derive(Default)]
 pub(crate) struct Helpers {
-    lanes: Vec<Helper>,
-    next: usize,
+    /// `None`: not started yet.
+    lanes: Option<Vec<Helper>>,
+    given: usize,
 }
 
 struct Helper {
@@ -26,21 +33,12 @@ struct Helper {
 }
 
 impl Helpers {
-    /// One lane for each core, or fewer where there are no threads to be had.
-    pub(crate) fn start() -> Self {
-        let count = lane::compute_threads().min(MOST_LANES);
-        Helpers {
-            lanes: (0..count).filter_map(Helper::start).collect(),
-            next: 0,
-        }
-    }
-
-    /// How many there are.
+    /// How many lanes work, the calling one if there is no other.
     pub(crate) fn lanes(&self) -> usize {
-        self.lanes.len()
+        self.lanes.as_ref().map_or(0, Vec::len).max(1)
     }
 
-    /// Has the next lane do some work; on this one, if there is no other.
+    /// Has the next lane do some work; this one, if there is no other.
     pub(crate) fn run<T: Send + 'static, F>(
         &mut self,
         work: impl FnOnce() -> F + Send + 'static,
@@ -53,18 +51,27 @@ impl Helpers {
             let work = work();
             async move { sender.send(work.await) }
         };
-        match self.lanes.get(self.next % self.lanes.len().max(1)) {
+        match self.next() {
             Some(helper) => helper.remote.spawn(work),
             None => drop(vellum_storage::spawn(work())),
         }
-        self.next += 1;
         receiver
+    }
+
+    fn next(&mut self) -> Option<&Helper> {
+        self.given += 1;
+        // An executor without a lane, a simulation's, has no other thread beside it.
+        if self.given < WORK_WITHOUT_HELP || !lane::is_running() {
+            return None;
+        }
+        let lanes = self.lanes.get_or_insert_with(start);
+        lanes.get(self.given % lanes.len().max(1))
     }
 
     /// Ends the lanes when their work is done. It may wait for tasks of the calling
     /// lane, so this goes on meanwhile.
     pub(crate) async fn end(self) {
-        for helper in self.lanes {
+        for helper in self.lanes.into_iter().flatten() {
             let Helper {
                 _stop: stop,
                 mut ended,
@@ -77,6 +84,12 @@ impl Helpers {
             let _ = thread.join();
         }
     }
+}
+
+/// One lane for each core, or fewer where there are no threads to be had.
+fn start() -> Vec<Helper> {
+    let count = lane::compute_threads().min(MOST_LANES);
+    (0..count).filter_map(Helper::start).collect()
 }
 
 impl Helper {

@@ -14,6 +14,7 @@ mod answer;
 pub mod commit;
 pub mod compare;
 pub mod copy;
+mod differ;
 mod helpers;
 pub mod job;
 pub mod live;

@@ -187,56 +187,9 @@ fn is_same_place(one: &Extent, two: &Extent) -> bool {
     one.data && two.data && one.host.is_some() && one.host == two.host
 }
 
-/// A piece of a buffer, and whether it differs from another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Difference {
-    pub(crate) len_bytes: usize,
-    pub(crate) differs: bool,
-}
-
-/// Compares two buffers of one length, which begin at a multiple of `unit_bytes`.
-/// Without a first one there are zeroes.
-pub(crate) fn differences(old: Option<&[u8]>, new: &[u8], unit_bytes: u64) -> Vec<Difference> {
-    let unit = usize::try_from(unit_bytes).unwrap_or(usize::MAX).max(1);
-    let mut runs: Vec<Difference> = Vec::new();
-    for (index, shown) in new.chunks(unit).enumerate() {
-        let differs = match old {
-            Some(old) => old[index * unit..][..shown.len()] != *shown,
-            None => !vellum_storage::buffer::is_zero(shown),
-        };
-        match runs.last_mut() {
-            Some(last) if last.differs == differs => last.len_bytes += shown.len(),
-            _ => runs.push(Difference {
-                len_bytes: shown.len(),
-                differs,
-            }),
-        }
-    }
-    runs
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn differences_are_told_by_units() {
-        let old = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3];
-        let new = [1, 1, 1, 1, 2, 2, 2, 0, 3, 0];
-        let run = |len_bytes, differs| Difference { len_bytes, differs };
-        assert_eq!(
-            differences(Some(&old), &new, 4),
-            [run(4, false), run(6, true)]
-        );
-        assert_eq!(
-            differences(Some(&old), &new, 2),
-            [run(6, false), run(4, true)]
-        );
-        assert_eq!(
-            differences(None, &[0, 0, 1, 0], 2),
-            [run(2, false), run(2, true)]
-        );
-    }
 
     #[test]
     fn what_lies_beyond_a_short_layer_is_decided_there() {

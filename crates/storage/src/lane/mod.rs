@@ -179,8 +179,9 @@ pub fn finish() {
     current_or_panic().finish();
 }
 
-/// Whether the calling thread is inside [`block_on`].
-pub(crate) fn is_running() -> bool {
+/// Whether the calling thread is inside [`block_on`]; not so in a simulation, whose
+/// executor has no lane.
+pub fn is_running() -> bool {
     LANE.try_with(|lane| {
         lane.borrow()
             .as_ref()
