@@ -15,9 +15,8 @@ use openssl::x509::verify::X509VerifyFlags;
 use openssl::x509::{X509, X509Name};
 use vellum_storage::{Error, Result};
 
-use crate::error;
 use crate::keys::Keys;
-use crate::library;
+use crate::{choose, error, library};
 
 /// Suites of TLS 1.2 with pre-shared keys.
 const PSK_SUITES: &str = "kECDHEPSK:kDHEPSK:kPSK";
@@ -281,7 +280,11 @@ fn load_certificates(builder: &mut SslContextBuilder, options: &CredentialsOptio
     builder
         .set_private_key(&key)
         .and_then(|()| builder.check_private_key())
-        .map_err(|stack| failed(&what, &stack))
+        .map_err(|stack| failed(&what, &stack))?;
+    if !server {
+        choose::show_only_to_acquaintances(builder);
+    }
+    Ok(())
 }
 
 /// Takes in whose signatures are believed, and which of them are not any more.

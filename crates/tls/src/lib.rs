@@ -12,8 +12,10 @@
 //! - No lock is held across an await.
 //! - OpenSSL is loaded with the first [`Credentials`] (`library`): who needs no TLS neither
 //!   waits for it nor needs it.
+//! - A client shows who it is only to a server that may believe it (`choose`).
 #![deny(unsafe_code)]
 
+mod choose;
 mod credentials;
 mod keys;
 #[cfg(all(

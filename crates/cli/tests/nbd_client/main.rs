@@ -103,7 +103,7 @@ impl Place {
         let child = Command::new(&program)
             .current_dir(self.folder.path())
             .args(words)
-            .stderr(Stdio::null())
+            .stderr(fs::File::create(self.path("server.log")).expect("a log"))
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let mut server = Server(child);

@@ -1,6 +1,7 @@
 //! TLS in both roles, with our program and QEMU's (which has GnuTLS) on either side.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use super::{Place, Said};
 
@@ -27,7 +28,8 @@ fn certify(place: &Place, dir: &str, authority: &str, side: &str, template: &str
     let file = |name: &str| format!("{dir}/{name}");
     let key = file(&format!("{side}-key.pem"));
     if !place.path(authority).exists() {
-        fs::write(place.path("ca.cfg"), CA).expect("written");
+        let named = CA.replace("\"CA\"", &format!("\"{authority}\""));
+        fs::write(place.path("ca.cfg"), named).expect("written");
         let key = format!("{authority}.key");
         place.good("certtool", &["--generate-privkey", "--outfile", &key]);
         place.good(
@@ -126,6 +128,33 @@ fn certificates_are_exchanged_and_checked() {
         let careless = format!("{stranger},verify-peer=no");
         let said = ask(&place, pair, &words, &careless, named);
         assert_eq!(said.code, Some(1), "{what}: {}", said.out);
+    }
+}
+
+#[test]
+fn a_certificate_is_shown_only_where_it_may_be_taken() {
+    let place = Place::new();
+    place.disk("disk");
+    certify(&place, "server", "ca", "server", SERVER);
+    certify(&place, "stranger", "other-ca", "client", CLIENT);
+    let server = server_object(&place, "server", "x509");
+    let stranger = client_object("stranger", "x509");
+    let client = format!("{stranger},verify-peer=no");
+    for pair in PAIRS {
+        let socket = place.socket("s");
+        let words = ["-r", "-f", "raw", "-t", "-e", "0", "-k", &socket, "disk"];
+        let words = [&words[..], &["--object", &server, "--tls-creds", "s"]].concat();
+        let _server = place.serve("s", pair.0, &words);
+        let options = format!("driver=nbd,path={socket},tls-creds=c,tls-hostname=localhost");
+        let words = ["info", "--object", &client, "--image-opts", &options];
+        assert_eq!(place.run(pair.1, &words).code, Some(1), "{pair:?}");
+        let log = || fs::read_to_string(place.path("server.log")).expect("a log");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !log().contains('\n') && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let refusal = "Verify failed: No certificate was found.";
+        assert!(log().contains(refusal), "{pair:?}: {}", log());
     }
 }
 
