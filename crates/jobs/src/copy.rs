@@ -7,6 +7,7 @@
 
 mod options;
 mod report;
+mod steps;
 mod trouble;
 
 use std::cell::{Cell, RefCell};
@@ -28,6 +29,7 @@ use crate::turn::Turns;
 
 pub use options::CopyOptions;
 pub use report::{CopyError, Observer, Silent, Step};
+use steps::Steps;
 use trouble::Troubles;
 
 /// Bytes of one data request: small enough that what eight requests hold is
@@ -56,7 +58,7 @@ struct Shared<'a> {
     unshared: Cell<u32>,
     observer: RefCell<&'a mut dyn Observer>,
     troubles: Troubles,
-    done_bytes: Cell<u64>,
+    steps: Steps,
     total_bytes: u64,
 }
 
@@ -91,7 +93,7 @@ pub async fn copy(
         unshared: Cell::new(0),
         observer: RefCell::new(observer),
         troubles: Troubles::default(),
-        done_bytes: Cell::new(0),
+        steps: Steps::default(),
         total_bytes,
     };
     let scan = options.scan(sources, target, end_bytes);
@@ -153,6 +155,7 @@ impl Shared<'_> {
             if let Some(limit) = &mut limit {
                 limit.wait_for(piece.len_bytes).await;
             }
+            self.steps.begin(&piece, self.counted_bytes(&piece));
             running.push(self.copy_piece(piece, ticket));
             ticket += 1;
         }
@@ -171,7 +174,25 @@ impl Shared<'_> {
         }
     }
 
+    /// How many bytes of a piece count for the progress.
+    fn counted_bytes(&self, piece: &Piece) -> u64 {
+        let counts = match (&self.options.scope, piece.content) {
+            (Scope::Differences(_), _) | (_, Content::Data) => true,
+            (_, Content::Zero) => self.sparse.is_none(),
+            (_, Content::Backing) => false,
+        };
+        if counts { piece.len_bytes } else { 0 }
+    }
+
     async fn copy_piece(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
+        self.carry_out(piece, ticket).await?;
+        if let Some(done_bytes) = self.steps.end(ticket) {
+            self.tell_progress(done_bytes);
+        }
+        Ok(())
+    }
+
+    async fn carry_out(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
         if let Scope::Differences(differences) = &self.options.scope {
             return self.copy_differences(differences, piece, ticket).await;
         }
@@ -195,9 +216,7 @@ impl Shared<'_> {
                 // Even a failed read lets the next piece pass: nobody may wait for ever.
                 let written = data.map(|data| self.write_data(piece.offset_bytes, data));
                 self.turns.pass();
-                written?.await?;
-                self.account(piece.len_bytes);
-                Ok(())
+                written?.await
             }
         }
     }
@@ -215,9 +234,7 @@ impl Shared<'_> {
         let at = piece.offset_bytes;
         let written = compared.map(|compared| self.write_differences(at, compared, differences));
         self.turns.pass();
-        written?.await?;
-        self.account(piece.len_bytes);
-        Ok(())
+        written?.await
     }
 
     /// Has a lane find out what is different of a piece.
@@ -247,7 +264,6 @@ impl Shared<'_> {
             let data = self.read(&piece).await?;
             self.write_data(piece.offset_bytes, data).await?;
         }
-        self.account(piece.len_bytes);
         Ok(())
     }
 
@@ -262,7 +278,6 @@ impl Shared<'_> {
         if shared {
             self.turns.pass();
             self.unshared.set(0);
-            self.account(piece.len_bytes);
         } else {
             self.unshared.set(self.unshared.get() + 1);
         }
@@ -314,11 +329,10 @@ impl Shared<'_> {
             .tell(end_bytes, &mut **self.observer.borrow_mut());
     }
 
-    fn account(&self, len_bytes: u64) {
-        self.done_bytes.set(self.done_bytes.get() + len_bytes);
+    fn tell_progress(&self, done_bytes: u64) {
         self.observer
             .borrow_mut()
-            .progress(self.done_bytes.get(), self.total_bytes);
+            .progress(done_bytes, self.total_bytes);
     }
 
     /// Reads a piece, which may reach into the sources after its own.
@@ -444,7 +458,9 @@ impl Shared<'_> {
                 cause,
             });
             at += len_bytes;
-            self.account(len_bytes);
+            if let Some(done_bytes) = self.steps.inside(ticket, at - piece.offset_bytes) {
+                self.tell_progress(done_bytes);
+            }
         }
         self.turns.pass();
         result

@@ -33,6 +33,8 @@ pub struct Piece {
     pub source: usize,
     /// Where it begins in that source, in bytes.
     pub source_offset_bytes: u64,
+    /// What it holds ends with it, as far as the source told.
+    pub ends_extent: bool,
 }
 
 /// A backing file of the target that shows what the source's own one shows.
@@ -161,6 +163,7 @@ impl<'a> Scan<'a> {
             content,
             source: self.source,
             source_offset_bytes: self.at_bytes - self.source_start_bytes,
+            ends_extent: self.at_bytes + len_bytes >= status_end,
         };
         self.at_bytes += len_bytes;
         Ok(Some(piece))
