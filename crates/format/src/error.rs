@@ -61,6 +61,12 @@ impl FormatError {
         }))
     }
 
+    /// Adds what can be done about it, on a line of its own.
+    pub(crate) fn with_hint(mut self, hint: impl fmt::Display) -> Self {
+        self.0.message = alloc::format!("{}\n{hint}", self.0.message).into();
+        self
+    }
+
     /// The kind of fault.
     pub fn kind(&self) -> FormatErrorKind {
         self.0.kind

@@ -52,7 +52,9 @@ impl SnapshotEntry {
     /// [`FormatErrorKind::Truncated`] means that `raw` ends within the entry.
     pub fn decode(raw: &[u8], index: u32) -> Result<(Self, usize)> {
         let (entry, used, extra_len) = Self::decode_cutting(raw, index)?;
-        check_extra_len(extra_len, index)?;
+        check_extra_len(extra_len, index).map_err(|error| {
+            error.with_hint("You can force-remove this extra metadata with qemu-img check -r all")
+        })?;
         Ok((entry, used))
     }
 
@@ -187,7 +189,13 @@ pub fn decode_table(raw: &[u8], count: u32) -> Result<(Vec<SnapshotEntry>, usize
         at = bytes::padded(at);
         let (entry, used) = SnapshotEntry::decode(raw.get(at..).unwrap_or(&[]), index)?;
         at = at.saturating_add(used);
-        check_table_size(at as u64)?;
+        check_table_size(at as u64).map_err(|error| {
+            let overhang = count - index;
+            error.with_hint(format_args!(
+                "You can force-remove all {overhang} overhanging snapshots with qemu-img check -r \
+                 all"
+            ))
+        })?;
         entries.push(entry);
     }
     Ok((entries, at))

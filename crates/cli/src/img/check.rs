@@ -1,6 +1,7 @@
 //! `check`: looks for inconsistencies in an image's metadata, and repairs them.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
@@ -115,11 +116,17 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
         return Ok(NOT_SUPPORTED);
     };
     let mut found = run_once(&storage, arguments.fix, arguments).await?;
+    let mut text = String::new();
     if found.corruptions_fixed + found.leaks_fixed > 0 {
         if arguments.output == Output::Human && !arguments.quiet {
-            report::print(repaired(&found));
+            text = repaired(&found);
         }
-        let again = run_once(&storage, None, arguments).await?;
+        // Unless somebody watches it comes behind all findings, as from QEMU's buffer.
+        if std::io::stdout().is_terminal() {
+            report::print(std::mem::take(&mut text));
+        }
+        let again = run_once(&storage, None, arguments).await;
+        let again = again.inspect_err(|_| report::print(&text))?;
         found = CheckReport {
             corruptions_fixed: found.corruptions_fixed,
             leaks_fixed: found.leaks_fixed,
@@ -128,7 +135,7 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
     }
     match arguments.output {
         Output::Human if arguments.quiet => {}
-        Output::Human => report::print(human(&found)),
+        Output::Human => report::print(text + &human(&found)),
         Output::Json => report::print_line(to_json(&spec.name, &found)),
     }
     if found.check_errors > 0 {

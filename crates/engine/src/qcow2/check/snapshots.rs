@@ -2,7 +2,8 @@
 //! to be given up or completed.
 //!
 //! Order of writing: clusters are counted; barrier; the new table; barrier; one write
-//! to the header; barrier; the old clusters are counted no longer.
+//! to the header; barrier; the old clusters are counted no longer. A table that only
+//! ends earlier stays where it is.
 
 use std::ops::Range;
 
@@ -30,6 +31,8 @@ pub(super) struct Table {
     pub(super) offset_bytes: u64,
     /// Bytes that the entries fill on disk.
     pub(super) size_bytes: u64,
+    /// Some entry is not as it is on disk.
+    is_changed: bool,
 }
 
 /// Reads the snapshot table. One that is broken ends the check, as in QEMU, unless
@@ -71,6 +74,7 @@ pub(super) async fn read(
                     findings.report.corruptions += 1;
                     findings.repair(|| format!("Repairing {}", what()));
                     entry.disk_size_bytes = Some(image.header.guest_size_bytes());
+                    table.is_changed = true;
                 }
                 false => findings.corruption(|| format!("ERROR {}", what())),
             }
@@ -85,6 +89,7 @@ async fn read_strictly(image: &Image, header: &Header, findings: &mut Findings) 
             entries: table.entries,
             offset_bytes: header.snapshots_offset.0,
             size_bytes: table.size_bytes,
+            is_changed: false,
         }),
         Err(error) => {
             let why = error.message();
@@ -103,6 +108,7 @@ async fn salvage(image: &Image, header: &Header, findings: &mut Findings) -> Res
         entries: Vec::new(),
         offset_bytes,
         size_bytes: 0,
+        is_changed: false,
     };
     let mut bytes = Buffer::zeroed(0);
     // What the table would take if it were written as it is kept.
@@ -133,6 +139,7 @@ async fn salvage(image: &Image, header: &Header, findings: &mut Findings) -> Res
         match decoded {
             Ok((entry, used, extra)) if fits(kept_bytes, used, dropped(extra)) => {
                 kept_bytes += used as u64 - u64::from(dropped(extra));
+                table.is_changed |= dropped(extra) > 0;
                 table.size_bytes = at + used as u64;
                 table.entries.push(entry);
             }
@@ -154,9 +161,21 @@ fn fits(kept_bytes: u64, used: usize, dropped: u32) -> bool {
     size <= limits::MAX_SNAPSHOT_TABLE_SIZE_BYTES
 }
 
-/// Writes the entries of `table` to a new place, and gives up the old one. The
-/// refcounts have been repaired before.
+/// Makes the snapshot table what `table` says. The refcounts have been repaired before.
 pub(super) async fn rewrite(image: &mut Image, table: &Table, outcome: &mut Outcome) -> Result<()> {
+    if table.is_changed {
+        return write_anew(image, table, outcome).await;
+    }
+    let count = (table.entries.len() as u32).to_be_bytes();
+    image
+        .write(field::SNAPSHOT_COUNT as u64, Buffer::copy_of(&count))
+        .await?;
+    image.flush().await?;
+    image.reload().await
+}
+
+/// Writes the entries of `table` to a new place, and gives up the old one.
+async fn write_anew(image: &mut Image, table: &Table, outcome: &mut Outcome) -> Result<()> {
     let bytes =
         snapshot::encode_table(&table.entries).map_err(|error| bad_format("check", &error))?;
     let clusters = image.geometry.clusters_for(bytes.len() as u64);
