@@ -238,6 +238,7 @@ fn errors_strike_where_they_are_asked_for() {
         ("read_aio", &["read 0 512", "read 64k 512"]),
         ("write_aio", &["write 0 512"]),
         ("flush_to_disk", &["write 128k 512", "flush"]),
+        ("flush_to_disk", &["flush", "read 0 512", "flush"]),
     ] {
         twins.same(&["disk"], &["write 0 64k"]);
         for once in ["on", "off"] {
@@ -286,6 +287,45 @@ impl Twins {
             "left: vellum, right: qemu-io, for {words:?}"
         );
         ours.output
+    }
+}
+
+#[test]
+fn only_the_raw_format_tells_of_what_it_does() {
+    let twins = Twins::new();
+    for event in ["read_aio", "write_aio"] {
+        for above in ["driver=raw,file.", ""] {
+            let node = if above.is_empty() { "" } else { "file." };
+            let options = format!(
+                "{above}driver=blkdebug,{node}image.filename=raw,\
+                 {node}inject-error.0.event={event},{node}inject-error.0.once=on"
+            );
+            let output = twins.options_output(&options, &["write 0 4k", "read 0 4k", "write 0 4k"]);
+            let failed = output.iter().any(|line| line.contains("failed"));
+            assert_eq!(failed, !above.is_empty(), "{options}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn the_layers_of_an_image_show_through_a_filter() {
+    let twins = Twins::new();
+    twins.same(&["disk"], &["write 0 320k"]);
+    let create = [
+        "create", "-q", "-f", "qcow2", "-b", "disk", "-F", "qcow2", "top",
+    ];
+    assert_eq!(twins.same_img(&create).code, Some(0));
+    twins.same(&["top"], &["write 64k 64k"]);
+    let filter = "driver=blkdebug,image.driver=qcow2,image.file.filename=top,align=4k";
+    let commands = ["alloc 0 1M", "alloc 65000 1000", "alloc 100k 100k", "map"];
+    let answer = twins.options(filter, &commands);
+    assert_eq!(
+        answer.output[0],
+        "65536/1048576 bytes allocated at offset 0 bytes"
+    );
+    for output in ["human", "json"] {
+        let output = format!("--output={output}");
+        twins.same_img(&["map", &output, "--image-opts", filter]);
     }
 }
 

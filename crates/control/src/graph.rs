@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use vellum::detect_zeroes::ZeroDetector;
-use vellum::nodes::DeviceStorage;
+use vellum::nodes::{DeviceStorage, Filter};
 use vellum::{BlockDevice, Error, ErrorKind, Raw, RawOptions, Result, Storage};
 
 use crate::drivers::{self, Driver};
@@ -51,6 +51,8 @@ pub(crate) struct Opened {
     /// The name of its driver.
     pub(crate) driver: &'static str,
     pub(crate) body: Body,
+    /// The device that a filter stands on, which knows where bytes lie.
+    pub(crate) filtered: Option<Arc<dyn BlockDevice>>,
     /// Files below it that nothing protects from others yet.
     pub(crate) files: Vec<Unlocked>,
     pub(crate) writable: bool,
@@ -67,15 +69,21 @@ impl Opened {
             driver,
             writable: !device.info().read_only,
             body: Body::Device(device),
+            filtered: None,
             files: Vec::new(),
         }
     }
 
     /// A filter over this node.
     pub(crate) fn filter(self, driver: &'static str, storage: Arc<dyn Storage>) -> Opened {
+        let filtered = match &self.body {
+            Body::Device(device) => Some(device.clone()),
+            Body::Storage(_) => self.filtered.clone(),
+        };
         Opened {
             driver,
             body: Body::Storage(storage),
+            filtered,
             ..self
         }
     }
@@ -125,7 +133,11 @@ impl Opened {
                     read_only: !self.writable,
                     ..RawOptions::default()
                 };
-                Ok(Raw::open_as(self.driver, storage, options)?)
+                let raw = Raw::open_as(self.driver, storage, options)?;
+                Ok(match self.filtered {
+                    Some(device) => Filter::new(raw, device),
+                    None => raw,
+                })
             }
         }
     }

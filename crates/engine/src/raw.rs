@@ -2,11 +2,13 @@
 //!
 //! Requests inside the device go straight to the storage: no task, no copy, no
 //! state of their own. Only a write that makes the device grow takes a task,
-//! because the new size is known only once the write has succeeded.
+//! because the new size is known only once the write has succeeded; and, where a
+//! debugger listens below, what it has to be told of first.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{BlockStatus, Event, WriteFlags, ZeroFlags, spawn};
 
 use crate::qcow2::create::{Preallocation, write::space};
@@ -34,6 +36,8 @@ pub struct RawOptions {
 #[derive(Debug)]
 pub struct Raw {
     storage: Arc<dyn Storage>,
+    /// Who wants to be told of events, if somebody does.
+    debugger: Option<Arc<Debugger>>,
     /// The storage's name, for all who ask where bytes lie.
     name: Arc<str>,
     format: &'static str,
@@ -71,6 +75,8 @@ impl Raw {
         let read_only = options.read_only || storage.capabilities().read_only;
         Ok(Arc::new(Raw {
             name: storage.name().into(),
+            // As in QEMU only the format tells of what it does.
+            debugger: storage.debugger().filter(|_| format == "raw"),
             storage,
             format,
             offset_bytes: options.offset_bytes,
@@ -79,6 +85,25 @@ impl Raw {
             read_only,
             changed: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// Makes a request of the storage; who watches it is told of `events` before.
+    #[inline]
+    fn telling<T: 'static>(
+        &self,
+        events: &'static [Event],
+        request: impl FnOnce(&Arc<dyn Storage>) -> Io<T> + 'static,
+    ) -> Io<T> {
+        let Some(debugger) = self.debugger.clone() else {
+            return request(&self.storage);
+        };
+        let storage = self.storage.clone();
+        Io::task(spawn(async move {
+            for &event in events {
+                debugger.reached(event).await;
+            }
+            request(&storage).await
         }))
     }
 
@@ -193,19 +218,6 @@ impl Raw {
     }
 }
 
-/// Flushes a storage; who watches it is told before.
-fn flush(storage: &Arc<dyn Storage>) -> Io<()> {
-    let Some(debugger) = storage.debugger() else {
-        return storage.flush();
-    };
-    let storage = storage.clone();
-    Io::task(spawn(async move {
-        debugger.reached(Event::FlushToOs).await;
-        debugger.reached(Event::FlushToDisk).await;
-        storage.flush().await
-    }))
-}
-
 /// The size of the window that `options` name, checked against the storage.
 fn window_size(storage: &dyn Storage, options: &RawOptions) -> Result<u64> {
     let len_bytes = storage.len_bytes()?;
@@ -281,9 +293,11 @@ impl BlockDevice for Raw {
             return Io::ready(Err(error));
         }
         let buffers = Buffers::from_buf([buffer]);
-        self.storage
-            .read(self.offset_bytes + offset_bytes, buffers)
-            .into_single()
+        let at_bytes = self.offset_bytes + offset_bytes;
+        self.telling(&[Event::ReadAio], move |storage| {
+            storage.read(at_bytes, buffers)
+        })
+        .into_single()
     }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
@@ -294,9 +308,10 @@ impl BlockDevice for Raw {
         };
         let buffers = Buffers::from_buf([buffer]);
         let flags = WriteFlags { fua: flags.fua };
-        let request = self
-            .storage
-            .write(self.offset_bytes + offset_bytes, buffers, flags);
+        let at_bytes = self.offset_bytes + offset_bytes;
+        let request = self.telling(&[Event::WriteAio], move |storage| {
+            storage.write(at_bytes, buffers, flags)
+        });
         match grows {
             true => self.grow_after(offset_bytes + len_bytes, request.into_single()),
             false => request.into_single(),
@@ -338,7 +353,9 @@ impl BlockDevice for Raw {
     fn flush(&self) -> Io<()> {
         match self.read_only {
             true => Io::ready(Ok(())),
-            false => flush(&self.storage),
+            false => self.telling(&[Event::FlushToOs, Event::FlushToDisk], |storage| {
+                storage.flush()
+            }),
         }
     }
 
@@ -437,6 +454,39 @@ mod tests {
         let storage = Arc::new(MemStorage::with_bytes(bytes.to_vec()));
         let raw = Raw::open(storage.clone(), options).expect("a valid window");
         (storage, raw)
+    }
+
+    #[test]
+    fn a_debugger_below_is_told_of_reads_and_writes() {
+        use vellum_storage::nodes::debug::{Action, DebugStorage, Injection, Limits, Rule};
+        for (event, format, failing) in [
+            (Event::ReadAio, "raw", [true, false]),
+            (Event::WriteAio, "raw", [false, true]),
+            (Event::WriteAio, "blkdebug", [false, false]),
+        ] {
+            let injection = Injection {
+                errno: 5,
+                kind: None,
+                sector: None,
+                once: true,
+                immediately: true,
+            };
+            let rule = Rule {
+                event,
+                state: 0,
+                action: Action::Inject(injection),
+            };
+            let memory = Arc::new(MemStorage::with_bytes(vec![7; 1024]));
+            let debugger = Debugger::new(vec![rule], |_| ());
+            let debug = Arc::new(DebugStorage::new(memory, debugger, Limits::default()));
+            let raw = Raw::open_as(format, debug, RawOptions::default()).expect("whole");
+            run(async move {
+                let read = raw.read(0, Buffer::zeroed(512)).await.is_err();
+                let ones = Buffer::copy_of(&[1; 512]);
+                let write = raw.write(0, ones, RequestFlags::default()).await.is_err();
+                assert_eq!([read, write], failing, "{event:?} under {format}");
+            });
+        }
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //! short scripts with every cut that there is.
 
 use vellum::qcow2::create::Preallocation;
-use vellum_sim::cut::Cut;
+use vellum_sim::cut::{Cut, Kept};
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
 use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteCompressed, WriteZeroes};
 use vellum_sim::scenario::Step::{Start, Wait};
 use vellum_sim::scenario::{
-    Amendment, Backing, Crash, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story,
+    Amendment, Backing, Change, Crash, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story,
 };
 use vellum_sim::storage::Traits;
 use vellum_sim::{Explorer, engine};
@@ -311,6 +311,40 @@ fn tables_that_a_crash_leaves_counted_too_often_can_be_amended() {
                 crash: None,
             },
         ],
+    };
+    vellum_sim::replay(&engine(), &story).unwrap();
+}
+
+#[test]
+fn the_refcount_table_does_not_move_as_a_snapshot_of_nothing_comes_into_force() {
+    let story = Story {
+        image: ImageOptions {
+            size_bytes: 33792,
+            ..image()
+        },
+        setup: vec![],
+        preparations: vec![Preparation::Snapshot, Preparation::FullTable(3)],
+        legs: vec![Leg {
+            steps: vec![
+                Step::Snapshot(Change::Take),
+                Start(Write {
+                    offset: 27648,
+                    len: 512,
+                    fua: false,
+                }),
+            ],
+            schedule_seed: 1_698_509_022_606_955_041,
+            crash: Some(Crash {
+                step: 25,
+                cut: Cut {
+                    kept: vec![Kept {
+                        record: 2,
+                        sectors: vec![0..1],
+                        grows: true,
+                    }],
+                },
+            }),
+        }],
     };
     vellum_sim::replay(&engine(), &story).unwrap();
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, Source, chain, error_text, open_device};
 use vellum_jobs::commit::{CommitError, CommitOptions, commit};
 use vellum_storage::error::errno_text;
 use vellum_storage::lane;
@@ -147,7 +147,7 @@ async fn work(
     let closed = close(&base).await.and(close(&top).await);
     committed.map_err(|error| {
         hint::about_space(&base_spec.name, error.cause(), Some(teller.left_bytes));
-        failure(error)
+        failure(spec, error)
     })?;
     closed?;
     if !arguments.quiet {
@@ -194,14 +194,15 @@ async fn close(device: &Arc<dyn BlockDevice>) -> Result<(), Failure> {
     closed.map_err(|error| Failure::Message(error_text(&error)))
 }
 
-fn failure(error: CommitError) -> Failure {
+fn failure(spec: &ImageSpec, error: CommitError) -> Failure {
     let cause = errno_text(error.cause().errno());
     Failure::Message(match error {
         CommitError::Empty(error) => {
-            format!(
-                "Failed to empty {}: {cause}",
-                error.target_name().unwrap_or("the image")
-            )
+            let name = match &spec.source {
+                Source::Filename(name) if !name.starts_with("json:") => name.as_str(),
+                _ => error.target_name().unwrap_or("the image"),
+            };
+            format!("Failed to empty {name}: {cause}")
         }
         _ => format!("Block job failed: {cause}"),
     })

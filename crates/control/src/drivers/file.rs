@@ -22,6 +22,7 @@ pub(super) async fn open(
         },
         writable: common.writable,
         body: Body::Storage(unlocked.file.clone()),
+        filtered: None,
         files: vec![unlocked],
     })
 }

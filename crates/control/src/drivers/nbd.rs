@@ -57,6 +57,7 @@ pub(super) async fn open(mut options: Options, common: Common, _around: Around) 
     Ok(Opened {
         driver: DRIVER,
         body: Body::Storage(storage),
+        filtered: None,
         files: Vec::new(),
         writable: common.writable,
     })

@@ -38,6 +38,7 @@ pub(super) async fn open(
     Ok(Opened {
         driver,
         body: Body::Storage(Arc::new(storage)),
+        filtered: None,
         files: Vec::new(),
         writable: common.writable,
     })

@@ -49,8 +49,10 @@
 
 mod copy_on_read;
 mod device_storage;
+mod filter;
 mod link;
 
 pub use copy_on_read::CopyOnRead;
 pub use device_storage::DeviceStorage;
+pub use filter::Filter;
 pub use link::{Drained, Link, nothing};

@@ -228,7 +228,14 @@ impl Allocator {
             }
         };
         self.prepare();
+        self.tell_counted().await;
         Ok(allocation)
+    }
+
+    /// Tells the debugger that counts have gone up in memory.
+    pub(super) async fn tell_counted(&self) {
+        reached(&self.refcounts.file, Event::RefblockAlloc).await;
+        reached(&self.refcounts.file, Event::RefblockLoad).await;
     }
 
     pub(super) async fn clear_away(self: &Arc<Self>, obstacle: Obstacle) -> Result<()> {

@@ -208,6 +208,7 @@ impl Image {
         after: Option<HostOffset>,
     ) -> Result<Allocation> {
         self.begin_lazy_refcounts().await?;
+        self.reached(Event::ClusterAlloc).await;
         match self.allocator.allocate_near(1, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(refused_for(what, error)).await),
@@ -460,6 +461,38 @@ impl Image {
             .write(offset_bytes as u64, buffers, WriteFlags::default())
             .await?;
         self.file.flush().await
+    }
+
+    /// As [`Image::write_header_field`], for fields that lead to other metadata from now
+    /// on. If they cannot be written, the `old` ones are written once more.
+    ///
+    /// # Errors
+    /// The first one. The image goes on as it was before if the old fields are there
+    /// again; if even that is not known, it accepts no more changes.
+    pub(crate) async fn switch_header_fields(
+        &self,
+        offset_bytes: usize,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<()> {
+        let _one = self.header_writes.lock().await;
+        let write = |bytes: &[u8]| {
+            let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
+            self.file
+                .write(offset_bytes as u64, buffers, WriteFlags::default())
+        };
+        let Err(error) = write(new).await else {
+            let flushed = self.file.flush().await;
+            return flushed.inspect_err(|error| self.latch(error.clone()));
+        };
+        let taken_back = async {
+            write(old).await?;
+            self.file.flush().await
+        };
+        if taken_back.await.is_err() {
+            self.latch(error.clone());
+        }
+        Err(error)
     }
 
     /// Writes back everything; afterwards all requests that change something fail.

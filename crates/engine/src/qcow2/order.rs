@@ -458,7 +458,7 @@ impl Image {
         Some(ready)
     }
 
-    async fn release_clusters(&self, dropped: Dropped) -> Result<()> {
+    pub(super) async fn release_clusters(&self, dropped: Dropped) -> Result<()> {
         if self.passes_discard(dropped.reason) {
             // A hint: what cannot be looked up now is not punched.
             drop(self.punch_unshared(dropped).await);

@@ -189,7 +189,6 @@ impl Refcounts {
         if self.cache.wants_writeback() {
             self.write_back().await?;
         }
-        reached(&self.file, Event::RefblockLoad).await;
         let read = read_bytes(&self.file, key, self.cache.table_bytes() as u64);
         self.cache.load(key, read).await
     }

@@ -82,6 +82,36 @@ async fn edit(file: &Arc<dyn Storage>, change: impl FnOnce(&mut Vec<SnapshotEntr
 }
 
 #[test]
+fn counts_of_an_empty_disk_stay_where_they_are() {
+    run(async {
+        let (file, case) = image(3, |_| ()).await;
+        let new = read_header(&file).await.unwrap();
+        for name in ["a", "b", "c"] {
+            let image = open(&file, &case).await;
+            take(&image, name).await;
+            image.close().await.unwrap();
+            assert_sound(&file).await;
+        }
+        let taken = read_header(&file).await.unwrap();
+        assert_eq!(taken.refcount_table_offset, new.refcount_table_offset);
+        let image = open(&file, &case).await;
+        image.apply_snapshot(named("a")).await.unwrap();
+        image.delete_snapshot(named("b")).await.unwrap();
+        fill(&image, 1).await;
+        image.close().await.unwrap();
+        assert_sound(&file).await;
+        let places: Vec<u64> = entries(&file)
+            .await
+            .iter()
+            .map(|e| e.l1_table_offset.0)
+            .collect();
+        // Behind the header, the refcount table and block, and the L1 table; the first
+        // snapshot table, after "a", has made room for the L1 table of "c".
+        assert_eq!(places, [4, 5].map(|cluster| cluster * CLUSTER_BYTES));
+    });
+}
+
+#[test]
 fn what_nobody_knows_stays_in_its_entry() {
     run(async {
         let (file, case) = image(3, |_| {}).await;

@@ -33,7 +33,7 @@ pub(super) async fn upgrade(work: &Work) -> Result<()> {
     })?;
     let image = work.open_metadata().await?;
     let clusters = image.geometry.clusters_for(table.len() as u64);
-    let offset = image.allocator.allocate_at_end(clusters).await?;
+    let offset = image.allocate_side_by_side(clusters).await?;
     let bytes = Buffers::from_iter([Buffer::copy_of(&table)]);
     image
         .file

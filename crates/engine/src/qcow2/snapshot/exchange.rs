@@ -5,37 +5,36 @@
 //! - Until that write the image on disk is what it was: a crash wastes the new
 //!   places at most. After it counts, flags and snapshot table are those of the
 //!   change, without an intermediate state.
+//! - Counts stay where they are if nothing that was there before is referred to more or
+//!   less often: then those of new metadata rise before that write, and those of the
+//!   old fall after it.
 //! - Nobody changes the mapping or the counts meanwhile: see [`Image::exclusively`].
 //! - What the exchange sets free is used again only after every read that began
 //!   before it has ended.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use vellum_format::header::field;
 use vellum_format::l1::L1Entry;
-use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::snapshot::{SnapshotEntry, encode_table};
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::buffer::total_len;
 use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
 
-use super::super::alloc::Allocator;
+use super::super::alloc::{Allocator, HeldEnd};
 use super::super::create::write::region;
 use super::super::fault::bad_format;
 use super::super::image::Image;
 use super::super::load::{SnapshotTable, read_bytes};
-use super::super::order::Reason;
-use super::super::refcounts::RefcountTable;
+use super::super::order::{Dropped, Reason};
+use super::counts::Counts;
 use super::places::Places;
-use super::references::{Deltas, References, frees};
+use super::references::{Deltas, too_low};
 
 /// Memory for tables that are read or written at the same time.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
-/// Memory for changes of counts; larger images are gone through several times.
-const MAX_DELTA_BYTES: u64 = 64 << 20;
 /// The fields of the header from the size to the snapshot table.
 const HEADER_FIELDS: Range<usize> = field::SIZE..field::INCOMPATIBLE_FEATURES;
 
@@ -65,31 +64,20 @@ pub(super) struct Change {
     pub(super) reason: Reason,
 }
 
+impl Change {
+    /// Nothing that was there before is referred to more or less often.
+    fn keeps_references(&self) -> bool {
+        self.more.is_empty() && self.fewer.is_empty() && self.left.is_empty()
+    }
+}
+
 /// Metadata in its new places, before the header leads to it.
 struct Exchanged {
     l1: HostOffset,
     snapshots: HostOffset,
     snapshots_bytes: u64,
-    counts: Counts,
-}
-
-/// The refcount structures in their new places.
-struct Counts {
-    table: HostOffset,
-    clusters: u64,
-    entries: Vec<RefcountTableEntry>,
-    /// Old and new place of every block, by what it counts.
-    blocks: Vec<Block>,
-    /// Indexes of those that count something no more that they counted before.
-    freeing: BTreeSet<u64>,
-}
-
-/// A refcount block that moves.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
-    pub(super) index: u64,
-    pub(super) old: HostOffset,
-    pub(super) new: HostOffset,
+    /// `None`: they stay where they are.
+    counts: Option<Counts>,
 }
 
 impl Image {
@@ -130,17 +118,53 @@ impl Image {
         mut places: Places,
     ) -> Result<()> {
         let allocator = self.allocator.clone();
-        let (_held, exchanged) = match self.write_new(&allocator, &mut change, &mut places).await {
+        let (held, exchanged) = match self.write_new(&allocator, &mut change, &mut places).await {
             Ok(written) => written,
             Err(error) => {
                 places.give_back(self).await;
                 return Err(error);
             }
         };
-        self.put_into_force(&change, &exchanged).await?;
+        if let Err(error) = self.put_into_force(&change, &exchanged).await {
+            drop(held);
+            if self.check_latch().is_ok() {
+                places.give_back(self).await;
+            }
+            return Err(error);
+        }
         self.adopt(&change, &exchanged)?;
         self.readers.all_gone().await;
-        self.free_unused(&exchanged.counts, change.reason).await;
+        match &exchanged.counts {
+            Some(counts) => self.free_unused(counts, change.reason).await,
+            None => self.release_metadata(&change).await?,
+        }
+        Ok(())
+    }
+
+    /// Refuses a change that gives back what is not counted.
+    async fn check_counted(&self, change: &Change) -> Result<()> {
+        for cluster in change.metadata.iter().flat_map(|(run, _)| run.clone()) {
+            if self.refcount(HostCluster(cluster)).await? == 0 {
+                return Err(too_low(cluster));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what held metadata before, where counts have not moved.
+    async fn release_metadata(&self, change: &Change) -> Result<()> {
+        for (clusters, by) in &change.metadata {
+            debug_assert_eq!(
+                *by, -1,
+                "only what moves with the counts is referred to more"
+            );
+            self.release_clusters(Dropped {
+                start: HostCluster(clusters.start),
+                count: clusters.end - clusters.start,
+                reason: change.reason,
+            })
+            .await?;
+        }
         Ok(())
     }
 
@@ -150,7 +174,7 @@ impl Image {
         allocator: &'a Allocator,
         change: &mut Change,
         places: &mut Places,
-    ) -> Result<(super::super::alloc::HeldEnd<'a>, Exchanged)> {
+    ) -> Result<(HeldEnd<'a>, Exchanged)> {
         let l1 = self.place_l1(change, places).await?;
         if let (Some(taken), Some(new)) = (&change.taken, change.entries.last_mut()) {
             let clusters = self.geometry.clusters_for(taken.len() as u64 * 8);
@@ -159,17 +183,21 @@ impl Image {
             self.write_l1(new.l1_table_offset, taken, false).await?;
         }
         let (snapshots, snapshots_bytes) = self.place_snapshots(change, places).await?;
-        let (held, mut counts) = self.place_counts(allocator, change, places).await?;
-        self.write_counts(change, &mut counts).await?;
-        let table = &counts.entries;
-        let start = counts.table.bytes();
-        let end = start + counts.clusters * self.geometry.cluster_size_bytes();
-        region(&self.file, start..end, |at, bytes| {
-            fill_words(bytes, at, |index| {
-                table.get(index as usize).map_or(0, |e| e.0)
-            });
-        })
-        .await?;
+        let (held, counts) = match change.keeps_references() {
+            true => {
+                self.check_counted(change).await?;
+                // Else the refcount table could move as the header is written.
+                let held = allocator.hold_end().await;
+                allocator.refcounts.write_back().await?;
+                (held, None)
+            }
+            false => {
+                let (held, mut counts) = self.place_counts(allocator, change, places).await?;
+                self.write_counts(change, &mut counts).await?;
+                self.write_refcount_table(&counts).await?;
+                (held, Some(counts))
+            }
+        };
         self.file.flush().await?;
         let exchanged = Exchanged {
             l1,
@@ -242,156 +270,13 @@ impl Image {
         Ok((place, len_bytes))
     }
 
-    /// Finds places for all refcount blocks and their table. From then on, while the
-    /// end is held, no count changes any more.
-    async fn place_counts<'a>(
-        &self,
-        allocator: &'a Allocator,
-        change: &mut Change,
-        places: &mut Places,
-    ) -> Result<(super::super::alloc::HeldEnd<'a>, Counts)> {
-        let mut found: Vec<HostOffset> = Vec::new();
-        let mut table = (HostOffset::ZERO, 0);
-        loop {
-            let held = allocator.hold_end().await;
-            // Free clusters and such as come from the reserve are counted in memory.
-            allocator.refcounts.write_back().await?;
-            let (clusters, entries, offset) = {
-                let table = allocator.refcounts.table();
-                (table.clusters, table.entries.clone(), table.offset)
-            };
-            let blocks = (0..).zip(self.counting_blocks()?);
-            let old_blocks: Vec<(u64, HostOffset)> = blocks
-                .filter_map(|(index, block)| Some((index, block?)))
-                .collect();
-            if found.len() >= old_blocks.len() && table.1 == clusters {
-                let old = self.clusters_at(offset, clusters * self.geometry.cluster_size_bytes());
-                change.metadata.push((old, -1));
-                let unused = found.split_off(old_blocks.len());
-                let counts = counts_at(table.0, clusters, entries, &old_blocks, &found);
-                let cluster = |at: &HostOffset| at.cluster(&self.geometry).index();
-                let gone = old_blocks.iter().map(|(_, old)| old).chain(&unused);
-                let gone = gone.map(|at| (cluster(at)..cluster(at) + 1, -1));
-                change.metadata.extend(gone);
-                return Ok((held, counts));
-            }
-            drop(held);
-            // What these take may need another block; then there is one more round.
-            let missing = (old_blocks.len() - found.len().min(old_blocks.len())) as u64;
-            places.many(self, missing, &mut found).await?;
-            if table.1 != clusters {
-                if table.1 > 0 {
-                    let first = table.0.cluster(&self.geometry).index();
-                    change.metadata.push((first..first + table.1, -1));
-                }
-                table = (places.run(self, clusters).await?, clusters);
-            }
-        }
-    }
-
-    /// Writes the refcount blocks as the change makes them.
-    async fn write_counts(&self, change: &mut Change, counts: &mut Counts) -> Result<()> {
-        let blocks = counts.blocks.last().map_or(0, |last| last.index + 1);
-        for window in self.windows(blocks) {
-            let known = change.references.take();
-            let mut deltas = match known.filter(|known| *known.clusters() == window) {
-                Some(known) => known,
-                None => self.references(change, window.clone()).await?,
-            };
-            for (clusters, by) in &change.metadata {
-                deltas.add(clusters, *by);
-            }
-            let per_block = self.geometry.refcount_block_entries();
-            let (first, end) = (window.start / per_block, window.end / per_block);
-            for index in first..end {
-                if counts.entries[index as usize].raw_offset() == 0 {
-                    deltas.refuse(index * per_block, &self.geometry)?;
-                }
-            }
-            let inside = counts.blocks.iter();
-            let inside = inside.filter(|block| (first..end).contains(&block.index));
-            let inside: Vec<Block> = inside.copied().collect();
-            for blocks in inside.chunks(self.tables_at_once()) {
-                self.write_blocks(blocks, &deltas, &mut counts.freeing)
-                    .await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn write_blocks(
-        &self,
-        blocks: &[Block],
-        deltas: &Deltas,
-        freeing: &mut BTreeSet<u64>,
-    ) -> Result<()> {
-        let reads = blocks.iter().map(|block| self.read_table(block.old));
-        let mut reads = stream::iter(reads).buffered(self.tables_at_once());
-        let mut written = Vec::with_capacity(blocks.len());
-        for block in blocks {
-            let Some(old) = reads.try_next().await? else {
-                break;
-            };
-            let mut bytes = Buffer::copy_of(&old);
-            let first = block.index * self.geometry.refcount_block_entries();
-            deltas.apply(&mut bytes, first, &self.geometry)?;
-            if frees(&old, &bytes, &self.geometry) {
-                freeing.insert(block.index);
-            }
-            written.push((block.new, bytes));
-        }
-        self.write_tables(written).await
-    }
-
-    /// The clusters that `blocks` refcount blocks count, in parts that memory has
-    /// room for.
-    pub(super) fn windows(&self, blocks: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-        let per_block = self.geometry.refcount_block_entries();
-        let block_bytes = (4 * per_block).max(self.geometry.cluster_size_bytes());
-        let at_once = (MAX_DELTA_BYTES / block_bytes).max(1);
-        let starts = (0..blocks).step_by(at_once as usize);
-        starts.map(move |first| first * per_block..(first + at_once).min(blocks) * per_block)
-    }
-
-    /// How often a window's clusters are referred to more or less than before.
-    pub(super) async fn references(&self, change: &Change, window: Range<u64>) -> Result<Deltas> {
-        let mut references = self.no_references(window)?;
-        for (tables, by) in [(&change.more, 1), (&change.fewer, -1)] {
-            let mut reads = stream::iter(tables.iter().map(|table| self.read_table(*table)))
-                .buffered(self.tables_at_once());
-            while let Some(table) = reads.next().await {
-                references.add(&table?, by)?;
-            }
-        }
-        references.finish()
-    }
-
-    /// No references yet, for clusters of a window.
-    pub(super) fn no_references(&self, window: Range<u64>) -> Result<References> {
-        let blocks = self.counting_blocks()?.len() as u64;
-        let counted = blocks * self.geometry.refcount_block_entries();
-        Ok(References::new(self.geometry, counted, window))
-    }
-
-    /// Where the refcount blocks lie, up to the last one.
-    pub(super) fn counting_blocks(&self) -> Result<Vec<Option<HostOffset>>> {
-        let table = self.allocator.refcounts.table();
-        let last = table.entries.iter().rposition(|e| e.raw_offset() != 0);
-        let entries = &table.entries[..last.map_or(0, |last| last + 1)];
-        let blocks = entries.iter().map(|entry| entry.decode(&self.geometry));
-        blocks
-            .collect::<Result<_, _>>()
-            .map_err(|e| bad_format("snapshot", &e))
-    }
-
     /// Reads an L2 table or a refcount block.
     pub(super) async fn read_table(&self, table: HostOffset) -> Result<Buffer> {
         let cluster_bytes = self.geometry.cluster_size_bytes();
         read_bytes(&self.file, table.bytes(), cluster_bytes).await
     }
 
-    /// Has the header lead to the new metadata. If that fails nobody knows to which
-    /// it leads, and nothing more is written.
+    /// Has the header lead to the new metadata.
     async fn put_into_force(&self, change: &Change, new: &Exchanged) -> Result<()> {
         let header = self.header();
         let mut fields = Vec::with_capacity(HEADER_FIELDS.len());
@@ -399,14 +284,26 @@ impl Image {
         fields.extend(header.crypt_method.number().to_be_bytes());
         fields.extend((change.active.len() as u32).to_be_bytes());
         fields.extend(new.l1.bytes().to_be_bytes());
-        fields.extend(new.counts.table.bytes().to_be_bytes());
-        fields.extend((new.counts.clusters as u32).to_be_bytes());
+        let (table, clusters) = self.counts_of(new);
+        fields.extend(table.bytes().to_be_bytes());
+        fields.extend((clusters as u32).to_be_bytes());
         fields.extend((change.entries.len() as u32).to_be_bytes());
         fields.extend(new.snapshots.bytes().to_be_bytes());
         debug_assert_eq!(fields.len(), HEADER_FIELDS.len());
-        self.write_header_field(HEADER_FIELDS.start, &fields)
+        let old = read_bytes(&self.file, 0, HEADER_FIELDS.end as u64).await?;
+        self.switch_header_fields(HEADER_FIELDS.start, &old[HEADER_FIELDS], &fields)
             .await
-            .inspect_err(|error| self.latch(error.clone()))
+    }
+
+    /// Where the refcount table lies, and how long it is.
+    fn counts_of(&self, new: &Exchanged) -> (HostOffset, u64) {
+        match &new.counts {
+            Some(counts) => (counts.table, counts.clusters),
+            None => {
+                let table = self.allocator.refcounts.table();
+                (table.offset, table.clusters)
+            }
+        }
     }
 
     /// Takes the new metadata into use.
@@ -415,23 +312,16 @@ impl Image {
         for &table in &change.left {
             self.forget_slices(table);
         }
-        let refcounts = &self.allocator.refcounts;
-        let counts = &new.counts;
-        *refcounts.table() =
-            RefcountTable::new(counts.table, counts.clusters, counts.entries.clone());
-        let cluster_bytes = self.geometry.cluster_size_bytes();
-        for block in &counts.blocks {
-            for inside in (0..cluster_bytes).step_by(refcounts.cache.table_bytes()) {
-                refcounts.cache.forget(block.old.bytes() + inside);
-                refcounts.cache.forget(block.new.bytes() + inside);
-            }
+        if let Some(counts) = &new.counts {
+            self.adopt_counts(counts);
         }
+        let (counts, counts_clusters) = self.counts_of(new);
         self.change_header(|header| {
             header.size_bytes = change.size_bytes;
             header.l1_entries = change.active.len() as u32;
             header.l1_table_offset = new.l1;
-            header.refcount_table_offset = counts.table;
-            header.refcount_table_clusters = counts.clusters as u32;
+            header.refcount_table_offset = counts;
+            header.refcount_table_clusters = counts_clusters as u32;
             header.snapshot_count = change.entries.len() as u32;
             header.snapshots_offset = new.snapshots;
         });
@@ -446,95 +336,10 @@ impl Image {
         }
         Ok(())
     }
-
-    /// Gives the clusters that have become unused to the allocator, and their space to
-    /// the storage where that is wanted. What cannot be read is found when the image is
-    /// opened again.
-    async fn free_unused(&self, counts: &Counts, reason: Reason) {
-        let blocks = counts.blocks.iter();
-        let freeing = blocks.filter(|block| counts.freeing.contains(&block.index));
-        let mut reads = stream::iter(freeing.map(|block| self.freed_in(*block)))
-            .buffered(self.tables_at_once().div_ceil(2));
-        let mut run = 0..0;
-        while let Some(freed) = reads.next().await {
-            for clusters in freed.unwrap_or_default() {
-                if clusters.start == run.end {
-                    run.end = clusters.end;
-                } else {
-                    self.free_run(run, reason).await;
-                    run = clusters;
-                }
-            }
-        }
-        self.free_run(run, reason).await;
-    }
-
-    async fn free_run(&self, run: Range<u64>, reason: Reason) {
-        if run.is_empty() {
-            return;
-        }
-        let cluster_bytes = self.geometry.cluster_size_bytes();
-        let bytes = run.start * cluster_bytes..run.end * cluster_bytes;
-        self.compressed.kept.forget(bytes);
-        if self.passes_discard(reason) {
-            self.punch(run.clone()).await;
-        }
-        self.allocator.note_free(run);
-    }
-
-    /// The clusters that a block counts no more.
-    async fn freed_in(&self, block: Block) -> Result<Vec<Range<u64>>> {
-        let old = self.read_table(block.old).await?;
-        let new = self.read_table(block.new).await?;
-        let order = self.geometry.refcount_order;
-        let first = block.index * self.geometry.refcount_block_entries();
-        let mut freed: Vec<Range<u64>> = Vec::new();
-        for index in 0..self.geometry.refcount_block_entries() {
-            let count = |block: &[u8]| vellum_format::refcount::get(block, order, index as usize);
-            if count(&new) > 0 || count(&old) == 0 {
-                continue;
-            }
-            let cluster = first + index;
-            match freed.last_mut() {
-                Some(last) if last.end == cluster => last.end += 1,
-                _ => freed.push(cluster..cluster + 1),
-            }
-        }
-        Ok(freed)
-    }
-
-    /// The refcount of a cluster, in memory or on disk.
-    pub(super) async fn count_of(&self, table: HostOffset) -> Result<u64> {
-        let cluster = table.cluster(&self.geometry).index();
-        self.refcount(HostCluster(cluster)).await
-    }
-}
-
-fn counts_at(
-    table: HostOffset,
-    clusters: u64,
-    mut entries: Vec<RefcountTableEntry>,
-    old_blocks: &[(u64, HostOffset)],
-    found: &[HostOffset],
-) -> Counts {
-    let pairs = old_blocks.iter().zip(found);
-    let blocks: Vec<Block> = pairs
-        .map(|(&(index, old), &new)| Block { index, old, new })
-        .collect();
-    for block in &blocks {
-        entries[block.index as usize] = RefcountTableEntry::new(block.new);
-    }
-    Counts {
-        table,
-        clusters,
-        entries,
-        blocks,
-        freeing: BTreeSet::new(),
-    }
 }
 
 /// Fills a part of a table of words that begins `at` bytes into it.
-fn fill_words(bytes: &mut [u8], at: u64, word: impl Fn(u64) -> u64) {
+pub(super) fn fill_words(bytes: &mut [u8], at: u64, word: impl Fn(u64) -> u64) {
     for (index, place) in (at / 8..).zip(bytes.chunks_exact_mut(8)) {
         place.copy_from_slice(&word(index).to_be_bytes());
     }

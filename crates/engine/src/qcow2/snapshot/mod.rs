@@ -13,6 +13,7 @@
 //! no cluster is counted or freed. Reads go on; a read beside an apply sees, sector by
 //! sector, the old content or the snapshot's.
 
+mod counts;
 mod exchange;
 mod places;
 mod references;

@@ -10,6 +10,18 @@ use vellum_storage::Result;
 use super::super::alloc::Allocation;
 use super::super::image::Image;
 
+impl Image {
+    /// Allocates `count` clusters side by side.
+    pub(crate) async fn allocate_side_by_side(&self, count: u64) -> Result<HostOffset> {
+        let taken = self.allocate(count).await?;
+        if taken.clusters == count {
+            return Ok(taken.start);
+        }
+        self.give_back_unless(false, Some(taken)).await;
+        self.allocator.allocate_at_end(count).await
+    }
+}
+
 /// Clusters that were allocated for a change. Until the change has come about
 /// nothing leads to them.
 #[derive(Debug, Default)]
@@ -55,13 +67,7 @@ impl Places {
         if count == 0 {
             return Ok(HostOffset::ZERO);
         }
-        let taken = image.allocate(count).await?;
-        if taken.clusters == count {
-            self.note(image, taken.start, count);
-            return Ok(taken.start);
-        }
-        image.give_back_unless(false, Some(taken)).await;
-        let start = image.allocator.allocate_at_end(count).await?;
+        let start = image.allocate_side_by_side(count).await?;
         self.note(image, start, count);
         Ok(start)
     }

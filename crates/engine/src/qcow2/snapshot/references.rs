@@ -271,7 +271,7 @@ pub(super) fn frees(old: &[u8], new: &[u8], geometry: &Geometry) -> bool {
     (0..geometry.refcount_block_entries()).any(|at| count(new, at) == 0 && count(old, at) > 0)
 }
 
-fn too_low(cluster: u64) -> Error {
+pub(super) fn too_low(cluster: u64) -> Error {
     let message = format!("the refcount of cluster {cluster} is too low");
     corrupt("snapshot", message)
 }

@@ -8,11 +8,15 @@
 //! Invariant: of two writes that share a block of the alignment without
 //! overlapping, none undoes the other: whoever reads a block to write it back
 //! holds it, and so does every write that is smaller.
+//!
+//! A flush with no change before it that an earlier one has not covered is passed on,
+//! but no rule strikes it: in QEMU such a flush does not come to the node.
 
 mod limits;
 mod rules;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::align::{Alignment, RangeLocks, gather, scatter};
@@ -202,6 +206,10 @@ struct Core {
     listens: bool,
     /// Blocks that are being read to be written back, and writes inside blocks.
     blocks: RangeLocks,
+    /// Changing requests that have ended, well or not.
+    changes: AtomicU64,
+    /// As many of them had ended when the last good flush began.
+    flushed: AtomicU64,
 }
 
 impl DebugStorage {
@@ -238,6 +246,8 @@ impl DebugStorage {
                 limits,
                 listens,
                 blocks: RangeLocks::default(),
+                changes: AtomicU64::new(0),
+                flushed: AtomicU64::new(0),
             }),
         }
     }
@@ -257,6 +267,23 @@ impl Core {
             request_bytes: self.limits.align_bytes.try_into().unwrap_or(1 << 30),
             memory_bytes: 1,
         }
+    }
+
+    /// Does what may change something, and notes that it was done.
+    async fn changing<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let result = work.await;
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        result
+    }
+
+    async fn flush(&self) -> Result<()> {
+        let changes = self.changes.load(Ordering::Acquire);
+        if changes != self.flushed.load(Ordering::Acquire) {
+            self.check(RequestKind::Flush, "flush", &(0..0)).await?;
+        }
+        self.inner.flush().await?;
+        self.flushed.fetch_max(changes, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Fails if a rule strikes the request.
@@ -432,7 +459,7 @@ impl Core {
 }
 
 impl Storage for DebugStorage {
-    pass_on!(name, len_bytes, allocate, truncate, allocated_bytes, close);
+    pass_on!(name, len_bytes, allocated_bytes, close);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
@@ -446,22 +473,36 @@ impl Storage for DebugStorage {
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
-        self.start(|core| async move { core.write(offset_bytes, buffers, flags).await })
+        self.start(|core| async move {
+            core.changing(core.write(offset_bytes, buffers, flags))
+                .await
+        })
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
-        self.start(|core| async move { core.write_zeroes(offset_bytes, len_bytes, flags).await })
+        self.start(|core| async move {
+            core.changing(core.write_zeroes(offset_bytes, len_bytes, flags))
+                .await
+        })
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.start(|core| async move { core.discard(offset_bytes, len_bytes).await })
+        self.start(|core| async move { core.changing(core.discard(offset_bytes, len_bytes)).await })
+    }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.start(|core| async move {
+            core.changing(core.inner.allocate(offset_bytes, len_bytes))
+                .await
+        })
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        self.start(|core| async move { core.changing(core.inner.truncate(len_bytes)).await })
     }
 
     fn flush(&self) -> Io<()> {
-        self.start(|core| async move {
-            core.check(RequestKind::Flush, "flush", &(0..0)).await?;
-            core.inner.flush().await
-        })
+        self.start(|core| async move { core.flush().await })
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {

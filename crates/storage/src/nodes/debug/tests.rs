@@ -116,3 +116,42 @@ fn a_breakpoint_holds_until_it_is_resumed() {
     assert!(!debugger.is_suspended("a") && !debugger.remove_breakpoints("a"));
     assert_eq!(memory.snapshot()[..1024], [1; 1024]);
 }
+
+#[test]
+fn no_rule_strikes_a_flush_of_nothing() {
+    let rule = always(Event::None, RequestKind::Flush, None);
+    let (_, debug) = storage(vec![rule], Limits::default());
+    block_on(async {
+        debug.flush().await.unwrap();
+        debug.read(0, ones(512)).await.unwrap();
+        debug.flush().await.unwrap();
+        debug.discard(0, 512).await.unwrap();
+        assert_eq!(debug.flush().await.unwrap_err().errno(), libc::ENOSPC);
+    });
+    // A change that fails may have changed something too.
+    let rules = vec![
+        always(Event::None, RequestKind::Flush, None),
+        always(Event::None, RequestKind::Write, None),
+    ];
+    let (_, debug) = storage(rules, Limits::default());
+    block_on(async {
+        let failed = debug.write(0, ones(512), WriteFlags::default()).await;
+        assert!(failed.is_err());
+        assert!(debug.flush().await.is_err());
+    });
+}
+
+#[test]
+fn a_good_flush_covers_what_was_done_before() {
+    let rule = always(Event::L1Update, RequestKind::Flush, None);
+    let (_, debug) = storage(vec![rule], Limits::default());
+    block_on(async {
+        let flags = WriteFlags::default();
+        debug.write(0, ones(512), flags).await.unwrap();
+        debug.flush().await.unwrap();
+        debug.debugger().unwrap().reached(Event::L1Update).await;
+        debug.flush().await.unwrap();
+        debug.truncate(32768).await.unwrap();
+        assert!(debug.flush().await.is_err());
+    });
+}
