@@ -1,0 +1,250 @@
+//! A folder with images, daemons in it, and scripts for both.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub const NAME: &str = "qemu-storage-daemon";
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A folder with a chain of images, `b`, `m` on it and `t` on that, and an image `o` to put
+/// over others.
+pub struct Place {
+    pub folder: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        let folder = tempfile::tempdir().expect("a folder");
+        symlink(env!("CARGO_BIN_EXE_vellum"), folder.path().join(NAME)).expect("a link");
+        let place = Place { folder };
+        place.img("create -q -f qcow2 b 1M");
+        place.img("create -q -f qcow2 -b b -F qcow2 m");
+        place.img("create -q -f qcow2 -b m -F qcow2 t");
+        place.img("create -q -f qcow2 o 1M");
+        place.io("t", &["write -P 1 0 128k"]);
+        place.io("m", &["write -P 2 64k 128k"]);
+        place.io("b", &["write -P 3 128k 256k"]);
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn must(&self, program: &str, words: &[&str]) -> String {
+        let output = Command::new(program)
+            .current_dir(self.folder.path())
+            .args(words)
+            .output()
+            .expect("the program of `cargo xtask setup`");
+        assert!(output.status.success(), "{program} {words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub fn img(&self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        self.must("qemu-img", &words);
+    }
+
+    /// Has the real `qemu-io` do something with an image; no pattern may fail.
+    pub fn io(&self, name: &str, commands: &[&str]) {
+        let mut words = Vec::new();
+        if name.starts_with("nbd") {
+            words.extend(["-f", "raw"]);
+        }
+        words.extend(commands.iter().flat_map(|command| ["-c", command]));
+        words.push(name);
+        let said = self.must("qemu-io", &words);
+        assert!(!said.contains("failed"), "{said}");
+    }
+
+    /// Starts a daemon that is asked through its standard input.
+    pub fn start(&self, program: &Path, words: &[&str]) -> Daemon {
+        let mut child = Command::new(program)
+            .current_dir(self.folder.path())
+            .args(["--chardev", "stdio,id=m", "--monitor", "m"])
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program runs");
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut daemon = Daemon {
+            input: child.stdin.take(),
+            child,
+            lines,
+            answers: Vec::new(),
+            events: Vec::new(),
+        };
+        let greeting = daemon.next().expect("a greeting");
+        assert!(greeting.get("QMP").is_some(), "{greeting}");
+        daemon.ask("qmp_capabilities", json!({}));
+        daemon
+    }
+
+    pub fn ours(&self, words: &[&str]) -> Daemon {
+        self.start(&self.path(NAME), words)
+    }
+}
+
+/// A daemon with what it has said.
+pub struct Daemon {
+    pub child: Child,
+    pub input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    answers: Vec<Value>,
+    events: Vec<Value>,
+}
+
+impl Daemon {
+    /// The next message, if there comes one.
+    pub fn next(&mut self) -> Option<Value> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(serde_json::from_str(&line).expect("JSON")),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("nothing comes; so far: {:?}", self.events),
+        }
+    }
+
+    pub fn send(&mut self, text: &str) {
+        let input = self.input.as_mut().expect("a pipe");
+        input.write_all(text.as_bytes()).expect("it listens");
+    }
+
+    /// The answer to what was sent; events before it are kept.
+    pub fn answer(&mut self) -> Value {
+        loop {
+            let mut message = self.next().expect("an answer");
+            let Some(members) = message.as_object_mut() else {
+                panic!("{message}")
+            };
+            if members.remove("timestamp").is_none() {
+                self.answers.push(message.clone());
+                return message;
+            }
+            self.events.push(message);
+        }
+    }
+
+    pub fn ask(&mut self, command: &str, arguments: Value) -> Value {
+        let request = json!({"execute": command, "arguments": arguments});
+        self.send(&format!("{request}\n"));
+        self.answer()
+    }
+
+    /// As [`Daemon::ask`]; it must succeed.
+    pub fn must(&mut self, command: &str, arguments: Value) -> Value {
+        let mut answer = self.ask(command, arguments);
+        assert!(answer.get("return").is_some(), "{command}: {answer}");
+        answer["return"].take()
+    }
+
+    /// Waits until a job gets into a state, now or earlier.
+    pub fn wait(&mut self, id: &str, status: &str) {
+        let wanted = json!({"status": status, "id": id});
+        while !self.events.iter().any(|event| event["data"] == wanted) {
+            let mut message = self.next().expect("an event");
+            message
+                .as_object_mut()
+                .expect("an object")
+                .remove("timestamp");
+            self.events.push(message);
+        }
+    }
+
+    /// Ends it; what it has said.
+    pub fn end(mut self) -> (Vec<Value>, Vec<Value>) {
+        self.ask("quit", json!({}));
+        self.wait_for_exit();
+        (
+            std::mem::take(&mut self.answers),
+            std::mem::take(&mut self.events),
+        )
+    }
+
+    pub fn wait_for_exit(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                assert!(status.success(), "{status}");
+                return;
+            }
+            assert!(Instant::now() < end, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It has ended already, unless a test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A step of a script.
+pub enum Step {
+    Ask(&'static str, Value),
+    /// A text that is no proper request.
+    Say(&'static str),
+    /// Until a job is in a state.
+    Wait(&'static str, &'static str),
+}
+
+use Step::{Ask, Say, Wait};
+
+/// Plays a script with both daemons, in a folder each: they must say the same.
+pub fn same(words: &[&str], script: &[Step]) {
+    let play = |real: bool| {
+        let place = Place::new();
+        let program = match real {
+            true => PathBuf::from(NAME),
+            false => place.path(NAME),
+        };
+        let mut daemon = place.start(&program, words);
+        for step in script {
+            match step {
+                Ask(command, arguments) => drop(daemon.ask(command, arguments.clone())),
+                Say(text) => {
+                    daemon.send(&format!("{text}\n"));
+                    daemon.answer();
+                }
+                Wait(id, status) => daemon.wait(id, status),
+            }
+        }
+        daemon.end()
+    };
+    let ((our_answers, our_events), (answers, events)) = (play(false), play(true));
+    for (at, (ours, theirs)) in our_answers.iter().zip(&answers).enumerate() {
+        assert_eq!(ours, theirs, "answer {at}");
+    }
+    assert_eq!(our_events, events);
+}
+
+pub fn add(name: &str, file: &str, backing: Value) -> Step {
+    let mut options = json!({
+        "driver": "qcow2",
+        "node-name": name,
+        "file": {"driver": "file", "filename": file},
+    });
+    if backing != json!("") {
+        options["backing"] = backing;
+    }
+    Ask("blockdev-add", options)
+}
