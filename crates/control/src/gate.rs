@@ -72,7 +72,10 @@ impl FileGate {
             policy: self.policy,
             place: self.place,
         };
-        let opened = open::open_below(open::node_options(&spec)?, &around).await;
+        let opened = match open::node_options(&spec) {
+            Ok(options) => open::open_below(options, &around).await,
+            Err(error) => Err(error),
+        };
         opened.map_err(|error| error.context("open", "Could not open backing file"))
     }
 

@@ -252,8 +252,7 @@ fn spec_from(words: &Words) -> Outcome<ImageSpec> {
 /// The options of the image called `path`, with others over them.
 fn named(path: &str, over: &Options) -> Result<Options> {
     let mut options = match over.get_text("driver") {
-        None => ImageSpec::filename(path).options()?,
-        Some(_) => {
+        Some(_) if !path.starts_with("json:") => {
             let mut place = String::new();
             while let Some(driver) = over.get_text(&format!("{place}driver"))
                 && ON_A_FILE.contains(&driver)
@@ -266,6 +265,7 @@ fn named(path: &str, over: &Options) -> Result<Options> {
             }
             options
         }
+        _ => ImageSpec::filename(path).options()?,
     };
     for (key, value) in over.iter() {
         options.set(key, value.clone());

@@ -378,6 +378,16 @@ fn throttled_requests_take_their_time() {
 }
 
 #[test]
+fn options_win_over_those_of_a_description() {
+    let twins = Twins::new();
+    for driver in ["", "\"driver\":\"raw\","] {
+        let open = format!("open -o driver=qcow2 json:{{{driver}\"file.filename\":\"disk\"}}");
+        let answer = twins.same(&[], &[&open, "info"]);
+        assert_eq!(answer.output[0], "format name: qcow2");
+    }
+}
+
+#[test]
 fn a_reopen_changes_what_may_change() {
     let twins = Twins::new();
     let commands = [
