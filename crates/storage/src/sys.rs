@@ -349,11 +349,21 @@ pub(crate) enum LockAction {
 
 /// An open-file-description lock on one byte. `Err(EAGAIN)` means a conflict.
 pub(crate) fn lock_byte(fd: RawFd, at_bytes: u64, action: LockAction) -> Result<(), Errno> {
+    lock(fd, at_bytes, 1, action)
+}
+
+/// Gives up every lock of an open file description.
+pub(crate) fn unlock(fd: RawFd) {
+    // A length of 0 reaches to the end of any file. What has no locks may refuse.
+    let _ = lock(fd, 0, 0, LockAction::Release);
+}
+
+fn lock(fd: RawFd, at_bytes: u64, len_bytes: i64, action: LockAction) -> Result<(), Errno> {
     // SAFETY: `flock` is plain old data, for which zero bytes are a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_whence = libc::SEEK_SET as i16;
     lock.l_start = at_bytes as i64;
-    lock.l_len = 1;
+    lock.l_len = len_bytes;
     let (kind, command) = match action {
         LockAction::Share => (libc::F_RDLCK, libc::F_OFD_SETLK),
         LockAction::Release => (libc::F_UNLCK, libc::F_OFD_SETLK),

@@ -452,3 +452,31 @@ impl fmt::Debug for FileStorage {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn locks_end_with_the_storage_even_if_the_kernel_still_holds_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, [0; 512]).expect("a file");
+        let alone = FileOptions {
+            permissions: Some(Permissions {
+                used: PermissionSet::WRITE,
+                shared: PermissionSet::NONE,
+            }),
+            ..FileOptions::default()
+        };
+        let first = FileStorage::open(&path, &alone).expect("the file");
+        let held = first.file.descriptor.as_fd().try_clone_to_owned();
+        let refused = FileStorage::open(&path, &alone).expect_err("it is locked");
+        assert_eq!(refused.kind(), ErrorKind::Locked);
+        drop(first);
+        FileStorage::open(&path, &alone).expect("nobody uses it");
+        drop(held);
+    }
+}

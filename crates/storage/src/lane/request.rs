@@ -36,10 +36,14 @@ impl Descriptor {
 
     /// Only a name, for calls that make a descriptor.
     pub(crate) fn none(name: String) -> Self {
+        Self::of(None, name, 1)
+    }
+
+    fn of(fd: Option<OwnedFd>, name: String, read_unit_bytes: u32) -> Self {
         Descriptor {
-            fd: None,
+            fd,
             name,
-            read_unit_bytes: 1,
+            read_unit_bytes,
             flush_errno: AtomicI32::new(0),
             changes: AtomicU64::new(1),
             durable_changes: AtomicU64::new(0),
@@ -48,11 +52,7 @@ impl Descriptor {
 
     /// A descriptor for direct I/O in units of `read_unit_bytes`.
     pub(crate) fn direct(fd: OwnedFd, name: impl Into<String>, read_unit_bytes: u32) -> Self {
-        Descriptor {
-            fd: Some(fd),
-            read_unit_bytes,
-            ..Self::none(name.into())
-        }
+        Self::of(Some(fd), name.into(), read_unit_bytes)
     }
 
     /// The descriptor's name.
@@ -71,6 +71,16 @@ impl Descriptor {
     /// The raw descriptor, valid as long as `self`; -1 if there is none.
     pub(crate) fn raw(&self) -> RawFd {
         self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+impl Drop for Descriptor {
+    /// Locks would else stay until the kernel lets go of the file, which it holds a moment
+    /// longer than the last request says; who opens it anew at once would be refused.
+    fn drop(&mut self) {
+        if let Some(fd) = &self.fd {
+            sys::unlock(fd.as_raw_fd());
+        }
     }
 }
 
