@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use place::Step::{Ask, Say, Wait};
-use place::{Place, Step, add, same};
+use place::{Daemon, Place, Step, add, qcow2, same};
 
 #[test]
 fn what_is_no_request_is_answered_alike() {
@@ -263,20 +263,21 @@ const EXPORT: &[&str] = &[
 ];
 const URI: &str = "nbd+unix:///?socket=sock";
 
+/// Puts the image `o` over the exported one, as the node `over`.
+fn put_over(daemon: &mut Daemon) {
+    daemon.must("blockdev-add", qcow2("over", "o", json!(null)));
+    daemon.must(
+        "blockdev-snapshot",
+        json!({"node": "base", "overlay": "over"}),
+    );
+}
+
 #[test]
 fn a_client_goes_on_over_a_snapshot_and_its_commit() {
     let place = Place::new();
     let mut daemon = place.ours(EXPORT);
     place.io(URI, &["write -P 5 0 64k"]);
-    let over = json!({
-        "driver": "qcow2", "node-name": "over", "backing": null,
-        "file": {"driver": "file", "filename": "o"},
-    });
-    daemon.must("blockdev-add", over);
-    daemon.must(
-        "blockdev-snapshot",
-        json!({"node": "base", "overlay": "over"}),
-    );
+    put_over(&mut daemon);
     place.io(URI, &["read -P 5 0 64k", "write -P 6 32k 64k"]);
     daemon.must("block-commit", json!({"device": "over", "job-id": "j"}));
     daemon.wait("j", "ready");
@@ -310,24 +311,12 @@ fn a_client_goes_on_over_a_snapshot_and_its_commit() {
 fn a_commit_that_is_killed_costs_nothing() {
     let place = Place::new();
     let mut daemon = place.ours(EXPORT);
-    let over = json!({
-        "driver": "qcow2", "node-name": "over", "backing": null,
-        "file": {"driver": "file", "filename": "o"},
-    });
-    daemon.must("blockdev-add", over);
-    daemon.must(
-        "blockdev-snapshot",
-        json!({"node": "base", "overlay": "over"}),
-    );
+    put_over(&mut daemon);
     place.io(URI, &["write -P 6 0 1M", "flush"]);
     // Slow enough to be in the middle of it.
     let commit = json!({"device": "over", "job-id": "j", "speed": 65536});
     daemon.must("block-commit", commit);
-    let late = json!({
-        "driver": "qcow2", "node-name": "late", "backing": "base",
-        "file": {"driver": "file", "filename": "t"},
-    });
-    let refused = daemon.ask("blockdev-add", late);
+    let refused = daemon.ask("blockdev-add", qcow2("late", "t", json!("base")));
     let text = "Could not open backing file: Node 'base' is busy: block device is in use by block \
                 job: commit";
     assert_eq!(refused["error"]["desc"], text);

@@ -237,7 +237,8 @@ pub fn same(words: &[&str], script: &[Step]) {
     assert_eq!(our_events, events);
 }
 
-pub fn add(name: &str, file: &str, backing: Value) -> Step {
+/// A qcow2 node over a file; `""` leaves the backing file to the image.
+pub fn qcow2(name: &str, file: &str, backing: Value) -> Value {
     let mut options = json!({
         "driver": "qcow2",
         "node-name": name,
@@ -246,5 +247,9 @@ pub fn add(name: &str, file: &str, backing: Value) -> Step {
     if backing != json!("") {
         options["backing"] = backing;
     }
-    Ask("blockdev-add", options)
+    options
+}
+
+pub fn add(name: &str, file: &str, backing: Value) -> Step {
+    Ask("blockdev-add", qcow2(name, file, backing))
 }

@@ -413,10 +413,7 @@ impl Named {
 
     fn jobs(&self) -> Vec<User> {
         let users = self.uses.iter().map(|one| &one.user);
-        users
-            .filter(|user| matches!(user, User::Job { .. }))
-            .cloned()
-            .collect()
+        users.filter(|user| user.is_job()).cloned().collect()
     }
 
     fn backing_use(&self, name: &str) -> Option<usize> {
@@ -432,7 +429,7 @@ impl Named {
 
     fn blocker_by_job(&self, name: &str) -> Option<String> {
         let users = self.uses.iter();
-        let mut jobs = users.filter(|one| one.node == name && matches!(one.user, User::Job { .. }));
+        let mut jobs = users.filter(|one| one.node == name && one.user.is_job());
         jobs.find_map(Use::blocker)
     }
 

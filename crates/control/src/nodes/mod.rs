@@ -82,14 +82,14 @@ fn invalid(message: impl Into<String>) -> Error {
 }
 
 /// The refusal of a reference that leads nowhere.
-pub(crate) fn unknown(name: &str) -> Error {
+pub fn unknown(name: &str) -> Error {
     invalid(format!(
         "Cannot find device='{name}' nor node-name='{name}'"
     ))
 }
 
 /// The same, where only nodes are looked for.
-fn unknown_node(name: &str) -> Error {
+pub fn unknown_node(name: &str) -> Error {
     invalid(format!("Cannot find device='' nor node-name='{name}'"))
 }
 

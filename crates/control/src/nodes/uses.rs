@@ -25,6 +25,11 @@ pub enum User {
 }
 
 impl User {
+    /// Whether it is a job.
+    pub fn is_job(&self) -> bool {
+        matches!(self, User::Job { .. })
+    }
+
     fn describe(&self) -> String {
         match self {
             User::Node(name) => format!("node '{name}'"),

@@ -8,6 +8,7 @@ use serde_json::Value;
 use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};
 use vellum::{BlockDevice, Error};
 use vellum_control::Nodes;
+use vellum_control::nodes::unknown;
 use vellum_control::qmp::{Arguments, Failure, Outcome};
 
 use super::{Daemon, done};
@@ -43,9 +44,7 @@ impl Named {
 fn image(nodes: &Nodes, node: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
     match nodes.contains(node) {
         true => Ok(nodes.device(node)?),
-        false => Err(Failure::new(format!(
-            "Cannot find device='{node}' nor node-name='{node}'"
-        ))),
+        false => Err(unknown(node).into()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use vellum_control::Nodes;
-use vellum_control::nodes::User;
+use vellum_control::nodes::{User, unknown, unknown_node};
 use vellum_control::qmp::{Arguments, Class, Failure, Outcome};
 use vellum_jobs::job::{Status, Verb, Wish};
 
@@ -11,7 +11,7 @@ use super::super::jobs::active_commit::ActiveCommit;
 use super::super::jobs::commit::Commit;
 use super::super::jobs::stream::{Stream, Streamed};
 use super::super::jobs::{self, Completion, Job, Settings, Stake};
-use super::{Daemon, done};
+use super::{Daemon, done, no_device};
 
 /// Takes what every job is begun with.
 fn take_settings(arguments: &mut Arguments, kind: &'static str) -> Result<Settings, Failure> {
@@ -67,10 +67,6 @@ fn begin(daemon: &Rc<Daemon>, job: Rc<Job>, prepared: vellum::Result<impl jobs::
     }
 }
 
-fn no_node(name: &str) -> Failure {
-    Failure::new(format!("Cannot find device='' nor node-name='{name}'"))
-}
-
 fn not_in_chain(name: &str) -> Failure {
     Failure::new(format!("'{name}' is not in this backing file chain"))
 }
@@ -78,7 +74,7 @@ fn not_in_chain(name: &str) -> Failure {
 /// Where a node stands in a chain.
 fn place_in(nodes: &Nodes, chain: &[String], name: &str) -> Result<usize, Failure> {
     if !nodes.contains(name) {
-        return Err(no_node(name));
+        return Err(unknown_node(name).into());
     }
     let found = chain.iter().position(|node| node == name);
     found.ok_or_else(|| not_in_chain(name))
@@ -110,11 +106,9 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&device) {
-        let text = format!("Device '{device}' not found");
-        return Err(Failure::of(Class::DeviceNotFound, text));
+        return Err(no_device(&device));
     }
-    let used_by_job = |user: &User| matches!(user, User::Job { .. });
-    if !nodes.overlays_of(&device).is_empty() || nodes.is_used_by(&device, used_by_job) {
+    if !nodes.overlays_of(&device).is_empty() || nodes.is_used_by(&device, User::is_job) {
         return Err(Failure::new("Need a root block node"));
     }
     let chain = nodes.chain(&device);
@@ -159,9 +153,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&device) {
-        return Err(Failure::new(format!(
-            "Cannot find device='{device}' nor node-name='{device}'"
-        )));
+        return Err(unknown(&device).into());
     }
     let chain = nodes.chain(&device);
     let base_at = match &base {
@@ -178,7 +170,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     }
     nodes.check_free(&device).or_else(|error| {
         let above = !nodes.overlays_of(&device).is_empty();
-        let by_job = nodes.is_used_by(&device, |user| matches!(user, User::Job { .. }));
+        let by_job = nodes.is_used_by(&device, User::is_job);
         // An image may be streamed under others: what it shows does not change.
         if above && !by_job { Ok(()) } else { Err(error) }
     })?;

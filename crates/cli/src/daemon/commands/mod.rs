@@ -131,6 +131,11 @@ fn done() -> Outcome {
     Ok(json!({}))
 }
 
+/// There is no device of this name.
+fn no_device(name: &str) -> Failure {
+    Failure::of(Class::DeviceNotFound, format!("Device '{name}' not found"))
+}
+
 /// A failure of the tool as that of a command.
 fn failed(failure: crate::nbd::Failure) -> Failure {
     match failure {

@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 use vellum_control::nodes::{Changes, NodeInfo, User, Wanted};
-use vellum_control::qmp::{Arguments, Class, Failure, Outcome};
+use vellum_control::qmp::{Arguments, Failure, Outcome};
 use vellum_storage::lane;
 
-use super::{Daemon, done};
+use super::{Daemon, done, no_device};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let parts = daemon.parts.lock().await;
@@ -41,10 +41,7 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let parts = daemon.parts.lock().await;
     let name = match (device, node) {
         (Some(device), None) => {
-            return Err(Failure::of(
-                Class::DeviceNotFound,
-                format!("Device '{device}' not found"),
-            ));
+            return Err(no_device(&device));
         }
         (_, node) => node.unwrap_or_default(),
     };

@@ -5,12 +5,9 @@ use std::rc::Rc;
 
 use futures_util::future::select;
 use vellum_jobs::copy::CopyError;
-use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
+use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, Tracker};
 
 use super::{Completion, Job, Stake, Teller, Work, commit};
-
-/// How many pieces are in flight at once.
-pub(super) const PARALLEL: usize = 8;
 
 /// An active commit.
 pub(in crate::daemon) struct ActiveCommit {
@@ -34,19 +31,14 @@ impl ActiveCommit {
         chain: &[String],
     ) -> vellum::Result<ActiveCommit> {
         let prepared = ActiveCommit::try_prepare(&mut stake, job, chain).await;
-        match prepared {
-            Ok((top, base, commit)) => Ok(ActiveCommit {
-                stake,
-                top,
-                base,
-                commit,
-                watching: true,
-            }),
-            Err(error) => {
-                stake.leave().await;
-                Err(error)
-            }
-        }
+        let (top, base, commit) = stake.or_leave(prepared).await?;
+        Ok(ActiveCommit {
+            stake,
+            top,
+            base,
+            commit,
+            watching: true,
+        })
     }
 
     async fn try_prepare(
@@ -56,17 +48,11 @@ impl ActiveCommit {
     ) -> vellum::Result<(String, String, LiveCommit)> {
         let (top, base) = commit::join_all(stake, &job.settings, chain, commit::ACTIVE)?;
         stake.open(&base).await?;
-        let nodes = stake.nodes.clone();
-        let (source, target) = (nodes.device(&top)?, nodes.device(&base)?);
+        let source = stake.nodes.device(&top)?;
         let dirty = DirtyMap::new(source.size_bytes());
-        let tracker = Tracker::new(source.clone(), dirty.clone());
-        let options = LiveCommitOptions {
-            layers: chain.len() as u32 - 1,
-            parallel: PARALLEL,
-            rate_limit_bytes: job.speed_bytes(),
-        };
-        let commit = LiveCommit::new(source, target, dirty, options).await?;
-        nodes.put_in_front(&top, Some(tracker)).await?;
+        let tracker = Tracker::new(source, dirty.clone());
+        let commit = commit::copier(stake, job, chain, dirty).await?;
+        stake.nodes.put_in_front(&top, Some(tracker)).await?;
         Ok((top, base, commit))
     }
 }

@@ -2,13 +2,13 @@
 //! in the end.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use vellum::{Error, ErrorKind};
 use vellum_control::nodes::Changes;
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions};
 
-use super::active_commit::PARALLEL;
-use super::{Job, Settings, Stake, Teller, Work};
+use super::{Job, PARALLEL, Settings, Stake, Teller, Work};
 
 /// A commit of layers in the middle of a chain.
 pub(in crate::daemon) struct Commit {
@@ -26,6 +26,11 @@ pub(in crate::daemon) struct Commit {
 /// What a layer is that users write to.
 pub(super) const ACTIVE: &str = "main node";
 
+fn no_base() -> Error {
+    let message = "the chain has no base";
+    Error::new(ErrorKind::InvalidArgument, "commit", message)
+}
+
 /// Uses all nodes of a chain for a commit; returns its top and its base.
 pub(super) fn join_all(
     stake: &mut Stake,
@@ -34,8 +39,7 @@ pub(super) fn join_all(
     top_role: &str,
 ) -> vellum::Result<(String, String)> {
     let [top, between @ .., base] = chain else {
-        let message = "the chain has no base";
-        return Err(Error::new(ErrorKind::InvalidArgument, "commit", message));
+        return Err(no_base());
     };
     let none = Changes::NONE;
     // Users go on writing to the active layer.
@@ -51,6 +55,25 @@ pub(super) fn join_all(
     Ok((top.clone(), base.clone()))
 }
 
+/// What copies a chain, from its top, into its base.
+pub(super) async fn copier(
+    stake: &Stake,
+    job: &Job,
+    chain: &[String],
+    dirty: Arc<DirtyMap>,
+) -> vellum::Result<LiveCommit> {
+    let [top, .., base] = chain else {
+        return Err(no_base());
+    };
+    let (source, target) = (stake.nodes.device(top)?, stake.nodes.device(base)?);
+    let options = LiveCommitOptions {
+        layers: chain.len() as u32 - 1,
+        parallel: PARALLEL,
+        rate_limit_bytes: job.speed_bytes(),
+    };
+    LiveCommit::new(source, target, dirty, options).await
+}
+
 impl Commit {
     /// Prepares the commit of a chain, from its top to its base, below `overlay`.
     pub(in crate::daemon) async fn prepare(
@@ -60,20 +83,16 @@ impl Commit {
         chain: Vec<String>,
         backing_file: Option<String>,
     ) -> vellum::Result<Commit> {
-        match Commit::try_prepare(&mut stake, job, &overlay, &chain).await {
-            Ok((commit, size_bytes)) => Ok(Commit {
-                stake,
-                overlay,
-                chain,
-                backing_file,
-                commit,
-                size_bytes,
-            }),
-            Err(error) => {
-                stake.leave().await;
-                Err(error)
-            }
-        }
+        let prepared = Commit::try_prepare(&mut stake, job, &overlay, &chain).await;
+        let (commit, size_bytes) = stake.or_leave(prepared).await?;
+        Ok(Commit {
+            stake,
+            overlay,
+            chain,
+            backing_file,
+            commit,
+            size_bytes,
+        })
     }
 
     async fn try_prepare(
@@ -87,16 +106,9 @@ impl Commit {
         let (top, base) = join_all(stake, &job.settings, chain, "intermediate node")?;
         stake.open(&base).await?;
         stake.open(overlay).await?;
-        let (source, target) = (stake.nodes.device(&top)?, stake.nodes.device(&base)?);
-        let size_bytes = source.size_bytes();
-        let options = LiveCommitOptions {
-            layers: chain.len() as u32 - 1,
-            parallel: PARALLEL,
-            rate_limit_bytes: job.speed_bytes(),
-        };
+        let size_bytes = stake.nodes.device(&top)?.size_bytes();
         // Nobody writes, so nothing becomes dirty.
-        let dirty = DirtyMap::new(0);
-        let commit = LiveCommit::new(source, target, dirty, options).await?;
+        let commit = copier(stake, job, chain, DirtyMap::new(0)).await?;
         Ok((commit, size_bytes))
     }
 }

@@ -27,6 +27,9 @@ use super::Daemon;
 use super::monitor::Events;
 use crate::report::error_text;
 
+/// How many pieces of a copy are in flight at once.
+const PARALLEL: usize = 8;
+
 /// What a job is begun with.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
@@ -379,6 +382,14 @@ impl Stake {
             self.opened.push(node.to_owned());
         }
         Ok(())
+    }
+
+    /// Passes on what was prepared with the nodes; if that failed, they are left.
+    async fn or_leave<T>(&mut self, prepared: vellum::Result<T>) -> vellum::Result<T> {
+        if prepared.is_err() {
+            self.leave().await;
+        }
+        prepared
     }
 
     /// Keeps a node writable that was made so.

@@ -6,8 +6,7 @@ use vellum::nodes::CopyOnRead;
 use vellum_control::nodes::Changes;
 use vellum_jobs::live::{Copied, LiveStream};
 
-use super::active_commit::PARALLEL;
-use super::{Job, Stake, Teller, Work};
+use super::{Job, PARALLEL, Stake, Teller, Work};
 
 /// A stream.
 pub(in crate::daemon) struct Stream {
@@ -38,20 +37,16 @@ impl Stream {
         job: &Rc<Job>,
         what: Streamed,
     ) -> vellum::Result<Stream> {
-        match Stream::try_prepare(&mut stake, job, &what).await {
-            Ok(stream) => Ok(Stream {
-                stake,
-                image: what.image,
-                between: what.between,
-                base: what.base,
-                backing_file: what.backing_file,
-                stream,
-            }),
-            Err(error) => {
-                stake.leave().await;
-                Err(error)
-            }
-        }
+        let prepared = Stream::try_prepare(&mut stake, job, &what).await;
+        let stream = stake.or_leave(prepared).await?;
+        Ok(Stream {
+            stake,
+            image: what.image,
+            between: what.between,
+            base: what.base,
+            backing_file: what.backing_file,
+            stream,
+        })
     }
 
     async fn try_prepare(
