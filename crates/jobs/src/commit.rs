@@ -7,6 +7,7 @@ use std::sync::Arc;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 
 use crate::copy::{CopyError, CopyOptions, Observer, copy};
+use crate::rate::Speed;
 use crate::scope::Scope;
 
 /// How a commit is done.
@@ -19,8 +20,8 @@ pub struct CommitOptions {
     pub empty_top: bool,
     /// How many pieces are in flight at once.
     pub parallel: usize,
-    /// At most this many bytes a second.
-    pub rate_limit_bytes: Option<u64>,
+    /// How fast it may be done.
+    pub speed: Arc<Speed>,
 }
 
 impl Default for CommitOptions {
@@ -29,7 +30,7 @@ impl Default for CommitOptions {
             layers: 1,
             empty_top: true,
             parallel: CopyOptions::default().parallel,
-            rate_limit_bytes: None,
+            speed: Arc::default(),
         }
     }
 }
@@ -134,7 +135,7 @@ pub async fn commit(
         detect_zeroes: false,
         share_blocks: true,
         parallel: options.parallel,
-        rate_limit_bytes: options.rate_limit_bytes,
+        speed: options.speed.clone(),
         ..CopyOptions::default()
     };
     copy(std::slice::from_ref(top), base, &copying, observer)

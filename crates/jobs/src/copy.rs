@@ -136,7 +136,7 @@ impl Shared<'_> {
     async fn copy_all(&self, mut scan: Scan<'_>) -> Result<(), CopyError> {
         let options = self.options;
         let mut running = FuturesUnordered::new();
-        let mut limit = options.rate_limit_bytes.map(RateLimit::new);
+        let mut limit = RateLimit::new(options.speed.clone());
         let mut ticket = 0;
         loop {
             // The first piece goes alone: its writes wait for what the target makes and loads
@@ -152,9 +152,7 @@ impl Shared<'_> {
             if !self.has_work(&piece) {
                 continue;
             }
-            if let Some(limit) = &mut limit {
-                limit.wait_for(piece.len_bytes).await;
-            }
+            limit.wait_for(piece.len_bytes).await;
             self.steps.begin(&piece, self.counted_bytes(&piece));
             running.push(self.copy_piece(piece, ticket));
             ticket += 1;

@@ -29,5 +29,6 @@ pub mod sparse;
 mod stretched;
 mod turn;
 
+pub use rate::Speed;
 pub use scope::{Differences, Scope};
 pub use sparse::{Run, zero_runs};

@@ -240,7 +240,6 @@ fn options(layers: u32) -> LiveCommitOptions {
     LiveCommitOptions {
         layers,
         parallel: 4,
-        rate_limit_bytes: None,
     }
 }
 
@@ -344,7 +343,6 @@ async fn streams(seed: u64) {
         filter,
         layers: 1,
         parallel: 4,
-        rate_limit_bytes: None,
     };
     let copied = stream.run(&Reins::new(), &mut Silent).await;
     assert_eq!(copied.expect("a stream"), Copied::All);
@@ -370,4 +368,35 @@ fn no_byte_is_lost_by_a_stream() {
     for seed in 0..12 {
         block_on(streams(seed));
     }
+}
+
+#[test]
+fn a_slow_stream_is_given_up_at_once() {
+    block_on(async {
+        let base_file = new_file(65536).await;
+        let base = image(&base_file, Backing::None).await;
+        for at in 0..4 {
+            let bytes = Buffer::copy_of(&[5; 4096]);
+            // With gaps between, so that there are several pieces.
+            let write = base.write(at * 131_072, bytes, RequestFlags::default());
+            write.await.expect("a write");
+        }
+        let top_file = new_file(65536).await;
+        let top = image(&top_file, Backing::Given(base)).await;
+        let stream = LiveStream {
+            filter: CopyOnRead::fetching(top.clone()),
+            image: top,
+            layers: 1,
+            parallel: 4,
+        };
+        let reins = Rc::new(Reins::new());
+        reins.speed().set(1);
+        let running = reins.clone();
+        let streaming = spawn(async move { stream.run(&running, &mut Silent).await });
+        for _ in 0..50 {
+            yield_now().await;
+        }
+        reins.set(Wish::Cancel);
+        assert_eq!(streaming.await.expect("no error"), Copied::GivenUp);
+    });
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, Source, chain, error_text, open_device};
+use vellum_jobs::Speed;
 use vellum_jobs::commit::{CommitError, CommitOptions, commit};
 use vellum_storage::error::errno_text;
 use vellum_storage::lane;
@@ -136,7 +137,7 @@ async fn work(
     let options = CommitOptions {
         layers,
         empty_top: !arguments.drop,
-        rate_limit_bytes: arguments.rate_bytes.filter(|bytes| *bytes > 0),
+        speed: Speed::new(arguments.rate_bytes.unwrap_or(0)),
         ..CommitOptions::default()
     };
     let committed = commit(&top, &base, &options, &mut teller).await;

@@ -8,6 +8,7 @@ use vellum_control::create_options::{CreateSettings, asks_for_help};
 use vellum_control::{
     CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
 };
+use vellum_jobs::Speed;
 use vellum_jobs::copy::{CopyError, CopyOptions, Observer, TargetBacking, copy};
 use vellum_storage::error::errno_text;
 use vellum_storage::lane;
@@ -345,7 +346,7 @@ pub(super) fn copy_options(
                 .map_or(u64::MAX, |backing| backing.size_bytes()),
         }),
         salvage: arguments.salvage,
-        rate_limit_bytes: arguments.rate_bytes.filter(|bytes| *bytes > 0),
+        speed: Speed::new(arguments.rate_bytes.unwrap_or(0)),
         len_bytes: Some(target.size_bytes()),
         skip_bytes: 0,
         compressed_clusters_bytes: match arguments.compress {

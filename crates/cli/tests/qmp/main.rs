@@ -253,6 +253,35 @@ fn streams_are_made_alike() {
     same(&[], &script);
 }
 
+#[test]
+fn the_speed_of_a_job_is_set_alike() {
+    let set = |device: &str, speed: i64| {
+        let arguments = json!({"device": device, "speed": speed});
+        Ask("block-job-set-speed", arguments)
+    };
+    let stream = json!({"device": "top", "job-id": "j", "speed": 1, "auto-dismiss": false});
+    let mut script = chain();
+    script.extend([
+        set("no", 1),
+        Ask("block-job-set-speed", json!({"device": "no"})),
+        Ask("block-job-set-speed", json!({"speed": 1})),
+        Ask(
+            "block-job-set-speed",
+            json!({"device": "no", "speed": 1, "x": 1}),
+        ),
+        // At this speed it would take days.
+        Ask("block-stream", stream),
+        set("j", -1),
+        set("j", 2),
+        set("j", 0),
+        Wait("j", "concluded"),
+        set("j", 1),
+        Ask("query-block-jobs", json!({})),
+        Ask("job-dismiss", json!({"id": "j"})),
+    ]);
+    same(&[], &script);
+}
+
 const EXPORT: &[&str] = &[
     "--nbd-server",
     "addr.type=unix,addr.path=sock",

@@ -72,6 +72,14 @@ impl Arguments {
         }
     }
 
+    /// A whole number that must be there.
+    ///
+    /// # Errors
+    /// If it is not, or something else.
+    pub fn need_number(&mut self, key: &str) -> Result<i64, Failure> {
+        self.number(key)?.ok_or_else(|| missing(key))
+    }
+
     /// One of some names, if it is there.
     ///
     /// # Errors

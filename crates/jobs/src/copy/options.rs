@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 
 use super::CHUNK_BYTES;
+use crate::rate::Speed;
 use crate::scan::{Scan, TargetBacking};
 use crate::scope::Scope;
 use crate::sparse::Sparse;
@@ -30,8 +31,8 @@ pub struct CopyOptions {
     pub detect_zeroes: bool,
     /// Take unreadable sectors as zeroes instead of failing.
     pub salvage: bool,
-    /// At most this many bytes a second.
-    pub rate_limit_bytes: Option<u64>,
+    /// How fast it may be done.
+    pub speed: Arc<Speed>,
     /// Where in the sources to end, where that is not their end.
     pub len_bytes: Option<u64>,
     /// Bytes of the sources to leave out at the beginning.
@@ -60,7 +61,7 @@ impl Default for CopyOptions {
             scope: Scope::Everything,
             detect_zeroes: true,
             salvage: false,
-            rate_limit_bytes: None,
+            speed: Arc::default(),
             len_bytes: None,
             skip_bytes: 0,
             start_bytes: 0,

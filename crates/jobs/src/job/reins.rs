@@ -1,8 +1,10 @@
 //! [`Reins`]: what somebody wishes of a job that runs.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use event_listener::Event;
+
+use crate::Speed;
 
 /// What a job is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,6 +22,7 @@ pub enum Wish {
 #[derive(Debug, Default)]
 pub struct Reins {
     wish: Mutex<Wish>,
+    speed: Arc<Speed>,
     changed: Event,
 }
 
@@ -32,6 +35,11 @@ impl Reins {
     /// What is wished now.
     pub fn wish(&self) -> Wish {
         *self.wish.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How fast the job may be; as fast as it can, unless somebody has set that.
+    pub fn speed(&self) -> &Arc<Speed> {
+        &self.speed
     }
 
     /// Wishes something else.

@@ -40,6 +40,8 @@ pub enum Verb {
     Finalize,
     /// Be forgotten.
     Dismiss,
+    /// Be faster or slower.
+    SetSpeed,
 }
 
 impl Status {
@@ -67,7 +69,7 @@ impl Status {
                 self,
                 Created | Running | Paused | Ready | Standby | Waiting | Pending
             ),
-            Verb::Pause | Verb::Resume => {
+            Verb::Pause | Verb::Resume | Verb::SetSpeed => {
                 matches!(self, Created | Running | Paused | Ready | Standby)
             }
             Verb::Complete => self == Ready,
@@ -87,6 +89,7 @@ impl Verb {
             Verb::Complete => "complete",
             Verb::Finalize => "finalize",
             Verb::Dismiss => "dismiss",
+            Verb::SetSpeed => "set-speed",
         }
     }
 }
@@ -104,6 +107,7 @@ mod tests {
             Verb::Complete,
             Verb::Finalize,
             Verb::Dismiss,
+            Verb::SetSpeed,
         ];
         let accepted = |status: Status| -> Vec<&str> {
             let verbs = verbs.iter().filter(|verb| status.accepts(**verb));
@@ -113,7 +117,7 @@ mod tests {
         assert_eq!(accepted(Status::Pending), ["cancel", "finalize"]);
         assert_eq!(
             accepted(Status::Ready),
-            ["cancel", "pause", "resume", "complete"]
+            ["cancel", "pause", "resume", "complete", "set-speed"]
         );
         assert!(accepted(Status::Aborting).is_empty() && accepted(Status::Null).is_empty());
     }

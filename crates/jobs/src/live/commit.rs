@@ -26,8 +26,6 @@ pub struct LiveCommitOptions {
     pub layers: u32,
     /// How many pieces are in flight at once.
     pub parallel: usize,
-    /// At most this many bytes a second.
-    pub rate_limit_bytes: Option<u64>,
 }
 
 /// A commit of an image that is in use. Once something of it has failed or was given up,
@@ -117,7 +115,7 @@ impl LiveCommit {
     }
 
     /// Copies what is still dirty, and makes the target durable. While it runs no user of
-    /// the source may write. From then on the target shows what the source does.
+    /// the source may write, so there is no limit on its speed. From then on the target shows what the source does.
     ///
     /// # Errors
     /// As [`LiveCommit::copy_all`], and if the target cannot be made durable.
@@ -153,7 +151,7 @@ impl LiveCommit {
             scope,
             detect_zeroes: false,
             parallel: self.options.parallel,
-            rate_limit_bytes: self.options.rate_limit_bytes,
+            speed: reins.speed().clone(),
             ..CopyOptions::default()
         };
         let sources = [source];
@@ -208,7 +206,6 @@ mod tests {
         let options = LiveCommitOptions {
             layers: 1,
             parallel: 4,
-            rate_limit_bytes: None,
         };
         let dirty = DirtyMap::new(4096);
         let job = LiveCommit::new(source.clone(), target.clone(), dirty, options).await;

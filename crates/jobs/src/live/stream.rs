@@ -1,8 +1,10 @@
 //! [`LiveStream`]: an image in use is given what the layers below it hold.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 
+use futures_util::future::select;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
@@ -27,8 +29,6 @@ pub struct LiveStream {
     pub layers: u32,
     /// How many pieces are in flight at once.
     pub parallel: usize,
-    /// At most this many bytes a second.
-    pub rate_limit_bytes: Option<u64>,
 }
 
 impl LiveStream {
@@ -39,7 +39,7 @@ impl LiveStream {
     /// What reading and writing meet. The image shows what it did.
     pub async fn run(&self, reins: &Reins, observer: &mut dyn Observer) -> Result<Copied> {
         let size_bytes = self.image.size_bytes();
-        let mut rate = self.rate_limit_bytes.map(RateLimit::new);
+        let mut rate = RateLimit::new(reins.speed().clone());
         let mut running = FuturesUnordered::new();
         let mut at = 0;
         let mut result = Ok(Copied::All);
@@ -58,9 +58,8 @@ impl LiveStream {
             };
             at = range.end;
             if hidden {
-                if let Some(rate) = &mut rate {
-                    rate.wait_for(range.end - range.start).await;
-                }
+                let wait = pin!(rate.wait_for(range.end - range.start));
+                select(wait, pin!(reins.until(|wish| wish == Wish::Cancel))).await;
                 running.push(self.filter.fetch(range));
                 if running.len() >= self.parallel.max(1)
                     && let Some(Err(error)) = running.next().await

@@ -13,8 +13,11 @@ use super::super::jobs::stream::{Stream, Streamed};
 use super::super::jobs::{self, Completion, Job, Settings, Stake};
 use super::{Daemon, done, no_device};
 
-/// Takes what every job is begun with.
-fn take_settings(arguments: &mut Arguments, kind: &'static str) -> Result<Settings, Failure> {
+/// Takes what every job is begun with: its settings, and its speed.
+fn take_settings(
+    arguments: &mut Arguments,
+    kind: &'static str,
+) -> Result<(Settings, i64), Failure> {
     let id = arguments.text("job-id")?.unwrap_or_default();
     let speed = arguments.number("speed")?.unwrap_or(0);
     let auto_finalize = arguments.switch("auto-finalize")?.unwrap_or(true);
@@ -22,16 +25,16 @@ fn take_settings(arguments: &mut Arguments, kind: &'static str) -> Result<Settin
     arguments.choice("on-error", &[("report", ())])?;
     // There are no nodes that only a job has, and so none to name.
     arguments.text("filter-node-name")?;
-    Ok(Settings {
+    let settings = Settings {
         id,
         kind,
-        speed,
         auto_finalize,
         auto_dismiss,
-    })
+    };
+    Ok((settings, speed))
 }
 
-fn create(daemon: &Daemon, settings: Settings) -> Result<Rc<Job>, Failure> {
+fn create(daemon: &Daemon, (settings, speed): (Settings, i64)) -> Result<Rc<Job>, Failure> {
     let id = &settings.id;
     let is_id = id.starts_with(|c: char| c.is_ascii_alphabetic())
         && id
@@ -43,14 +46,24 @@ fn create(daemon: &Daemon, settings: Settings) -> Result<Rc<Job>, Failure> {
     if daemon.jobs.find(id).is_some() {
         return Err(Failure::new(format!("Job ID '{id}' already in use")));
     }
-    let negative = settings.speed < 0;
     let job = daemon.jobs.create(settings, daemon.events.clone());
-    if negative {
-        daemon.jobs.dismiss(&job);
+    match limit(&job, speed) {
+        Ok(()) => Ok(job),
+        Err(failure) => {
+            daemon.jobs.dismiss(&job);
+            Err(failure)
+        }
+    }
+}
+
+/// Limits the speed of a job, in bytes a second; 0 is no limit.
+fn limit(job: &Job, speed: i64) -> Result<(), Failure> {
+    let Ok(bytes_per_second) = u64::try_from(speed) else {
         let text = "Parameter 'speed' expects a non-negative value";
         return Err(Failure::new(text));
-    }
-    Ok(job)
+    };
+    job.reins.speed().set(bytes_per_second);
+    Ok(())
 }
 
 /// Has a job begin that could be prepared; otherwise it is gone at once.
@@ -205,13 +218,15 @@ pub(super) enum By {
 }
 
 impl By {
-    fn find(self, daemon: &Daemon, arguments: &mut Arguments) -> Result<Rc<Job>, Failure> {
-        let key = match self {
+    fn take(self, arguments: &mut Arguments) -> Result<String, Failure> {
+        arguments.need_text(match self {
             By::Id => "id",
             By::Device => "device",
-        };
-        let id = arguments.need_text(key)?;
-        daemon.jobs.find(&id).ok_or_else(|| match self {
+        })
+    }
+
+    fn find(self, daemon: &Daemon, id: &str) -> Result<Rc<Job>, Failure> {
+        daemon.jobs.find(id).ok_or_else(|| match self {
             By::Id => Failure::new("Job not found"),
             By::Device => Failure::of(
                 Class::DeviceNotActive,
@@ -240,12 +255,17 @@ pub(super) async fn say(
     by: By,
     verb: Verb,
 ) -> Outcome {
+    let id = by.take(&mut arguments)?;
+    let speed = match verb {
+        Verb::SetSpeed => arguments.need_number("speed")?,
+        _ => 0,
+    };
     let force = match (by, verb) {
         (By::Device, Verb::Cancel) => arguments.switch("force")?.unwrap_or(false),
         _ => true,
     };
-    let job = by.find(&daemon, &mut arguments)?;
     arguments.finish()?;
+    let job = by.find(&daemon, &id)?;
     check(&job, verb)?;
     match verb {
         Verb::Cancel if !force && job.status() == Status::Ready => {
@@ -263,6 +283,7 @@ pub(super) async fn say(
         Verb::Complete => job.complete(Completion::InForce),
         Verb::Finalize => job.finalize(),
         Verb::Dismiss => daemon.jobs.dismiss(&job),
+        Verb::SetSpeed => limit(&job, speed)?,
     }
     done()
 }

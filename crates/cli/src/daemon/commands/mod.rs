@@ -65,6 +65,9 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block-job-resume", |d, a| {
         Box::pin(jobs::say(d, a, By::Device, Verb::Resume))
     }),
+    ("block-job-set-speed", |d, a| {
+        Box::pin(jobs::say(d, a, By::Device, Verb::SetSpeed))
+    }),
     ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
     ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
     ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),

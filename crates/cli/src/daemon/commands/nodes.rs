@@ -35,8 +35,7 @@ pub(super) async fn snapshot(daemon: Rc<Daemon>, mut arguments: Arguments) -> Ou
 pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let device = arguments.text("device")?;
     let node = arguments.text("node-name")?;
-    let size = arguments.number("size")?;
-    let size = size.ok_or_else(|| Failure::new("Parameter 'size' is missing"))?;
+    let size = arguments.need_number("size")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let name = match (device, node) {

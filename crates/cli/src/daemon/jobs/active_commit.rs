@@ -51,7 +51,7 @@ impl ActiveCommit {
         let source = stake.nodes.device(&top)?;
         let dirty = DirtyMap::new(source.size_bytes());
         let tracker = Tracker::new(source, dirty.clone());
-        let commit = commit::copier(stake, job, chain, dirty).await?;
+        let commit = commit::copier(stake, chain, dirty).await?;
         stake.nodes.put_in_front(&top, Some(tracker)).await?;
         Ok((top, base, commit))
     }

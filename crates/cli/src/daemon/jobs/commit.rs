@@ -58,7 +58,6 @@ pub(super) fn join_all(
 /// What copies a chain, from its top, into its base.
 pub(super) async fn copier(
     stake: &Stake,
-    job: &Job,
     chain: &[String],
     dirty: Arc<DirtyMap>,
 ) -> vellum::Result<LiveCommit> {
@@ -69,7 +68,6 @@ pub(super) async fn copier(
     let options = LiveCommitOptions {
         layers: chain.len() as u32 - 1,
         parallel: PARALLEL,
-        rate_limit_bytes: job.speed_bytes(),
     };
     LiveCommit::new(source, target, dirty, options).await
 }
@@ -108,7 +106,7 @@ impl Commit {
         stake.open(overlay).await?;
         let size_bytes = stake.nodes.device(&top)?.size_bytes();
         // Nobody writes, so nothing becomes dirty.
-        let commit = copier(stake, job, chain, DirtyMap::new(0)).await?;
+        let commit = copier(stake, chain, DirtyMap::new(0)).await?;
         Ok((commit, size_bytes))
     }
 }

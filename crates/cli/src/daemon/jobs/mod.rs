@@ -36,8 +36,6 @@ pub(super) struct Settings {
     pub(super) id: String,
     /// `commit`, `stream`.
     pub(super) kind: &'static str,
-    /// Bytes a second at most; 0 for as many as there can be.
-    pub(super) speed: i64,
     /// Put the result in force without being told to.
     pub(super) auto_finalize: bool,
     /// Be forgotten without being told to.
@@ -132,13 +130,6 @@ impl Jobs {
 }
 
 impl Job {
-    /// Bytes a second at most, if there is a limit.
-    pub(super) fn speed_bytes(&self) -> Option<u64> {
-        u64::try_from(self.settings.speed)
-            .ok()
-            .filter(|speed| *speed > 0)
-    }
-
     pub(super) fn status(&self) -> Status {
         self.status.get()
     }
@@ -222,7 +213,7 @@ impl Job {
             "device": self.settings.id,
             "len": len,
             "offset": offset,
-            "speed": self.settings.speed,
+            "speed": self.reins.speed().get(),
         })
     }
 

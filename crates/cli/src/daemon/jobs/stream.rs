@@ -70,7 +70,6 @@ impl Stream {
             filter,
             layers: what.between.len() as u32,
             parallel: PARALLEL,
-            rate_limit_bytes: job.speed_bytes(),
         })
     }
 }
