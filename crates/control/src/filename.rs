@@ -5,6 +5,15 @@ use vellum::{Error, ErrorKind, Result};
 use crate::nbd_name;
 use crate::options::Options;
 
+/// Protocols whose names are taken apart here.
+const OURS: &[&str] = &[
+    "blkdebug",
+    "blkverify",
+    "null-co",
+    "null-aio",
+    "host_device",
+];
+
 /// The protocol prefix of a name (`nbd` of `nbd:localhost`), if it has one.
 pub fn protocol(name: &str) -> Option<&str> {
     let end = name.find([':', '/'])?;
@@ -46,9 +55,7 @@ pub fn node_options(name: &str) -> Result<Options> {
     if protocol(name).is_some_and(nbd_name::is_scheme) {
         return nbd_name::options(name);
     }
-    let Some(known @ ("blkdebug" | "blkverify" | "null-co" | "null-aio" | "host_device")) =
-        protocol(name)
-    else {
+    let Some(known) = protocol(name).filter(|protocol| OURS.contains(protocol)) else {
         options.set_text("filename", local_path(name)?);
         return Ok(options);
     };
@@ -87,27 +94,15 @@ pub fn node_options(name: &str) -> Result<Options> {
     Ok(options)
 }
 
-/// Protocols that QEMU knows and we do not have yet.
 /// The protocols that names may begin with.
 pub fn schemes() -> impl Iterator<Item = &'static str> {
-    let ours = [
-        "file",
-        "blkdebug",
-        "blkverify",
-        "null-co",
-        "null-aio",
-        "host_device",
-        "nbds",
-    ];
-    ours.into_iter()
-        .chain(["nbds+unix", "nbd", "nbd+tcp", "nbd+unix"])
+    let others = OURS.iter().chain(nbd_name::SCHEMES);
+    std::iter::once("file").chain(others.copied())
 }
 
+/// Protocols that QEMU knows and that name no file here.
 fn is_known_protocol(name: &str) -> bool {
     const KNOWN: &[&str] = &[
-        "nbd",
-        "nbd+tcp",
-        "nbd+unix",
         "http",
         "https",
         "ftp",
@@ -125,7 +120,7 @@ fn is_known_protocol(name: &str) -> bool {
         "nvme",
         "host_cdrom",
     ];
-    KNOWN.contains(&name)
+    KNOWN.contains(&name) || nbd_name::is_scheme(name)
 }
 
 /// The full name of a file that `image` names as `name`.

@@ -25,12 +25,19 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "open", message)
 }
 
+/// The protocols of names that belong here.
+pub const SCHEMES: &[&str] = &[
+    "nbd",
+    "nbd+tcp",
+    "nbd+unix",
+    "nbds",
+    "nbds+tcp",
+    "nbds+unix",
+];
+
 /// Whether names of this protocol belong here.
 pub fn is_scheme(protocol: &str) -> bool {
-    matches!(
-        protocol,
-        "nbd" | "nbd+tcp" | "nbd+unix" | "nbds" | "nbds+tcp" | "nbds+unix"
-    )
+    SCHEMES.contains(&protocol)
 }
 
 /// The options of the node that a name means.
@@ -49,13 +56,9 @@ pub fn options(name: &str) -> Result<Options> {
 
 fn take_uri(name: &str, options: &mut Options) -> Option<()> {
     let (scheme, rest) = name.split_once("://")?;
-    let (is_unix, secured) = match scheme {
-        "nbd" | "nbd+tcp" => (false, false),
-        "nbd+unix" => (true, false),
-        "nbds" | "nbds+tcp" => (false, true),
-        "nbds+unix" => (true, true),
-        _ => return None,
-    };
+    if !is_scheme(scheme) {
+        return None;
+    }
     let rest = rest.split('#').next()?;
     let (place, query) = match rest.split_once('?') {
         Some((place, query)) => (place, Some(query)),
@@ -74,7 +77,7 @@ fn take_uri(name: &str, options: &mut Options) -> Option<()> {
         .split('&')
         .filter(|parameter| !parameter.is_empty())
         .collect();
-    if secured {
+    if scheme.starts_with("nbds") {
         options.set_text(&format!("{TLS_GROUP}.name"), name);
         let mut rest = Vec::new();
         for parameter in parameters {
@@ -87,7 +90,7 @@ fn take_uri(name: &str, options: &mut Options) -> Option<()> {
         }
         parameters = rest;
     }
-    if is_unix {
+    if scheme.ends_with("+unix") {
         let [parameter] = parameters[..] else {
             return None;
         };
