@@ -22,7 +22,7 @@ pub use super::convert_args::options;
 use super::convert_bitmaps;
 use super::create::print_option_help;
 use super::intake::{self, Input};
-use super::progress::Progress;
+use super::progress::{Progress, Teller};
 use super::stream::{self, DASH};
 use super::{help, resume, snapshot};
 use crate::{hint, report};
@@ -77,11 +77,11 @@ async fn convert(
         }
     }
     // QEMU begins to count before it opens anything.
-    let begun = |failure| {
-        Teller::new(command, arguments).progress.end();
+    let ended = |failure| {
+        begun(command, arguments).progress.end();
         failure
     };
-    let sources = open_sources(arguments).await.map_err(begun)?;
+    let sources = open_sources(arguments).await.map_err(ended)?;
     if streams && target_name == DASH {
         let settings = target_settings(arguments, format, target_name, &sources)?;
         return stream::convert(command, arguments, format, &sources, &settings).await;
@@ -95,7 +95,7 @@ async fn convert(
         .sum::<u64>();
     convert_bitmaps::check_sources(arguments, &sources).await?;
     let ready = ready_target(arguments, format, target_name, &sources).await;
-    let (target, has_backing) = ready.map_err(begun)?;
+    let (target, has_backing) = ready.map_err(ended)?;
     convert_bitmaps::check_target(arguments, format, &target)?;
     if has_backing && arguments.target_is_zero {
         report::error("Cannot use --target-is-zero when the destination image has a backing file");
@@ -109,15 +109,18 @@ async fn convert(
         return fail("output file is smaller than input file");
     }
     let options = copy_options(arguments, &target, has_backing);
-    let mut observer = Teller::new(command, arguments);
+    let mut observer = CopyTeller {
+        teller: begun(command, arguments),
+        quiet: arguments.quiet,
+    };
     let copied = copy(&sources, &target, &options, &mut observer).await;
-    let missing_bytes = observer.left_bytes;
+    let mut teller = observer.teller;
     if copied.is_ok() {
-        observer.progress.show(1, 1);
+        teller.progress.show(1, 1);
     }
-    observer.progress.end();
+    teller.progress.end();
     copied.map_err(|error| {
-        hint::about_space(target_name, &error.cause, Some(missing_bytes));
+        hint::about_space(target_name, &error.cause, Some(teller.left_bytes));
         copy_failure(error)
     })?;
     convert_bitmaps::copy(arguments, &sources, &target).await?;
@@ -376,34 +379,26 @@ pub(super) fn copy_failure(error: CopyError) -> Failure {
     ))
 }
 
-/// Tells the user how a copy goes.
-struct Teller {
-    progress: Progress,
+/// A teller that has begun to count.
+fn begun(command: Command<'_>, arguments: &Arguments) -> Teller {
+    let mut teller = Teller::new(command.program, arguments.progress, arguments.quiet);
+    teller.progress.show(0, 1);
+    teller
+}
+
+/// Tells the user how a copy goes, and what of the sources cannot be read.
+struct CopyTeller {
+    teller: Teller,
     quiet: bool,
-    /// What is left to be copied.
-    left_bytes: u64,
 }
 
-impl Teller {
-    fn new(command: Command<'_>, arguments: &Arguments) -> Self {
-        let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet, 1.0);
-        progress.show(0, 1);
-        Teller {
-            progress,
-            quiet: arguments.quiet,
-            left_bytes: 0,
-        }
-    }
-}
-
-impl Observer for Teller {
+impl Observer for CopyTeller {
     fn wants_progress(&self) -> bool {
-        self.progress.is_on()
+        self.teller.wants_progress()
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        self.left_bytes = total_bytes.saturating_sub(done_bytes);
-        self.progress.show(done_bytes, total_bytes);
+        self.teller.progress(done_bytes, total_bytes);
     }
 
     fn unknown(&mut self, source_offset_bytes: u64, error: &Error) {
