@@ -18,11 +18,15 @@
 mod choose;
 mod credentials;
 mod keys;
-#[cfg(all(
-    target_os = "linux",
-    target_env = "gnu",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
+// Elsewhere the program is linked to OpenSSL, or contains it.
+#[cfg_attr(
+    not(all(
+        target_os = "linux",
+        target_env = "gnu",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    )),
+    path = "linked.rs"
+)]
 mod library;
 mod peer;
 mod session;
@@ -40,18 +44,6 @@ const OPERATION: &str = vellum_storage::nbd::client::handshake::TLS_OPERATION;
 
 fn error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Protocol, OPERATION, message).with_errno(libc::EINVAL)
-}
-
-/// Elsewhere the program is linked to the library, or contains it.
-#[cfg(not(all(
-    target_os = "linux",
-    target_env = "gnu",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-)))]
-mod library {
-    pub(crate) fn load() -> Result<(), String> {
-        Ok(())
-    }
 }
 
 /// Who may come in, by the name in the certificate.
