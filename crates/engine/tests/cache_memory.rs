@@ -1,11 +1,12 @@
 //! What the metadata caches really take, as the allocator sees it: never more than
 //! their budget and a small constant, whether tables are clean or dirty.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../../storage/tests/common/heap.rs"]
+mod heap;
+
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
@@ -14,28 +15,7 @@ use vellum::{BlockDevice, Buffer, Storage, ZeroRequest};
 use vellum_storage::file::{Create, FileOptions, FileStorage};
 use vellum_storage::lane;
 
-/// Counts the bytes that live on the heap.
-struct Counting;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are those of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above; the block came from `System`.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use heap::live_bytes;
 
 const CLUSTER_BYTES: u64 = 65536;
 const ENTRIES: u64 = CLUSTER_BYTES / 8;
@@ -133,11 +113,11 @@ async fn reads_stay_within(path: &Path, budget_bytes: u64) -> usize {
     // What a lane keeps once and for all.
     image.block_status(0, 512, 1).await.unwrap();
     fill_buffer_pool();
-    let before = LIVE_BYTES.load(Ordering::Relaxed);
+    let before = live_bytes();
     let mut most = 0;
     for offset in offsets() {
         image.block_status(offset, 512, 1).await.unwrap();
-        let live = LIVE_BYTES.load(Ordering::Relaxed).saturating_sub(before);
+        let live = live_bytes().saturating_sub(before);
         assert!(
             live <= budget_bytes as usize + SLACK_BYTES,
             "{live} bytes with a budget of {budget_bytes}"
@@ -160,13 +140,13 @@ async fn writes_stay_within(path: &Path, budget_bytes: u64) {
     // The first change of all makes what stays.
     image.write_zeroes(0, CLUSTER_BYTES, zero).await.unwrap();
     fill_buffer_pool();
-    let before = LIVE_BYTES.load(Ordering::Relaxed);
+    let before = live_bytes();
     for offset in offsets().step_by(3) {
         image
             .write_zeroes(offset, CLUSTER_BYTES, zero)
             .await
             .unwrap();
-        let live = LIVE_BYTES.load(Ordering::Relaxed).saturating_sub(before);
+        let live = live_bytes().saturating_sub(before);
         let usage = image.cache_usage();
         assert!(usage.l2_bytes <= budget_bytes, "{usage:?}");
         assert!(usage.refcount_bytes <= REFCOUNT_BYTES);

@@ -4,10 +4,11 @@
 //! The huge image is nowhere: a storage makes its tables up as they are read, and keeps
 //! what a repair writes in a few words a cluster.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../../storage/tests/common/heap.rs"]
+mod heap;
+
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
@@ -17,30 +18,7 @@ use vellum_storage::{
     ZeroFlags, lane,
 };
 
-/// Counts the bytes that live on the heap, and the most that ever did.
-struct Counting;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK_BYTES.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above; the block came from `System`.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use heap::peak_of;
 
 const CLUSTER: u64 = 65536;
 const WORDS: u64 = CLUSTER / 8;
@@ -274,14 +252,6 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs something and says how much more memory it took than there was before.
-fn peak_of<T>(work: impl FnOnce() -> T) -> (T, u64) {
-    let before = LIVE_BYTES.load(Ordering::Relaxed);
-    PEAK_BYTES.store(before, Ordering::Relaxed);
-    let done = work();
-    (done, (PEAK_BYTES.load(Ordering::Relaxed) - before) as u64)
 }
 
 fn check_and_repair(size_bytes: u64) {

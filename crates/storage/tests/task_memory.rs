@@ -1,34 +1,14 @@
 //! What a task takes, as the allocator sees it: its future, once.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "common/heap.rs"]
+mod heap;
+
 use std::future::pending;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use vellum_storage::executor::Executor;
 use vellum_storage::{spawn, spawn_lingering};
 
-/// Counts the bytes that live on the heap.
-struct Counting;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are those of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above; the block came from `System`.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use heap::live_bytes;
 
 const HELD_BYTES: usize = 64 << 10;
 
@@ -43,11 +23,11 @@ async fn large() -> u8 {
 fn a_task_holds_its_future_once() {
     let executor = Executor::new(|| {});
     executor.enter(|| {
-        let before = LIVE_BYTES.load(Ordering::Relaxed);
+        let before = live_bytes();
         drop(spawn(large()));
-        let plain = LIVE_BYTES.load(Ordering::Relaxed);
+        let plain = live_bytes();
         drop(spawn_lingering(large()));
-        let lingering = LIVE_BYTES.load(Ordering::Relaxed);
+        let lingering = live_bytes();
         for taken in [plain - before, lingering - plain] {
             assert!(
                 (HELD_BYTES..HELD_BYTES + 4096).contains(&taken),
