@@ -1,5 +1,6 @@
 //! What a check and a repair of a huge image take, as the allocator sees it: less than
-//! 256 MiB for 10 TiB, in proportion for less, and no more for hostile images.
+//! 256 MiB for 10 TiB, in proportion for less, and no more for hostile images. A survey
+//! has a bound for these too.
 //!
 //! The huge image is nowhere: a storage makes its tables up as they are read, and keeps
 //! what a repair writes in a few words a cluster.
@@ -12,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
+use vellum::qcow2::survey::{SurveyOptions, survey};
 use vellum::{Result, Storage};
 use vellum_storage::{
     BlockStatus, Buffers, Capabilities, FileOptions, FileStorage, Io, StorageExtent, WriteFlags,
@@ -321,6 +323,46 @@ fn tables_that_lie_all_over_the_file_take_no_more_memory() {
     // Nothing is counted: the header, both tables, and every L2 table.
     assert_eq!(report.corruptions, first + TABLES);
     assert!(peak < 56 << 20, "a check takes {peak} bytes");
+}
+
+#[test]
+fn a_survey_of_tables_all_over_the_file_takes_no_more_memory() {
+    const TABLES: u64 = 3 << 18;
+    const L1_ENTRIES: u64 = 2048;
+    const FIRST: u64 = 2 + L1_ENTRIES * 8 / 512 + 1 + TABLES * 8 / 512;
+    let _alone = alone();
+    let table = |index: u64| (FIRST + index * 1_000_003 % TABLES) * 512;
+    let words = |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|w| w.to_be_bytes()).collect() };
+    // The disk and its snapshot lead to the same tables, and the snapshot to many others.
+    let l1: Vec<u64> = (0..TABLES).map(table).collect();
+    let (l1_at, snapshot_at) = (1024, 1024 + L1_ENTRIES * 8);
+    let snapshot_l1_at = snapshot_at + 512;
+    let snapshot = [snapshot_l1_at, TABLES << 32 | 1 << 16 | 1, 0, 0, 0];
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let write = |bytes: &[u8], at: u64| file.as_file().write_all_at(bytes, at).unwrap();
+    write(&small_clusters(L1_ENTRIES), 0);
+    write(&1u32.to_be_bytes(), 60);
+    write(&snapshot_at.to_be_bytes(), 64);
+    write(&words(&l1[..L1_ENTRIES as usize]), l1_at);
+    write(&words(&snapshot), snapshot_at);
+    write(b"1s", snapshot_at + 40);
+    write(&words(&l1), snapshot_l1_at);
+    // Every 1024th table maps one cluster: two of them the disk's.
+    for index in (0..TABLES).step_by(1024) {
+        write(&words(&[table(index)]), table(index));
+    }
+    file.as_file().set_len((FIRST + TABLES) * 512).unwrap();
+    drop(l1);
+    let image = FileStorage::open(file.path(), &FileOptions::default()).unwrap();
+    let options = SurveyOptions::default();
+    let (survey, peak) = peak_of(|| lane::block_on(survey(image, &options)).unwrap());
+    println!("survey: {peak} bytes");
+    assert_eq!(survey.disk.data_clusters, 2);
+    assert_eq!(survey.metadata.l2, L1_ENTRIES * 512);
+    assert_eq!(survey.metadata.snapshot_l2, (TABLES - L1_ENTRIES) * 512);
+    assert_eq!(survey.snapshots[0].total_bytes, TABLES / 1024 * 512);
+    assert_eq!(survey.only_in_snapshots_bytes, (TABLES / 1024 - 2) * 512);
+    assert!(peak < 68 << 20, "a survey takes {peak} bytes");
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod copied;
 pub(super) mod counts;
 mod findings;
 mod l2_tables;
+pub(in crate::qcow2) mod parts;
 mod place;
 mod rebuild;
 mod refcounts;

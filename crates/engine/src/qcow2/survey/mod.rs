@@ -4,7 +4,8 @@
 //!
 //! Every table is read once, the L1 tables of snapshots twice; no guest data is read. The
 //! refcounts are kept in the dense form of the check, and one mark for each host cluster
-//! beside them: 10 TiB of 64 KiB clusters take about 80 MiB.
+//! beside them: 10 TiB of 64 KiB clusters take about 80 MiB. Of a hostile image the tables
+//! of snapshots are surveyed in parts, as the check does it.
 //!
 //! What snapshots hold alone is told by the refcounts on disk, so it is as true as these
 //! are: a check comes first.

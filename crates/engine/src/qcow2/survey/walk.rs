@@ -1,6 +1,6 @@
 //! Walks over all tables of an image.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapCluster, BitmapTableEntry};
@@ -12,6 +12,7 @@ use super::cells::{Cells, Content};
 use super::tables::CacheTally;
 use super::{Mapped, MetadataBytes, SnapshotSpace, Survey, SurveyOptions};
 use crate::qcow2::check::counts::{CHUNK_CLUSTERS, Counts};
+use crate::qcow2::check::parts::Parts;
 use crate::qcow2::check::source::Image;
 use crate::qcow2::check::stored::Stored;
 use crate::qcow2::check::tables::for_each_table;
@@ -32,8 +33,8 @@ struct Table {
     uses: u64,
     /// The last snapshot among these; the only one if there is one use.
     snapshot: usize,
-    /// Bytes that it maps.
-    bytes: u64,
+    /// Bytes that it maps, once it has been read.
+    mapped_bytes: Option<u64>,
     by_disk: bool,
 }
 
@@ -43,9 +44,12 @@ enum Reader {
     Disk,
     /// Only this snapshot uses the table.
     One(usize),
-    /// Several snapshots use the table.
+    /// Several use the table; what the disk uses has been seen.
     Several,
 }
+
+/// A snapshot and its number.
+type Snapshot<'a> = (usize, &'a SnapshotEntry);
 
 struct Walk<'a> {
     image: &'a Image,
@@ -56,7 +60,8 @@ struct Walk<'a> {
     metadata: MetadataBytes,
     snapshots: Vec<SnapshotSpace>,
     only_in_snapshots_bytes: u64,
-    tables: BTreeMap<u64, Table>,
+    /// Those that snapshots use.
+    tables: Parts<Table>,
     cache: CacheTally,
     /// Where the next data cluster would continue the last one.
     next_host: Option<u64>,
@@ -79,7 +84,7 @@ pub(super) async fn run(storage: Arc<dyn Storage>, options: &SurveyOptions) -> R
         metadata: MetadataBytes::default(),
         snapshots: Vec::new(),
         only_in_snapshots_bytes: 0,
-        tables: BTreeMap::new(),
+        tables: Parts::new(image.len_bytes()),
         cache: CacheTally::new(geometry, disk_bytes),
         next_host: None,
     };
@@ -161,95 +166,122 @@ impl Walk<'_> {
         Ok(offsets.collect())
     }
 
-    /// The disk's tables, and then those of snapshots that the disk does not use.
+    /// The disk's tables, and then those of snapshots.
     async fn disk(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
         let header = &self.image.header;
         let active = self
             .l1_table(header.l1_table_offset, header.l1_entries)
             .await?;
-        self.find_snapshot_tables(snapshots).await?;
-        for offset in &active {
-            let table = self.tables.get_mut(offset);
-            if let Some(table) = table {
-                table.by_disk = true;
-            }
-        }
         self.metadata.l2 = active.len() as u64 * self.cluster_bytes();
-        self.read_tables(&active).await?;
-        let others = self.tables.iter().filter(|(_, table)| !table.by_disk);
-        let others: Vec<u64> = others.map(|(offset, _)| *offset).collect();
-        self.metadata.snapshot_l2 = others.len() as u64 * self.cluster_bytes();
-        self.read_tables(&others).await?;
-        self.add_up_snapshots(snapshots).await
+        let snapshots = self.snapshot_l1_tables(snapshots);
+        self.find_snapshot_tables(&active, &snapshots).await?;
+        self.read_tables(&active, Self::disk_table).await?;
+        self.snapshot_tables(&snapshots).await?;
+        while self.tables.next_part().is_some() {
+            self.find_snapshot_tables(&active, &snapshots).await?;
+            self.snapshot_tables(&snapshots).await?;
+        }
+        Ok(())
     }
 
-    async fn find_snapshot_tables(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
-        for (number, snapshot) in snapshots.iter().enumerate() {
-            if snapshot.check_l1_table(&self.geometry()).is_err() {
-                continue;
-            }
-            let l1_bytes = self.area(
-                snapshot.l1_table_offset.0,
-                u64::from(snapshot.l1_entries) * 8,
-            );
+    /// Counts the L1 tables of snapshots that can be read.
+    fn snapshot_l1_tables<'s>(&mut self, snapshots: &'s [SnapshotEntry]) -> Vec<Snapshot<'s>> {
+        let geometry = self.geometry();
+        let readable = snapshots.iter().enumerate();
+        let readable: Vec<_> = readable
+            .filter(|(_, snapshot)| snapshot.check_l1_table(&geometry).is_ok())
+            .collect();
+        for (number, snapshot) in &readable {
+            let size_bytes = u64::from(snapshot.l1_entries) * 8;
+            let l1_bytes = self.area(snapshot.l1_table_offset.0, size_bytes);
             self.metadata.snapshot_l1 += l1_bytes;
-            self.snapshots[number].own_bytes += l1_bytes;
+            self.snapshots[*number].own_bytes += l1_bytes;
+        }
+        readable
+    }
+
+    /// Finds the tables in a part of the file that snapshots use.
+    async fn find_snapshot_tables(
+        &mut self,
+        active: &[u64],
+        snapshots: &[Snapshot<'_>],
+    ) -> Result<()> {
+        for &(number, snapshot) in snapshots {
             let tables = self
                 .l1_table(snapshot.l1_table_offset, snapshot.l1_entries)
                 .await?;
             for offset in tables {
-                let table = self.tables.entry(offset).or_default();
-                table.uses += 1;
-                table.snapshot = number;
+                self.tables.note(offset, |table| {
+                    table.uses += 1;
+                    table.snapshot = number;
+                });
+            }
+        }
+        for offset in active {
+            if let Some(table) = self.tables.get_mut(*offset) {
+                table.by_disk = true;
             }
         }
         Ok(())
     }
 
-    /// Once it is known what each table maps.
-    async fn add_up_snapshots(&mut self, snapshots: &[SnapshotEntry]) -> Result<()> {
-        for (number, snapshot) in snapshots.iter().enumerate() {
-            if snapshot.check_l1_table(&self.geometry()).is_err() {
-                continue;
-            }
+    /// Reads what has not been read of these, and adds up what each snapshot refers to.
+    async fn snapshot_tables(&mut self, snapshots: &[Snapshot<'_>]) -> Result<()> {
+        let unread = self.tables.known();
+        let unread = unread.filter(|(_, table)| table.mapped_bytes.is_none());
+        let unread: Vec<u64> = unread.map(|(offset, _)| offset).collect();
+        self.read_tables(&unread, Self::snapshot_table).await?;
+        for &(number, snapshot) in snapshots {
             let tables = self
                 .l1_table(snapshot.l1_table_offset, snapshot.l1_entries)
                 .await?;
-            let bytes = tables.iter().filter_map(|offset| self.tables.get(offset));
-            self.snapshots[number].total_bytes = bytes.map(|table| table.bytes).sum();
+            let known = tables.iter().filter_map(|offset| self.tables.get(*offset));
+            let bytes: u64 = known.filter_map(|table| table.mapped_bytes).sum();
+            self.snapshots[number].total_bytes += bytes;
         }
         Ok(())
     }
 
-    async fn read_tables(&mut self, offsets: &[u64]) -> Result<()> {
+    async fn read_tables(
+        &mut self,
+        offsets: &[u64],
+        each: impl Fn(&mut Self, u64, &[u8]),
+    ) -> Result<()> {
         let image = self.image;
         let cluster = self.cluster_bytes();
         image.spend(offsets.len() as u64 * cluster)?;
         for_each_table(image, offsets, cluster, |number, bytes| {
-            self.table(offsets[number], bytes);
+            each(self, offsets[number], bytes);
             Ok(())
         })
         .await
     }
 
-    fn table(&mut self, offset: u64, bytes: &[u8]) {
-        let cluster = self.cluster_bytes();
-        self.area(offset, cluster);
-        let known = self.tables.get(&offset).copied();
-        let reader = match known {
-            None => Reader::Disk,
-            Some(table) if table.by_disk => Reader::Disk,
-            Some(table) if table.uses == 1 => Reader::One(table.snapshot),
-            Some(_) => Reader::Several,
-        };
-        match reader {
-            Reader::Disk => self.cache.add(bytes),
-            Reader::One(number) => self.snapshots[number].own_bytes += cluster,
-            Reader::Several => {}
+    fn disk_table(&mut self, offset: u64, bytes: &[u8]) {
+        self.area(offset, self.cluster_bytes());
+        self.cache.add(bytes);
+        let mapped_bytes = self.entries(bytes, Reader::Disk);
+        if let Some(table) = self.tables.get_mut(offset) {
+            table.mapped_bytes = Some(mapped_bytes);
         }
-        let mapped = self.entries(bytes, reader);
-        if let Some(table) = self.tables.get_mut(&offset) {
-            table.bytes = mapped;
+    }
+
+    fn snapshot_table(&mut self, offset: u64, bytes: &[u8]) {
+        let cluster = self.cluster_bytes();
+        let Some(&table) = self.tables.get(offset) else {
+            return;
+        };
+        let mut reader = Reader::Several;
+        if !table.by_disk {
+            self.metadata.snapshot_l2 += self.area(offset, cluster);
+            if table.uses == 1 {
+                reader = Reader::One(table.snapshot);
+                self.snapshots[table.snapshot].own_bytes += cluster;
+            }
+        }
+        let mapped_bytes = self.entries(bytes, reader);
+        if let Some(table) = self.tables.get_mut(offset) {
+            table.mapped_bytes = Some(mapped_bytes);
         }
     }
 
