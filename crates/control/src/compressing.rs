@@ -7,12 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_lock::RwLock;
-use vellum::qcow2::create::Preallocation;
-use vellum::{
-    BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Result, Storage, ZeroRequest,
-};
-
-use crate::wrap::pass_on;
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, pass_on};
 
 /// Writes whole clusters, compressed, whatever it is asked to write.
 #[derive(Debug)]
@@ -58,7 +53,10 @@ async fn write_padded(
 }
 
 impl BlockDevice for Compressing {
-    pass_on!();
+    pass_on!(
+        inner: info, size_bytes, read, flush, block_status, truncate, resize, make_empty, close,
+        backing, storage, as_qcow2, allocated_bytes,
+    );
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         let end = offset_bytes + buffer.len() as u64;

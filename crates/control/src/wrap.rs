@@ -3,59 +3,9 @@
 
 use std::sync::Arc;
 
-use vellum::qcow2::create::Preallocation;
-use vellum::{
-    BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, RequestFlags, Result, Storage,
-    ZeroRequest,
-};
+use vellum::{BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, ZeroRequest, pass_on};
 
 use crate::probe::{Probed, probe};
-
-/// The methods that a wrapper passes on as they are.
-macro_rules! pass_on {
-    () => {
-        fn info(&self) -> DeviceInfo {
-            self.inner.info()
-        }
-        fn size_bytes(&self) -> u64 {
-            self.inner.size_bytes()
-        }
-        fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-            self.inner.read(offset_bytes, buffer)
-        }
-        fn flush(&self) -> Io<()> {
-            self.inner.flush()
-        }
-        fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-            self.inner.block_status(offset_bytes, len_bytes, max_depth)
-        }
-        fn truncate(&self, size_bytes: u64) -> Io<()> {
-            self.inner.truncate(size_bytes)
-        }
-        fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
-            self.inner.resize(size_bytes, preallocation)
-        }
-        fn make_empty(&self) -> Io<()> {
-            self.inner.make_empty()
-        }
-        fn close(&self) -> Io<()> {
-            self.inner.close()
-        }
-        fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
-            self.inner.backing()
-        }
-        fn storage(&self) -> Option<Arc<dyn Storage>> {
-            self.inner.storage()
-        }
-        fn as_qcow2(&self) -> Option<&vellum::qcow2::Qcow2> {
-            self.inner.as_qcow2()
-        }
-        fn allocated_bytes(&self) -> Result<Option<u64>> {
-            self.inner.allocated_bytes()
-        }
-    };
-}
-pub(crate) use pass_on;
 
 /// Makes every write durable before it completes (cache modes writethrough and
 /// directsync).
@@ -72,7 +22,10 @@ impl WriteThrough {
 }
 
 impl BlockDevice for WriteThrough {
-    pass_on!();
+    pass_on!(
+        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, make_empty,
+        close, backing, storage, as_qcow2, allocated_bytes,
+    );
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, _flags: RequestFlags) -> Io<Buffer> {
         self.inner
@@ -98,10 +51,6 @@ impl BlockDevice for WriteThrough {
                 ..request
             },
         )
-    }
-
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.inner.discard(offset_bytes, len_bytes)
     }
 }
 
@@ -134,7 +83,10 @@ impl ProbedRaw {
 }
 
 impl BlockDevice for ProbedRaw {
-    pass_on!();
+    pass_on!(
+        inner: info, size_bytes, read, write_zeroes, discard, flush, block_status, truncate, resize,
+        make_empty, close, backing, storage, as_qcow2, allocated_bytes,
+    );
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         if offset_bytes >= FIRST_BLOCK_BYTES || buffer.is_empty() {
@@ -155,13 +107,5 @@ impl BlockDevice for ProbedRaw {
             }
             inner.write(offset_bytes, buffer, flags).await
         }))
-    }
-
-    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
-        self.inner.write_zeroes(offset_bytes, len_bytes, request)
-    }
-
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.inner.discard(offset_bytes, len_bytes)
     }
 }

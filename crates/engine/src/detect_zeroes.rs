@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::qcow2::create::Preallocation;
-use crate::{
-    BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Result, Storage, ZeroRequest,
-};
+use crate::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
 
 /// A device that looks at what is written and does not store zeroes.
 #[derive(Debug)]
@@ -36,18 +33,10 @@ impl ZeroDetector {
 }
 
 impl BlockDevice for ZeroDetector {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-
-    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-        self.inner.read(offset_bytes, buffer)
-    }
-
+    pass_on!(
+        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, close,
+        backing, storage, as_qcow2, allocated_bytes,
+    );
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         if buffer.is_empty() || !buffer.is_zero() {
             return self.inner.write(offset_bytes, buffer, flags);
@@ -77,45 +66,5 @@ impl BlockDevice for ZeroDetector {
                 ..request
             },
         )
-    }
-
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.inner.discard(offset_bytes, len_bytes)
-    }
-
-    fn flush(&self) -> Io<()> {
-        self.inner.flush()
-    }
-
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-        self.inner.block_status(offset_bytes, len_bytes, max_depth)
-    }
-
-    fn truncate(&self, size_bytes: u64) -> Io<()> {
-        self.inner.truncate(size_bytes)
-    }
-
-    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
-        self.inner.resize(size_bytes, preallocation)
-    }
-
-    fn close(&self) -> Io<()> {
-        self.inner.close()
-    }
-
-    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.inner.backing()
-    }
-
-    fn storage(&self) -> Option<Arc<dyn Storage>> {
-        self.inner.storage()
-    }
-
-    fn as_qcow2(&self) -> Option<&crate::qcow2::Qcow2> {
-        self.inner.as_qcow2()
-    }
-
-    fn allocated_bytes(&self) -> Result<Option<u64>> {
-        self.inner.allocated_bytes()
     }
 }

@@ -13,6 +13,7 @@ pub mod device;
 pub mod gate;
 pub mod luks;
 pub mod nodes;
+mod pass_on;
 pub mod qcow2;
 pub mod raw;
 

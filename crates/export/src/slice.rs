@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, RequestFlags, Result,
-    ZeroRequest,
+    ZeroRequest, pass_on,
 };
 
 /// The bytes of a device from an offset to its end.
@@ -42,6 +42,7 @@ impl Slice {
 }
 
 impl BlockDevice for Slice {
+    pass_on!(device: flush, close);
     fn info(&self) -> DeviceInfo {
         let info = self.device.info();
         let aligned = self
@@ -79,10 +80,6 @@ impl BlockDevice for Slice {
         self.device.discard(self.place(offset_bytes), len_bytes)
     }
 
-    fn flush(&self) -> Io<()> {
-        self.device.flush()
-    }
-
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
         self.device
             .block_status(self.place(offset_bytes), len_bytes, max_depth)
@@ -91,9 +88,5 @@ impl BlockDevice for Slice {
     fn truncate(&self, _size_bytes: u64) -> Io<()> {
         let message = "a part of a device cannot be resized";
         Io::ready(Err(Error::new(ErrorKind::Unsupported, "resize", message)))
-    }
-
-    fn close(&self) -> Io<()> {
-        self.device.close()
     }
 }

@@ -9,7 +9,7 @@ use vellum::gate::DenyAll;
 use vellum::nodes::{CopyOnRead, Link, nothing};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
-use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Storage, ZeroRequest};
+use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, Storage, ZeroRequest, pass_on};
 use vellum_jobs::copy::Silent;
 use vellum_jobs::job::{Reins, Wish};
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, LiveStream, Tracker};
@@ -68,12 +68,7 @@ impl Slow {
 }
 
 impl BlockDevice for Slow {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
+    pass_on!(0: info, size_bytes, truncate, close, backing);
     fn read(&self, at: u64, buffer: Buffer) -> Io<Buffer> {
         self.late(at, move |device| device.read(at, buffer))
     }
@@ -95,15 +90,6 @@ impl BlockDevice for Slow {
         self.late(at, move |device| {
             device.block_status(at, len_bytes, max_depth)
         })
-    }
-    fn truncate(&self, size_bytes: u64) -> Io<()> {
-        self.0.truncate(size_bytes)
-    }
-    fn close(&self) -> Io<()> {
-        self.0.close()
-    }
-    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.0.backing()
     }
 }
 

@@ -6,10 +6,9 @@ use super::{
     EncryptedStorage, KeyChange, LuksHeader, MasterKey, Passphrase, SECTOR_BYTES, change_keys,
     read_header, unlock,
 };
-use crate::qcow2::create::Preallocation;
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, Raw, RawOptions, RequestFlags,
-    Result, Storage, ZeroRequest,
+    Result, Storage, ZeroRequest, pass_on,
 };
 
 /// How to open a volume.
@@ -140,20 +139,13 @@ impl LuksDevice {
 }
 
 impl BlockDevice for LuksDevice {
+    pass_on!(plain: size_bytes, read, discard, flush, truncate, resize, close);
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             format: "luks",
             growable: false,
             ..self.plain.info()
         }
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.plain.size_bytes()
-    }
-
-    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-        self.plain.read(offset_bytes, buffer)
     }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
@@ -170,14 +162,6 @@ impl BlockDevice for LuksDevice {
         }
     }
 
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.plain.discard(offset_bytes, len_bytes)
-    }
-
-    fn flush(&self) -> Io<()> {
-        self.plain.flush()
-    }
-
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
         let status = self.plain.block_status(offset_bytes, len_bytes, max_depth);
         // The bytes are nowhere as they are.
@@ -187,18 +171,6 @@ impl BlockDevice for LuksDevice {
                 ..extent
             })
         })
-    }
-
-    fn truncate(&self, size_bytes: u64) -> Io<()> {
-        self.plain.truncate(size_bytes)
-    }
-
-    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
-        self.plain.resize(size_bytes, preallocation)
-    }
-
-    fn close(&self) -> Io<()> {
-        self.plain.close()
     }
 
     fn storage(&self) -> Option<Arc<dyn Storage>> {

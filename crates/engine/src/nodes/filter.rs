@@ -7,10 +7,7 @@ use std::sync::Arc;
 
 use vellum_storage::spawn;
 
-use crate::qcow2::create::Preallocation;
-use crate::{
-    BlockDevice, Buffer, DeviceInfo, Extent, Io, Raw, RequestFlags, Result, Storage, ZeroRequest,
-};
+use crate::{BlockDevice, Extent, Io, Raw, pass_on};
 
 /// A device with a filter in front of it.
 #[derive(Debug)]
@@ -27,35 +24,10 @@ impl Filter {
 }
 
 impl BlockDevice for Filter {
-    fn info(&self) -> DeviceInfo {
-        self.filtering.info()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.filtering.size_bytes()
-    }
-
-    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-        self.filtering.read(offset_bytes, buffer)
-    }
-
-    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
-        self.filtering.write(offset_bytes, buffer, flags)
-    }
-
-    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
-        self.filtering
-            .write_zeroes(offset_bytes, len_bytes, request)
-    }
-
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.filtering.discard(offset_bytes, len_bytes)
-    }
-
-    fn flush(&self) -> Io<()> {
-        self.filtering.flush()
-    }
-
+    pass_on!(
+        filtering: info, size_bytes, read, write, write_zeroes, discard, flush, truncate, resize,
+        close, storage, allocated_bytes,
+    );
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
         // The filter may have something against the question.
         let asked = self
@@ -73,26 +45,6 @@ impl BlockDevice for Filter {
             }
         }))
     }
-
-    fn truncate(&self, size_bytes: u64) -> Io<()> {
-        self.filtering.truncate(size_bytes)
-    }
-
-    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
-        self.filtering.resize(size_bytes, preallocation)
-    }
-
-    fn close(&self) -> Io<()> {
-        self.filtering.close()
-    }
-
-    fn storage(&self) -> Option<Arc<dyn Storage>> {
-        self.filtering.storage()
-    }
-
-    fn allocated_bytes(&self) -> Result<Option<u64>> {
-        self.filtering.allocated_bytes()
-    }
 }
 
 #[cfg(test)]
@@ -105,7 +57,7 @@ mod tests {
     use crate::nodes::DeviceStorage;
     use crate::qcow2::create::{CreateOptions, create};
     use crate::qcow2::{OpenOptions, Qcow2};
-    use crate::{ErrorKind, RawOptions};
+    use crate::{Buffer, ErrorKind, RawOptions, RequestFlags, Storage};
 
     #[test]
     fn what_a_device_holds_shows_through_a_filter() {

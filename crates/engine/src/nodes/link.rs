@@ -264,6 +264,7 @@ mod tests {
     use vellum_storage::lane::{block_on, yield_now};
 
     use super::*;
+    use crate::pass_on;
 
     fn device(byte: u8) -> Arc<dyn BlockDevice> {
         let file = Arc::new(MemStorage::with_bytes(vec![byte; 4096]));
@@ -297,39 +298,15 @@ mod tests {
     #[derive(Debug)]
     struct Slow(Arc<dyn BlockDevice>, Arc<Event>);
     impl BlockDevice for Slow {
-        fn info(&self) -> DeviceInfo {
-            self.0.info()
-        }
-        fn size_bytes(&self) -> u64 {
-            self.0.size_bytes()
-        }
+        pass_on!(
+            0: info, size_bytes, write, write_zeroes, discard, flush, block_status, truncate, close,
+        );
         fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
             let (device, go) = (self.0.clone(), self.1.listen());
             Io::task(spawn(async move {
                 go.await;
                 device.read(offset_bytes, buffer).await
             }))
-        }
-        fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
-            self.0.write(offset_bytes, buffer, flags)
-        }
-        fn write_zeroes(&self, at: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
-            self.0.write_zeroes(at, len_bytes, request)
-        }
-        fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-            self.0.discard(offset_bytes, len_bytes)
-        }
-        fn flush(&self) -> Io<()> {
-            self.0.flush()
-        }
-        fn block_status(&self, at: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-            self.0.block_status(at, len_bytes, max_depth)
-        }
-        fn truncate(&self, size_bytes: u64) -> Io<()> {
-            self.0.truncate(size_bytes)
-        }
-        fn close(&self) -> Io<()> {
-            self.0.close()
         }
     }
 

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_listener::Event;
-use vellum::{
-    BlockDevice, Buffer, DeviceInfo, Extent, Io, Raw, RawOptions, RequestFlags, ZeroRequest,
-};
+use vellum::{BlockDevice, Buffer, Io, Raw, RawOptions, RequestFlags, ZeroRequest, pass_on};
 use vellum_storage::{MemStorage, spawn};
 
 /// A device that is closed until somebody opens it: requests wait.
@@ -50,12 +48,7 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
+    pass_on!(device: info, size_bytes, flush, block_status, truncate, close);
     fn read(&self, at: u64, buffer: Buffer) -> Io<Buffer> {
         self.pass(move |device| device.read(at, buffer))
     }
@@ -67,17 +60,5 @@ impl BlockDevice for Gate {
     }
     fn discard(&self, at: u64, len_bytes: u64) -> Io<()> {
         self.pass(move |device| device.discard(at, len_bytes))
-    }
-    fn flush(&self) -> Io<()> {
-        self.device.flush()
-    }
-    fn block_status(&self, at: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-        self.device.block_status(at, len_bytes, max_depth)
-    }
-    fn truncate(&self, size_bytes: u64) -> Io<()> {
-        self.device.truncate(size_bytes)
-    }
-    fn close(&self) -> Io<()> {
-        self.device.close()
     }
 }

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum::qcow2::create::Preallocation;
-use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Result, ZeroRequest};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
 
 use super::dirty::DirtyMap;
 
@@ -37,18 +36,10 @@ impl Tracker {
 }
 
 impl BlockDevice for Tracker {
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-        self.device.read(offset_bytes, buffer)
-    }
-
+    pass_on!(
+        device: info, size_bytes, read, flush, block_status, truncate, resize, close, backing,
+        allocated_bytes,
+    );
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         let len_bytes = buffer.len() as u64;
         let write = self.device.write(offset_bytes, buffer, flags);
@@ -74,34 +65,6 @@ impl BlockDevice for Tracker {
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         let discard = self.device.discard(offset_bytes, len_bytes);
         self.note(discard, offset_bytes, len_bytes)
-    }
-
-    fn flush(&self) -> Io<()> {
-        self.device.flush()
-    }
-
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-        self.device.block_status(offset_bytes, len_bytes, max_depth)
-    }
-
-    fn truncate(&self, size_bytes: u64) -> Io<()> {
-        self.device.truncate(size_bytes)
-    }
-
-    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
-        self.device.resize(size_bytes, preallocation)
-    }
-
-    fn close(&self) -> Io<()> {
-        self.device.close()
-    }
-
-    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.device.backing()
-    }
-
-    fn allocated_bytes(&self) -> Result<Option<u64>> {
-        self.device.allocated_bytes()
     }
 }
 
