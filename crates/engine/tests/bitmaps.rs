@@ -151,6 +151,12 @@ fn bitmaps_are_changed_one_by_one() {
         assert!(ranges(&image, "a").await.is_empty());
         write(&image, 3 * MIB, 512).await;
         assert_eq!(ranges(&image, "a").await, [3 * MIB..3 * MIB + 64 * KIB]);
+        bitmaps.set("a", vec![1..2]).await.expect("set");
+        write(&image, MIB, 512).await;
+        assert_eq!(
+            ranges(&image, "a").await,
+            [0..64 * KIB, MIB..MIB + 64 * KIB]
+        );
         assert_eq!(
             ranges(&image, "b").await,
             [0..64 * KIB, 2 * MIB..2 * MIB + 64 * KIB]

@@ -1,6 +1,7 @@
 //! The monitor of `qemu-storage-daemon` beside the real one: the same scripts, the same
 //! answers and events.
 
+mod backup;
 mod place;
 
 use std::io::{BufRead, BufReader, Write};
@@ -58,6 +59,11 @@ fn nodes_and_exports_come_and_go_alike() {
             Ask("blockdev-add", null),
             Ask("block-export-add", export.clone()),
             Ask("nbd-server-stop", json!({})),
+            Ask("nbd-server-start", json!({"addr": {"type": "unix"}})),
+            Ask(
+                "nbd-server-start",
+                json!({"addr": {"type": "unix", "data": {"path": "p"}, "x": 1}}),
+            ),
             Ask("nbd-server-start", address.clone()),
             Ask("nbd-server-start", address),
             Ask("block-export-add", export.clone()),

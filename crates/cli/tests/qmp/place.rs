@@ -234,7 +234,21 @@ pub fn same(words: &[&str], script: &[Step]) {
     for (at, (ours, theirs)) in our_answers.iter().zip(&answers).enumerate() {
         assert_eq!(ours, theirs, "answer {at}");
     }
-    assert_eq!(our_events, events);
+    assert_eq!(calm(our_events), calm(events));
+}
+
+/// Events without those of jobs that QEMU holds up for a moment, whenever it changes a graph.
+fn calm(events: Vec<Value>) -> Vec<Value> {
+    let mut left: Vec<Value> = Vec::new();
+    for event in events {
+        let paused = json!({"status": "paused", "id": event["data"]["id"]});
+        let resumes = event["data"]["status"] == "running";
+        match left.last() {
+            Some(last) if resumes && last["data"] == paused => drop(left.pop()),
+            _ => left.push(event),
+        }
+    }
+    left
 }
 
 /// A qcow2 node over a file; `""` leaves the backing file to the image.

@@ -60,6 +60,14 @@ impl Nodes {
         }
     }
 
+    /// Refuses a node that a job works on.
+    ///
+    /// # Errors
+    /// In QEMU's words, if one does.
+    pub fn check_no_job(&self, name: &str) -> Result<()> {
+        self.lock().check_no_job(name)
+    }
+
     /// Closes a node that was added, with all that it owns.
     ///
     /// # Errors
@@ -224,9 +232,7 @@ impl Nodes {
                 return Err(unknown(name));
             }
         }
-        if let Some(why) = named.blocker_by_job(node) {
-            return Err(invalid(format!("Node '{node}' is busy: {why}")));
-        }
+        named.check_no_job(node)?;
         let mut users = named.uses.iter().filter(|one| one.node == overlay);
         if named.backing_use(overlay).is_some() {
             return Err(invalid("The overlay already has a backing image"));
@@ -427,10 +433,13 @@ impl Named {
         users.find_map(Use::blocker)
     }
 
-    fn blocker_by_job(&self, name: &str) -> Option<String> {
-        let users = self.uses.iter();
-        let mut jobs = users.filter(|one| one.node == name && one.user.is_job());
-        jobs.find_map(Use::blocker)
+    /// Refuses a node that a job works on.
+    pub(super) fn check_no_job(&self, name: &str) -> Result<()> {
+        let mut users = self.uses.iter().filter(|one| one.node == name);
+        match users.find_map(Use::job) {
+            None => Ok(()),
+            Some(why) => Err(invalid(format!("Node '{name}' is busy: {why}"))),
+        }
     }
 
     /// Why nothing new can stand on a node whose content a job is changing: it would not

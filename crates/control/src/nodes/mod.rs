@@ -335,7 +335,16 @@ impl Nodes {
             owner: owner.map(str::to_owned),
             link: None,
         };
-        self.lock().note(new).map(drop)
+        let mut named = self.lock();
+        if named
+            .nodes
+            .get(name)
+            .is_some_and(|node| node.front.is_some())
+        {
+            // It would not see what stands in front.
+            named.check_no_job(name)?;
+        }
+        named.note(new).map(drop)
     }
 
     /// The node to which a use leads now.

@@ -7,22 +7,30 @@ use crate::options::Options;
 
 /// The arguments of a command that nobody has taken yet.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Arguments(Map<String, Value>);
-
-fn wrong_type(key: &str, expected: &str) -> Failure {
-    Failure::new(format!(
-        "Invalid parameter type for '{key}', expected: {expected}"
-    ))
-}
-
-fn missing(key: &str) -> Failure {
-    Failure::new(format!("Parameter '{key}' is missing"))
+pub struct Arguments {
+    members: Map<String, Value>,
+    /// What messages write before their names: `addr.` of those of an object `addr`.
+    prefix: String,
 }
 
 impl Arguments {
     /// All of them.
     pub fn new(members: Map<String, Value>) -> Self {
-        Arguments(members)
+        Arguments {
+            members,
+            prefix: String::new(),
+        }
+    }
+
+    fn wrong_type(&self, key: &str, expected: &str) -> Failure {
+        let prefix = &self.prefix;
+        Failure::new(format!(
+            "Invalid parameter type for '{prefix}{key}', expected: {expected}"
+        ))
+    }
+
+    fn missing(&self, key: &str) -> Failure {
+        Failure::new(format!("Parameter '{}{key}' is missing", self.prefix))
     }
 
     /// A text, if it is there.
@@ -30,10 +38,10 @@ impl Arguments {
     /// # Errors
     /// If it is something else.
     pub fn text(&mut self, key: &str) -> Result<Option<String>, Failure> {
-        match self.0.remove(key) {
+        match self.members.remove(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(wrong_type(key, "string")),
+            Some(_) => Err(self.wrong_type(key, "string")),
         }
     }
 
@@ -42,7 +50,7 @@ impl Arguments {
     /// # Errors
     /// If it is not, or something else.
     pub fn need_text(&mut self, key: &str) -> Result<String, Failure> {
-        self.text(key)?.ok_or_else(|| missing(key))
+        self.text(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// A switch, if it is there.
@@ -50,10 +58,10 @@ impl Arguments {
     /// # Errors
     /// If it is something else.
     pub fn switch(&mut self, key: &str) -> Result<Option<bool>, Failure> {
-        match self.0.remove(key) {
+        match self.members.remove(key) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(_) => Err(wrong_type(key, "boolean")),
+            Some(_) => Err(self.wrong_type(key, "boolean")),
         }
     }
 
@@ -62,13 +70,13 @@ impl Arguments {
     /// # Errors
     /// If it is something else.
     pub fn number(&mut self, key: &str) -> Result<Option<i64>, Failure> {
-        match self.0.remove(key) {
+        match self.members.remove(key) {
             None => Ok(None),
             Some(Value::Number(number)) => match number.as_i64() {
                 Some(number) => Ok(Some(number)),
-                None => Err(wrong_type(key, "integer")),
+                None => Err(self.wrong_type(key, "integer")),
             },
-            Some(_) => Err(wrong_type(key, "integer")),
+            Some(_) => Err(self.wrong_type(key, "integer")),
         }
     }
 
@@ -77,7 +85,7 @@ impl Arguments {
     /// # Errors
     /// If it is not, or something else.
     pub fn need_number(&mut self, key: &str) -> Result<i64, Failure> {
-        self.number(key)?.ok_or_else(|| missing(key))
+        self.number(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// One of some names, if it is there.
@@ -105,10 +113,10 @@ impl Arguments {
     /// # Errors
     /// If it is something else.
     pub fn array(&mut self, key: &str) -> Result<Option<Vec<Value>>, Failure> {
-        match self.0.remove(key) {
+        match self.members.remove(key) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
-            Some(_) => Err(wrong_type(key, "array")),
+            Some(_) => Err(self.wrong_type(key, "array")),
         }
     }
 
@@ -117,7 +125,22 @@ impl Arguments {
     /// # Errors
     /// If it is not, or something else.
     pub fn need_array(&mut self, key: &str) -> Result<Vec<Value>, Failure> {
-        self.array(key)?.ok_or_else(|| missing(key))
+        self.array(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// An object, if it is there.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn object(&mut self, key: &str) -> Result<Option<Arguments>, Failure> {
+        match self.members.remove(key) {
+            None => Ok(None),
+            Some(Value::Object(members)) => Ok(Some(Arguments {
+                members,
+                prefix: format!("{}{key}.", self.prefix),
+            })),
+            Some(_) => Err(self.wrong_type(key, "object")),
+        }
     }
 
     /// An object that must be there.
@@ -125,11 +148,7 @@ impl Arguments {
     /// # Errors
     /// If it is not, or something else.
     pub fn need_object(&mut self, key: &str) -> Result<Arguments, Failure> {
-        match self.0.remove(key) {
-            None => Err(missing(key)),
-            Some(Value::Object(members)) => Ok(Arguments(members)),
-            Some(_) => Err(wrong_type(key, "object")),
-        }
+        self.object(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// Ends the taking.
@@ -137,14 +156,17 @@ impl Arguments {
     /// # Errors
     /// If something is left that the command does not know.
     pub fn finish(self) -> Result<(), Failure> {
-        match self.0.keys().next() {
+        match self.members.keys().next() {
             None => Ok(()),
-            Some(key) => Err(Failure::new(format!("Parameter '{key}' is unexpected"))),
+            Some(key) => Err(Failure::new(format!(
+                "Parameter '{}{key}' is unexpected",
+                self.prefix
+            ))),
         }
     }
 
     /// All that is left, as the options of a command line.
     pub fn into_options(self) -> Options {
-        Options::from_object(self.0)
+        Options::from_object(self.members)
     }
 }

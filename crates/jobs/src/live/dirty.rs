@@ -1,20 +1,11 @@
 //! [`DirtyMap`]: which parts of a device have been written since somebody looked.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
 
-/// The finest grain, in bytes.
-const MIN_GRAIN_BYTES: u64 = 64 << 10;
-/// Larger devices get a coarser grain: a map takes 2 MiB at most.
-const MAX_GRAINS: u64 = 1 << 24;
-
-/// Bits for the grains of a device.
-#[derive(Debug, Clone)]
-struct Bits {
-    words: Vec<u64>,
-    set: u64,
-}
+use super::bits::{Bits, MIN_GRAIN_BYTES, grain_bytes_for};
 
 /// What was written, in grains.
 #[derive(Debug)]
@@ -34,54 +25,16 @@ pub struct DirtyRanges {
     bits: Bits,
 }
 
-impl Bits {
-    fn none(grains: u64) -> Bits {
-        Bits {
-            words: vec![0; grains.div_ceil(64) as usize],
-            set: 0,
-        }
-    }
-
-    fn set(&mut self, grain: u64) {
-        let (word, bit) = ((grain / 64) as usize, 1 << (grain % 64));
-        if let Some(word) = self.words.get_mut(word)
-            && *word & bit == 0
-        {
-            *word |= bit;
-            self.set += 1;
-        }
-    }
-
-    fn is_set(&self, grain: u64) -> bool {
-        let word = self.words.get((grain / 64) as usize);
-        word.is_some_and(|word| word >> (grain % 64) & 1 == 1)
-    }
-
-    /// Where the grains that are like this one end.
-    fn run_end(&self, grain: u64, end: u64) -> u64 {
-        let dirty = self.is_set(grain);
-        let same = if dirty { u64::MAX } else { 0 };
-        let mut at = grain + 1;
-        while at < end {
-            if at.is_multiple_of(64) && self.words.get((at / 64) as usize) == Some(&same) {
-                at += 64;
-            } else if self.is_set(at) == dirty {
-                at += 1;
-            } else {
-                break;
-            }
-        }
-        at.min(end)
-    }
-}
-
 impl DirtyMap {
     /// A map for a device of this size, that calls nothing dirty.
     pub fn new(size_bytes: u64) -> Arc<Self> {
-        let mut grain_bytes = MIN_GRAIN_BYTES;
-        while size_bytes.div_ceil(grain_bytes) > MAX_GRAINS {
-            grain_bytes *= 2;
-        }
+        Self::in_grains_of(MIN_GRAIN_BYTES, size_bytes)
+    }
+
+    /// A map whose grains have so many bytes, a power of two; or more, on a device so large
+    /// that it would take too much memory.
+    pub fn in_grains_of(grain_bytes: u64, size_bytes: u64) -> Arc<Self> {
+        let grain_bytes = grain_bytes_for(grain_bytes, size_bytes);
         Arc::new(DirtyMap {
             size_bytes,
             grain_bytes,
@@ -110,7 +63,7 @@ impl DirtyMap {
 
     /// How many bytes are dirty, in whole grains.
     pub fn dirty_bytes(&self) -> u64 {
-        self.lock().set * self.grain_bytes
+        self.lock().count() * self.grain_bytes
     }
 
     /// Takes what is dirty; nothing is then.
@@ -145,9 +98,23 @@ impl DirtyRanges {
         (self.bits.is_set(grain), end_bytes)
     }
 
+    /// What is dirty, in bytes and in order, none touching the next.
+    pub fn ranges(&self) -> Vec<Range<u64>> {
+        let mut ranges = Vec::new();
+        let mut at = 0;
+        while at < self.size_bytes {
+            let (dirty, end) = self.at(at);
+            if dirty {
+                ranges.push(at..end.min(self.size_bytes));
+            }
+            at = end;
+        }
+        ranges
+    }
+
     /// Whether nothing is dirty.
     pub fn is_empty(&self) -> bool {
-        self.bits.set == 0
+        self.bits.count() == 0
     }
 }
 
@@ -189,7 +156,7 @@ mod tests {
     #[test]
     fn large_devices_take_bounded_memory() {
         let map = DirtyMap::new(1 << 50);
-        assert!(map.lock().words.len() * 8 <= 2 << 20);
+        assert!(map.lock().memory_bytes() <= 2 << 20);
         map.mark((1 << 50) - 1, 1);
         assert!(map.take().at((1 << 50) - 1).0);
     }

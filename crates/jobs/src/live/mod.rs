@@ -6,6 +6,9 @@
 //! a device of theirs ([`Tracker`], [`vellum::nodes::CopyOnRead`]) from before the job
 //! begins; [`vellum::nodes::Link`] puts it there.
 //!
+//! [`LiveBackup`] copies what a device shows at one moment to another device, while more is
+//! written to the first: its users go through a [`BeforeWrite`] from that moment on.
+//!
 //! Invariants of a commit:
 //! - A range is called dirty once a write to it is complete, or has failed, and before its
 //!   user hears of that. So when no user's request runs, everything is either in the
@@ -21,13 +24,19 @@
 //! the image's own bytes already (each of these is hidden by the image); after it, a
 //! backing file that is whole.
 
+mod backup;
+mod before_write;
+mod bits;
 mod commit;
 mod dirty;
 #[cfg(test)]
 mod gate;
+mod side_by_side;
 mod stream;
 mod tracker;
 
+pub use backup::LiveBackup;
+pub use before_write::{BeforeWrite, Keeping};
 pub use commit::{Copied, LiveCommit, LiveCommitOptions};
 pub use dirty::{DirtyMap, DirtyRanges};
 pub use stream::LiveStream;

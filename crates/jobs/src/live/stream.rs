@@ -1,21 +1,15 @@
 //! [`LiveStream`]: an image in use is given what the layers below it hold.
 
 use std::ops::Range;
-use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::future::select;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
 
 use super::commit::Copied;
+use super::side_by_side::{self, Found, PIECE_BYTES};
 use crate::copy::Observer;
-use crate::job::{Reins, Wish};
-use crate::rate::RateLimit;
-
-/// Bytes that are brought up at once.
-const PIECE_BYTES: u64 = 1 << 20;
+use crate::job::Reins;
 
 /// What is brought up.
 #[derive(Debug)]
@@ -39,40 +33,21 @@ impl LiveStream {
     /// What reading and writing meet. The image shows what it did.
     pub async fn run(&self, reins: &Reins, observer: &mut dyn Observer) -> Result<Copied> {
         let size_bytes = self.image.size_bytes();
-        let mut rate = RateLimit::new(reins.speed().clone());
-        let mut running = FuturesUnordered::new();
         let mut at = 0;
-        let mut result = Ok(Copied::All);
-        while at < size_bytes {
-            reins.until(|wish| wish != Wish::Pause).await;
-            if reins.wish() == Wish::Cancel {
-                result = Ok(Copied::GivenUp);
-                break;
+        let look = async || {
+            if at >= size_bytes {
+                return Ok(Found::End);
             }
-            let (range, hidden) = match self.look(at, size_bytes).await {
-                Ok(found) => found,
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
-            };
+            let (range, hidden) = self.look(at, size_bytes).await?;
             at = range.end;
-            if hidden {
-                let wait = pin!(rate.wait_for(range.end - range.start));
-                select(wait, pin!(reins.until(|wish| wish == Wish::Cancel))).await;
-                running.push(self.filter.fetch(range));
-                if running.len() >= self.parallel.max(1)
-                    && let Some(Err(error)) = running.next().await
-                {
-                    result = Err(error);
-                    break;
-                }
-            }
             observer.progress(at, size_bytes);
-        }
-        while let Some(fetched) = running.next().await {
-            result = fetched.and(result);
-        }
+            Ok(match hidden {
+                true => Found::Piece(range),
+                false => Found::Nothing,
+            })
+        };
+        let fetch = |range| self.filter.fetch(range);
+        let result = side_by_side::run(self.parallel, reins, look, fetch).await;
         if matches!(result, Ok(Copied::All)) {
             self.image.flush().await?;
         }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use serde_json::Value;
+use vellum::qcow2::info::BitmapInfo;
 use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};
 use vellum::{BlockDevice, Error};
 use vellum_control::Nodes;
@@ -27,17 +28,48 @@ impl Named {
         })
     }
 
-    /// The bitmaps of the node, among which the named one is.
-    async fn find(&self, nodes: &Nodes) -> Result<Bitmaps, Failure> {
-        let bitmaps = bitmaps(&image(nodes, &self.node)?)?;
-        let list = bitmaps.list().await?;
-        match list.iter().any(|one| one.name == self.name) {
-            true => Ok(bitmaps),
-            false => Err(Failure::new(format!(
+    /// The bitmaps of the node, among which the named one is, that no job keeps to itself.
+    async fn find(&self, daemon: &Daemon, nodes: &Nodes) -> Result<Bitmaps, Failure> {
+        bitmaps(&image(nodes, &self.node)?)?;
+        let Some((bitmaps, _)) = look_up(nodes, &self.node, &self.name).await? else {
+            return Err(Failure::new(format!(
                 "Dirty bitmap '{}' not found",
                 self.name
-            ))),
-        }
+            )));
+        };
+        check_free(daemon, &self.node, &self.name)?;
+        Ok(bitmaps)
+    }
+}
+
+/// The bitmaps of a node, and what there is to say of the named one, if there is one.
+pub(super) async fn look_up(
+    nodes: &Nodes,
+    node: &str,
+    name: &str,
+) -> Result<Option<(Bitmaps, BitmapInfo)>, Failure> {
+    let Ok(bitmaps) = bitmaps(&image(nodes, node)?) else {
+        return Ok(None);
+    };
+    let list = bitmaps.list().await?;
+    let found = list.into_iter().find(|one| one.name == name);
+    Ok(found.map(|info| (bitmaps, info)))
+}
+
+/// The refusal of a bitmap whose content is lost.
+pub(super) fn inconsistent(name: &str) -> Failure {
+    Failure::new(format!(
+        "Bitmap '{name}' is inconsistent and cannot be used"
+    ))
+}
+
+/// Refuses a bitmap that a job keeps to itself.
+pub(super) fn check_free(daemon: &Daemon, node: &str, name: &str) -> Result<(), Failure> {
+    match daemon.jobs.keep_bitmap(node, name) {
+        false => Ok(()),
+        true => Err(Failure::new(format!(
+            "Bitmap '{name}' is currently in use by another operation and cannot be used"
+        ))),
     }
 }
 
@@ -101,7 +133,11 @@ pub(super) async fn remove(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let named = Named::take(&mut arguments)?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
-    named.find(&parts.nodes).await?.remove(&named.name).await?;
+    named
+        .find(&daemon, &parts.nodes)
+        .await?
+        .remove(&named.name)
+        .await?;
     done()
 }
 
@@ -109,7 +145,11 @@ pub(super) async fn clear(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let named = Named::take(&mut arguments)?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
-    named.find(&parts.nodes).await?.clear(&named.name).await?;
+    named
+        .find(&daemon, &parts.nodes)
+        .await?
+        .clear(&named.name)
+        .await?;
     done()
 }
 
@@ -117,7 +157,11 @@ pub(super) async fn enable(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let named = Named::take(&mut arguments)?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
-    named.find(&parts.nodes).await?.enable(&named.name).await?;
+    named
+        .find(&daemon, &parts.nodes)
+        .await?
+        .enable(&named.name)
+        .await?;
     done()
 }
 
@@ -125,7 +169,11 @@ pub(super) async fn disable(daemon: Rc<Daemon>, mut arguments: Arguments) -> Out
     let named = Named::take(&mut arguments)?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
-    named.find(&parts.nodes).await?.disable(&named.name).await?;
+    named
+        .find(&daemon, &parts.nodes)
+        .await?
+        .disable(&named.name)
+        .await?;
     done()
 }
 
@@ -136,7 +184,7 @@ pub(super) async fn merge(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let target = Named { node, name: target };
-    let bitmaps = target.find(&parts.nodes).await?;
+    let bitmaps = target.find(&daemon, &parts.nodes).await?;
     let mut dirty: Vec<DirtyBitmap> = Vec::with_capacity(sources.len());
     for source in sources {
         let source = match source {
@@ -156,7 +204,11 @@ pub(super) async fn merge(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
                 ));
             }
         };
-        let read = source.find(&parts.nodes).await?.read(&source.name).await;
+        let read = source
+            .find(&daemon, &parts.nodes)
+            .await?
+            .read(&source.name)
+            .await;
         dirty.push(read.map_err(|error: Error| Failure::from(error))?);
     }
     bitmaps.merge(&target.name, dirty).await?;

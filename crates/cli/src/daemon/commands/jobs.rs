@@ -14,7 +14,7 @@ use super::super::jobs::{self, Completion, Job, Settings, Stake};
 use super::{Daemon, done, no_device};
 
 /// Takes what every job is begun with: its settings, and its speed.
-fn take_settings(
+pub(super) fn take_settings(
     arguments: &mut Arguments,
     kind: &'static str,
 ) -> Result<(Settings, i64), Failure> {
@@ -22,7 +22,6 @@ fn take_settings(
     let speed = arguments.number("speed")?.unwrap_or(0);
     let auto_finalize = arguments.switch("auto-finalize")?.unwrap_or(true);
     let auto_dismiss = arguments.switch("auto-dismiss")?.unwrap_or(true);
-    arguments.choice("on-error", &[("report", ())])?;
     // There are no nodes that only a job has, and so none to name.
     arguments.text("filter-node-name")?;
     let settings = Settings {
@@ -34,7 +33,15 @@ fn take_settings(
     Ok((settings, speed))
 }
 
-fn create(daemon: &Daemon, (settings, speed): (Settings, i64)) -> Result<Rc<Job>, Failure> {
+/// Takes what a job is to do when a request fails: there is only one thing that it does.
+pub(super) fn take_policy(arguments: &mut Arguments, key: &str) -> Result<(), Failure> {
+    arguments.choice(key, &[("report", ())]).map(drop)
+}
+
+pub(super) fn create(
+    daemon: &Daemon,
+    (settings, speed): (Settings, i64),
+) -> Result<Rc<Job>, Failure> {
     let id = &settings.id;
     let is_id = id.starts_with(|c: char| c.is_ascii_alphabetic())
         && id
@@ -67,7 +74,11 @@ fn limit(job: &Job, speed: i64) -> Result<(), Failure> {
 }
 
 /// Has a job begin that could be prepared; otherwise it is gone at once.
-fn begin(daemon: &Rc<Daemon>, job: Rc<Job>, prepared: vellum::Result<impl jobs::Work>) -> Outcome {
+pub(super) fn begin(
+    daemon: &Rc<Daemon>,
+    job: Rc<Job>,
+    prepared: vellum::Result<impl jobs::Work>,
+) -> Outcome {
     match prepared {
         Ok(work) => {
             jobs::start(daemon.clone(), job, work);
@@ -115,6 +126,7 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let top = arguments.text("top-node")?;
     let base = arguments.text("base-node")?;
     let backing_file = arguments.text("backing-file")?;
+    take_policy(&mut arguments, "on-error")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
@@ -162,6 +174,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let settings = take_settings(&mut arguments, "stream")?;
     let base = arguments.text("base-node")?;
     let backing_file = arguments.text("backing-file")?;
+    take_policy(&mut arguments, "on-error")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;

@@ -4,6 +4,7 @@
 //!
 //! Invariant: commands run one at a time, whichever monitor they come from.
 
+mod backup;
 mod bitmaps;
 mod exports;
 mod jobs;
@@ -71,6 +72,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
     ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
     ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),
+    ("blockdev-backup", |d, a| Box::pin(backup::begin(d, a))),
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
     ("blockdev-snapshot", |d, a| Box::pin(nodes::snapshot(d, a))),
     ("job-cancel", |d, a| {

@@ -4,7 +4,6 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use futures_util::future::select;
-use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, Tracker};
 
 use super::{Completion, Job, Stake, Teller, Work, commit};
@@ -17,10 +16,6 @@ pub(in crate::daemon) struct ActiveCommit {
     commit: LiveCommit,
     /// A tracker stands in front of the top.
     watching: bool,
-}
-
-fn cause(error: CopyError) -> vellum::Error {
-    error.cause
 }
 
 impl ActiveCommit {
@@ -61,13 +56,14 @@ impl Work for ActiveCommit {
     async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
         let mut teller = Teller { job, exact: true };
         let copied = self.commit.copy_all(&job.reins, &mut teller).await;
-        let mut copied = copied.map_err(cause)?;
+        let failed = |error| job.tell_failure(error);
+        let mut copied = copied.map_err(failed)?;
         let mut ready = false;
         loop {
             if copied == Copied::GivenUp || job.is_cancelled() {
                 return Ok(Copied::GivenUp);
             }
-            copied = self.commit.catch_up(&job.reins).await.map_err(cause)?;
+            copied = self.commit.catch_up(&job.reins).await.map_err(failed)?;
             if copied == Copied::GivenUp {
                 return Ok(copied);
             }

@@ -116,7 +116,7 @@ impl Work for Commit {
         job.set_progress(0, self.size_bytes);
         let mut teller = Teller { job, exact: false };
         let copied = self.commit.copy_all(&job.reins, &mut teller).await;
-        let copied = copied.map_err(|error| error.cause)?;
+        let copied = copied.map_err(|error| job.tell_failure(error))?;
         if copied == Copied::All {
             job.set_progress(self.size_bytes, self.size_bytes);
         }

@@ -8,6 +8,7 @@
 //! command meets a change half made.
 
 pub(super) mod active_commit;
+pub(super) mod backup;
 pub(super) mod commit;
 pub(super) mod stream;
 
@@ -18,7 +19,7 @@ use event_listener::Event;
 use serde_json::{Value, json};
 use vellum_control::Nodes;
 use vellum_control::nodes::{Changes, User, Wanted};
-use vellum_jobs::copy::Observer;
+use vellum_jobs::copy::{CopyError, Observer, Step};
 use vellum_jobs::job::{Reins, Status, Verb, Wish};
 use vellum_jobs::live::Copied;
 use vellum_storage::spawn;
@@ -34,7 +35,7 @@ const PARALLEL: usize = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) id: String,
-    /// `commit`, `stream`.
+    /// `backup`, `commit`, `stream`.
     pub(super) kind: &'static str,
     /// Put the result in force without being told to.
     pub(super) auto_finalize: bool,
@@ -53,6 +54,8 @@ pub(super) struct Job {
     /// It is to complete: with its result in force, or, if that is not wanted, as it is.
     completion: Cell<Option<Completion>>,
     finalized: Cell<bool>,
+    /// The node and the name of a bitmap that nobody else may change meanwhile.
+    bitmap: RefCell<Option<(String, String)>>,
     error: RefCell<Option<String>>,
     events: Events,
     changed: Event,
@@ -93,6 +96,16 @@ impl Jobs {
         self.0.borrow().clone()
     }
 
+    /// Whether one of them has a bitmap of a node to itself.
+    pub(super) fn keep_bitmap(&self, node: &str, name: &str) -> bool {
+        let kept = |job: &Rc<Job>| {
+            let bitmap = job.bitmap.borrow();
+            let bitmap = bitmap.as_ref();
+            bitmap.is_some_and(|(of, called)| of == node && called == name)
+        };
+        self.0.borrow().iter().any(kept)
+    }
+
     /// Makes a job that has not begun.
     pub(super) fn create(&self, settings: Settings, events: Events) -> Rc<Job> {
         let job = Rc::new(Job {
@@ -102,6 +115,7 @@ impl Jobs {
             progress: Cell::default(),
             completion: Cell::default(),
             finalized: Cell::default(),
+            bitmap: RefCell::default(),
             error: RefCell::default(),
             events,
             changed: Event::new(),
@@ -139,6 +153,27 @@ impl Job {
         self.changed.notify(usize::MAX);
         let data = json!({"status": status.name(), "id": self.settings.id});
         self.events.tell("JOB_STATUS_CHANGE", data);
+    }
+
+    /// Keeps a bitmap of a node to itself, until it is over.
+    pub(super) fn keep_bitmap(&self, node: &str, name: &str) {
+        let bitmap = (node.to_owned(), name.to_owned());
+        self.bitmap.replace(Some(bitmap));
+    }
+
+    /// Tells where a copy failed; returns why.
+    pub(super) fn tell_failure(&self, error: CopyError) -> vellum::Error {
+        let operation = match error.step {
+            Step::Write => "write",
+            Step::Status | Step::Read | Step::ReadShown => "read",
+        };
+        let data = json!({
+            "device": self.settings.id,
+            "operation": operation,
+            "action": "report",
+        });
+        self.events.tell("BLOCK_JOB_ERROR", data);
+        error.cause
     }
 
     /// Waits until something is so of the job.
@@ -269,6 +304,7 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     }
     let parts = daemon.parts.lock().await;
     work.leave().await;
+    job.bitmap.take();
     drop(parts);
     let mut told = job.describe_as_event();
     let event = match outcome {

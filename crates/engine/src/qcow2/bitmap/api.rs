@@ -233,7 +233,17 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn clear(&self, name: &str) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.clear_bitmap(&name).await })
+        self.change(|image| async move { image.set_bitmap(&name, &[]).await })
+    }
+
+    /// Makes a bitmap call some ranges of bytes dirty, and nothing else: what has changed
+    /// since a backup began, once that is complete.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn set(&self, name: &str, ranges: Vec<Range<u64>>) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move { image.set_bitmap(&name, &ranges).await })
     }
 
     /// Has a bitmap record writes from now on.

@@ -4,6 +4,7 @@
 //! takes effect at one moment, also for a crash: a bitmap cleared holds exactly what is
 //! written afterwards.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapFlags};
@@ -244,11 +245,19 @@ impl Image {
         Ok(())
     }
 
-    pub(super) async fn clear_bitmap(self: &Arc<Self>, name: &str) -> Result<()> {
+    /// Has a bitmap call some ranges dirty, and nothing else.
+    pub(super) async fn set_bitmap(
+        self: &Arc<Self>,
+        name: &str,
+        ranges: &[Range<u64>],
+    ) -> Result<()> {
         let mut quiet = self.quiesce().await?;
         let (entries, index) = self.consistent_bitmap(name).await?;
-        let clean = Dirty::new(entries[index].granularity_bits, self.size_bytes());
-        self.replace_bits(&mut quiet, name, clean).await
+        let mut dirty = Dirty::new(entries[index].granularity_bits, self.size_bytes());
+        for range in ranges {
+            dirty.mark(range);
+        }
+        self.replace_bits(&mut quiet, name, dirty).await
     }
 
     pub(super) async fn merge_bitmaps(

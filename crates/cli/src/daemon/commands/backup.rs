@@ -1,0 +1,190 @@
+//! `blockdev-backup`.
+
+use std::rc::Rc;
+
+use vellum_control::Nodes;
+use vellum_control::nodes::unknown;
+use vellum_control::qmp::{Arguments, Failure, Outcome};
+
+use super::super::jobs::Stake;
+use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
+use super::{Daemon, bitmaps, jobs};
+
+/// How a backup is asked for. The words are those of the command.
+struct Wanted {
+    source: String,
+    target: String,
+    sync: (&'static str, Sync),
+    bitmap: Option<String>,
+    mode: Option<(&'static str, BitmapMode)>,
+    compress: bool,
+    parallel: Option<usize>,
+}
+
+const FULL: (&str, Sync) = ("full", Sync::Full);
+const TOP: (&str, Sync) = ("top", Sync::Top);
+const NONE: (&str, Sync) = ("none", Sync::None);
+const INCREMENTAL: (&str, Sync) = ("incremental", Sync::Bitmap);
+const BITMAP: (&str, Sync) = ("bitmap", Sync::Bitmap);
+
+const ON_SUCCESS: (&str, BitmapMode) = ("on-success", BitmapMode::OnSuccess);
+const ALWAYS: (&str, BitmapMode) = ("always", BitmapMode::Always);
+const NEVER: (&str, BitmapMode) = ("never", BitmapMode::Never);
+
+fn take(arguments: &mut Arguments) -> Result<Wanted, Failure> {
+    let source = arguments.need_text("device")?;
+    let target = arguments.need_text("target")?;
+    let kinds = [FULL, TOP, NONE, INCREMENTAL, BITMAP].map(|kind| (kind.0, kind));
+    let sync = arguments.choice("sync", &kinds)?;
+    let sync = sync.ok_or_else(|| Failure::new("Parameter 'sync' is missing"))?;
+    let modes = [ON_SUCCESS, ALWAYS, NEVER].map(|mode| (mode.0, mode));
+    let mode = arguments.choice("bitmap-mode", &modes)?;
+    jobs::take_policy(arguments, "on-source-error")?;
+    jobs::take_policy(arguments, "on-target-error")?;
+    let parallel = match arguments.object("x-perf")? {
+        None => None,
+        Some(tuning) => take_tuning(tuning)?,
+    };
+    Ok(Wanted {
+        source,
+        target,
+        sync,
+        bitmap: arguments.text("bitmap")?,
+        mode,
+        compress: arguments.switch("compress")?.unwrap_or(false),
+        parallel,
+    })
+}
+
+/// Takes `x-perf` apart; only how much is in flight at once has a meaning.
+fn take_tuning(mut tuning: Arguments) -> Result<Option<usize>, Failure> {
+    tuning.switch("use-copy-range")?;
+    tuning.number("max-chunk")?;
+    tuning.number("min-cluster-size")?;
+    let workers = tuning.number("max-workers")?;
+    tuning.finish()?;
+    let Some(workers) = workers else {
+        return Ok(None);
+    };
+    match i32::try_from(workers) {
+        Ok(workers) if workers > 0 => Ok(usize::try_from(workers).ok()),
+        _ => Err(Failure::new(format!(
+            "max-workers must be between 1 and {}",
+            i32::MAX
+        ))),
+    }
+}
+
+impl Wanted {
+    /// How its words go together: what becomes of the bitmap.
+    async fn check_bitmap(
+        &self,
+        daemon: &Daemon,
+        nodes: &Nodes,
+    ) -> Result<Option<Bitmap>, Failure> {
+        let (sync, mut mode) = (self.sync, self.mode);
+        if sync.1 == Sync::Bitmap && self.bitmap.is_none() {
+            return Err(Failure::new(format!(
+                "must provide a valid bitmap name for '{}' sync mode",
+                sync.0
+            )));
+        }
+        if sync == INCREMENTAL {
+            if mode.is_some_and(|mode| mode != ON_SUCCESS) {
+                return Err(Failure::new(format!(
+                    "Bitmap sync mode must be '{}' when using sync mode '{}'",
+                    ON_SUCCESS.0, sync.0
+                )));
+            }
+            mode = Some(ON_SUCCESS);
+        }
+        let Some(name) = &self.bitmap else {
+            return match mode {
+                None => Ok(None),
+                Some(_) => Err(Failure::new(
+                    "Cannot specify bitmap sync mode without a bitmap",
+                )),
+            };
+        };
+        let found = bitmaps::look_up(nodes, &self.source, name).await?;
+        let (bitmaps, info) =
+            found.ok_or_else(|| Failure::new(format!("Bitmap '{name}' could not be found")))?;
+        let mode = mode.ok_or_else(|| {
+            Failure::new("Bitmap sync mode must be given when providing a bitmap")
+        })?;
+        bitmaps::check_free(daemon, &self.source, name)?;
+        if !info.consistent {
+            return Err(bitmaps::inconsistent(name));
+        }
+        if sync == NONE {
+            return Err(Failure::new(format!(
+                "sync mode '{}' does not produce meaningful bitmap outputs",
+                sync.0
+            )));
+        }
+        if mode == NEVER && sync.1 != Sync::Bitmap {
+            return Err(Failure::new(format!(
+                "Bitmap sync mode '{}' has no meaningful effect when combined with sync mode '{}'",
+                mode.0, sync.0
+            )));
+        }
+        Ok(Some(Bitmap {
+            bitmaps,
+            name: name.clone(),
+            mode: mode.1,
+            enabled: info.auto,
+            granularity_bytes: info.granularity_bytes,
+        }))
+    }
+
+    /// Whether its nodes are fit for it.
+    fn check_nodes(&self, nodes: &Nodes) -> Result<(), Failure> {
+        if self.source == self.target {
+            return Err(Failure::new("Source and target cannot be the same"));
+        }
+        let (source, target) = (nodes.device(&self.source)?, nodes.device(&self.target)?);
+        if self.compress && target.as_qcow2().is_none() {
+            return Err(Failure::new("Compression is not supported for this drive "));
+        }
+        nodes.check_free(&self.target)?;
+        nodes.check_no_job(&self.source)?;
+        if source.size_bytes() != target.size_bytes() {
+            return Err(Failure::new("Source and target image have different sizes"));
+        }
+        match target.info().read_only {
+            true => Err(Failure::new(
+                "Could not create node: Block node is read-only",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let wanted = take(&mut arguments)?;
+    let settings = jobs::take_settings(&mut arguments, "backup")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    for name in [&wanted.source, &wanted.target] {
+        if !nodes.contains(name) {
+            return Err(unknown(name).into());
+        }
+    }
+    let bitmap = wanted.check_bitmap(&daemon, nodes).await?;
+    wanted.check_nodes(nodes)?;
+    let job = jobs::create(&daemon, settings)?;
+    if let Some(bitmap) = &bitmap {
+        job.keep_bitmap(&wanted.source, &bitmap.name);
+    }
+    let what = BackedUp {
+        source: wanted.source,
+        target: wanted.target,
+        sync: wanted.sync.1,
+        bitmap,
+        compress: wanted.compress,
+        parallel: wanted.parallel,
+    };
+    let prepared = Backup::prepare(Stake::new(nodes), &job, what).await;
+    jobs::begin(&daemon, job, prepared)
+}

@@ -1,0 +1,230 @@
+//! `blockdev-backup`: what a node shows now, in another one, while users go on writing.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum::qcow2::Bitmaps;
+use vellum_control::nodes::{Changes, Held};
+use vellum_jobs::live::{BeforeWrite, Copied, DirtyMap, Keeping, LiveBackup};
+
+use super::{Job, PARALLEL, Stake, Teller, Work};
+
+/// Bytes that QEMU copies at once at least.
+const MIN_GRAIN_BYTES: u64 = 64 << 10;
+
+/// What of a node is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::daemon) enum Sync {
+    /// All that it shows.
+    Full,
+    /// What it holds itself.
+    Top,
+    /// What is overwritten from now on.
+    None,
+    /// What a bitmap calls dirty.
+    Bitmap,
+}
+
+/// What becomes of a bitmap in the end: it is to tell what the next backup has to copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::daemon) enum BitmapMode {
+    /// If the backup is complete: what was written since it began.
+    OnSuccess,
+    /// That, or what else is not in the backup.
+    Always,
+    /// It stays as it is.
+    Never,
+}
+
+/// A bitmap of the source.
+pub(in crate::daemon) struct Bitmap {
+    pub(in crate::daemon) bitmaps: Bitmaps,
+    pub(in crate::daemon) name: String,
+    pub(in crate::daemon) mode: BitmapMode,
+    /// It records writes.
+    pub(in crate::daemon) enabled: bool,
+    pub(in crate::daemon) granularity_bytes: u64,
+}
+
+/// What a backup is about.
+pub(in crate::daemon) struct BackedUp {
+    pub(in crate::daemon) source: String,
+    pub(in crate::daemon) target: String,
+    pub(in crate::daemon) sync: Sync,
+    pub(in crate::daemon) bitmap: Option<Bitmap>,
+    pub(in crate::daemon) compress: bool,
+    pub(in crate::daemon) parallel: Option<usize>,
+}
+
+/// A backup.
+pub(in crate::daemon) struct Backup {
+    stake: Stake,
+    what: BackedUp,
+    /// The target shows the source through, and may have users who see it so.
+    shows_source: bool,
+    backup: LiveBackup,
+    written: Arc<DirtyMap>,
+    /// The bitmap tells what it is to tell in the end.
+    is_settled: bool,
+}
+
+impl Backup {
+    /// Prepares a backup. What the source shows on return is what the target will.
+    pub(in crate::daemon) async fn prepare(
+        mut stake: Stake,
+        job: &Rc<Job>,
+        what: BackedUp,
+    ) -> vellum::Result<Backup> {
+        let joined = Backup::join(&mut stake, job, &what);
+        let (source, target) = stake.or_leave(joined).await?;
+        let granularity = what.bitmap.as_ref().map(|bitmap| bitmap.granularity_bytes);
+        let grain_bytes = granularity.unwrap_or(MIN_GRAIN_BYTES);
+        let written = DirtyMap::in_grains_of(grain_bytes, source.size_bytes());
+        let cluster_size = target.info().cluster_size_bytes;
+        let keeping = Keeping {
+            grain_bytes: cluster_size.unwrap_or_default().max(MIN_GRAIN_BYTES),
+            compress: what.compress,
+            written: written.clone(),
+        };
+        let filter = BeforeWrite::new(source.clone(), target.clone(), keeping);
+        let below = stake.nodes.chain(&what.target);
+        let mut backup = Backup {
+            shows_source: below.contains(&what.source),
+            stake,
+            backup: LiveBackup {
+                source,
+                target,
+                filter,
+                parallel: what.parallel.unwrap_or(PARALLEL),
+            },
+            what,
+            written,
+            is_settled: false,
+        };
+        if let Err(error) = backup.take_up().await {
+            backup.is_settled = true;
+            backup.leave().await;
+            return Err(error);
+        }
+        Ok(backup)
+    }
+
+    fn join(
+        stake: &mut Stake,
+        job: &Job,
+        what: &BackedUp,
+    ) -> vellum::Result<(Arc<dyn BlockDevice>, Arc<dyn BlockDevice>)> {
+        let (none, size) = (Changes::NONE, Changes::SIZE);
+        stake.join(&job.settings, &what.source, "main node", none, size)?;
+        let (content, all) = (Changes::CONTENT, Changes::ALL);
+        stake.join(&job.settings, &what.target, "target", content, all)?;
+        let nodes = &stake.nodes;
+        Ok((nodes.device(&what.source)?, nodes.device(&what.target)?))
+    }
+
+    /// Has users go through the filter.
+    async fn take_up(&self) -> vellum::Result<()> {
+        let (nodes, filter) = (&self.stake.nodes, &self.backup.filter);
+        if self.shows_source {
+            let seen = filter.seen_through_target();
+            nodes.put_in_front(&self.what.target, Some(seen)).await?;
+        }
+        let front = filter.clone();
+        nodes.put_in_front(&self.what.source, Some(front)).await?;
+        if let (Sync::Bitmap, Some(bitmap)) = (self.what.sync, &self.what.bitmap) {
+            // What was written since is in it too, and is copied as it was before.
+            let dirty = bitmap.bitmaps.read(&bitmap.name).await?;
+            self.backup.keep_only(dirty.ranges());
+        }
+        Ok(())
+    }
+
+    /// Holds the users of the source up. Those of the target go first: a write to the
+    /// source may wait for their reads, and these for what is held up.
+    async fn hold(&self) -> vellum::Result<Vec<Held>> {
+        let nodes = &self.stake.nodes;
+        let mut held = Vec::new();
+        if self.shows_source {
+            held.push(nodes.hold(&self.what.target).await?);
+        }
+        held.push(nodes.hold(&self.what.source).await?);
+        Ok(held)
+    }
+
+    /// Has the bitmap tell what was written since the backup began, and `also`.
+    async fn settle(&mut self, also: Vec<Range<u64>>) -> vellum::Result<()> {
+        let Some(bitmap) = &self.what.bitmap else {
+            return Ok(());
+        };
+        let mut ranges = also;
+        if bitmap.enabled {
+            ranges.extend(self.written.take().ranges());
+        }
+        bitmap.bitmaps.set(&bitmap.name, ranges).await
+    }
+
+    fn mode(&self) -> BitmapMode {
+        let bitmap = self.what.bitmap.as_ref();
+        bitmap.map_or(BitmapMode::Never, |bitmap| bitmap.mode)
+    }
+
+    /// As [`Backup::settle`], for a backup that is not complete.
+    async fn settle_what_is_left(&mut self) -> vellum::Result<()> {
+        let _held = self.hold().await?;
+        let left = self.backup.filter.todo();
+        self.settle(left).await
+    }
+
+    /// Has users go to the nodes again.
+    async fn let_go(&self) -> vellum::Result<()> {
+        let nodes = &self.stake.nodes;
+        let _held = self.hold().await?;
+        nodes.put_in_front(&self.what.source, None).await?;
+        match self.shows_source {
+            true => nodes.put_in_front(&self.what.target, None).await,
+            false => Ok(()),
+        }
+    }
+}
+
+impl Work for Backup {
+    async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
+        let mut teller = Teller { job, exact: true };
+        let backup = &self.backup;
+        if self.what.sync == Sync::None {
+            backup.wait(&job.reins, &mut teller).await;
+            return Ok(Copied::GivenUp);
+        }
+        let failed = |error| job.tell_failure(error);
+        if self.what.sync == Sync::Top {
+            let kept = backup.keep_only_top(&job.reins).await.map_err(failed)?;
+            if kept == Copied::GivenUp {
+                return Ok(kept);
+            }
+        }
+        let copied = backup.run(&job.reins, &mut teller).await;
+        copied.map_err(failed)
+    }
+
+    async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
+        if self.mode() != BitmapMode::Never {
+            let _held = self.hold().await?;
+            self.settle(Vec::new()).await?;
+        }
+        self.is_settled = true;
+        Ok(())
+    }
+
+    async fn leave(&mut self) {
+        if !self.is_settled && self.mode() == BitmapMode::Always {
+            // Otherwise it goes on calling dirty what it did, which is more.
+            let _ = self.settle_what_is_left().await;
+        }
+        self.backup.filter.end();
+        // There is nothing to do about it: the filter lets everything pass.
+        let _ = self.let_go().await;
+        self.stake.leave().await;
+    }
+}

@@ -1,0 +1,119 @@
+//! [`LiveBackup`]: what an image in use showed at one moment, copied to another one.
+
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::future::{Either, select};
+use vellum::{BlockDevice, Result};
+
+use super::before_write::BeforeWrite;
+use super::commit::Copied;
+use super::side_by_side::{self, Found};
+use crate::copy::{CopyError, Observer, Step};
+use crate::job::{Reins, Wish};
+
+/// A backup. What is wanted of the device is copied, and of that what is overwritten
+/// meanwhile first.
+#[derive(Debug)]
+pub struct LiveBackup {
+    /// The device as it is below the filter.
+    pub source: Arc<dyn BlockDevice>,
+    /// Where it is copied to.
+    pub target: Arc<dyn BlockDevice>,
+    /// What the users of the source go through from before the job begins.
+    pub filter: Arc<BeforeWrite>,
+    /// How many pieces are in flight at once.
+    pub parallel: usize,
+}
+
+impl LiveBackup {
+    /// Leaves out all but some ranges, which are in order and do not overlap.
+    pub fn keep_only(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let mut at = 0;
+        for range in ranges {
+            self.filter.leave_out(&(at..range.start));
+            at = range.end;
+        }
+        self.filter.leave_out(&(at..u64::MAX));
+    }
+
+    /// Leaves out what the source does not hold itself.
+    ///
+    /// # Errors
+    /// If the source cannot tell.
+    pub async fn keep_only_top(&self, reins: &Reins) -> Result<Copied, CopyError> {
+        let size_bytes = self.source.size_bytes();
+        // Where what is not held began, seen from `at`.
+        let (mut from, mut at) = (0, 0);
+        while at < size_bytes {
+            if reins.wish() == Wish::Cancel {
+                return Ok(Copied::GivenUp);
+            }
+            let status = self.source.block_status(at, size_bytes - at, 0).await;
+            let extent = status.map_err(|cause| CopyError {
+                step: Step::Status,
+                offset_bytes: at,
+                cause,
+            })?;
+            if extent.present {
+                self.filter.leave_out(&(from..at));
+            }
+            at += extent.len_bytes.max(1);
+            if extent.present {
+                from = at;
+            }
+        }
+        self.filter.leave_out(&(from..u64::MAX));
+        Ok(Copied::All)
+    }
+
+    /// Copies what is wanted, and makes it durable.
+    ///
+    /// # Errors
+    /// What reading and writing meet. The source is as its users made it.
+    pub async fn run(
+        &self,
+        reins: &Reins,
+        observer: &mut dyn Observer,
+    ) -> Result<Copied, CopyError> {
+        let total_bytes = self.filter.todo_bytes();
+        let mut at = 0;
+        let look = async || {
+            observer.progress(total_bytes - self.filter.todo_bytes(), total_bytes);
+            Ok(match self.filter.next_todo(at) {
+                None => Found::End,
+                Some(range) => {
+                    at = range.end;
+                    Found::Piece(range)
+                }
+            })
+        };
+        let copy = |range| self.filter.copy(range);
+        let copied = side_by_side::run(self.parallel, reins, look, copy).await?;
+        observer.progress(total_bytes - self.filter.todo_bytes(), total_bytes);
+        if copied == Copied::All {
+            let flushed = self.target.flush().await;
+            flushed.map_err(|cause| CopyError {
+                step: Step::Write,
+                offset_bytes: 0,
+                cause,
+            })?;
+        }
+        Ok(copied)
+    }
+
+    /// Copies only what is overwritten, until it is given up.
+    pub async fn wait(&self, reins: &Reins, observer: &mut dyn Observer) {
+        let total_bytes = self.source.size_bytes();
+        loop {
+            let todo_bytes = self.filter.todo_bytes();
+            observer.progress(total_bytes - todo_bytes, total_bytes);
+            let copied = pin!(self.filter.wait(todo_bytes));
+            let given_up = pin!(reins.until(|wish| wish == Wish::Cancel));
+            if let Either::Right(_) = select(copied, given_up).await {
+                return;
+            }
+        }
+    }
+}

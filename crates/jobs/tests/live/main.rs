@@ -1,0 +1,184 @@
+//! Jobs on images that are in use: whatever guests write meanwhile, and whatever becomes of
+//! the job, every byte is what was written last.
+
+mod backup;
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use vellum::nodes::{CopyOnRead, Link, nothing};
+use vellum::qcow2::Backing;
+use vellum::{BlockDevice, Buffer, RequestFlags};
+use vellum_jobs::copy::Silent;
+use vellum_jobs::job::{Reins, Wish};
+use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, LiveStream, Tracker};
+use vellum_storage::lane::{block_on, yield_now};
+use vellum_storage::spawn;
+
+use world::{SIZE_BYTES, World, image, new_file};
+
+fn options(layers: u32) -> LiveCommitOptions {
+    LiveCommitOptions {
+        layers,
+        parallel: 4,
+    }
+}
+
+/// Snapshots and commits in turn, beside the guests: some commits complete, others are
+/// given up.
+async fn commits(seed: u64) {
+    let base_file = new_file(65536).await;
+    let base = image(&base_file, Backing::None).await;
+    let mut world = World::new(seed, base.clone());
+    for _ in 0..3 {
+        world.pass(400).await;
+        let below = Link::new(world.slow(base.clone()));
+        let top_file = new_file(if seed.is_multiple_of(2) { 65536 } else { 4096 }).await;
+        let top = image(&top_file, Backing::Given(below)).await;
+        world.disk.drain().await.set(world.slow(top.clone()));
+        world.pass(400).await;
+        let completed = loop {
+            match commit_once(&world, &top, &base).await {
+                true => break true,
+                false if world.dice.below(4) == 0 => break false,
+                false => world.pass(100).await,
+            }
+        };
+        if !completed {
+            // The end: the image that was on top shows everything.
+            world.end().await;
+            world.check(&top, "the top").await;
+            top.close().await.expect("a close");
+            base.close().await.expect("a close");
+            let below = image(&base_file, Backing::None).await;
+            let again = image(&top_file, Backing::Given(below)).await;
+            return world.check(&again, "the top, opened again").await;
+        }
+        top.close().await.expect("a close");
+    }
+    world.end().await;
+    world.check(&base, "the base").await;
+    base.close().await.expect("a close");
+    let again = image(&base_file, Backing::None).await;
+    world.check(&again, "the base, opened again").await;
+}
+
+/// One commit; whether it completed.
+async fn commit_once(
+    world: &World,
+    top: &Arc<dyn BlockDevice>,
+    base: &Arc<dyn BlockDevice>,
+) -> bool {
+    let dirty = DirtyMap::new(SIZE_BYTES);
+    let source = world.slow(top.clone());
+    let tracker = Tracker::new(source.clone(), dirty.clone());
+    world.disk.drain().await.set(tracker);
+    let target = world.slow(base.clone());
+    let job = LiveCommit::new(source.clone(), target, dirty, options(1)).await;
+    let job = job.expect("a job");
+    let reins = Rc::new(Reins::new());
+    let leader = {
+        let (reins, dice) = (reins.clone(), world.dice.clone());
+        let between = [Wish::Run, Wish::Pause][dice.below(2) as usize];
+        let last = [Wish::Run, Wish::Cancel][dice.below(2) as usize];
+        spawn(async move {
+            for wish in [Wish::Pause, between, last] {
+                for _ in 0..dice.below(300) {
+                    yield_now().await;
+                }
+                reins.set(wish);
+            }
+        })
+    };
+    let mut copied = job.copy_all(&reins, &mut Silent).await.expect("a copy");
+    if copied == Copied::All {
+        copied = job.catch_up(&reins).await.expect("a copy");
+    }
+    leader.await;
+    let drained = world.disk.drain().await;
+    if copied == Copied::GivenUp || world.dice.below(4) == 0 {
+        drained.set(source);
+        return false;
+    }
+    job.finish().await.expect("the last round");
+    drained.set(base.clone());
+    true
+}
+
+/// Brings a base up into an image in use.
+async fn streams(seed: u64) {
+    let base_file = new_file(65536).await;
+    let base = image(&base_file, Backing::None).await;
+    let mut world = World::new(seed, base.clone());
+    world.pass(2000).await;
+    let below = Link::new(world.slow(base.clone()));
+    let top_file = new_file(65536).await;
+    let top = image(&top_file, Backing::Given(below.clone())).await;
+    world.disk.drain().await.set(top.clone());
+    world.pass(200).await;
+    let slow = world.slow(top.clone());
+    let filter = CopyOnRead::fetching(slow.clone());
+    world.disk.drain().await.set(filter.clone());
+    let stream = LiveStream {
+        image: slow,
+        filter,
+        layers: 1,
+        parallel: 4,
+    };
+    let copied = stream.run(&Reins::new(), &mut Silent).await;
+    assert_eq!(copied.expect("a stream"), Copied::All);
+    below.drain().await.set(nothing().expect("a device"));
+    world.disk.drain().await.set(top.clone());
+    world.pass(200).await;
+    world.end().await;
+    world.check(&top, "the image").await;
+    top.close().await.expect("a close");
+    let alone = image(&top_file, Backing::None).await;
+    world.check(&alone, "the image, alone").await;
+}
+
+#[test]
+fn no_byte_is_lost_by_snapshots_and_commits() {
+    for seed in 0..24 {
+        block_on(commits(seed));
+    }
+}
+
+#[test]
+fn no_byte_is_lost_by_a_stream() {
+    for seed in 0..12 {
+        block_on(streams(seed));
+    }
+}
+
+#[test]
+fn a_slow_stream_is_given_up_at_once() {
+    block_on(async {
+        let base_file = new_file(65536).await;
+        let base = image(&base_file, Backing::None).await;
+        for at in 0..4 {
+            let bytes = Buffer::copy_of(&[5; 4096]);
+            // With gaps between, so that there are several pieces.
+            let write = base.write(at * 131_072, bytes, RequestFlags::default());
+            write.await.expect("a write");
+        }
+        let top_file = new_file(65536).await;
+        let top = image(&top_file, Backing::Given(base)).await;
+        let stream = LiveStream {
+            filter: CopyOnRead::fetching(top.clone()),
+            image: top,
+            layers: 1,
+            parallel: 4,
+        };
+        let reins = Rc::new(Reins::new());
+        reins.speed().set(1);
+        let running = reins.clone();
+        let streaming = spawn(async move { stream.run(&running, &mut Silent).await });
+        for _ in 0..50 {
+            yield_now().await;
+        }
+        reins.set(Wish::Cancel);
+        assert_eq!(streaming.await.expect("no error"), Copied::GivenUp);
+    });
+}
