@@ -24,6 +24,7 @@ pub mod lock;
 pub mod mem;
 pub mod nbd;
 pub mod nodes;
+mod pass_on;
 mod pool;
 pub mod program;
 mod storage;

@@ -13,9 +13,8 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use vellum_storage::buffer::total_len;
 use vellum_storage::lane::compute;
-use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{
-    BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, spawn_lingering,
+    BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, pass_on, spawn_lingering,
 };
 
 use super::cipher::SectorCipher;
@@ -261,6 +260,8 @@ fn run(cipher: &SectorCipher, first: u64, sectors: &mut [u8], direction: Directi
 }
 
 impl Storage for EncryptedStorage {
+    pass_on!(inner: name, flush, allocated_bytes, close, debugger);
+
     fn capabilities(&self) -> Capabilities {
         let below = self.inner.capabilities();
         Capabilities {
@@ -271,10 +272,6 @@ impl Storage for EncryptedStorage {
             has_zero_init: false,
             ..below
         }
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
     }
 
     fn len_bytes(&self) -> Result<u64> {
@@ -316,10 +313,6 @@ impl Storage for EncryptedStorage {
         self.inner.allocate(self.below(offset_bytes), len_bytes)
     }
 
-    fn flush(&self) -> Io<()> {
-        self.inner.flush()
-    }
-
     fn truncate(&self, len_bytes: u64) -> Io<()> {
         match len_bytes.checked_add(self.start_bytes) {
             Some(end) => self.inner.truncate(end),
@@ -343,17 +336,5 @@ impl Storage for EncryptedStorage {
                 len_bytes: len_bytes.min(inside),
             },
         }))
-    }
-
-    fn allocated_bytes(&self) -> Result<Option<u64>> {
-        self.inner.allocated_bytes()
-    }
-
-    fn close(&self) -> Io<()> {
-        self.inner.close()
-    }
-
-    fn debugger(&self) -> Option<Arc<Debugger>> {
-        self.inner.debugger()
     }
 }

@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use vellum_format::geometry::Geometry;
-use vellum_storage::{
-    Buffers, Capabilities, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags,
-};
+use vellum_storage::{Buffers, Io, Storage, WriteFlags, ZeroFlags, pass_on};
 
 use super::overlap::OverlapMap;
 
@@ -46,21 +44,10 @@ impl GuardedData {
 }
 
 impl Storage for GuardedData {
-    fn capabilities(&self) -> Capabilities {
-        self.file.capabilities()
-    }
-
-    fn name(&self) -> &str {
-        self.file.name()
-    }
-
-    fn len_bytes(&self) -> Result<u64> {
-        self.file.len_bytes()
-    }
-
-    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
-        self.file.read(offset_bytes, buffers)
-    }
+    pass_on!(
+        file: capabilities, name, len_bytes, read, allocate, flush, truncate, block_status,
+        allocated_bytes, may_clone_from, close, debugger, as_file,
+    );
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
         let len_bytes = buffers.iter().map(|buffer| buffer.len() as u64).sum();
@@ -81,26 +68,6 @@ impl Storage for GuardedData {
         })
     }
 
-    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.file.allocate(offset_bytes, len_bytes)
-    }
-
-    fn flush(&self) -> Io<()> {
-        self.file.flush()
-    }
-
-    fn truncate(&self, len_bytes: u64) -> Io<()> {
-        self.file.truncate(len_bytes)
-    }
-
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
-        self.file.block_status(offset_bytes, len_bytes)
-    }
-
-    fn allocated_bytes(&self) -> Result<Option<u64>> {
-        self.file.allocated_bytes()
-    }
-
     fn copy_range(
         &self,
         source: &dyn Storage,
@@ -114,10 +81,6 @@ impl Storage for GuardedData {
         })
     }
 
-    fn may_clone_from(&self, source: &dyn Storage) -> bool {
-        self.file.may_clone_from(source)
-    }
-
     fn clone_range(
         &self,
         source: &dyn Storage,
@@ -129,17 +92,5 @@ impl Storage for GuardedData {
             self.file
                 .clone_range(source, from_bytes, to_bytes, len_bytes)
         })
-    }
-
-    fn close(&self) -> Io<()> {
-        self.file.close()
-    }
-
-    fn debugger(&self) -> Option<Arc<vellum_storage::nodes::debug::Debugger>> {
-        self.file.debugger()
-    }
-
-    fn as_file(&self) -> Option<&vellum_storage::FileStorage> {
-        self.file.as_file()
     }
 }

@@ -151,6 +151,19 @@ impl FileStorage {
         Ok(())
     }
 
+    /// The file of `source` and this one, which is to take what lies there.
+    fn between_files(
+        &self,
+        operation: &'static str,
+        source: &dyn Storage,
+    ) -> Result<(Arc<File>, Arc<File>)> {
+        self.file.refuse_if_read_only(operation)?;
+        match source.as_file() {
+            Some(source) => Ok((source.file.clone(), self.file.clone())),
+            None => Err(self.file.cannot(operation)),
+        }
+    }
+
     fn note_permissions(&self, permissions: Permissions) {
         let written_by_others = permissions.shared.contains(PermissionSet::WRITE);
         let keep = self.file.read_only && !written_by_others;
@@ -385,19 +398,12 @@ impl Storage for FileStorage {
         to_bytes: u64,
         len_bytes: u64,
     ) -> Io<()> {
-        if let Err(error) = self.file.refuse_if_read_only("copy range") {
-            return Io::ready(Err(error));
-        }
-        let file = self.file.clone();
-        match source.as_file() {
-            None => Io::ready(Err(file.cannot("copy range"))),
-            Some(source) => {
-                let source = source.file.clone();
-                lane::task(async move {
-                    file.copy_range(&source, from_bytes, to_bytes, len_bytes)
-                        .await
-                })
-            }
+        match self.between_files("copy range", source) {
+            Err(error) => Io::ready(Err(error)),
+            Ok((source, file)) => lane::task(async move {
+                file.copy_range(&source, from_bytes, to_bytes, len_bytes)
+                    .await
+            }),
         }
     }
 
@@ -415,19 +421,12 @@ impl Storage for FileStorage {
         to_bytes: u64,
         len_bytes: u64,
     ) -> Io<()> {
-        if let Err(error) = self.file.refuse_if_read_only("clone range") {
-            return Io::ready(Err(error));
-        }
-        let file = self.file.clone();
-        match source.as_file() {
-            None => Io::ready(Err(file.cannot("clone range"))),
-            Some(source) => {
-                let source = source.file.clone();
-                lane::task(async move {
-                    file.clone_range(&source, from_bytes, to_bytes, len_bytes)
-                        .await
-                })
-            }
+        match self.between_files("clone range", source) {
+            Err(error) => Io::ready(Err(error)),
+            Ok((source, file)) => lane::task(async move {
+                file.clone_range(&source, from_bytes, to_bytes, len_bytes)
+                    .await
+            }),
         }
     }
 

@@ -14,8 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::align::RangeLocks;
 use crate::buffer::total_len;
-use crate::nodes::pass_on;
-use crate::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage, WriteFlags, ZeroFlags, spawn};
+use crate::{
+    Buffer, Buffers, Error, ErrorKind, Io, Result, Storage, WriteFlags, ZeroFlags, pass_on, spawn,
+};
 
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 const VERSION: u64 = 1;
@@ -260,14 +261,8 @@ impl Log {
 
 impl Storage for LogWritesStorage {
     pass_on!(
-        capabilities,
-        name,
-        len_bytes,
-        read,
-        allocate,
-        truncate,
-        block_status,
-        allocated_bytes
+        inner: capabilities, name, len_bytes, read, allocate, truncate, block_status,
+        allocated_bytes,
     );
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {

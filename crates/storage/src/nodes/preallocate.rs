@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::align::RangeLocks;
 use crate::buffer::total_len;
-use crate::nodes::pass_on;
 use crate::{
-    BlockStatus, Buffers, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags, spawn,
+    BlockStatus, Buffers, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on, spawn,
 };
 
 /// How much is made ahead.
@@ -152,7 +151,7 @@ impl Core {
 }
 
 impl Storage for PreallocateStorage {
-    pass_on!(capabilities, name, discard, flush, allocated_bytes);
+    pass_on!(inner: capabilities, name, discard, flush, allocated_bytes);
 
     fn len_bytes(&self) -> Result<u64> {
         Ok(self.core.ends().data_bytes)

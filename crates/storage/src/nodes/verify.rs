@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::buffer::total_len;
-use crate::nodes::pass_on;
 use crate::{
     Buffer, Buffers, Error, ErrorKind, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags,
-    spawn,
+    pass_on, spawn,
 };
 
 /// Sends every request to both storages and compares what comes back. Where they
@@ -64,7 +63,7 @@ impl Request {
 }
 
 impl Storage for VerifyStorage {
-    pass_on!(capabilities, name, len_bytes, truncate, allocated_bytes);
+    pass_on!(inner: capabilities, name, len_bytes, truncate, allocated_bytes);
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let request = Request {

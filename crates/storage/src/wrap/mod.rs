@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::total_len;
-use crate::{Buffers, Capabilities, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags};
+use crate::{Buffers, Io, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
 
 pub use delay::{DelayStorage, Delays, Held};
 pub use fault::{FaultStorage, Faults, Times};
@@ -138,17 +138,7 @@ impl<P: Policy> Wrapped<P> {
 }
 
 impl<P: Policy> Storage for Wrapped<P> {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn len_bytes(&self) -> Result<u64> {
-        self.inner.len_bytes()
-    }
+    pass_on!(inner: capabilities, name, len_bytes, allocated_bytes, close);
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let range = (offset_bytes, total_len(&buffers));
@@ -206,13 +196,5 @@ impl<P: Policy> Storage for Wrapped<P> {
             false,
             move |inner| inner.block_status(offset_bytes, len_bytes),
         )
-    }
-
-    fn allocated_bytes(&self) -> Result<Option<u64>> {
-        self.inner.allocated_bytes()
-    }
-
-    fn close(&self) -> Io<()> {
-        self.inner.close()
     }
 }

@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::buffer::total_len;
-use crate::{
-    Buffer, Buffers, Capabilities, Error, ErrorKind, Io, MemStorage, Result, Storage,
-    StorageExtent, WriteFlags, ZeroFlags,
-};
+use crate::{Buffer, Buffers, Error, ErrorKind, Io, MemStorage, Storage, WriteFlags, pass_on};
 
 const BLOCK_BYTES: u64 = 4096;
 
@@ -57,17 +54,10 @@ pub struct SharingStorage {
 }
 
 impl Storage for SharingStorage {
-    fn capabilities(&self) -> Capabilities {
-        self.memory.capabilities()
-    }
-
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-
-    fn len_bytes(&self) -> Result<u64> {
-        self.memory.len_bytes()
-    }
+    pass_on!(
+        memory: capabilities, name, len_bytes, write, write_zeroes, discard, allocate, flush,
+        truncate, block_status,
+    );
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let len_bytes = total_len(&buffers);
@@ -75,34 +65,6 @@ impl Storage for SharingStorage {
             .read_bytes
             .fetch_add(len_bytes, Ordering::Relaxed);
         self.memory.read(offset_bytes, buffers)
-    }
-
-    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
-        self.memory.write(offset_bytes, buffers, flags)
-    }
-
-    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
-        self.memory.write_zeroes(offset_bytes, len_bytes, flags)
-    }
-
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.memory.discard(offset_bytes, len_bytes)
-    }
-
-    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.memory.allocate(offset_bytes, len_bytes)
-    }
-
-    fn flush(&self) -> Io<()> {
-        self.memory.flush()
-    }
-
-    fn truncate(&self, len_bytes: u64) -> Io<()> {
-        self.memory.truncate(len_bytes)
-    }
-
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
-        self.memory.block_status(offset_bytes, len_bytes)
     }
 
     fn may_clone_from(&self, _source: &dyn Storage) -> bool {

@@ -5,9 +5,7 @@ use vellum_format::refcount;
 use vellum_storage::executor::Executor;
 use vellum_storage::file::{FileOptions, FileStorage};
 use vellum_storage::lane::block_on;
-use vellum_storage::{
-    Buffer, Buffers, Capabilities, Io, MemStorage, Storage, StorageExtent, WriteFlags, ZeroFlags,
-};
+use vellum_storage::{Buffer, Buffers, Io, MemStorage, Storage, WriteFlags, pass_on};
 
 use super::*;
 use crate::qcow2::create::{CreateOptions, create};
@@ -23,39 +21,17 @@ struct Volatile {
 }
 
 impl Storage for Volatile {
-    fn capabilities(&self) -> Capabilities {
-        self.now.capabilities()
-    }
+    pass_on!(
+        now: capabilities, len_bytes, read, write, write_zeroes, discard, allocate, truncate,
+        block_status,
+    );
+
     fn name(&self) -> &str {
         "volatile"
-    }
-    fn len_bytes(&self) -> Result<u64> {
-        self.now.len_bytes()
-    }
-    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
-        self.now.read(offset_bytes, buffers)
-    }
-    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
-        self.now.write(offset_bytes, buffers, flags)
-    }
-    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
-        self.now.write_zeroes(offset_bytes, len_bytes, flags)
-    }
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.now.discard(offset_bytes, len_bytes)
-    }
-    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.now.allocate(offset_bytes, len_bytes)
     }
     fn flush(&self) -> Io<()> {
         *self.durable.lock().unwrap() = self.now.snapshot();
         Io::ready(Ok(()))
-    }
-    fn truncate(&self, len_bytes: u64) -> Io<()> {
-        self.now.truncate(len_bytes)
-    }
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
-        self.now.block_status(offset_bytes, len_bytes)
     }
 }
 

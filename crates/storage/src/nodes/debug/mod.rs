@@ -22,10 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::align::{Alignment, RangeLocks, gather, scatter};
 use crate::buffer::total_len;
 use crate::event::Event;
-use crate::nodes::pass_on;
 use crate::{
     Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
-    WriteFlags, ZeroFlags, lane, spawn,
+    WriteFlags, ZeroFlags, lane, pass_on, spawn,
 };
 
 pub use limits::{Limits, Piece};
@@ -459,7 +458,7 @@ impl Core {
 }
 
 impl Storage for DebugStorage {
-    pass_on!(name, len_bytes, allocated_bytes, close);
+    pass_on!(inner: name, len_bytes, allocated_bytes, close);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {

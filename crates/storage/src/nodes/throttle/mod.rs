@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use event_listener::Event;
 
 use crate::buffer::total_len;
-use crate::nodes::pass_on;
-use crate::{Buffers, Io, Storage, WriteFlags, ZeroFlags, lane, spawn};
+use crate::{Buffers, Io, Storage, WriteFlags, ZeroFlags, lane, pass_on, spawn};
 
 use buckets::{Buckets, Direction};
 pub use buckets::{Limit, MAX_RATE, ThrottleLimits};
@@ -149,15 +148,8 @@ impl ThrottleStorage {
 
 impl Storage for ThrottleStorage {
     pass_on!(
-        capabilities,
-        name,
-        len_bytes,
-        allocate,
-        flush,
-        truncate,
-        block_status,
-        allocated_bytes,
-        close
+        inner: capabilities, name, len_bytes, allocate, flush, truncate, block_status,
+        allocated_bytes, close,
     );
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
