@@ -6,11 +6,11 @@ use std::sync::Arc;
 use vellum::gate::{FileRequest, Gate};
 use vellum::{BlockDevice, Error, ErrorKind, Io, Result, Storage};
 
+use crate::ImageSpec;
 use crate::file_node::Use;
 use crate::filename;
 use crate::graph::{self, Around, Role};
-use crate::open::{self, Place};
-use crate::{ImageSpec, OpenFlags};
+use crate::open;
 
 /// Which files an image may name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -57,20 +57,17 @@ fn lies_within(name: &str, directory: &std::path::Path) -> bool {
 /// A gate for one image, which knows the images that led to it.
 #[derive(Debug, Clone)]
 pub struct FileGate {
-    pub(crate) flags: OpenFlags,
-    pub(crate) policy: FilePolicy,
-    pub(crate) place: Place,
+    pub(crate) around: Around,
 }
 
 impl FileGate {
     async fn backing(self, request: FileRequest) -> Result<Arc<dyn BlockDevice>> {
         let full = filename::resolve(&request.image, &request.name)?;
-        self.policy.admit(&request.image, &full)?;
+        self.around.policy.admit(&request.image, &full)?;
         let spec = ImageSpec::filename(full).with_format(request.format.as_deref());
         let around = Around {
-            flags: open::backing_flags(&self.flags),
-            policy: self.policy,
-            place: self.place,
+            flags: open::backing_flags(&self.around.flags),
+            ..self.around
         };
         let opened = match open::node_options(&spec) {
             Ok(options) => open::open_below(options, &around).await,
@@ -82,16 +79,9 @@ impl FileGate {
     async fn data_file(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
         // Unlike a backing file's name it counts from the working directory, as in QEMU.
         let full = request.name;
-        self.policy.admit(&request.image, &full)?;
-        let flags = OpenFlags {
-            writable: request.writable,
-            ..self.flags
-        };
-        let around = Around {
-            flags,
-            policy: self.policy,
-            place: self.place,
-        };
+        let mut around = self.around;
+        around.policy.admit(&request.image, &full)?;
+        around.flags.writable = request.writable;
         let options = filename::node_options(&full)?;
         let node = graph::open(options, Role::Protocol, &around).await?;
         node.into_storage(&around.flags, Use::Format)
@@ -112,6 +102,7 @@ impl Gate for FileGate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OpenFlags;
 
     #[test]
     fn a_directory_confines() {

@@ -5,21 +5,18 @@ use std::sync::Arc;
 
 use vellum::detect_zeroes::ZeroDetector;
 use vellum::nodes::CopyOnRead;
-use vellum::qcow2::{Backing, CompressionOptions, Qcow2, read_header};
 use vellum::raw::RawOptions;
 use vellum::{BlockDevice, Buffer, Buffers, Error, ErrorKind, Raw, Result, Storage};
 use vellum_storage::file::FileStorage;
 
-use crate::cache_cleaner;
 use crate::drivers::{self, luks};
-use crate::encryption;
 use crate::file_node::{self, Common, Use};
 use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
-use crate::gate::{FileGate, FilePolicy};
-use crate::graph::{self, Around, Opened, Role, optional_child};
+use crate::gate::FilePolicy;
+use crate::graph::{self, Around, Opened, Role};
 use crate::nodes::{Nodes, Origin, User, Wanted};
-use crate::options::{Options, Scalar};
+use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::qcow2_node;
 use crate::spec::{ImageSpec, Source};
@@ -277,19 +274,7 @@ pub(crate) async fn open_format(
     let device = match format {
         Format::Raw { probed } => open_raw(storage, options, &around.flags, probed)?,
         Format::Luks => luks::open(storage, options, &around).await?,
-        Format::Qcow2 => {
-            let Around {
-                flags,
-                policy,
-                place,
-            } = around;
-            let gate = FileGate {
-                flags,
-                policy,
-                place,
-            };
-            open_qcow2(storage, options, &common, gate).await?
-        }
+        Format::Qcow2 => qcow2_node::open(storage, options, &common, around).await?,
     };
     Ok(Opened::device(format.name(), device))
 }
@@ -412,7 +397,8 @@ async fn probe_file(file: &dyn Storage) -> Result<Format> {
     }
 }
 
-fn refuse_unknown(options: &Options, format: &str) -> Result<()> {
+/// Refuses options that a format has left.
+pub(crate) fn refuse_unknown(options: &Options, format: &str) -> Result<()> {
     match options.keys().next() {
         None => Ok(()),
         Some(key) => Err(invalid(format!(
@@ -452,144 +438,4 @@ fn open_raw(
          restrictions."
     ));
     Ok(ProbedRaw::new(device))
-}
-
-/// What QEMU says where a program that does not know bitmaps has changed an image.
-fn lost_bitmaps(version: u32) -> String {
-    let program = std::env::args_os().next().unwrap_or_default();
-    let program = std::path::Path::new(&program).file_name();
-    let why = match version {
-        2 => {
-            "This qcow2 v2 image contains bitmaps, but they may have been modified by software \
-             without persistent bitmap support; so now these bitmaps must all be considered \
-             inconsistent"
-        }
-        _ => {
-            "a program lacking bitmap support modified this file, so all bitmaps are now \
-             considered inconsistent"
-        }
-    };
-    format!(
-        "{}: warning: {why}\nSome clusters may be leaked, run 'qemu-img check -r' on the image \
-         file to fix.",
-        program.unwrap_or_default().display()
-    )
-}
-
-async fn open_qcow2(
-    file: Arc<dyn Storage>,
-    mut options: Options,
-    common: &Common,
-    gate: FileGate,
-) -> Result<Arc<dyn BlockDevice>> {
-    let flags = &gate.flags;
-    let encryption = encryption::take(&mut options, flags)?;
-    let mut open = qcow2_node::take(&mut options, common)?;
-    (open.encryption_format, open.passphrase) = (encryption.format, encryption.passphrase);
-    let warn = flags.warn;
-    open.metadata_only = flags.metadata_only;
-    if open.compression == CompressionOptions::default() {
-        open.compression = flags.compression;
-    }
-    open.for_check = flags.for_check;
-    open.locked = flags.no_data;
-    let backing = take_backing(&mut options, flags, &gate.place)?;
-    let around = Around {
-        flags: flags.clone(),
-        policy: gate.policy.clone(),
-        place: gate.place.clone(),
-    };
-    let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
-    refuse_unknown(&options, "qcow2")?;
-    if let Some(data_file) = data_file {
-        open.data_file = Some(data_file.into_storage(flags, Use::Format)?);
-    }
-    match backing {
-        Override::None => open.backing = Backing::None,
-        _ if flags.no_backing => open.backing = Backing::None,
-        Override::Options(options) => {
-            let around = Around {
-                flags: backing_flags(flags),
-                ..around
-            };
-            let options = complete_backing(options, &file, &around.policy).await?;
-            let opened = open_below(options, &around).await;
-            let opened =
-                opened.map_err(|error| error.context("open", "Could not open backing file"))?;
-            open.backing = Backing::Given(opened);
-        }
-        Override::Node(device) => open.backing = Backing::Given(device),
-        Override::FromImage => {}
-    }
-    let clean_interval_s = open.cache.cache_clean_interval_s;
-    let device = Qcow2::open(file, Arc::new(gate), open).await?;
-    cache_cleaner::start(&device, clean_interval_s);
-    if device.bitmaps().are_lost() {
-        (warn)(&lost_bitmaps(device.header().version));
-    }
-    Ok(device)
-}
-
-/// Fills in from the image what options for its backing file leave out: the name and
-/// the format.
-async fn complete_backing(
-    mut options: Options,
-    file: &Arc<dyn Storage>,
-    policy: &FilePolicy,
-) -> Result<Options> {
-    let named = options
-        .keys()
-        .any(|key| key == "file" || key.starts_with("file."));
-    let header = read_header(file).await?;
-    if let (Some(name), false) = (header.backing_file_text(), named) {
-        let full = filename::resolve(file.name(), &name)?;
-        policy.admit(file.name(), &full)?;
-        for (key, value) in ImageSpec::filename(full).options()?.iter() {
-            if !options.contains(key) {
-                options.set(key, value.clone());
-            }
-        }
-    }
-    if let (Some(format), false) = (header.backing_format(), options.contains("driver")) {
-        options.set_text("driver", format);
-    }
-    Ok(options)
-}
-
-/// What the user says of the backing file.
-enum Override {
-    FromImage,
-    None,
-    Node(Arc<dyn BlockDevice>),
-    Options(Options),
-}
-
-fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Place) -> Result<Override> {
-    // Where only metadata is wanted no backing file can be given.
-    let group = match flags.metadata_only {
-        true => Options::new(),
-        false => options.take_group("backing"),
-    };
-    match options.take("backing") {
-        Some(Scalar::Null) => return Ok(Override::None),
-        Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
-        Some(Scalar::Text(text)) => {
-            return match place.nodes.stand_on(place, &text, flags) {
-                Ok(device) => Ok(Override::Node(device)),
-                Err(error) if flags.metadata_only => Err(error),
-                Err(error) => Err(error.context("open", "Could not open backing file")),
-            };
-        }
-        Some(_) => {
-            return Err(invalid(
-                "Invalid parameter type for 'backing', expected: string",
-            ));
-        }
-        None => {}
-    }
-    Ok(if group.is_empty() {
-        Override::FromImage
-    } else {
-        Override::Options(group)
-    })
 }

@@ -1,15 +1,22 @@
-//! The options of the `qcow2` driver.
+//! The `qcow2` driver: its options, and opening an image with them.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use vellum::qcow2::{
-    CacheOptions, CompressionOptions, Messages, Metadata, OpenOptions, OverlapChecks,
+    Backing, CacheOptions, CompressionOptions, Messages, Metadata, OpenOptions, OverlapChecks,
+    Qcow2, read_header,
 };
-use vellum::{Error, ErrorKind, Result};
+use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 
-use crate::config;
-use crate::file_node::Common;
-use crate::options::Options;
+use crate::file_node::{Common, Use};
+use crate::flags::OpenFlags;
+use crate::gate::{FileGate, FilePolicy};
+use crate::graph::{Around, Role, optional_child};
+use crate::open::{Place, backing_flags, open_below, refuse_unknown};
+use crate::options::{Options, Scalar};
+use crate::spec::ImageSpec;
+use crate::{cache_cleaner, config, encryption, filename};
 
 /// The values of `overlap-check`.
 const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [
@@ -24,7 +31,7 @@ fn invalid(message: impl Into<String>) -> Error {
 }
 
 /// Takes the options of a qcow2 node out; backing and data file are not among them.
-pub fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
+fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     let mut cache = CacheOptions {
         l2_cache_size_bytes: options.take_size("l2-cache-size")?,
         refcount_cache_size_bytes: options.take_size("refcount-cache-size")?,
@@ -127,4 +134,141 @@ fn overlap_template(name: &str) -> Result<OverlapChecks> {
         "Unsupported value '{name}' for qcow2 option 'overlap-check'. Allowed are any of the \
          following: {known}"
     )))
+}
+
+/// Opens the image in `file`, with the backing file and the data file that the options,
+/// or else the image, name.
+pub(crate) async fn open(
+    file: Arc<dyn Storage>,
+    mut options: Options,
+    common: &Common,
+    around: Around,
+) -> Result<Arc<dyn BlockDevice>> {
+    let flags = &around.flags;
+    let encryption = encryption::take(&mut options, flags)?;
+    let mut open = take(&mut options, common)?;
+    (open.encryption_format, open.passphrase) = (encryption.format, encryption.passphrase);
+    let warn = flags.warn;
+    open.metadata_only = flags.metadata_only;
+    if open.compression == CompressionOptions::default() {
+        open.compression = flags.compression;
+    }
+    open.for_check = flags.for_check;
+    open.locked = flags.no_data;
+    let backing = take_backing(&mut options, flags, &around.place)?;
+    let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
+    refuse_unknown(&options, "qcow2")?;
+    if let Some(data_file) = data_file {
+        open.data_file = Some(data_file.into_storage(flags, Use::Format)?);
+    }
+    match backing {
+        Override::None => open.backing = Backing::None,
+        _ if flags.no_backing => open.backing = Backing::None,
+        Override::Options(options) => {
+            let below = Around {
+                flags: backing_flags(flags),
+                ..around.clone()
+            };
+            let options = complete_backing(options, &file, &below.policy).await?;
+            let opened = open_below(options, &below).await;
+            let opened =
+                opened.map_err(|error| error.context("open", "Could not open backing file"))?;
+            open.backing = Backing::Given(opened);
+        }
+        Override::Node(device) => open.backing = Backing::Given(device),
+        Override::FromImage => {}
+    }
+    let clean_interval_s = open.cache.cache_clean_interval_s;
+    let device = Qcow2::open(file, Arc::new(FileGate { around }), open).await?;
+    cache_cleaner::start(&device, clean_interval_s);
+    if device.bitmaps().are_lost() {
+        (warn)(&lost_bitmaps(device.header().version));
+    }
+    Ok(device)
+}
+
+/// Fills in from the image what options for its backing file leave out: the name and
+/// the format.
+async fn complete_backing(
+    mut options: Options,
+    file: &Arc<dyn Storage>,
+    policy: &FilePolicy,
+) -> Result<Options> {
+    let named = options
+        .keys()
+        .any(|key| key == "file" || key.starts_with("file."));
+    let header = read_header(file).await?;
+    if let (Some(name), false) = (header.backing_file_text(), named) {
+        let full = filename::resolve(file.name(), &name)?;
+        policy.admit(file.name(), &full)?;
+        for (key, value) in ImageSpec::filename(full).options()?.iter() {
+            if !options.contains(key) {
+                options.set(key, value.clone());
+            }
+        }
+    }
+    if let (Some(format), false) = (header.backing_format(), options.contains("driver")) {
+        options.set_text("driver", format);
+    }
+    Ok(options)
+}
+
+/// What the user says of the backing file.
+enum Override {
+    FromImage,
+    None,
+    Node(Arc<dyn BlockDevice>),
+    Options(Options),
+}
+
+fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Place) -> Result<Override> {
+    // Where only metadata is wanted no backing file can be given.
+    let group = match flags.metadata_only {
+        true => Options::new(),
+        false => options.take_group("backing"),
+    };
+    match options.take("backing") {
+        Some(Scalar::Null) => return Ok(Override::None),
+        Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
+        Some(Scalar::Text(text)) => {
+            return match place.nodes.stand_on(place, &text, flags) {
+                Ok(device) => Ok(Override::Node(device)),
+                Err(error) if flags.metadata_only => Err(error),
+                Err(error) => Err(error.context("open", "Could not open backing file")),
+            };
+        }
+        Some(_) => {
+            return Err(invalid(
+                "Invalid parameter type for 'backing', expected: string",
+            ));
+        }
+        None => {}
+    }
+    Ok(if group.is_empty() {
+        Override::FromImage
+    } else {
+        Override::Options(group)
+    })
+}
+
+/// What QEMU says where a program that does not know bitmaps has changed an image.
+fn lost_bitmaps(version: u32) -> String {
+    let program = std::env::args_os().next().unwrap_or_default();
+    let program = std::path::Path::new(&program).file_name();
+    let why = match version {
+        2 => {
+            "This qcow2 v2 image contains bitmaps, but they may have been modified by software \
+             without persistent bitmap support; so now these bitmaps must all be considered \
+             inconsistent"
+        }
+        _ => {
+            "a program lacking bitmap support modified this file, so all bitmaps are now \
+             considered inconsistent"
+        }
+    };
+    format!(
+        "{}: warning: {why}\nSome clusters may be leaked, run 'qemu-img check -r' on the image \
+         file to fix.",
+        program.unwrap_or_default().display()
+    )
 }

@@ -6,6 +6,7 @@
 mod aio;
 mod arguments;
 mod breakpoint;
+mod command_table;
 mod commands;
 mod help_texts;
 mod image;
