@@ -18,6 +18,8 @@
 //!   taken. One that finds no room waits for drains, or, once a drain has failed,
 //!   goes past the cache and meets the failure itself.
 
+mod pieces;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,152 +28,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use event_listener::{Event, EventListener};
 use vellum_storage::{Buffer, Error, Result};
 
+use pieces::{Pieces, memory_for};
+
 /// Ends of recent writes that are remembered to recognise sequential ones.
 const STREAMS: usize = 16;
 
-/// What the memory of pieces is counted in.
-const UNIT_BYTES: usize = 4096;
-
-/// The memory that a piece of `len_bytes` takes, with room to grow.
-fn memory_for(len_bytes: usize) -> usize {
-    len_bytes.next_power_of_two().max(UNIT_BYTES)
-}
-
-/// Bytes side by side in a cluster.
-struct Piece {
-    /// Offset of the first byte in the cluster.
-    start: u64,
-    /// How much of `memory` is filled.
-    len_bytes: u64,
-    memory: Buffer,
-}
-
-impl Piece {
-    fn new(start: u64, bytes: &[u8]) -> Self {
-        let mut memory = Buffer::for_read(memory_for(bytes.len()));
-        memory[..bytes.len()].copy_from_slice(bytes);
-        Piece {
-            start,
-            len_bytes: bytes.len() as u64,
-            memory,
-        }
-    }
-
-    fn end(&self) -> u64 {
-        self.start + self.len_bytes
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.memory[..self.len_bytes as usize]
-    }
-
-    /// The memory that it takes more once `len_bytes` are appended.
-    fn growth(&self, len_bytes: u64) -> usize {
-        let new_len = (self.len_bytes + len_bytes) as usize;
-        match new_len > self.memory.len() {
-            true => memory_for(new_len) - self.memory.len(),
-            false => 0,
-        }
-    }
-
-    fn append(&mut self, bytes: &[u8]) {
-        let old_len = self.len_bytes as usize;
-        let new_len = old_len + bytes.len();
-        if new_len > self.memory.len() {
-            let mut larger = Buffer::for_read(memory_for(new_len));
-            larger[..old_len].copy_from_slice(self.bytes());
-            self.memory = larger;
-        }
-        self.memory[old_len..new_len].copy_from_slice(bytes);
-        self.len_bytes = new_len as u64;
-    }
-}
-
-/// The pieces of one cluster.
+/// A cluster that has pieces.
 #[derive(Default)]
 struct Cluster {
-    /// In order, without overlaps.
-    pieces: Vec<Piece>,
+    pieces: Pieces,
     /// Waits for being drained, or is being drained.
     queued: bool,
     /// Got bytes since the last sweep.
     touched: bool,
     /// Its key among the arrivals.
     arrival: u64,
-}
-
-impl Cluster {
-    fn memory_bytes(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.memory.len()).sum()
-    }
-
-    /// The memory that [`Cluster::put`] takes for `len_bytes` at `start`.
-    fn growth(&self, start: u64, len_bytes: u64) -> usize {
-        let end = start + len_bytes;
-        let mut at = start;
-        let mut index = self.pieces.partition_point(|piece| piece.end() <= start);
-        let mut growth = 0;
-        while at < end {
-            let next = self.pieces.get(index);
-            let gap_end = next.map_or(end, |piece| piece.start.clamp(at, end));
-            if at < gap_end {
-                let before = index.checked_sub(1).map(|before| &self.pieces[before]);
-                growth += match before.filter(|before| before.end() == at) {
-                    Some(before) => before.growth(gap_end - at),
-                    None => memory_for((gap_end - at) as usize),
-                };
-            }
-            at = next.map_or(end, Piece::end).max(gap_end);
-            index += 1;
-        }
-        growth
-    }
-
-    /// Puts `bytes` at `start` over what is there.
-    fn put(&mut self, start: u64, bytes: &[u8]) {
-        let end = start + bytes.len() as u64;
-        let part = |range: Range<u64>| {
-            &bytes[(range.start - start) as usize..(range.end - start) as usize]
-        };
-        let mut at = start;
-        let mut index = self.pieces.partition_point(|piece| piece.end() <= start);
-        // A piece that ends where the bytes begin grows.
-        let grows = index > 0 && self.pieces[index - 1].end() == start;
-        while at < end {
-            let next = self
-                .pieces
-                .get(index)
-                .map_or(end, |piece| piece.start.clamp(at, end));
-            if at < next {
-                if index > 0 && (grows || at > start) && self.pieces[index - 1].end() == at {
-                    self.pieces[index - 1].append(part(at..next));
-                } else {
-                    self.pieces.insert(index, Piece::new(at, part(at..next)));
-                    index += 1;
-                }
-                at = next;
-            }
-            let Some(piece) = self.pieces.get_mut(index).filter(|_| at < end) else {
-                break;
-            };
-            let stop = piece.end().min(end);
-            let inside = (at - piece.start) as usize..(stop - piece.start) as usize;
-            piece.memory[inside].copy_from_slice(part(at..stop));
-            at = stop;
-            index += 1;
-        }
-    }
-
-    fn covers(&self, range: Range<u64>) -> bool {
-        let mut at = range.start;
-        for piece in &self.pieces {
-            if piece.start > at || at >= range.end {
-                break;
-            }
-            at = at.max(piece.end());
-        }
-        at >= range.end
-    }
 }
 
 /// What is to become of a write that was put into the cache.
@@ -214,7 +85,7 @@ impl State {
     /// Whether there is no room for a write.
     fn is_full(&self, place: &Place, len_bytes: usize, budget_bytes: usize) -> bool {
         let growth = match self.clusters.get(&place.cluster_start) {
-            Some(cluster) => cluster.growth(place.inside, len_bytes as u64),
+            Some(cluster) => cluster.pieces.growth(place.inside, len_bytes as u64),
             None => memory_for(len_bytes),
         };
         growth > 0 && self.memory_bytes + growth > budget_bytes && !self.clusters.is_empty()
@@ -265,7 +136,8 @@ impl State {
         while found < wanted
             && let Some((_, &oldest)) = self.waiting.first_key_value()
         {
-            found += self.clusters.get(&oldest).map_or(0, Cluster::memory_bytes);
+            let oldest_cluster = self.clusters.get(&oldest);
+            found += oldest_cluster.map_or(0, |cluster| cluster.pieces.memory_bytes());
             self.enqueue(oldest);
         }
     }
@@ -321,12 +193,12 @@ impl DataCache {
         if is_new {
             self.len.fetch_add(1, Ordering::Release);
         }
-        let before = cluster.memory_bytes();
-        cluster.put(place.inside, bytes);
         cluster.touched = true;
-        let grown = cluster.memory_bytes() - before;
-        let waits =
-            (sequential || place.inside == 0) && !cluster.covers(0..place.cluster_len_bytes);
+        let pieces = &mut cluster.pieces;
+        let before = pieces.memory_bytes();
+        pieces.put(place.inside, bytes);
+        let grown = pieces.memory_bytes() - before;
+        let waits = (sequential || place.inside == 0) && !pieces.covers(0..place.cluster_len_bytes);
         state.memory_bytes += grown;
         if waits {
             return Some(Kept::Waiting);
@@ -472,27 +344,21 @@ impl DataCache {
         state
             .clusters
             .get(&cluster_start)
-            .is_some_and(|cluster| cluster.covers(range))
+            .is_some_and(|cluster| cluster.pieces.covers(range))
     }
 
     /// Copies what is here of the guest range that begins at `guest` over `bytes`;
     /// returns how many bytes that were.
     pub(crate) fn copy_over(&self, guest: u64, bytes: &mut [u8], cluster_bytes: u64) -> u64 {
-        let end = guest + bytes.len() as u64;
+        let range = guest..guest + bytes.len() as u64;
         let first = guest.saturating_sub(cluster_bytes - 1);
         let state = self.lock();
         let mut copied = 0;
-        for (cluster_start, cluster) in state.clusters.range(first..end) {
-            for piece in &cluster.pieces {
-                let piece_start = cluster_start + piece.start;
-                let start = piece_start.max(guest);
-                let stop = (cluster_start + piece.end()).min(end);
-                if start < stop {
-                    let from = (start - piece_start) as usize..(stop - piece_start) as usize;
-                    let to = (start - guest) as usize..(stop - guest) as usize;
-                    bytes[to].copy_from_slice(&piece.memory[from]);
-                    copied += stop - start;
-                }
+        for (cluster_start, cluster) in state.clusters.range(first..range.end) {
+            let parts = cluster.pieces.iter();
+            for (start, part) in parts.filter_map(|piece| piece.part_in(*cluster_start, &range)) {
+                bytes[(start - guest) as usize..][..part.len()].copy_from_slice(part);
+                copied += part.len() as u64;
             }
         }
         copied
@@ -504,15 +370,9 @@ impl DataCache {
         let state = self.lock();
         let mut found = Vec::new();
         for (cluster_start, cluster) in state.clusters.range(first..range.end) {
-            for piece in &cluster.pieces {
-                let start = (cluster_start + piece.start).max(range.start);
-                let stop = (cluster_start + piece.end()).min(range.end);
-                if start < stop {
-                    let inside = (start - cluster_start - piece.start) as usize;
-                    let len = (stop - start) as usize;
-                    found.push((start, Buffer::copy_of(&piece.memory[inside..inside + len])));
-                }
-            }
+            let parts = cluster.pieces.iter();
+            let parts = parts.filter_map(|piece| piece.part_in(*cluster_start, &range));
+            found.extend(parts.map(|(start, part)| (start, Buffer::copy_of(part))));
         }
         found
     }
@@ -523,11 +383,9 @@ impl DataCache {
         let Some(cluster) = state.clusters.get_mut(&cluster_start) else {
             return;
         };
-        let before = cluster.memory_bytes();
-        cluster
-            .pieces
-            .retain(|piece| piece.end() <= range.start || piece.start >= range.end);
-        let freed = before - cluster.memory_bytes();
+        let before = cluster.pieces.memory_bytes();
+        cluster.pieces.remove(&range);
+        let freed = before - cluster.pieces.memory_bytes();
         if cluster.pieces.is_empty() {
             let arrival = cluster.arrival;
             state.arrivals.remove(&arrival);
@@ -556,6 +414,7 @@ impl std::fmt::Debug for DataCache {
 
 #[cfg(test)]
 mod tests {
+    use super::pieces::UNIT_BYTES;
     use super::*;
     use proptest::prelude::*;
 
@@ -682,7 +541,7 @@ mod tests {
                 let kept = cache.put(&at, &bytes);
                 prop_assert_eq!(kept.is_none(), full);
                 let state = cache.lock();
-                let memory: usize = state.clusters.values().map(Cluster::memory_bytes).sum();
+                let memory: usize = state.clusters.values().map(|cluster| cluster.pieces.memory_bytes()).sum();
                 prop_assert_eq!(memory, state.memory_bytes);
                 // The first write may be larger than the budget.
                 let most = cache.budget_bytes.max(before);
