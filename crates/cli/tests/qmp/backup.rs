@@ -111,8 +111,8 @@ fn backups_are_made_alike() {
     same(&[], &script);
 }
 
-const SERVER: &[&str] = &["--nbd-server", "addr.type=unix,addr.path=sock"];
-const DISK: &str = "nbd+unix:///disk?socket=sock";
+pub const SERVER: &[&str] = &["--nbd-server", "addr.type=unix,addr.path=sock"];
+pub const DISK: &str = "nbd+unix:///disk?socket=sock";
 
 /// A daemon with an export `disk` of the image `d` as the node `top`, which holds sevens in
 /// its first 2 MiB, and a node `to`.

@@ -3,6 +3,7 @@
 
 mod backup;
 mod place;
+mod transaction;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Command;
@@ -126,6 +127,10 @@ fn bitmaps_are_led_alike() {
             Ask("block-dirty-bitmap-merge", merge(json!(["c"]))),
             Ask("block-dirty-bitmap-clear", named("a")),
             Ask("block-dirty-bitmap-remove", named("c")),
+            Ask(
+                "block-dirty-bitmap-clear",
+                json!({"node": "no", "name": "a"}),
+            ),
             Ask("block-dirty-bitmap-remove", named("b")),
         ],
     );

@@ -108,6 +108,15 @@ impl Arguments {
         }
     }
 
+    /// One of some names; it must be there.
+    ///
+    /// # Errors
+    /// If it is not, or something else.
+    pub fn need_choice<T: Copy>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<T, Failure> {
+        let choice = self.choice(key, choices)?;
+        choice.ok_or_else(|| self.missing(key))
+    }
+
     /// An array, if it is there.
     ///
     /// # Errors
@@ -149,6 +158,22 @@ impl Arguments {
     /// If it is not, or something else.
     pub fn need_object(&mut self, key: &str) -> Result<Arguments, Failure> {
         self.object(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// An array of objects that must be there.
+    ///
+    /// # Errors
+    /// If it is not, or one of them is something else.
+    pub fn need_objects(&mut self, key: &str) -> Result<Vec<Arguments>, Failure> {
+        let items = self.need_array(key)?;
+        let object = |(index, item)| match item {
+            Value::Object(members) => Ok(Arguments {
+                members,
+                prefix: format!("{}{key}[{index}].", self.prefix),
+            }),
+            _ => Err(self.wrong_type(&format!("{key}[{index}]"), "object")),
+        };
+        items.into_iter().enumerate().map(object).collect()
     }
 
     /// Ends the taking.

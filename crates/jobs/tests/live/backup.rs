@@ -190,21 +190,21 @@ async fn seen_through(seed: u64) {
 
 #[test]
 fn a_backup_holds_what_there_was_when_it_began() {
-    for seed in 0..12 {
+    for seed in 0..6 {
         block_on(whole(seed));
     }
 }
 
 #[test]
 fn a_backup_of_some_ranges_holds_these() {
-    for seed in 0..12 {
+    for seed in 0..6 {
         block_on(some(seed));
     }
 }
 
 #[test]
 fn readers_of_the_target_see_the_disk_as_it_was() {
-    for seed in 0..12 {
+    for seed in 0..6 {
         block_on(seen_through(seed));
     }
 }

@@ -6,8 +6,8 @@ use vellum_control::Nodes;
 use vellum_control::nodes::unknown;
 use vellum_control::qmp::{Arguments, Failure, Outcome};
 
-use super::super::jobs::Stake;
 use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
+use super::super::jobs::{Job, Settings, Stake};
 use super::{Daemon, bitmaps, jobs};
 
 /// How a backup is asked for. The words are those of the command.
@@ -35,8 +35,7 @@ fn take(arguments: &mut Arguments) -> Result<Wanted, Failure> {
     let source = arguments.need_text("device")?;
     let target = arguments.need_text("target")?;
     let kinds = [FULL, TOP, NONE, INCREMENTAL, BITMAP].map(|kind| (kind.0, kind));
-    let sync = arguments.choice("sync", &kinds)?;
-    let sync = sync.ok_or_else(|| Failure::new("Parameter 'sync' is missing"))?;
+    let sync = arguments.need_choice("sync", &kinds)?;
     let modes = [ON_SUCCESS, ALWAYS, NEVER].map(|mode| (mode.0, mode));
     let mode = arguments.choice("bitmap-mode", &modes)?;
     jobs::take_policy(arguments, "on-source-error")?;
@@ -160,31 +159,60 @@ impl Wanted {
     }
 }
 
-pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let wanted = take(&mut arguments)?;
-    let settings = jobs::take_settings(&mut arguments, "backup")?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    let nodes = &parts.nodes;
-    for name in [&wanted.source, &wanted.target] {
-        if !nodes.contains(name) {
-            return Err(unknown(name).into());
+/// A backup that is asked for.
+pub(super) struct Asked {
+    wanted: Wanted,
+    settings: (Settings, i64),
+}
+
+impl Asked {
+    /// Takes all arguments.
+    pub(super) fn take(mut arguments: Arguments) -> Result<Asked, Failure> {
+        let wanted = take(&mut arguments)?;
+        let settings = jobs::take_settings(&mut arguments, "backup")?;
+        arguments.finish()?;
+        Ok(Asked { wanted, settings })
+    }
+
+    /// The node that is backed up, and the one that it is backed up to.
+    pub(super) fn nodes(&self) -> (&str, &str) {
+        (&self.wanted.source, &self.wanted.target)
+    }
+
+    /// Prepares the job.
+    pub(super) async fn prepare(
+        self,
+        daemon: &Daemon,
+        nodes: &Nodes,
+    ) -> Result<(Rc<Job>, vellum::Result<Backup>), Failure> {
+        let Asked { wanted, settings } = self;
+        for name in [&wanted.source, &wanted.target] {
+            if !nodes.contains(name) {
+                return Err(unknown(name).into());
+            }
         }
+        let bitmap = wanted.check_bitmap(daemon, nodes).await?;
+        wanted.check_nodes(nodes)?;
+        let job = jobs::create(daemon, settings)?;
+        if let Some(bitmap) = &bitmap {
+            job.keep_bitmap(&wanted.source, &bitmap.name);
+        }
+        let what = BackedUp {
+            source: wanted.source,
+            target: wanted.target,
+            sync: wanted.sync.1,
+            bitmap,
+            compress: wanted.compress,
+            parallel: wanted.parallel,
+        };
+        let prepared = Backup::prepare(Stake::new(nodes), &job, what).await;
+        Ok((job, prepared))
     }
-    let bitmap = wanted.check_bitmap(&daemon, nodes).await?;
-    wanted.check_nodes(nodes)?;
-    let job = jobs::create(&daemon, settings)?;
-    if let Some(bitmap) = &bitmap {
-        job.keep_bitmap(&wanted.source, &bitmap.name);
-    }
-    let what = BackedUp {
-        source: wanted.source,
-        target: wanted.target,
-        sync: wanted.sync.1,
-        bitmap,
-        compress: wanted.compress,
-        parallel: wanted.parallel,
-    };
-    let prepared = Backup::prepare(Stake::new(nodes), &job, what).await;
+}
+
+pub(super) async fn begin(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    let asked = Asked::take(arguments)?;
+    let parts = daemon.parts.lock().await;
+    let (job, prepared) = asked.prepare(&daemon, &parts.nodes).await?;
     jobs::begin(&daemon, job, prepared)
 }

@@ -1,13 +1,14 @@
 //! Commands about the dirty bitmaps of an image. They are persistent, all of them: there
 //! are none that end with the program.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use serde_json::Value;
+use vellum::BlockDevice;
 use vellum::qcow2::info::BitmapInfo;
-use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};
-use vellum::{BlockDevice, Error};
+use vellum::qcow2::{BitmapOptions, Bitmaps};
 use vellum_control::Nodes;
 use vellum_control::nodes::unknown;
 use vellum_control::qmp::{Arguments, Failure, Outcome};
@@ -15,7 +16,7 @@ use vellum_control::qmp::{Arguments, Failure, Outcome};
 use super::{Daemon, done};
 
 /// A bitmap that is named by a node and its name.
-struct Named {
+pub(super) struct Named {
     node: String,
     name: String,
 }
@@ -30,6 +31,9 @@ impl Named {
 
     /// The bitmaps of the node, among which the named one is, that no job keeps to itself.
     async fn find(&self, daemon: &Daemon, nodes: &Nodes) -> Result<Bitmaps, Failure> {
+        if !nodes.contains(&self.node) {
+            return Err(Failure::new(format!("Node '{}' not found", self.node)));
+        }
         bitmaps(&image(nodes, &self.node)?)?;
         let Some((bitmaps, _)) = look_up(nodes, &self.node, &self.name).await? else {
             return Err(Failure::new(format!(
@@ -39,6 +43,17 @@ impl Named {
         };
         check_free(daemon, &self.node, &self.name)?;
         Ok(bitmaps)
+    }
+
+    /// As [`Named::find`], and whether the named one records writes.
+    async fn find_switch(
+        &self,
+        daemon: &Daemon,
+        nodes: &Nodes,
+    ) -> Result<(Bitmaps, bool), Failure> {
+        let bitmaps = self.find(daemon, nodes).await?;
+        let info = bitmaps.find(&self.name).await?;
+        Ok((bitmaps, info.auto))
     }
 }
 
@@ -86,131 +101,247 @@ fn bitmaps(image: &Arc<dyn BlockDevice>) -> Result<Bitmaps, Failure> {
     Ok(qcow2.bitmaps())
 }
 
-pub(super) async fn add(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let named = Named::take(&mut arguments)?;
-    let granularity = arguments.number("granularity")?;
-    let persistent = arguments.switch("persistent")?.unwrap_or(false);
-    let disabled = arguments.switch("disabled")?.unwrap_or(false);
-    arguments.finish()?;
-    let granularity_bytes = match granularity {
-        None => None,
-        Some(bytes) => match u64::try_from(bytes) {
-            Ok(bytes) if bytes >= 512 && bytes.is_power_of_two() => Some(bytes),
-            Ok(bytes) if bytes >= 512 => {
-                return Err(Failure::new("Granularity must be power of 2"));
-            }
-            _ => return Err(Failure::new("Granularity must be at least 512")),
-        },
-    };
-    let parts = daemon.parts.lock().await;
-    let image = image(&parts.nodes, &named.node)?;
-    if named.name.is_empty() {
-        return Err(Failure::new("Bitmap name cannot be empty"));
-    }
-    if !persistent {
-        return Err(Failure::new(
-            "Bitmaps that are not persistent are not part of this version",
-        ));
-    }
-    let bitmaps = bitmaps(&image)?;
-    let list = bitmaps.list().await?;
-    if list.iter().any(|one| one.name == named.name) {
-        return Err(Failure::new(format!(
-            "Bitmap already exists: {}",
-            named.name
-        )));
-    }
-    let options = BitmapOptions {
-        granularity_bytes,
-        disabled,
-        node_name: Some(named.node.clone()),
-    };
-    bitmaps.add(&named.name, options).await?;
-    done()
+/// What is done to a bitmap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Add,
+    Remove,
+    Clear,
+    Enable,
+    Disable,
+    Merge,
 }
 
-pub(super) async fn remove(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let named = Named::take(&mut arguments)?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    named
-        .find(&daemon, &parts.nodes)
-        .await?
-        .remove(&named.name)
-        .await?;
-    done()
+/// A change of a bitmap, as a command asks for it.
+pub(super) enum Change {
+    Add(Named, New),
+    Remove(Named),
+    Clear(Named),
+    Enable(Named),
+    Disable(Named),
+    /// The sources.
+    Merge(Named, Vec<Named>),
 }
 
-pub(super) async fn clear(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let named = Named::take(&mut arguments)?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    named
-        .find(&daemon, &parts.nodes)
-        .await?
-        .clear(&named.name)
-        .await?;
-    done()
+/// What a new bitmap is to be.
+pub(super) struct New {
+    granularity_bytes: Option<u64>,
+    persistent: bool,
+    disabled: bool,
 }
 
-pub(super) async fn enable(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let named = Named::take(&mut arguments)?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    named
-        .find(&daemon, &parts.nodes)
-        .await?
-        .enable(&named.name)
-        .await?;
-    done()
+/// How a change is taken back.
+pub(super) struct Undo {
+    bitmaps: Bitmaps,
+    name: String,
+    how: How,
 }
 
-pub(super) async fn disable(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let named = Named::take(&mut arguments)?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    named
-        .find(&daemon, &parts.nodes)
-        .await?
-        .disable(&named.name)
-        .await?;
-    done()
+enum How {
+    Remove,
+    Enable,
+    Disable,
+    /// What it called dirty.
+    Set(Vec<Range<u64>>),
+    Nothing,
 }
 
-pub(super) async fn merge(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let node = arguments.need_text("node")?;
-    let target = arguments.need_text("target")?;
-    let sources = arguments.need_array("bitmaps")?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    let target = Named { node, name: target };
-    let bitmaps = target.find(&daemon, &parts.nodes).await?;
-    let mut dirty: Vec<DirtyBitmap> = Vec::with_capacity(sources.len());
-    for source in sources {
-        let source = match source {
-            Value::String(name) => Named {
-                node: target.node.clone(),
-                name,
+impl New {
+    fn take(arguments: &mut Arguments) -> Result<New, Failure> {
+        let granularity_bytes = match arguments.number("granularity")? {
+            None => None,
+            Some(bytes) => match u64::try_from(bytes) {
+                Ok(bytes) if bytes >= 512 && bytes.is_power_of_two() => Some(bytes),
+                Ok(bytes) if bytes >= 512 => {
+                    return Err(Failure::new("Granularity must be power of 2"));
+                }
+                _ => return Err(Failure::new("Granularity must be at least 512")),
             },
-            Value::Object(members) => {
-                let mut external = Arguments::new(members);
-                let source = Named::take(&mut external)?;
-                external.finish()?;
-                source
-            }
-            _ => {
-                return Err(Failure::new(
-                    "Invalid parameter type for 'bitmaps', expected: BlockDirtyBitmapOrStr",
-                ));
+        };
+        Ok(New {
+            granularity_bytes,
+            persistent: arguments.switch("persistent")?.unwrap_or(false),
+            disabled: arguments.switch("disabled")?.unwrap_or(false),
+        })
+    }
+
+    async fn add(&self, named: &Named, nodes: &Nodes) -> Result<Undo, Failure> {
+        let image = image(nodes, &named.node)?;
+        if named.name.is_empty() {
+            return Err(Failure::new("Bitmap name cannot be empty"));
+        }
+        if !self.persistent {
+            return Err(Failure::new(
+                "Bitmaps that are not persistent are not part of this version",
+            ));
+        }
+        let bitmaps = bitmaps(&image)?;
+        let list = bitmaps.list().await?;
+        if list.iter().any(|one| one.name == named.name) {
+            return Err(Failure::new(format!(
+                "Bitmap already exists: {}",
+                named.name
+            )));
+        }
+        let options = BitmapOptions {
+            granularity_bytes: self.granularity_bytes,
+            disabled: self.disabled,
+            node_name: Some(named.node.clone()),
+        };
+        bitmaps.add(&named.name, options).await?;
+        Ok(named.undo(bitmaps, How::Remove))
+    }
+}
+
+/// Takes the sources of a merge: names of bitmaps of the same node, or nodes and names.
+fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<Named>, Failure> {
+    let take = |source| match source {
+        Value::String(name) => Ok(Named {
+            node: node.to_owned(),
+            name,
+        }),
+        Value::Object(members) => {
+            let mut external = Arguments::new(members);
+            let source = Named::take(&mut external)?;
+            external.finish()?;
+            Ok(source)
+        }
+        _ => Err(Failure::new(
+            "Invalid parameter type for 'bitmaps', expected: BlockDirtyBitmapOrStr",
+        )),
+    };
+    let sources = arguments.need_array("bitmaps")?;
+    sources.into_iter().map(take).collect()
+}
+
+impl Named {
+    fn undo(&self, bitmaps: Bitmaps, how: How) -> Undo {
+        Undo {
+            bitmaps,
+            name: self.name.clone(),
+            how,
+        }
+    }
+}
+
+impl Change {
+    /// Takes all arguments.
+    pub(super) fn take(kind: Kind, mut arguments: Arguments) -> Result<Change, Failure> {
+        let change = if kind == Kind::Merge {
+            let node = arguments.need_text("node")?;
+            let name = arguments.need_text("target")?;
+            let sources = take_sources(&mut arguments, &node)?;
+            Change::Merge(Named { node, name }, sources)
+        } else {
+            let named = Named::take(&mut arguments)?;
+            match kind {
+                Kind::Add => Change::Add(named, New::take(&mut arguments)?),
+                Kind::Remove => Change::Remove(named),
+                Kind::Clear => Change::Clear(named),
+                Kind::Enable => Change::Enable(named),
+                Kind::Disable | Kind::Merge => Change::Disable(named),
             }
         };
-        let read = source
-            .find(&daemon, &parts.nodes)
-            .await?
-            .read(&source.name)
-            .await;
-        dirty.push(read.map_err(|error: Error| Failure::from(error))?);
+        arguments.finish()?;
+        Ok(change)
     }
-    bitmaps.merge(&target.name, dirty).await?;
+
+    /// The node whose bitmap is changed.
+    pub(super) fn node(&self) -> &str {
+        let (Change::Add(named, _)
+        | Change::Remove(named)
+        | Change::Clear(named)
+        | Change::Enable(named)
+        | Change::Disable(named)
+        | Change::Merge(named, _)) = self;
+        &named.node
+    }
+
+    /// Whether it can not be taken back.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Change::Remove(_))
+    }
+
+    /// Refuses a bitmap that is not there, or that a job keeps to itself.
+    pub(super) async fn check(&self, daemon: &Daemon, nodes: &Nodes) -> Result<(), Failure> {
+        match self {
+            Change::Add(..) => Ok(()),
+            Change::Remove(named)
+            | Change::Clear(named)
+            | Change::Enable(named)
+            | Change::Disable(named)
+            | Change::Merge(named, _) => named.find(daemon, nodes).await.map(drop),
+        }
+    }
+
+    /// Makes the change; nobody may write meanwhile if it is to be taken back.
+    pub(super) async fn make(&self, daemon: &Daemon, nodes: &Nodes) -> Result<Undo, Failure> {
+        match self {
+            Change::Add(named, new) => new.add(named, nodes).await,
+            Change::Remove(named) => {
+                let bitmaps = named.find(daemon, nodes).await?;
+                bitmaps.remove(&named.name).await?;
+                Ok(named.undo(bitmaps, How::Nothing))
+            }
+            Change::Clear(named) => {
+                let bitmaps = named.find(daemon, nodes).await?;
+                let old = bitmaps.read(&named.name).await?;
+                bitmaps.clear(&named.name).await?;
+                Ok(named.undo(bitmaps, How::Set(old.ranges().collect())))
+            }
+            Change::Enable(named) => {
+                let (bitmaps, was_enabled) = named.find_switch(daemon, nodes).await?;
+                bitmaps.enable(&named.name).await?;
+                let undo = if was_enabled {
+                    How::Nothing
+                } else {
+                    How::Disable
+                };
+                Ok(named.undo(bitmaps, undo))
+            }
+            Change::Disable(named) => {
+                let (bitmaps, was_enabled) = named.find_switch(daemon, nodes).await?;
+                bitmaps.disable(&named.name).await?;
+                let undo = if was_enabled {
+                    How::Enable
+                } else {
+                    How::Nothing
+                };
+                Ok(named.undo(bitmaps, undo))
+            }
+            Change::Merge(named, sources) => {
+                let bitmaps = named.find(daemon, nodes).await?;
+                let mut dirty = Vec::with_capacity(sources.len());
+                for source in sources {
+                    let found = source.find(daemon, nodes).await?;
+                    dirty.push(found.read(&source.name).await?);
+                }
+                let old = bitmaps.read(&named.name).await?;
+                bitmaps.merge(&named.name, dirty).await?;
+                Ok(named.undo(bitmaps, How::Set(old.ranges().collect())))
+            }
+        }
+    }
+}
+
+impl Undo {
+    /// Takes the change back. What fails of it leaves the bitmap as it was changed.
+    pub(super) async fn carry_out(self) -> vellum::Result<()> {
+        let Undo { bitmaps, name, how } = self;
+        match how {
+            How::Remove => bitmaps.remove(&name).await,
+            How::Enable => bitmaps.enable(&name).await,
+            How::Disable => bitmaps.disable(&name).await,
+            How::Set(ranges) => bitmaps.set(&name, ranges).await,
+            How::Nothing => Ok(()),
+        }
+    }
+}
+
+/// A command that changes a bitmap.
+pub(super) async fn change(daemon: Rc<Daemon>, arguments: Arguments, kind: Kind) -> Outcome {
+    let change = Change::take(kind, arguments)?;
+    let parts = daemon.parts.lock().await;
+    change.make(&daemon, &parts.nodes).await?;
     done()
 }

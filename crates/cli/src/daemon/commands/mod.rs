@@ -10,6 +10,7 @@ mod exports;
 mod jobs;
 mod nodes;
 mod objects;
+mod transaction;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,6 +21,7 @@ use vellum_control::qmp::{self, Arguments, Class, Failure, Outcome};
 use vellum_jobs::job::Verb;
 
 use super::Daemon;
+use bitmaps::Kind;
 use jobs::By;
 
 type Running = Pin<Box<dyn Future<Output = Outcome>>>;
@@ -29,22 +31,22 @@ type Command = fn(Rc<Daemon>, Arguments) -> Running;
 const COMMANDS: &[(&str, Command)] = &[
     ("block-commit", |d, a| Box::pin(jobs::commit(d, a))),
     ("block-dirty-bitmap-add", |d, a| {
-        Box::pin(bitmaps::add(d, a))
+        Box::pin(bitmaps::change(d, a, Kind::Add))
     }),
     ("block-dirty-bitmap-clear", |d, a| {
-        Box::pin(bitmaps::clear(d, a))
+        Box::pin(bitmaps::change(d, a, Kind::Clear))
     }),
     ("block-dirty-bitmap-disable", |d, a| {
-        Box::pin(bitmaps::disable(d, a))
+        Box::pin(bitmaps::change(d, a, Kind::Disable))
     }),
     ("block-dirty-bitmap-enable", |d, a| {
-        Box::pin(bitmaps::enable(d, a))
+        Box::pin(bitmaps::change(d, a, Kind::Enable))
     }),
     ("block-dirty-bitmap-merge", |d, a| {
-        Box::pin(bitmaps::merge(d, a))
+        Box::pin(bitmaps::change(d, a, Kind::Merge))
     }),
     ("block-dirty-bitmap-remove", |d, a| {
-        Box::pin(bitmaps::remove(d, a))
+        Box::pin(bitmaps::change(d, a, Kind::Remove))
     }),
     ("block-export-add", |d, a| Box::pin(exports::add(d, a))),
     ("block-export-del", |d, a| Box::pin(exports::del(d, a))),
@@ -118,6 +120,7 @@ const COMMANDS: &[(&str, Command)] = &[
     }),
     ("query-version", |_, a| Box::pin(query_version(a))),
     ("quit", |d, a| Box::pin(quit(d, a))),
+    ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
 ];
 
 /// Carries a command out.

@@ -92,8 +92,9 @@ impl Jobs {
         jobs.iter().find(|job| job.settings.id == id).cloned()
     }
 
+    /// All of them, the newest first.
     pub(super) fn list(&self) -> Vec<Rc<Job>> {
-        self.0.borrow().clone()
+        self.0.borrow().iter().rev().cloned().collect()
     }
 
     /// Whether one of them has a bitmap of a node to itself.
@@ -129,6 +130,13 @@ impl Jobs {
     pub(super) fn dismiss(&self, job: &Rc<Job>) {
         self.0.borrow_mut().retain(|other| !Rc::ptr_eq(other, job));
         job.enter(Status::Null);
+    }
+
+    /// Ends a job that was prepared and has not begun.
+    pub(super) fn abandon(&self, job: &Rc<Job>) {
+        job.enter(Status::Aborting);
+        job.enter(Status::Concluded);
+        self.dismiss(job);
     }
 
     /// Gives all jobs up, and waits until they are over.

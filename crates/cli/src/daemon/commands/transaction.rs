@@ -1,0 +1,195 @@
+//! `transaction`: several changes at one moment, or none.
+//!
+//! Invariants:
+//! - While actions are carried out no request runs on a disk that one of them is about, so
+//!   that backups and bitmaps of several disks begin at one moment.
+//! - An action that cannot be taken back comes after all that may fail before it.
+//! - No disk of a transaction stands on another one: who is held up there would wait for
+//!   who is held up here.
+
+use std::rc::Rc;
+
+use vellum_control::Nodes;
+use vellum_control::nodes::Held;
+use vellum_control::qmp::{Arguments, Failure, Outcome};
+
+use super::super::jobs::backup::Backup;
+use super::super::jobs::{self, Job, Work};
+use super::backup::Asked;
+use super::bitmaps::{Change, Kind, Undo};
+use super::{Daemon, done};
+
+/// What a transaction consists of.
+enum Action {
+    Abort,
+    Backup(Asked),
+    Bitmap(Change),
+}
+
+/// An action that has been carried out, and can be taken back.
+enum Made {
+    Backup(Rc<Job>, Backup),
+    Bitmap(Undo),
+}
+
+#[derive(Clone, Copy)]
+enum Type {
+    Abort,
+    Backup,
+    Bitmap(Kind),
+}
+
+const TYPES: &[(&str, Type)] = &[
+    ("abort", Type::Abort),
+    ("block-dirty-bitmap-add", Type::Bitmap(Kind::Add)),
+    ("block-dirty-bitmap-remove", Type::Bitmap(Kind::Remove)),
+    ("block-dirty-bitmap-clear", Type::Bitmap(Kind::Clear)),
+    ("block-dirty-bitmap-enable", Type::Bitmap(Kind::Enable)),
+    ("block-dirty-bitmap-disable", Type::Bitmap(Kind::Disable)),
+    ("block-dirty-bitmap-merge", Type::Bitmap(Kind::Merge)),
+    ("blockdev-backup", Type::Backup),
+];
+
+impl Action {
+    fn take(mut arguments: Arguments) -> Result<Action, Failure> {
+        let kind = arguments.need_choice("type", TYPES)?;
+        let data = arguments.need_object("data")?;
+        arguments.finish()?;
+        Ok(match kind {
+            Type::Abort => {
+                data.finish()?;
+                Action::Abort
+            }
+            Type::Backup => Action::Backup(Asked::take(data)?),
+            Type::Bitmap(kind) => Action::Bitmap(Change::take(kind, data)?),
+        })
+    }
+
+    async fn make(self, daemon: &Daemon, nodes: &Nodes) -> Result<Made, Failure> {
+        match self {
+            Action::Abort => Err(Failure::new("Transaction aborted using Abort action")),
+            Action::Bitmap(change) => change.make(daemon, nodes).await.map(Made::Bitmap),
+            Action::Backup(asked) => {
+                let (job, prepared) = asked.prepare(daemon, nodes).await?;
+                match prepared {
+                    Ok(backup) => Ok(Made::Backup(job, backup)),
+                    Err(error) => {
+                        daemon.jobs.dismiss(&job);
+                        Err(error.into())
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Made {
+    /// Takes an action back. A bitmap for which that fails keeps the change.
+    async fn undo(self, daemon: &Daemon) {
+        match self {
+            Made::Bitmap(undo) => drop(undo.carry_out().await),
+            Made::Backup(job, mut backup) => {
+                backup.leave().await;
+                daemon.jobs.abandon(&job);
+            }
+        }
+    }
+}
+
+/// Holds up whoever uses the disks that actions are about.
+async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<Held>, Failure> {
+    let mut targets: Vec<&str> = Vec::new();
+    let mut disks: Vec<&str> = Vec::new();
+    for action in actions {
+        match action {
+            Action::Abort => {}
+            Action::Bitmap(change) => disks.push(change.node()),
+            Action::Backup(asked) => {
+                let (source, target) = asked.nodes();
+                disks.push(source);
+                targets.push(target);
+            }
+        }
+    }
+    disks.sort_unstable();
+    disks.dedup();
+    // The actions tell of those that are not there.
+    disks.retain(|disk| nodes.contains(disk));
+    for disk in &disks {
+        let below = nodes.chain(disk);
+        if let Some(other) = disks
+            .iter()
+            .find(|other| below[1..].iter().any(|it| it == *other))
+        {
+            return Err(Failure::new(format!(
+                "Transactions about '{disk}' and '{other}', on which it stands, are not part of \
+                 this version"
+            )));
+        }
+    }
+    // Requests to a target that stands on a disk end before those to the disk wait.
+    targets.retain(|target| {
+        let below = nodes.chain(target);
+        nodes.contains(target) && below[1..].iter().any(|it| disks.contains(&it.as_str()))
+    });
+    let mut held = Vec::new();
+    for name in targets.into_iter().chain(disks) {
+        held.push(nodes.hold(name).await?);
+    }
+    Ok(held)
+}
+
+/// Carries actions out, one after the other; of these that succeeded all are told, also
+/// where one fails.
+async fn make_all(
+    actions: Vec<Action>,
+    daemon: &Daemon,
+    nodes: &Nodes,
+    made: &mut Vec<Made>,
+) -> Result<(), Failure> {
+    let mut last = Vec::new();
+    for action in actions {
+        match action {
+            Action::Bitmap(change) if change.is_final() => {
+                change.check(daemon, nodes).await?;
+                last.push(change);
+            }
+            action => made.push(action.make(daemon, nodes).await?),
+        }
+    }
+    for change in last {
+        change.make(daemon, nodes).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let actions = arguments.need_objects("actions")?.into_iter();
+    let actions = actions
+        .map(Action::take)
+        .collect::<Result<Vec<Action>, Failure>>()?;
+    if let Some(mut properties) = arguments.object("properties")? {
+        // That the end of one job decides that of the others is not there.
+        properties.choice("completion-mode", &[("individual", ())])?;
+        properties.finish()?;
+    }
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    let held = hold(&actions, nodes).await?;
+    let mut made = Vec::new();
+    if let Err(failure) = make_all(actions, &daemon, nodes, &mut made).await {
+        for it in made.into_iter().rev() {
+            it.undo(&daemon).await;
+        }
+        return Err(failure);
+    }
+    drop(held);
+    // As in QEMU, the last one begins first.
+    for it in made.into_iter().rev() {
+        if let Made::Backup(job, backup) = it {
+            jobs::start(daemon.clone(), job, backup);
+        }
+    }
+    done()
+}

@@ -1,0 +1,223 @@
+//! `transaction`: all of its actions are carried out at one moment, or none.
+
+use serde_json::{Value, json};
+
+use crate::backup::{DISK, SERVER};
+use crate::place::Step::{Ask, Wait};
+use crate::place::{Place, Step, add, qcow2, same};
+
+fn action(kind: &str, data: Value) -> Value {
+    json!({"type": kind, "data": data})
+}
+
+fn bitmap(what: &str, name: &str) -> Value {
+    let mut data = json!({"node": "top", "name": name});
+    if what == "add" {
+        data["persistent"] = json!(true);
+    }
+    action(&format!("block-dirty-bitmap-{what}"), data)
+}
+
+fn backup(id: &str, device: &str, target: &str, sync: &str) -> Value {
+    let data = json!({"job-id": id, "device": device, "target": target, "sync": sync});
+    action("blockdev-backup", data)
+}
+
+fn all(actions: &[Value]) -> Step {
+    Ask("transaction", json!({"actions": actions}))
+}
+
+#[test]
+fn what_is_no_transaction_is_told_alike() {
+    let script = [
+        Ask("transaction", json!({})),
+        Ask("transaction", json!({"actions": [1]})),
+        all(&[]),
+        all(&[action("bad", json!({}))]),
+        all(&[json!({"type": "abort"})]),
+        all(&[json!({"data": {}})]),
+        all(&[action("block-dirty-bitmap-add", json!({"node": "top"}))]),
+        all(&[action(
+            "block-dirty-bitmap-clear",
+            json!({"node": "no", "name": "a"}),
+        )]),
+    ];
+    same(&[], &script);
+}
+
+#[test]
+fn transactions_are_carried_out_alike() {
+    let abort = action("abort", json!({}));
+    // It tells whether there is one.
+    let has = |name: &str| {
+        let arguments = json!({"node": "top", "name": name});
+        Ask("block-dirty-bitmap-disable", arguments)
+    };
+    let small = json!({"driver": "null-co", "node-name": "small", "size": 65536});
+    let merge = action(
+        "block-dirty-bitmap-merge",
+        json!({"node": "top", "target": "a", "bitmaps": ["b"]}),
+    );
+    let script = [
+        add("top", "t", json!("")),
+        add("to", "o", json!(null)),
+        Ask("blockdev-add", small),
+        Ask(
+            "blockdev-add",
+            json!({"driver": "null-co", "node-name": "null", "size": 1048576}),
+        ),
+        Ask(
+            "blockdev-add",
+            json!({"driver": "null-co", "node-name": "hole", "size": 1048576}),
+        ),
+        all(std::slice::from_ref(&abort)),
+        all(&[bitmap("add", "a"), abort.clone()]),
+        has("a"),
+        all(&[bitmap("add", "a"), bitmap("add", "a")]),
+        has("a"),
+        all(&[
+            bitmap("add", "a"),
+            bitmap("add", "b"),
+            bitmap("disable", "a"),
+            merge,
+        ]),
+        all(&[bitmap("remove", "a"), bitmap("clear", "c")]),
+        has("a"),
+        all(&[
+            bitmap("clear", "a"),
+            bitmap("enable", "a"),
+            bitmap("remove", "b"),
+        ]),
+        has("b"),
+        // The second one fails, so the first one never was.
+        all(&[
+            backup("never", "top", "to", "full"),
+            backup("k", "hole", "small", "full"),
+        ]),
+        Ask("query-jobs", json!({})),
+        has("a"),
+        all(&[bitmap("clear", "a"), backup("j", "top", "to", "full")]),
+        Wait("j", "null"),
+        all(&[
+            backup("one", "top", "to", "none"),
+            backup("two", "hole", "null", "none"),
+        ]),
+        Ask("query-jobs", json!({})),
+        Ask("job-cancel", json!({"id": "one"})),
+        Wait("one", "null"),
+        Ask("job-cancel", json!({"id": "two"})),
+        Wait("two", "null"),
+        Ask("blockdev-del", json!({"node-name": "top"})),
+    ];
+    same(&[], &script);
+}
+
+#[test]
+fn bitmaps_are_as_they_were_when_a_transaction_fails() {
+    let place = Place::new();
+    let mut daemon = place.ours(SERVER);
+    daemon.must("blockdev-add", qcow2("top", "o", json!(null)));
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "top", "name": "disk", "writable": true});
+    daemon.must("block-export-add", export);
+    let add = |name: &str| json!({"node": "top", "name": name, "persistent": true});
+    daemon.must("block-dirty-bitmap-add", add("a"));
+    daemon.must("block-dirty-bitmap-add", add("off"));
+    place.io(DISK, &["write -P 1 64k 128k"]);
+    daemon.must(
+        "block-dirty-bitmap-disable",
+        json!({"node": "top", "name": "off"}),
+    );
+    let refused = daemon.ask(
+        "transaction",
+        json!({"actions": [
+            bitmap("clear", "a"), bitmap("disable", "a"), bitmap("enable", "off"),
+            bitmap("clear", "off"), bitmap("remove", "a"), bitmap("add", "new"),
+            action("abort", json!({})),
+        ]}),
+    );
+    assert!(refused.get("error").is_some(), "{refused}");
+    place.io(DISK, &["write -P 2 512k 64k"]);
+    let export = json!({
+        "type": "nbd", "id": "f", "node-name": "top", "name": "bitmaps", "writable": true,
+        "bitmaps": ["a", "off"],
+    });
+    daemon.must("block-export-add", export);
+    // What was written before; and what was written since, which only one records.
+    let (before, since) = ((65536, 131_072), (524_288, 65536));
+    assert_eq!(dirty(&place, "a"), [before, since]);
+    assert_eq!(dirty(&place, "off"), [before]);
+    daemon.must("block-dirty-bitmap-add", add("new"));
+    daemon.end();
+}
+
+/// What a bitmap of the export `bitmaps` calls dirty: offsets and lengths.
+fn dirty(place: &Place, name: &str) -> Vec<(u64, u64)> {
+    let map = format!("--map=qemu:dirty-bitmap:{name}");
+    let uri = "nbd+unix:///bitmaps?socket=sock";
+    let map = place.must("nbdinfo", &[&map, "--json", uri]);
+    let map: Value = serde_json::from_str(&map).expect("JSON");
+    let extents = map.as_array().expect("extents").iter();
+    let number = |extent: &Value, key: &str| extent[key].as_u64().expect("a number");
+    extents
+        .filter(|extent| extent["type"] == 1)
+        .map(|extent| (number(extent, "offset"), number(extent, "length")))
+        .collect()
+}
+
+#[test]
+fn disks_are_backed_up_as_of_one_moment() {
+    let place = Place::new();
+    place.img("create -q -f qcow2 one 4M");
+    for image in ["two", "first", "second"] {
+        place.img(&format!("create -q -f qcow2 {image} 4M"));
+    }
+    let mut daemon = place.ours(SERVER);
+    let disks = [
+        ("top", "first", "to1", "one", "disk"),
+        ("other", "second", "to2", "two", "second"),
+    ];
+    for (node, file, target, target_file, name) in disks {
+        daemon.must("blockdev-add", qcow2(node, file, json!(null)));
+        daemon.must("blockdev-add", qcow2(target, target_file, json!(null)));
+        let export =
+            json!({"type": "nbd", "id": name, "node-name": node, "name": name, "writable": true});
+        daemon.must("block-export-add", export);
+    }
+    let second = "nbd+unix:///second?socket=sock";
+    place.io(DISK, &["write -P 5 2M 64k"]);
+    place.io(second, &["write -P 5 2M 64k"]);
+    // After the first piece it would take days.
+    let mut slow = backup("first", "top", "to1", "full");
+    slow["data"]["speed"] = json!(1);
+    let actions = json!({"actions": [
+        bitmap("add", "a"), slow, backup("last", "other", "to2", "full"),
+    ]});
+    daemon.must("transaction", actions);
+    place.io(DISK, &["write -P 6 2M 64k"]);
+    place.io(second, &["write -P 6 2M 64k"]);
+    daemon.must(
+        "block-job-set-speed",
+        json!({"device": "first", "speed": 0}),
+    );
+    daemon.wait("first", "null");
+    daemon.wait("last", "null");
+    daemon.must("blockdev-del", json!({"node-name": "to1"}));
+    // A chain in one transaction would wait for itself.
+    let over = qcow2("over", "t", json!("top"));
+    daemon.must("blockdev-add", over);
+    let refused = daemon.ask(
+        "transaction",
+        json!({"actions": [
+            bitmap("clear", "a"),
+            action("block-dirty-bitmap-add", json!({"node": "over", "name": "a", "persistent": true})),
+        ]}),
+    );
+    let text = refused["error"]["desc"].as_str().expect("a refusal");
+    assert!(text.contains("on which it stands"), "{text}");
+    daemon.end();
+    for image in ["one", "two"] {
+        place.io(image, &["read -P 5 2M 64k"]);
+    }
+    place.io("second", &["read -P 6 2M 64k"]);
+}
