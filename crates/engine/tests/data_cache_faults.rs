@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Random, run_on_memory as run};
+use common::{Random, fill_disk, run_on_memory as run};
 use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
@@ -179,18 +179,7 @@ async fn full_disk(seed: u64) {
     let mut model = model_of(bed.size, &first);
     for _ in 0..12 {
         if random.below(3) != 0 {
-            let operation = match random.below(6) {
-                0 => Operation::WriteZeroes,
-                1 => Operation::Truncate,
-                _ => Operation::Write,
-            };
-            let times = match random.below(2) {
-                0 => Times::Once,
-                _ => Times::Always,
-            };
-            let pass = random.below(20) as usize;
-            bed.file
-                .fail(Matching::operation(operation), pass, times, ENOSPC);
+            fill_disk(&bed.file, &mut random);
         }
         for _ in 0..10 {
             batch(&bed, &mut random, &mut model, ENOSPC).await;

@@ -6,35 +6,20 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Random, run_on_memory as run};
+use common::{Random, fill_disk, run_on_memory as run};
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{AheadOptions, CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
-use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+use vellum_storage::wrap::FaultStorage;
 
-const ENOSPC: i32 = 28;
 const CLUSTER_BYTES: u64 = 512;
 const BLOCKS: u64 = 4000;
 
 /// What a cluster of the guest may hold.
 type Model = Vec<Vec<u8>>;
-
-fn set_fault(file: &FaultStorage, random: &mut Random) {
-    let operation = match random.below(6) {
-        0 => Operation::WriteZeroes,
-        1 => Operation::Truncate,
-        _ => Operation::Write,
-    };
-    let times = match random.below(2) {
-        0 => Times::Once,
-        _ => Times::Always,
-    };
-    let pass = random.below(20) as usize;
-    file.fail(Matching::operation(operation), pass, times, ENOSPC);
-}
 
 async fn request(image: &Qcow2, random: &mut Random, model: &mut Model) {
     let first = random.below(BLOCKS);
@@ -103,7 +88,7 @@ async fn scenario(seed: u64) {
     let mut model: Model = vec![vec![0]; BLOCKS as usize];
     for _ in 0..25 {
         if random.below(2) == 0 {
-            set_fault(&file, &mut random);
+            fill_disk(&file, &mut random);
         }
         for _ in 0..40 {
             request(&image, &mut random, &mut model).await;

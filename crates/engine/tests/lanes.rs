@@ -1,34 +1,22 @@
 //! Several lanes on one image in a real file: their requests share clusters,
 //! tables and commits.
 
-use std::sync::Arc;
-use std::thread;
+mod common;
 
+use std::sync::Arc;
+
+use common::on_lane;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::lane::{self, Backend, LaneOptions};
+use vellum_storage::lane::{self, Backend};
 
 const LANES: u64 = 3;
 const BLOCK_BYTES: u64 = 4096;
 const BLOCKS: u64 = 1024;
-
-fn on_lane<T: Send + 'static>(
-    backend: Backend,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> thread::JoinHandle<T> {
-    thread::spawn(move || {
-        lane::install(&LaneOptions {
-            backend,
-            ..LaneOptions::default()
-        })
-        .unwrap();
-        work()
-    })
-}
 
 /// The byte that fills a block after its `round`th write.
 fn fill(block: u64, round: u64) -> u8 {

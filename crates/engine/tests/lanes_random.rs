@@ -9,9 +9,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::thread;
 
-use common::Random;
+use common::{Random, on_lane};
 use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
@@ -20,7 +19,7 @@ use vellum::qcow2::{AheadOptions, Backing, CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::lane::{self, Backend, LaneOptions};
+use vellum_storage::lane::{self, Backend};
 
 const LANES: u64 = 3;
 
@@ -82,22 +81,6 @@ fn case(random: &mut Random) -> Case {
         rounds: 25,
         threads_backend: random.below(3) == 0,
     }
-}
-
-fn on_lane<T: Send + 'static>(
-    backend: Backend,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> thread::JoinHandle<T> {
-    thread::spawn(move || {
-        lane::install(&LaneOptions {
-            backend,
-            ..LaneOptions::default()
-        })
-        .unwrap();
-        let result = work();
-        lane::finish();
-        result
-    })
 }
 
 fn behind(at: u64) -> u8 {

@@ -5,12 +5,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Random, run_on_memory as run};
+use common::{Random, backing, random_backing, run_on_memory as run};
 use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{AheadOptions, Backing, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{AheadOptions, CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
 
@@ -53,10 +53,7 @@ fn case(random: &mut Random) -> Case {
             max_bytes: cluster << random.below(6),
         },
     };
-    let backing = (random.below(2) == 0).then(|| {
-        let len = (random.below(2 * size / 512) + 1) * 512;
-        (0..len).map(|at| (at / 512 % 251) as u8 + 1).collect()
-    });
+    let backing = random_backing(random, size);
     Case {
         options,
         cache,
@@ -66,16 +63,9 @@ fn case(random: &mut Random) -> Case {
 }
 
 async fn open(file: &Arc<dyn Storage>, case: &Case) -> Arc<Qcow2> {
-    let backing = match &case.backing {
-        None => Backing::None,
-        Some(bytes) => {
-            let storage = Arc::new(MemStorage::with_bytes(bytes.clone()));
-            Backing::Given(vellum::Raw::open(storage, Default::default()).unwrap())
-        }
-    };
     let options = OpenOptions {
         cache: case.cache,
-        backing,
+        backing: backing(case.backing.as_deref()),
         ahead: case.ahead,
         discard: true,
         ..Default::default()

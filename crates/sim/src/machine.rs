@@ -11,7 +11,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::layout::Layout;
 use crate::model::Model;
 use crate::pages::Pages;
-use crate::scenario::{Backing, DataFile, ImageOptions};
+use crate::scenario::{Backing, ImageOptions};
 use crate::storage::Traits;
 use crate::subject::{Files, Subject};
 
@@ -148,7 +148,7 @@ impl Plugged {
                     data: None,
                     backing: None,
                 };
-                let options = backing_options(size_bytes, cluster_bits);
+                let options = ImageOptions::plain(size_bytes, cluster_bits);
                 match read_only {
                     true => subject.open_backing(below, &options).await?,
                     false => subject.open(below, &options).await?,
@@ -181,26 +181,5 @@ impl Plugged {
     pub(crate) fn contents(&self) -> Vec<Pages> {
         let count = 1 + usize::from(self.files.data.is_some());
         (0..count).map(|file| self.disk.contents(file)).collect()
-    }
-}
-
-/// How a qcow2 backing file is made.
-pub(crate) fn backing_options(size_bytes: u64, cluster_bits: u32) -> ImageOptions {
-    ImageOptions {
-        version: 3,
-        cluster_bits,
-        refcount_order: 4,
-        extended_l2: false,
-        lazy_refcounts: false,
-        size_bytes,
-        backing: Backing::None,
-        data_file: DataFile::Inside,
-        encrypted: false,
-        tiny_cache: false,
-        eager: true,
-        discard_no_unref: false,
-        requests_only: false,
-        bitmap_bits: None,
-        traits: Traits::default(),
     }
 }

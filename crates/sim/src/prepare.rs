@@ -13,7 +13,7 @@ use crate::disk::Mode;
 use crate::drive::{Guest, close, perform};
 use crate::failure::{Failure, FailureKind, guarded};
 use crate::layout::{COMPRESSED, COPIED, Layout, Mapped, ZERO};
-use crate::machine::{Machine, backing_options};
+use crate::machine::Machine;
 use crate::model::Model;
 use crate::pages::{Pages, SECTOR_BYTES};
 use crate::pattern::{self, Value, WriteId};
@@ -153,7 +153,7 @@ fn make_backing(
             cluster_bits,
         } => {
             let id = model.set_backing(size_bytes);
-            let below = backing_options(size_bytes, cluster_bits);
+            let below = ImageOptions::plain(size_bytes, cluster_bits);
             let machine = Machine {
                 files: vec![Pages::new()],
                 backing: None,

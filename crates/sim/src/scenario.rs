@@ -250,6 +250,27 @@ pub struct ImageOptions {
 }
 
 impl ImageOptions {
+    /// An image that stands alone, with nothing out of the ordinary.
+    pub fn plain(size_bytes: u64, cluster_bits: u32) -> ImageOptions {
+        ImageOptions {
+            version: 3,
+            cluster_bits,
+            refcount_order: 4,
+            extended_l2: false,
+            lazy_refcounts: false,
+            size_bytes,
+            backing: Backing::None,
+            data_file: DataFile::Inside,
+            encrypted: false,
+            tiny_cache: false,
+            eager: true,
+            discard_no_unref: false,
+            requests_only: false,
+            bitmap_bits: None,
+            traits: Traits::default(),
+        }
+    }
+
     /// Whether the header says that there is a backing file: the feature names leave no
     /// room for more in the smallest one.
     pub fn names_backing(&self) -> bool {

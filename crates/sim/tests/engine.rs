@@ -8,9 +8,8 @@ use vellum_sim::rng::Rng;
 use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteCompressed, WriteZeroes};
 use vellum_sim::scenario::Step::{Start, Wait};
 use vellum_sim::scenario::{
-    Amendment, Backing, Change, Crash, DataFile, ImageOptions, Leg, Op, Preparation, Step, Story,
+    Amendment, Backing, Change, Crash, ImageOptions, Leg, Op, Preparation, Step, Story,
 };
-use vellum_sim::storage::Traits;
 use vellum_sim::{Explorer, engine};
 
 #[test]
@@ -52,23 +51,7 @@ fn write(cluster: u64, count: u64) -> Step {
 }
 
 fn image() -> ImageOptions {
-    ImageOptions {
-        version: 3,
-        cluster_bits: 9,
-        refcount_order: 4,
-        extended_l2: false,
-        lazy_refcounts: false,
-        size_bytes: 80 * CLUSTER,
-        backing: Backing::None,
-        data_file: DataFile::Inside,
-        encrypted: false,
-        tiny_cache: false,
-        eager: true,
-        discard_no_unref: false,
-        requests_only: false,
-        bitmap_bits: None,
-        traits: Traits::default(),
-    }
+    ImageOptions::plain(80 * CLUSTER, 9)
 }
 
 /// Makes every cut of a script, on several schedules.

@@ -5,12 +5,16 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
+use std::thread;
 
-use vellum::Storage;
+use vellum::qcow2::Backing;
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, check};
+use vellum::{Raw, RawOptions, Storage};
 use vellum_storage::executor::Executor;
 use vellum_storage::file::Create;
-use vellum_storage::{FileOptions, FileStorage, lane};
+use vellum_storage::lane::{self, Backend, LaneOptions};
+use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+use vellum_storage::{FileOptions, FileStorage, MemStorage};
 
 /// Runs a QEMU tool in `dir`.
 pub fn qemu(tool: &str, dir: &Path, args: &[&str]) -> Output {
@@ -169,4 +173,56 @@ pub fn run_on_memory<T: 'static>(future: impl Future<Output = T> + 'static) -> T
     drop(executor.spawn(async move { sender.send(future.await).unwrap() }));
     executor.run_ready();
     receiver.try_recv().expect("requests on memory never wait")
+}
+
+/// Runs `work` on the lane of a new thread.
+pub fn on_lane<T: Send + 'static>(
+    backend: Backend,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    thread::spawn(move || {
+        lane::install(&LaneOptions {
+            backend,
+            ..LaneOptions::default()
+        })
+        .unwrap();
+        let result = work();
+        lane::finish();
+        result
+    })
+}
+
+/// What a backing file holds, if there is to be one: up to twice as much as an image of
+/// `size_bytes`, with sectors that differ from their neighbours.
+pub fn random_backing(random: &mut Random, size_bytes: u64) -> Option<Vec<u8>> {
+    (random.below(2) == 0).then(|| {
+        let len_bytes = (random.below(2 * size_bytes / 512) + 1) * 512;
+        (0..len_bytes)
+            .map(|at| (at / 512 % 251) as u8 + 1)
+            .collect()
+    })
+}
+
+/// A backing file that holds `bytes`, or none.
+pub fn backing(bytes: Option<&[u8]>) -> Backing {
+    bytes.map_or(Backing::None, |bytes| {
+        let storage = Arc::new(MemStorage::with_bytes(bytes.to_vec()));
+        Backing::Given(Raw::open(storage, RawOptions::default()).unwrap())
+    })
+}
+
+/// Has requests to come fail for want of room, once or from then on.
+pub fn fill_disk(file: &FaultStorage, random: &mut Random) {
+    const ENOSPC: i32 = 28;
+    let operation = match random.below(6) {
+        0 => Operation::WriteZeroes,
+        1 => Operation::Truncate,
+        _ => Operation::Write,
+    };
+    let times = match random.below(2) {
+        0 => Times::Once,
+        _ => Times::Always,
+    };
+    let pass = random.below(20) as usize;
+    file.fail(Matching::operation(operation), pass, times, ENOSPC);
 }
