@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vellum_format::features::{Autoclear, Incompatible};
+use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
-use vellum_format::header::{Header, field};
+use vellum_format::header::Header;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
@@ -21,6 +21,7 @@ use super::data_cache::DataCache;
 use super::encryption::Encryption;
 use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
+use super::latch::Latch;
 use super::lazy::LazyRefcounts;
 use super::load::{SnapshotTable, read_bytes};
 use super::map::{L2Cache, Lookup, Mapper, Run, Slice, View};
@@ -33,9 +34,6 @@ use super::prefetch::Streams;
 use super::readers::Readers;
 use super::resize::Size;
 use crate::BlockDevice;
-
-/// What QEMU answers for an image that was found to be corrupt.
-const ENOMEDIUM: i32 = 123;
 
 /// Everything that the requests on one image share.
 #[derive(Debug)]
@@ -96,19 +94,6 @@ pub(crate) struct Image {
     pub(crate) preparing: async_lock::Mutex<()>,
     /// Whether data may lie in holes of the file, once that is known.
     pub(crate) preallocated: std::sync::OnceLock<bool>,
-}
-
-/// Why the image accepts no changes any more, if so.
-#[derive(Debug, Default)]
-pub(crate) struct Latch {
-    closed: AtomicBool,
-    /// The image was closed: this is why.
-    ended: AtomicBool,
-    /// Users know that the image is damaged, and goes on being used all the same.
-    said: AtomicBool,
-    /// Nothing is wrong but that metadata could not be written, all of which is still in memory.
-    may_retry: AtomicBool,
-    reason: Mutex<Option<Error>>,
 }
 
 impl Image {
@@ -243,48 +228,6 @@ impl Image {
         error.target(self.name.clone())
     }
 
-    /// Deals with metadata that contradicts itself: a writable image is marked
-    /// corrupt and accepts no more changes, so that the damage does not spread.
-    pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
-        let ours = error.target_name().is_none_or(|name| name == self.name);
-        let error = self.name_error(error);
-        if error.kind() != ErrorKind::Corrupt || !ours || self.check_latch().is_err() {
-            return error;
-        }
-        self.say_corrupt(&error);
-        if self.read_only {
-            return error;
-        }
-        self.latch(error.clone());
-        if self.geometry.version >= 3 {
-            let marked = self.header().incompatible.with(Incompatible::CORRUPT);
-            let bytes = marked.bits().to_be_bytes();
-            // The first error is the one to report, whether or not the mark holds.
-            drop(
-                self.write_header_field(field::INCOMPATIBLE_FEATURES, &bytes)
-                    .await,
-            );
-        }
-        error
-    }
-
-    /// Tells users of metadata that contradicts itself; of several faults of an image
-    /// that is only read, the first.
-    fn say_corrupt(&self, error: &Error) {
-        let why = error.message();
-        if !self.read_only {
-            self.messages.say(&format!(
-                "qcow2: Marking image as corrupt: {why}; further corruption events will be \
-                 suppressed"
-            ));
-        } else if !self.latch.said.swap(true, Ordering::Relaxed) {
-            self.messages.say(&format!(
-                "qcow2: Image is corrupt: {why}; further non-fatal corruption events will be \
-                 suppressed"
-            ));
-        }
-    }
-
     /// Refuses a range that is not inside the device.
     pub(crate) fn check_range(
         &self,
@@ -380,64 +323,6 @@ impl Image {
         Err(Error::new(ErrorKind::ReadOnly, operation, message).target(self.name.clone()))
     }
 
-    /// Stops all changes from now on.
-    pub(crate) fn latch(&self, reason: Error) {
-        let mut latch = self
-            .latch
-            .reason
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        latch.get_or_insert(reason);
-        self.latch.closed.store(true, Ordering::Release);
-    }
-
-    /// Stops all changes since metadata could not be written; the close tries again.
-    /// A failed barrier is different: what it should have made durable may be lost.
-    pub(crate) fn latch_unwritten(&self, reason: Error) {
-        let first = !self.latch.closed.load(Ordering::Acquire);
-        self.latch.may_retry.store(first, Ordering::Release);
-        self.latch(reason);
-    }
-
-    /// Lets the close try once more to write what could not be written.
-    fn unlatch_for_retry(&self) {
-        if self.latch.may_retry.swap(false, Ordering::AcqRel) {
-            *self
-                .latch
-                .reason
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = None;
-            self.latch.closed.store(false, Ordering::Release);
-        }
-    }
-
-    /// Fails if an earlier failure has stopped all changes.
-    pub(crate) fn check_latch(&self) -> Result<()> {
-        if !self.latch.closed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let reason = self
-            .latch
-            .reason
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let Some(reason) = reason.clone() else {
-            return Ok(());
-        };
-        let errno = match reason.kind() {
-            ErrorKind::Corrupt => ENOMEDIUM,
-            _ => reason.errno(),
-        };
-        Err(reason
-            .context(
-                "write",
-                "the image accepts no more writes since required metadata could not be written; \
-                 close it, and check it before the next use",
-            )
-            .with_errno(errno)
-            .target(self.name.clone()))
-    }
-
     /// The header as it is now.
     pub(crate) fn header(&self) -> Arc<Header> {
         self.header
@@ -509,7 +394,7 @@ impl Image {
 
     /// Closes the image, but not the files that it lies in.
     pub(crate) async fn close_image(self: &Arc<Self>) -> Result<()> {
-        if self.read_only || self.latch.ended.load(Ordering::Acquire) {
+        if self.read_only || self.has_ended() {
             return Ok(());
         }
         if !self.prepared.load(Ordering::Acquire) && !self.has_kept_bitmaps() {
@@ -533,14 +418,5 @@ impl Image {
         self.end_lazy_refcounts().await?;
         self.end_use();
         drained.and(bitmaps)
-    }
-
-    fn end_use(&self) {
-        self.latch.ended.store(true, Ordering::Release);
-        self.latch(Error::new(
-            ErrorKind::InvalidArgument,
-            "write",
-            "the image is closed",
-        ));
     }
 }

@@ -36,6 +36,7 @@ mod image;
 pub(crate) mod inflight;
 mod l1;
 mod l1_growth;
+mod latch;
 mod lazy;
 mod load;
 mod map;

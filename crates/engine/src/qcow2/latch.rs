@@ -1,0 +1,140 @@
+//! [`Latch`]: when an image accepts no more changes, and why. Metadata that contradicts
+//! itself or cannot be written must not be built upon, or the damage spreads.
+//!
+//! Invariant: of several reasons the first is kept, and told to all who ask later.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vellum_format::features::Incompatible;
+use vellum_format::header::field;
+use vellum_storage::{Error, ErrorKind, Result};
+
+use super::image::Image;
+
+/// What QEMU answers for an image that was found to be corrupt.
+const ENOMEDIUM: i32 = 123;
+
+/// Why the image accepts no changes any more, if so.
+#[derive(Debug, Default)]
+pub(crate) struct Latch {
+    closed: AtomicBool,
+    /// The image was closed: this is why.
+    ended: AtomicBool,
+    /// Users know that the image is damaged, and goes on being used all the same.
+    said: AtomicBool,
+    /// Nothing is wrong but that metadata could not be written, all of which is still in memory.
+    may_retry: AtomicBool,
+    reason: Mutex<Option<Error>>,
+}
+
+impl Latch {
+    fn lock(&self) -> MutexGuard<'_, Option<Error>> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Image {
+    /// Deals with metadata that contradicts itself: a writable image is marked
+    /// corrupt and accepts no more changes, so that the damage does not spread.
+    pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
+        let ours = error.target_name().is_none_or(|name| name == self.name);
+        let error = self.name_error(error);
+        if error.kind() != ErrorKind::Corrupt || !ours || self.check_latch().is_err() {
+            return error;
+        }
+        self.say_corrupt(&error);
+        if self.read_only {
+            return error;
+        }
+        self.latch(error.clone());
+        if self.geometry.version >= 3 {
+            let marked = self.header().incompatible.with(Incompatible::CORRUPT);
+            let bytes = marked.bits().to_be_bytes();
+            // The first error is the one to report, whether or not the mark holds.
+            drop(
+                self.write_header_field(field::INCOMPATIBLE_FEATURES, &bytes)
+                    .await,
+            );
+        }
+        error
+    }
+
+    /// Tells users of metadata that contradicts itself; of several faults of an image
+    /// that is only read, the first.
+    fn say_corrupt(&self, error: &Error) {
+        let why = error.message();
+        if !self.read_only {
+            self.messages.say(&format!(
+                "qcow2: Marking image as corrupt: {why}; further corruption events will be \
+                 suppressed"
+            ));
+        } else if !self.latch.said.swap(true, Ordering::Relaxed) {
+            self.messages.say(&format!(
+                "qcow2: Image is corrupt: {why}; further non-fatal corruption events will be \
+                 suppressed"
+            ));
+        }
+    }
+
+    /// Stops all changes from now on.
+    pub(crate) fn latch(&self, reason: Error) {
+        let mut latch = self.latch.lock();
+        latch.get_or_insert(reason);
+        self.latch.closed.store(true, Ordering::Release);
+    }
+
+    /// Stops all changes since metadata could not be written; the close tries again.
+    /// A failed barrier is different: what it should have made durable may be lost.
+    pub(crate) fn latch_unwritten(&self, reason: Error) {
+        let first = !self.latch.closed.load(Ordering::Acquire);
+        self.latch.may_retry.store(first, Ordering::Release);
+        self.latch(reason);
+    }
+
+    /// Lets the close try once more to write what could not be written.
+    pub(super) fn unlatch_for_retry(&self) {
+        if self.latch.may_retry.swap(false, Ordering::AcqRel) {
+            *self.latch.lock() = None;
+            self.latch.closed.store(false, Ordering::Release);
+        }
+    }
+
+    /// Fails if an earlier failure has stopped all changes.
+    pub(crate) fn check_latch(&self) -> Result<()> {
+        if !self.latch.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let reason = self.latch.lock();
+        let Some(reason) = reason.clone() else {
+            return Ok(());
+        };
+        let errno = match reason.kind() {
+            ErrorKind::Corrupt => ENOMEDIUM,
+            _ => reason.errno(),
+        };
+        Err(reason
+            .context(
+                "write",
+                "the image accepts no more writes since required metadata could not be written; \
+                 close it, and check it before the next use",
+            )
+            .with_errno(errno)
+            .target(self.name.clone()))
+    }
+
+    /// Refuses all changes from now on, for the image is closed.
+    pub(super) fn end_use(&self) {
+        self.latch.ended.store(true, Ordering::Release);
+        self.latch(Error::new(
+            ErrorKind::InvalidArgument,
+            "write",
+            "the image is closed",
+        ));
+    }
+
+    /// Whether the image is closed.
+    pub(super) fn has_ended(&self) -> bool {
+        self.latch.ended.load(Ordering::Acquire)
+    }
+}
