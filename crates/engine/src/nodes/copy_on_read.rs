@@ -11,11 +11,8 @@ use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{Event, spawn};
 
 use crate::qcow2::Qcow2;
-use crate::qcow2::create::Preallocation;
 use crate::qcow2::inflight::{Inflight, Mode};
-use crate::{
-    BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, Result, Storage, ZeroRequest,
-};
+use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, pass_on};
 
 /// Copies are made in pieces of at most this size.
 const MAX_COPY_BYTES: u64 = 1 << 20;
@@ -175,13 +172,10 @@ impl Core {
 }
 
 impl BlockDevice for CopyOnRead {
-    fn info(&self) -> DeviceInfo {
-        self.core.device.info()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.core.device.size_bytes()
-    }
+    pass_on!(
+        core.device: info, size_bytes, flush, block_status, truncate, resize, make_empty, close,
+        backing, storage, as_qcow2, allocated_bytes,
+    );
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
         if !self.core.keeps_reads {
@@ -233,48 +227,6 @@ impl BlockDevice for CopyOnRead {
             let _held = core.changing(offset_bytes, len_bytes).await;
             core.device.discard(offset_bytes, len_bytes).await
         })
-    }
-
-    fn flush(&self) -> Io<()> {
-        self.core.device.flush()
-    }
-
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-        self.core
-            .device
-            .block_status(offset_bytes, len_bytes, max_depth)
-    }
-
-    fn truncate(&self, size_bytes: u64) -> Io<()> {
-        self.core.device.truncate(size_bytes)
-    }
-
-    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
-        self.core.device.resize(size_bytes, preallocation)
-    }
-
-    fn make_empty(&self) -> Io<()> {
-        self.core.device.make_empty()
-    }
-
-    fn close(&self) -> Io<()> {
-        self.core.device.close()
-    }
-
-    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.core.device.backing()
-    }
-
-    fn storage(&self) -> Option<Arc<dyn Storage>> {
-        self.core.device.storage()
-    }
-
-    fn as_qcow2(&self) -> Option<&Qcow2> {
-        self.core.device.as_qcow2()
-    }
-
-    fn allocated_bytes(&self) -> Result<Option<u64>> {
-        self.core.device.allocated_bytes()
     }
 }
 
