@@ -143,6 +143,17 @@ fn bitmaps_are_as_they_were_when_a_transaction_fails() {
         "bitmaps": ["a", "off"],
     });
     daemon.must("block-export-add", export);
+    let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+    let nodes = nodes.as_array().expect("nodes").iter();
+    let mut top = nodes.filter(|node| node["node-name"] == "top");
+    let one = |name: &str, recording: bool, count: u64| {
+        json!({
+            "name": name, "recording": recording, "persistent": true, "busy": false,
+            "granularity": 65536, "count": count,
+        })
+    };
+    let told = json!([one("a", true, 196_608), one("off", false, 131_072)]);
+    assert_eq!(top.next().expect("a node")["dirty-bitmaps"], told);
     // What was written before; and what was written since, which only one records.
     let (before, since) = ((65536, 131_072), (524_288, 65536));
     assert_eq!(dirty(&place, "a"), [before, since]);

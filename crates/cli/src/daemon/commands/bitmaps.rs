@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use vellum::BlockDevice;
 use vellum::qcow2::info::BitmapInfo;
 use vellum::qcow2::{BitmapOptions, Bitmaps};
 use vellum_control::Nodes;
-use vellum_control::nodes::unknown;
+use vellum_control::nodes::{NodeInfo, unknown};
 use vellum_control::qmp::{Arguments, Failure, Outcome};
 
 use super::{Daemon, done};
@@ -69,6 +69,32 @@ pub(super) async fn look_up(
     let list = bitmaps.list().await?;
     let found = list.into_iter().find(|one| one.name == name);
     Ok(found.map(|info| (bitmaps, info)))
+}
+
+/// The bitmaps of a node, as a description of it tells of them.
+pub(super) async fn describe(daemon: &Daemon, node: &NodeInfo) -> Result<Vec<Value>, Failure> {
+    let image = node.device.as_ref().and_then(|device| device.as_qcow2());
+    let Some(image) = image else {
+        return Ok(Vec::new());
+    };
+    let bitmaps = image.bitmaps();
+    let mut told = Vec::new();
+    for info in bitmaps.list().await? {
+        let mut one = json!({
+            "name": info.name,
+            "recording": info.auto && info.consistent,
+            "persistent": true,
+            "busy": daemon.jobs.keep_bitmap(&node.name, &info.name),
+            "granularity": info.granularity_bytes,
+            "count": 0,
+        });
+        match info.consistent {
+            true => one["count"] = json!(bitmaps.read(&info.name).await?.dirty_bytes()),
+            false => one["inconsistent"] = json!(true),
+        }
+        told.push(one);
+    }
+    Ok(told)
 }
 
 /// The refusal of a bitmap whose content is lost.

@@ -7,7 +7,7 @@ use vellum_control::nodes::{Changes, NodeInfo, User, Wanted};
 use vellum_control::qmp::{Arguments, Failure, Outcome};
 use vellum_storage::lane;
 
-use super::{Daemon, done, no_device};
+use super::{Daemon, bitmaps, done, no_device};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let parts = daemon.parts.lock().await;
@@ -75,7 +75,12 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let nodes = parts.nodes.list();
     let mut told = Vec::with_capacity(nodes.len());
     for node in &nodes {
-        told.push(tell(node, &nodes));
+        let mut description = tell(node, &nodes);
+        let bitmaps = bitmaps::describe(&daemon, node).await?;
+        if !bitmaps.is_empty() {
+            description["dirty-bitmaps"] = json!(bitmaps);
+        }
+        told.push(description);
         lane::yield_now().await;
     }
     Ok(Value::Array(told))
