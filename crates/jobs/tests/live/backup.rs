@@ -47,7 +47,11 @@ impl Begun {
         world.disk.drain().await.set(world.slow(top.clone()));
         world.pass(400).await;
         let below = match shows_source {
-            true => Backing::Given(world.slow(top.clone())),
+            true => {
+                // So slow that a write could overtake a read.
+                let slow = (0..8).fold(top.clone(), |device, _| world.slow(device));
+                Backing::Given(slow)
+            }
             false => Backing::None,
         };
         let target = image(&new_file(4096).await, below).await;
