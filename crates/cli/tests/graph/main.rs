@@ -349,6 +349,29 @@ fn what_is_read_is_kept_with_copy_on_read() {
 }
 
 #[test]
+fn what_is_held_is_not_touched_by_copies_behind_it() {
+    let twins = Twins::new();
+    for folder in ["ours", "theirs"] {
+        let folder = twins.path(folder);
+        let create = [
+            "create", "-q", "-f", "qcow2", "-b", "disk", "-F", "qcow2", "top",
+        ];
+        assert_eq!(run(Path::new("qemu-img"), &folder, &create).code, Some(0));
+        let write = ["-c", "write -P 5 64k 64k", "top"];
+        assert_eq!(run(Path::new("qemu-io"), &folder, &write).code, Some(0));
+        // The sector is the first of the cluster that the overlay holds.
+        let rules = "[inject-error]\nevent = \"cor_write\"\nsector = \"128\"\n";
+        std::fs::write(folder.join("rules"), rules).unwrap();
+    }
+    let open = "open -C -o driver=blkdebug,config=rules,image.driver=qcow2 top";
+    let commands = [open, "read 64k 128k", "read 0 64k", "read 64k 64k"];
+    let answer = twins.same(&[], &commands);
+    assert_eq!(answer.code, Some(1), "{answer:?}");
+    let failed = |line: &&String| line.contains("Input/output error");
+    assert_eq!(answer.output.iter().filter(failed).count(), 1, "{answer:?}");
+}
+
+#[test]
 fn throttled_requests_take_their_time() {
     let twins = Twins::new();
     for object in [

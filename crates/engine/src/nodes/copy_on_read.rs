@@ -89,18 +89,30 @@ impl Core {
         start..range.end.next_multiple_of(self.unit_bytes)
     }
 
-    /// Copies what of `range` lies in a layer below into the device.
-    async fn fill(&self, range: Range<u64>) -> Result<()> {
-        let mut at = range.start;
-        while at < range.end {
-            let extent = self.device.block_status(at, range.end - at, 0).await?;
-            let end = at + extent.len_bytes.max(1);
-            if !extent.present && !self.read_only() {
-                self.copy(at..end.min(self.device.size_bytes())).await?;
+    /// Reads a range in order: what lies in a layer below is copied into the device
+    /// first, but not before all in front of it was read, so that a copy's events
+    /// and failures meet only requests behind it.
+    async fn read(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer> {
+        let end = offset_bytes.saturating_add(buffer.len() as u64);
+        let mut pieces = Vec::new();
+        let mut unread = offset_bytes;
+        let mut at = offset_bytes;
+        // What lies beyond the end is refused by the read itself.
+        while at < end && end <= self.device.size_bytes() && !self.read_only() {
+            let extent = self.device.block_status(at, end - at, 0).await?;
+            let extent_end = end.min(at + extent.len_bytes.max(1));
+            if !extent.present {
+                if unread < at {
+                    let front = buffer.split_to((at - unread) as usize);
+                    pieces.push(self.device.read(unread, front).await?);
+                    unread = at;
+                }
+                self.copy(at..extent_end).await?;
             }
-            at = end;
+            at = extent_end;
         }
-        Ok(())
+        pieces.push(self.device.read(unread, buffer).await?);
+        Ok(Buffer::join_all(pieces))
     }
 
     fn read_only(&self) -> bool {
@@ -181,15 +193,7 @@ impl BlockDevice for CopyOnRead {
         if !self.core.keeps_reads {
             return self.core.device.read(offset_bytes, buffer);
         }
-        self.start(|core| async move {
-            let size_bytes = core.device.size_bytes();
-            let end = offset_bytes.saturating_add(buffer.len() as u64);
-            // What lies beyond the end is refused by the read itself.
-            if end <= size_bytes {
-                core.fill(offset_bytes..end).await?;
-            }
-            core.device.read(offset_bytes, buffer).await
-        })
+        self.start(|core| async move { core.read(offset_bytes, buffer).await })
     }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
