@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: runs the fuzz targets under the limits that they promise,
-//! and, on stable Rust, their corpora as a regression test.
+//! `cargo xtask fuzz`: runs the fuzz targets under the limits that they promise, or,
+//! on stable Rust, only replays their corpora under these.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ const LIMITS: [&str; 2] = ["-rss_limit_mb=256", "-timeout=1"];
 /// The task.
 pub fn run(arguments: lexopt::Parser) -> Result<()> {
     let options = Options::parse(arguments)?;
-    let fuzzer = Fuzzer::prepare(Workspace::locate()?)?;
-    let all = targets(&fuzzer.workspace)?;
+    let workspace = Workspace::locate()?;
+    let all = targets(&workspace)?;
     for wanted in &options.targets {
         let list = all.join(", ");
         ensure!(all.contains(wanted), "no target is named {wanted}: {list}");
@@ -28,6 +28,10 @@ pub fn run(arguments: lexopt::Parser) -> Result<()> {
     } else {
         &options.targets
     };
+    if options.replay {
+        return replay_all(&workspace, chosen);
+    }
+    let fuzzer = Fuzzer::prepare(workspace)?;
     for target in chosen {
         println!("fuzz: {target}, {} s", options.seconds);
         fuzzer.explore(target, options.seconds)?;
@@ -43,6 +47,8 @@ struct Options {
     seconds: u32,
     /// Inputs that reach new code go into the repository's corpus.
     keep: bool,
+    /// The corpora only, on stable Rust.
+    replay: bool,
     targets: Vec<String>,
 }
 
@@ -51,12 +57,14 @@ impl Options {
         let mut options = Self {
             seconds: SECONDS_DEFAULT,
             keep: false,
+            replay: false,
             targets: Vec::new(),
         };
         while let Some(argument) = arguments.next()? {
             match argument {
                 Arg::Long("seconds") => options.seconds = arguments.value()?.parse()?,
                 Arg::Long("keep") => options.keep = true,
+                Arg::Long("replay") => options.replay = true,
                 Arg::Value(target) => options.targets.push(target.string()?),
                 other => return Err(other.unexpected().into()),
             }
@@ -66,7 +74,7 @@ impl Options {
 }
 
 /// Every fuzz target's name.
-pub fn targets(workspace: &Workspace) -> Result<Vec<String>> {
+fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     let metadata = workspace::metadata(&manifest(workspace), &["--no-deps"])?;
     let targets = metadata["packages"][0]["targets"]
         .as_array()
@@ -86,9 +94,26 @@ fn corpus(workspace: &Workspace, target: &str) -> PathBuf {
     workspace.root.join("fuzz/corpus").join(target)
 }
 
+/// Replays the corpora of `chosen`; tells of every one that fails.
+fn replay_all(workspace: &Workspace, chosen: &[String]) -> Result<()> {
+    let programs = build_for_replay(workspace)?;
+    let mut failed = 0;
+    for target in chosen {
+        match replay(workspace, &programs, target) {
+            Ok(()) => println!("fuzz: {target} ok"),
+            Err(error) => {
+                println!("fuzz: {target} FAILED: {error:#}");
+                failed += 1;
+            }
+        }
+    }
+    ensure!(failed == 0, "{failed} of {} corpora failed", chosen.len());
+    Ok(())
+}
+
 /// Builds the targets without instrumentation, which stable Rust can do too,
 /// and returns the folder that they are in.
-pub fn build_for_replay(workspace: &Workspace) -> Result<PathBuf> {
+fn build_for_replay(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target.join("fuzz");
     process::run(
         workspace
@@ -102,7 +127,7 @@ pub fn build_for_replay(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// Runs a target once over each input of its corpus.
-pub fn replay(workspace: &Workspace, programs: &Path, target: &str) -> Result<()> {
+fn replay(workspace: &Workspace, programs: &Path, target: &str) -> Result<()> {
     let inputs = std::fs::read_dir(corpus(workspace, target))?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<Vec<_>>>()?;

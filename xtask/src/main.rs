@@ -31,7 +31,7 @@ usage: cargo xtask TASK [ARGUMENTS]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'
   tidy                       layers, licences, duplicates, file sizes
-  fuzz [--seconds N] [--keep] [TARGET...]
+  fuzz [--seconds N] [--keep | --replay] [TARGET...]
                              run the fuzz targets; --keep adds what reaches new code
                              to their corpora
   iotests [--real img,io,nbd,qsd] [--vellum PROGRAM] [TEST...]

@@ -19,8 +19,9 @@ const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 const BLOCK: u64 = 512;
 
-fn behind(at: u64) -> u8 {
-    (at / BLOCK % 251) as u8 + 1
+/// A block of the backing file.
+fn behind(number: u64) -> [u8; BLOCK as usize] {
+    [(number % 251) as u8 + 1; BLOCK as usize]
 }
 
 struct Bed {
@@ -51,7 +52,7 @@ async fn bed(random: &mut Random) -> Bed {
     let file = FaultStorage::new(memory.clone());
     let len = (random.below(3 * size / 1024) + 1) * BLOCK;
     let below = Arc::new(MemStorage::with_bytes(
-        (0..len.min(size)).map(behind).collect(),
+        (0..len.min(size) / BLOCK).flat_map(behind).collect(),
     ));
     let options = OpenOptions {
         cache: CacheOptions {
@@ -89,12 +90,15 @@ fn model_of(size: u64, backing: &[u8]) -> Model {
         .collect()
 }
 
-fn compare(model: &Model, bytes: &[u8], from: u64, what: &str) {
+/// Compares blocks from number `from` on with `model`, their part of the model.
+fn compare(model: &[Vec<u8>], bytes: &[u8], from: u64, what: &str) {
     for (index, block) in bytes.chunks(BLOCK as usize).enumerate() {
         let number = from as usize + index;
-        let allowed = &model[number];
+        let allowed = &model[index];
+        // Most blocks hold one byte: comparing these whole is what makes this fast.
+        let uniform = allowed.contains(&block[0]) && block[1..] == block[..block.len() - 1];
         assert!(
-            block.iter().all(|byte| allowed.contains(byte)),
+            uniform || block.iter().all(|byte| allowed.contains(byte)),
             "{what}: block {number} holds {:?}, which is none of {allowed:?}",
             &block[..4]
         );
@@ -130,12 +134,7 @@ async fn batch(bed: &Bed, random: &mut Random, model: &mut Model, errno: i32) {
                 1 | 2 => {
                     let result = image.read(offset, Buffer::for_read(len as usize)).await;
                     if let Ok(bytes) = &result {
-                        compare(
-                            &[vec![vec![]; first as usize], old].concat(),
-                            bytes,
-                            first,
-                            "read",
-                        );
+                        compare(&old, bytes, first, "read");
                     }
                     (first, 0, 0, result.map(drop))
                 }

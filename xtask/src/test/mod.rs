@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::Workspace;
-use crate::{fuzz, process, setup};
+use crate::{process, setup};
 use tally::Tally;
 
 /// Slices that take about a minute each; docs/TESTING.md tells of the long runs.
@@ -28,12 +28,14 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
             .cargo()
             .args(["test", "--workspace", "--no-fail-fast"]),
     )?;
-    tally += corpora(&workspace)?;
     tally += simulator(&workspace)?;
+    // The tests have just built it.
+    let vellum = workspace.target.join("debug/vellum");
     tally += counted(
         Command::new(std::env::current_exe()?)
             .current_dir(&workspace.root)
-            .args(["differential", "--seeds", DIFFERENTIAL_SEEDS]),
+            .args(["differential", "--seeds", DIFFERENTIAL_SEEDS, "--vellum"])
+            .arg(vellum),
     )?;
     println!("\nall tests together:\n{tally}");
     if tally.failed > 0 {
@@ -76,26 +78,6 @@ fn simulator(workspace: &Workspace) -> Result<Tally> {
     // It stops at the first seed that fails, so all or nothing passed.
     if tally.failed == 0 {
         tally.passed += SIMULATOR_SEEDS;
-    }
-    Ok(tally)
-}
-
-/// The fuzz targets over their corpora, each target as one test.
-fn corpora(workspace: &Workspace) -> Result<Tally> {
-    println!("\nfuzz corpora:");
-    let programs = fuzz::build_for_replay(workspace)?;
-    let mut tally = Tally::default();
-    for target in fuzz::targets(workspace)? {
-        match fuzz::replay(workspace, &programs, &target) {
-            Ok(()) => {
-                println!("  {target} ok");
-                tally.passed += 1;
-            }
-            Err(error) => {
-                println!("  {target} FAILED: {error:#}");
-                tally.failed += 1;
-            }
-        }
     }
     Ok(tally)
 }
