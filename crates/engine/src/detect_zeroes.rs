@@ -34,8 +34,8 @@ impl ZeroDetector {
 
 impl BlockDevice for ZeroDetector {
     pass_on!(
-        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, close,
-        backing, storage, as_qcow2, allocated_bytes,
+        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, make_empty,
+        close, backing, storage, as_qcow2, allocated_bytes,
     );
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         if buffer.is_empty() || !buffer.is_zero() {

@@ -51,6 +51,13 @@ fn an_overlay_goes_into_its_backing_file() {
 }
 
 #[test]
+fn an_overlay_that_looks_for_zeroes_is_emptied_too() {
+    let twins = Twins::new(CHAIN);
+    let line = "commit --image-opts driver=qcow2,file.filename=top,detect-zeroes=unmap,discard=unmap";
+    same_result(&twins, &[line], &["top", "mid", "base"]);
+}
+
+#[test]
 fn layers_between_go_along() {
     for options in ["-b base", "-d -b base", "-b ./base", "-b mid"] {
         let twins = Twins::new(CHAIN);
