@@ -10,6 +10,7 @@ use vellum_sim::scenario::Step::{Start, Wait};
 use vellum_sim::scenario::{
     Amendment, Backing, Change, Crash, ImageOptions, Leg, Op, Preparation, Step, Story,
 };
+use vellum_sim::storage::Traits;
 use vellum_sim::{Explorer, engine};
 
 #[test]
@@ -328,6 +329,62 @@ fn the_refcount_table_does_not_move_as_a_snapshot_of_nothing_comes_into_force() 
                 },
             }),
         }],
+    };
+    vellum_sim::replay(&engine(), &story).unwrap();
+}
+
+#[test]
+fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
+    let write = |offset, len| {
+        Start(Write {
+            offset,
+            len,
+            fua: false,
+        })
+    };
+    let crash = |step| {
+        Some(Crash {
+            step,
+            cut: Cut { kept: vec![] },
+        })
+    };
+    let story = Story {
+        image: ImageOptions {
+            size_bytes: 14848,
+            eager: true,
+            discard_no_unref: true,
+            traits: Traits {
+                can_punch: true,
+                can_zero: false,
+                growable: false,
+                read_only: false,
+                can_clone: false,
+            },
+            ..image()
+        },
+        setup: vec![],
+        preparations: vec![],
+        legs: vec![
+            Leg {
+                steps: vec![
+                    write(14336, 512),
+                    Step::Snapshot(Change::Take),
+                    write(9216, 320),
+                    Step::Snapshot(Change::TakeWithState(4986)),
+                ],
+                schedule_seed: 3_010_217_918_465_195_715,
+                crash: crash(37),
+            },
+            Leg {
+                steps: vec![
+                    write(10752, 512),
+                    Step::Snapshot(Change::Apply(1)),
+                    Step::Snapshot(Change::Delete(0)),
+                ],
+                schedule_seed: 5_830_485_819_755_014_241,
+                crash: crash(43),
+            },
+        ],
     };
     vellum_sim::replay(&engine(), &story).unwrap();
 }

@@ -53,7 +53,8 @@ fn an_overlay_goes_into_its_backing_file() {
 #[test]
 fn an_overlay_that_looks_for_zeroes_is_emptied_too() {
     let twins = Twins::new(CHAIN);
-    let line = "commit --image-opts driver=qcow2,file.filename=top,detect-zeroes=unmap,discard=unmap";
+    let line =
+        "commit --image-opts driver=qcow2,file.filename=top,detect-zeroes=unmap,discard=unmap";
     same_result(&twins, &[line], &["top", "mid", "base"]);
 }
 

@@ -245,7 +245,9 @@ impl Image {
             if other == Some(table.old) && self.count_of(table.old).await? == 2 {
                 *entry = entry.with_copied(true);
             }
-            if other.is_some() && entry.copied() {
+            // Also one that others seem to have: a crash may have left its count too high,
+            // but not the counts of what it leads to.
+            if other.is_some() {
                 tables.push(table);
             }
         }
