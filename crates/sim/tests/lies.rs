@@ -5,29 +5,15 @@
 use vellum_sim::generate;
 use vellum_sim::lies::{Kind, Lie};
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::{Backing, DataFile, ImageOptions, Preparation, Story};
-use vellum_sim::storage::Traits;
+use vellum_sim::scenario::{ImageOptions, Preparation, Story};
 use vellum_sim::{Explorer, FailureKind, engine};
 
 const SEEDS: u64 = 400;
 
 fn story(seed: u64, shared: bool, bitmap_bits: Option<u32>) -> Story {
     let image = ImageOptions {
-        version: 3,
-        cluster_bits: 9,
-        refcount_order: 4,
-        extended_l2: false,
-        lazy_refcounts: false,
-        size_bytes: 128 << 9,
-        backing: Backing::None,
-        data_file: DataFile::Inside,
-        encrypted: false,
-        tiny_cache: false,
-        eager: true,
-        discard_no_unref: false,
-        requests_only: false,
         bitmap_bits,
-        traits: Traits::default(),
+        ..ImageOptions::plain(128 << 9, 9)
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));
     story.preparations = if shared {

@@ -9,28 +9,14 @@ use std::time::Duration;
 use toy::{Break, CLUSTER_BITS, ToySubject};
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::{Backing, DataFile, ImageOptions, Preparation, Story};
+use vellum_sim::scenario::{ImageOptions, Preparation, Story};
 use vellum_sim::shrink::shrink;
-use vellum_sim::storage::Traits;
 use vellum_sim::{Explorer, FailureKind, Found};
 
 fn story(seed: u64) -> Story {
     let image = ImageOptions {
-        version: 3,
-        cluster_bits: CLUSTER_BITS,
-        refcount_order: 4,
-        extended_l2: false,
-        lazy_refcounts: false,
-        size_bytes: 16 << CLUSTER_BITS,
-        backing: Backing::None,
-        data_file: DataFile::Inside,
-        encrypted: false,
-        tiny_cache: false,
-        eager: true,
-        discard_no_unref: false,
         requests_only: true,
-        bitmap_bits: None,
-        traits: Traits::default(),
+        ..ImageOptions::plain(16 << CLUSTER_BITS, CLUSTER_BITS)
     };
     let mut story = generate::story_of(image, &mut Rng::new(seed));
     story

@@ -98,7 +98,8 @@ impl Core {
         let mut unread = offset_bytes;
         let mut at = offset_bytes;
         // What lies beyond the end is refused by the read itself.
-        while at < end && end <= self.device.size_bytes() && !self.read_only() {
+        let copies = end <= self.device.size_bytes() && !self.device.info().read_only;
+        while copies && at < end {
             let extent = self.device.block_status(at, end - at, 0).await?;
             let extent_end = end.min(at + extent.len_bytes.max(1));
             if !extent.present {
@@ -113,10 +114,6 @@ impl Core {
         }
         pieces.push(self.device.read(unread, buffer).await?);
         Ok(Buffer::join_all(pieces))
-    }
-
-    fn read_only(&self) -> bool {
-        self.device.info().read_only
     }
 
     async fn copy(&self, range: Range<u64>) -> Result<()> {

@@ -56,13 +56,12 @@ impl LiveBackup {
                 offset_bytes: at,
                 cause,
             })?;
+            let end = at + extent.len_bytes.max(1);
             if extent.present {
                 self.filter.leave_out(&(from..at));
+                from = end;
             }
-            at += extent.len_bytes.max(1);
-            if extent.present {
-                from = at;
-            }
+            at = end;
         }
         self.filter.leave_out(&(from..u64::MAX));
         Ok(Copied::All)

@@ -253,19 +253,18 @@ impl Named {
 impl Change {
     /// Takes all arguments.
     pub(super) fn take(kind: Kind, mut arguments: Arguments) -> Result<Change, Failure> {
-        let change = if kind == Kind::Merge {
-            let node = arguments.need_text("node")?;
-            let name = arguments.need_text("target")?;
-            let sources = take_sources(&mut arguments, &node)?;
-            Change::Merge(Named { node, name }, sources)
-        } else {
-            let named = Named::take(&mut arguments)?;
-            match kind {
-                Kind::Add => Change::Add(named, New::take(&mut arguments)?),
-                Kind::Remove => Change::Remove(named),
-                Kind::Clear => Change::Clear(named),
-                Kind::Enable => Change::Enable(named),
-                Kind::Disable | Kind::Merge => Change::Disable(named),
+        let from = &mut arguments;
+        let change = match kind {
+            Kind::Add => Change::Add(Named::take(from)?, New::take(from)?),
+            Kind::Remove => Change::Remove(Named::take(from)?),
+            Kind::Clear => Change::Clear(Named::take(from)?),
+            Kind::Enable => Change::Enable(Named::take(from)?),
+            Kind::Disable => Change::Disable(Named::take(from)?),
+            Kind::Merge => {
+                let node = from.need_text("node")?;
+                let name = from.need_text("target")?;
+                let sources = take_sources(from, &node)?;
+                Change::Merge(Named { node, name }, sources)
             }
         };
         arguments.finish()?;
