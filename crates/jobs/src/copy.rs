@@ -3,12 +3,14 @@
 //! The sources are walked piece by piece; up to [`CopyOptions::parallel`] pieces
 //! are in flight. Each is read, searched for zeroes, and written. Unless
 //! [`CopyOptions::out_of_order`] is set, writes start in the order of their
-//! offsets, so that the target's clusters are laid out in guest order.
+//! offsets, so that the target's clusters are laid out in guest order; commits write what
+//! the target holds already in the order of the source's file (`window.rs`).
 
 mod options;
 mod report;
 mod steps;
 mod trouble;
+mod walk;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -26,11 +28,13 @@ use crate::scan::{Content, Piece, Scan};
 use crate::scope::{Differences, Scope};
 use crate::sparse::{Sparse, zero_runs};
 use crate::turn::Turns;
+use crate::window::Window;
 
 pub use options::CopyOptions;
 pub use report::{CopyError, Observer, Silent, Step};
 use steps::Steps;
 use trouble::Troubles;
+use walk::count;
 
 /// Bytes of one data request: small enough that what eight requests hold is
 /// memory kept from request to request and still near the processor when it is
@@ -102,40 +106,11 @@ pub async fn copy(
     copied
 }
 
-async fn next_piece(scan: &mut Scan<'_>, chunk_bytes: u64) -> Result<Option<Piece>, CopyError> {
-    let at = scan.offset_bytes();
-    scan.next_piece(chunk_bytes)
-        .await
-        .map_err(|cause| CopyError {
-            step: Step::Status,
-            offset_bytes: at,
-            cause,
-        })
-}
-
-/// How many bytes have to be written, for the progress.
-async fn count(
-    scan: &mut Scan<'_>,
-    options: &CopyOptions,
-    observer: &mut dyn Observer,
-) -> Result<u64, CopyError> {
-    let mut total_bytes = 0;
-    while let Some(piece) = next_piece(scan, options.chunk_bytes()).await? {
-        for unknown in scan.take_unknown() {
-            observer.unknown(unknown.source_offset_bytes, &unknown.cause);
-        }
-        let written_zeroes = options.min_sparse_bytes.is_none() && piece.content == Content::Zero;
-        if piece.content == Content::Data || written_zeroes {
-            total_bytes += piece.len_bytes;
-        }
-    }
-    Ok(total_bytes)
-}
-
 impl Shared<'_> {
     async fn copy_all(&self, mut scan: Scan<'_>) -> Result<(), CopyError> {
         let options = self.options;
         let mut running = FuturesUnordered::new();
+        let mut window = Window::default();
         let mut limit = RateLimit::new(options.speed.clone());
         let mut ticket = 0;
         loop {
@@ -145,13 +120,9 @@ impl Shared<'_> {
             while running.len() >= most.max(1) {
                 running.next().await.transpose()?;
             }
-            let Some(piece) = next_piece(&mut scan, options.chunk_bytes()).await? else {
+            let Some(piece) = self.next_in_window(&mut scan, &mut window).await? else {
                 break;
             };
-            self.troubles.unknown(scan.take_unknown());
-            if !self.has_work(&piece) {
-                continue;
-            }
             limit.wait_for(piece.len_bytes).await;
             self.steps.begin(&piece, self.counted_bytes(&piece));
             running.push(self.copy_piece(piece, ticket));
@@ -161,25 +132,6 @@ impl Shared<'_> {
             result?;
         }
         Ok(())
-    }
-
-    /// Whether a piece needs any request at all.
-    fn has_work(&self, piece: &Piece) -> bool {
-        match piece.content {
-            Content::Data => true,
-            Content::Zero => self.sparse.is_none() || !self.options.target_is_zero,
-            Content::Backing => false,
-        }
-    }
-
-    /// How many bytes of a piece count for the progress.
-    fn counted_bytes(&self, piece: &Piece) -> u64 {
-        let counts = match (&self.options.scope, piece.content) {
-            (Scope::Differences(_), _) | (_, Content::Data) => true,
-            (_, Content::Zero) => self.sparse.is_none(),
-            (_, Content::Backing) => false,
-        };
-        if counts { piece.len_bytes } else { 0 }
     }
 
     async fn copy_piece(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {

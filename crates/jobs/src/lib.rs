@@ -8,7 +8,8 @@
 //!
 //! Invariants:
 //! - Jobs know devices, never image formats.
-//! - Memory is bounded by the number of requests in flight times the chunk size.
+//! - Memory is bounded by the number of requests in flight times the chunk size, and the
+//!   places of a commit's next 32 Ki pieces.
 
 mod answer;
 pub mod commit;
@@ -28,6 +29,7 @@ mod scope;
 pub mod sparse;
 mod stretched;
 mod turn;
+mod window;
 
 pub use rate::Speed;
 pub use scope::{Differences, Scope};

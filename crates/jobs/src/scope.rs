@@ -76,6 +76,11 @@ impl Scope {
         }
     }
 
+    /// Whether only some layers of the source count, and the target is the one below.
+    pub(crate) fn is_of_layers(&self) -> bool {
+        matches!(self, Scope::Layers(_) | Scope::Dirty { .. })
+    }
+
     /// Whether long runs of zeroes have to be looked at in pieces too.
     pub(crate) fn compares(&self) -> bool {
         matches!(self, Scope::Differences(_))
