@@ -27,7 +27,7 @@ usage: cargo xtask TASK [ARGUMENTS]
   deb [--vellum PROGRAM] [--check ROOT]
                              a Debian package in the place of qemu-utils; --check tries it
                              in the system below ROOT
-  differential [--seeds A..B] [--jobs N] [--vellum PROGRAM]
+  differential [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'
   tidy                       layers, licences, duplicates, file sizes

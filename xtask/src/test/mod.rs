@@ -72,7 +72,7 @@ fn simulator(workspace: &Workspace) -> Result<Tally> {
     let mut tally = counted(
         workspace
             .cargo()
-            .args(["run", "--release", "--package", "vellum-sim", "--"])
+            .args(["run", "--profile", "tasks", "--package", "vellum-sim", "--"])
             .args(["--seeds", &seeds, "--cuts", &cuts]),
     )?;
     // It stops at the first seed that fails, so all or nothing passed.
