@@ -12,6 +12,7 @@
 
 mod changes;
 mod describe;
+mod named;
 mod uses;
 
 use std::collections::BTreeMap;

@@ -16,6 +16,8 @@
 //! - While the file is made longer, nothing beyond its new end is handed out; while
 //!   somebody holds its end, the tail stays where it is, and nothing is counted ahead.
 
+mod release;
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -446,57 +448,6 @@ impl Allocator {
     /// Tells whether the header says that counts on disk are not to be trusted.
     pub(crate) fn set_counts_postponed(&self, postponed: bool) {
         self.state().postponed = postponed;
-    }
-
-    /// Lowers the counts of a run of clusters that no durable mapping and no
-    /// request uses any more. Where counts cannot be read now, that is done later,
-    /// by the next release or when the image is closed.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Corrupt`] if a count is zero already.
-    pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<()> {
-        reached(&self.refcounts.file, Event::ClusterFree).await;
-        let mut owed = std::mem::take(&mut self.state().owed);
-        owed.push(start.index()..start.index() + count);
-        self.pay(owed).await
-    }
-
-    /// Lowers the counts that are owed.
-    pub(super) async fn pay(&self, owed: Vec<Range<u64>>) -> Result<()> {
-        let mut outcome = Ok(());
-        for mut clusters in owed {
-            while !clusters.is_empty() {
-                match self.refcounts.lower_in_slice(clusters.clone()).await {
-                    Ok(lowered) => {
-                        clusters.start += lowered.clusters;
-                        lowered
-                            .freed
-                            .into_iter()
-                            .for_each(|freed| self.note_free(freed));
-                    }
-                    Err(error) if error.kind() == ErrorKind::Corrupt => {
-                        outcome = Err(error);
-                        break;
-                    }
-                    Err(_) => {
-                        self.state().owed.push(clusters);
-                        break;
-                    }
-                }
-            }
-        }
-        outcome
-    }
-
-    /// Enters clusters whose counts are zero.
-    pub(super) fn note_free(&self, clusters: Range<u64>) {
-        let mut state = self.state();
-        if clusters.end > state.tail {
-            state.written_beyond.push(clusters.clone());
-        }
-        if let Some(forgotten) = state.free.insert(clusters) {
-            state.scan.look_again(forgotten);
-        }
     }
 }
 

@@ -15,22 +15,53 @@ use super::image::Image;
 /// What QEMU answers for an image that was found to be corrupt.
 const ENOMEDIUM: i32 = 123;
 
+/// Whether an image accepts changes, and why not.
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Open,
+    /// Metadata could not be written, all of which is still in memory: nothing else is
+    /// wrong.
+    Unwritten(Error),
+    /// Memory and disk may differ.
+    Broken(Error),
+    /// The image was closed.
+    Ended(Error),
+}
+
 /// Why the image accepts no changes any more, if so.
 #[derive(Debug, Default)]
 pub(crate) struct Latch {
-    closed: AtomicBool,
-    /// The image was closed: this is why.
-    ended: AtomicBool,
+    state: Mutex<State>,
+    /// The state is not [`State::Open`]: every request looks.
+    shut: AtomicBool,
     /// Users know that the image is damaged, and goes on being used all the same.
     said: AtomicBool,
-    /// Nothing is wrong but that metadata could not be written, all of which is still in memory.
-    may_retry: AtomicBool,
-    reason: Mutex<Option<Error>>,
+}
+
+impl State {
+    fn reason(&self) -> Option<&Error> {
+        match self {
+            State::Open => None,
+            State::Unwritten(reason) | State::Broken(reason) | State::Ended(reason) => Some(reason),
+        }
+    }
 }
 
 impl Latch {
-    fn lock(&self) -> MutexGuard<'_, Option<Error>> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::Acquire)
+    }
+
+    fn change(&self, next: impl FnOnce(State) -> State) {
+        let mut state = self.lock();
+        *state = next(std::mem::take(&mut *state));
+        let shut = !matches!(*state, State::Open);
+        self.shut.store(shut, Ordering::Release);
     }
 }
 
@@ -79,34 +110,36 @@ impl Image {
 
     /// Stops all changes from now on.
     pub(crate) fn latch(&self, reason: Error) {
-        let mut latch = self.latch.lock();
-        latch.get_or_insert(reason);
-        self.latch.closed.store(true, Ordering::Release);
+        self.latch.change(|state| match state {
+            State::Open => State::Broken(reason),
+            State::Unwritten(first) => State::Broken(first),
+            stopped => stopped,
+        });
     }
 
     /// Stops all changes since metadata could not be written; the close tries again.
     /// A failed barrier is different: what it should have made durable may be lost.
     pub(crate) fn latch_unwritten(&self, reason: Error) {
-        let first = !self.latch.closed.load(Ordering::Acquire);
-        self.latch.may_retry.store(first, Ordering::Release);
-        self.latch(reason);
+        self.latch.change(|state| match state {
+            State::Open => State::Unwritten(reason),
+            stopped => stopped,
+        });
     }
 
     /// Lets the close try once more to write what could not be written.
     pub(super) fn unlatch_for_retry(&self) {
-        if self.latch.may_retry.swap(false, Ordering::AcqRel) {
-            *self.latch.lock() = None;
-            self.latch.closed.store(false, Ordering::Release);
-        }
+        self.latch.change(|state| match state {
+            State::Unwritten(_) => State::Open,
+            other => other,
+        });
     }
 
     /// Fails if an earlier failure has stopped all changes.
     pub(crate) fn check_latch(&self) -> Result<()> {
-        if !self.latch.closed.load(Ordering::Acquire) {
+        if !self.latch.is_shut() {
             return Ok(());
         }
-        let reason = self.latch.lock();
-        let Some(reason) = reason.clone() else {
+        let Some(reason) = self.latch.lock().reason().cloned() else {
             return Ok(());
         };
         let errno = match reason.kind() {
@@ -125,16 +158,20 @@ impl Image {
 
     /// Refuses all changes from now on, for the image is closed.
     pub(super) fn end_use(&self) {
-        self.latch.ended.store(true, Ordering::Release);
-        self.latch(Error::new(
-            ErrorKind::InvalidArgument,
-            "write",
-            "the image is closed",
-        ));
+        self.latch.change(|state| match state {
+            State::Open => State::Ended(Error::new(
+                ErrorKind::InvalidArgument,
+                "write",
+                "the image is closed",
+            )),
+            State::Unwritten(first) | State::Broken(first) | State::Ended(first) => {
+                State::Ended(first)
+            }
+        });
     }
 
     /// Whether the image is closed.
     pub(super) fn has_ended(&self) -> bool {
-        self.latch.ended.load(Ordering::Acquire)
+        matches!(*self.latch.lock(), State::Ended(_))
     }
 }

@@ -12,22 +12,20 @@
 //! - The allocator asks for every kind, whatever the options say: it never hands out
 //!   metadata that is counted as free.
 
+mod survey;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use vellum_format::features::Autoclear;
 use vellum_format::header::Header;
-use vellum_format::l1::L1Entry;
-use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::types::HostOffset;
 use vellum_storage::Result;
 
 use super::cache::WriteBack;
 use super::fault::corrupt;
-use super::image::Image;
-use super::load::{SnapshotTable, read_bytes};
 
 /// A kind of metadata, in the order in which QEMU looks for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,7 +191,7 @@ impl OverlapMap {
     }
 
     /// Adds what the header of an open image knows.
-    fn add_header(&self, header: &Header) {
+    pub(super) fn add_header(&self, header: &Header) {
         self.add(Metadata::MainHeader, 0..1);
         let l1 = self.clusters(header.l1_table_offset, u64::from(header.l1_entries) * 8);
         self.add(Metadata::ActiveL1, l1);
@@ -217,7 +215,7 @@ impl OverlapMap {
         self.move_area(Metadata::BitmapDirectory, directory);
     }
 
-    fn clear(&self) {
+    pub(super) fn clear(&self) {
         let mut areas = self.areas.write().unwrap_or_else(PoisonError::into_inner);
         areas.clear();
         drop(areas);
@@ -225,7 +223,7 @@ impl OverlapMap {
     }
 
     /// The clusters of a range of bytes.
-    fn clusters(&self, start: HostOffset, len_bytes: u64) -> Range<u64> {
+    pub(super) fn clusters(&self, start: HostOffset, len_bytes: u64) -> Range<u64> {
         let first = start.bytes() >> self.cluster_bits;
         match start.bytes().saturating_add(len_bytes).checked_sub(1) {
             Some(last) if len_bytes > 0 => first..(last >> self.cluster_bits) + 1,
@@ -406,98 +404,6 @@ fn bits_in(group: u64, clusters: &Range<u64>) -> u64 {
 fn groups(clusters: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     let last = clusters.end.saturating_sub(1) >> GROUP_BITS;
     (clusters.start >> GROUP_BITS..=last).map(move |group| (group, bits_in(group, &clusters)))
-}
-
-impl Image {
-    /// Enters everything into the map that the header does not know, before a change.
-    pub(crate) async fn map_metadata(&self) -> Result<()> {
-        if !self.overlap.complete.load(Ordering::Acquire) {
-            self.remap_metadata();
-        }
-        if self.overlap.checks.contains(Metadata::InactiveL2) {
-            self.map_inactive_tables().await?;
-        }
-        Ok(())
-    }
-
-    /// Draws the map anew, after metadata was exchanged as a whole. Nobody may
-    /// allocate meanwhile.
-    pub(crate) fn remap_metadata(&self) {
-        let map = &self.overlap;
-        map.clear();
-        map.add_header(&self.header());
-        for index in 0..self.l1.len() {
-            map.add_table(Metadata::ActiveL2, self.l1.get(index));
-        }
-        let (table, blocks) = {
-            let table = self.allocator.refcounts.table();
-            let first = table.offset.cluster(&self.geometry).index();
-            let blocks = table.entries.iter().map(|entry| entry.raw_offset());
-            let blocks: Vec<u64> = blocks.collect();
-            (first..first + table.clusters, blocks)
-        };
-        map.add(Metadata::RefcountTable, table);
-        for block in blocks {
-            map.add_block(HostOffset(block));
-        }
-        let snapshots = self.snapshot_table();
-        let start = self.header().snapshots_offset;
-        map.add(
-            Metadata::SnapshotTable,
-            map.clusters(start, snapshots.size_bytes),
-        );
-        for snapshot in self.sound_snapshots(&snapshots) {
-            let len_bytes = u64::from(snapshot.l1_entries) * 8;
-            let area = map.clusters(snapshot.l1_table_offset, len_bytes);
-            map.add(Metadata::InactiveL1, area);
-        }
-        map.complete.store(true, Ordering::Release);
-        if map.checks.contains(Metadata::InactiveL2) {
-            // The next change looks for the tables of the snapshots.
-            self.prepared.store(false, Ordering::Release);
-        }
-    }
-
-    /// The snapshots whose L1 tables can be: others cannot be read, and could claim
-    /// any part of the file.
-    fn sound_snapshots<'a>(
-        &self,
-        table: &'a SnapshotTable,
-    ) -> impl Iterator<Item = &'a SnapshotEntry> {
-        let geometry = self.geometry;
-        let entries = table.entries.iter();
-        entries.filter(move |entry| entry.check_l1_table(&geometry).is_ok())
-    }
-
-    async fn map_inactive_tables(&self) -> Result<()> {
-        let in_file = self.file.len_bytes()?;
-        for snapshot in self.sound_snapshots(&self.snapshot_table()) {
-            let start = snapshot.l1_table_offset.bytes();
-            let len_bytes = u64::from(snapshot.l1_entries) * 8;
-            let len_bytes = len_bytes.min(in_file.saturating_sub(start));
-            let table = read_bytes(&self.file, start, len_bytes).await?;
-            for entry in (0..table.len() / 8).filter_map(|at| L1Entry::read(&table, at)) {
-                self.overlap.add_table(Metadata::InactiveL2, entry);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl OverlapMap {
-    /// Notes where a refcount block lies; 0: there is none.
-    pub(crate) fn add_block(&self, block: HostOffset) {
-        if block.bytes() != 0 {
-            self.add(Metadata::RefcountBlock, self.clusters(block, 1));
-        }
-    }
-
-    /// Notes where an L1 entry leads, if it leads anywhere.
-    pub(crate) fn add_table(&self, kind: Metadata, entry: L1Entry) {
-        if entry.raw_offset() != 0 {
-            self.add(kind, self.clusters(HostOffset(entry.raw_offset()), 1));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Candidate, Mismatch, Model, Sector, Tick, pieces};
+use super::reads::pieces;
+use super::{Candidate, Mismatch, Model, Sector, Tick};
 use crate::pages::SECTOR_BYTES;
 use crate::pattern::Value;
 

@@ -12,12 +12,13 @@
 //! A flush with no change before it that an earlier one has not covered is passed on,
 //! but no rule strikes it: in QEMU such a flush does not come to the node.
 
+mod debugger;
 mod limits;
 mod rules;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::align::{Alignment, RangeLocks, gather, scatter};
 use crate::buffer::total_len;
@@ -27,166 +28,9 @@ use crate::{
     WriteFlags, ZeroFlags, lane, pass_on, spawn,
 };
 
+pub use debugger::{Debugger, Suspension};
 pub use limits::{Limits, Piece};
 pub use rules::{Action, Injection, RequestKind, Rule};
-use rules::{Rules, Strike};
-
-/// What holds a request at a breakpoint.
-#[derive(Debug, Default)]
-struct Gate {
-    open: Mutex<bool>,
-    opened: event_listener::Event,
-}
-
-impl Gate {
-    fn open(&self) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.opened.notify(usize::MAX);
-    }
-
-    fn is_open(&self) -> bool {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A request that is held at one breakpoint or more.
-#[derive(Debug)]
-#[must_use = "the request is held only if this is awaited"]
-pub struct Suspension(Vec<Arc<Gate>>);
-
-impl Suspension {
-    /// Waits until every breakpoint has let go.
-    pub async fn resumed(self) {
-        for gate in self.0 {
-            loop {
-                let opened = gate.opened.listen();
-                if gate.is_open() {
-                    break;
-                }
-                opened.await;
-            }
-        }
-    }
-}
-
-#[derive(Debug)]
-struct State {
-    rules: Rules,
-    /// Held requests by tag; the last one comes first.
-    held: Vec<(Arc<str>, Arc<Gate>)>,
-}
-
-/// The rules of a [`DebugStorage`], and the requests that they hold.
-#[derive(Debug)]
-pub struct Debugger {
-    state: Mutex<State>,
-    suspended: event_listener::Event,
-    /// Hears of requests that are held and let go.
-    tell: fn(&str),
-}
-
-impl Debugger {
-    /// A debugger with its first rules; `tell` hears what happens to held requests.
-    /// Rules of [`Event::None`] are played at once.
-    pub fn new(rules: Vec<Rule>, tell: fn(&str)) -> Arc<Debugger> {
-        let debugger = Arc::new(Debugger {
-            state: Mutex::new(State {
-                rules: Rules::new(rules),
-                held: Vec::new(),
-            }),
-            suspended: event_listener::Event::new(),
-            tell,
-        });
-        // Nobody is there yet who could be held.
-        drop(debugger.event(Event::None));
-        debugger
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Plays an event. What is returned holds the request and must be awaited.
-    pub fn event(&self, event: Event) -> Option<Suspension> {
-        let mut state = self.lock();
-        let tags = state.rules.play(event);
-        if tags.is_empty() {
-            return None;
-        }
-        let mut gates = Vec::new();
-        for tag in &tags {
-            let gate = Arc::<Gate>::default();
-            gates.push(gate.clone());
-            state.held.insert(0, (tag.clone(), gate));
-        }
-        drop(state);
-        for tag in &tags {
-            (self.tell)(&format!("blkdebug: Suspended request '{tag}'"));
-        }
-        self.suspended.notify(usize::MAX);
-        Some(Suspension(gates))
-    }
-
-    /// Plays an event and waits as long as a breakpoint holds it.
-    pub async fn reached(&self, event: Event) {
-        if let Some(suspension) = self.event(event) {
-            suspension.resumed().await;
-        }
-    }
-
-    /// Sets a breakpoint: the next request that comes to `event` is held under `tag`.
-    pub fn set_breakpoint(&self, event: Event, tag: &str) {
-        self.lock().rules.add(Rule {
-            event,
-            state: 0,
-            action: Action::Suspend(tag.into()),
-        });
-    }
-
-    /// Takes the breakpoints of a tag away and lets go what they hold; says whether
-    /// there was anything.
-    pub fn remove_breakpoints(&self, tag: &str) -> bool {
-        let mut found = self.lock().rules.remove_breakpoints(tag);
-        while self.resume(tag) {
-            found = true;
-        }
-        found
-    }
-
-    /// Lets the request go that was held last under a tag; says whether there was one.
-    pub fn resume(&self, tag: &str) -> bool {
-        let mut state = self.lock();
-        let Some(at) = state.held.iter().position(|(held, _)| **held == *tag) else {
-            return false;
-        };
-        let (_, gate) = state.held.remove(at);
-        drop(state);
-        (self.tell)(&format!("blkdebug: Resuming request '{tag}'"));
-        gate.open();
-        true
-    }
-
-    /// Whether a request is held under a tag.
-    pub fn is_suspended(&self, tag: &str) -> bool {
-        self.lock().held.iter().any(|(held, _)| **held == *tag)
-    }
-
-    /// Waits until a request is held under a tag.
-    pub async fn wait_suspended(&self, tag: &str) {
-        loop {
-            let suspended = self.suspended.listen();
-            if self.is_suspended(tag) {
-                return;
-            }
-            suspended.await;
-        }
-    }
-
-    fn strike(&self, kind: RequestKind, range: &Range<u64>) -> Option<Strike> {
-        let len_bytes = range.end - range.start;
-        self.lock().rules.strike(kind, range.start, len_bytes)
-    }
-}
 
 /// A storage with a debugger and with limits of its own.
 #[derive(Debug)]
