@@ -2,7 +2,8 @@
 
 /// `YYYY-MM-DD HH:MM:SS` for a number of seconds since the epoch.
 pub fn format(seconds: i64) -> String {
-    let time = seconds as libc::time_t;
+    // The type has no name here, since that of musl's in `libc` is called deprecated.
+    let time = seconds as _;
     // SAFETY: `tm` is plain old data, for which all zeroes is a valid value.
     let mut broken_down: libc::tm = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are to live values of the right types, and

@@ -144,6 +144,26 @@ fn errors_agree() {
 }
 
 #[test]
+fn every_program_has_the_version_of_the_real_one() {
+    let place = Place::new();
+    for name in ["qemu-img", "qemu-io", "qemu-nbd", NAME] {
+        let ours = place.path("links").join(name);
+        std::fs::create_dir_all(place.path("links")).expect("a folder");
+        symlink(env!("CARGO_BIN_EXE_vellum"), &ours).expect("a link");
+        let shown = |program: &Path| {
+            let output = place.command(program, &["--version"]).output();
+            let output = output.expect("it runs");
+            assert!(output.status.success(), "{name}: {output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let theirs = shown(Path::new(name));
+        let words = theirs.split(char::is_numeric).next().expect("words");
+        let start = format!("{words}10.0.2 (vellum ");
+        assert!(shown(&ours).starts_with(&start), "{name}: {}", shown(&ours));
+    }
+}
+
+#[test]
 fn what_does_not_exist_is_refused_by_name() {
     let place = Place::new();
     for (line, word) in [

@@ -94,7 +94,7 @@ pub struct OpenFlags {
     pub for_check: bool,
     /// Guest data will not be read: encrypted images need no key.
     pub no_data: bool,
-    /// Hears warnings for the user.
+    /// Hears warnings for the user, with the ends of their lines.
     pub warn: fn(&str),
     /// Hears what nodes have to tell on standard output (`blkdebug`'s breakpoints).
     pub say: fn(&str),
@@ -117,7 +117,7 @@ impl Default for OpenFlags {
             compression: CompressionOptions::default(),
             for_check: false,
             no_data: false,
-            warn: |message| eprintln!("{message}"),
+            warn: |message| eprint!("{message}"),
             say: |message| println!("{message}"),
         }
     }

@@ -435,7 +435,7 @@ fn open_raw(
         "WARNING: Image format was not specified for '{name}' and probing guessed raw.\n         \
          Automatically detecting the format is dangerous for raw images, write operations on \
          block 0 will be restricted.\n         Specify the 'raw' format explicitly to remove the \
-         restrictions."
+         restrictions.\n"
     ));
     Ok(ProbedRaw::new(device))
 }

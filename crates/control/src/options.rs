@@ -38,6 +38,10 @@ pub struct Options {
     entries: BTreeMap<String, Scalar>,
 }
 
+/// So deep may a key lead, in dots: as a tree, options must stay JSON that can be read
+/// again, and nobody walks deeper.
+const MOST_LEVELS: usize = 100;
+
 fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, "parse options", message)
 }
@@ -84,7 +88,21 @@ impl Options {
                 rest = rest.strip_prefix(',').unwrap_or(rest);
             }
         }
-        Ok(options)
+        options.checked()
+    }
+
+    /// Refuses keys that lead too deep.
+    fn checked(self) -> Result<Options> {
+        let deep = |key: &&String| key.matches('.').count() > MOST_LEVELS;
+        match self.entries.keys().find(deep) {
+            None => Ok(self),
+            Some(key) => {
+                let start: String = key.chars().take(32).collect();
+                Err(invalid(format!(
+                    "Option '{start}...' leads more than {MOST_LEVELS} levels deep"
+                )))
+            }
+        }
     }
 
     /// Flattens the object of a `json:{...}` name.
@@ -97,16 +115,19 @@ impl Options {
             })
         })?;
         match value {
-            Value::Object(members) => Ok(Options::from_object(members)),
+            Value::Object(members) => Options::from_object(members),
             _ => Err(invalid("Invalid JSON object given".into())),
         }
     }
 
     /// Flattens the members of an object.
-    pub fn from_object(members: serde_json::Map<String, Value>) -> Options {
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a key with more than 100 dots.
+    pub fn from_object(members: serde_json::Map<String, Value>) -> Result<Options> {
         let mut options = Options::new();
         options.flatten(None, Value::Object(members));
-        options
+        options.checked()
     }
 
     fn flatten(&mut self, prefix: Option<&str>, value: Value) {
@@ -412,6 +433,22 @@ mod tests {
         assert_eq!(nested.keys().collect::<Vec<_>>(), [".a", "b.0", "b.1.c"]);
         assert!(Options::from_json("[1]").is_err());
         assert!(Options::from_json("{").is_err());
+    }
+
+    #[test]
+    fn keys_lead_only_so_deep() {
+        let key = |levels: usize| format!("a{}", ".b".repeat(levels));
+        let json = |levels: usize| format!(r#"{{"{}":1}}"#, key(levels));
+        let deepest = Options::from_json(&json(MOST_LEVELS)).unwrap();
+        let again = Options::from_json(&deepest.to_json().to_string());
+        assert_eq!(again.unwrap(), deepest);
+        for refused in [
+            Options::from_json(&json(MOST_LEVELS + 1)),
+            Options::parse(&format!("{}=1", key(1 << 20))),
+        ] {
+            let message = refused.unwrap_err().message().to_owned();
+            assert!(message.ends_with("more than 100 levels deep"), "{message}");
+        }
     }
 
     #[test]

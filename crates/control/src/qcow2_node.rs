@@ -251,15 +251,15 @@ fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Place) -> Resu
     })
 }
 
-/// What QEMU says where a program that does not know bitmaps has changed an image.
+/// What QEMU says where a program that does not know bitmaps has changed an image. It
+/// does not end the last line.
 fn lost_bitmaps(version: u32) -> String {
     let program = std::env::args_os().next().unwrap_or_default();
     let program = std::path::Path::new(&program).file_name();
     let why = match version {
         2 => {
-            "This qcow2 v2 image contains bitmaps, but they may have been modified by software \
-             without persistent bitmap support; so now these bitmaps must all be considered \
-             inconsistent"
+            "This qcow2 v2 image contains bitmaps, but they may have been modified by a program \
+             without persistent bitmap support; so now they must all be considered inconsistent"
         }
         _ => {
             "a program lacking bitmap support modified this file, so all bitmaps are now \

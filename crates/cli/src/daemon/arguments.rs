@@ -131,12 +131,6 @@ fn call(program: &str) -> &str {
     }
 }
 
-/// What `--version` prints.
-pub(super) fn version(program: &str) -> String {
-    let own = env!("CARGO_PKG_VERSION");
-    format!("{} {own} (Vellum)\n", call(program))
-}
-
 /// What `--help` prints.
 pub fn help(program: &str) -> String {
     format!(

@@ -50,7 +50,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             Ok(())
         }
         Action::Version => {
-            report::print(arguments::version(program));
+            report::print(crate::img::version(program));
             Ok(())
         }
         Action::Run => start(arguments),

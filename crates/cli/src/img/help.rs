@@ -8,7 +8,7 @@ use crate::report;
 
 /// The version of QEMU whose tools are matched. Programs that call `qemu-img`
 /// look at this number to know what it can do.
-pub(crate) const QEMU_VERSION: &str = "10.0.2";
+const QEMU_VERSION: &str = "10.0.2";
 
 /// What `--version` prints.
 pub fn version(program: &str) -> String {

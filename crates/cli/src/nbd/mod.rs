@@ -12,7 +12,6 @@ use std::io;
 use arguments::{Action, Arguments};
 
 use crate::getopt::UsageError;
-use crate::img::help::QEMU_VERSION;
 use crate::{hint, report};
 
 pub use arguments::options;
@@ -73,10 +72,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             Ok(())
         }
         Action::Version => {
-            report::print_line(format_args!(
-                "{program} {QEMU_VERSION} (vellum {})",
-                env!("CARGO_PKG_VERSION")
-            ));
+            // qemu-nbd leaves out the word that the other programs have.
+            report::print(crate::img::version(program).replace(" version ", " "));
             Ok(())
         }
         Action::List => list::list(&arguments),

@@ -88,6 +88,27 @@ fn new_space_hides_a_longer_backing_file() {
 }
 
 #[test]
+fn an_old_image_hides_a_longer_backing_file_to_the_end_of_its_last_cluster() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f raw base 3M",
+        "qemu-io -f raw base: write -P 9 0 3M",
+        "qemu-img create -q -f qcow2 -o compat=0.10,cluster_size=512k -b base -F raw old 2098k",
+        "qemu-img create -q -f qcow2 -o compat=0.10,cluster_size=512k -b base -F raw cut 2M",
+    ]);
+    twins.same("resize --shrink cut 1538k");
+    for image in ["old", "cut"] {
+        twins.same(&format!("resize {image} 3M"));
+    }
+    for (size, cut_size) in [("2099k", "1539k"), ("2200k", "1600k"), ("2560k", "2M")] {
+        resizes(&twins, size, "old");
+        resizes(&twins, cut_size, "cut");
+    }
+    twins.same("map --output=json old");
+    twins.same("map --output=json cut");
+    twins.same("resize old 3M");
+}
+
+#[test]
 fn snapshots_stay_as_they_are() {
     let twins = Twins::new(&[
         "qemu-img create -q -f qcow2 a 10M",

@@ -191,7 +191,10 @@ impl Arguments {
     }
 
     /// All that is left, as the options of a command line.
-    pub fn into_options(self) -> Options {
-        Options::from_object(self.members)
+    ///
+    /// # Errors
+    /// As [`Options::from_object`].
+    pub fn into_options(self) -> Result<Options, Failure> {
+        Ok(Options::from_object(self.members)?)
     }
 }

@@ -190,7 +190,8 @@ impl Image {
                 && (backing.is_some_and(|b| b.size_bytes() > old_bytes)
                     || self.hides_new_space(preallocation)),
         };
-        if asked.zero && self.geometry.version < 3 {
+        let new_start = self.cluster_end(old_bytes);
+        if asked.zero && new_start < new_bytes && self.geometry.version < 3 {
             let message = "Failed to zero out new clusters: Operation not supported";
             return Err(refuse(ErrorKind::Unsupported, message).with_errno(ENOTSUP));
         }
@@ -199,7 +200,6 @@ impl Image {
             let message = "Failed to grow the L1 table: File too large";
             return Err(refuse(ErrorKind::InvalidArgument, message).with_errno(EFBIG));
         }
-        let new_start = self.cluster_end(old_bytes);
         if self.cut_mapping(new_start).await? {
             self.commit().await?;
         }

@@ -11,7 +11,7 @@ use super::super::server;
 use super::{Daemon, done, failed};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    add_by(&daemon, arguments.into_options()).await
+    add_by(&daemon, arguments.into_options()?).await
 }
 
 async fn add_by(daemon: &Daemon, options: Options) -> Outcome {
@@ -50,7 +50,7 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
 
 pub(super) async fn nbd_server_start(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let address = take_address(arguments.need_object("addr")?)?;
-    let mut options = arguments.into_options();
+    let mut options = arguments.into_options()?;
     options.set_group("addr", address);
     let mut parts = daemon.parts.lock().await;
     if parts.server.is_some() {
@@ -67,7 +67,7 @@ fn take_address(mut address: Arguments) -> Result<Options, Failure> {
     let kind = address.need_text("type")?;
     let data = address.need_object("data")?;
     address.finish()?;
-    let mut options = data.into_options();
+    let mut options = data.into_options()?;
     options.set("type", Scalar::Text(kind));
     Ok(options)
 }
@@ -87,7 +87,7 @@ pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, mut arguments: Arguments)
     let device = arguments.need_text("device")?;
     let name = arguments.text("name")?.unwrap_or_else(|| device.clone());
     let bitmap = arguments.text("bitmap")?;
-    let mut options = arguments.into_options();
+    let mut options = arguments.into_options()?;
     if let Some(key) = options
         .keys()
         .find(|key| !matches!(*key, "description" | "writable"))

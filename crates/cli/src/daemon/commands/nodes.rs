@@ -11,7 +11,7 @@ use super::{Daemon, bitmaps, done, no_device};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let parts = daemon.parts.lock().await;
-    parts.nodes.add(arguments.into_options()).await?;
+    parts.nodes.add(arguments.into_options()?).await?;
     done()
 }
 

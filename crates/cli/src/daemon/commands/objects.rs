@@ -9,7 +9,7 @@ use super::{Daemon, done, failed};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let mut parts = daemon.parts.lock().await;
-    let options = arguments.into_options();
+    let options = arguments.into_options()?;
     parts.add_object(options).map_err(failed)?;
     done()
 }
