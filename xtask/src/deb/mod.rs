@@ -6,7 +6,8 @@
 //! satisfied. Manuals and completions are those that the program writes itself.
 //!
 //! `--check ROOT` installs the package into a Debian system below ROOT (made by
-//! `debootstrap --variant=minbase`) and runs a script of real use in it.
+//! `debootstrap --variant=minbase`) and runs scripts of real use in it. A real qemu-utils
+//! that is there makes way, as it would elsewhere.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -21,6 +22,8 @@ use crate::workspace::Workspace;
 
 /// What is done in the system that the package was installed into.
 const USE: &str = include_str!("use.sh");
+/// What is done if that system has libguestfs's tools.
+const USE_GUESTFS: &str = include_str!("use_guestfs.sh");
 /// The names that are alternatives.
 const NAMES: [&str; 4] = ["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
 /// The version of qemu-utils whose programs these are.
@@ -290,29 +293,69 @@ fn check(package: &Path, root: &Path) -> Result<()> {
     std::fs::write(root.join("tmp/use.sh"), USE)?;
     let inside = |words: &[&str]| {
         let mut command = Command::new("chroot");
-        command.arg(root).args(words);
-        command
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("LC_ALL", "C");
-        process::run(&mut command)
+        process::run(as_inside(command.arg(root).args(words)))
     };
     let path = format!("/tmp/{}", name.to_string_lossy());
     inside(&["dpkg", "-i", &path])?;
     inside(&["sh", "-eu", "/tmp/use.sh"])?;
-    inside(&["dpkg", "-r", "vellum"])?;
+    if root.join("usr/bin/guestfish").exists() {
+        check_guestfs(root)?;
+    }
+    // What depends on qemu-utils is left without it.
+    inside(&["dpkg", "-r", "--force-depends", "vellum"])?;
     for name in NAMES {
         let left = root.join("usr/bin").join(name);
-        ensure!(
-            std::fs::symlink_metadata(&left).is_err(),
-            "{} is left behind",
-            left.display()
-        );
+        // A file by that name is another package's, and stays.
+        ensure!(!left.is_symlink(), "{} is left behind", left.display());
     }
     println!(
         "the package was installed, used and removed below {}",
         root.display()
     );
     Ok(())
+}
+
+fn as_inside(command: &mut Command) -> &mut Command {
+    command
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("LC_ALL", "C")
+}
+
+/// Has libguestfs's tools make, change and copy images, some of which come from QEMU's
+/// `qemu-img`, and asks that one what it thinks of all of them.
+fn check_guestfs(root: &Path) -> Result<()> {
+    let folder = root.join("tmp/guestfs");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    std::fs::create_dir(&folder)?;
+    std::fs::write(folder.join("use.sh"), USE_GUESTFS)?;
+    let real = |words: &[&str]| {
+        let mut command = process::program("qemu-img")?;
+        process::output(command.current_dir(&folder).args(words))
+    };
+    real(&["create", "-q", "-f", "qcow2", "real.qcow2", "128M"])?;
+    let overlay = ["-b", "real.qcow2", "-F", "qcow2", "real-top.qcow2"];
+    real(&[&["create", "-q", "-f", "qcow2"][..], &overlay].concat())?;
+    // The tools need /proc, which goes away with the namespace that it is mounted in.
+    let start = "mount -t proc proc \"$1/proc\"; exec chroot \"$1\" \
+                 sh -euc 'cd /tmp/guestfs; . ./use.sh'";
+    let mut command = process::program("unshare")?;
+    command
+        .args(["--mount", "sh", "-euc", start, "sh"])
+        .arg(root);
+    process::run(as_inside(&mut command))?;
+    let mut checked = 0;
+    for entry in std::fs::read_dir(&folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".qcow2") {
+            real(&["check", "-q", "-f", "qcow2", &name])?;
+            checked += 1;
+        }
+    }
+    ensure!(checked > 0, "no images are left in {}", folder.display());
+    println!("QEMU's qemu-img finds nothing wrong with the {checked} images that they left");
+    Ok(std::fs::remove_dir_all(&folder)?)
 }
 
 #[cfg(test)]

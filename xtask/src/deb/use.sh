@@ -4,7 +4,9 @@
 say() { echo "deb: $*"; }
 dpkg -s vellum | grep -q '^Provides: qemu-utils'
 for name in qemu-img qemu-io qemu-nbd qemu-storage-daemon; do
-    test -L "/usr/bin/$name"
+    # Where Debian's qemu-system-common is there, the daemon is its file, and stays.
+    test -L "/usr/bin/$name" ||
+        test "$(dpkg -S "/usr/bin/$name")" = 'qemu-system-common: /usr/bin/qemu-storage-daemon'
     "$name" --version > /dev/null
 done
 qemu-img --version | grep -q '^qemu-img version 10'

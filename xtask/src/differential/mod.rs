@@ -35,7 +35,7 @@ use scenario::Scenario;
 
 /// How often progress is told.
 const PROGRESS_SCENARIOS: u64 = 100;
-/// After so many differences the rest would tell nothing new.
+/// After so many differences the rest would tell nothing new, unless all are asked for.
 const MOST_DIFFERENCES: usize = 10;
 /// A folder in memory, where the machine has one.
 const MEMORY_FOLDER: &str = "/dev/shm";
@@ -46,26 +46,23 @@ struct Arguments {
     seeds: Range<u64>,
     jobs: usize,
     vellum: Option<PathBuf>,
+    most_differences: usize,
 }
 
 /// The task.
 pub fn run(parser: lexopt::Parser) -> Result<()> {
     let arguments = parse(parser)?;
     let workspace = Workspace::locate()?;
-    let vellum = match arguments.vellum {
+    let vellum = match arguments.vellum.clone() {
         Some(path) => path,
         None => workspace.build_vellum()?,
     };
-    run_seeds(&workspace, vellum, arguments.seeds, arguments.jobs)
+    play_seeds(&workspace, vellum, &arguments)
 }
 
 /// Plays a range of seeds; fails if anything differs.
-pub fn run_seeds(
-    workspace: &Workspace,
-    vellum: PathBuf,
-    seeds: Range<u64>,
-    jobs: usize,
-) -> Result<()> {
+fn play_seeds(workspace: &Workspace, vellum: PathBuf, arguments: &Arguments) -> Result<()> {
+    let seeds = &arguments.seeds;
     let programs = Programs::find(vellum)?;
     let folder = temporary_folder(&workspace.target)?;
     let started = Instant::now();
@@ -74,10 +71,11 @@ pub fn run_seeds(
         folder: folder.path(),
         next: AtomicU64::new(seeds.start),
         end: seeds.end,
+        most_differences: arguments.most_differences,
         differing: Mutex::new(Vec::new()),
     };
     std::thread::scope(|scope| {
-        for _ in 0..jobs {
+        for _ in 0..arguments.jobs {
             scope.spawn(|| campaign.work());
         }
     });
@@ -133,12 +131,14 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
         seeds: 0..2000,
         jobs,
         vellum: None,
+        most_differences: MOST_DIFFERENCES,
     };
     while let Some(argument) = parser.next()? {
         match argument {
             Arg::Long("seeds") => arguments.seeds = parse_seeds(&parser.value()?.string()?)?,
             Arg::Long("jobs") => arguments.jobs = parser.value()?.parse::<usize>()?.max(1),
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
+            Arg::Long("keep-going") => arguments.most_differences = usize::MAX,
             other => return Err(other.unexpected().into()),
         }
     }
@@ -164,6 +164,7 @@ struct Campaign<'a> {
     folder: &'a Path,
     next: AtomicU64,
     end: u64,
+    most_differences: usize,
     differing: Mutex<Vec<u64>>,
 }
 
@@ -187,7 +188,7 @@ impl Campaign<'_> {
 
     fn is_hopeless(&self) -> bool {
         let differing = self.differing.lock();
-        differing.is_ok_and(|differing| differing.len() >= MOST_DIFFERENCES)
+        differing.is_ok_and(|differing| differing.len() >= self.most_differences)
     }
 
     fn report(&self, seed: u64, folder: &Path, scenario: Scenario, difference: Difference) {

@@ -96,7 +96,10 @@ fn amendment(random: &mut Random, shape: &Shape) -> String {
         3..5 => "compat=1.1".into(),
         5 => format!("lazy_refcounts={}", random.pick(&["on", "off"])),
         6 => "data_file_raw=off".into(),
-        _ => format!("refcount_bits={}", random.pick(widths)),
+        _ => match (random.pick(widths), shape.can_change_refcounts()) {
+            (width, true) => format!("refcount_bits={width}"),
+            (_, false) => "compat=1.1".into(),
+        },
     }
 }
 
@@ -124,15 +127,16 @@ fn group(random: &mut Random, shape: &Shape) -> Vec<String> {
     } else {
         random.below(256)
     };
+    let (start, filled) = written(shape, pattern, offset, len);
     let one = match random.below(100) {
-        0..32 => format!("write -q -P {pattern} {offset} {len}"),
-        32..35 => format!("write -q -f -P {pattern} {offset} {len}"),
-        35..40 => match random.between(0, len) {
+        0..32 => format!("write -q -P {pattern} {start} {filled}"),
+        32..35 => format!("write -q -f -P {pattern} {start} {filled}"),
+        35..40 => match random.between(0, filled) {
             // An empty part makes QEMU 10 abort where it has to align the request.
-            first if first == 0 || first == len => {
-                format!("writev -q -P {pattern} {offset} {len}")
+            first if first == 0 || first == filled => {
+                format!("writev -q -P {pattern} {start} {filled}")
             }
-            first => format!("writev -q -P {pattern} {offset} {first} {}", len - first),
+            first => format!("writev -q -P {pattern} {start} {first} {}", filled - first),
         },
         40..52 => format!("write -q -z {}", zeroed(shape, offset, len)),
         52..64 => format!("write -q -z -u {}", zeroed(shape, offset, len)),
@@ -149,14 +153,24 @@ fn group(random: &mut Random, shape: &Shape) -> Vec<String> {
     vec![one]
 }
 
-/// The operands of a write of zeroes. In encrypted images QEMU writes the rest of
-/// sectors as data, where Vellum calls subclusters zero that read so anyway; so
-/// there they are whole ones.
-fn zeroed(shape: &Shape, offset: u64, len: u64) -> String {
-    let unit = if shape.encrypted { 512 } else { 1 };
+/// The range of a write of zeroes. In encrypted images QEMU writes the rest of sectors as
+/// data, where Vellum calls subclusters zero that read so anyway; so there they are whole
+/// ones. The same goes for zeroes that are found in data.
+fn written(shape: &Shape, pattern: u64, offset: u64, len: u64) -> (u64, u64) {
+    let unit = if shape.encrypted && pattern == 0 {
+        512
+    } else {
+        1
+    };
     let start = offset / unit * unit;
     let end = (offset + len).next_multiple_of(unit);
-    format!("{start} {}", end - start)
+    (start, end - start)
+}
+
+/// The operands of a write of zeroes.
+fn zeroed(shape: &Shape, offset: u64, len: u64) -> String {
+    let (start, len) = written(shape, 0, offset, len);
+    format!("{start} {len}")
 }
 
 /// Several requests at once. They touch no cluster in common: what becomes of
@@ -180,7 +194,11 @@ fn simultaneous(random: &mut Random, shape: &Shape) -> Vec<String> {
         commands.push(match random.below(5) {
             0 => format!("aio_write -q -z {}", zeroed(shape, offset, len)),
             1 => format!("aio_write -q -z -u {}", zeroed(shape, offset, len)),
-            _ => format!("aio_write -q -P {} {offset} {len}", random.below(256)),
+            _ => {
+                let pattern = random.below(256);
+                let (start, len) = written(shape, pattern, offset, len);
+                format!("aio_write -q -P {pattern} {start} {len}")
+            }
         });
     }
     commands.push("aio_flush".into());

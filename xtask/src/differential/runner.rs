@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::scenario::Tool;
 use crate::process;
@@ -22,6 +22,7 @@ pub struct Programs {
     qemu_nbd: PathBuf,
     nbdinfo: PathBuf,
     timeout: PathBuf,
+    cp: PathBuf,
 }
 
 impl Programs {
@@ -40,7 +41,21 @@ impl Programs {
             qemu_nbd: find("qemu-nbd")?,
             nbdinfo: find("nbdinfo")?,
             timeout: find("timeout")?,
+            cp: find("cp")?,
         })
+    }
+
+    /// A message without the name of the program that it begins with, which is the name
+    /// of the program's file.
+    fn made_alike(&self, line: &str) -> String {
+        let programs = [&self.vellum, &self.qemu_img, &self.qemu_io];
+        let names = programs
+            .iter()
+            .filter_map(|path| path.file_name()?.to_str());
+        let rest = names
+            .filter_map(|name| line.strip_prefix(name)?.strip_prefix(": "))
+            .next();
+        rest.map_or_else(|| line.to_owned(), |rest| format!("vellum: {rest}"))
     }
 }
 
@@ -129,10 +144,10 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Copies a file of the folder.
+    /// Copies a file of the folder, and leaves its holes holes.
     pub fn copy_file(&mut self, from: &str, to: &str) -> Result<()> {
-        self.script.push(format!("cp {from} {to}"));
-        std::fs::copy(self.folder.join(from), self.folder.join(to))?;
+        let answer = self.run("cp", &self.programs.cp, &[from, to].map(str::to_owned))?;
+        ensure!(answer.code == 0, "{}", answer.errors);
         Ok(())
     }
 
@@ -156,8 +171,9 @@ impl<'a> Runner<'a> {
             code,
             output: kept.map(|line| format!("{line}\n")).collect(),
             errors: errors
-                .replace("qemu-img: ", "vellum: ")
-                .replace("qemu-io: ", "vellum: "),
+                .split_inclusive('\n')
+                .map(|line| self.programs.made_alike(line))
+                .collect(),
         })
     }
 }

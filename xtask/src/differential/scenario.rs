@@ -4,7 +4,7 @@ use super::bitmaps;
 use super::ending::Ending;
 use super::operation::Batch;
 use super::random::Random;
-use super::shape::{DataFile, Shape, compressed_write};
+use super::shape::{Shape, compressed_write};
 
 /// Who makes or writes an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Scenario {
         let shape = Shape::random(random);
         let creators = [(); 2].map(|()| random.pick(&[Tool::Vellum, Tool::Qemu]));
         let mut preparation = Vec::new();
-        if shape.data_file == DataFile::Inside && !shape.encrypted && random.chance(40) {
+        if shape.can_compress() && random.chance(40) {
             let inside = shape.size_bytes.min(shape.reach_bytes);
             let mut taken = Vec::new();
             for _ in 0..random.between(1, 4) {
