@@ -1,11 +1,11 @@
 //! `cargo xtask test`: every test there is, and one line that counts them.
 
 mod tally;
+mod watch;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::workspace::Workspace;
 use crate::{process, setup};
@@ -22,12 +22,10 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     setup::ensure()?;
     let workspace = Workspace::locate()?;
     let mut tally = Tally::default();
-    // Unit, integration and documentation tests.
-    tally += counted(
-        workspace
-            .cargo()
-            .args(["test", "--workspace", "--no-fail-fast"]),
-    )?;
+    // Unit, integration and documentation tests. To build them is silent for long.
+    let tests = ["test", "--workspace", "--no-fail-fast"];
+    process::run(workspace.cargo().args(tests).arg("--no-run"))?;
+    tally += counted(workspace.cargo().args(tests))?;
     tally += simulator(&workspace)?;
     // The tests have just built it.
     let vellum = workspace.target.join("debug/vellum");
@@ -44,22 +42,19 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command, shows what it prints, and counts what its closing lines tell.
+/// Runs a command, shows what it prints, and counts what its closing lines tell. What hangs is
+/// ended and counts as a failure.
 fn counted(command: &mut Command) -> Result<Tally> {
     println!("\n$ {}", process::shown(command));
-    let mut child = process::spawn(command.stdout(Stdio::piped()))?;
-    let output = child.stdout.take().context("the output is piped")?;
     let mut tally = Tally::default();
-    for line in BufReader::new(output).split(b'\n') {
-        let line = line?;
-        let text = String::from_utf8_lossy(&line);
-        println!("{text}");
-        tally += Tally::from_closing_line(&text).unwrap_or_default();
-    }
-    let status = child.wait()?;
-    if !status.success() && tally.failed == 0 {
+    let end = watch::run(command, watch::LIMITS, |line| {
+        println!("{line}");
+        tally += Tally::from_closing_line(line).unwrap_or_default();
+    })?;
+    tally.failed += end.forced;
+    if !end.status.success() && tally.failed == 0 {
         // It broke before it could count: that is a failure too.
-        println!("{} ended with {status}", process::shown(command));
+        println!("{} ended with {}", process::shown(command), end.status);
         tally.failed = 1;
     }
     Ok(tally)
@@ -69,11 +64,14 @@ fn counted(command: &mut Command) -> Result<Tally> {
 fn simulator(workspace: &Workspace) -> Result<Tally> {
     let seeds = format!("0..{SIMULATOR_SEEDS}");
     let cuts = SIMULATOR_CUTS_PER_SEED.to_string();
+    let built = ["--profile", "tasks", "--package", "vellum-sim"];
+    process::run(workspace.cargo().arg("build").args(built))?;
     let mut tally = counted(
         workspace
             .cargo()
-            .args(["run", "--profile", "tasks", "--package", "vellum-sim", "--"])
-            .args(["--seeds", &seeds, "--cuts", &cuts]),
+            .arg("run")
+            .args(built)
+            .args(["--", "--seeds", &seeds, "--cuts", &cuts]),
     )?;
     // It stops at the first seed that fails, so all or nothing passed.
     if tally.failed == 0 {
