@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_storage::file::{FileKind, FileOptions, FileStorage};
+use vellum_storage::file::{FileKind, FileOptions, FileStorage, large_file_bytes};
 use vellum_storage::lock::{PermissionSet, Permissions};
 
 use crate::flags::{Aio, OpenFlags};
@@ -108,6 +108,7 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
             kind,
             no_flush: common.no_flush,
             discard: common.discard,
+            read_once_min_bytes: flags.read_once.then(large_file_bytes),
             ..FileOptions::default()
         },
     )

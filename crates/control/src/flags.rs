@@ -86,6 +86,9 @@ pub struct OpenFlags {
     pub copy_on_read: bool,
     /// Leave the backing file alone.
     pub no_backing: bool,
+    /// What is read is not read again soon (the source of a copy): large files need not stay
+    /// in the page cache.
+    pub read_once: bool,
     /// Only metadata is wanted: neither backing file nor data file is opened.
     pub metadata_only: bool,
     /// How compressed clusters are written.
@@ -113,6 +116,7 @@ impl Default for OpenFlags {
             unlocked_from: None,
             copy_on_read: false,
             no_backing: false,
+            read_once: false,
             metadata_only: false,
             compression: CompressionOptions::default(),
             for_check: false,

@@ -103,6 +103,50 @@ pub(crate) fn write_at(
     })
 }
 
+/// The memory of the machine; 0 if that is not to be found out.
+pub(crate) fn memory_bytes() -> u64 {
+    // SAFETY: calls without pointers.
+    let (pages, page_bytes) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    u64::try_from(pages).unwrap_or(0) * u64::try_from(page_bytes).unwrap_or(0)
+}
+
+/// How much of a range is in the page cache (`cachestat(2)`, Linux 6.5).
+pub(crate) fn cached_bytes(fd: RawFd, range: Range<u64>) -> Result<u64, Errno> {
+    /// The number on every architecture: system calls since Linux 5.1 have one.
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let asked = [range.start, range.end - range.start];
+    // Pages in the cache, dirty, being written, evicted, and recently so.
+    let mut counts = [0_u64; 5];
+    // SAFETY: both point to live locals of the sizes that the call knows.
+    check(unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            fd,
+            asked.as_ptr(),
+            counts.as_mut_ptr(),
+            0_u32,
+        )
+    })?;
+    // SAFETY: a call without pointers.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Ok(counts[0] * u64::try_from(page_bytes).unwrap_or(4096))
+}
+
+/// Takes what is clean of a range out of the page cache.
+pub(crate) fn forget_cached(fd: RawFd, range: Range<u64>) -> Result<i64, Errno> {
+    let (offset, len) = (range.start as i64, (range.end - range.start) as i64);
+    // SAFETY: a call without pointers.
+    match unsafe { libc::posix_fadvise(fd, offset, len, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(0),
+        errno => Err(errno),
+    }
+}
+
 /// Makes data and the length durable.
 pub(crate) fn sync_data(fd: RawFd) -> Result<i64, Errno> {
     // SAFETY: a call without pointers.

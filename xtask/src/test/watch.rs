@@ -145,7 +145,10 @@ fn describe(pid: u32, tell: &mut impl FnMut(&str)) {
         let of = |name: &str| text(format!("{folder}/task/{thread}/{name}"));
         let state = of("stat");
         // The state follows the name, which ends with the last parenthesis.
-        let state = state.rsplit(") ").next().and_then(|rest| rest.chars().next());
+        let state = state
+            .rsplit(") ")
+            .next()
+            .and_then(|rest| rest.chars().next());
         tell(&format!(
             "    {} {} in {} ({})",
             of("comm").trim(),

@@ -139,6 +139,14 @@ pub fn reading(cache: CacheMode, force_share: bool) -> OpenFlags {
     }
 }
 
+/// Flags for reading all of an image, once.
+pub fn reading_once(cache: CacheMode, force_share: bool) -> OpenFlags {
+    OpenFlags {
+        read_once: true,
+        ..reading(cache, force_share)
+    }
+}
+
 /// Sets up this thread for bulk work. Through the page cache requests are copies
 /// between memory and memory, which worker threads share out best; around it
 /// they belong into a ring.

@@ -126,6 +126,7 @@ async fn work(
     let opened = |name: String| move |error| open_failure(&name, &error);
     let top_flags = OpenFlags {
         unlocked_from: Some(layers),
+        read_once: true,
         ..flags.clone()
     };
     let top = open_device(spec, &top_flags)

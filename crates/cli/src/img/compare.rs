@@ -11,7 +11,7 @@ use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, check_object, image_spec, install_bulk_lane,
-    open_failure, reading,
+    open_failure, reading_once,
 };
 use super::help;
 use super::progress::Progress;
@@ -112,7 +112,7 @@ async fn open(
         FAILED
     };
     let spec = image_spec(name, arguments.image_opts, format).map_err(told)?;
-    let flags = reading(arguments.cache, arguments.force_share);
+    let flags = reading_once(arguments.cache, arguments.force_share);
     open_device(&spec, &flags)
         .await
         .map_err(|error| told(open_failure(name, &error)))

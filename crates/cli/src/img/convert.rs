@@ -15,7 +15,7 @@ use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, fail, image_spec, install_bulk_lane, open_failure,
-    reading,
+    reading_once,
 };
 use super::convert_args::Arguments;
 pub use super::convert_args::options;
@@ -210,7 +210,7 @@ async fn open_sources(arguments: &Arguments) -> Result<Vec<Arc<dyn BlockDevice>>
     };
     let flags = OpenFlags {
         no_share: true,
-        ..reading(cache, arguments.force_share)
+        ..reading_once(cache, arguments.force_share)
     };
     let mut sources = Vec::new();
     for name in &arguments.names {

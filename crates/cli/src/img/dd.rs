@@ -10,7 +10,7 @@ use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, install_bulk_lane,
-    number, open_failure, reading, size,
+    number, open_failure, reading_once, size,
 };
 use super::help;
 use super::progress::Teller;
@@ -111,7 +111,7 @@ async fn copy_blocks(
     output: &str,
 ) -> Outcome {
     let spec = image_spec(input, arguments.image_opts, arguments.format.as_deref())?;
-    let flags = reading(CacheMode::default(), arguments.force_share);
+    let flags = reading_once(CacheMode::default(), arguments.force_share);
     let opened = open_device(&spec, &flags).await;
     let source = opened.map_err(|error| open_failure(input, &error))?;
     let format = &arguments.output_format;

@@ -131,6 +131,7 @@ async fn work(
         writable: true,
         cache,
         no_backing: arguments.change_name_only,
+        read_once: true,
         ..OpenFlags::default()
     };
     let image = open_device(spec, &flags)
@@ -184,6 +185,7 @@ async fn open_new(
     let flags = OpenFlags {
         cache,
         force_share: arguments.force_share,
+        read_once: true,
         ..OpenFlags::default()
     };
     let spec = ImageSpec::filename(full).with_format(arguments.backing_format.as_deref());

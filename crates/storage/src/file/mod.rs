@@ -4,6 +4,7 @@
 //! thread's lane and nothing else; what takes several steps (unaligned direct
 //! I/O, zeroes with fallbacks) runs as a task of the lane.
 
+mod behind;
 mod clone;
 mod extents;
 mod open;
@@ -13,6 +14,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use behind::Behind;
+pub use behind::large_file_bytes;
 
 use crate::align::{self, Alignment, RangeLocks};
 use crate::buffer::total_len;
@@ -64,6 +68,10 @@ pub struct FileOptions {
     pub no_flush: bool,
     /// Give discarded space back; `false`: discards are ignored.
     pub discard: bool,
+    /// What is read is not read again: if the file takes at least so many bytes on disk and is
+    /// not in the page cache already, it leaves that again behind the reads (Linux 6.5).
+    /// [`large_file_bytes`] is a good choice. `None`: the kernel decides.
+    pub read_once_min_bytes: Option<u64>,
     /// The locks to take; `None`: no locking.
     pub permissions: Option<Permissions>,
 }
@@ -77,6 +85,7 @@ impl Default for FileOptions {
             kind: FileKind::Any,
             no_flush: false,
             discard: true,
+            read_once_min_bytes: None,
             permissions: None,
         }
     }
@@ -101,6 +110,7 @@ struct File {
     ranges: RangeLocks,
     supports: Supports,
     extents: extents::ExtentCache,
+    behind: Behind,
 }
 
 /// What a device never changes.
@@ -198,10 +208,22 @@ impl File {
     }
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+        let read = offset_bytes..offset_bytes + total_len(&buffers);
+        let done_with = self.behind.note(read);
+        if !done_with.is_empty() {
+            self.let_go(done_with);
+        }
         lane::submit(
             self.request(Op::Read { offset_bytes }, buffers),
             finish_buffers,
         )
+    }
+
+    /// Has a worker take ranges out of the page cache; nobody waits for it.
+    fn let_go(&self, ranges: Vec<std::ops::Range<u64>>) {
+        let fd = self.descriptor.raw();
+        let work = move || behind::let_go(fd, &ranges);
+        drop(lane::call(&self.descriptor, "let go", work, finish_unit));
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, durable: bool) -> Io<Buffers> {

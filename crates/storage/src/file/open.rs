@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::behind::Behind;
 use super::{Create, Device, File, FileKind, FileOptions, Supports};
 use crate::align::{Alignment, RangeLocks};
 use crate::error::errno_text;
@@ -45,6 +46,10 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<File> {
         true => find_alignment(raw),
         false => Alignment::NONE,
     };
+    let behind = match options.read_once_min_bytes {
+        Some(min_bytes) if !options.direct && device.is_none() => Behind::of(raw, &stat, min_bytes),
+        _ => Behind::default(),
+    };
     let descriptor = Descriptor::direct(fd, name, alignment.request_bytes);
     Ok(File {
         descriptor: Arc::new(descriptor),
@@ -56,6 +61,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<File> {
         ranges: RangeLocks::default(),
         supports: Supports::new(),
         extents: Default::default(),
+        behind,
     })
 }
 
