@@ -324,8 +324,9 @@ fn few_and_short_reads_are_enough() {
 
     let lens = reads_of(&image, &trace, &[(1000, 4096)]);
     assert!(lens.len() == 1 && lens[0] < 8192, "a beginning: {lens:?}");
+    // As many at a time as the cache can hold.
     let lens = reads_of(&image, &trace, &[(0, 16 * CLUSTER)]);
-    assert!(lens.len() <= 5, "clusters side by side: {lens:?}");
+    assert!(lens.len() <= 6, "clusters side by side: {lens:?}");
 
     let same: Vec<_> = (0..16).map(|n| (20 * CLUSTER + n * 4096, 4096)).collect();
     let lens = reads_of(&image, &trace, &same);

@@ -223,6 +223,26 @@ fn zeroes_and_discards() {
 }
 
 #[test]
+fn parts_of_zero_clusters_are_zeroed_in_a_raw_data_file_whatever_its_blocks() {
+    let options = "data_file=disk.data,data_file_raw=on";
+    let twins = Twins::with_image(&["-f", "qcow2", "-o", options, "disk", "1M"]);
+    let answer = twins.commands(
+        &["-t", "none", "disk"],
+        &[
+            "write -z 64k 64k",
+            "write -z -n 65539 1k",
+            "write -z -n 131075 1k",
+            "write 192k 64k",
+            "write -z -n 196611 1k",
+            "write -z 196611 1k",
+            "read -P 0 64k 128k",
+            "map",
+        ],
+    );
+    assert_eq!(answer.code, Some(1), "data cannot be zeroed in part");
+}
+
+#[test]
 fn asynchronous_requests_finish() {
     let twins = Twins::with_image(QCOW2);
     let answer = twins.commands(

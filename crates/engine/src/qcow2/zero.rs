@@ -64,9 +64,15 @@ impl Image {
     ) -> Result<()> {
         while !piece.is_empty() {
             // Version 2 promises nothing, though it could where nothing lies behind.
-            let refused =
-                no_fallback && (self.geometry.version < 3 || !self.data_file_takes_whole(&piece));
-            if !refused && self.zero_mapping(piece.clone(), may_unmap).await? == Outcome::Done {
+            let refused = no_fallback && self.geometry.version < 3;
+            let zeroed = match refused {
+                true => Outcome::Impossible,
+                false => {
+                    self.zero_mapping(piece.clone(), may_unmap, no_fallback)
+                        .await?
+                }
+            };
+            if zeroed == Outcome::Done {
                 return Ok(());
             }
             if no_fallback {
@@ -98,12 +104,17 @@ impl Image {
     }
 
     /// Zeroes a range by the mapping alone, if that is possible.
-    async fn zero_mapping(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
+    async fn zero_mapping(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        may_unmap: bool,
+        no_fallback: bool,
+    ) -> Result<Outcome> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
         self.mark_dirty(range.clone()).await?;
         self.drain_beside(range.clone()).await?;
         let replaced = range.clone();
-        let outcome = self.zero_held(range, may_unmap).await?;
+        let outcome = self.zero_held(range, may_unmap, no_fallback).await?;
         if outcome == Outcome::Done {
             self.forget_replaced(&replaced);
         }
@@ -111,10 +122,18 @@ impl Image {
     }
 
     /// Zeroes a range by the mapping alone; the caller holds it.
-    async fn zero_held(self: &Arc<Self>, range: Range<u64>, may_unmap: bool) -> Result<Outcome> {
+    async fn zero_held(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        may_unmap: bool,
+        no_fallback: bool,
+    ) -> Result<Outcome> {
         let Some(range) = self.whole_subclusters(range).await? else {
             return Ok(Outcome::Impossible);
         };
+        if no_fallback && !self.data_file_takes_whole(&range) {
+            return Ok(Outcome::Impossible);
+        }
         if self.geometry.version < 3 {
             if self.backing.is_some() {
                 return Ok(Outcome::Impossible);

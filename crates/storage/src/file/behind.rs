@@ -7,6 +7,7 @@
 //! is left to the kernel altogether. So is a small one, which pushes out little and may be wanted
 //! again soon.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::{Mutex, PoisonError};
@@ -42,8 +43,10 @@ pub(super) struct Behind(Option<Mutex<Read>>);
 #[derive(Debug, Default)]
 struct Read {
     /// In the order of the requests; those that touch are one.
-    ranges: Vec<Range<u64>>,
+    ranges: VecDeque<Range<u64>>,
     bytes: u64,
+    /// Where the range ends that was let go last.
+    let_go_end: u64,
 }
 
 impl Behind {
@@ -74,9 +77,9 @@ impl Behind {
 impl Read {
     fn note(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         self.bytes += range.end - range.start;
-        match self.ranges.last_mut() {
+        match self.ranges.back_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
-            _ => self.ranges.push(range),
+            _ => self.ranges.push_back(range),
         }
         match self.bytes >= KEPT_BYTES + BATCH_BYTES {
             true => self.take(BATCH_BYTES),
@@ -88,14 +91,21 @@ impl Read {
     fn take(&mut self, bytes: u64) -> Vec<Range<u64>> {
         let mut taken = Vec::new();
         let mut rest = bytes;
-        while rest > 0 && !self.ranges.is_empty() {
-            let first = &mut self.ranges[0];
+        while rest > 0
+            && let Some(first) = self.ranges.front_mut()
+        {
             let end = first.end.min(first.start + rest);
             rest -= end - first.start;
-            taken.push(first.start / FOLIO_BYTES * FOLIO_BYTES..end);
+            // What goes on after the last batch begins with a folio of which that had a part.
+            let start = match first.start == self.let_go_end {
+                true => first.start / FOLIO_BYTES * FOLIO_BYTES,
+                false => first.start,
+            };
+            taken.push(start..end);
+            self.let_go_end = end;
             first.start = end;
             if first.is_empty() {
-                self.ranges.remove(0);
+                self.ranges.pop_front();
             }
         }
         self.bytes -= bytes - rest;
@@ -134,7 +144,6 @@ mod tests {
         for at in 0..15 {
             assert_eq!(read.note((100 + 2 * at) * MIB..(101 + 2 * at) * MIB), []);
         }
-        // A batch begins where a folio may begin, of which the batch before had a part.
         assert_eq!(read.note(51 * MIB..52 * MIB), [16 * MIB..32 * MIB]);
         assert_eq!(read.ranges.len(), 16);
         assert_eq!(read.bytes, 16 * MIB);
@@ -142,7 +151,19 @@ mod tests {
             read.note((200 + 2 * at) * MIB..(201 + 2 * at) * MIB);
         }
         assert_eq!(read.bytes, 16 * MIB);
-        assert_eq!(read.ranges.first(), Some(&(200 * MIB..201 * MIB)));
+        assert_eq!(read.ranges.front(), Some(&(200 * MIB..201 * MIB)));
+    }
+
+    #[test]
+    fn folios_between_two_batches_go_with_the_second() {
+        let mut read = Read::default();
+        assert_eq!(read.note(0..MIB / 2), []);
+        assert_eq!(
+            read.note(9 * MIB..41 * MIB),
+            [0..MIB / 2, 9 * MIB..25 * MIB - MIB / 2]
+        );
+        let second = read.note(41 * MIB..57 * MIB);
+        assert_eq!(second, [24 * MIB..41 * MIB - MIB / 2]);
     }
 
     /// Where the tests are built: on a disk, as the page cache of a memory disk is all there is.
