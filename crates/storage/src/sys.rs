@@ -105,14 +105,15 @@ pub(crate) fn write_at(
 
 /// The memory of the machine; 0 if that is not to be found out.
 pub(crate) fn memory_bytes() -> u64 {
-    // SAFETY: calls without pointers.
-    let (pages, page_bytes) = unsafe {
-        (
-            libc::sysconf(libc::_SC_PHYS_PAGES),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
-    u64::try_from(pages).unwrap_or(0) * u64::try_from(page_bytes).unwrap_or(0)
+    // SAFETY: a call without pointers.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    u64::try_from(pages).unwrap_or(0) * page_bytes()
+}
+
+fn page_bytes() -> u64 {
+    // SAFETY: a call without pointers.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).unwrap_or(4096)
 }
 
 /// How much of a range is in the page cache (`cachestat(2)`, Linux 6.5).
@@ -132,9 +133,7 @@ pub(crate) fn cached_bytes(fd: RawFd, range: Range<u64>) -> Result<u64, Errno> {
             0_u32,
         )
     })?;
-    // SAFETY: a call without pointers.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    Ok(counts[0] * u64::try_from(page_bytes).unwrap_or(4096))
+    Ok(counts[0] * page_bytes())
 }
 
 /// Takes what is clean of a range out of the page cache.

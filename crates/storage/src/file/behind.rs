@@ -36,9 +36,9 @@ pub fn large_file_bytes() -> u64 {
     sys::memory_bytes() / LARGE_PART_OF_MEMORY
 }
 
-/// What was read of a file and is still in the page cache; nothing where the kernel is left alone.
+/// What was read of a file and is still in the page cache.
 #[derive(Debug, Default)]
-pub(super) struct Behind(Option<Mutex<Read>>);
+pub(super) struct Behind(Mutex<Read>);
 
 #[derive(Debug, Default)]
 struct Read {
@@ -50,27 +50,22 @@ struct Read {
 }
 
 impl Behind {
-    /// For a regular file whose reads go through the page cache; files that take less than
-    /// `min_bytes` on disk are left to the kernel.
-    pub(super) fn of(fd: RawFd, stat: &libc::stat, min_bytes: u64) -> Self {
+    /// For a regular file whose reads go through the page cache; `None`: it is left to the
+    /// kernel, as those are that take less than `min_bytes` on disk.
+    pub(super) fn of(fd: RawFd, stat: &libc::stat, min_bytes: u64) -> Option<Self> {
         let size_bytes = stat.st_blocks as u64 * 512;
         let small = size_bytes < min_bytes;
         let unused = || {
             let cached_bytes = sys::cached_bytes(fd, 0..stat.st_size as u64);
             cached_bytes.is_ok_and(|bytes| bytes < size_bytes / CACHED_ONE_IN)
         };
-        Behind((!small && unused()).then(Mutex::default))
+        (!small && unused()).then(Self::default)
     }
 
     /// Notes a read; the ranges that are to be let go now.
     pub(super) fn note(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        match &self.0 {
-            Some(read) => read
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .note(range),
-            None => Vec::new(),
-        }
+        let mut read = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        read.note(range)
     }
 }
 
@@ -216,7 +211,7 @@ mod tests {
             Err(_) => {
                 // Before Linux 6.5 nobody can ask, so nothing is let go.
                 let stat = sys::stat(file.as_raw_fd()).expect("open");
-                assert!(Behind::of(file.as_raw_fd(), &stat, 0).0.is_none());
+                assert!(Behind::of(file.as_raw_fd(), &stat, 0).is_none());
                 return;
             }
         }

@@ -110,7 +110,8 @@ struct File {
     ranges: RangeLocks,
     supports: Supports,
     extents: extents::ExtentCache,
-    behind: Behind,
+    /// `None`: what is read stays in the page cache as the kernel likes.
+    behind: Option<Behind>,
 }
 
 /// What a device never changes.
@@ -208,10 +209,11 @@ impl File {
     }
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
-        let read = offset_bytes..offset_bytes + total_len(&buffers);
-        let done_with = self.behind.note(read);
-        if !done_with.is_empty() {
-            self.let_go(done_with);
+        if let Some(behind) = &self.behind {
+            let done_with = behind.note(offset_bytes..offset_bytes + total_len(&buffers));
+            if !done_with.is_empty() {
+                self.let_go(done_with);
+            }
         }
         lane::submit(
             self.request(Op::Read { offset_bytes }, buffers),

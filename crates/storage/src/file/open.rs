@@ -48,7 +48,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<File> {
     };
     let behind = match options.read_once_min_bytes {
         Some(min_bytes) if !options.direct && device.is_none() => Behind::of(raw, &stat, min_bytes),
-        _ => Behind::default(),
+        _ => None,
     };
     let descriptor = Descriptor::direct(fd, name, alignment.request_bytes);
     Ok(File {
