@@ -63,16 +63,8 @@ impl Image {
         no_fallback: bool,
     ) -> Result<()> {
         while !piece.is_empty() {
-            // Version 2 promises nothing, though it could where nothing lies behind.
-            let refused = no_fallback && self.geometry.version < 3;
-            let zeroed = match refused {
-                true => Outcome::Impossible,
-                false => {
-                    self.zero_mapping(piece.clone(), may_unmap, no_fallback)
-                        .await?
-                }
-            };
-            if zeroed == Outcome::Done {
+            let zeroed = self.zero_mapping(piece.clone(), may_unmap, no_fallback);
+            if zeroed.await? == Outcome::Done {
                 return Ok(());
             }
             if no_fallback {
@@ -135,7 +127,8 @@ impl Image {
             return Ok(Outcome::Impossible);
         }
         if self.geometry.version < 3 {
-            if self.backing.is_some() {
+            // It promises nothing without a fallback, though it could where nothing lies behind.
+            if no_fallback || self.backing.is_some() {
                 return Ok(Outcome::Impossible);
             }
             self.discard_clusters(range).await?;
