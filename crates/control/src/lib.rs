@@ -20,6 +20,7 @@ mod compressing;
 mod config;
 pub mod create;
 pub mod create_options;
+pub mod daemon;
 pub mod display;
 mod drivers;
 pub mod encryption;
@@ -41,6 +42,7 @@ mod qcow2_node;
 pub mod qmp;
 pub mod reopen;
 pub mod secret;
+pub mod shown_bitmaps;
 pub mod size;
 pub mod spec;
 #[cfg(feature = "tls")]

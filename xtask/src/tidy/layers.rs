@@ -7,7 +7,8 @@ use serde_json::Value;
 const FLOORS: &[&[&str]] = &[
     &["vellum-format", "vellum-storage"],
     &["vellum", "vellum-tls"],
-    &["vellum-control", "vellum-export", "vellum-jobs"],
+    &["vellum-export", "vellum-jobs"],
+    &["vellum-control"],
     &["vellum-cli", "vellum-sim"],
 ];
 /// Drives finished programs, and so uses no crate of the house.

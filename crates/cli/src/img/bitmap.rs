@@ -14,7 +14,7 @@ use super::command::{
 use super::help;
 use super::watch::Watch;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::nbd::bitmaps::with_hint;
+use vellum_control::shown_bitmaps::with_hint;
 
 /// What stands for the node in messages; QEMU numbers its nodes, and scripts look past
 /// the number.

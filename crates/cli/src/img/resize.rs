@@ -11,8 +11,8 @@ use super::command::{Command, Failure, Outcome, check_object, fail, image_spec, 
 use super::help;
 use super::watch::{Growth, Watch};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::nbd::bitmaps::with_hint;
 use crate::{hint, report};
+use vellum_control::shown_bitmaps::with_hint;
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {

@@ -1,7 +1,6 @@
 //! `vellum nbd`, also known as `qemu-nbd`: serves an image to NBD clients.
 
 mod arguments;
-pub(crate) mod bitmaps;
 pub(crate) mod daemon;
 mod list;
 pub(crate) mod serve;
@@ -30,6 +29,12 @@ pub(crate) enum Failure {
     Usage(UsageError),
     /// The process in the background has told the user already.
     Told,
+}
+
+impl From<vellum_control::daemon::Failure> for Failure {
+    fn from(failure: vellum_control::daemon::Failure) -> Self {
+        Failure::Message(failure.0)
+    }
 }
 
 impl Failure {

@@ -10,13 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::{ImageSpec, OpenFlags, open_device, overlay};
+use vellum_control::{ImageSpec, OpenFlags, open_device, overlay, shown_bitmaps};
 use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, Log, Phase, ServerOptions, Stop};
 use vellum_storage::{lane, program, spawn};
 
 use super::arguments::Arguments;
-use super::bitmaps;
 use super::daemon::{self, Ready, Side};
 use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
 use crate::{img::snapshot, report};
@@ -81,7 +80,7 @@ async fn run(
     stop: &Stop,
 ) -> Result<(), Failure> {
     let device = open(arguments).await?;
-    let served = async {
+    let served: Result<(), Failure> = async {
         let export = make_export(arguments, device.clone()).await?;
         let listeners = listen(arguments, activated)?;
         if let Some(path) = &arguments.pid_file {
@@ -171,7 +170,7 @@ async fn make_export(
     export.allocation_depth = arguments.allocation_depth;
     // QEMU offers those first that were named last.
     let names: Vec<String> = arguments.bitmaps.iter().rev().cloned().collect();
-    export.bitmaps = bitmaps::find(&export.device, &names, export.read_only).await?;
+    export.bitmaps = shown_bitmaps::find(&export.device, &names, export.read_only).await?;
     Ok(export)
 }
 

@@ -10,19 +10,19 @@
 mod chardev;
 mod outbox;
 
-use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 use vellum_control::Options;
+use vellum_control::daemon::{self as commands, Daemon, Listener};
 use vellum_control::qmp::{self, Class, Messages, Outcome, Request};
 use vellum_storage::lane::net;
 use vellum_storage::{JoinHandle, lane, spawn};
 
-use super::{Daemon, commands, failure, message, need, refuse_rest};
+use super::{failure, message, need, refuse_rest};
 use crate::nbd::Failure;
 pub(super) use chardev::{Chardev, Port, Source};
 use outbox::Outbox;
@@ -60,17 +60,10 @@ impl Description {
     }
 }
 
-/// Tells clients what happens. Clones tell the same ones.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Events(Rc<RefCell<Vec<Rc<Outbox>>>>);
-
-impl Events {
-    /// Tells all clients that have asked for commands that something has happened.
-    pub(super) fn tell(&self, name: &str, data: Value) {
-        let event = qmp::event(name, data, SystemTime::now());
-        for outbox in self.0.borrow().iter() {
-            outbox.push(&event);
-        }
+/// Clients that have asked for commands hear what happens.
+impl Listener for Outbox {
+    fn hear(&self, event: &Value) {
+        self.push(event);
     }
 }
 
@@ -124,11 +117,7 @@ async fn talk(daemon: &Rc<Daemon>, port: Port, pretty: bool) {
     if let Either::Right(_) = select(pin!(session.listen(&port)), too_long).await {
         outbox.give_up();
     }
-    let events = &daemon.events;
-    events
-        .0
-        .borrow_mut()
-        .retain(|other| !Rc::ptr_eq(other, &outbox));
+    daemon.events.leave(&outbox);
     outbox.complete();
     let farewell = pin!(lane::sleep(FAREWELL));
     if let Either::Right(_) = select(pin!(outbox.drained()), farewell).await {
@@ -192,7 +181,7 @@ impl Session {
             ("qmp_capabilities", false) => {
                 commands::check_capabilities(arguments)?;
                 self.negotiated = true;
-                self.daemon.events.0.borrow_mut().push(self.outbox.clone());
+                self.daemon.events.join(self.outbox.clone());
                 Ok(json!({}))
             }
             ("qmp_capabilities", true) => Err(qmp::Failure::of(

@@ -4,8 +4,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::nodes::Changes;
 use vellum::{Error, ErrorKind};
-use vellum_control::nodes::Changes;
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions};
 
 use super::{Job, PARALLEL, Settings, Stake, Teller, Work};

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use vellum_control::qmp::{Arguments, Failure, Outcome};
-use vellum_control::secret;
+use crate::qmp::{Arguments, Failure, Outcome};
+use crate::secret;
 
 use super::{Daemon, done, failed};
 

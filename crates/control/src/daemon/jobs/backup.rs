@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::nodes::{Changes, Held};
 use vellum::BlockDevice;
 use vellum::qcow2::Bitmaps;
-use vellum_control::nodes::{Changes, Held};
 use vellum_jobs::live::{BeforeWrite, Copied, DirtyMap, Keeping, LiveBackup};
 
 use super::{Job, PARALLEL, Stake, Teller, Work};

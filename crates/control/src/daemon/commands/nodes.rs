@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
+use crate::nodes::{Changes, NodeInfo, User, Wanted};
+use crate::qmp::{Arguments, Failure, Outcome};
 use serde_json::{Value, json};
-use vellum_control::nodes::{Changes, NodeInfo, User, Wanted};
-use vellum_control::qmp::{Arguments, Failure, Outcome};
 use vellum_storage::lane;
 
 use super::{Daemon, bitmaps, done, no_device};

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::Nodes;
+use crate::nodes::{NodeInfo, unknown};
+use crate::qmp::{Arguments, Failure, Outcome};
 use serde_json::{Value, json};
 use vellum::BlockDevice;
 use vellum::qcow2::info::BitmapInfo;
 use vellum::qcow2::{BitmapOptions, Bitmaps};
-use vellum_control::Nodes;
-use vellum_control::nodes::{NodeInfo, unknown};
-use vellum_control::qmp::{Arguments, Failure, Outcome};
 
 use super::{Daemon, done};
 

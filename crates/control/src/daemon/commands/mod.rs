@@ -16,8 +16,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
+use crate::qmp::{self, Arguments, Class, Failure, Outcome};
 use serde_json::{Value, json};
-use vellum_control::qmp::{self, Arguments, Class, Failure, Outcome};
 use vellum_jobs::job::Verb;
 
 use super::Daemon;
@@ -124,7 +124,7 @@ const COMMANDS: &[(&str, Command)] = &[
 ];
 
 /// Carries a command out.
-pub(super) async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Outcome {
+pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Outcome {
     match COMMANDS.iter().find(|(known, _)| *known == name) {
         Some((_, command)) => command(daemon.clone(), arguments).await,
         None => Err(Failure::of(
@@ -144,24 +144,22 @@ fn no_device(name: &str) -> Failure {
     Failure::of(Class::DeviceNotFound, format!("Device '{name}' not found"))
 }
 
-/// A failure of the tool as that of a command.
-fn failed(failure: crate::nbd::Failure) -> Failure {
-    match failure {
-        crate::nbd::Failure::Message(text) => {
-            // Hints are for people at a terminal.
-            Failure::new(text.split('\n').next().unwrap_or_default())
-        }
-        other => Failure::new(format!("{other:?}")),
-    }
+/// A failure of a part as that of a command.
+fn failed(failure: super::Failure) -> Failure {
+    // Hints are for people at a terminal.
+    Failure::new(failure.0.split('\n').next().unwrap_or_default())
 }
 
 /// What this program is, beside the version of QEMU that it stands for.
-pub(super) fn package() -> String {
+pub fn package() -> String {
     format!("vellum {}", env!("CARGO_PKG_VERSION"))
 }
 
 /// Checks the arguments of `qmp_capabilities`: none can be enabled.
-pub(super) fn check_capabilities(mut arguments: Arguments) -> Result<(), Failure> {
+///
+/// # Errors
+/// As QEMU refuses those that it does not have.
+pub fn check_capabilities(mut arguments: Arguments) -> Result<(), Failure> {
     let wanted = arguments.array("enable")?.unwrap_or_default();
     arguments.finish()?;
     match wanted.first() {

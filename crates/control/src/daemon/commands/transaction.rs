@@ -9,9 +9,9 @@
 
 use std::rc::Rc;
 
-use vellum_control::Nodes;
-use vellum_control::nodes::Held;
-use vellum_control::qmp::{Arguments, Failure, Outcome};
+use crate::Nodes;
+use crate::nodes::Held;
+use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::backup::Backup;
 use super::super::jobs::{self, Job, Work};

@@ -3,12 +3,11 @@
 use std::rc::Rc;
 
 use serde_json::{Value, json};
-use vellum_control::qmp::{Arguments, Failure, Outcome};
-use vellum_control::{Options, Scalar};
 
 use super::super::export::Removal;
-use super::super::server;
 use super::{Daemon, done, failed};
+use crate::qmp::{Arguments, Failure, Outcome};
+use crate::{Options, Scalar};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     add_by(&daemon, arguments.into_options()?).await
@@ -53,12 +52,8 @@ pub(super) async fn nbd_server_start(daemon: Rc<Daemon>, mut arguments: Argument
     let mut options = arguments.into_options()?;
     options.set_group("addr", address);
     let mut parts = daemon.parts.lock().await;
-    if parts.server.is_some() {
-        return Err(Failure::new("NBD server already running"));
-    }
-    let mut server = server::listen(options).map_err(failed)?;
-    server.start();
-    parts.server = Some(server);
+    parts.add_server(options).map_err(failed)?;
+    parts.start_server();
     done()
 }
 

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use vellum_control::Nodes;
-use vellum_control::nodes::unknown;
-use vellum_control::qmp::{Arguments, Failure, Outcome};
+use crate::Nodes;
+use crate::nodes::unknown;
+use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
 use super::super::jobs::{Job, Settings, Stake};

@@ -1,20 +1,52 @@
 //! `--nbd-server`, `nbd-server-start`.
 
+use std::fmt;
 use std::time::Duration;
 
-use vellum_control::{Options, tls};
-use vellum_export::nbd::{self, Exports, Listener, ServerOptions, Stop};
+use vellum_export::nbd::{self, Exports, Listener, Log, ServerOptions, Stop};
 use vellum_storage::{JoinHandle, spawn};
 
-use super::{failure, message, need, refuse_rest};
-use crate::nbd::{Failure, serve};
+use super::{Failure, failure, message, need, refuse_rest};
+use crate::{Options, tls};
 
 /// QEMU's limit where none is given.
 const DEFAULT_CONNECTIONS: u64 = 100;
 
+/// What the program around the daemon listens with.
+#[derive(Clone)]
+pub struct Host {
+    /// Listens on a unix socket.
+    pub listen_unix: fn(path: &str) -> Result<Listener, Failure>,
+    /// Listens on an address, given by its host and its port.
+    pub listen_tcp: fn(host: &str, port: &str) -> Result<Listener, Failure>,
+    /// Is told of clients that could not come in.
+    pub log: Option<Log>,
+}
+
+impl Host {
+    /// A program that listens nowhere.
+    pub fn without_sockets() -> Host {
+        Host {
+            listen_unix: |_| Err(no_sockets()),
+            listen_tcp: |_, _| Err(no_sockets()),
+            log: None,
+        }
+    }
+}
+
+fn no_sockets() -> Failure {
+    message("Nobody can connect to this program")
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Host")
+    }
+}
+
 /// The NBD server.
 #[derive(Debug)]
-pub(super) struct Server {
+pub struct Server {
     /// What it offers.
     pub(super) exports: Exports,
     /// Several connections may use an export at once.
@@ -34,6 +66,15 @@ enum State {
 }
 
 impl Server {
+    /// One that nobody can connect to.
+    pub(super) fn within() -> Server {
+        Server {
+            exports: Exports::default(),
+            several: true,
+            state: State::Ended,
+        }
+    }
+
     /// Begins to serve.
     pub(super) fn start(&mut self) {
         match std::mem::replace(&mut self.state, State::Ended) {
@@ -59,7 +100,7 @@ impl Server {
 }
 
 /// Listens where the options say.
-pub(super) fn listen(mut options: Options) -> Result<Server, Failure> {
+pub(super) fn listen(mut options: Options, host: &Host) -> Result<Server, Failure> {
     let authz = options.take_text("tls-authz").map_err(failure)?;
     let tls = match options.take_text("tls-creds").map_err(failure)? {
         Some(id) => Some(tls::server(&id, authz).map_err(failure)?),
@@ -76,16 +117,16 @@ pub(super) fn listen(mut options: Options) -> Result<Server, Failure> {
             let path = address.take_text("path").map_err(failure)?;
             let path = path.ok_or_else(|| message("Parameter 'addr.path' is missing"))?;
             refuse_rest(&address)?;
-            serve::listen_unix(&path)?
+            (host.listen_unix)(&path)?
         }
         "inet" => {
             let mut part = |key: &str| {
                 let value = address.take_text(key).map_err(failure)?;
                 value.ok_or_else(|| message(format!("Parameter 'addr.{key}' is missing")))
             };
-            let (host, port) = (part("host")?, part("port")?);
+            let (name, port) = (part("host")?, part("port")?);
             refuse_rest(&address)?;
-            serve::listen_tcp(&host, &port)?
+            (host.listen_tcp)(&name, &port)?
         }
         kind @ ("vsock" | "fd") => {
             return Err(message(format!(
@@ -104,7 +145,7 @@ pub(super) fn listen(mut options: Options) -> Result<Server, Failure> {
         max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
         persistent: true,
         tls,
-        log: Some(serve::log(false)),
+        log: host.log.clone(),
         handshake_limit: match handshake {
             None => defaults.handshake_limit,
             Some(0) => None,

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum::qcow2::BitmapView;
 
-use super::Failure;
-use crate::report;
+use crate::daemon::Failure;
+use crate::error_text;
 
 /// Finds bitmaps by their names, each in the device or in the next image below it that
 /// has one of the name.
-pub(crate) async fn find(
+///
+/// # Errors
+/// If there is none of a name, or it cannot be shown.
+pub async fn find(
     device: &Arc<dyn BlockDevice>,
     names: &[String],
     read_only_export: bool,
@@ -30,7 +33,7 @@ async fn find_one(
     name: &str,
     read_only_export: bool,
 ) -> Result<BitmapView, Failure> {
-    let failed = |error: vellum::Error| Failure::Message(report::error_text(&error));
+    let failed = |error: vellum::Error| Failure(error_text(&error));
     let mut layer = Some(device.clone());
     while let Some(device) = layer {
         let device = device.stands_for().unwrap_or(device);
@@ -39,22 +42,21 @@ async fn find_one(
             if let Some(info) = list.iter().find(|info| info.name == name) {
                 let changes = !device.info().read_only;
                 if read_only_export && changes && info.auto && info.consistent {
-                    return Err(Failure::Message(format!(
+                    return Err(Failure(format!(
                         "Enabled bitmap '{name}' incompatible with readonly export"
                     )));
                 }
                 let view = image.bitmaps().view(name).await;
-                return view
-                    .map_err(|error| Failure::Message(with_hint(report::error_text(&error))));
+                return view.map_err(|error| Failure(with_hint(error_text(&error))));
             }
         }
         layer = device.backing();
     }
-    Err(Failure::Message(format!("Bitmap '{name}' is not found")))
+    Err(Failure(format!("Bitmap '{name}' is not found")))
 }
 
 /// An error with the line that QEMU adds where a bitmap is inconsistent.
-pub(crate) fn with_hint(message: String) -> String {
+pub fn with_hint(message: String) -> String {
     match message.ends_with("is inconsistent and cannot be used") {
         true => message + "\nTry block-dirty-bitmap-remove to delete this bitmap from disk",
         false => message,

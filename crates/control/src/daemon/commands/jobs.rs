@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use vellum_control::Nodes;
-use vellum_control::nodes::{User, unknown, unknown_node};
-use vellum_control::qmp::{Arguments, Class, Failure, Outcome};
+use crate::Nodes;
+use crate::nodes::{User, unknown, unknown_node};
+use crate::qmp::{Arguments, Class, Failure, Outcome};
 use vellum_jobs::job::{Status, Verb, Wish};
 
 use super::super::jobs::active_commit::ActiveCommit;

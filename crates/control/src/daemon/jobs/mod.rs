@@ -15,18 +15,18 @@ pub(super) mod stream;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::Nodes;
+use crate::nodes::{Changes, User, Wanted};
 use event_listener::Event;
 use serde_json::{Value, json};
-use vellum_control::Nodes;
-use vellum_control::nodes::{Changes, User, Wanted};
 use vellum_jobs::copy::{CopyError, Observer, Step};
 use vellum_jobs::job::{Reins, Status, Verb, Wish};
 use vellum_jobs::live::Copied;
 use vellum_storage::spawn;
 
 use super::Daemon;
-use super::monitor::Events;
-use crate::report::error_text;
+use super::events::Events;
+use crate::error_text;
 
 /// How many pieces of a copy are in flight at once.
 const PARALLEL: usize = 8;

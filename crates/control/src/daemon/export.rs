@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
+use crate::nodes::{Changes, User, Wanted};
+use crate::wrap::WriteThrough;
+use crate::{Nodes, Options, shown_bitmaps};
 use vellum::BlockDevice;
-use vellum_control::nodes::{Changes, User, Wanted};
-use vellum_control::wrap::WriteThrough;
-use vellum_control::{Nodes, Options};
 use vellum_export::nbd::Export;
 use vellum_storage::nbd::proto::MAX_STRING_BYTES;
 
 use super::server::Server;
-use super::{failure, message, need, refuse_rest};
-use crate::nbd::{Failure, bitmaps};
+use super::{Failure, failure, message, need, refuse_rest};
 
 /// An export as the options describe it.
 #[derive(Debug)]
@@ -116,7 +115,7 @@ fn take_bitmaps(mut options: Options) -> Result<Vec<WantedBitmap>, Failure> {
 
 /// How an export goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Removal {
+pub enum Removal {
     /// Only if nobody uses it.
     Safe,
     /// Whoever uses it is hung up on.
@@ -261,7 +260,7 @@ async fn make(
             Some(node) => nodes.device(node).map_err(failure)?,
             None => node.clone(),
         };
-        let found = bitmaps::find(&holder, &[bitmap.name], export.read_only).await?;
+        let found = shown_bitmaps::find(&holder, &[bitmap.name], export.read_only).await?;
         export.bitmaps.extend(found);
     }
     Ok(export)

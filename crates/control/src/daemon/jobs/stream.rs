@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
+use crate::nodes::Changes;
 use vellum::nodes::CopyOnRead;
-use vellum_control::nodes::Changes;
 use vellum_jobs::live::{Copied, LiveStream};
 
 use super::{Job, PARALLEL, Stake, Teller, Work};

@@ -1,0 +1,47 @@
+//! What happens, for those who want to hear of it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::time::SystemTime;
+
+use serde_json::Value;
+
+use crate::qmp;
+
+/// Whoever hears of events, such as a client of a monitor.
+pub trait Listener {
+    /// An event, as QMP puts it.
+    fn hear(&self, event: &Value);
+}
+
+/// Tells listeners what happens. Clones tell the same ones.
+#[derive(Clone, Default)]
+pub struct Events(Rc<RefCell<Vec<Rc<dyn Listener>>>>);
+
+impl Events {
+    /// One more listener.
+    pub fn join(&self, listener: Rc<dyn Listener>) {
+        self.0.borrow_mut().push(listener);
+    }
+
+    /// One listener less.
+    pub fn leave<L: Listener>(&self, listener: &Rc<L>) {
+        let same = |other: &Rc<dyn Listener>| Rc::as_ptr(other).cast() == Rc::as_ptr(listener);
+        self.0.borrow_mut().retain(|other| !same(other));
+    }
+
+    /// Tells all that something has happened.
+    pub(super) fn tell(&self, name: &str, data: Value) {
+        let event = qmp::event(name, data, SystemTime::now());
+        for listener in self.0.borrow().iter() {
+            listener.hear(&event);
+        }
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Events({} listeners)", self.0.borrow().len())
+    }
+}

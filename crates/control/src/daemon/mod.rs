@@ -1,0 +1,240 @@
+//! The daemon without the program around it: nodes, exports, jobs, and the commands that
+//! change them while they are used.
+//!
+//! The program adds the command line, the monitors, signals and sockets ([`Host`]); a
+//! simulation drives the same commands on files of its own.
+//!
+//! Invariants:
+//! - Commands run one at a time, and jobs change the graph only in their turn: whoever
+//!   changes it holds [`Daemon::parts`].
+//! - The end comes in one order: exports, the server, jobs, nodes.
+
+mod commands;
+mod events;
+mod export;
+mod jobs;
+mod server;
+
+use std::rc::Rc;
+
+use futures_util::lock::Mutex;
+use serde_json::json;
+use vellum_export::nbd::{Exports, Stop};
+
+use crate::nodes::Nodes;
+use crate::options::Options;
+use crate::{error_text, secret, tls};
+pub use commands::{carry_out, check_capabilities, package};
+pub use events::{Events, Listener};
+pub use export::Removal;
+use jobs::Jobs;
+pub use server::{Host, Server};
+
+/// Why something cannot be: what the user should read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure(pub String);
+
+fn message(text: impl Into<String>) -> Failure {
+    Failure(text.into())
+}
+
+fn failure(error: vellum::Error) -> Failure {
+    message(error_text(&error))
+}
+
+impl From<vellum::Error> for Failure {
+    fn from(error: vellum::Error) -> Self {
+        failure(error)
+    }
+}
+
+/// Takes an option that must be there.
+///
+/// # Errors
+/// If it is not, or is no text.
+pub fn need(options: &mut Options, key: &str) -> Result<String, Failure> {
+    let value = options.take_text(key).map_err(failure)?;
+    value.ok_or_else(|| message(format!("Parameter '{key}' is missing")))
+}
+
+/// Refuses what nobody has taken.
+///
+/// # Errors
+/// If there is such an option.
+pub fn refuse_rest(options: &Options) -> Result<(), Failure> {
+    match options.keys().next() {
+        None => Ok(()),
+        Some(key) => {
+            let key = key.split('.').next().unwrap_or(key);
+            Err(message(format!("Parameter '{key}' is unexpected")))
+        }
+    }
+}
+
+/// The running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    /// What there is. Whoever changes it holds it.
+    pub parts: Mutex<Parts>,
+    jobs: Jobs,
+    /// Tells of what happens.
+    pub events: Events,
+    /// Somebody wants the program to end.
+    pub stop: Stop,
+    /// Everything but the monitors has ended.
+    pub ended: Stop,
+}
+
+impl Daemon {
+    /// A daemon with these nodes. They can be changed later if they are live.
+    pub fn new(nodes: Nodes, host: Host) -> Rc<Daemon> {
+        let events = Events::default();
+        Rc::new(Daemon {
+            parts: Mutex::new(Parts {
+                nodes,
+                iothreads: Vec::new(),
+                server: None,
+                exports: export::Set::default(),
+                events: events.clone(),
+                host,
+            }),
+            jobs: Jobs::default(),
+            events,
+            stop: Stop::new(),
+            ended: Stop::new(),
+        })
+    }
+
+    /// Ends everything in order: nobody uses what is closed.
+    ///
+    /// # Errors
+    /// The first failure of a node that is closed; all are closed.
+    pub async fn shut_down(&self) -> vellum::Result<()> {
+        self.parts.lock().await.end_server().await;
+        // They hold the parts when they end.
+        self.jobs.cancel_all().await;
+        let parts = self.parts.lock().await;
+        let closed = parts.nodes.clone().close().await;
+        drop(parts);
+        self.ended.request();
+        closed
+    }
+}
+
+/// What there is.
+#[derive(Debug)]
+pub struct Parts {
+    /// The nodes.
+    pub nodes: Nodes,
+    iothreads: Vec<String>,
+    server: Option<Server>,
+    exports: export::Set,
+    events: Events,
+    host: Host,
+}
+
+impl Parts {
+    /// Listens for clients; they are served once it has started.
+    ///
+    /// # Errors
+    /// If a server is there already, or cannot listen.
+    pub fn add_server(&mut self, options: Options) -> Result<(), Failure> {
+        if self.server.is_some() {
+            return Err(message("NBD server already running"));
+        }
+        self.server = Some(server::listen(options, &self.host)?);
+        Ok(())
+    }
+
+    /// Serves the clients that have come, and those that will.
+    pub fn start_server(&mut self) {
+        if let Some(server) = &mut self.server {
+            server.start();
+        }
+    }
+
+    /// A server that nobody can connect to: what is exported is found in what this returns.
+    pub fn serve_within(&mut self) -> Exports {
+        let server = self.server.get_or_insert_with(Server::within);
+        server.exports.clone()
+    }
+
+    /// Adds an export, as `block-export-add` does.
+    ///
+    /// # Errors
+    /// In QEMU's words.
+    pub async fn add_export(&mut self, options: Options) -> Result<(), Failure> {
+        let wanted = export::Description::take(options, &self.iothreads)?;
+        let Some(server) = &self.server else {
+            return Err(message("NBD server not running"));
+        };
+        self.exports.add(wanted, &self.nodes, server).await
+    }
+
+    async fn remove_export(&mut self, id: &str, removal: Removal) -> Result<(), Failure> {
+        let Some(server) = &self.server else {
+            return Err(message(format!("Export '{id}' is not found")));
+        };
+        let exports = &mut self.exports;
+        exports.remove(id, removal, &self.nodes, server).await?;
+        self.events.tell("BLOCK_EXPORT_DELETED", json!({"id": id}));
+        Ok(())
+    }
+
+    /// Ends all exports, and the server.
+    async fn end_server(&mut self) {
+        for id in self.exports.ids() {
+            // Each is there, as long as nobody else changes anything.
+            let _ = self.remove_export(&id, Removal::Hard).await;
+        }
+        if let Some(server) = self.server.take() {
+            server.end().await;
+        }
+    }
+
+    /// Adds an object, as `object-add` does.
+    ///
+    /// # Errors
+    /// In QEMU's words.
+    pub fn add_object(&mut self, mut options: Options) -> Result<(), Failure> {
+        let kind = need(&mut options, "qom-type")?;
+        if kind == "secret" {
+            return secret::add(options).map_err(failure);
+        }
+        if tls::is_type(&kind) {
+            return tls::add(&kind, options).map_err(failure);
+        }
+        if kind != "iothread" {
+            return Err(message(match is_object_of_qemu(&kind) {
+                true => format!("Objects of type '{kind}' are not part of this version"),
+                false => format!("Parameter 'qom-type' does not accept value '{kind}'"),
+            }));
+        }
+        let id = need(&mut options, "id")?;
+        if self.iothreads.contains(&id) {
+            return Err(message(format!(
+                "attempt to add duplicate property '{id}' to object (type 'container')"
+            )));
+        }
+        // Lanes have no knobs: a lane polls when it has something to poll for.
+        for key in [
+            "poll-max-ns",
+            "poll-grow",
+            "poll-shrink",
+            "aio-max-batch",
+            "thread-pool-min",
+            "thread-pool-max",
+        ] {
+            options.take_size(key).map_err(failure)?;
+        }
+        refuse_rest(&options)?;
+        self.iothreads.push(id);
+        Ok(())
+    }
+}
+
+fn is_object_of_qemu(kind: &str) -> bool {
+    matches!(kind, "secret_keyring" | "throttle-group" | "main-loop")
+        || kind.starts_with("tls-")
+        || kind.starts_with("authz-")
+}
