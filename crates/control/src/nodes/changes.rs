@@ -4,6 +4,11 @@
 //! - A change holds only links that lead to one node, so its drain ends.
 //! - A change that fails leaves the graph as it was. Where not even the old state can be
 //!   had again (a file that is gone), users of the node get errors, and no other bytes.
+//! - Users are led away from a device only when all that they have written to it is durable,
+//!   and while none of their requests runs: what they flush later does not reach it. What
+//!   cannot be made durable keeps its users.
+//! - What stands in front of a node holds nothing itself: a flush of the node makes durable
+//!   what was written through it.
 
 use std::sync::Arc;
 
@@ -183,13 +188,26 @@ impl Nodes {
         Ok(())
     }
 
-    /// Has those whom `held` holds up use another node from now on. What was put in front of
-    /// the old one is gone.
+    /// Makes durable what has been written to a node.
     ///
     /// # Errors
-    /// If there is none.
-    pub fn lead_to(&self, held: Held, name: &str) -> Result<()> {
+    /// If there is no such node, or it cannot be.
+    pub async fn flush(&self, name: &str) -> Result<()> {
         let device = self.device(name)?;
+        match device.info().read_only {
+            true => Ok(()),
+            false => device.flush().await,
+        }
+    }
+
+    /// Has those whom `held` holds up use another node from now on, once all that they have
+    /// written to the old one is durable. What was put in front of the old one is gone.
+    ///
+    /// # Errors
+    /// If there is none, or the old one cannot be made durable: then they stay with it.
+    pub async fn lead_to(&self, held: Held, name: &str) -> Result<()> {
+        let device = self.device(name)?;
+        self.flush(&held.node).await?;
         let ids = held.ids();
         let mut named = self.lock();
         if let Some(node) = named.nodes.get_mut(&held.node) {
@@ -210,18 +228,29 @@ impl Nodes {
     /// In QEMU's words, if one of them is not there, the overlay is used, or cannot be one.
     pub async fn snapshot(&self, node: &str, overlay: &str) -> Result<()> {
         self.check_snapshot(node, overlay)?;
-        let below = self.device(node)?;
-        if !below.info().read_only {
-            below.flush().await?;
-        }
+        // What cannot be made durable is left alone before anything is changed.
+        self.flush(node).await?;
         let renewal = Renewal {
             backing: Some(node.to_owned()),
             ..Renewal::default()
         };
         self.renew(overlay, &renewal).await?;
+        let led = self.lead_over(node, overlay).await;
+        if led.is_err() {
+            // The overlay holds nothing and nobody uses it: it stands on nothing, as before.
+            let _ = self.stand_on_another(overlay, None).await;
+        }
+        led
+    }
+
+    /// Has the users of a node use the overlay that stands on it.
+    async fn lead_over(&self, node: &str, overlay: &str) -> Result<()> {
+        // Opening the overlay took its time: so users are held up only for what they write
+        // while this runs.
+        self.flush(node).await?;
         let spared = [User::Node(overlay.to_owned())];
         let held = self.hold_but(node, &spared).await?;
-        self.lead_to(held, overlay)
+        self.lead_to(held, overlay).await
     }
 
     fn check_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
@@ -266,7 +295,8 @@ impl Nodes {
     }
 
     /// Has an image stand on the node `below`, or on nothing, from now on: in its header,
-    /// where that names a backing file, and in the graph. It must show the same there.
+    /// where that names a backing file, and in the graph. It must show the same there,
+    /// durably.
     /// `file` is how the header names the new one; otherwise by its own name.
     ///
     /// # Errors
@@ -278,14 +308,13 @@ impl Nodes {
         file: Option<String>,
     ) -> Result<()> {
         let device = self.device(name)?;
-        let (target, backing) = match below {
-            None => (nothing()?, None),
+        let backing = match below {
+            None => None,
             Some(below) => {
-                let target = self.device(below)?;
-                let info = target.info();
+                let info = self.device(below)?.info();
                 let name = file.unwrap_or(info.name);
                 let format = Some(info.format.to_owned());
-                (target, Some(BackingName { name, format }))
+                Some(BackingName { name, format })
             }
         };
         if let Some(image) = device.as_qcow2()
@@ -293,6 +322,16 @@ impl Nodes {
         {
             image.set_backing_file(backing).await?;
         }
+        self.stand_on_another(name, below).await
+    }
+
+    /// Exchanges what an image stands on by its backing file, if it stands on something. The
+    /// image only reads that, so there is nothing to make durable.
+    async fn stand_on_another(&self, name: &str, below: Option<&str>) -> Result<()> {
+        let target = match below {
+            None => nothing()?,
+            Some(below) => self.device(below)?,
+        };
         let link = {
             let named = self.lock();
             let index = named.backing_use(name);
@@ -357,8 +396,10 @@ impl Nodes {
     /// Closes a node's device, so that its files are not locked any more.
     async fn let_go(&self, name: &str, held: &Held) -> Result<()> {
         let nothing = nothing()?;
+        // What cannot be made durable stays as it is, with its users: a close that fails
+        // half way would not leave them what they can use.
+        self.flush(name).await?;
         let device = self.device(name)?;
-        // An image that cannot be closed stays as it is, with its users.
         device.close().await?;
         drop(device);
         held.set(&nothing);

@@ -81,7 +81,7 @@ impl Named {
         if let Some(backing) = &renewal.backing {
             options.take_group("backing");
             options.set("backing", Scalar::Text(backing.clone()));
-        } else if self.backing_use(name).is_none() {
+        } else if self.backing_use(name).is_none() && self.takes_backing(name) {
             options.take_group("backing");
             options.set("backing", Scalar::Null);
         }
@@ -94,6 +94,12 @@ impl Named {
         new.around.place.parent = Some(name.to_owned());
         new.around.place.renewal = true;
         new
+    }
+
+    /// Whether images of a node's format may stand on others.
+    fn takes_backing(&self, name: &str) -> bool {
+        let node = self.nodes.get(name);
+        node.is_some_and(|node| node.opened.driver == "qcow2")
     }
 
     /// Forgets what a node stands on: the uses, and files that only it knows.

@@ -1,3 +1,6 @@
+mod durable;
+mod led;
+
 use super::*;
 use crate::create;
 use vellum::{Buffer, RequestFlags};

@@ -83,7 +83,7 @@ impl Work for ActiveCommit {
         let held = self.stake.nodes.hold(&self.top).await?;
         self.commit.finish().await?;
         if job.completion() == Some(Completion::InForce) {
-            self.stake.nodes.lead_to(held, &self.base)?;
+            self.stake.nodes.lead_to(held, &self.base).await?;
             self.watching = false;
             self.stake.keep_open(&self.base);
         }
