@@ -5,20 +5,24 @@
 //! - A grain is *to do* until its old bytes are in the target. A change of the source
 //!   waits until no grain that it touches is; a grain never becomes to do again.
 //! - Of the copies of one grain one runs at a time: who copies has claimed the grain.
-//! - Where the target shows the source through, a read of the target that met a grain to
-//!   do ends before the grain is copied, and so before it is overwritten.
+//! - Where the target shows the source through, a read of the target, or a question what
+//!   lies where, that met a grain to do ends before the grain is copied, and so before it is
+//!   overwritten.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
-use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
+use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, ZeroRequest, pass_on};
 use vellum_storage::{JoinHandle, spawn};
 
 use super::bits::{Bits, grain_bytes_for};
 use super::dirty::DirtyMap;
 use super::side_by_side::PIECE_BYTES;
 use crate::copy::{CopyError, Step};
+
+/// How far a question about a target reaches that shows the source through, in bytes.
+const MAX_ASKED_BYTES: u64 = 16 << 20;
 
 /// A device, what it showed when this was made being kept in a target.
 #[derive(Debug)]
@@ -438,8 +442,8 @@ struct Seen(Arc<Core>);
 
 impl BlockDevice for Seen {
     pass_on!(
-        0.target: info, size_bytes, write, write_zeroes, discard, flush, block_status, truncate,
-        close, backing, allocated_bytes,
+        0.target: info, size_bytes, write, write_zeroes, discard, flush, truncate, close, backing,
+        allocated_bytes,
     );
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
@@ -453,4 +457,24 @@ impl BlockDevice for Seen {
             core.target.read(offset_bytes, buffer).await
         }))
     }
+
+    /// What the target does not hold is asked of the source: what lies there must not be
+    /// overwritten, and so not copied, in between.
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
+        let core = self.0.clone();
+        if !core.has_todo(&core.grains(offset_bytes, len_bytes)) {
+            return core.target.block_status(offset_bytes, len_bytes, max_depth);
+        }
+        // Writes wait for it, so no more is asked than is answered soon.
+        let len_bytes = len_bytes.min(MAX_ASKED_BYTES);
+        let grains = core.grains(offset_bytes, len_bytes);
+        Io::task(spawn(async move {
+            let _read = core.clone().read(grains).await;
+            let asked = core.target.block_status(offset_bytes, len_bytes, max_depth);
+            asked.await
+        }))
+    }
 }
+
+#[cfg(test)]
+mod tests;
