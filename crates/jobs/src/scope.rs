@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Extent, Result};
 
-use crate::live::DirtyRanges;
 use crate::scan::Content;
 
 /// Pieces that are compared take two buffers: half of the usual length keeps all of them
@@ -20,14 +19,6 @@ pub enum Scope {
     /// What the first so many layers of the source decide: itself, its backing file and
     /// so on. The target is the layer below, so it shows all the rest (a commit).
     Layers(u32),
-    /// As `Layers`, and only where something was written meanwhile (a commit of an image
-    /// that is in use).
-    Dirty {
-        /// How many layers decide.
-        layers: u32,
-        /// What was written.
-        ranges: Arc<DirtyRanges>,
-    },
     /// Where the target holds nothing itself, and is going to show something else than
     /// the source (a rebase).
     Differences(Differences),
@@ -61,14 +52,6 @@ impl Scope {
         match self {
             Scope::Everything => Ok(None),
             Scope::Layers(layers) => look_above(source, at, limit_bytes, *layers).await.map(Some),
-            Scope::Dirty { layers, ranges } => {
-                let (dirty, end) = ranges.at(at);
-                let limit_bytes = limit_bytes.min(end - at);
-                match dirty {
-                    false => Ok(Some((Content::Backing, limit_bytes))),
-                    true => look_above(source, at, limit_bytes, *layers).await.map(Some),
-                }
-            }
             Scope::Differences(differences) => {
                 let look = differences.look(source, target, at, limit_bytes);
                 look.await.map(Some)
@@ -78,7 +61,7 @@ impl Scope {
 
     /// Whether only some layers of the source count, and the target is the one below.
     pub(crate) fn is_of_layers(&self) -> bool {
-        matches!(self, Scope::Layers(_) | Scope::Dirty { .. })
+        matches!(self, Scope::Layers(_))
     }
 
     /// Whether long runs of zeroes have to be looked at in pieces too.
@@ -98,7 +81,7 @@ impl Scope {
 }
 
 /// What the first `layers` layers hold at `at`, and for how many bytes.
-async fn look_above(
+pub(crate) async fn look_above(
     source: &Arc<dyn BlockDevice>,
     at: u64,
     limit_bytes: u64,

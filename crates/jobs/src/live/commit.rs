@@ -8,6 +8,8 @@ use vellum::nodes::{Link, nothing};
 use vellum::{BlockDevice, Result};
 
 use super::dirty::DirtyMap;
+use super::mirror::Mirror;
+use super::side_by_side::{self, Found};
 use crate::copy::{CopyError, CopyOptions, Observer, Silent, copy};
 use crate::job::{Reins, Wish};
 use crate::scope::Scope;
@@ -15,8 +17,9 @@ use crate::scope::Scope;
 /// How many bytes may be dirty when users are held up for the last round: with more, one
 /// more round is made beside them first.
 const SHORT_ROUND_BYTES: u64 = 4 << 20;
-/// So many rounds are made beside users who write faster than is copied.
-const MAX_ROUNDS: u32 = 16;
+/// So many rounds are made beside users who go on at full speed; then they wait for copies
+/// of what they write.
+const MAX_ROUNDS: u32 = 8;
 
 /// How a commit is done.
 #[derive(Debug, Clone)]
@@ -36,6 +39,7 @@ pub struct LiveCommit {
     source: Arc<Link>,
     target: Arc<Link>,
     dirty: Arc<DirtyMap>,
+    mirror: Arc<Mirror>,
     options: LiveCommitOptions,
     /// Where requests go of a job that was given up.
     nowhere: Arc<dyn BlockDevice>,
@@ -66,10 +70,19 @@ impl LiveCommit {
         if target.size_bytes() < size_bytes {
             target.truncate(size_bytes).await?;
         }
+        let target = Link::new(target);
+        let mirror = Mirror::new(
+            source.clone(),
+            target.clone(),
+            options.layers,
+            dirty.clone(),
+        );
+        dirty.follow(&mirror);
         Ok(LiveCommit {
             source: Link::new(source),
-            target: Link::new(target),
+            target,
             dirty,
+            mirror,
             options,
             nowhere: nothing()?,
         })
@@ -88,25 +101,46 @@ impl LiveCommit {
         self.copy(scope, reins, observer).await
     }
 
-    /// Copies what is dirty, round by round, until nothing is, or so little that users may
-    /// be held up for it.
+    /// Copies what is dirty, round by round, until that is so little that users may be held
+    /// up for it. It takes so many rounds at most, however fast they write: where rounds
+    /// make no headway, users wait from then on until what they write is copied too.
     ///
     /// # Errors
     /// As [`LiveCommit::copy_all`].
     pub async fn catch_up(&self, reins: &Reins) -> Result<Copied, CopyError> {
-        for _ in 0..MAX_ROUNDS {
-            if self.dirty.dirty_bytes() == 0 {
-                break;
+        let mut rounds = 0;
+        loop {
+            let before = self.dirty.dirty_bytes();
+            if before == 0 {
+                return Ok(Copied::All);
             }
-            let last = self.dirty.dirty_bytes() <= SHORT_ROUND_BYTES;
-            if self.round(reins).await? == Copied::GivenUp {
-                return Ok(Copied::GivenUp);
+            let copied = self.round(reins).await;
+            if !matches!(copied, Ok(Copied::All)) {
+                // Nobody need wait for a copy that is worth nothing.
+                self.mirror.keep_pace(false);
+                return copied;
             }
-            if last {
-                break;
+            let left = self.dirty.dirty_bytes();
+            if left <= SHORT_ROUND_BYTES {
+                return Ok(Copied::All);
+            }
+            rounds += 1;
+            if rounds >= MAX_ROUNDS || left > before / 2 {
+                self.mirror.keep_pace(true);
             }
         }
-        Ok(Copied::All)
+    }
+
+    /// Copies what is dirty, and makes the target durable, beside users who write: what is
+    /// left to [`LiveCommit::finish`] is what they write while this ends. There is no limit
+    /// on its speed.
+    ///
+    /// # Errors
+    /// As [`LiveCommit::copy_all`], and if the target cannot be made durable.
+    pub async fn draw_near(&self) -> Result<()> {
+        let caught_up = self.catch_up(&Reins::new()).await;
+        caught_up.map_err(|error| error.cause)?;
+        self.target.flush().await
     }
 
     /// Waits until something is dirty.
@@ -115,7 +149,8 @@ impl LiveCommit {
     }
 
     /// Copies what is still dirty, and makes the target durable. While it runs no user of
-    /// the source may write, so there is no limit on its speed. From then on the target shows what the source does.
+    /// the source may write, so there is no limit on its speed. From then on the target shows
+    /// what the source does.
     ///
     /// # Errors
     /// As [`LiveCommit::copy_all`], and if the target cannot be made durable.
@@ -126,17 +161,20 @@ impl LiveCommit {
         self.target.flush().await
     }
 
-    /// Copies what is dirty now.
+    /// Copies what is dirty now, once.
     async fn round(&self, reins: &Reins) -> Result<Copied, CopyError> {
-        let ranges = self.dirty.take();
-        if ranges.is_empty() {
-            return Ok(Copied::All);
-        }
-        let scope = Scope::Dirty {
-            layers: self.options.layers,
-            ranges: Arc::new(ranges),
+        let mut at = 0;
+        let look = async || {
+            Ok(match self.dirty.next_from(at) {
+                None => Found::End,
+                Some(range) => {
+                    at = range.end;
+                    Found::Piece(range)
+                }
+            })
         };
-        self.copy(scope, reins, &mut Silent).await
+        let bring = |range| self.mirror.bring(range);
+        side_by_side::run(self.options.parallel, reins, look, bring).await
     }
 
     async fn copy(

@@ -1,11 +1,13 @@
 //! [`DirtyMap`]: which parts of a device have been written since somebody looked.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use event_listener::Event;
 
 use super::bits::{Bits, MIN_GRAIN_BYTES, grain_bytes_for};
+use super::mirror::Mirror;
+use super::side_by_side::PIECE_BYTES;
 
 /// What was written, in grains.
 #[derive(Debug)]
@@ -15,6 +17,8 @@ pub struct DirtyMap {
     bits: Mutex<Bits>,
     /// Something has become dirty.
     marked: Event,
+    /// Who copies what is dirty.
+    follower: OnceLock<Weak<Mirror>>,
 }
 
 /// What a map called dirty when it was taken.
@@ -40,6 +44,7 @@ impl DirtyMap {
             grain_bytes,
             bits: Mutex::new(Bits::none(size_bytes.div_ceil(grain_bytes))),
             marked: Event::new(),
+            follower: OnceLock::new(),
         })
     }
 
@@ -59,6 +64,41 @@ impl DirtyMap {
         }
         drop(bits);
         self.marked.notify(usize::MAX);
+    }
+
+    /// Names who copies what is dirty; the first one stays.
+    pub(super) fn follow(&self, mirror: &Arc<Mirror>) {
+        let _ = self.follower.set(Arc::downgrade(mirror));
+    }
+
+    /// Who has writers wait for its copies, if somebody does.
+    pub(super) fn follower(&self) -> Option<Arc<Mirror>> {
+        let mirror = self.follower.get()?.upgrade()?;
+        mirror.keeps_pace().then_some(mirror)
+    }
+
+    /// The first dirty range from `from` on, in whole grains and a piece at most.
+    pub(super) fn next_from(&self, from: u64) -> Option<Range<u64>> {
+        let bits = self.lock();
+        let grains = self.size_bytes.div_ceil(self.grain_bytes);
+        let mut start = from / self.grain_bytes;
+        while start < grains && !bits.is_set(start) {
+            start = bits.run_end(start, grains);
+        }
+        if start >= grains {
+            return None;
+        }
+        let limit = grains.min(start + (PIECE_BYTES / self.grain_bytes).max(1));
+        let end = bits.run_end(start, limit) * self.grain_bytes;
+        Some(start * self.grain_bytes..end.min(self.size_bytes))
+    }
+
+    /// Calls a range, of whole grains, clean.
+    pub(super) fn clean(&self, range: &Range<u64>) {
+        let mut bits = self.lock();
+        for grain in range.start / self.grain_bytes..range.end.div_ceil(self.grain_bytes) {
+            bits.clear(grain);
+        }
     }
 
     /// How many bytes are dirty, in whole grains.

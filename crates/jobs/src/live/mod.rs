@@ -13,8 +13,10 @@
 //! - A range is called dirty once a write to it is complete, or has failed, and before its
 //!   user hears of that. So when no user's request runs, everything is either in the
 //!   target or called dirty.
-//! - No range is copied twice at a time: a round copies what was dirty when it began, and
-//!   ends before the next one begins. What an older copy wrote never hides a newer one.
+//! - No range is copied twice at a time: who copies a range holds it. What an older copy
+//!   wrote never hides a newer one.
+//! - It ends, however fast users write: where rounds make no headway, users wait until what
+//!   they write is copied too, and what is dirty only becomes less.
 //! - The image itself is never changed. Whatever the target holds, the image shows what it
 //!   did, on top of it, as long as it is there: a job that is cut off at any moment, by
 //!   cancelling or by a power cut, costs nothing but its work. Only when users no longer
@@ -31,7 +33,9 @@ mod commit;
 mod dirty;
 #[cfg(test)]
 mod gate;
+mod mirror;
 mod side_by_side;
+mod spans;
 mod stream;
 mod tracker;
 

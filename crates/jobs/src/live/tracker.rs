@@ -7,7 +7,8 @@ use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
 use super::dirty::DirtyMap;
 
 /// A device of which every change is noted in a [`DirtyMap`], once it is made and before
-/// whoever asked for it hears of that.
+/// whoever asked for it hears of that; or copied by then, if whoever copies what is dirty
+/// wants that.
 #[derive(Debug)]
 pub struct Tracker {
     device: Arc<dyn BlockDevice>,
@@ -20,8 +21,17 @@ impl Tracker {
         Arc::new(Tracker { device, dirty })
     }
 
-    /// Notes a change that has begun. Also of one that fails a part may have been made.
-    fn note<T: 'static>(&self, change: Io<T>, offset_bytes: u64, len_bytes: u64) -> Io<T> {
+    /// Makes a change, and notes it. Also of one that fails a part may have been made.
+    fn change<T: 'static>(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        begin: impl FnOnce(&dyn BlockDevice) -> Io<T> + 'static,
+    ) -> Io<T> {
+        if let Some(mirror) = self.dirty.follower() {
+            return mirror.change(offset_bytes, len_bytes, begin);
+        }
+        let change = begin(&*self.device);
         if change.is_ready() {
             self.dirty.mark(offset_bytes, len_bytes);
             return change;
@@ -41,9 +51,9 @@ impl BlockDevice for Tracker {
         allocated_bytes,
     );
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
-        let len_bytes = buffer.len() as u64;
-        let write = self.device.write(offset_bytes, buffer, flags);
-        self.note(write, offset_bytes, len_bytes)
+        self.change(offset_bytes, buffer.len() as u64, move |device| {
+            device.write(offset_bytes, buffer, flags)
+        })
     }
 
     fn write_compressed(
@@ -52,19 +62,21 @@ impl BlockDevice for Tracker {
         buffer: Buffer,
         flags: RequestFlags,
     ) -> Io<Buffer> {
-        let len_bytes = buffer.len() as u64;
-        let write = self.device.write_compressed(offset_bytes, buffer, flags);
-        self.note(write, offset_bytes, len_bytes)
+        self.change(offset_bytes, buffer.len() as u64, move |device| {
+            device.write_compressed(offset_bytes, buffer, flags)
+        })
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
-        let write = self.device.write_zeroes(offset_bytes, len_bytes, request);
-        self.note(write, offset_bytes, len_bytes)
+        self.change(offset_bytes, len_bytes, move |device| {
+            device.write_zeroes(offset_bytes, len_bytes, request)
+        })
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        let discard = self.device.discard(offset_bytes, len_bytes);
-        self.note(discard, offset_bytes, len_bytes)
+        self.change(offset_bytes, len_bytes, move |device| {
+            device.discard(offset_bytes, len_bytes)
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 //! the job, every byte is what was written last.
 
 mod backup;
+mod pace;
 mod world;
 
 use std::rc::Rc;

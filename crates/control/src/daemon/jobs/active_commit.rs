@@ -80,6 +80,10 @@ impl Work for ActiveCommit {
     }
 
     async fn conclude(&mut self, job: &Job) -> vellum::Result<()> {
+        // However long it was pending: users are held up only for what they write while
+        // this ends.
+        self.commit.draw_near().await?;
+        self.stake.nodes.flush(&self.top).await?;
         let held = self.stake.nodes.hold(&self.top).await?;
         self.commit.finish().await?;
         if job.completion() == Some(Completion::InForce) {

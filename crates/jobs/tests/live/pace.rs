@@ -1,0 +1,157 @@
+//! A commit of an image becomes ready, and ends, however fast guests write.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vellum::gate::DenyAll;
+use vellum::nodes::Link;
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum::qcow2::{Backing, OpenOptions, Qcow2};
+use vellum::{BlockDevice, Buffer, Io, Raw, RawOptions, RequestFlags, ZeroRequest, pass_on};
+use vellum_jobs::copy::Silent;
+use vellum_jobs::job::Reins;
+use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
+use vellum_storage::lane::{block_on, yield_now};
+use vellum_storage::{MemStorage, Storage, spawn};
+
+const SIZE_BYTES: u64 = 32 << 20;
+const GRAIN_BYTES: u64 = 64 << 10;
+/// What users may be held up for.
+const SHORT_BYTES: u64 = 4 << 20;
+const GUESTS: u64 = 4;
+
+/// A device that is slow to write, and counts what is written.
+#[derive(Debug)]
+struct Sluggish {
+    device: Arc<dyn BlockDevice>,
+    written_bytes: AtomicU64,
+}
+
+impl Sluggish {
+    fn late<T: 'static>(
+        &self,
+        len_bytes: u64,
+        begin: impl FnOnce(&dyn BlockDevice) -> Io<T> + 'static,
+    ) -> Io<T> {
+        self.written_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+        let device = self.device.clone();
+        Io::task(spawn(async move {
+            for _ in 0..100 {
+                yield_now().await;
+            }
+            begin(&*device).await
+        }))
+    }
+}
+
+impl BlockDevice for Sluggish {
+    pass_on!(device: info, size_bytes, read, discard, flush, block_status, truncate, close);
+    fn write(&self, at: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        self.late(buffer.len() as u64, move |device| {
+            device.write(at, buffer, flags)
+        })
+    }
+    fn write_zeroes(&self, at: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        self.late(len_bytes, move |device| {
+            device.write_zeroes(at, len_bytes, request)
+        })
+    }
+}
+
+/// Writes small blocks all over the disk, for ever: now and then two to one place at once,
+/// and zeroes.
+async fn guest(number: u64, disk: Arc<Link>, over: Rc<Cell<bool>>) {
+    let mut turn = number;
+    while !over.get() {
+        turn += GUESTS;
+        let at = turn * 37 % (SIZE_BYTES / GRAIN_BYTES) * GRAIN_BYTES + turn % 7 * 512;
+        let write = |byte: u64| {
+            let bytes = Buffer::copy_of(&[byte as u8; 1024]);
+            disk.write(at, bytes, RequestFlags::default())
+        };
+        match turn / GUESTS % 8 {
+            0 => {
+                let (one, two) = (write(turn), write(turn + 1));
+                one.await.expect("a write");
+                two.await.expect("a write");
+            }
+            1 => {
+                let zeroes = disk.write_zeroes(at, 512, ZeroRequest::default());
+                zeroes.await.expect("zeroes");
+            }
+            2 => {
+                let grain = at - at % GRAIN_BYTES;
+                disk.discard(grain, GRAIN_BYTES).await.expect("a discard");
+            }
+            _ => drop(write(turn).await.expect("a write")),
+        }
+        yield_now().await;
+    }
+}
+
+async fn bytes_of(device: &Arc<dyn BlockDevice>) -> Buffer {
+    let read = device.read(0, Buffer::for_read(SIZE_BYTES as usize));
+    read.await.expect("the disk")
+}
+
+#[test]
+fn a_commit_is_ready_in_the_end_though_guests_write_faster_than_is_copied() {
+    block_on(async {
+        let base = Arc::new(MemStorage::with_bytes(vec![1; SIZE_BYTES as usize]));
+        let base: Arc<dyn BlockDevice> = Raw::open(base, RawOptions::default()).expect("a base");
+        let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let options = CreateOptions {
+            size_bytes: SIZE_BYTES,
+            ..CreateOptions::default()
+        };
+        create(file.clone(), None, &options).await.expect("a file");
+        let options = OpenOptions {
+            backing: Backing::Given(Link::new(base.clone())),
+            ..OpenOptions::default()
+        };
+        let top = Qcow2::open(file, Arc::new(DenyAll), options).await;
+        let top: Arc<dyn BlockDevice> = top.expect("an image");
+        for at in (0..SIZE_BYTES).step_by(1 << 20) {
+            let twos = Buffer::copy_of(&vec![2; 1 << 20]);
+            let write = top.write(at, twos, RequestFlags::default());
+            write.await.expect("a write");
+        }
+        let disk = Link::new(top.clone());
+        let over = Rc::new(Cell::new(false));
+        let guests: Vec<_> = (0..GUESTS)
+            .map(|number| spawn(guest(number, disk.clone(), over.clone())))
+            .collect();
+        let dirty = DirtyMap::new(SIZE_BYTES);
+        let tracker = Tracker::new(top.clone(), dirty.clone());
+        disk.drain().await.set(tracker);
+        let target = Arc::new(Sluggish {
+            device: base.clone(),
+            written_bytes: AtomicU64::new(0),
+        });
+        let options = LiveCommitOptions {
+            layers: 1,
+            parallel: 4,
+        };
+        let job = LiveCommit::new(top.clone(), target.clone(), dirty.clone(), options).await;
+        let job = job.expect("a job");
+        let reins = Reins::new();
+        let copied = job.copy_all(&reins, &mut Silent).await.expect("a copy");
+        assert_eq!(copied, Copied::All);
+        assert!(dirty.dirty_bytes() > SHORT_BYTES, "guests are fast");
+        job.catch_up(&reins).await.expect("a copy");
+        assert!(dirty.dirty_bytes() <= SHORT_BYTES, "users would be held up");
+        let written = target.written_bytes.load(Ordering::Relaxed);
+        assert!(written < 6 * SIZE_BYTES, "{written} bytes were written");
+        let drained = disk.drain().await;
+        job.finish().await.expect("the last round");
+        assert!(bytes_of(&top).await[..] == bytes_of(&base).await[..]);
+        drained.set(base.clone());
+        drop(drained);
+        over.set(true);
+        for guest in guests {
+            guest.await;
+        }
+    });
+}
