@@ -303,7 +303,8 @@ Shows what the choices of a qcow2 image cost on this machine: random 4K reads by
 size and by cache entry (slice) size, random 4K writes into new clusters by cluster size,
 with and without subclusters, with and without a backing file, and how far the image grows.
 Each figure stands beside a raw file's, measured in the same run. An image that is given is
-only read.
+only read. A run whose rounds differ too much tells figures and how much they differ ('spread'
+and 'noise' of --output=json), and draws no conclusions about speed.
 
 What to measure:
       --tables=LIST     of cache, slices, writes, overlay (default: all)

@@ -42,6 +42,8 @@ fn table(results: &Results) -> Value {
         "id": results.table.id,
         "title": results.table.title,
         "raw-iops": results.limit(),
+        "noise": results.noise(),
+        "noisy": results.is_noisy(),
         "rows": rows.collect::<Vec<_>>(),
     })
 }
@@ -64,6 +66,7 @@ fn row(results: &Results, measured: &Measured) -> Value {
         "x": measured.row.x_label,
         "limit": measured.row.is_limit(),
         "iops": measured.iops(),
+        "spread": measured.spread(),
         "of-raw": results.ratio(measured),
         "cpu-us": measured.cpu_us(),
         "growth": measured.growth(),
@@ -108,6 +111,9 @@ mod tests {
         assert_eq!(row["settings"]["extended-l2"], false);
         assert_eq!(row["of-raw"], 0.44);
         assert_eq!(row["growth"], 4.0);
+        assert_eq!(row["spread"], 1.0);
+        assert_eq!(writes["noise"], 1.0);
+        assert_eq!(writes["noisy"], false);
         assert_eq!(row["samples"].as_array().map(Vec::len), Some(3));
         assert_eq!(writes["rows"][0]["limit"], true);
         assert!(value["reading"].is_array());

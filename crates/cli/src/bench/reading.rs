@@ -1,10 +1,13 @@
 //! What the figures mean, in plain sentences. Pure.
+//!
+//! Invariant: a sentence about speed rests on differences that are larger than those between
+//! rounds that should agree; where these are too large, or nobody measured them, it says so.
 
 use super::plan::Work;
 use super::result::{Measured, Results, median};
 use crate::size::human;
 
-/// Figures closer than this are the same: one run tells no more.
+/// Figures closer than this are the same, however quiet the machine was.
 const SAME: f64 = 0.9;
 /// A cache that reaches this much of the best is enough.
 const ENOUGH: f64 = 0.95;
@@ -15,33 +18,58 @@ const NOISY: f64 = 1.3;
 
 /// Sentences about the tables.
 pub(super) fn read(tables: &[Results]) -> Vec<String> {
-    let mut sentences: Vec<String> = noise(tables).into_iter().collect();
-    for results in tables {
-        match results.table.id {
-            "cache" => sentences.extend(cache(results)),
-            "slices" => sentences.extend(slices(results)),
-            _ => sentences.extend(writes(results)),
+    let mut sentences = Vec::new();
+    for results in tables.iter().filter(|results| results.is_measured()) {
+        match too_noisy(results) {
+            Some(why) => sentences.push(why),
+            None => match results.table.id {
+                "cache" => sentences.extend(cache(results)),
+                "slices" => sentences.extend(slices(results)),
+                _ => sentences.extend(fastest_writes(results)),
+            },
         }
+        // How far an image grows is counted, not timed.
+        sentences.extend(growth(results));
     }
     sentences
 }
 
-/// A warning where the figures tell more about what else the machine did.
-fn noise(tables: &[Results]) -> Option<String> {
-    let rows = || tables.iter().flat_map(|results| &results.rows);
-    let spread = median(rows().filter_map(Measured::spread)).unwrap_or(1.0);
-    let ratios = tables
-        .iter()
-        .flat_map(|results| results.points().filter_map(|row| results.ratio(row)));
-    let beyond = ratios.fold(1.0, f64::max);
-    let noise = spread.max(beyond);
+/// Why a table's times tell nothing, if they do not.
+fn too_noisy(results: &Results) -> Option<String> {
+    let title = &results.table.title;
+    let Some(noise) = results.noise() else {
+        return Some(format!(
+            "{title}: one round cannot tell differences from noise; measure with --rounds=3 or \
+             more."
+        ));
+    };
     (noise >= NOISY).then(|| {
         format!(
-            "The machine was busy with other things: figures that should agree differ by a factor \
-             of {noise:.1}. Measure again when it is quiet, or with more --rounds and --seconds, \
-             before relying on what follows."
+            "{title}: too noisy to tell, the machine was busy with other things; figures that \
+             should agree differ by a factor of {noise:.1}. Measure again when it is quiet, or \
+             with more --rounds and --seconds."
         )
     })
+}
+
+impl Results {
+    /// By which factor figures differ that should agree: the rounds of a row, at the middle
+    /// of all rows, or a figure and the limit that it is beyond. `None` if no row was
+    /// measured twice.
+    pub(super) fn noise(&self) -> Option<f64> {
+        let spread = median(self.rows.iter().filter_map(Measured::spread))?;
+        let ratios = self.points().filter_map(|row| self.ratio(row));
+        Some(ratios.fold(spread, f64::max))
+    }
+
+    /// Whether conclusions about speed are drawn from it.
+    pub(super) fn is_noisy(&self) -> bool {
+        self.noise().is_none_or(|noise| noise >= NOISY)
+    }
+
+    fn is_measured(&self) -> bool {
+        self.points().any(|row| row.iops().is_some())
+    }
 }
 
 /// How much of an image's mapping is in use.
@@ -69,11 +97,12 @@ fn best<'a>(rows: impl Iterator<Item = &'a Measured>) -> Option<(&'a Measured, f
 
 /// One sentence a line: from which cache on it is as fast as it gets.
 fn cache(results: &Results) -> Vec<String> {
+    let enough = ENOUGH.min(1.0 / results.noise().unwrap_or(1.0));
     let sentence = |series: &&str| {
         let (_, best) = best(results.of(series))?;
         let row = results
             .of(series)
-            .find(|row| row.iops().is_some_and(|iops| iops >= ENOUGH * best))?;
+            .find(|row| row.iops().is_some_and(|iops| iops >= enough * best))?;
         let cache = human(row.row.work.cache_bytes()?);
         let speed = match results.ratio(row) {
             Some(ratio) => beside(ratio, "raw"),
@@ -93,6 +122,7 @@ fn cache(results: &Results) -> Vec<String> {
 
 /// Whether the size of a slice matters.
 fn slices(results: &Results) -> Vec<String> {
+    let same = SAME.min(1.0 / results.noise().unwrap_or(1.0));
     let sentence = |series: &&str| {
         let (fastest, best) = best(results.of(series))?;
         let measured = results
@@ -100,7 +130,7 @@ fn slices(results: &Results) -> Vec<String> {
             .filter_map(|row| Some((row, row.iops()?)));
         let (slowest, worst) = measured.min_by(|a, b| a.1.total_cmp(&b.1))?;
         let cache = series.replace(" cache", "");
-        Some(if worst >= SAME * best {
+        Some(if worst >= same * best {
             format!("With a cache of {cache} the entry size makes no difference worth naming.")
         } else {
             format!(
@@ -114,25 +144,38 @@ fn slices(results: &Results) -> Vec<String> {
     results.series().iter().filter_map(sentence).collect()
 }
 
-/// Which clusters are fastest, and what 64K clusters cost in space.
-fn writes(results: &Results) -> Vec<String> {
-    let mut sentences = Vec::new();
-    let overlay = results.table.id == "overlay";
-    let place = if overlay {
-        "Over a full backing file"
-    } else {
-        "Without a backing file"
-    };
-    if let Some((row, iops)) = best(results.points()) {
-        let speed = match results.ratio(row) {
-            Some(ratio) => beside(ratio, "a sparse raw file"),
-            None => format!("{iops:.0} writes a second"),
-        };
-        sentences.push(format!(
-            "{place}, 4K writes into new clusters are fastest with {}: {speed}.",
-            clusters(row)
-        ));
+/// Where the writes of a table go.
+fn place(results: &Results) -> &'static str {
+    match results.table.id {
+        "overlay" => "Over a full backing file",
+        _ => "Without a backing file",
     }
+}
+
+/// Which clusters are fastest: the first, and those that noise keeps from being told apart.
+fn fastest_writes(results: &Results) -> Option<String> {
+    let place = place(results);
+    let (row, iops) = best(results.points())?;
+    let speed = match results.ratio(row) {
+        Some(ratio) => beside(ratio, "a sparse raw file"),
+        None => format!("{iops:.0} writes a second"),
+    };
+    let noise = results.noise().unwrap_or(1.0);
+    let alike = |other: &&Measured| other.iops().is_some_and(|other| other * noise >= iops);
+    let others = results.points().filter(alike).count() - 1;
+    let which = clusters(row);
+    Some(match others {
+        0 => format!("{place}, 4K writes into new clusters are fastest with {which}: {speed}."),
+        _ => format!(
+            "{place}, 4K writes into new clusters are fastest with {which}, which cannot be told \
+             from {others} more: {speed}."
+        ),
+    })
+}
+
+/// What 64K clusters cost in space.
+fn growth(results: &Results) -> Option<String> {
+    let place = place(results);
     let usual = |subclusters: bool| {
         results
             .points()
@@ -142,15 +185,13 @@ fn writes(results: &Results) -> Vec<String> {
             })
             .and_then(Measured::growth)
     };
-    if let (Some(standard), Some(subclusters)) = (usual(false), usual(true)) {
-        sentences.push(format!(
-            "{place}, 64 KiB clusters grow the image by {} for each byte written; with \
-             subclusters by {}.",
-            bytes(standard),
-            bytes(subclusters)
-        ));
-    }
-    sentences
+    let (standard, subclusters) = (usual(false)?, usual(true)?);
+    Some(format!(
+        "{place}, 64 KiB clusters grow the image by {} for each byte written; with subclusters by \
+         {}.",
+        bytes(standard),
+        bytes(subclusters)
+    ))
 }
 
 fn clusters(row: &Measured) -> String {
@@ -198,18 +239,46 @@ mod tests {
         );
     }
 
-    #[test]
-    fn noise_is_told_first() {
+    /// What the rounds of every row differ by.
+    fn with_noise(factor: f64) -> Vec<String> {
         let mut report = sample_report();
         for row in report.tables.iter_mut().flat_map(|table| &mut table.rows) {
-            row.samples[0].seconds = 2.0;
+            row.samples[0].seconds = factor;
         }
-        let sentences = super::read(&report.tables);
-        assert!(
-            sentences[0].contains("by a factor of 2.0"),
-            "{}",
-            sentences[0]
-        );
+        super::read(&report.tables)
+    }
+
+    #[test]
+    fn a_noisy_run_leads_to_no_conclusion_about_speed() {
+        let sentences = with_noise(2.0);
+        let noisy = sentences.iter().filter(|s| s.contains("too noisy to tell"));
+        assert_eq!(noisy.count(), 4, "{sentences:?}");
+        assert!(sentences[0].contains("by a factor of 2.0"), "{sentences:?}");
+        let told = sentences.join(" ");
+        for conclusion in ["enough", "times as fast", "fastest", "no difference"] {
+            assert!(!told.contains(conclusion), "{conclusion}: {told}");
+        }
+        // What is counted does not depend on what else the machine did.
+        assert!(told.contains("64 KiB clusters grow the image"), "{told}");
+    }
+
+    #[test]
+    fn differences_within_the_noise_are_none() {
+        let told = with_noise(1.25).join(" ");
+        assert!(told.contains("makes no difference worth naming"), "{told}");
+        assert!(told.contains("cannot be told from"), "{told}");
+        assert!(!told.contains("times as fast"), "{told}");
+    }
+
+    #[test]
+    fn one_round_tells_no_noise_and_so_nothing_else() {
+        let mut report = sample_report();
+        for row in report.tables.iter_mut().flat_map(|table| &mut table.rows) {
+            row.samples.truncate(1);
+        }
+        let told = super::read(&report.tables).join(" ");
+        assert!(told.contains("one round cannot tell"), "{told}");
+        assert!(!told.contains("fastest"), "{told}");
     }
 
     #[test]
