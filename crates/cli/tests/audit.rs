@@ -185,7 +185,11 @@ fn what_cannot_be_read_has_a_code_of_its_own() {
         assert_eq!(code, 1, "{value}");
         assert_eq!(value["verdict"], "unreadable");
     }
-    for words in [&["audit"][..], &["audit", "a", "b"], &["audit", "--nope"]] {
+    for words in [
+        &["audit"][..],
+        &["audit", "-f", "qcow3", "a"],
+        &["audit", "--nope"],
+    ] {
         let output = vellum(folder.path(), words);
         assert_eq!(output.status.code(), Some(1));
         assert!(String::from_utf8_lossy(&output.stderr).contains("--help"));
@@ -221,4 +225,83 @@ fn words_for_people_hold_no_colours_in_a_pipe() {
     assert!(text.starts_with("evil: rejected\n"), "{text}");
     assert!(text.contains("backing-file"), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
+}
+
+/// A reason that an option takes away names that option, and with it the image is safe.
+#[test]
+fn the_option_that_allows_is_named() {
+    let folder = folder(&[
+        "create -q -f raw base 1M",
+        "create -q -f qcow2 -b base -F raw overlay",
+        "create -q -f qcow2 -u -b nbd://localhost/x -F raw remote 1M",
+        "create -q -f qcow2 -o data_file=data external 1M",
+        "create -q -f qcow2 large 1G",
+    ]);
+    for (words, option) in [
+        (&["overlay"][..], "--allow-backing"),
+        (&["external"], "--allow-data-file"),
+        (&["--allow-backing", "remote"], "--allow-protocols"),
+        (&["--max-size", "1M", "large"], "--max-size"),
+        (&["--max-memory", "1", "large"], "--max-memory"),
+        (
+            &["--allow-backing", "--within", "/usr", "overlay"],
+            "--within",
+        ),
+    ] {
+        let (code, value) = audit(&folder, words);
+        assert_eq!(code, 2, "{value:#}");
+        assert_eq!(value["findings"][0]["option"], option, "{value:#}");
+        let with_word: Vec<&str> = ["audit"].iter().chain(words).copied().collect();
+        let text = vellum(folder.path(), &with_word).stdout;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert!(text.contains(&format!("(allowed by {option})")), "{text}");
+    }
+}
+
+/// Several images: each has its verdict, and the code is that of the worst.
+#[test]
+fn several_images_have_the_code_of_the_worst() {
+    let folder = folder(&[
+        "create -q -f qcow2 good 1M",
+        "create -q -f qcow2 -u -b x -F raw bad 1M",
+    ]);
+    for (images, expected) in [
+        (&["good", "good"][..], 0),
+        (&["good", "missing"], 1),
+        (&["missing", "bad", "good"], 2),
+    ] {
+        let (code, value) = audit(&folder, images);
+        assert_eq!(code, expected, "{value:#}");
+        let answers = value.as_array().expect("a list");
+        let named: Vec<_> = answers
+            .iter()
+            .map(|answer| answer["image"].as_str())
+            .collect();
+        let images: Vec<_> = images.iter().copied().map(Some).collect();
+        assert_eq!(named, images);
+    }
+    let output = vellum(folder.path(), &["audit", "bad", "good"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.ends_with("2 images: 1 safe, 1 rejected, 0 unreadable\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn encryption_and_what_is_no_disk_are_told() {
+    let folder = folder(&[
+        "create -q -f qcow2 --object secret,id=s,data=x -o encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10 secret 1M",
+    ]);
+    let value = safe(&folder, &["secret"]);
+    assert_eq!(codes(&value, "note"), ["encrypted"]);
+    for (name, bytes, code) in [
+        ("empty", &b""[..], "empty"),
+        ("disk.gz", b"\x1f\x8b\x08\0\0\0\0\0", "not-a-disk"),
+        ("program", b"\x7fELF\x02\x01\x01", "not-a-disk"),
+    ] {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+        let value = safe(&folder, &[name]);
+        assert_eq!(codes(&value, "warning"), [code]);
+    }
 }

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use vellum_control::audit::Policy;
+use vellum_control::probe::is_format_name;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::output::Output;
@@ -42,7 +43,7 @@ pub fn options() -> Vec<Shape> {
 }
 
 /// How the tool is called.
-const USAGE: &str = "[OPTIONS] FILENAME";
+const USAGE: &str = "[OPTIONS] FILENAME...";
 
 /// What the options mean.
 pub const HELP: &str = "\
@@ -63,9 +64,14 @@ pub const EXPLAINS: &str = "\
 Tells whether an image that nobody vouches for is safe to open. The image is read, never
 written, and no other file is opened. It is rejected if it names other files that are not
 allowed, breaks a limit, contradicts itself, is of a format that cannot be checked, or is
-several formats at once.
+several formats at once. A reason that an option would take away is followed by that option.
+A warning or a note is no reason: that it is encrypted, say, or an archive and no disk.
 
-Exit codes: 0 safe, 1 the image could not be read, 2 rejected.
+Of one image --output=json prints an object, of several an array of such objects, in their
+order: 'image', 'verdict' (safe, rejected, unreadable), 'findings' with 'level', 'code',
+'message' and 'option' (null, or what would allow it), 'references', and what else is known.
+
+Exit codes: 0 safe, 1 the image could not be read, 2 rejected; of several the highest.
 ";
 
 /// The command line, taken apart.
@@ -74,7 +80,7 @@ pub struct Arguments {
     pub help: bool,
     pub policy: Policy,
     pub output: Output,
-    pub image: String,
+    pub images: Vec<String>,
 }
 
 impl Arguments {
@@ -85,19 +91,20 @@ impl Arguments {
         while let Some((option, value)) = parser.next_option().map_err(|e| e.to_string())? {
             arguments.take(option, value.unwrap_or_default())?;
         }
-        let operands = parser.operands();
-        match <[String; 1]>::try_from(operands) {
-            Ok([image]) => arguments.image = image,
-            Err(_) if arguments.help => {}
-            Err(_) => return Err("Expecting one image file name".into()),
+        arguments.images = parser.operands();
+        match arguments.images.is_empty() && !arguments.help {
+            true => Err("Expecting an image file name".into()),
+            false => Ok(arguments),
         }
-        Ok(arguments)
     }
 
     fn take(&mut self, option: Opt, value: String) -> Result<(), String> {
         let policy = &mut self.policy;
         match option {
             Opt::Help => self.help = true,
+            Opt::Format if !is_format_name(&value) => {
+                return Err(format!("Unknown file format '{value}'"));
+            }
             Opt::Format => policy.format = Some(value),
             Opt::AllowBacking => policy.allow_backing = true,
             Opt::AllowDataFile => policy.allow_data_file = true,

@@ -2,7 +2,8 @@
 //!
 //! The work is done by [`vellum_control::audit`]; here are the command line, the two forms
 //! of the answer, and the exit codes that pipelines look at: 0 safe, 1 the image could
-//! not be read (or the command line not be understood), 2 rejected.
+//! not be read (or the command line not be understood), 2 rejected; of several images the
+//! highest.
 //!
 //! Invariant: the image is a local file or block device, opened for reading, by its path
 //! alone: no word of the command line is taken for a protocol.
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use vellum::{Error, ErrorKind, Storage};
-use vellum_control::audit::{Finding, Reference, Report, audit};
+use vellum_control::audit::{Finding, Permission, Reference, Report, audit};
 use vellum_storage::{FileOptions, FileStorage, lane};
 
 use crate::output::Output;
@@ -44,29 +45,45 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         report::print(arguments::help(program));
         return SAFE;
     }
-    let outcome = lane::block_on(look_at(&arguments));
-    match arguments.output {
-        Output::Json => {
-            let value = to_json(&arguments.image, &outcome);
-            report::print_line(format_args!("{value:#}"));
-        }
-        Output::Human => match &outcome {
-            Ok(found) => report::print(text::report(&arguments.image, found)),
-            Err(error) => {
+    let mut code = SAFE;
+    let mut values = Vec::new();
+    let mut counts = [0; 3];
+    for image in &arguments.images {
+        let outcome = lane::block_on(look_at(image, &arguments));
+        let verdict = match &outcome {
+            Ok(found) if found.is_safe() => SAFE,
+            Ok(_) => REJECTED,
+            Err(_) => UNREADABLE,
+        };
+        code = code.max(verdict);
+        counts[verdict as usize] += 1;
+        match (arguments.output, &outcome) {
+            (Output::Json, _) => values.push(to_json(image, &outcome)),
+            (Output::Human, Ok(found)) => report::print(text::report(image, found)),
+            (Output::Human, Err(error)) => {
                 let why = report::error_text(error);
-                report::error(format_args!("Could not read '{}': {why}", arguments.image));
+                report::error(format_args!("Could not read '{image}': {why}"));
             }
-        },
+        }
     }
-    match outcome {
-        Ok(found) if found.is_safe() => SAFE,
-        Ok(_) => REJECTED,
-        Err(_) => UNREADABLE,
+    match arguments.output {
+        // Of one image the answer is no list, as it was before there could be several.
+        Output::Json if values.len() == 1 => report::print_line(format_args!("{:#}", values[0])),
+        Output::Json => report::print_line(format_args!("{:#}", Value::Array(values))),
+        Output::Human if arguments.images.len() > 1 => {
+            let [safe, unreadable, rejected] = counts;
+            report::print_line(format_args!(
+                "{} images: {safe} safe, {rejected} rejected, {unreadable} unreadable",
+                arguments.images.len()
+            ));
+        }
+        Output::Human => {}
     }
+    code
 }
 
-async fn look_at(arguments: &Arguments) -> vellum::Result<Report> {
-    let path = std::path::Path::new(&arguments.image);
+async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
+    let path = std::path::Path::new(image);
     // A pipe would make the program wait, and a device of another kind do anything.
     let metadata = std::fs::metadata(path).map_err(|error| Error::from_io("open", &error))?;
     let kind = metadata.file_type();
@@ -133,7 +150,21 @@ fn finding(finding: &Finding) -> Value {
         "level": finding.level.name(),
         "code": finding.code,
         "message": finding.message,
+        "option": finding.permission.map(option),
     })
+}
+
+/// The option that allows what was found.
+fn option(permission: Permission) -> &'static str {
+    match permission {
+        Permission::Backing => "--allow-backing",
+        Permission::DataFile => "--allow-data-file",
+        Permission::Protocols => "--allow-protocols",
+        Permission::Folder => "--within",
+        Permission::Size => "--max-size",
+        Permission::Memory => "--max-memory",
+        Permission::Time => "--max-time",
+    }
 }
 
 fn reference(reference: &Reference) -> Value {

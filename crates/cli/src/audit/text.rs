@@ -29,11 +29,15 @@ pub fn report(image: &str, found: &Report) -> String {
             Level::Note => Colour::Blue,
         };
         let level = paint.colour(colour, &format!("{:<7}", finding.level.name()));
+        let allowed = finding
+            .permission
+            .map(|permission| format!(" (allowed by {})", super::option(permission)));
         let _ = writeln!(
             text,
-            "  {level}  {:<width$}  {}",
+            "  {level}  {:<width$}  {}{}",
             finding.code,
             harmless(&finding.message),
+            allowed.unwrap_or_default(),
             width = width.unwrap_or(0)
         );
     }
@@ -50,6 +54,9 @@ fn summary(found: &Report) -> String {
             facts.snapshots,
             facts.bitmaps
         );
+        if let Some(method) = facts.encryption {
+            let _ = write!(text, ", encrypted ({method})");
+        }
     }
     match &found.checked {
         Some(_) => text.push_str("; metadata checked"),

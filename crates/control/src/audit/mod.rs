@@ -96,6 +96,27 @@ pub struct Finding {
     pub code: &'static str,
     /// What it is, for people.
     pub message: String,
+    /// What a caller can allow so that this is no reason any more, where there is such a thing.
+    pub permission: Option<Permission>,
+}
+
+/// What a [`Policy`] does not allow by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Permission {
+    /// [`Policy::allow_backing`].
+    Backing,
+    /// [`Policy::allow_data_file`].
+    DataFile,
+    /// [`Policy::allow_protocols`].
+    Protocols,
+    /// Another [`Policy::within`].
+    Folder,
+    /// A larger [`Policy::max_size_bytes`].
+    Size,
+    /// A larger [`Policy::max_memory_bytes`].
+    Memory,
+    /// A longer [`Policy::max_time`].
+    Time,
 }
 
 /// What a qcow2 image says of itself that a policy may care for.
@@ -158,7 +179,16 @@ impl Report {
             level,
             code,
             message: message.into(),
+            permission: None,
         });
+    }
+
+    /// A reason to reject that a policy can take away.
+    fn forbid(&mut self, code: &'static str, message: impl Into<String>, with: Permission) {
+        self.reject(code, message);
+        if let Some(finding) = self.findings.last_mut() {
+            finding.permission = Some(with);
+        }
     }
 
     fn reject(&mut self, code: &'static str, message: impl Into<String>) {
@@ -211,7 +241,7 @@ pub async fn audit(storage: Arc<dyn Storage>, policy: &Policy) -> Result<Report>
     audit.name_format(content);
     match content {
         "qcow2" => audit.qcow2().await?,
-        "raw" => audit.raw(),
+        "raw" => audit.raw(&head),
         other => audit.foreign(other, &head).await?,
     }
     audit.polyglots(content);
@@ -240,7 +270,19 @@ impl Audit<'_> {
         report.reject("format-mismatch", message);
     }
 
-    fn raw(&mut self) {
+    fn raw(&mut self, head: &[u8]) {
+        let has_marks_of_disks = !self.report.signatures.is_empty();
+        match signature::no_disk(head) {
+            Some(what) if !has_marks_of_disks => {
+                let message = format!("this is no disk, but {what}");
+                self.report.warn("not-a-disk", message);
+            }
+            None if head.is_empty() => {
+                self.report
+                    .warn("empty", "the file is empty: a disk without a byte");
+            }
+            _ => {}
+        }
         if self.policy.format.is_none() {
             self.report.note(
                 "raw-without-format",
@@ -256,7 +298,8 @@ impl Audit<'_> {
             && size_bytes > most
         {
             let message = format!("the disk has {size_bytes} bytes, and {most} are allowed");
-            self.report.reject("virtual-size", message);
+            self.report
+                .forbid("virtual-size", message, Permission::Size);
         }
     }
 

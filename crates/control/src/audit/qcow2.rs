@@ -17,7 +17,7 @@ use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::snapshot::SnapshotEntry;
 
 use super::reference::Role;
-use super::{Audit, Checked, Facts, Level};
+use super::{Audit, Checked, Facts, Level, Permission};
 use crate::error_text;
 
 /// Findings of the check that are told one by one.
@@ -126,6 +126,12 @@ impl Audit<'_> {
         if !header.unknown_header_tail.is_empty() {
             report.note("unknown-header", "the header has fields that are not known");
         }
+        if header.crypt_method != CryptMethod::None {
+            report.note(
+                "encrypted",
+                "the guest's data is encrypted: what it is cannot be looked at",
+            );
+        }
         if header.crypt_method == CryptMethod::Aes {
             report.warn("weak-encryption", "AES-CBC encryption protects nothing");
         }
@@ -207,7 +213,8 @@ impl Audit<'_> {
             let message = format!(
                 "checking the metadata may take {needed} bytes of memory, and {most} are allowed"
             );
-            self.report.reject("memory-limit", message);
+            self.report
+                .forbid("memory-limit", message, Permission::Memory);
         }
         needed <= most
     }
@@ -233,7 +240,7 @@ impl Audit<'_> {
             None => {
                 let seconds = self.policy.max_time.as_secs_f64();
                 let message = format!("the check did not end within {seconds} s");
-                self.report.reject("time-limit", message);
+                self.report.forbid("time-limit", message, Permission::Time);
                 return Ok(());
             }
             Some(Err(error)) if is_of_the_disk(&error) => return Err(error),

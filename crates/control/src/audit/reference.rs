@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Audit, Policy};
+use super::{Audit, Permission, Policy};
 use crate::{Options, Scalar, filename};
 
 /// What the image wants another file for.
@@ -115,45 +115,60 @@ impl Audit<'_> {
             in_effect,
             refused: None,
         };
-        reference.refused = refusal(&reference, self.policy);
-        if let Some(why) = &reference.refused {
+        if let Some((why, permission)) = refusal(&reference, self.policy) {
             let code = role.name();
-            self.report.reject(code, why.clone());
+            match permission {
+                Some(permission) => self.report.forbid(code, why.clone(), permission),
+                None => self.report.reject(code, why.clone()),
+            }
+            reference.refused = Some(why);
         }
         self.report.references.push(reference);
     }
 }
 
-/// Why a reference is not allowed.
-fn refusal(reference: &Reference, policy: &Policy) -> Option<String> {
-    let what = match reference.role {
-        Role::Backing => "backing file",
-        Role::DataFile => "external data file",
-        Role::Extent => "extent",
-        Role::Parent => "parent disk",
+/// Why a reference is not allowed, and what would allow it.
+type Refusal = (String, Option<Permission>);
+
+fn refusal(reference: &Reference, policy: &Policy) -> Option<Refusal> {
+    let (what, permission, allowed) = match reference.role {
+        Role::Backing => (
+            "backing file",
+            Some(Permission::Backing),
+            policy.allow_backing,
+        ),
+        Role::DataFile => (
+            "external data file",
+            Some(Permission::DataFile),
+            policy.allow_data_file,
+        ),
+        Role::Extent => ("extent", None, false),
+        Role::Parent => ("parent disk", None, false),
     };
     let name = &reference.name;
-    let allowed = match reference.role {
-        Role::Backing => policy.allow_backing,
-        Role::DataFile => policy.allow_data_file,
-        Role::Extent | Role::Parent => false,
-    };
-    if reference.form == Form::Unnamed {
-        return (!allowed).then(|| format!("the image wants a {what} and does not name it"));
-    }
     if !allowed {
-        return Some(format!("the image names the {what} '{name}'"));
+        let why = match reference.form {
+            Form::Unnamed => format!("the image wants a {what} and does not name it"),
+            _ => format!("the image names the {what} '{name}'"),
+        };
+        return Some((why, permission));
     }
-    match &reference.form {
-        Form::Json(_) if !policy.allow_protocols => Some(format!(
-            "the {what} '{name}' is a description of nodes, which may open anything"
-        )),
-        Form::Protocol(protocol) if !policy.allow_protocols => Some(format!(
-            "the {what} '{name}' is reached by the protocol '{protocol}'"
-        )),
-        Form::Path => confined(reference, policy.within.as_deref(), what),
-        _ => None,
-    }
+    let (why, permission) = match &reference.form {
+        Form::Json(_) if !policy.allow_protocols => (
+            format!("the {what} '{name}' is a description of nodes, which may open anything"),
+            Permission::Protocols,
+        ),
+        Form::Protocol(protocol) if !policy.allow_protocols => (
+            format!("the {what} '{name}' is reached by the protocol '{protocol}'"),
+            Permission::Protocols,
+        ),
+        Form::Path => (
+            confined(reference, policy.within.as_deref(), what)?,
+            Permission::Folder,
+        ),
+        _ => return None,
+    };
+    Some((why, Some(permission)))
 }
 
 /// Whether a path stays in the folder, once links are followed. Nothing is opened.

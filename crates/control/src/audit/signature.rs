@@ -32,6 +32,49 @@ const CONTENTS: &[(&str, usize, &[u8])] = &[
     ("iso9660", 0x9001, b"CD001"),
 ];
 
+/// What files begin with that are no disks, and may be taken for raw ones.
+const NO_DISKS: &[(&str, usize, &[u8])] = &[
+    (
+        "a file compressed by gzip: unpack it first",
+        0,
+        b"\x1f\x8b\x08",
+    ),
+    ("a file compressed by xz: unpack it first", 0, b"\xfd7zXZ\0"),
+    ("a file compressed by bzip2: unpack it first", 0, b"BZh"),
+    (
+        "a file compressed by zstd: unpack it first",
+        0,
+        b"\x28\xb5\x2f\xfd",
+    ),
+    (
+        "a file compressed by lz4: unpack it first",
+        0,
+        b"\x04\x22\x4d\x18",
+    ),
+    ("a zip archive: unpack it first", 0, b"PK\x03\x04"),
+    ("a 7z archive: unpack it first", 0, b"7z\xbc\xaf\x27\x1c"),
+    (
+        "a tar archive (OVA packages are such): unpack it first",
+        257,
+        b"ustar",
+    ),
+    ("a program (ELF)", 0, b"\x7fELF"),
+    ("a program (PE)", 0, b"MZ\x90\0"),
+    ("a script", 0, b"#!"),
+    ("a PDF document", 0, b"%PDF-"),
+    ("a PNG picture", 0, b"\x89PNG\r\n\x1a\n"),
+    ("an HTML page", 0, b"<!DOCTYPE html"),
+    ("an HTML page", 0, b"<html"),
+    ("an XML document", 0, b"<?xml"),
+];
+
+/// What the file is, if it begins as no disk does.
+pub(super) fn no_disk(head: &[u8]) -> Option<&'static str> {
+    let mut all = NO_DISKS.iter();
+    let found = all.find(|(_, at, mark)| head.get(*at..).is_some_and(|b| b.starts_with(mark)));
+    found.map(|(what, _, _)| *what)
+}
+
 /// Every mark in the first and the last bytes of a file.
 pub(super) fn find(head: &[u8], tail: &[u8], tail_offset_bytes: u64) -> Vec<Signature> {
     let mut found = Vec::new();

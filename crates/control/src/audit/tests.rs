@@ -281,3 +281,96 @@ fn limits_are_kept() {
     };
     assert_eq!(reasons(plain(), &hasty), ["time-limit"]);
 }
+
+/// Both kinds of other files, by the gate that an embedder has without saying more.
+#[test]
+fn a_gate_that_denies_all_opens_nothing() {
+    use vellum::ErrorKind;
+    use vellum::gate::DenyAll;
+    use vellum::qcow2::{OpenOptions, Qcow2};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = folder.path().join("other");
+    std::fs::write(&other, [1; 512]).expect("a file that could be opened");
+    let name = other.display().to_string();
+    let external = Arc::new(MemStorage::new());
+    let options = CreateOptions {
+        size_bytes: 1 << 20,
+        data_file: Some(name.clone()),
+        ..CreateOptions::default()
+    };
+    let data: Arc<dyn vellum::Storage> = Arc::new(MemStorage::new());
+    let made = lane::block_on(create(external.clone(), Some(data), &options));
+    made.expect("an image");
+    for bytes in [with_backing(&name, Some("raw")), external.snapshot()] {
+        let storage = Arc::new(MemStorage::with_bytes(bytes));
+        let gate = Arc::new(DenyAll);
+        let opened = lane::block_on(Qcow2::open(storage, gate, OpenOptions::default()));
+        assert_eq!(opened.unwrap_err().kind(), ErrorKind::Denied);
+    }
+}
+
+#[test]
+fn what_would_be_allowed_is_named() {
+    let permissions = |bytes, policy: &Policy| -> Vec<_> {
+        let report = look(bytes, policy);
+        let rejects = report.findings.iter().filter(|f| f.level == Level::Reject);
+        rejects.map(|finding| finding.permission).collect()
+    };
+    let default = Policy::default();
+    let named = with_backing("base", Some("raw"));
+    assert_eq!(
+        permissions(named.clone(), &default),
+        [Some(Permission::Backing)]
+    );
+    let within = Policy {
+        within: Some("/proc/self".into()),
+        ..allowing()
+    };
+    assert_eq!(permissions(named, &within), [Some(Permission::Folder)]);
+    let remote = with_backing("nbd://host/x", Some("raw"));
+    assert_eq!(
+        permissions(remote, &allowing()),
+        [Some(Permission::Protocols)]
+    );
+    let small = Policy {
+        max_size_bytes: Some(512),
+        max_memory_bytes: 1,
+        ..Policy::default()
+    };
+    let limits = [Some(Permission::Size), Some(Permission::Memory)];
+    assert_eq!(permissions(plain(), &small), limits);
+}
+
+#[test]
+fn what_is_no_disk_is_told() {
+    let warnings = |bytes: &[u8]| -> Vec<_> {
+        let report = look(bytes.to_vec(), &Policy::default());
+        assert!(report.is_safe());
+        let warnings = report
+            .findings
+            .into_iter()
+            .filter(|f| f.level == Level::Warning);
+        warnings.map(|finding| finding.code).collect()
+    };
+    assert_eq!(warnings(b""), ["empty"]);
+    for start in [
+        &b"\x1f\x8b\x08\0more"[..],
+        b"\xfd7zXZ\0",
+        b"PK\x03\x04",
+        b"\x7fELF\x02",
+        b"%PDF-1.7",
+    ] {
+        assert_eq!(warnings(start), ["not-a-disk"], "{start:?}");
+    }
+    let mut tar = vec![0; 1024];
+    tar[257..262].copy_from_slice(b"ustar");
+    assert_eq!(warnings(&tar), ["not-a-disk"]);
+    // A disk may begin with a program for whoever runs it: its partition table tells.
+    let mut disk = vec![0; 1024];
+    disk[..4].copy_from_slice(b"MZ\x90\0");
+    assert_eq!(warnings(&disk), ["not-a-disk"]);
+    disk[510..512].copy_from_slice(b"\x55\xaa");
+    assert!(warnings(&disk).is_empty());
+    assert!(warnings(&vec![0; 1024]).is_empty());
+}
