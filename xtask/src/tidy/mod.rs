@@ -2,6 +2,7 @@
 
 mod dependencies;
 mod layers;
+mod promises;
 mod sources;
 
 use anyhow::{Result, bail};
@@ -16,6 +17,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let mut findings = layers::findings(&metadata)?;
     findings.extend(dependencies::findings(&workspace, &metadata)?);
     findings.extend(sources::findings(&workspace)?);
+    findings.extend(promises::findings(&workspace)?);
     for finding in &findings {
         println!("tidy: {finding}");
     }
