@@ -26,9 +26,13 @@ pub fn main(words: &[OsString]) -> i32 {
         report::print(HELP);
         return 0;
     }
-    let [folder] = words else {
-        report::error("Expecting a folder");
-        return 1;
+    let folder = match words {
+        [folder] if !folder.to_string_lossy().starts_with('-') => folder,
+        _ => {
+            report::error("Expecting a folder");
+            report::try_help();
+            return 1;
+        }
     };
     let folder = Path::new(folder);
     let installed = std::env::current_exe()

@@ -52,17 +52,48 @@ fn run(name: &str, mut words: Vec<OsString>) -> i32 {
         "qemu-storage-daemon" => return daemon::main(name, words),
         _ => {}
     }
-    match words.first().and_then(|word| word.to_str()) {
-        Some("audit") => audit::main(name, words.split_off(1)),
-        Some("bench") => bench::main(name, words.split_off(1)),
-        Some("img") => img::main(name, words.split_off(1)),
-        Some("inspect") => inspect::main(name, words.split_off(1)),
-        Some("io") => io::main(name, words.split_off(1)),
-        Some("nbd") => nbd::main(name, words.split_off(1)),
-        Some("completions") => manual::completions(&words[1..]),
-        Some("install-links") => install::main(&words[1..]),
-        Some("man") => manual::man(&words[1..]),
-        Some("daemon") => daemon::main(name, words.split_off(1)),
-        _ => img::main(name, words),
+    let first = words.first().and_then(|word| word.to_str());
+    let Some(tool) = first.and_then(tool) else {
+        return match first {
+            Some("help") => help(name, words.split_off(1)),
+            // `vellum --help convert` is asked as often.
+            Some("-h" | "--help") if words.len() > 1 => help(name, words.split_off(1)),
+            Some("version") if words.len() == 1 => run(name, vec!["--version".into()]),
+            Some("img") => img::main(name, words.split_off(1)),
+            Some("__complete") => manual::complete(&words[1..]),
+            _ => img::main(name, words),
+        };
+    };
+    report::set_command(first.unwrap_or_default());
+    tool(name, words.split_off(1))
+}
+
+/// A tool: the program's name and the words after its own to its exit code.
+type Main = fn(&str, Vec<OsString>) -> i32;
+
+/// The tools beside the image tool.
+fn tool(name: &str) -> Option<Main> {
+    Some(match name {
+        "audit" => audit::main,
+        "bench" => bench::main,
+        "completions" => |_, words| manual::completions(&words),
+        "daemon" => daemon::main,
+        "inspect" => inspect::main,
+        "install-links" => |_, words| install::main(&words),
+        "io" => io::main,
+        "man" => |_, words| manual::man(&words),
+        "nbd" => nbd::main,
+        _ => return None,
+    })
+}
+
+/// `vellum help [COMMAND]`: the same as `vellum [COMMAND] --help`.
+fn help(name: &str, mut words: Vec<OsString>) -> i32 {
+    if words.first().is_some_and(|word| word == "config") && words.len() == 1 {
+        report::print(vellum_control::CONFIG_HELP);
+        return 0;
     }
+    words.retain(|word| word != "-h" && word != "--help" && word != "help");
+    words.push("--help".into());
+    run(name, words)
 }

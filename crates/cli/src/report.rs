@@ -1,7 +1,8 @@
 //! What every tool prints the same way: errors, warnings and output.
 //!
 //! Messages carry the name the tool was called by, so that a script that looks
-//! for `qemu-img: ...` finds it.
+//! for `qemu-img: ...` finds it. Under our own name the command stands there too:
+//! `vellum convert: ...`.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -15,26 +16,81 @@ pub fn set_program(name: &str) {
     let _ = PROGRAM.set(name.to_owned());
 }
 
-/// The name that messages begin with.
+/// The name that the program was called by.
 pub fn program() -> &'static str {
     PROGRAM.get().map_or("vellum", String::as_str)
+}
+
+static COMMAND: OnceLock<String> = OnceLock::new();
+
+/// Sets the command that is being run, as it stands after the program's name; the first
+/// call decides. Under the name of one of QEMU's programs that name says everything.
+pub fn set_command(name: &str) {
+    if is_own() {
+        let _ = COMMAND.set(name.to_owned());
+    }
+}
+
+/// Whether the program was called by a name of ours, not by that of one of QEMU's.
+pub fn is_own() -> bool {
+    is_own_name(program())
+}
+
+/// Whether a name that a program was called by is none of QEMU's.
+pub fn is_own_name(program: &str) -> bool {
+    !program.starts_with("qemu-")
+}
+
+/// A command as it is typed: `qemu-nbd`, or `vellum nbd`.
+pub fn call(program: &str, command: &str) -> String {
+    match is_own_name(program) {
+        true => format!("{program} {command}"),
+        false => program.to_owned(),
+    }
+}
+
+/// What messages begin with: the program, and under our own name the command.
+fn speaker() -> String {
+    match COMMAND.get() {
+        Some(command) => format!("{} {command}", program()),
+        None => program().to_owned(),
+    }
+}
+
+/// Tells how to get help on the command that is being run.
+pub fn try_help() {
+    eprint_line(&format!("Try '{} --help' for more info", speaker()));
+}
+
+/// A message without what it says twice in a row at its beginning, as QEMU's do:
+/// `Could not open 'x': Could not open 'x': No such file or directory`.
+fn said_once(message: &str) -> &str {
+    let mut ends = message
+        .match_indices(": ")
+        .map(|(at, colon)| at + colon.len());
+    let doubled = ends.find(|&end| message[end..].starts_with(&message[..end]));
+    doubled.map_or(message, |end| &message[end..])
 }
 
 /// Prints `program: message` on standard error; a person at a terminal gets hints too.
 pub fn error(message: impl Display) {
     let message = message.to_string();
-    eprint_line(&format!("{}: {message}", program()));
+    let shown = match is_own() {
+        true => said_once(&message),
+        false => &message,
+    };
+    eprint_line(&format!("{}: {shown}", speaker()));
     crate::hint::about(&message);
 }
 
 /// Prints `program: warning: message` on standard error.
 pub fn warning(message: impl Display) {
-    eprint_line(&format!("{}: warning: {message}", program()));
+    eprint_line(&format!("{}: warning: {message}", speaker()));
 }
 
 /// Prints `program: info: message` on standard error.
 pub fn info(message: impl Display) {
-    eprint_line(&format!("{}: info: {message}", program()));
+    eprint_line(&format!("{}: info: {message}", speaker()));
 }
 
 /// Prints a line on standard error; nothing can be done if that fails.
@@ -66,4 +122,34 @@ pub fn error_text(error: &vellum::Error) -> String {
 pub fn fail(error: &vellum::Error) -> i32 {
     self::error(error_text(error));
     1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_twice_in_a_row() {
+        for (message, shown) in [
+            (
+                "Could not open 'x': Could not open 'x': gone",
+                "Could not open 'x': gone",
+            ),
+            ("a: b: a: b: c", "a: b: c"),
+            ("Could not open 'x': gone", "Could not open 'x': gone"),
+            (
+                "x: Could not create 'x': gone",
+                "x: Could not create 'x': gone",
+            ),
+            ("", ""),
+        ] {
+            assert_eq!(said_once(message), shown);
+        }
+    }
+
+    #[test]
+    fn commands_are_called_by_what_was_typed() {
+        assert_eq!(call("vellum", "nbd"), "vellum nbd");
+        assert_eq!(call("qemu-nbd", "nbd"), "qemu-nbd");
+    }
 }

@@ -49,7 +49,9 @@ fn every_table_is_measured_and_nothing_is_left() {
     for table in tables {
         for row in table["rows"].as_array().expect("rows") {
             assert!(row["iops"].as_f64().is_some_and(|iops| iops > 0.0), "{row}");
+            assert!(row.get("spread").is_some(), "{row}");
         }
+        assert!(table["noisy"].is_boolean(), "{table}");
     }
     assert_eq!(value["run"]["seed"], 7);
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
@@ -67,7 +69,7 @@ fn an_image_that_is_named_is_only_read() {
     run(&["create", "-f", "qcow2", "disk.qcow2", "1G"]);
     let empty = bench(folder.path(), &["disk.qcow2"]);
     assert_eq!(empty.status.code(), Some(1));
-    let message = "vellum: 'disk.qcow2' holds no data to read\n";
+    let message = "vellum bench: 'disk.qcow2' holds no data to read\n";
     assert_eq!(text(&empty.stderr), message);
 
     run(&[
@@ -96,7 +98,7 @@ fn an_image_is_never_replaced_by_a_page() {
     std::fs::write(folder.path().join("disk.raw"), [1; 512]).unwrap();
     let output = bench(folder.path(), &["--size=64M", "--html=disk.raw"]);
     assert_eq!(output.status.code(), Some(1));
-    let message = "vellum: 'disk.raw' exists and is no HTML page; it is left alone\n";
+    let message = "vellum bench: 'disk.raw' exists and is no HTML page; it is left alone\n";
     assert_eq!(text(&output.stderr), message);
 }
 
@@ -120,7 +122,7 @@ fn wrong_words_point_to_the_help() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         text(&output.stderr),
-        "vellum: unrecognized option '--deepness=3'\nTry 'vellum bench --help' for more info\n"
+        "vellum bench: unrecognized option '--deepness=3'\nTry 'vellum bench --help' for more info\n"
     );
 }
 

@@ -130,6 +130,90 @@ fn a_full_disk_says_what_is_missing() {
     }
 }
 
+/// A file below the one that was named is missing: the hint is about that, not about names
+/// that look like the first one's.
+#[test]
+fn a_broken_chain_gets_the_hint_that_leads_on() {
+    let folder = folder();
+    for line in [
+        "create -q -f qcow2 -b disk.qcow2 -F qcow2 mid.qcow2",
+        "create -q -f qcow2 -b mid.qcow2 -F qcow2 top.qcow2",
+    ] {
+        let made = Command::new("qemu-img")
+            .args(line.split(' '))
+            .current_dir(folder.path())
+            .status();
+        assert!(made.unwrap().success());
+    }
+    std::fs::rename(
+        folder.path().join("disk.qcow2"),
+        folder.path().join("dosk.qcow2"),
+    )
+    .unwrap();
+    std::fs::copy(
+        folder.path().join("top.qcow2"),
+        folder.path().join("tip.qcow2"),
+    )
+    .unwrap();
+    let led = "'vellum info --backing-chain top.qcow2' shows which image names the file";
+    for line in [
+        "map top.qcow2",
+        "check top.qcow2",
+        "resize top.qcow2 2M",
+        "io -c 'read 0 1' top.qcow2",
+        "convert -O raw top.qcow2 x",
+    ] {
+        let text = on_terminal(folder.path(), &format!("$VELLUM {line}"));
+        assert!(text.contains(led), "{line}: {text}");
+        assert!(!text.contains("did you mean"), "{line}: {text}");
+        let piped = on_terminal(folder.path(), &format!("$VELLUM {line} 2>&1 | cat"));
+        assert!(!piped.contains("hint"), "{line}: {piped}");
+    }
+    let text = on_terminal(folder.path(), "$VELLUM info --backing-chain top.qcow2");
+    assert!(
+        text.contains("vellum rebase -u -b PLACE -F qcow2 mid.qcow2"),
+        "{text}"
+    );
+    let text = on_terminal(folder.path(), "./qemu-img map top.qcow2");
+    assert!(!text.contains("hint"), "{text}");
+}
+
+/// A folder that is not there, and formats that files seem to have by their names.
+#[test]
+fn what_new_users_run_into_gets_a_hint() {
+    let folder = folder();
+    for (line, words) in [
+        ("create -f qcow2 none/x 1M", "there is no folder 'none'"),
+        ("convert disk.qcow2 none/x", "there is no folder 'none'"),
+        ("create x.qcow2 1M", "'x.qcow2' is a raw image: -f qcow2"),
+        (
+            "convert disk.qcow2 y.qcow2",
+            "'y.qcow2' is a raw image: -O qcow2",
+        ),
+        ("resize +1G disk.qcow2", "the size stands behind the name"),
+        ("audit -f qcow3 disk.qcow2", "did you mean 'qcow2'?"),
+        ("completions bash velum", "did you mean 'vellum'?"),
+        ("hepl convert", "did you mean 'help'?"),
+    ] {
+        let text = on_terminal(folder.path(), &format!("$VELLUM {line}"));
+        assert!(
+            text.contains("hint:") && text.contains(words),
+            "{line}: {text}"
+        );
+        let piped = on_terminal(folder.path(), &format!("$VELLUM {line} 2>&1 | cat"));
+        assert!(!piped.contains("hint"), "{line}: {piped}");
+        let text = on_terminal(folder.path(), &format!("./qemu-img {line}"));
+        assert!(!text.contains("hint"), "{line}: {text}");
+    }
+    for line in [
+        "create -f raw z.qcow2 1M",
+        "convert -O raw disk.qcow2 z.qcow2",
+    ] {
+        let text = on_terminal(folder.path(), &format!("$VELLUM {line}"));
+        assert!(!text.contains("hint"), "it was asked for: {text}");
+    }
+}
+
 #[test]
 fn long_work_shows_how_far_it_is() {
     let folder = folder();

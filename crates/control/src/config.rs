@@ -25,6 +25,32 @@ use vellum::{Error, ErrorKind, Result};
 
 use crate::size;
 
+/// What may stand in the file and where it lies, for `vellum help config` and the manual.
+pub const CONFIG_HELP: &str = "\
+config.toml holds settings for good: what nobody wants to say at every start.  What is said
+of an image on the command line, or by a client, comes before what stands there.
+
+Where it is looked for; the first that exists is read, and no other:
+
+  $VELLUM_CONFIG                    a file of any name; empty: no file is read
+  $XDG_CONFIG_HOME/vellum/config.toml
+                                    ~/.config/vellum/config.toml without that variable
+  /etc/vellum/config.toml
+
+What may stand in it (all of it may be left out):
+
+  [qcow2]
+  l2-cache-size = \"8M\"              bytes of L2 tables to keep; 32M without it, and less
+                                    while less is used
+  refcount-cache-size = \"1M\"        bytes of refcount blocks to keep
+  cache-size = \"9M\"                 of both together, in the place of one of the two above
+  cache-clean-interval = 300        seconds after which what was not used is forgotten (600);
+                                    0: never
+
+A size is a number of bytes, or a text with a suffix: k, M, G or T.  A mistake is told with
+the file and the line, and the image is not opened.
+";
+
 const SYSTEM_FILE: &str = "/etc/vellum/config.toml";
 const FILE_IN_CONFIG_HOME: &str = "vellum/config.toml";
 

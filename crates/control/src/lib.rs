@@ -53,6 +53,7 @@ pub mod tls;
 pub mod wrap;
 
 pub use cache::CacheMode;
+pub use config::CONFIG_HELP;
 pub use drivers::driver_names;
 pub use drivers::option_names;
 pub use drivers::throttle::add_group as add_throttle_group;

@@ -46,8 +46,15 @@ impl Programs {
     }
 
     /// A message without the name of the program that it begins with, which is the name
-    /// of the program's file.
+    /// of the program's file, and under our own name the command.
     fn made_alike(&self, line: &str) -> String {
+        if let Some((command, rest)) = line
+            .strip_prefix("vellum ")
+            .and_then(|l| l.split_once(": "))
+            && !command.contains(' ')
+        {
+            return format!("vellum: {rest}");
+        }
         let programs = [&self.vellum, &self.qemu_img, &self.qemu_io];
         let names = programs
             .iter()

@@ -6,6 +6,7 @@ use std::fmt;
 use super::message;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::nbd::Failure;
+use crate::report;
 
 #[derive(Debug, Clone, Copy)]
 enum Id {
@@ -123,14 +124,6 @@ fn option(part: Part) -> &'static str {
     }
 }
 
-/// The name to call the tool by.
-fn call(program: &str) -> &str {
-    match program {
-        "vellum" => "vellum daemon",
-        other => other,
-    }
-}
-
 /// What `--help` prints.
 pub fn help(program: &str) -> String {
     format!(
@@ -167,7 +160,7 @@ How to run:
   --daemonize                go to the background once everything is there
   --pidfile PATH             write the process id to PATH
 ",
-        call(program)
+        report::call(program, "daemon")
     )
 }
 

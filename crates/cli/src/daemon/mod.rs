@@ -55,6 +55,9 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
                 Failure::Usage(error) => {
                     report::error(&error);
                     hint::about_option(error, &options());
+                    if report::is_own() {
+                        report::try_help();
+                    }
                 }
                 Failure::Told => {}
             }

@@ -25,12 +25,13 @@ use crate::manual;
 use crate::paint::{Colour, Paint};
 use crate::report;
 use crate::size::human;
-use crate::terminal::harmless;
+use crate::terminal::{harmless, quoted};
 
 pub use similar::closest;
+pub use words::OBJECTS;
 
 fn is_wanted() -> bool {
-    !report::program().starts_with("qemu-") && std::io::stderr().is_terminal()
+    report::is_own() && std::io::stderr().is_terminal()
 }
 
 /// Gives a hint, where hints are wanted.
@@ -48,6 +49,24 @@ fn prepared() -> MutexGuard<'static, Vec<String>> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Gives a hint after the next error.
+pub fn later(text: impl Into<String>) {
+    prepared().push(text.into());
+}
+
+/// A raw image that was made under a name of another format, because none was asked for: what
+/// QEMU's programs do, and nobody expects.
+pub fn about_raw(name: &str, option: &str) {
+    let extension = Path::new(name).extension().and_then(|text| text.to_str());
+    if matches!(extension, Some("qcow2" | "qcow" | "luks")) {
+        let format = extension.unwrap_or_default().replace("qcow2", "qcow");
+        let format = format.replace("qcow", "qcow2");
+        give(&format!(
+            "'{name}' is a raw image: {option} {format} makes one of the format that its name says"
+        ));
+    }
+}
+
 /// Gives what hints there are about an error that was just printed.
 pub fn about(message: &str) {
     if is_wanted() {
@@ -60,7 +79,7 @@ pub fn about(message: &str) {
 /// A subcommand that does not exist.
 pub fn about_subcommand(word: &str) {
     let known = manual::subcommand_names();
-    about_word(word, known.iter().map(String::as_str));
+    about_word(word, known.iter().map(String::as_str).chain(["help"]));
 }
 
 /// A word that is none of those there are.
@@ -106,13 +125,43 @@ fn no_space(target: &str, missing_bytes: Option<u64>) -> Option<String> {
     })
 }
 
+/// How an error goes on that is not about the file that was named, but about one below it.
+const BELOW: &str = ": Could not open backing file";
+
+/// An image whose chain does not end where it should; `head` is what was said before that.
+fn broken_chain(head: &str) -> Option<String> {
+    let name = match head.strip_suffix('\'') {
+        Some(quoted) => quoted.rsplit_once('\'')?.1,
+        None => head.rsplit_once("device ")?.1,
+    };
+    let name = std::fs::metadata(name).is_ok().then(|| quoted(name))?;
+    Some(format!(
+        "'vellum info --backing-chain {name}' shows which image names the file that is missing, \
+         and how to name another one"
+    ))
+}
+
+fn missing_folder(path: &Path) -> Option<String> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())?;
+    let gone = !folder.exists();
+    gone.then(|| format!("there is no folder '{}'", folder.display()))
+}
+
 /// What can be told from an error's text and from the files that it names.
 fn hints(message: &str) -> Vec<String> {
     let mut hints = Vec::new();
     if message.contains("Is another process using the image") {
         hints.extend(between(message, '[', ']').and_then(lock_holders));
     }
-    if let Some(name) = after(message, "Could not open '") {
+    if let Some((head, _)) = message.split_once(BELOW) {
+        hints.extend(broken_chain(head));
+    } else if let Some(name) = after(message, "Could not create '")
+        && message.contains("No such file or directory")
+    {
+        hints.extend(missing_folder(Path::new(name)));
+    } else if let Some(name) = after(message, "Could not open '") {
         if message.contains("No such file or directory") {
             hints.extend(similar_file(name));
         } else if message.contains("Image is not in qcow2 format") {

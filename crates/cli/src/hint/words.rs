@@ -50,7 +50,7 @@ const OTHER_OPTIONS: [&str; 37] = [
 ];
 
 /// Types of objects.
-const OBJECTS: [&str; 11] = [
+pub const OBJECTS: [&str; 11] = [
     "authz-list",
     "authz-list-file",
     "authz-simple",

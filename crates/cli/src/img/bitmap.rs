@@ -9,7 +9,8 @@ use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, open_failure, size,
+    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, incomplete, open_failure,
+    size,
 };
 use super::help;
 use super::watch::Watch;
@@ -147,7 +148,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     arguments.check()?;
     let operands = parser.operands();
     let [file, bitmap] = operands.as_slice() else {
-        return fail("Expecting filename and bitmap name");
+        return incomplete("Expecting filename and bitmap name");
     };
     let spec = image_spec(file, arguments.image_opts, arguments.format.as_deref())?;
     let _watch = Watch::new(command.program, false, "Changing the bitmap", None);

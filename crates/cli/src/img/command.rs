@@ -27,6 +27,8 @@ pub enum Failure {
     Message(String),
     /// A wrong command line; the help is pointed to.
     Usage(String),
+    /// The same where QEMU's programs do not point to the help, and we do.
+    Incomplete(String),
     /// A wrong option, told by the option parser.
     Option(UsageError),
 }
@@ -62,22 +64,37 @@ impl Command<'_> {
         Parser::new(options, args)
     }
 
+    /// The name as it stands after the program's: the short `bench` is a tool of our own.
+    pub fn typed(&self) -> &'static str {
+        match self.name {
+            "bench" if report::is_own_name(self.program) => "img bench",
+            name => name,
+        }
+    }
+
     /// Reports a failure.
     pub fn tell(&self, failure: &Failure) {
         let try_help = || {
             report::eprint_line(&format!(
                 "Try '{} {} --help' for more info",
-                self.program, self.name
+                self.program,
+                self.typed()
             ));
         };
         match failure {
             Failure::Message(message) => report::error(message),
+            Failure::Incomplete(message) => {
+                report::error(message);
+                if report::is_own_name(self.program) {
+                    try_help();
+                }
+            }
             Failure::Usage(message) => {
                 report::error(message);
                 try_help();
             }
             Failure::Option(error) => {
-                report::eprint_line(&format!("{} {}: {error}", self.program, self.name));
+                report::eprint_line(&format!("{} {}: {error}", self.program, self.typed()));
                 let tool = super::SUBCOMMANDS
                     .iter()
                     .find(|tool| tool.name == self.name);
@@ -93,6 +110,11 @@ impl Command<'_> {
 /// A failure that stands by itself.
 pub fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::Message(message.into()))
+}
+
+/// A command line that lacks something, where QEMU's programs do not point to the help.
+pub fn incomplete<T>(message: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Incomplete(message.into()))
 }
 
 /// What `qemu-img` says when an image cannot be opened.

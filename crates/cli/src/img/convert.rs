@@ -14,8 +14,8 @@ use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, image_spec, install_bulk_lane, open_failure,
-    reading_once,
+    Command, Failure, Outcome, cache_mode, fail, image_spec, incomplete, install_bulk_lane,
+    open_failure, reading_once,
 };
 use super::convert_args::Arguments;
 pub use super::convert_args::options;
@@ -52,7 +52,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return print_option_help(&format, target.as_deref());
     }
     let Some(target) = target else {
-        return fail("Must specify image file name");
+        return incomplete("Must specify image file name");
     };
     let direct = [&arguments.source_cache, &arguments.target_cache]
         .into_iter()
@@ -60,7 +60,11 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         .filter_map(|name| CacheMode::parse(name))
         .any(|cache| cache.direct);
     install_bulk_lane(direct)?;
-    lane::block_on(convert(command, &mut arguments, &format, &target))
+    let code = lane::block_on(convert(command, &mut arguments, &format, &target))?;
+    if arguments.target_format.is_none() && !arguments.target_image_opts {
+        hint::about_raw(&target, "-O");
+    }
+    Ok(code)
 }
 
 async fn convert(

@@ -80,14 +80,14 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         format: "raw".to_owned(),
         ..CreateRequest::default()
     };
-    let mut quiet = false;
+    let (mut quiet, mut is_named) = (false, false);
     let mut parser = command.parser(OPTIONS, args);
     while let Some((option, value)) = parser.next_option()? {
         let value = value.unwrap_or_default();
         match option {
             Opt::Help => return help::subcommand(command),
             Opt::Quiet => quiet = true,
-            Opt::Format => request.format = value,
+            Opt::Format => (request.format, is_named) = (value, true),
             Opt::Options => add_options(&mut request.options, value)?,
             Opt::Backing => request.backing = Some(value),
             Opt::BackingFormat => request.backing_format = Some(value),
@@ -111,7 +111,11 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     if let Some(extra) = operands.next() {
         return Err(Failure::Usage(format!("Unexpected argument: {extra}")));
     }
-    lane::block_on(make(command, &request, quiet))
+    let code = lane::block_on(make(command, &request, quiet))?;
+    if !is_named {
+        hint::about_raw(&request.filename, "-f");
+    }
+    Ok(code)
 }
 
 async fn make(command: Command<'_>, request: &CreateRequest, quiet: bool) -> Outcome {

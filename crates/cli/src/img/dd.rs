@@ -9,8 +9,8 @@ use vellum_storage::error::errno_text;
 use vellum_storage::lane;
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, install_bulk_lane,
-    number, open_failure, reading_once, size,
+    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, incomplete,
+    install_bulk_lane, number, open_failure, reading_once, size,
 };
 use super::help;
 use super::progress::Teller;
@@ -85,7 +85,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         take_operand(&mut arguments, &operand)?;
     }
     let (Some(input), Some(output)) = (&arguments.input, &arguments.output) else {
-        return fail("Must specify both input and output files");
+        return incomplete("Must specify both input and output files");
     };
     install_bulk_lane(false)?;
     lane::block_on(copy_blocks(command, &arguments, input, output))
@@ -99,7 +99,7 @@ fn take_operand(arguments: &mut Arguments, operand: &str) -> Result<(), Failure>
         "bs" => arguments.block_bytes = size("bs", value, 1, MAX_BLOCK_BYTES)?,
         "count" => arguments.count = Some(number("count", value, 0, MAX_BYTES)?),
         "skip" => arguments.skip = number("skip", value, 0, MAX_BYTES)?,
-        _ => return fail(format!("unrecognized operand {name}")),
+        _ => return incomplete(format!("unrecognized operand {name}")),
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use vellum_control::driver_names;
 
 use super::command::{Command, Outcome};
 use super::{SUBCOMMANDS, Subcommand, help_texts};
+use crate::manual::pages;
 use crate::report;
 
 /// The version of QEMU whose tools are matched. Programs that call `qemu-img`
@@ -62,6 +63,7 @@ pub fn tool(program: &str) {
              bench - Show what the choices of an image cost on this machine\n  \
              completions - Print completions for bash, zsh or fish\n  \
              daemon - Serve the images that options describe (qemu-storage-daemon)\n  \
+             help - Print the help of a command, or what 'config' may say\n  \
              inspect - Show what is in an image, and what could be better\n  \
              install-links - Make links by the names of QEMU's programs\n  \
              io - Read and write single requests (qemu-io)\n  \
@@ -102,15 +104,37 @@ pub fn subcommand(command: Command<'_>) -> Outcome {
     };
     let mut text = format!(
         "Usage:\n{about}.  Usage:\n\n  {} {} {}\n\nArguments:\n  -h, --help\n     print this help\n",
-        command.program, command.name, help.usage
+        command.program,
+        command.typed(),
+        help.usage
     );
     for (argument, meaning) in help.arguments {
         text.push_str(&format!("  {argument}\n"));
         let lines = meaning.lines().map(|line| format!("     {line}\n"));
         text.extend(lines);
     }
-    report::print(format_args!("{text}{}\n", help.closing));
+    report::print(format_args!(
+        "{text}{}{}\n",
+        help.closing,
+        examples(command)
+    ));
     Ok(0)
+}
+
+/// What follows a subcommand's name.
+pub fn usage_of(name: &str) -> Option<&'static str> {
+    help_texts::of(name).map(|help| help.usage)
+}
+
+/// Examples, for our own name only: scripts compare the helps of QEMU's programs.
+fn examples(command: Command<'_>) -> String {
+    let page = pages::of(command.typed()).filter(|_| report::is_own_name(command.program));
+    let Some(page) = page else {
+        return String::new();
+    };
+    let lines = page.examples.iter();
+    let lines = lines.map(|(line, about)| format!("  {line}\n     {about}\n"));
+    format!("\nExamples:\n{}", lines.collect::<String>())
 }
 
 /// What the arguments of a subcommand mean, each in a line.

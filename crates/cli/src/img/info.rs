@@ -1,9 +1,11 @@
 //! `info`: prints what is known about an image.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use serde_json::Value;
-use vellum_control::{ImageSpec, filename, json};
+use vellum::ErrorKind;
+use vellum_control::{ImageSpec, error_text, filename, json};
 use vellum_storage::lane;
 
 use super::command::{Command, Failure, Outcome, Output, check_object, one_image, open_failure};
@@ -12,6 +14,7 @@ use super::help;
 use super::human;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
+use crate::terminal::quoted;
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -72,7 +75,19 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         ..Default::default()
     };
     lane::install(&options)?;
-    let images = lane::block_on(collect(spec, &arguments))?;
+    let chain = lane::block_on(collect(spec, &arguments));
+    let (images, broken) = (chain.images, chain.broken);
+    // QEMU's program shows nothing of a chain that does not end.
+    match broken {
+        Some(broken) if images.is_empty() || !report::is_own_name(command.program) => {
+            return Err(broken.failure);
+        }
+        broken => show(&images, &arguments, broken),
+    }
+}
+
+/// Prints what was found, and then what ends the chain too early.
+fn show(images: &[Description], arguments: &Arguments, broken: Option<Broken>) -> Outcome {
     match (arguments.output, arguments.chain) {
         (Output::Human, _) => {
             let texts: Vec<String> = images.iter().map(human::image).collect();
@@ -87,30 +102,114 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
             report::print_line(json::pretty(&Value::Array(values)));
         }
     }
-    Ok(0)
+    let Some(broken) = broken else {
+        return Ok(0);
+    };
+    if let Some(image) = images.last() {
+        report::error(broken.told(image));
+        if let Some(line) = broken.mend(image) {
+            report::eprint_line(&line);
+        }
+    }
+    Ok(1)
+}
+
+/// An image and those below it, as far as they could be described.
+#[derive(Debug, Default)]
+struct Chain {
+    images: Vec<Description>,
+    broken: Option<Broken>,
+}
+
+/// Why a chain goes no further.
+#[derive(Debug)]
+struct Broken {
+    /// In QEMU's words.
+    failure: Failure,
+    /// The same by itself.
+    why: String,
+    /// Another file in the place of the one that is named may mend it.
+    is_name: bool,
+}
+
+impl Broken {
+    /// What is wrong, and with which image's word.
+    fn told(&self, image: &Description) -> String {
+        format!(
+            "The backing file that '{}' names cannot be used: {}",
+            image.filename, self.why
+        )
+    }
+
+    /// The command that has the image name another file: the one of the same name that lies
+    /// beside it, if there is one.
+    fn mend(&self, image: &Description) -> Option<String> {
+        let backing = image.backing.as_ref().filter(|_| self.is_name)?;
+        let format = backing.format.as_deref().unwrap_or("FORMAT");
+        let named = Path::new(&backing.name).file_name().map(Path::new)?;
+        let beside = Path::new(&image.file_name).with_file_name(named);
+        let found = [beside.as_path(), named]
+            .iter()
+            .find_map(|place| std::fs::canonicalize(place).ok());
+        let found = found.filter(|found| {
+            let own = std::fs::canonicalize(&image.file_name).ok();
+            own.as_ref() != Some(found)
+        });
+        let place = found.map_or("PLACE".to_owned(), |found| {
+            quoted(&found.display().to_string())
+        });
+        Some(format!(
+            "If that file lies elsewhere: vellum rebase -u -b {place} -F {format} {}",
+            quoted(&image.file_name)
+        ))
+    }
 }
 
 /// Describes the image, and with `--backing-chain` all below it.
-async fn collect(spec: ImageSpec, arguments: &Arguments) -> Result<Vec<Description>, Failure> {
-    let mut images: Vec<Description> = Vec::new();
+async fn collect(spec: ImageSpec, arguments: &Arguments) -> Chain {
+    let mut chain = Chain::default();
     let mut seen = vec![spec.name.clone()];
     let mut next = Some(spec);
     while let Some(spec) = next.take() {
-        let described = describe(&spec, arguments.force_share).await;
-        let image = described.map_err(|error| open_failure(&spec.name, &error))?;
-        if arguments.chain
-            && let Some(backing) = &image.backing
-        {
-            let full = filename::resolve(&image.file_name, &backing.name)?;
-            if seen.contains(&full) {
-                return Err(Failure::Message(format!(
-                    "Backing file '{full}' creates an infinite loop."
-                )));
+        let image = match describe(&spec, arguments.force_share).await {
+            Ok(image) => image,
+            Err(error) => {
+                chain.broken = Some(Broken {
+                    failure: open_failure(&spec.name, &error),
+                    why: error_text(&error),
+                    is_name: error.kind() == ErrorKind::NotFound,
+                });
+                return chain;
             }
-            seen.push(full.clone());
-            next = Some(ImageSpec::filename(full).with_format(backing.format.as_deref()));
+        };
+        if arguments.chain {
+            match below(&image, &mut seen) {
+                Ok(spec) => next = spec,
+                Err(why) => {
+                    chain.broken = Some(Broken {
+                        failure: Failure::Message(why.clone()),
+                        why,
+                        is_name: true,
+                    });
+                }
+            }
         }
-        images.push(image);
+        chain.images.push(image);
     }
-    Ok(images)
+    chain
+}
+
+/// What an image names as its backing file, unless that was `seen` before.
+fn below(image: &Description, seen: &mut Vec<String>) -> Result<Option<ImageSpec>, String> {
+    let Some(backing) = &image.backing else {
+        return Ok(None);
+    };
+    let full = filename::resolve(&image.file_name, &backing.name);
+    let full = full.map_err(|error| error_text(&error))?;
+    if seen.contains(&full) {
+        return Err(format!("Backing file '{full}' creates an infinite loop."));
+    }
+    seen.push(full.clone());
+    let spec = ImageSpec::filename(full).with_format(backing.format.as_deref());
+    Ok(Some(spec))
 }

@@ -9,8 +9,8 @@ use vellum_control::{CacheMode, json, open_device};
 use vellum_storage::lane;
 
 use super::command::{
-    Command, MAX_BYTES, Outcome, Output, check_object, fail, image_spec, open_failure, reading,
-    size,
+    Command, MAX_BYTES, Outcome, Output, check_object, fail, image_spec, incomplete, open_failure,
+    reading, size,
 };
 use super::create::add_options;
 use super::{help, snapshot};
@@ -81,7 +81,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     }
     let operands = parser.operands();
     if operands.len() > 1 {
-        return fail("At most one filename argument is allowed.");
+        return incomplete("At most one filename argument is allowed.");
     }
     let name = operands.first().map(String::as_str);
     match (name, arguments.size_bytes) {
@@ -92,8 +92,8 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         {
             fail("--image-opts, -f, and -l require a filename argument.")
         }
-        (None, None) => fail("Either --size N or one filename must be specified."),
-        (Some(_), Some(_)) => fail("--size N cannot be used together with a filename."),
+        (None, None) => incomplete("Either --size N or one filename must be specified."),
+        (Some(_), Some(_)) => incomplete("--size N cannot be used together with a filename."),
         _ => lane::block_on(print_measure(&arguments, name)),
     }
 }

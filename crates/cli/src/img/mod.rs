@@ -33,7 +33,7 @@ use std::ffi::OsString;
 use command::{Command, Outcome};
 pub use help::version;
 
-pub use help::{OPTIONS_HELP, options_of as help_text};
+pub use help::{OPTIONS_HELP, options_of as help_text, usage_of};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::{hint, report, trace};
@@ -186,7 +186,10 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     }
     let mut operands = parser.operands().into_iter();
     let Some(name) = operands.next() else {
-        report::error("Not enough arguments");
+        match report::is_own_name(program) {
+            true => report::error("Expecting a command"),
+            false => report::error("Not enough arguments"),
+        }
         try_help();
         return 1;
     };
@@ -208,6 +211,7 @@ fn run(program: &str, subcommand: &Subcommand, args: Vec<OsString>) -> i32 {
         program,
         name: subcommand.name,
     };
+    report::set_command(command.typed());
     (subcommand.run)(command, args).unwrap_or_else(|failure| {
         command.tell(&failure);
         1

@@ -12,7 +12,7 @@ use crate::report;
 
 /// Whether a tool called `program` shows bars unasked.
 pub fn has_bars(program: &str) -> bool {
-    !program.starts_with("qemu-") && std::io::stderr().is_terminal()
+    crate::report::is_own_name(program) && std::io::stderr().is_terminal()
 }
 
 /// Shows how far some work is.

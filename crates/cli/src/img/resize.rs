@@ -113,6 +113,12 @@ pub fn run(command: Command<'_>, mut args: Vec<OsString>) -> Outcome {
             return Err(Failure::Usage(message.into()));
         }
     };
+    if std::path::Path::new(size).exists() {
+        hint::later(format!(
+            "the size stands behind the name: vellum resize {} {name}",
+            size.to_string_lossy()
+        ));
+    }
     let size = NewSize::parse(&size.to_string_lossy())?;
     let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
     lane::block_on(resize(command, &spec, size, &arguments))

@@ -32,7 +32,7 @@ pub const DASH: &str = "-";
 
 /// Whether `-` stands for a stream here.
 pub fn has_streams(program: &str) -> bool {
-    !program.starts_with("qemu-")
+    report::is_own_name(program)
 }
 
 /// Copies the sources to standard output.

@@ -2,6 +2,7 @@
 
 use super::gather::{Facts, Qcow2Facts};
 use crate::size::human;
+use crate::terminal::quoted;
 
 /// Something that could be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,15 +46,6 @@ pub fn advise(facts: &Facts) -> Vec<Advice> {
     chain(facts, &mut all);
     all.sort_by_key(|advice| !advice.urgent);
     all
-}
-
-/// The name as a word of a command line.
-fn quoted(name: &str) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "._-/+:=@%,".contains(letter);
-    match !name.is_empty() && name.chars().all(plain) {
-        true => name.to_owned(),
-        false => format!("'{}'", name.replace('\'', r"'\''")),
-    }
 }
 
 fn advice(code: &'static str, text: String, command: Option<String>) -> Advice {
@@ -150,6 +142,11 @@ fn snapshots(facts: &Facts, qcow2: &Qcow2Facts, all: &mut Vec<Advice>) {
         let own = human(space.own_bytes);
         text.push_str(&format!("; '{}' alone holds {own}", snapshot.name));
     }
+    text.push_str(&format!(
+        ". Deleting it gives up a point to go back to: what the disk held when '{}' was taken is \
+         lost for good",
+        snapshot.name
+    ));
     let command = format!(
         "vellum snapshot -d {} {}",
         quoted(&snapshot.name),

@@ -114,15 +114,23 @@ pub fn parse(program: &str, arguments: Vec<OsString>) -> Result<SessionOptions, 
     }
     let operands = parser.operands();
     if operands.len() > 1 {
+        if report::is_own() {
+            report::error("Expecting one image file name");
+        }
         return Err(usage(program, 1));
     }
     reader.finish(operands.into_iter().next())
 }
 
 fn usage(program: &str, code: i32) -> i32 {
-    let tool = if program == "vellum" { " io" } else { "" };
+    // A wrong word gets the whole help of QEMU's program, which pushes the error away.
+    if code != 0 && report::is_own_name(program) {
+        report::try_help();
+        return code;
+    }
+    let call = report::call(program, "io");
     report::print(format_args!(
-        "Usage: {program}{tool} {USAGE}{program}{tool} -c help{USAGE_END}"
+        "Usage: {call} {USAGE}{call} -c help{USAGE_END}"
     ));
     code
 }

@@ -3,13 +3,10 @@
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command, ValueHint};
 
+use super::complete::{CACHE_MODES, FORMATS};
 use super::read::{self, Explained};
 use super::tools::Tool;
 use crate::getopt::{Shape, Takes};
-
-/// Formats that may be named for an image.
-const FORMATS: [&str; 3] = ["qcow2", "raw", "luks"];
-const CACHE_MODES: [&str; 5] = ["none", "writeback", "unsafe", "directsync", "writethrough"];
 
 /// The description of a tool with its subcommands.
 pub fn command(tool: &Tool) -> Command {
@@ -83,8 +80,8 @@ fn names_a_folder(value: &str) -> bool {
     matches!(value, "FOLDER" | "DIR" | "DIRECTORY")
 }
 
-fn names_a_file(value: &str) -> bool {
-    ["FILE", "PATH", "IMAGE", "BASE"]
-        .iter()
-        .any(|word| value.starts_with(word))
+/// Whether a word that stands for a value stands for a file.
+pub fn names_a_file(value: &str) -> bool {
+    let starts = ["PATH", "IMAGE", "BASE"];
+    value.contains("FILE") || starts.iter().any(|word| value.starts_with(word))
 }

@@ -2,11 +2,17 @@
 //! options tell how an option is written, the helps what it means. Nothing about an option
 //! is written a second time; a test demands that both speak of the same ones.
 //!
-//! `read` takes a help apart, `tools` lists the tools, `describe` makes a `clap` description of
-//! each, from which `clap_complete` and `clap_mangen` write.
+//! `read` takes a help apart, `tools` lists the tools; `describe` makes a `clap` description of
+//! each, from which `clap_mangen` writes the options' part of a manual, and `pages` has the rest
+//! (examples, exit codes). `complete` says what may follow on a command line (`names`: of what an
+//! image holds), and `scripts` are what asks it in each shell.
 
+mod complete;
 mod describe;
+mod names;
+pub mod pages;
 mod read;
+mod scripts;
 mod tools;
 
 use std::ffi::OsString;
@@ -14,10 +20,11 @@ use std::io;
 use std::path::Path;
 
 use clap::Command;
-use clap_complete::Shell;
 use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, italic, roman};
 
 use crate::report;
+use pages::Page;
 use tools::Tool;
 
 pub use tools::subcommand_names;
@@ -51,29 +58,44 @@ pub fn completions(words: &[OsString]) -> i32 {
     let (shell, program) = match words.as_slice() {
         [shell] => (*shell, "vellum"),
         [shell, program] => (*shell, *program),
-        _ => {
-            report::error("Expecting a shell: bash, zsh or fish");
-            return 1;
-        }
+        _ => return refused("Expecting a shell: bash, zsh or fish"),
     };
-    let shell = match shell {
-        "bash" => Shell::Bash,
-        "zsh" => Shell::Zsh,
-        "fish" => Shell::Fish,
-        other => {
-            report::error(format_args!(
-                "No completions for '{other}': bash, zsh or fish"
-            ));
-            return 1;
-        }
-    };
-    let Some(tool) = tools::programs().into_iter().find(|t| t.name == program) else {
+    let programs = tools::programs();
+    let names = || programs.iter().map(|tool| tool.name.as_str());
+    if !names().any(|name| name == program) {
         report::error(format_args!("'{program}' is none of the programs"));
+        crate::hint::about_word(program, names());
+        return 1;
+    }
+    match scripts::script(shell, program) {
+        Some(script) => {
+            report::print(script);
+            0
+        }
+        None => refused(&format!("No completions for '{shell}': bash, zsh or fish")),
+    }
+}
+
+/// A command line that is not understood; the exit code.
+fn refused(message: &str) -> i32 {
+    report::error(message);
+    report::try_help();
+    1
+}
+
+/// `vellum __complete PROGRAM INDEX WORDS...`, which the scripts call; see [`complete`].
+pub fn complete(words: &[OsString]) -> i32 {
+    let words: Vec<String> = words
+        .iter()
+        .map(|w| w.to_string_lossy().into_owned())
+        .collect();
+    let [program, at, words @ ..] = words.as_slice() else {
         return 1;
     };
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut describe::command(&tool), program, &mut script);
-    report::print(String::from_utf8_lossy(&script));
+    let Ok(at) = at.parse() else {
+        return 1;
+    };
+    report::print(complete::answer(program, words, at).text());
     0
 }
 
@@ -83,9 +105,9 @@ pub fn man(words: &[OsString]) -> i32 {
         report::print(MAN);
         return 0;
     }
-    let [folder] = words else {
-        report::error("Expecting a folder");
-        return 1;
+    let folder = match words {
+        [folder] if !folder.to_string_lossy().starts_with('-') => folder,
+        _ => return refused("Expecting a folder"),
     };
     match write_pages(Path::new(folder)) {
         Ok(count) => {
@@ -105,27 +127,143 @@ fn write_pages(folder: &Path) -> io::Result<usize> {
     std::fs::create_dir_all(folder)?;
     let mut count = 0;
     for tool in tools::programs() {
-        write_page(folder, &tool.name, &tool)?;
+        write_page(folder, &tool.name, &tool.name, &tool)?;
         count += 1;
         for subcommand in &tool.subcommands {
             let name = format!("{}-{}", tool.name, subcommand.name);
-            write_page(folder, &name, subcommand)?;
+            let call = format!("{} {}", tool.name, subcommand.name);
+            write_page(folder, &name, &call, subcommand)?;
             count += 1;
         }
     }
     Ok(count)
 }
 
-fn write_page(folder: &Path, name: &str, tool: &Tool) -> io::Result<()> {
+fn write_page(folder: &Path, name: &str, call: &str, tool: &Tool) -> io::Result<()> {
     let command: Command = describe::command(tool);
     let command = command.name(name.to_owned()).display_name(name.to_owned());
     let mut page = Vec::new();
     let source = concat!("vellum ", env!("CARGO_PKG_VERSION"));
-    Man::new(command)
-        .source(source)
-        .manual("Vellum")
-        .render(&mut page)?;
+    let man = Man::new(command).source(source).manual("Vellum");
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    let (told, is_own) = (page_of(call), call.starts_with("vellum"));
+    synopsis(call, tool, told).to_writer(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if !tool.subcommands.is_empty() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    if let Some(told) = told {
+        examples(call, told, is_own).to_writer(&mut page)?;
+        exits(told).to_writer(&mut page)?;
+    }
+    settings(is_own).to_writer(&mut page)?;
+    man.render_version_section(&mut page)?;
     std::fs::write(folder.join(format!("{name}.1")), page)
+}
+
+/// What is told of the tool that is called so, by any of its names.
+fn page_of(call: &str) -> Option<&'static Page> {
+    pages::of(match call {
+        "vellum" | "qemu-img" => "vellum",
+        "qemu-img bench" => "img bench",
+        "qemu-io" => "io",
+        "qemu-nbd" => "nbd",
+        "qemu-storage-daemon" => "daemon",
+        call => call.split_once(' ')?.1,
+    })
+}
+
+/// How the tool is called, a line for each way.
+fn synopsis(call: &str, tool: &Tool, page: Option<&Page>) -> Roff {
+    let mut roff = Roff::default();
+    roff.control("SH", ["SYNOPSIS"]);
+    let own = page.map_or(&[][..], |page| page.usage);
+    let usages = match crate::img::usage_of(&tool.name) {
+        Some(usage) if own.is_empty() => {
+            vec![usage.split_whitespace().collect::<Vec<_>>().join(" ")]
+        }
+        _ => own.iter().map(|usage| (*usage).to_owned()).collect(),
+    };
+    for usage in usages {
+        roff.control("PP", []);
+        roff.text([bold(call), roman(" "), roman(usage)]);
+    }
+    roff
+}
+
+/// The examples, with the name that the page is about; what only our own name can do is
+/// left out under another.
+fn examples(call: &str, page: &Page, is_own: bool) -> Roff {
+    let mut roff = Roff::default();
+    roff.control("SH", ["EXAMPLES"]);
+    let for_own = |line: &str| line.contains("--journal") || line.contains(" - |");
+    for (line, about) in page.examples {
+        if !is_own && (for_own(line) || call == "qemu-img") {
+            continue;
+        }
+        let line = match line.split_once(' ') {
+            Some(("vellum", rest)) if !is_own => {
+                let rest = rest.strip_prefix("img ").unwrap_or(rest);
+                let after = rest.split_once(' ').map_or("", |(_, after)| after);
+                format!("{call} {after}")
+            }
+            _ => (*line).to_owned(),
+        };
+        roff.control("TP", []);
+        roff.text([bold(line)]);
+        roff.text([roman(*about)]);
+    }
+    roff
+}
+
+fn exits(page: &Page) -> Roff {
+    let mut roff = Roff::default();
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in page.exits {
+        roff.control("TP", []);
+        roff.text([bold(*code)]);
+        roff.text([roman(*meaning)]);
+    }
+    roff
+}
+
+/// Files and variables that every tool looks at.
+fn settings(is_own: bool) -> Roff {
+    let mut roff = Roff::default();
+    roff.control("SH", ["FILES"]);
+    roff.control("TP", []);
+    roff.text([
+        italic("~/.config/vellum/config.toml"),
+        roman(", "),
+        italic("/etc/vellum/config.toml"),
+    ]);
+    roff.control("PP", []);
+    roff.control("nf", []);
+    for line in vellum_control::CONFIG_HELP.lines() {
+        roff.text([roman(line)]);
+    }
+    roff.control("fi", []);
+    roff.control("SH", ["ENVIRONMENT"]);
+    for (name, meaning) in [
+        ("VELLUM_CONFIG", "the file of settings; empty: none"),
+        ("NO_COLOR", "any value: no colours on a terminal"),
+    ] {
+        roff.control("TP", []);
+        roff.text([bold(name)]);
+        roff.text([roman(meaning)]);
+    }
+    if is_own {
+        roff.control("SH", ["SEE ALSO"]);
+        roff.text([
+            bold("vellum"),
+            roman("(1), and "),
+            bold("vellum help"),
+            roman(" COMMAND"),
+        ]);
+    }
+    roff
 }
 
 #[cfg(test)]
@@ -198,6 +336,28 @@ mod tests {
     }
 
     #[test]
+    fn every_page_tells_how_to_call_and_what_the_codes_mean() {
+        let folder = tempfile::tempdir().unwrap();
+        write_pages(folder.path()).unwrap();
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let page = std::fs::read_to_string(&path).unwrap();
+            let (_, synopsis) = page.split_once(".SH SYNOPSIS").unwrap();
+            let synopsis = synopsis.split(".SH").next().unwrap_or_default();
+            assert!(synopsis.contains(".PP"), "{path:?}");
+            assert!(page.contains(".SH \"EXIT STATUS\""), "{path:?}");
+            // QEMU's names have no command of ours in their examples.
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let examples = page.split(".SH EXAMPLES").nth(1).unwrap_or_default();
+            let examples = examples.split(".SH").next().unwrap_or_default();
+            assert!(
+                name.starts_with("vellum") || !examples.contains("vellum"),
+                "{path:?}"
+            );
+        }
+    }
+
+    #[test]
     fn pages_are_written_for_everything() {
         let folder = tempfile::tempdir().unwrap();
         let count = write_pages(folder.path()).unwrap();
@@ -207,6 +367,9 @@ mod tests {
             r"\-\-target\-format",
             "vellum\\-convert",
             "Copy images to a new one",
+            ".SH EXAMPLES",
+            ".SH \"EXIT STATUS\"",
+            "VELLUM_CONFIG",
         ] {
             assert!(page.contains(word), "{word} is not in:\n{page}");
         }

@@ -10,6 +10,7 @@ use vellum_storage::nbd::client::Address;
 
 use super::Failure;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::report;
 
 /// Longest name and description in bytes that the protocol allows.
 const MAX_STRING_BYTES: usize = vellum_storage::nbd::proto::MAX_STRING_BYTES;
@@ -384,9 +385,10 @@ impl Arguments {
             };
         }
         let Ok([image]) = <[String; 1]>::try_from(operands) else {
-            return fail(
-                "Invalid number of arguments\nTry `qemu-nbd --help' for more information.",
-            );
+            return fail(match report::is_own() {
+                true => "Expecting one image file name\nTry 'vellum nbd --help' for more info",
+                false => "Invalid number of arguments\nTry `qemu-nbd --help' for more information.",
+            });
         };
         if let Some(KernelDevice::Disconnect) = self.kernel_device {
             return no_kernel_device("Cannot open", &image);

@@ -48,7 +48,10 @@ impl Failure {
             Failure::Usage(error) => {
                 report::error(error);
                 hint::about_option(error, &options());
-                report::error("Try `qemu-nbd --help' for more information.");
+                match report::is_own() {
+                    true => report::try_help(),
+                    false => report::error("Try `qemu-nbd --help' for more information."),
+                }
             }
             Failure::Told => {}
         }
@@ -95,11 +98,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 
 /// What `--help` prints.
 pub fn help(program: &str) -> String {
-    let call = if program == "vellum" {
-        "vellum nbd"
-    } else {
-        program
-    };
+    let call = report::call(program, "nbd");
     format!(
         "Usage: {call} [OPTIONS] IMAGE
   or:  {call} --list [OPTIONS]

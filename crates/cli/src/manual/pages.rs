@@ -1,0 +1,439 @@
+//! What manuals tell of each tool beside its options: how it is called, examples, and exit
+//! codes. Helps under our own name show the examples too.
+
+/// A command line and what it does.
+pub type Example = (&'static str, &'static str);
+/// An exit code and what it means.
+pub type Exit = (&'static str, &'static str);
+
+/// What is told of a tool.
+#[derive(Debug, Clone, Copy)]
+pub struct Page {
+    /// What follows the tool's name, if the image tool's help does not say it.
+    pub usage: &'static [&'static str],
+    pub examples: &'static [Example],
+    pub exits: &'static [Exit],
+}
+
+const DONE: Exit = ("0", "done");
+const FAILED: Exit = ("1", "an error, which is told");
+const USUAL: &[Exit] = &[DONE, FAILED];
+
+const fn page(examples: &'static [Example]) -> Page {
+    Page {
+        usage: &[],
+        examples,
+        exits: USUAL,
+    }
+}
+
+/// The page of the tool called `name`: a subcommand of `vellum`, `img bench`, or `vellum`.
+pub fn of(name: &str) -> Option<&'static Page> {
+    let found = PAGES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, page)| page)
+}
+
+static PAGES: &[(&str, Page)] = &[
+    ("vellum", VELLUM),
+    ("amend", page(AMEND)),
+    ("audit", AUDIT),
+    ("bench", BENCH),
+    ("bitmap", page(BITMAP)),
+    ("check", CHECK),
+    ("commit", page(COMMIT)),
+    ("compare", COMPARE),
+    ("completions", COMPLETIONS),
+    ("convert", page(CONVERT)),
+    ("create", page(CREATE)),
+    ("daemon", DAEMON),
+    ("dd", page(DD)),
+    ("img bench", page(IMG_BENCH)),
+    ("info", page(INFO)),
+    ("inspect", INSPECT),
+    ("install-links", INSTALL_LINKS),
+    ("io", IO),
+    ("man", MAN),
+    ("map", page(MAP)),
+    ("measure", page(MEASURE)),
+    ("nbd", NBD),
+    ("rebase", page(REBASE)),
+    ("resize", page(RESIZE)),
+    ("snapshot", page(SNAPSHOT)),
+];
+
+const VELLUM: Page = Page {
+    usage: &[
+        "[-h] [-V] COMMAND [--help | OPTIONS]",
+        "help [COMMAND | config]",
+    ],
+    examples: &[
+        ("vellum create -f qcow2 disk.qcow2 20G", "a new disk"),
+        ("vellum info disk.qcow2", "what it is"),
+        ("vellum help convert", "how to copy it"),
+    ],
+    exits: &[
+        DONE,
+        FAILED,
+        (
+            "2 and more",
+            "see the page of the command: check, compare, audit",
+        ),
+    ],
+};
+
+const AMEND: &[Example] = &[
+    ("vellum amend -o help -f qcow2", "what can be changed"),
+    (
+        "vellum amend -o compat=1.1 disk.qcow2",
+        "make an image of version 2 one of version 3",
+    ),
+];
+
+const AUDIT: Page = Page {
+    usage: &["[OPTIONS] FILENAME..."],
+    examples: &[
+        (
+            "vellum audit -f qcow2 upload.qcow2",
+            "an upload that is declared as qcow2",
+        ),
+        (
+            "vellum audit --allow-backing --within /srv/images overlay.qcow2",
+            "its backing file may be any below that folder",
+        ),
+        (
+            "vellum audit --output=json *.qcow2",
+            "several, for a program",
+        ),
+    ],
+    exits: &[
+        ("0", "safe"),
+        (
+            "1",
+            "an image could not be read, or the command line not be understood",
+        ),
+        ("2", "rejected; of several images the highest code counts"),
+    ],
+};
+
+const BENCH: Page = Page {
+    usage: &["[OPTIONS]", "[OPTIONS] IMAGE"],
+    examples: &[
+        (
+            "vellum bench --dir /srv/images",
+            "images made in the folder that matters",
+        ),
+        (
+            "vellum bench --html page.html disk.qcow2",
+            "reads of an image, with plots",
+        ),
+        (
+            "vellum bench --full --tables=writes",
+            "longer, and one table only",
+        ),
+    ],
+    exits: &[
+        DONE,
+        FAILED,
+        ("130", "ended by Ctrl-C; what was made is removed"),
+    ],
+};
+
+const BITMAP: &[Example] = &[
+    (
+        "vellum bitmap --add disk.qcow2 daily",
+        "record writes from now on",
+    ),
+    (
+        "vellum bitmap --merge monday disk.qcow2 week",
+        "add what one recorded to another",
+    ),
+    ("vellum bitmap --remove disk.qcow2 daily", "remove it"),
+];
+
+const CHECK: Page = Page {
+    usage: &[],
+    examples: &[
+        ("vellum check disk.qcow2", "look only"),
+        ("vellum check -r leaks disk.qcow2", "give lost space back"),
+        (
+            "vellum check -r all disk.qcow2",
+            "repair what can be repaired; keep a copy before",
+        ),
+    ],
+    exits: &[
+        ("0", "nothing is wrong, or everything was repaired"),
+        ("1", "the check could not be done to its end"),
+        ("2", "there is damage"),
+        ("3", "clusters are lost, which costs space and nothing else"),
+        ("63", "images of this format cannot be checked"),
+    ],
+};
+
+const COMMIT: &[Example] = &[
+    (
+        "vellum commit overlay.qcow2",
+        "write an overlay into its backing file, and empty it",
+    ),
+    (
+        "vellum commit -b base.qcow2 overlay.qcow2",
+        "into one further below; the overlay stays as it is",
+    ),
+];
+
+const COMPARE: Page = Page {
+    usage: &[],
+    examples: &[
+        (
+            "vellum compare disk.raw disk.qcow2",
+            "do both show the same?",
+        ),
+        (
+            "vellum compare -s -f qcow2 -F qcow2 a.qcow2 b.qcow2",
+            "same sizes and allocation too",
+        ),
+    ],
+    exits: &[
+        ("0", "the images are the same"),
+        ("1", "they differ"),
+        ("2", "one could not be opened"),
+        ("3", "where data lies could not be found out"),
+        ("4", "one could not be read"),
+    ],
+};
+
+const COMPLETIONS: Page = Page {
+    usage: &["bash|zsh|fish [PROGRAM]"],
+    examples: &[
+        ("source <(vellum completions bash)", "in ~/.bashrc"),
+        (
+            "vellum completions zsh > ~/.zfunc/_vellum",
+            "in a folder of $fpath",
+        ),
+        (
+            "vellum completions fish > ~/.config/fish/completions/vellum.fish",
+            "once",
+        ),
+    ],
+    exits: USUAL,
+};
+
+const CONVERT: &[Example] = &[
+    (
+        "vellum convert -p -O qcow2 disk.raw disk.qcow2",
+        "a raw image to a qcow2 one, with a progress bar",
+    ),
+    (
+        "vellum convert -c -O qcow2 disk.qcow2 small.qcow2",
+        "compressed",
+    ),
+    (
+        "vellum convert -O qcow2 overlay.qcow2 whole.qcow2",
+        "a chain as one image",
+    ),
+    (
+        "vellum convert --journal -O qcow2 huge.raw huge.qcow2",
+        "killed? the same line again goes on",
+    ),
+    (
+        "vellum convert -O qcow2 disk.raw - | ssh host 'cat > disk.qcow2'",
+        "into a pipe",
+    ),
+];
+
+const CREATE: &[Example] = &[
+    (
+        "vellum create -f qcow2 disk.qcow2 20G",
+        "an empty disk, which grows as it is written",
+    ),
+    (
+        "vellum create -f qcow2 -b disk.qcow2 -F qcow2 overlay.qcow2",
+        "an overlay: changes go there, the backing file stays as it is",
+    ),
+    ("vellum create -f qcow2 -o help", "what -o takes"),
+];
+
+const DAEMON: Page = Page {
+    usage: &["[OPTIONS]"],
+    examples: &[(
+        "vellum daemon --blockdev driver=file,node-name=file,filename=disk.qcow2 --blockdev \
+             driver=qcow2,node-name=disk,file=file --nbd-server \
+             addr.type=unix,addr.path=/run/disk.sock --export \
+             nbd,id=one,node-name=disk,writable=on",
+        "a disk behind a socket",
+    )],
+    exits: &[("0", "ended by a signal or a client"), FAILED],
+};
+
+const DD: &[Example] = &[(
+    "vellum dd -O raw bs=1M count=1 if=disk.qcow2 of=first.raw",
+    "the first MiB of a disk",
+)];
+
+const IMG_BENCH: &[Example] = &[(
+    "vellum img bench -c 10000 -d 32 disk.qcow2",
+    "10,000 reads in order, 32 at a time",
+)];
+
+const INFO: &[Example] = &[
+    (
+        "vellum info disk.qcow2",
+        "format, size, what it takes, snapshots",
+    ),
+    (
+        "vellum info --backing-chain overlay.qcow2",
+        "all images that it stands on; a broken chain as far as it goes, and how to mend it",
+    ),
+    (
+        "vellum info -U --output=json disk.qcow2",
+        "for a program, while a machine uses it",
+    ),
+];
+
+const INSPECT: Page = Page {
+    usage: &["[OPTIONS] FILENAME"],
+    examples: &[
+        (
+            "vellum inspect disk.qcow2",
+            "what is in it, and what could be better",
+        ),
+        (
+            "vellum inspect --html page.html disk.qcow2",
+            "the same with pictures",
+        ),
+    ],
+    exits: USUAL,
+};
+
+const INSTALL_LINKS: Page = Page {
+    usage: &["FOLDER"],
+    examples: &[(
+        "vellum install-links ~/.local/bin",
+        "qemu-img is vellum there",
+    )],
+    exits: USUAL,
+};
+
+const IO: Page = Page {
+    usage: &["[OPTIONS]... [-c STRING]... [FILE]"],
+    examples: &[
+        (
+            "vellum io -c 'write -P 0x5a 0 1M' -c flush disk.qcow2",
+            "a MiB of one byte, durably",
+        ),
+        ("vellum io -c help", "all commands"),
+    ],
+    exits: USUAL,
+};
+
+const MAN: Page = Page {
+    usage: &["FOLDER"],
+    examples: &[(
+        "vellum man ~/.local/share/man/man1",
+        "then: man vellum-convert",
+    )],
+    exits: USUAL,
+};
+
+const MAP: &[Example] = &[
+    (
+        "vellum map disk.qcow2",
+        "which parts hold data, and in which file",
+    ),
+    (
+        "vellum map --output=json overlay.qcow2",
+        "for a program, with zeroes and depth",
+    ),
+];
+
+const MEASURE: &[Example] = &[
+    ("vellum measure -O qcow2 disk.raw", "what a copy would take"),
+    (
+        "vellum measure -O qcow2 --size 1T",
+        "what an empty disk would",
+    ),
+];
+
+const NBD: Page = Page {
+    usage: &["[OPTIONS] IMAGE", "--list [OPTIONS]"],
+    examples: &[
+        (
+            "vellum nbd -k /run/user/1000/disk.sock -t -e 8 disk.qcow2",
+            "for up to 8 clients at a time, until it is ended",
+        ),
+        (
+            "vellum nbd -r -b 127.0.0.1 -p 10809 disk.qcow2",
+            "for one client, read-only",
+        ),
+        (
+            "vellum nbd --list -k /run/user/1000/disk.sock",
+            "what a server has",
+        ),
+    ],
+    exits: USUAL,
+};
+
+const REBASE: &[Example] = &[
+    (
+        "vellum rebase -b new.qcow2 -F qcow2 overlay.qcow2",
+        "another backing file; what it lacks is copied into the overlay",
+    ),
+    (
+        "vellum rebase -u -b /new/place/base.qcow2 -F qcow2 overlay.qcow2",
+        "the same one at another place: only the name is changed",
+    ),
+    (
+        "vellum rebase -b '' overlay.qcow2",
+        "none: the image stands alone then",
+    ),
+];
+
+const RESIZE: &[Example] = &[
+    ("vellum resize disk.qcow2 +10G", "larger by so much"),
+    (
+        "vellum resize --shrink disk.qcow2 5G",
+        "smaller: what lies beyond is lost, so shrink its file systems before",
+    ),
+];
+
+const SNAPSHOT: &[Example] = &[
+    ("vellum snapshot -c before-upgrade disk.qcow2", "take one"),
+    ("vellum snapshot -l disk.qcow2", "list them"),
+    (
+        "vellum snapshot -a before-upgrade disk.qcow2",
+        "go back: what was written since is lost",
+    ),
+    (
+        "vellum snapshot -d before-upgrade disk.qcow2",
+        "delete it: there is no way back to it any more",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manual::{read, tools};
+
+    /// Every example is one that the tool's parser takes.
+    #[test]
+    fn every_tool_has_examples_with_options_that_exist() {
+        let programs = tools::programs();
+        let vellum = &programs[0];
+        for tool in &vellum.subcommands {
+            let page = of(&tool.name).unwrap_or_else(|| panic!("{} has no page", tool.name));
+            assert!(!page.examples.is_empty() && !page.exits.is_empty());
+            for (line, _) in page.examples {
+                let plain = line.split('|').next().unwrap_or_default();
+                for word in plain.split_whitespace().filter(|word| word.len() > 1) {
+                    let name = word.split('=').next().unwrap_or_default();
+                    let known = tool
+                        .options
+                        .iter()
+                        .any(|s| read::names(s).iter().any(|n| n == name));
+                    let is_option = word.starts_with('-') && !plain.contains("'write");
+                    assert!(!is_option || known, "{line}: {word}");
+                }
+            }
+        }
+        assert!(of("img bench").is_some() && of("vellum").is_some());
+    }
+}
