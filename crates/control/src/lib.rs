@@ -38,6 +38,7 @@ pub mod open;
 pub mod options;
 pub mod overlay;
 pub mod probe;
+pub mod probed_raw;
 mod qcow2_node;
 pub mod qmp;
 pub mod reopen;

@@ -18,9 +18,10 @@ use crate::graph::{self, Around, Opened, Role};
 use crate::nodes::{Nodes, Origin, User, Wanted};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
+use crate::probed_raw::ProbedRaw;
 use crate::qcow2_node;
 use crate::spec::{ImageSpec, Source};
-use crate::wrap::{ProbedRaw, WriteThrough};
+use crate::wrap::WriteThrough;
 
 /// What is around the node being opened: the files above it, so that no chain
 /// bites its tail, and the nodes beside it.

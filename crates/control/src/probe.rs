@@ -56,8 +56,9 @@ pub fn is_format_name(name: &str) -> bool {
     DRIVERS.contains(&name) || FOREIGN.iter().any(|(format, _, _)| *format == name)
 }
 
-/// How many bytes the guess looks at.
-pub const PROBE_BYTES: usize = 2048;
+/// How many bytes the guess looks at, as QEMU's does: what guards a guess
+/// ([`crate::probed_raw`]) guards all of them.
+pub const PROBE_BYTES: usize = 512;
 
 /// Signatures at their offsets, by the name of the format.
 const FOREIGN: &[(&str, usize, &[u8])] = &[

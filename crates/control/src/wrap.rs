@@ -1,11 +1,8 @@
-//! Devices around devices: durable writes, and the care taken with a guessed raw
-//! format.
+//! A device around a device: durable writes.
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, ZeroRequest, pass_on};
-
-use crate::probe::{Probed, probe};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
 
 /// Makes every write durable before it completes (cache modes writethrough and
 /// directsync).
@@ -51,61 +48,5 @@ impl BlockDevice for WriteThrough {
                 ..request
             },
         )
-    }
-}
-
-/// The first bytes of a raw image, by which its format is guessed.
-const FIRST_BLOCK_BYTES: u64 = 512;
-
-/// A raw device whose format was only guessed: a guest must not write a first
-/// block that would make the next guess another one, and so gain the power to
-/// name other files.
-#[derive(Debug)]
-pub struct ProbedRaw {
-    inner: Arc<dyn BlockDevice>,
-}
-
-impl ProbedRaw {
-    /// Wraps a device.
-    pub fn new(inner: Arc<dyn BlockDevice>) -> Arc<Self> {
-        Arc::new(ProbedRaw { inner })
-    }
-
-    fn refusal(&self) -> Error {
-        Error::new(
-            ErrorKind::PermissionDenied,
-            "write",
-            "Operation not permitted",
-        )
-        .target(self.inner.info().name)
-        .with_errno(libc::EPERM)
-    }
-}
-
-impl BlockDevice for ProbedRaw {
-    pass_on!(
-        inner: info, size_bytes, read, write_zeroes, discard, flush, block_status, truncate, resize,
-        make_empty, close, backing, storage, as_qcow2, allocated_bytes,
-    );
-
-    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
-        if offset_bytes >= FIRST_BLOCK_BYTES || buffer.is_empty() {
-            return self.inner.write(offset_bytes, buffer, flags);
-        }
-        let inner = self.inner.clone();
-        let refusal = self.refusal();
-        Io::task(vellum_storage::spawn(async move {
-            let block_bytes = FIRST_BLOCK_BYTES.min(inner.size_bytes().max(1)) as usize;
-            let mut block = inner.read(0, Buffer::for_read(block_bytes)).await?;
-            let at = offset_bytes as usize;
-            let end = block_bytes.min(at + buffer.len());
-            if at < end {
-                block[at..end].copy_from_slice(&buffer[..end - at]);
-            }
-            if probe(&block) != Probed::Raw {
-                return Err(refusal);
-            }
-            inner.write(offset_bytes, buffer, flags).await
-        }))
     }
 }
