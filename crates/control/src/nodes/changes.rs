@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use vellum::nodes::{Drained, Link, nothing};
+use vellum::nodes::{Drained, Link, absent, nothing};
 use vellum::qcow2::BackingName;
 use vellum::{BlockDevice, Result};
 
@@ -395,19 +395,19 @@ impl Nodes {
 
     /// Closes a node's device, so that its files are not locked any more.
     async fn let_go(&self, name: &str, held: &Held) -> Result<()> {
-        let nothing = nothing()?;
         // What cannot be made durable stays as it is, with its users: a close that fails
         // half way would not leave them what they can use.
         self.flush(name).await?;
         let device = self.device(name)?;
+        let absent = absent(&*device);
         device.close().await?;
         drop(device);
-        held.set(&nothing);
+        held.set(&absent);
         let mut named = self.lock();
         named.forget_below(name);
         if let Some(node) = named.nodes.get_mut(name) {
             node.device = None;
-            node.opened = Opened::device(node.opened.driver, nothing);
+            node.opened = Opened::device(node.opened.driver, absent);
         }
         Ok(())
     }

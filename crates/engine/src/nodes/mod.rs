@@ -47,11 +47,13 @@
 //! # }).unwrap();
 //! ```
 
+mod absent;
 mod copy_on_read;
 mod device_storage;
 mod filter;
 mod link;
 
+pub use absent::absent;
 pub use copy_on_read::CopyOnRead;
 pub use device_storage::DeviceStorage;
 pub use filter::Filter;
