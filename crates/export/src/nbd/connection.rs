@@ -1,21 +1,29 @@
 //! The transmission phase of one connection: a reader that starts requests, any
 //! number of requests in flight, and a sender that takes their replies out.
 //!
-//! Invariant: every request that was let in by the window is answered exactly
-//! once (or the connection is over), and only its last reply leaves the window.
+//! Invariants:
+//! - Every request that was let in by the window is answered exactly once (or the
+//!   connection is over), and only its last reply leaves the window.
+//! - Once the server has hung up no request begins. Long ones are carried out in pieces, of
+//!   which none begins then, nor when the client has been gone for a while; what was begun
+//!   ends before [`serve`] does.
 
 use std::cell::Cell;
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use vellum_storage::nbd::Channel;
 use vellum_storage::{Buffer, spawn};
 
 use super::export::{Export, MetaContext};
+use super::guest::Guest;
 use super::outbox::{Heads, Outbox, Reply};
 use super::perform;
+use super::pieces;
 use super::pool::Pool;
+use super::sessions::FAREWELL;
 use super::window::Window;
 use vellum_storage::nbd::input::{Gone, Input};
 use vellum_storage::nbd::proto;
@@ -44,6 +52,9 @@ pub(super) struct Connection {
     outbox: Outbox,
     /// Nothing can be sent any more: replies are dropped.
     mute: Cell<bool>,
+    guest: Guest,
+    /// When the client has said its last.
+    left: Cell<Option<Instant>>,
 }
 
 /// A request in flight; it must be answered.
@@ -57,19 +68,22 @@ pub(super) struct Request {
 }
 
 /// Serves requests until the client leaves, then finishes what is in flight.
-pub(super) async fn serve(input: Input, agreement: Agreement) -> Gone {
+pub(super) async fn serve(input: Input, agreement: Agreement, guest: Guest) -> Gone {
     let connection = Rc::new(Connection {
         agreement,
         pool: Pool::default(),
         window: Window::default(),
         outbox: Outbox::default(),
         mute: Cell::new(false),
+        guest,
+        left: Cell::new(None),
     });
     let sender = spawn(send_replies(connection.clone()));
     let end = match read_requests(&connection, input).await {
         Ok(()) => Gone::Closed,
         Err(gone) => gone,
     };
+    connection.left.set(Some(Instant::now()));
     connection.window.drained().await;
     connection.outbox.close();
     sender.await;
@@ -88,6 +102,10 @@ async fn read_requests(connection: &Rc<Connection>, mut input: Input) -> Result<
         let header = RequestHeader::decode(framing, &input.available()[..header_bytes])
             .ok_or(Gone::Broken("a request with a wrong magic number"))?;
         input.consume(header_bytes);
+        // What was received before does not begin after.
+        if connection.guest.is_hung_up() {
+            return Ok(());
+        }
         match Command::check(&header, &connection.limits()) {
             Ok(Command::Disconnect) => return Ok(()),
             Ok(command) => connection.admit(&mut input, &header, command).await?,
@@ -135,6 +153,7 @@ impl Connection {
         let payload_bytes = header.payload_bytes(self.agreement.framing);
         let room_bytes = match command {
             Command::Read { range, .. } => range.len_bytes,
+            Command::Cache { range } => range.len_bytes.min(pieces::CACHE_BYTES),
             _ => payload_bytes,
         };
         let request = self.request(header, room_bytes).await;
@@ -160,6 +179,12 @@ impl Connection {
             bytes if bytes <= MAX_SKIPPED_BYTES => input.skip(&self.agreement.channel, bytes).await,
             _ => Err(Gone::Broken("a request with an absurdly long payload")),
         }
+    }
+
+    /// Whether another piece of what was asked for may begin.
+    pub(super) fn goes_on(&self) -> bool {
+        let late = self.left.get().is_some_and(|at| at.elapsed() > FAREWELL);
+        !(late || self.mute.get() || self.guest.is_hung_up())
     }
 
     fn push(&self, reply: Reply) {

@@ -11,11 +11,13 @@
 mod connection;
 mod export;
 mod exports;
+mod guest;
 mod lanes;
 mod listener;
 mod negotiate;
 mod outbox;
 mod perform;
+mod pieces;
 mod pool;
 mod server;
 mod sessions;

@@ -1,11 +1,14 @@
 //! Carrying out requests on the device.
 
+use std::time::{Duration, Instant};
+
 use futures_util::FutureExt;
 use vellum::{Extent, RequestFlags, ZeroRequest};
 use vellum_storage::{Buffer, Error, Io, Result, spawn};
 
 use super::connection::Request;
 use super::export::MetaContext;
+use super::pieces;
 use vellum_storage::nbd::proto;
 use vellum_storage::nbd::request::{Command, Framing, Range, Selection};
 
@@ -13,8 +16,9 @@ use vellum_storage::nbd::request::{Command, Framing, Range, Selection};
 const SPARSE_READ_BYTES: u64 = 64 << 10;
 /// Most extents in one answer to a block status request.
 const MAX_EXTENTS: usize = 16 << 10;
-/// How much is read at once to fill a cache.
-const CACHE_STEP_BYTES: u64 = 1 << 20;
+/// How long an answer to a block status request is gathered: it may be shorter than what was
+/// asked for.
+const STATUS_LIMIT: Duration = Duration::from_millis(250);
 
 /// Starts a request that was checked; it answers by itself.
 pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>) {
@@ -32,16 +36,10 @@ pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>)
             None => request.done(),
         },
         Command::Flush => when_done(request, device.flush(), |request, ()| request.done()),
-        Command::Trim { range, fua } => when_done(
-            request,
-            Io::boxed(async move {
-                if range.len_bytes > 0 {
-                    device.discard(range.offset_bytes, range.len_bytes).await?;
-                }
-                if fua { device.flush().await } else { Ok(()) }
-            }),
-            |request, ()| request.done(),
-        ),
+        Command::Trim { range, fua } => {
+            let io = pieces::trim(&request, range, fua);
+            when_done(request, io, |request, ()| request.done());
+        }
         Command::WriteZeroes { range, .. } if range.len_bytes == 0 => request.done(),
         Command::WriteZeroes {
             range,
@@ -54,10 +52,13 @@ pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>)
                 no_fallback: fast,
                 fua,
             };
-            let io = device.write_zeroes(range.offset_bytes, range.len_bytes, flags);
+            let io = pieces::zero(&request, range, flags);
             when_done(request, io, |request, ()| request.done());
         }
-        Command::Cache { range } => start_cache(request, range),
+        Command::Cache { range } => {
+            let io = pieces::cache(&request, range);
+            when_done(request, io, |request, ()| request.done());
+        }
         Command::BlockStatus {
             range,
             one,
@@ -124,6 +125,9 @@ fn finish_data(request: Request, offset_bytes: u64, data: Buffer) {
 async fn read_sparse(request: Request, range: Range) {
     let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
     while at < end {
+        if !request.connection.goes_on() {
+            return fail(request, &pieces::broken_off());
+        }
         let (run, zero) = match next_run(&request, at, end).await {
             Ok(run) => run,
             Err(error) => return fail(request, &error),
@@ -155,6 +159,9 @@ async fn next_run(request: &Request, at: u64, end: u64) -> Result<(Range, bool)>
     let mut zero = None;
     while at + len_bytes < end {
         let from = at + len_bytes;
+        if !request.connection.goes_on() {
+            return Err(pieces::broken_off());
+        }
         let extent = device.block_status(from, end - from, u32::MAX).await?;
         if *zero.get_or_insert(extent.zero) != extent.zero {
             break;
@@ -168,21 +175,6 @@ async fn next_run(request: &Request, at: u64, end: u64) -> Result<(Range, bool)>
         },
         zero.unwrap_or(false),
     ))
-}
-
-/// Reads the range and drops it, so that the caches below have it.
-fn start_cache(request: Request, range: Range) {
-    let device = request.export().device.clone();
-    let whole = async move {
-        let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
-        while at < end {
-            let step = CACHE_STEP_BYTES.min(end - at);
-            device.read(at, Buffer::for_read(step as usize)).await?;
-            at += step;
-        }
-        Ok(())
-    };
-    when_done(request, Io::boxed(whole), |request, ()| request.done());
 }
 
 fn start_block_status(request: Request, range: Range, one: bool, selection: Option<Buffer>) {
@@ -217,7 +209,11 @@ async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<
         list.ask_bitmap(&request, range, one);
     }
     let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
+    let begun = Instant::now();
     while at < end && !lists.is_empty() {
+        if !request.connection.goes_on() {
+            return fail(request, &pieces::broken_off());
+        }
         let status = request.export().device.block_status(at, end - at, u32::MAX);
         let extent = match status.await {
             Ok(extent) => extent,
@@ -229,7 +225,10 @@ async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<
             list.push(&extent, len_bytes);
         }
         let satisfied = |list: &ExtentList| list.extents.len() > if one { 1 } else { MAX_EXTENTS };
-        if lists.iter().all(satisfied) || lists.iter().any(|list| list.is_full()) {
+        if lists.iter().all(satisfied)
+            || lists.iter().any(|list| list.is_full())
+            || begun.elapsed() > STATUS_LIMIT
+        {
             break;
         }
     }

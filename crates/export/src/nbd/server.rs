@@ -18,6 +18,7 @@ use vellum_storage::spawn;
 
 use super::connection;
 use super::exports::Exports;
+use super::guest::Guest;
 use super::lanes::{self, Lanes, Seat};
 use super::listener::Listener;
 use super::negotiate::negotiate;
@@ -95,7 +96,7 @@ struct Shared {
 #[derive(Default)]
 struct Guests {
     next: u64,
-    open: HashMap<u64, Stream>,
+    open: HashMap<u64, Guest>,
 }
 
 /// Serves `exports` on `listeners` until `stop` is requested, or (unless
@@ -140,10 +141,11 @@ async fn accept_clients(listener: Listener, shared: Arc<Shared>, lanes: Rc<RefCe
         let Either::Left((client, _)) = select(next, pin!(shared.stop.wait())).await else {
             return;
         };
-        let ticket = shared.register(client.clone());
+        let guest = Guest::new(client.clone());
+        let ticket = shared.register(guest.clone());
         let (remote, seat) = lanes.borrow_mut().take_seat();
         let shared = shared.clone();
-        remote.spawn(move || serve_client(client, shared, ticket, seat));
+        remote.spawn(move || serve_client(client, guest, shared, ticket, seat));
     }
 }
 
@@ -158,16 +160,16 @@ async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
     }
 }
 
-async fn serve_client(client: Stream, shared: Arc<Shared>, ticket: u64, seat: Seat) {
-    let negotiated = converse(client, ticket, &shared).await;
+async fn serve_client(client: Stream, guest: Guest, shared: Arc<Shared>, ticket: u64, seat: Seat) {
+    let negotiated = converse(client, guest, ticket, &shared).await;
     drop(seat);
     shared.unregister(ticket, negotiated);
 }
 
 /// The whole life of a connection; returns whether it got to an export.
-async fn converse(client: Stream, ticket: u64, shared: &Shared) -> bool {
+async fn converse(client: Stream, guest: Guest, ticket: u64, shared: &Shared) -> bool {
     let mut input = Input::new();
-    let channel = Channel::from(client.clone());
+    let channel = Channel::from(client);
     let tls = shared.options.tls.as_deref();
     let handshake = negotiate(channel, &mut input, &shared.exports, tls);
     let agreement = match shared.options.handshake_limit {
@@ -179,8 +181,8 @@ async fn converse(client: Stream, ticket: u64, shared: &Shared) -> bool {
     };
     match agreement {
         Ok(Some(agreement)) => {
-            let _session = agreement.export.sessions.enter(ticket, client);
-            let end = connection::serve(input, agreement).await;
+            let _session = agreement.export.sessions.enter(ticket, guest.clone());
+            let end = connection::serve(input, agreement, guest).await;
             if !matches!(end, Gone::Closed) {
                 shared.log(Phase::Transmission, &end.to_string());
             }
@@ -244,7 +246,7 @@ impl Shared {
         }
     }
 
-    fn register(&self, client: Stream) -> u64 {
+    fn register(&self, client: Guest) -> u64 {
         let mut guests = self.guests();
         let ticket = guests.next;
         guests.next += 1;
@@ -266,8 +268,7 @@ impl Shared {
     /// Shuts all connections down, in one direction or both.
     fn hang_up(&self, how: Shutdown) {
         for client in self.guests().open.values() {
-            // It may have gone by itself.
-            let _ = client.shutdown(how);
+            client.hang_up(how);
         }
     }
 }

@@ -11,10 +11,13 @@ use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
-use vellum_storage::lane::{self, net::Stream};
+use vellum_storage::lane;
 
-/// How long clients may take to fetch their last replies.
-pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+use super::guest::Guest;
+
+/// How long clients may take to fetch their last replies, and what they asked for may go on
+/// once they are gone.
+pub(super) const FAREWELL: Duration = Duration::from_millis(500);
 
 /// The connections that are in their transmission phase.
 #[derive(Debug, Clone, Default)]
@@ -29,7 +32,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    open: HashMap<u64, Stream>,
+    open: HashMap<u64, Guest>,
     closing: bool,
 }
 
@@ -50,11 +53,10 @@ impl Sessions {
     }
 
     /// Begins a session; `ticket` is the connection's number in its server.
-    pub(super) fn enter(&self, ticket: u64, client: Stream) -> Session {
+    pub(super) fn enter(&self, ticket: u64, client: Guest) -> Session {
         let mut state = self.lock();
         if state.closing {
-            // It may have gone by itself.
-            let _ = client.shutdown(Shutdown::Both);
+            client.hang_up(Shutdown::Both);
         }
         state.open.insert(ticket, client);
         Session {
@@ -76,8 +78,7 @@ impl Sessions {
 
     fn hang_up(&self, how: Shutdown) {
         for client in self.lock().open.values() {
-            // It may have gone by itself.
-            let _ = client.shutdown(how);
+            client.hang_up(how);
         }
     }
 

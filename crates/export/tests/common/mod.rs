@@ -22,6 +22,7 @@ pub const SIZE_BYTES: usize = 4 << 20;
 pub struct Server {
     pub socket: PathBuf,
     pub storage: Arc<MemStorage>,
+    pub exports: Exports,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -68,14 +69,18 @@ impl Server {
         change(&mut options);
         let listener = Listener::bind_unix(&socket).expect("listen");
         let end = stop.clone();
+        let exports = Exports::default();
+        let offered = exports.clone();
         let thread = std::thread::spawn(move || {
             let mut export = Export::new("", device);
             change_export(&mut export);
-            lane::block_on(serve(vec![listener], Exports::new([export]), options, &end));
+            offered.add(export);
+            lane::block_on(serve(vec![listener], offered, options, &end));
         });
         Server {
             socket,
             storage,
+            exports,
             stop,
             thread: Some(thread),
             _folder: folder,
@@ -91,6 +96,11 @@ impl Server {
         self.stop.request();
         self.join();
         self.storage.clone()
+    }
+
+    /// Asks the server to stop.
+    pub fn request_stop(&self) {
+        self.stop.request();
     }
 
     /// Waits until the server has stopped by itself.

@@ -1,0 +1,138 @@
+//! Requests that may ask for a whole disk, carried out piece by piece: none begins for a
+//! client that is gone.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vellum::{BlockDevice, ZeroRequest};
+use vellum_storage::nbd::request::Range;
+use vellum_storage::{Buffer, Error, ErrorKind, Io, Result};
+
+use super::connection::Request;
+
+/// How much is read at once to fill a cache, in bytes.
+pub(super) const CACHE_BYTES: u64 = 1 << 20;
+/// The first piece of zeroes or of a trim in bytes; what is no longer is one request.
+const FIRST_BYTES: u64 = 128 << 20;
+/// Pieces that take less become longer, so that nothing costs what there is nothing to do for.
+const SHORT: Duration = Duration::from_millis(20);
+/// And the others shorter.
+const LONG: Duration = Duration::from_millis(100);
+const LEAST_BYTES: u64 = 1 << 20;
+const MOST_BYTES: u64 = 1 << 50;
+
+/// The end of a request of which no more pieces begin.
+pub(super) fn broken_off() -> Error {
+    let message = "the client or the export is going away";
+    Error::new(ErrorKind::Io, "serve", message).with_errno(libc::ESHUTDOWN)
+}
+
+/// Gives a range back.
+pub(super) fn trim(request: &Request, range: Range, fua: bool) -> Io<()> {
+    let device = request.export().device.clone();
+    if range.len_bytes > FIRST_BYTES {
+        let discard = |device: &dyn BlockDevice, at, len| device.discard(at, len);
+        return in_pieces(request, range, fua, discard);
+    }
+    Io::boxed(async move {
+        if range.len_bytes > 0 {
+            device.discard(range.offset_bytes, range.len_bytes).await?;
+        }
+        if fua { device.flush().await } else { Ok(()) }
+    })
+}
+
+/// Makes a range read as zeroes.
+pub(super) fn zero(request: &Request, range: Range, flags: ZeroRequest) -> Io<()> {
+    if range.len_bytes <= FIRST_BYTES {
+        let device = &request.export().device;
+        return device.write_zeroes(range.offset_bytes, range.len_bytes, flags);
+    }
+    let piece = ZeroRequest {
+        fua: false,
+        ..flags
+    };
+    in_pieces(request, range, flags.fua, move |device, at, len| {
+        device.write_zeroes(at, len, piece)
+    })
+}
+
+/// Reads a range and drops it, so that the caches below have it.
+pub(super) fn cache(request: &Request, range: Range) -> Io<()> {
+    let device = request.export().device.clone();
+    let connection = request.connection.clone();
+    Io::boxed(async move {
+        let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
+        while at < end {
+            if !connection.goes_on() {
+                return Err(broken_off());
+            }
+            let step = CACHE_BYTES.min(end - at);
+            device.read(at, Buffer::for_read(step as usize)).await?;
+            at += step;
+        }
+        Ok(())
+    })
+}
+
+/// Does something with a range, piece by piece, and makes it durable if that is wanted.
+fn in_pieces(
+    request: &Request,
+    range: Range,
+    fua: bool,
+    act: impl Fn(&dyn BlockDevice, u64, u64) -> Io<()> + 'static,
+) -> Io<()> {
+    let device: Arc<dyn BlockDevice> = request.export().device.clone();
+    let connection = request.connection.clone();
+    Io::boxed(async move {
+        let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
+        let mut piece_bytes = FIRST_BYTES;
+        while at < end {
+            if !connection.goes_on() {
+                return Err(broken_off());
+            }
+            // Cuts are where clusters begin.
+            let len_bytes = (piece_bytes - at % piece_bytes).min(end - at);
+            let begun = Instant::now();
+            act(&*device, at, len_bytes).await?;
+            at += len_bytes;
+            piece_bytes = next_piece(piece_bytes, begun.elapsed());
+        }
+        finish(&*device, fua).await
+    })
+}
+
+async fn finish(device: &dyn BlockDevice, fua: bool) -> Result<()> {
+    if fua { device.flush().await } else { Ok(()) }
+}
+
+/// How long the next piece is to be in bytes: always a power of two.
+fn next_piece(piece_bytes: u64, took: Duration) -> u64 {
+    if took < SHORT {
+        (piece_bytes * 2).min(MOST_BYTES)
+    } else if took > LONG {
+        (piece_bytes / 2).max(LEAST_BYTES)
+    } else {
+        piece_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_follow_the_time_that_they_take() {
+        let (short, long) = (Duration::ZERO, Duration::from_secs(1));
+        let mut piece = FIRST_BYTES;
+        for _ in 0..60 {
+            piece = next_piece(piece, short);
+        }
+        assert_eq!(piece, MOST_BYTES);
+        for _ in 0..60 {
+            piece = next_piece(piece, long);
+        }
+        assert_eq!(piece, LEAST_BYTES);
+        assert_eq!(next_piece(FIRST_BYTES, SHORT), FIRST_BYTES);
+    }
+}
