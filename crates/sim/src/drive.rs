@@ -20,6 +20,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::keys;
 use crate::machine::Plugged;
 use crate::model::{Effect, Model, Ticket};
+use crate::pages::Pages;
 use crate::pattern;
 use crate::scenario::{Amendment, Change, DataFile, ImageOptions, Op, Step};
 use crate::subject::Subject;
@@ -34,11 +35,13 @@ pub(crate) struct Guest {
     pub(crate) options: ImageOptions,
     pub(crate) plugged: Plugged,
     pub(crate) model: RefCell<Model>,
+    /// What the files held, the backing file's last, after each clean close.
+    pub(crate) closed: RefCell<Vec<Vec<Pages>>>,
 }
 
 type Running = VecDeque<JoinHandle<Result<(), Failure>>>;
 
-/// Opens the image, does all steps and waits for the last of them.
+/// Opens the image, does all steps, waits for the last of them and closes the image.
 pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Failure> {
     let mut device = guest.plugged.open(&*guest.subject, &guest.options).await?;
     let mut running = Running::new();
@@ -101,7 +104,7 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
         }
     }
     while finish_one(&mut running).await? {}
-    Ok(())
+    close(&guest, &*device).await
 }
 
 /// Starts changing the snapshots, alone or beside the requests that run.
@@ -222,6 +225,7 @@ pub(crate) async fn close(guest: &Guest, device: &dyn BlockDevice) -> Result<(),
         .await
         .map_err(|error| Failure::error(FailureKind::Request, "close", &error))?;
     guest.model.borrow_mut().end_flush(begun);
+    guest.closed.borrow_mut().push(guest.plugged.all_contents());
     Ok(())
 }
 

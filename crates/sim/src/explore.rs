@@ -9,16 +9,17 @@ use crate::cut::Cut;
 use crate::disk::{Disk, Mode};
 use crate::drive::{Guest, drive};
 use crate::exhaust::Exhaust;
-use crate::failure::{Failure, guarded};
+use crate::failure::{Failure, FailureKind, guarded};
 use crate::generate;
 use crate::lies::Lie;
 use crate::machine::Machine;
+use crate::pages::Pages;
 use crate::prepare::prepare;
 use crate::record::CutPoint;
 use crate::rng::Rng;
 use crate::scenario::{Crash, DataFile, Leg, Story};
 use crate::subject::Subject;
-use crate::verify::{Depth, verify};
+use crate::verify::{Depth, leaks, verify};
 use crate::world::World;
 
 /// Cuts made at one moment of a leg.
@@ -89,7 +90,7 @@ impl Explorer {
         };
         let mut totals = Totals {
             steps: self
-                .run_leg(story, &machine, leg, &mut |_, _| true)
+                .run_whole(story, &machine, leg)
                 .map_err(|failure| found(failure, story.legs.clone()))?,
             ..Totals::default()
         };
@@ -153,7 +154,7 @@ impl Explorer {
         let mut next = generate::leg(&story.image, rng);
         let both = |next: &Leg| vec![leg.clone(), next.clone()];
         let steps = self
-            .run_leg(story, &recovered, &next, &mut |_, _| true)
+            .run_whole(story, &recovered, &next)
             .map_err(|failure| (failure, both(&next)))?;
         let step = rng.below(steps + 1);
         let mut reached = None;
@@ -197,6 +198,27 @@ impl Explorer {
         verify(&self.subject, &story.image, machine, depth)
     }
 
+    /// Runs a leg on a machine to its end, and checks what every clean close has left;
+    /// gives how many requests on the disk completed.
+    fn run_whole(&self, story: &Story, machine: &Machine, leg: &Leg) -> Result<u64, Failure> {
+        let mut closed = Vec::new();
+        let steps = self.run_leg_to(story, machine, leg, &mut |_, _| true, &mut closed)?;
+        guarded(|| {
+            // What is wrong with a dirty image is put right when it is opened.
+            let before = leaks(&self.subject, &story.image, &machine.with_room()).unwrap_or(0);
+            for (number, files) in closed.into_iter().enumerate() {
+                let left = leaks(&self.subject, &story.image, &machine.with_files(files))
+                    .map_err(|failure| failure.when("after a clean close"))?;
+                if left > before {
+                    let message =
+                        format!("clean close {number} leaks {left} clusters, not {before}");
+                    return Err(Failure::new(FailureKind::Leak, message));
+                }
+            }
+            Ok(steps)
+        })
+    }
+
     /// Runs a leg on a machine; gives how many requests on the disk completed.
     fn run_leg(
         &self,
@@ -204,6 +226,18 @@ impl Explorer {
         machine: &Machine,
         leg: &Leg,
         watch: &mut Watch<'_>,
+    ) -> Result<u64, Failure> {
+        self.run_leg_to(story, machine, leg, watch, &mut Vec::new())
+    }
+
+    /// As [`Explorer::run_leg`]; `closed`: what the files held after each clean close.
+    fn run_leg_to(
+        &self,
+        story: &Story,
+        machine: &Machine,
+        leg: &Leg,
+        watch: &mut Watch<'_>,
+        closed: &mut Vec<Vec<Pages>>,
     ) -> Result<u64, Failure> {
         guarded(|| {
             let plugged = machine.plug(&story.image, Mode::Scheduled);
@@ -214,6 +248,7 @@ impl Explorer {
                 options: story.image.clone(),
                 plugged: plugged.clone(),
                 model: RefCell::new(machine.model.clone()),
+                closed: RefCell::default(),
             });
             let here = |disk: &Disk| {
                 let model = guest.model.borrow().after_cut();
@@ -230,6 +265,7 @@ impl Explorer {
                     watch(world.steps(), &|| here(&plugged.disk));
                 }
             }
+            *closed = guest.closed.take();
             Ok(world.steps())
         })
     }
@@ -303,7 +339,11 @@ impl Explorer {
     pub fn replay(&self, story: &Story) -> Result<(), Failure> {
         let mut machine = prepare(&self.subject, story)?;
         for leg in &story.legs {
-            let at = leg.crash.as_ref().map_or(u64::MAX, |crash| crash.step);
+            let Some(crash) = &leg.crash else {
+                self.run_whole(story, &machine, leg)?;
+                continue;
+            };
+            let at = crash.step;
             let mut last = None;
             self.run_leg(story, &machine, leg, &mut |step, here| {
                 if step >= at {

@@ -18,6 +18,8 @@ pub enum FailureKind {
     Audit,
     /// The engine's check found damage, or could not be made.
     Check,
+    /// A clean close has left clusters that are counted and that nobody uses.
+    Leak,
     /// The image could not be opened.
     Open,
     /// A bitmap calls clean what has changed, or cannot be read.

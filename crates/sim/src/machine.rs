@@ -15,6 +15,9 @@ use crate::scenario::{Backing, ImageOptions};
 use crate::storage::Traits;
 use crate::subject::{Files, Subject};
 
+/// Behind the end of a file so much, and as much as it is long, may be counted after a cut.
+const ROOM_BYTES: u64 = 8 << 20;
+
 /// A machine that is off; see the module's head.
 #[derive(Debug, Clone)]
 pub struct Machine {
@@ -50,6 +53,29 @@ impl Machine {
             model,
             frozen,
         }
+    }
+
+    /// This machine with other files, the backing file's last.
+    pub(crate) fn with_files(&self, mut files: Vec<Pages>) -> Machine {
+        let backing = match files.len() > self.files.len() {
+            true => files.pop().map(Arc::new),
+            false => None,
+        };
+        Machine {
+            files,
+            backing,
+            ..self.clone()
+        }
+    }
+
+    /// This machine with longer files: a cut may have left clusters counted that lie behind
+    /// the end, where a check does not look.
+    pub(crate) fn with_room(&self) -> Machine {
+        let mut longer = self.clone();
+        if let Some(image) = longer.files.first_mut() {
+            image.set_len(2 * image.len_bytes() + ROOM_BYTES);
+        }
+        longer
     }
 
     /// Puts the files on a disk.
@@ -175,6 +201,13 @@ impl Plugged {
     pub(crate) fn backing_contents(&self) -> Pages {
         self.disk
             .contents(1 + usize::from(self.files.data.is_some()))
+    }
+
+    /// What all files hold now, the backing file last.
+    pub(crate) fn all_contents(&self) -> Vec<Pages> {
+        let mut all = self.contents();
+        all.extend(self.backing.as_ref().map(|_| self.backing_contents()));
+        all
     }
 
     /// What the image, and the data file, hold now.

@@ -116,6 +116,7 @@ fn apply_ops(
         options: options.clone(),
         plugged: plugged.clone(),
         model: RefCell::new(machine.model.clone()),
+        closed: RefCell::default(),
     });
     let (inside, ops) = (guest.clone(), ops.to_vec());
     world.block_on(async move {

@@ -3,6 +3,8 @@
 //! In this order: the simulator's audit and the engine's check find leaks at worst;
 //! the image opens; every sector reads as the model allows; after closing it again,
 //! audit and check still find leaks at worst.
+//!
+//! After a clean close nothing has leaked that had not before; see [`leaks`].
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -72,6 +74,7 @@ pub fn verify(
             options: options.clone(),
             plugged: plugged.clone(),
             model: RefCell::new(std::mem::take(&mut machine.model)),
+            closed: RefCell::default(),
         });
         let recovery = recover(guest.clone(), depth, dirty);
         world
@@ -87,6 +90,28 @@ pub fn verify(
         }
         Ok(machine)
     })
+}
+
+/// What an image, and its backing file, have leaked.
+pub(crate) fn leaks(
+    subject: &Arc<dyn Subject>,
+    options: &ImageOptions,
+    machine: &Machine,
+) -> Result<u64, Failure> {
+    let plugged = machine.plug(options, Mode::Instant);
+    let mut world = World::new(plugged.disk.clone(), 0);
+    let mut leaks = 0;
+    let images = [Some(plugged.files()), plugged.backing_image(options)];
+    for files in images.into_iter().flatten() {
+        let found = world
+            .block_on(subject.check(files))?
+            .map_err(|error| Failure::error(FailureKind::Check, "check", &error))?;
+        if found.corruptions + found.check_errors > 0 {
+            return Err(Failure::new(FailureKind::Check, format!("{found:?}")));
+        }
+        leaks += found.leaks;
+    }
+    Ok(leaks)
 }
 
 /// Audits and checks a plugged image that holds `image` now.

@@ -407,13 +407,13 @@ impl Image {
         // What could not be drained is lost, and reported; all else is kept.
         let drained = self.drain_all().await;
         self.seal_packed().await?;
-        // Twice: the first commit lets go of dropped clusters, the second writes
-        // their refcounts, and those of clusters that were counted ahead.
         self.commit().await?;
         // Else they stay in use, and are kept as after a crash.
         let bitmaps = self.close_bitmaps().await;
         self.resume_refcounts();
+        self.release_all_dropped().await?;
         self.allocator.settle().await?;
+        // Writes the counts that have gone down, and those of clusters counted ahead.
         self.commit().await?;
         self.end_lazy_refcounts().await?;
         self.end_use();

@@ -3,6 +3,7 @@
 //! refcounts go down.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use vellum_storage::Result;
 
@@ -20,6 +21,26 @@ impl Image {
             for dropped in merged(ready) {
                 self.release_clusters(dropped).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Gives back whatever has been dropped until now. For the close, after which nothing
+    /// is allocated: reads that still run find their bytes where they were, for what they
+    /// may look at is not punched.
+    pub(in crate::qcow2) async fn release_all_dropped(self: &Arc<Self>) -> Result<()> {
+        let any_noted = !self.order.lists().noted.is_empty();
+        if any_noted {
+            self.commit().await?;
+        }
+        let left = {
+            let mut lists = self.order.lists();
+            let mut left = std::mem::take(&mut lists.quiescing);
+            left.append(&mut lists.durable);
+            left
+        };
+        for dropped in merged(left) {
+            self.release_counts(dropped).await?;
         }
         Ok(())
     }
@@ -42,6 +63,10 @@ impl Image {
             // A hint: what cannot be looked up now is not punched.
             drop(self.punch_unshared(dropped).await);
         }
+        self.release_counts(dropped).await
+    }
+
+    async fn release_counts(&self, dropped: Dropped) -> Result<()> {
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let start = dropped.start.index() * cluster_bytes;
         let end = start + dropped.count * cluster_bytes;
