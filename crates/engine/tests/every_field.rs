@@ -6,6 +6,9 @@
 //! - once a repair leaves nothing wrong, everything may be overwritten: what reads as
 //!   it did before the damage does not change by that, and nothing is wrong afterwards;
 //! - `qemu-img check` agrees about the image as it was, and after the repair.
+//!
+//! Where each field of each structure has each of some hostile values, what a check calls
+//! clean is what QEMU opens.
 
 mod common;
 
@@ -13,7 +16,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use common::{Random, open, qemu_ok, qemu_verdict, run_on_memory, vellum_verdict};
+use common::{Random, open, qemu, qemu_ok, qemu_verdict, run_on_memory, vellum_verdict};
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, Fix, check, repair};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
@@ -144,9 +147,21 @@ impl Image {
         }
     }
 
-    /// A damaged copy, and what was done to it.
+    /// A damaged copy, and what was done to it: once, or twice.
     fn damaged(&self, random: &mut Random) -> (Vec<u8>, String) {
         let mut bytes = self.bytes.clone();
+        let times = 1 + random.below(3) / 2;
+        let done: Vec<String> = (0..times)
+            .map(|_| self.damage(&mut bytes, random))
+            .collect();
+        (bytes, done.join(", "))
+    }
+
+    /// Breaks something, and says what.
+    fn damage(&self, bytes: &mut [u8], random: &mut Random) -> String {
+        if random.below(5) == 0 {
+            return self.lead_beyond(bytes, random);
+        }
         let place = &self.places[random.below(self.places.len() as u64) as usize];
         let width = random.pick(&[1, 2, 4, 8]).min(place.len);
         let at = place.at + random.below(place.len / width) * width;
@@ -167,10 +182,63 @@ impl Image {
                 .for_each(|byte| *byte = random.below(256) as u8),
         }
         let name = place.name;
-        (
-            bytes,
-            format!("{name}: {width} bytes at {at:#x}, damage {what}"),
-        )
+        format!("{name}: {width} bytes at {at:#x}, damage {what}")
+    }
+
+    /// Has an entry of some table, or a word of any other structure, point behind the end
+    /// of the file, where a repair may want to put something.
+    fn lead_beyond(&self, bytes: &mut [u8], random: &mut Random) -> String {
+        let tables = self.places.iter().filter(|place| {
+            let name = place.name;
+            name.contains("table") || name.contains("directory") || name.contains("block")
+        });
+        let tables: Vec<&Place> = tables.collect();
+        let place = tables[random.below(tables.len() as u64) as usize];
+        let at = (place.at + random.below(place.len / 8) * 8) as usize;
+        let cluster = 1u64 << self.be32(20);
+        let end = (bytes.len() as u64).next_multiple_of(cluster);
+        let to = end + random.below(12) * cluster;
+        let copied = random.below(2) << 63;
+        bytes[at..at + 8].copy_from_slice(&(to | copied).to_be_bytes());
+        format!("{}: the word at {at:#x} leads to {to:#x}", place.name)
+    }
+
+    /// Every word of the structures that decide whether an image can be opened, with each
+    /// of some hostile values: where, the bytes, and what they are.
+    fn hostile_words(&self) -> Vec<(u64, Vec<u8>, String)> {
+        let decide = |place: &&Place| {
+            let name = place.name;
+            !name.starts_with("L2") && !name.contains("block")
+        };
+        let mut words = Vec::new();
+        for place in self.places.iter().filter(decide) {
+            for (at, width) in (0..place.len / 4)
+                .map(|word| (place.at + word * 4, 4))
+                .chain((0..place.len / 8).map(|word| (place.at + word * 8, 8)))
+            {
+                let old = &self.bytes[at as usize..(at + width) as usize];
+                let number = old
+                    .iter()
+                    .fold(0u64, |number, &byte| number << 8 | u64::from(byte));
+                let values = [
+                    0,
+                    1,
+                    u64::MAX,
+                    number + 1,
+                    number ^ 4,
+                    number ^ 1 << 24,
+                    number.wrapping_mul(2),
+                    number ^ 1 << (width * 8 - 1),
+                    self.bytes.len() as u64,
+                ];
+                for value in values {
+                    let bytes = value.to_be_bytes()[8 - width as usize..].to_vec();
+                    let what = format!("{}: {bytes:02x?} at {at:#x}", place.name);
+                    words.push((at, bytes, what));
+                }
+            }
+        }
+        words
     }
 }
 
@@ -361,4 +429,81 @@ fn qemu_agrees_about_the_damage_and_about_the_repair() {
             assert!(lane::block_on(content(&storage)).len() <= 128);
         }
     }
+}
+
+/// So many images are opened by one process.
+const OPENED_AT_ONCE: usize = 32;
+
+/// Opens every image with a hostile word that a check calls clean, of every `every`.
+fn open_what_is_clean(every: usize) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut wrong = Vec::new();
+    for image in images(dir.path()) {
+        let words = image.hostile_words().into_iter().step_by(every);
+        let mut clean = words.filter_map(|(at, word, what)| {
+            let mut bytes = image.bytes.clone();
+            bytes[at as usize..at as usize + word.len()].copy_from_slice(&word);
+            let copy = bytes.clone();
+            let found = run_on_memory(async move {
+                check(in_memory(&copy).await, &CheckOptions::default()).await
+            });
+            found
+                .is_ok_and(|report| is_sound(&report))
+                .then_some((bytes, what))
+        });
+        loop {
+            let some: Vec<(Vec<u8>, String)> = clean.by_ref().take(OPENED_AT_ONCE).collect();
+            if some.is_empty() {
+                break;
+            }
+            wrong.extend(refused_by_qemu(dir.path(), &some));
+        }
+    }
+    assert!(wrong.is_empty(), "called clean:\n{}", wrong.join("\n"));
+}
+
+/// Which of some images QEMU does not open, to read or to write, and why.
+fn refused_by_qemu(dir: &Path, images: &[(Vec<u8>, String)]) -> Vec<String> {
+    let mut words = Vec::new();
+    for (number, (bytes, _)) in images.iter().enumerate() {
+        std::fs::write(dir.join(format!("word{number}")), bytes).expect("a writable directory");
+        for access in ["-r ", ""] {
+            let open = format!("open {access}-o driver=qcow2 word{number}");
+            words.extend(["-c".to_owned(), open, "-c".to_owned(), "close".to_owned()]);
+        }
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let said = qemu("qemu-io", dir, &words).stderr;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let refused = said.lines().filter_map(|line| {
+        let (_, refused) = line.split_once("can't open device word")?;
+        let (number, why) = refused.split_once(':')?;
+        let (_, what) = &images[number.parse::<usize>().ok()?];
+        (!is_expected(why)).then(|| format!("{what}: {why}"))
+    });
+    refused.collect()
+}
+
+/// What `qemu-img check` calls clean as well, and QEMU does not open all the same.
+fn is_expected(said: &str) -> bool {
+    let expected = [
+        // An image that is encrypted opens with its key.
+        "Parameter 'encrypt.key-secret' is required",
+        // A table of bits that is longer than the disk needs, as none is after a resize by
+        // either program. It is read by Vellum.
+        "Could not read bitmap '",
+        "qcow2: Image is corrupt; cannot be opened read/write",
+    ];
+    expected.iter().any(|why| said.contains(why))
+}
+
+#[test]
+fn who_qemu_cannot_open_is_not_called_clean() {
+    open_what_is_clean(7);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn whatever_word_is_hostile_who_qemu_cannot_open_is_not_called_clean() {
+    open_what_is_clean(1);
 }

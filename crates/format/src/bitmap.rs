@@ -28,8 +28,6 @@ impl BitmapFlags {
     pub const IN_USE: Self = Self(1 << 0);
     /// The bitmap records every write to the disk.
     pub const AUTO: Self = Self(1 << 1);
-    /// The bitmap may be used by those who do not know its extra data.
-    pub const EXTRA_DATA_COMPATIBLE: Self = Self(1 << 2);
 
     /// Whether every flag of `other` is set.
     pub const fn contains(self, other: Self) -> bool {
@@ -49,7 +47,7 @@ impl BitmapFlags {
     }
 
     const fn has_reserved(self) -> bool {
-        self.0 & !0b111 != 0
+        self.0 & !0b11 != 0
     }
 }
 

@@ -22,12 +22,10 @@ pub struct BitmapDirectoryEntry {
     pub table_offset: HostOffset,
     /// Entries of the bitmap table.
     pub table_entries: u32,
-    /// In use, enabled, and what to do about extra data.
+    /// In use, and enabled.
     pub flags: BitmapFlags,
     /// A bit stands for `1 << granularity_bits` bytes of the disk.
     pub granularity_bits: u8,
-    /// Extra data, which nobody knows yet; kept as it is.
-    pub extra_data: Vec<u8>,
     /// The name, unique in the image.
     pub name: Vec<u8>,
 }
@@ -36,12 +34,6 @@ impl BitmapDirectoryEntry {
     /// The name as text.
     pub fn name_text(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.name)
-    }
-
-    /// Whether the bitmap's content may be used: not if it has extra data that
-    /// is not declared harmless.
-    pub fn is_usable(&self) -> bool {
-        self.extra_data.is_empty() || self.flags.contains(BitmapFlags::EXTRA_DATA_COMPATIBLE)
     }
 
     /// Table entries that a bitmap of `guest_size_bytes` needs.
@@ -69,26 +61,25 @@ impl BitmapDirectoryEntry {
             table_entries: bytes::be32(raw, 8)?,
             flags: BitmapFlags(bytes::be32(raw, 12)?),
             granularity_bits: *raw.get(17)?,
-            extra_data: raw
-                .get(BITMAP_DIRECTORY_ENTRY_SIZE_BYTES..name_at)?
-                .to_vec(),
             name: raw.get(name_at..end)?.to_vec(),
         };
-        let bitmap_type = *raw.get(16)?;
-        Some((RawEntry { entry, bitmap_type }, padded_end))
+        let raw = RawEntry {
+            entry,
+            bitmap_type: *raw.get(16)?,
+            extra_data_bytes: extra_len as u64,
+        };
+        Some((raw, padded_end))
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
-        // The name's length is checked before; extra data is bounded by the directory.
+        // The name's length is checked before.
         let name_len = u16::try_from(self.name.len()).unwrap_or(u16::MAX);
-        let extra_len = u32::try_from(self.extra_data.len()).unwrap_or(u32::MAX);
         out.extend_from_slice(&self.table_offset.0.to_be_bytes());
         out.extend_from_slice(&self.table_entries.to_be_bytes());
         out.extend_from_slice(&self.flags.0.to_be_bytes());
         out.extend_from_slice(&[DIRTY_TRACKING, self.granularity_bits]);
         out.extend_from_slice(&name_len.to_be_bytes());
-        out.extend_from_slice(&extra_len.to_be_bytes());
-        out.extend_from_slice(&self.extra_data);
+        out.extend_from_slice(&0u32.to_be_bytes());
         out.extend_from_slice(&self.name);
         out.resize(bytes::padded(out.len()), 0);
     }
@@ -147,10 +138,11 @@ impl BitmapDirectoryEntry {
     }
 }
 
-/// An entry with the type that a decoded one need not remember.
+/// An entry with what a decoded one need not remember.
 struct RawEntry {
     entry: BitmapDirectoryEntry,
     bitmap_type: u8,
+    extra_data_bytes: u64,
 }
 
 /// What the bitmaps describe.
@@ -184,6 +176,10 @@ pub fn decode_directory(
         }
         let (raw, used) =
             BitmapDirectoryEntry::decode(rest).ok_or_else(|| broken(directory, rest))?;
+        if raw.extra_data_bytes != 0 {
+            let message = "Bitmap extra data is not supported";
+            return Err(fault("extra_data_size", raw.extra_data_bytes, message));
+        }
         if raw.bitmap_type != DIRTY_TRACKING {
             return Err(raw.entry.constraint("type", raw.bitmap_type.into()));
         }

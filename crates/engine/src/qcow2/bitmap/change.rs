@@ -101,7 +101,6 @@ impl Image {
                 false => enabled,
             },
             granularity_bits,
-            extra_data: Vec::new(),
             name: name.as_bytes().to_vec(),
         });
         self.replace_directory(&entries, new).await?;
@@ -188,7 +187,7 @@ impl Image {
         }
         let directory: usize = entries
             .iter()
-            .map(|entry| entry.name.len() + entry.extra_data.len())
+            .map(|entry| entry.name.len())
             .chain([name.len()])
             .map(|bytes| (24 + bytes).next_multiple_of(8))
             .sum();

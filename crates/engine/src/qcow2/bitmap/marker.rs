@@ -14,9 +14,6 @@ use crate::qcow2::image::Image;
 
 /// Whether the content of a bitmap may be used.
 pub(crate) fn is_consistent(header: &Header, entry: &BitmapDirectoryEntry) -> bool {
-    if !entry.is_usable() {
-        return false;
-    }
     if !entry.flags.contains(BitmapFlags::IN_USE) {
         return true;
     }

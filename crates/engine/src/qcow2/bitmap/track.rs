@@ -54,11 +54,7 @@ impl Image {
             tracked.push(Tracked { name, dirty });
             layout.push(table);
         }
-        // What is not kept, and enabled, is lost from here on.
-        let unusable = entries
-            .iter()
-            .filter(|entry| enabled(entry) && !entry.is_usable());
-        if tracked.is_empty() && unusable.count() == 0 {
+        if tracked.is_empty() {
             return Ok(());
         }
         self.set_kept_marker(&entries).await?;

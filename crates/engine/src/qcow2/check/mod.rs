@@ -21,6 +21,7 @@ use super::Messages;
 use crate::{Error, ErrorKind, Result, Storage};
 
 mod areas;
+mod beyond;
 mod bitmaps;
 mod chunk;
 mod compare;
@@ -175,6 +176,11 @@ async fn run(image: &mut Image, fix: Option<Fix>, mut findings: Findings) -> Res
     let mut outcome = refcounts::check(image, &snapshots, fix, &mut findings).await?;
     if fix == Some(Fix::All) && in_table > 0 {
         snapshots::rewrite(image, &snapshots, &mut outcome).await?;
+        if outcome.tally.has_grown() {
+            // What comes into the file with the new table is counted since then.
+            outcome.stored = stored::Stored::load(image).await?;
+            copied::check(image, &outcome, true, &mut Findings::new(None)).await?;
+        }
         findings.report.corruptions_fixed += in_table;
     } else {
         findings.report.corruptions += in_table;

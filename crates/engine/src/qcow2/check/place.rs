@@ -1,5 +1,6 @@
 //! Where new metadata may be put: in clusters that nothing refers to *and* that are
-//! counted as free, or behind the end of the file. What only one of the two calls
+//! counted as free, or behind the end of the file, where nothing points either: what reads
+//! as zeroes there goes on doing so. What only one of the two calls
 //! free may be what the other has lost. Only where the storage cannot grow and has
 //! none of these are clusters taken that nothing refers to, whatever their count.
 
@@ -73,21 +74,27 @@ impl Places {
             }
         }
         // A run of free clusters at the end of the file may begin the place.
-        let first = end - run;
-        (first.saturating_add(count) <= self.most).then(|| {
-            self.next = first + count;
-            first
-        })
+        let mut next = end;
+        while run < count {
+            if next >= self.most || !outcome.tally.is_known(next) {
+                return None;
+            }
+            let free = outcome.tally.is_free(next);
+            next += 1;
+            run = if free { run + 1 } else { 0 };
+        }
+        self.next = next;
+        Some(next - count)
     }
 
     fn is_free(&self, outcome: &Outcome, cluster: u64) -> bool {
         let counted_free = self.loose || outcome.stored.get(cluster) == Some(0);
-        counted_free && outcome.tally.references.get(cluster) == 0
+        counted_free && outcome.tally.is_free(cluster)
     }
 }
 
 fn reserve(outcome: &mut Outcome, first: u64, count: u64) -> u64 {
+    outcome.tally.grow(first + count);
     (first..first + count).for_each(|cluster| outcome.tally.references.set(cluster, 1));
-    outcome.tally.clusters = outcome.tally.clusters.max(first + count);
     first
 }

@@ -34,6 +34,7 @@ struct Plan {
 /// Writes refcounts that are the references of `outcome`, and takes them into use.
 /// The image must be read anew afterwards.
 pub(super) async fn rebuild(image: &Image, outcome: &mut Outcome) -> Result<()> {
+    cover_entries_beyond(image, outcome).await?;
     let plan = plan(image, outcome)?;
     write_blocks(image, outcome, &plan).await?;
     write_table(image, &plan).await?;
@@ -45,6 +46,18 @@ pub(super) async fn rebuild(image: &Image, outcome: &mut Outcome) -> Result<()> 
         .write(HEADER_TABLE_FIELDS, Buffer::copy_of(&fields))
         .await?;
     image.flush().await
+}
+
+/// Makes the file so long that what points behind its end has clusters there, and counts
+/// these: they would be the next to be handed out.
+async fn cover_entries_beyond(image: &Image, outcome: &mut Outcome) -> Result<()> {
+    let most = image.cluster_of(image.longest_bytes());
+    let Some(last) = outcome.tally.last_beyond(most) else {
+        return Ok(());
+    };
+    image.storage.truncate(image.offset_of(last + 1)).await?;
+    outcome.tally.grow(last + 1);
+    Ok(())
 }
 
 /// Every block lies in the clusters that it counts, or behind them; so each is placed

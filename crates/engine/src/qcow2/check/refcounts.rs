@@ -17,10 +17,6 @@ use crate::{Error, Result};
 /// is built once more, elsewhere.
 const MAX_REBUILDS: u32 = 3;
 
-/// A refcount block beyond the end of the file is kept, and the file made longer, only
-/// while that does not make much more of the file than there was.
-const MAX_GROWTH_BYTES: u64 = 64 << 20;
-
 const EINVAL: i32 = 22;
 const EFBIG: i32 = 27;
 const EIO: i32 = 5;
@@ -129,11 +125,17 @@ async fn outside(
         findings.corruption_or_repair(false, what);
         return Ok(());
     }
+    if !outcome.tally.is_free(image.cluster_of(offset)) {
+        // What else points there reads as zeroes, and must go on doing so.
+        findings.corruption_or_repair(false, what);
+        outcome.must_rebuild = true;
+        return Ok(());
+    }
     let cluster_size = image.geometry.cluster_size_bytes();
     let end = offset
         .checked_add(cluster_size)
         .filter(|&end| end <= i64::MAX as u64);
-    let most = image.len_bytes().max(MAX_GROWTH_BYTES) * 2;
+    let most = image.longest_bytes();
     let extended = match end {
         None => Err(EINVAL),
         Some(end) if end > most => Err(EFBIG),
@@ -153,7 +155,7 @@ async fn outside(
     findings.corruption_or_repair(true, what);
     // The file has more clusters now whose counts matter.
     outcome.stored = Stored::load(image).await?;
-    outcome.tally.clusters = outcome.tally.clusters.max(image.file_clusters());
+    outcome.tally.grow(image.file_clusters());
     outcome
         .tally
         .add_area(image, findings, offset, cluster_size);

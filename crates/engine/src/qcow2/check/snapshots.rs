@@ -181,8 +181,9 @@ async fn write_anew(image: &mut Image, table: &Table, outcome: &mut Outcome) -> 
     let clusters = image.geometry.clusters_for(bytes.len() as u64);
     let mut place = 0;
     if clusters > 0 {
+        let end = outcome.tally.clusters;
         place = Places::new(image).take(outcome, 0, clusters, |_| true)?;
-        count_new(image, outcome, place..place + clusters).await?;
+        count_new(image, outcome, place.min(end)..place + clusters).await?;
         let mut whole = Buffer::zeroed((clusters * image.geometry.cluster_size_bytes()) as usize);
         whole[..bytes.len()].copy_from_slice(&bytes);
         image.write(image.offset_of(place), whole).await?;
@@ -210,10 +211,11 @@ async fn write_anew(image: &mut Image, table: &Table, outcome: &mut Outcome) -> 
     settle::settle(image, outcome, Fix::Leaks).await
 }
 
-/// Raises the refcounts of new clusters; where there is no block for them, all are
-/// made anew.
+/// Raises the refcounts of new clusters, and of those that have come into the file with
+/// them; where there is no block for them, all are made anew.
 async fn count_new(image: &mut Image, outcome: &mut Outcome, clusters: Range<u64>) -> Result<()> {
-    let has_block = |cluster| outcome.stored.has_block(cluster);
+    let is_unused = |cluster| outcome.tally.references.get(cluster) == 0;
+    let has_block = |cluster| is_unused(cluster) || outcome.stored.has_block(cluster);
     if clusters.clone().all(has_block) {
         return settle::settle(image, outcome, Fix::All).await;
     }

@@ -15,6 +15,9 @@ use crate::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 const MAX_CLUSTERS: u64 = i32::MAX as u64;
 const EFBIG: i32 = 27;
 
+/// See [`Image::longest_bytes`].
+const MAX_GROWTH_BYTES: u64 = 64 << 20;
+
 /// How many bytes of tables are read for each byte of the file, and in any case.
 /// The tables of a sound image share no bytes and are read twice at most; a hostile
 /// one can lay millions of them over each other, and a check would take for ever.
@@ -85,6 +88,15 @@ impl Image {
         }
         self.storage.truncate(len_bytes).await?;
         self.measure()
+    }
+
+    /// How long a repair makes the file at most for what points behind its end: only while
+    /// that does not make much more of it than there was.
+    pub(super) fn longest_bytes(&self) -> u64 {
+        match self.storage.capabilities().growable {
+            true => self.len_bytes.max(MAX_GROWTH_BYTES) * 2,
+            false => self.len_bytes,
+        }
     }
 
     /// Takes tables of `size_bytes` off what may still be read.

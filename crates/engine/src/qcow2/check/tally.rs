@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Findings;
 use super::areas::Areas;
+use super::beyond::Beyond;
 use super::counts::{Counts, SharedCounts};
 use super::source::Image;
 
@@ -15,6 +16,9 @@ pub(super) struct Tally {
     /// Clusters to compare: those of the file, and one more if it is used in part.
     pub(super) clusters: u64,
     max_refcount: u64,
+    /// What points behind the end of the file, and is not among `references`.
+    beyond: Beyond,
+    has_grown: bool,
     /// Metadata other than L2 tables.
     pub(super) areas: Areas,
 }
@@ -26,6 +30,8 @@ impl Tally {
             shared: None,
             clusters: image.file_clusters(),
             max_refcount: image.geometry.max_refcount(),
+            beyond: Beyond::new(image),
+            has_grown: false,
             areas: Areas::default(),
         }
     }
@@ -83,7 +89,8 @@ impl Tally {
                      cluster or more: offset {offset:#x} size {size:#x}"
                 )
             });
-            return;
+            let clusters = image.cluster_of(offset)..image.cluster_of(end - 1) + 1;
+            return self.beyond.add(clusters, times);
         }
         let clusters = image.cluster_of(offset)..image.cluster_of(end - 1) + 1;
         self.clusters = self.clusters.max(clusters.end);
@@ -93,6 +100,40 @@ impl Tally {
             Some(shared) => shared.add_run(clusters, times, max, overflow),
             None => self.references.add_run(clusters, times, max, overflow),
         }
+    }
+
+    /// Whether nothing refers to a cluster, in the file or behind its end.
+    pub(super) fn is_free(&self, cluster: u64) -> bool {
+        self.references.get(cluster) == 0 && self.beyond.is_free(cluster)
+    }
+
+    /// Whether all references to a cluster are known.
+    pub(super) fn is_known(&self, cluster: u64) -> bool {
+        self.beyond.is_known(cluster)
+    }
+
+    /// Whether the file has got clusters that something pointed at behind its end.
+    pub(super) fn has_grown(&self) -> bool {
+        self.has_grown
+    }
+
+    /// The last cluster below `end_cluster` that something points at behind the end of
+    /// the file.
+    pub(super) fn last_beyond(&self, end_cluster: u64) -> Option<u64> {
+        self.beyond.last_used(end_cluster)
+    }
+
+    /// The file has, or is going to have, so many clusters: what points at those is counted.
+    pub(super) fn grow(&mut self, clusters: u64) {
+        let (references, max) = (&mut self.references, self.max_refcount);
+        let mut any = false;
+        self.beyond.take_over(clusters, |cluster, count| {
+            any = true;
+            let sum = references.get(cluster).saturating_add(count);
+            references.set(cluster, sum.min(max));
+        });
+        self.has_grown |= any;
+        self.clusters = self.clusters.max(clusters);
     }
 }
 
