@@ -46,6 +46,7 @@ pub mod secret;
 pub mod shown_bitmaps;
 pub mod size;
 pub mod spec;
+pub mod stderr;
 #[cfg(feature = "tls")]
 pub mod tls;
 #[cfg(not(feature = "tls"))]

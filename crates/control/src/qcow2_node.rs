@@ -1,11 +1,10 @@
 //! The `qcow2` driver: its options, and opening an image with them.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use vellum::qcow2::{
-    Backing, CacheOptions, CompressionOptions, Messages, Metadata, OpenOptions, OverlapChecks,
-    Qcow2, read_header,
+    Backing, CacheOptions, CompressionOptions, Metadata, OpenOptions, OverlapChecks, Qcow2,
+    read_header,
 };
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 
@@ -16,7 +15,7 @@ use crate::graph::{Around, Role, optional_child};
 use crate::open::{Place, backing_flags, open_below, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
-use crate::{cache_cleaner, config, encryption, filename};
+use crate::{cache_cleaner, config, encryption, filename, stderr};
 
 /// The values of `overlap-check`.
 const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [
@@ -66,7 +65,7 @@ fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
         pass_discard_other,
         pass_discard_snapshot,
         lazy_refcounts,
-        messages: Messages::to(print_line),
+        messages: stderr::messages(),
         ..OpenOptions::default()
     })
 }
@@ -93,11 +92,6 @@ fn take_compression(options: &mut Options) -> Result<CompressionOptions> {
         level,
         small_window,
     })
-}
-
-/// Prints a line on standard error; nothing can be done if that fails.
-fn print_line(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// What writes are checked against: a template, and switches for single structures.

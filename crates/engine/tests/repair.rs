@@ -3,15 +3,16 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::{open, qemu, qemu_ok, qemu_verdict};
 use vellum::gate::DenyAll;
+use vellum::qcow2::Messages;
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::qcow2::{OpenOptions, Qcow2};
-use vellum::BlockDevice;
+use vellum::{BlockDevice, Storage};
 use vellum_storage::file::Create;
-use vellum_storage::lane;
+use vellum_storage::{MemStorage, lane};
 
 const CLUSTER: u64 = 65536;
 const COPIED: u64 = 1 << 63;
@@ -211,4 +212,50 @@ fn an_image_left_dirty_is_repaired_when_it_is_opened() {
         let text = qemu_ok("qemu-io", dir.path(), &read);
         assert!(!text.contains("verification failed"), "{kind}: {text}");
     }
+}
+
+/// An image that is marked dirty, and has thousands of leaked clusters.
+fn dirty_with_leaks(leaks: u64) -> Vec<u8> {
+    let mut image = Broken::new();
+    let first = image.bytes.len() as u64 / CLUSTER;
+    let block = image.be64(image.be64(48));
+    for cluster in first..first + leaks {
+        let at = (block + cluster * 2) as usize;
+        image.bytes[at..at + 2].copy_from_slice(&1u16.to_be_bytes());
+    }
+    let end = image.beyond(leaks) as usize;
+    image.bytes.resize(end, 0);
+    image.put64(72, image.be64(72) | 1);
+    image.bytes
+}
+
+/// What opening an image says.
+fn said(
+    bytes: Vec<u8>,
+    messages: impl FnOnce(Box<dyn Fn(&str) + Send + Sync>) -> Messages,
+) -> Vec<String> {
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let sink = lines.clone();
+    let say = move |line: &str| sink.lock().unwrap().push(line.to_owned());
+    let options = OpenOptions {
+        messages: messages(Box::new(say)),
+        ..OpenOptions::default()
+    };
+    let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(bytes));
+    lane::block_on(async move {
+        let image = Qcow2::open(file, Arc::new(DenyAll), options).await;
+        image.expect("opened").close().await.expect("closed");
+    });
+    let lines = lines.lock().unwrap();
+    lines.clone()
+}
+
+#[test]
+fn a_repair_as_an_image_is_opened_says_a_few_lines_and_a_sum() {
+    let few = said(dirty_with_leaks(3), |say| Messages::to(say));
+    assert_eq!(few.len(), 6, "{few:?}");
+    let lines = said(dirty_with_leaks(5000), |say| Messages::to(say));
+    assert!(lines.len() < 20, "{} lines", lines.len());
+    let last = lines.last().expect("a sum");
+    assert!(last.contains("5000 leaked clusters"), "{last}");
 }

@@ -1,5 +1,6 @@
 //! Opening the image, listening, serving, and ending in order.
 
+use std::fmt::Display;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::ToSocketAddrs;
@@ -189,10 +190,14 @@ fn server_options(arguments: &Arguments) -> Result<ServerOptions, Failure> {
 }
 
 /// Tells who could not come in; of the others, what they do wrong, where that is wanted.
+/// Clients decide how much that is, so no client waits for who reads it.
 pub(crate) fn log(verbose: bool) -> Log {
+    let say = |what: &str, line: &dyn Display| {
+        vellum_control::stderr::say(&format!("{}: {what}: {line}", report::program()));
+    };
     Arc::new(move |phase, line| match phase {
-        Phase::Negotiation => report::error(format_args!("option negotiation failed: {line}")),
-        Phase::Transmission if verbose => report::info(line),
+        Phase::Negotiation => say("option negotiation failed", &line),
+        Phase::Transmission if verbose => say("info", &line),
         Phase::Transmission => {}
     })
 }

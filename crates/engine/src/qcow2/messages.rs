@@ -1,31 +1,101 @@
 //! What users are told about an image while it is in use: lines on standard error, in
 //! QEMU's tools, and wherever an embedding program wants them.
+//!
+//! Invariant: how many lines an image has a program say does not depend on what is in it,
+//! unless the program asks for all of them.
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::check::CheckReport;
 
 type Sink = dyn Fn(&str) + Send + Sync;
 
+/// So many lines of one repair are said; of the others their number.
+const MOST_LINES: u64 = 16;
+
 /// Receives lines of text; says nothing by default.
 #[derive(Clone, Default)]
-pub struct Messages(Option<Arc<Sink>>);
+pub struct Messages {
+    sink: Option<Arc<Sink>>,
+    in_full: bool,
+}
 
 impl Messages {
-    /// Messages that go to `sink`, a line (or more, with line breaks between) at a time.
+    /// Messages that go to `sink`, a line (or more, with line breaks between) at a time. Of
+    /// what a repair finds, as an image is opened that was not closed cleanly, these are
+    /// the first lines and a sum. Requests wait for `sink`.
     pub fn to(sink: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Messages(Some(Arc::new(sink)))
+        Messages {
+            sink: Some(Arc::new(sink)),
+            in_full: false,
+        }
+    }
+
+    /// As [`Messages::to`], with every line of such a repair, as QEMU's tools print them:
+    /// two or more for each cluster.
+    pub fn in_full(sink: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Messages {
+            in_full: true,
+            ..Messages::to(sink)
+        }
     }
 
     /// Passes on a line.
     pub fn say(&self, line: &str) {
-        if let Some(sink) = &self.0 {
+        if let Some(sink) = &self.sink {
             sink(line);
+        }
+    }
+
+    /// What is going to be said of a repair.
+    pub(super) fn of_repair(&self) -> RepairMessages {
+        RepairMessages {
+            messages: self.clone(),
+            lines: AtomicU64::new(0),
         }
     }
 }
 
 impl fmt::Debug for Messages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Messages").field(&self.0.is_some()).finish()
+        f.debug_tuple("Messages")
+            .field(&self.sink.is_some())
+            .finish()
+    }
+}
+
+/// What a repair says: not more than a few lines, unless all are wanted.
+#[derive(Debug)]
+pub(super) struct RepairMessages {
+    messages: Messages,
+    lines: AtomicU64,
+}
+
+impl RepairMessages {
+    /// Passes on one of the first lines, and counts the others.
+    pub(super) fn say(&self, line: &str) {
+        let before = self.lines.fetch_add(1, Ordering::Relaxed);
+        if self.messages.in_full || before < MOST_LINES {
+            self.messages.say(line);
+        }
+    }
+
+    /// Says how much was not said; `report`: what was found, if the repair got so far.
+    pub(super) fn say_sum(&self, report: Option<&CheckReport>) {
+        let lines = self.lines.load(Ordering::Relaxed);
+        let hidden = lines.saturating_sub(MOST_LINES);
+        if self.messages.in_full || hidden == 0 {
+            return;
+        }
+        let sum = report.map_or_else(String::new, |report| {
+            format!(
+                "; repaired as the image was opened: {} leaked clusters, {} errors",
+                report.leaks_fixed, report.corruptions_fixed
+            )
+        });
+        self.messages
+            .say(&format!("qcow2: {hidden} more lines like these{sum}"));
     }
 }

@@ -196,19 +196,21 @@ async fn run(image: &mut Image, fix: Option<Fix>, mut findings: Findings) -> Res
 /// and clears the dirty bit, as it is opened.
 ///
 /// # Errors
-/// As [`repair`]. What else is wrong with the image is told through `messages`, and
-/// left to its use to meet, as in QEMU.
+/// As [`repair`]. What else is wrong with the image is told through `messages`, in a few
+/// lines and a sum unless these want all, and left to its use to meet, as in QEMU.
 pub(crate) async fn repair_dirty(storage: Arc<dyn Storage>, messages: &Messages) -> Result<()> {
-    let messages = messages.clone();
-    let findings = Findings::new(Some(Arc::new(move |finding| {
-        messages.say(&finding.message)
-    })));
+    let told = Arc::new(messages.of_repair());
+    let sink = told.clone();
+    let on_finding = move |finding: &Finding| sink.say(&finding.message);
+    let findings = Findings::new(Some(Arc::new(on_finding)));
     let could_not = |error: Error| error.context("open", "Could not repair dirty image");
     let repaired = async {
         let mut image = Image::open(storage.clone(), None).await?;
         run(&mut image, Some(Fix::All), findings).await
     };
-    let report = repaired.await.map_err(could_not)?;
+    let repaired = repaired.await;
+    told.say_sum(repaired.as_ref().ok());
+    let report = repaired.map_err(could_not)?;
     if report.check_errors > 0 {
         let error = Error::new(ErrorKind::Corrupt, "open", "Could not repair dirty image");
         return Err(error.target(storage.name()).with_errno(EIO));
