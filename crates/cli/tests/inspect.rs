@@ -123,6 +123,11 @@ fn what_snapshots_hold_alone_is_what_deleting_them_gives_back() {
         let before = inspect(&folder, "disk");
         let snapshot = &before["qcow2"]["snapshots"][0];
         assert_eq!(snapshot["name"], name);
+        // Space is not all that a snapshot is: who deletes one hears what it costs.
+        let advice = before["advice"].as_array().expect("advice");
+        let told = advice.iter().find(|advice| advice["code"] == "snapshots");
+        let told = told.expect("advice about snapshots")["text"].to_string();
+        assert!(told.contains("gives up a point to go back to"), "{told}");
         run(
             "qemu-img",
             folder.path(),

@@ -36,6 +36,7 @@ fn on_terminal(folder: &Path, line: &str) -> String {
 #[test]
 fn slips_get_a_hint_on_a_terminal() {
     let folder = folder();
+    std::fs::write(folder.path().join("raw"), [0; 512]).unwrap();
     for (line, meant) in [
         ("$VELLUM covnert a b", "did you mean 'convert'?"),
         ("$VELLUM inspcet a", "did you mean 'inspect'?"),
@@ -83,6 +84,15 @@ fn slips_get_a_hint_on_a_terminal() {
         ),
         ("$VELLUM audit --outptu json x", "did you mean '--output'?"),
         ("$VELLUM bench --quite", "did you mean '--quiet'?"),
+        ("$VELLUM inspect --no-chekc x", "did you mean '--no-check'?"),
+        (
+            "$VELLUM info -f qcow2 raw",
+            "'raw' looks like raw: name that with -f",
+        ),
+        (
+            "$VELLUM convert -B disk.qcow2 -O qcow2 disk.qcow2 y",
+            "name it with -F",
+        ),
         ("$VELLUM create -f qcow2 -b disk.qcow2 x", "name it with -F"),
     ] {
         let text = on_terminal(folder.path(), line);
@@ -212,6 +222,51 @@ fn what_new_users_run_into_gets_a_hint() {
         let text = on_terminal(folder.path(), &format!("$VELLUM {line}"));
         assert!(!text.contains("hint"), "it was asked for: {text}");
     }
+}
+
+/// A server says where it is found, when it ends and who can come in, to a person only.
+#[test]
+fn a_server_says_where_it_is() {
+    let folder = folder();
+    // The server ends with its only client, which comes once there is a socket.
+    let serve = |program: &str| {
+        let line = format!(
+            "bash -c '{program} -k $PWD/s disk.qcow2 & until [ -S s ]; do :; done; \
+             nbdinfo --size nbd+unix:///?socket=s; wait; rm -f s'"
+        );
+        on_terminal(folder.path(), &line)
+    };
+    let text = serve("$VELLUM nbd");
+    assert!(
+        text.contains("is served at nbd+unix:///?socket=/"),
+        "{text}"
+    );
+    assert!(text.contains("it ends with its last client"), "{text}");
+    assert!(
+        !text.contains("whoever reaches"),
+        "a socket is this machine's: {text}"
+    );
+    std::os::unix::fs::symlink(VELLUM, folder.path().join("qemu-nbd")).unwrap();
+    let text = serve("./qemu-nbd");
+    assert!(text.contains("1048576") && !text.contains("hint"), "{text}");
+}
+
+/// A daemon that can do nothing, ever, does not wait in silence.
+#[test]
+fn a_daemon_without_anything_to_do_says_so() {
+    let folder = folder();
+    // The signal is caught: what is told before the end is told.
+    let run = |program: &str| {
+        let line =
+            format!("bash -c '{program} --pidfile p & until [ -s p ]; do :; done; kill $!; wait'");
+        on_terminal(folder.path(), &line)
+    };
+    let text = run("$VELLUM daemon");
+    assert!(text.contains("nothing is exported"), "{text}");
+    let link = folder.path().join("qemu-storage-daemon");
+    std::os::unix::fs::symlink(VELLUM, link).unwrap();
+    let text = run("./qemu-storage-daemon");
+    assert!(!text.contains("hint"), "{text}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use vellum_control::audit::Policy;
 use vellum_control::probe::is_format_name;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::manual::pages::examples;
 use crate::output::Output;
 use crate::size;
 
@@ -130,5 +131,8 @@ fn size_of(option: &str, text: &str) -> Result<u64, String> {
 
 /// What `--help` prints.
 pub fn help(program: &str) -> String {
-    format!("Usage: {program} audit {USAGE}\n\n{EXPLAINS}\nArguments:\n  -h, --help\n  {HELP}")
+    let examples = examples("audit");
+    format!(
+        "Usage: {program} audit {USAGE}\n\n{EXPLAINS}\nArguments:\n  -h, --help\n{HELP}{examples}"
+    )
 }

@@ -119,6 +119,10 @@ async fn run(
         let told = ready.tell(false);
         told.map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
     }
+    let has = |part| arguments.items.iter().any(|item| item.part == part);
+    if !has(Part::Export) && !has(Part::Monitor) {
+        hint::give("nothing is exported (--export) and nobody can change that (--monitor): Ctrl-C");
+    }
     program::forget_start();
     program.daemon.parts.lock().await.start_server();
     let sources = std::mem::take(&mut program.sockets.lock().await.monitors);

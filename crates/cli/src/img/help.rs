@@ -113,28 +113,18 @@ pub fn subcommand(command: Command<'_>) -> Outcome {
         let lines = meaning.lines().map(|line| format!("     {line}\n"));
         text.extend(lines);
     }
-    report::print(format_args!(
-        "{text}{}{}\n",
-        help.closing,
-        examples(command)
-    ));
+    let examples = match report::is_own_name(command.program) {
+        true => pages::examples(command.typed()),
+        // Scripts compare the helps of QEMU's programs.
+        false => String::new(),
+    };
+    report::print(format_args!("{text}{}{examples}\n", help.closing));
     Ok(0)
 }
 
 /// What follows a subcommand's name.
 pub fn usage_of(name: &str) -> Option<&'static str> {
     help_texts::of(name).map(|help| help.usage)
-}
-
-/// Examples, for our own name only: scripts compare the helps of QEMU's programs.
-fn examples(command: Command<'_>) -> String {
-    let page = pages::of(command.typed()).filter(|_| report::is_own_name(command.program));
-    let Some(page) = page else {
-        return String::new();
-    };
-    let lines = page.examples.iter();
-    let lines = lines.map(|(line, about)| format!("  {line}\n     {about}\n"));
-    format!("\nExamples:\n{}", lines.collect::<String>())
 }
 
 /// What the arguments of a subcommand mean, each in a line.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use vellum_control::ImageSpec;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::manual::pages::examples;
 use crate::output::Output;
 use crate::report;
 
@@ -116,5 +117,8 @@ impl Arguments {
 
 /// What `--help` prints.
 pub fn help(program: &str) -> String {
-    format!("Usage: {program} inspect {USAGE}\n\n{EXPLAINS}\nArguments:\n  -h, --help\n  {HELP}")
+    let examples = examples("inspect");
+    format!(
+        "Usage: {program} inspect {USAGE}\n\n{EXPLAINS}\nArguments:\n  -h, --help\n{HELP}{examples}"
+    )
 }

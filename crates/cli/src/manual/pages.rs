@@ -33,6 +33,18 @@ pub fn of(name: &str) -> Option<&'static Page> {
     found.map(|(_, page)| page)
 }
 
+/// The examples of a tool as a help shows them; nothing for a tool without a page.
+pub fn examples(name: &str) -> String {
+    let lines = of(name).map_or(&[][..], |page| page.examples);
+    let lines = lines
+        .iter()
+        .map(|(line, about)| format!("  {line}\n     {about}\n"));
+    match lines.len() {
+        0 => String::new(),
+        _ => format!("\nExamples:\n{}", lines.collect::<String>()),
+    }
+}
+
 static PAGES: &[(&str, Page)] = &[
     ("vellum", VELLUM),
     ("amend", page(AMEND)),

@@ -19,7 +19,7 @@ use vellum_storage::{lane, program, spawn};
 use super::arguments::Arguments;
 use super::daemon::{self, Ready, Side};
 use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
-use crate::{img::snapshot, report};
+use crate::{hint, img::snapshot, report};
 
 /// Longest path in bytes that a unix socket can have, with its terminator.
 const MAX_SOCKET_PATH_BYTES: usize = 108;
@@ -83,6 +83,7 @@ async fn run(
     let device = open(arguments).await?;
     let served: Result<(), Failure> = async {
         let export = make_export(arguments, device.clone()).await?;
+        let is_activated = activated.is_some();
         let listeners = listen(arguments, activated)?;
         if let Some(path) = &arguments.pid_file {
             write_pid_file(path)?;
@@ -93,6 +94,9 @@ async fn run(
                 .map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
         }
         let options = server_options(arguments)?;
+        if !is_activated && !arguments.fork {
+            hint::give(&what_is_served(arguments));
+        }
         program::forget_start();
         vellum_export::nbd::serve(listeners, Exports::new([export]), options, stop).await;
         Ok(())
@@ -200,6 +204,31 @@ pub(crate) fn log(verbose: bool) -> Log {
         Phase::Transmission if verbose => say("info", &line),
         Phase::Transmission => {}
     })
+}
+
+/// For a person who waits for something to happen: where clients find the image, when the
+/// program ends, and who else can come in.
+fn what_is_served(arguments: &Arguments) -> String {
+    let export = arguments.export_name.as_deref().unwrap_or_default();
+    let host = arguments.bind.as_deref().unwrap_or(DEFAULT_ADDRESS);
+    let place = match &arguments.socket {
+        Some(path) => format!("nbd+unix:///{export}?socket={path}"),
+        None => {
+            let port = arguments.port.as_deref().unwrap_or(DEFAULT_PORT);
+            format!("nbd://{host}:{port}/{export}")
+        }
+    };
+    let end = match arguments.persistent {
+        true => "Ctrl-C ends it",
+        false => "it ends with its last client (-t: it stays)",
+    };
+    let open = match arguments.socket.is_none() && host == DEFAULT_ADDRESS {
+        true => {
+            "; whoever reaches this machine can connect (-b 127.0.0.1 or -k SOCKET: nobody else)"
+        }
+        false => "",
+    };
+    format!("'{}' is served at {place}: {end}{open}", arguments.image)
 }
 
 fn listen(
