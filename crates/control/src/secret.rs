@@ -4,6 +4,7 @@
 //! their bytes are wiped when they are removed.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aes::Aes256;
@@ -13,6 +14,7 @@ use cbc::cipher::block_padding::Pkcs7;
 use cbc::cipher::{BlockModeDecrypt, KeyIvInit};
 use vellum::luks::Passphrase;
 use vellum::{Error, ErrorKind, Result};
+use vellum_storage::secret::read_file;
 use zeroize::Zeroizing;
 
 use crate::options::Options;
@@ -124,7 +126,7 @@ fn is_identifier(id: &str) -> bool {
 fn read(data: Option<String>, file: Option<String>) -> Result<Zeroizing<Vec<u8>>> {
     match (data, file) {
         (Some(data), None) => Ok(Zeroizing::new(data.into_bytes())),
-        (None, Some(file)) => std::fs::read(&file).map(Zeroizing::new).map_err(|error| {
+        (None, Some(file)) => read_file(Path::new(&file)).map_err(|error| {
             let reason = match error.raw_os_error() {
                 Some(errno) => Error::from_errno("read", errno).message().to_owned(),
                 None => error.to_string(),
@@ -140,16 +142,15 @@ fn read(data: Option<String>, file: Option<String>) -> Result<Zeroizing<Vec<u8>>
 
 /// Decodes base64; whitespace is left out, as files end with a line's end.
 fn decode(text: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
-    let text: Zeroizing<Vec<u8>> = Zeroizing::new(
-        text.iter()
-            .copied()
-            .filter(|byte| !byte.is_ascii_whitespace())
-            .collect(),
-    );
-    BASE64_STANDARD
-        .decode(&*text)
-        .map(Zeroizing::new)
-        .map_err(|_| invalid("Base64 data contains invalid characters"))
+    // As long as they will be: what grows leaves copies behind.
+    let mut digits = Zeroizing::new(Vec::with_capacity(text.len()));
+    digits.extend(text.iter().filter(|byte| !byte.is_ascii_whitespace()));
+    let mut bytes = Zeroizing::new(vec![0; base64::decoded_len_estimate(digits.len())]);
+    let len = BASE64_STANDARD
+        .decode_slice(&*digits, &mut bytes)
+        .map_err(|_| invalid("Base64 data contains invalid characters"))?;
+    bytes.truncate(len);
+    Ok(bytes)
 }
 
 /// Decrypts a secret with another one (AES-256 in CBC mode).

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum::{Error, ErrorKind, Result};
 use vellum_storage::nbd::Upgrade;
+use zeroize::Zeroizing;
+
 use vellum_tls::{Authorizer, Client, Credentials, CredentialsOptions, Endpoint, Kind, Server};
 
 use crate::authz;
@@ -75,13 +77,19 @@ fn credentials(kind: Kind, options: &mut Options) -> Result<Object> {
             )));
         }
     };
-    let password = match options.take_text("passwordid")? {
-        None => None,
-        Some(id) => {
-            let secret = secret::passphrase(&id)?;
-            Some(String::from_utf8_lossy(secret.bytes()).into_owned())
+    // Each kind has its own options; what has no meaning is not taken.
+    let (mut password, mut username, mut sanity_check) = (None, None, true);
+    match kind {
+        Kind::X509 => {
+            if let Some(id) = options.take_text("passwordid")? {
+                let secret = secret::passphrase(&id)?;
+                password = Some(Zeroizing::new(secret.bytes().to_vec()));
+            }
+            sanity_check = options.take_bool("sanity-check")?.unwrap_or(true);
         }
-    };
+        Kind::Psk => username = options.take_text("username")?,
+        Kind::Anonymous => {}
+    }
     let dir = options.take_text("dir")?;
     if dir.is_none() && kind != Kind::Anonymous {
         return Err(invalid("Missing 'dir' property value"));
@@ -92,8 +100,8 @@ fn credentials(kind: Kind, options: &mut Options) -> Result<Object> {
         dir: dir.map(Into::into),
         verify_peer: options.take_bool("verify-peer")?.unwrap_or(true),
         psk_file: None,
-        sanity_check: options.take_bool("sanity-check")?.unwrap_or(true),
-        username: options.take_text("username")?,
+        sanity_check,
+        username,
         password,
         priority: options.take_text("priority")?,
     })?;
@@ -134,6 +142,17 @@ pub fn client(id: &str, hostname: Option<String>) -> Result<Arc<dyn Upgrade>> {
 /// As [`add`].
 pub fn for_uri(mut options: Options, host: Option<String>) -> Result<Arc<dyn Upgrade>> {
     let psk_file = options.take_text("tls-psk-file")?;
+    // What asks for a proof that nobody would look at is refused.
+    let other = match psk_file {
+        Some(_) => "tls-certificates",
+        None => "tls-username",
+    };
+    if options.contains(other) {
+        return Err(invalid(match psk_file {
+            Some(_) => format!("'tls-psk-file' and '{other}' are mutually exclusive"),
+            None => format!("'{other}' is not permitted without 'tls-psk-file'"),
+        }));
+    }
     let kind = match psk_file {
         Some(_) => Kind::Psk,
         None => Kind::X509,

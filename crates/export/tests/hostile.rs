@@ -191,6 +191,46 @@ fn a_slow_handshake_is_cut_off() {
     client.assert_usable();
 }
 
+/// Asks for lists and takes no answer, until the server takes no more either; what ended it.
+fn ask_without_listening(client: &mut Client) -> std::io::Error {
+    client.greet();
+    let mut option = proto::OPTION_MAGIC.to_be_bytes().to_vec();
+    option.extend(proto::OPT_LIST.to_be_bytes());
+    option.extend(0_u32.to_be_bytes());
+    let options = option.repeat(1000);
+    loop {
+        if let Err(error) = std::io::Write::write_all(&mut client.stream, &options) {
+            return error;
+        }
+    }
+}
+
+#[test]
+fn a_client_that_negotiates_and_does_not_read_is_cut_off() {
+    let limit = Duration::from_millis(300);
+    let server = Server::with(|_| {}, |options| options.handshake_limit = Some(limit));
+    let mut client = server.connect();
+    let patience = Some(Duration::from_secs(10));
+    client.stream.set_write_timeout(patience).expect("set");
+    let error = ask_without_listening(&mut client);
+    assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
+}
+
+#[test]
+fn the_end_does_not_wait_for_clients_that_negotiate() {
+    let server = Server::with(|_| {}, |options| options.handshake_limit = None);
+    let mut silent = server.connect();
+    silent.greet();
+    let mut deaf = server.connect();
+    let patience = Some(Duration::from_millis(300));
+    deaf.stream.set_write_timeout(patience).expect("set");
+    ask_without_listening(&mut deaf);
+    let start = Instant::now();
+    server.stop();
+    let taken = start.elapsed();
+    assert!(taken < Duration::from_secs(3), "{taken:?}");
+}
+
 #[test]
 fn clients_over_the_limit_wait_for_a_place() {
     let server = Server::with(|_| {}, |options| options.max_connections = 2);

@@ -27,6 +27,7 @@ pub mod nodes;
 mod pass_on;
 mod pool;
 pub mod program;
+pub mod secret;
 mod storage;
 mod sys;
 pub mod wrap;

@@ -8,18 +8,20 @@ use openssl::dh::Dh;
 use openssl::error::ErrorStack;
 use openssl::pkey::PKey;
 use openssl::ssl::{
-    Ssl, SslContext, SslContextBuilder, SslFiletype, SslMethod, SslOptions, SslVersion,
+    Ssl, SslContext, SslContextBuilder, SslFiletype, SslMethod, SslOptions, SslSessionCacheMode,
+    SslVersion,
 };
 use openssl::x509::store::{X509Lookup, X509StoreBuilder};
 use openssl::x509::verify::X509VerifyFlags;
 use openssl::x509::{X509, X509Name};
-use vellum_storage::{Error, Result};
+use vellum_storage::{Error, Result, secret};
+use zeroize::Zeroizing;
 
 use crate::keys::Keys;
 use crate::{choose, error, library};
 
-/// Suites of TLS 1.2 with pre-shared keys.
-const PSK_SUITES: &str = "kECDHEPSK:kDHEPSK:kPSK";
+/// Suites of TLS 1.2 with pre-shared keys: those that prove the key, and encrypt.
+const PSK_SUITES: &str = "kECDHEPSK:kDHEPSK:kPSK:!eNULL";
 /// Suites without any proof of who the peer is; OpenSSL has them below its usual level.
 const ANONYMOUS_SUITES: &str = "ADH+AESGCM:ADH+AES:@SECLEVEL=0";
 /// The name that a client shows for its key.
@@ -64,7 +66,7 @@ pub struct CredentialsOptions {
     /// The name that a client shows for its pre-shared key.
     pub username: Option<String>,
     /// What unlocks the private key.
-    pub password: Option<String>,
+    pub password: Option<Zeroizing<Vec<u8>>>,
     /// Restricts the versions of TLS, in the words of GnuTLS.
     pub priority: Option<String>,
 }
@@ -121,6 +123,10 @@ impl Credentials {
             .set_min_proto_version(Some(SslVersion::TLS1_2))
             .map_err(setup)?;
         builder.set_options(SslOptions::NO_RENEGOTIATION | SslOptions::NO_TICKET);
+        // Every session proves everything anew: what was believed once is not kept, neither
+        // here nor, sealed, with the peer.
+        builder.set_session_cache_mode(SslSessionCacheMode::OFF);
+        builder.set_num_tickets(0).map_err(setup)?;
         if let Some(priority) = &options.priority {
             apply_priority(&mut builder, priority)?;
         }
@@ -140,6 +146,11 @@ impl Credentials {
     /// Their side.
     pub fn endpoint(&self) -> Endpoint {
         self.endpoint
+    }
+
+    /// What proves who somebody is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Whether the peer has to show a certificate that is good.
@@ -206,8 +217,8 @@ fn find(options: &CredentialsOptions, name: &str, needed: bool) -> Result<Option
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|cause| {
+fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
+    secret::read_file(path).map_err(|cause| {
         let reason = Error::from_io("read", &cause);
         error(format!(
             "Cannot load certificate {}: {}",
@@ -274,8 +285,8 @@ fn load_certificates(builder: &mut SslContextBuilder, options: &CredentialsOptio
         .set_certificate_chain_file(&certificate)
         .map_err(|stack| failed(&what, &stack))?;
     let pem = read(&key)?;
-    let password = options.password.clone().unwrap_or_default();
-    let key = PKey::private_key_from_pem_passphrase(&pem, password.as_bytes())
+    let password = options.password.as_deref().map_or(&[][..], Vec::as_slice);
+    let key = PKey::private_key_from_pem_passphrase(&pem, password)
         .map_err(|stack| failed(&what, &stack))?;
     builder
         .set_private_key(&key)
@@ -345,7 +356,7 @@ fn load_keys(builder: &mut SslContextBuilder, options: &CredentialsOptions) -> R
         .as_deref()
         .unwrap_or(DEFAULT_USER)
         .to_owned();
-    let Some(key) = keys.of(&user).map(<[u8]>::to_vec) else {
+    let Some(key) = keys.of(&user).cloned() else {
         return Err(error(format!(
             "Username {user} not found in PSK file {}",
             path.display()

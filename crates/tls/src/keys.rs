@@ -4,13 +4,17 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use vellum_storage::{Error, Result};
+use vellum_storage::{Error, Result, secret};
+use zeroize::Zeroizing;
 
 use crate::error;
 
+/// A key, wiped when it is dropped.
+pub(crate) type Key = Zeroizing<Vec<u8>>;
+
 /// Keys by the names of their users.
-#[derive(Clone, Default)]
-pub(crate) struct Keys(HashMap<String, Vec<u8>>);
+#[derive(Default)]
+pub(crate) struct Keys(HashMap<String, Key>);
 
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -21,7 +25,7 @@ impl fmt::Debug for Keys {
 impl Keys {
     /// Reads a file of keys.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|cause| {
+        let bytes = secret::read_file(path).map_err(|cause| {
             let reason = Error::from_io("read", &cause);
             error(format!(
                 "Unable to access credentials {}: {}",
@@ -29,7 +33,8 @@ impl Keys {
                 reason.message()
             ))
         })?;
-        Self::parse(&text).ok_or_else(|| {
+        let parsed = std::str::from_utf8(&bytes).ok().and_then(Self::parse);
+        parsed.ok_or_else(|| {
             error(format!(
                 "malformed line in the keys of {}: expected USER:HEXKEY",
                 path.display()
@@ -44,25 +49,30 @@ impl Keys {
                 continue;
             }
             let (user, digits) = line.rsplit_once(':')?;
-            keys.insert(user.to_owned(), decode(digits)?);
+            // Of several lines for a user the first counts, as for GnuTLS.
+            let key = decode(digits)?;
+            keys.entry(user.to_owned()).or_insert(key);
         }
         Some(Keys(keys))
     }
 
     /// The key of a user.
-    pub(crate) fn of(&self, user: &str) -> Option<&[u8]> {
-        self.0.get(user).map(Vec::as_slice)
+    pub(crate) fn of(&self, user: &str) -> Option<&Key> {
+        self.0.get(user)
     }
 }
 
-fn decode(digits: &str) -> Option<Vec<u8>> {
-    if digits.is_empty() || !digits.len().is_multiple_of(2) || !digits.is_ascii() {
+fn decode(digits: &str) -> Option<Key> {
+    let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if digits.is_empty() || !digits.len().is_multiple_of(2) || !is_hex {
         return None;
     }
-    (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
-        .collect()
+    // As long as it will be: what grows leaves copies behind.
+    let mut key = Zeroizing::new(Vec::with_capacity(digits.len() / 2));
+    for at in (0..digits.len()).step_by(2) {
+        key.push(u8::from_str_radix(&digits[at..at + 2], 16).ok()?);
+    }
+    Some(key)
 }
 
 #[cfg(test)]
@@ -71,11 +81,12 @@ mod tests {
 
     #[test]
     fn lines_are_users_and_keys() {
-        let keys = Keys::parse("# comment\nqemu:00ff\n\na:b:10\n").unwrap();
-        assert_eq!(keys.of("qemu"), Some(&[0, 255][..]));
-        assert_eq!(keys.of("a:b"), Some(&[16][..]));
-        assert_eq!(keys.of("nobody"), None);
-        for bad in ["qemu", "qemu:", "qemu:0", "qemu:xx"] {
+        let keys = Keys::parse("# comment\nqemu:00ff\n\na:b:10\nqemu:01\n").unwrap();
+        let key = |user| keys.of(user).map(|key| key.to_vec());
+        assert_eq!(key("qemu"), Some(vec![0, 255]));
+        assert_eq!(key("a:b"), Some(vec![16]));
+        assert_eq!(key("nobody"), None);
+        for bad in ["qemu", "qemu:", "qemu:0", "qemu:xx", "qemu:+1"] {
             assert!(Keys::parse(bad).is_none(), "{bad}");
         }
         assert!(!format!("{keys:?}").contains("255"));

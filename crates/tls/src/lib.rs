@@ -6,9 +6,10 @@
 //! rustls has no pre-shared keys from outside.
 //!
 //! Invariants:
-//! - A peer is looked at after the handshake and before its first byte is used: its
-//!   certificate, the name in it, and who may come in.
-//! - Keys are read once, and appear in no message.
+//! - A peer is looked at after the handshake and before its first byte is used: that it has
+//!   the key, or its certificate, the name in it, and who may come in.
+//! - Nothing is resumed: every session proves everything anew.
+//! - Keys are read once, appear in no message, and are wiped when they are dropped.
 //! - No lock is held across an await.
 //! - OpenSSL is loaded with the first [`Credentials`] (`library`): who needs no TLS neither
 //!   waits for it nor needs it.

@@ -83,23 +83,26 @@ functions! {
     BIO_meth_set_write BIO_new BIO_new_mem_buf BIO_set_data BIO_set_flags BIO_set_init CRYPTO_free
     CRYPTO_get_ex_new_index CRYPTO_malloc DH_free DH_get_2048_256 ERR_get_error_all
     ERR_lib_error_string ERR_new ERR_reason_error_string ERR_set_debug ERR_set_error
-    ERR_set_error_data EVP_PKEY_free OBJ_nid2sn OBJ_obj2nid OPENSSL_init_ssl OPENSSL_sk_num
-    OPENSSL_sk_value PEM_read_bio_DHparams PEM_read_bio_PrivateKey PEM_read_bio_X509
-    SSL_CTX_check_private_key SSL_CTX_ctrl SSL_CTX_free SSL_CTX_get_ex_data SSL_CTX_new
-    SSL_CTX_set_cert_cb SSL_CTX_set_cert_store SSL_CTX_set_cipher_list SSL_CTX_set_client_CA_list
-    SSL_CTX_set_default_verify_paths SSL_CTX_set_ex_data SSL_CTX_set_options
+    ERR_set_error_data EVP_PKEY_free GENERAL_NAME_free OBJ_nid2sn OBJ_obj2nid OPENSSL_init_ssl
+    OPENSSL_sk_free OPENSSL_sk_num OPENSSL_sk_pop OPENSSL_sk_value PEM_read_bio_DHparams
+    PEM_read_bio_PrivateKey PEM_read_bio_X509 SSL_CIPHER_get_name SSL_CTX_check_private_key
+    SSL_CTX_ctrl SSL_CTX_free SSL_CTX_get_ex_data SSL_CTX_new SSL_CTX_set_cert_cb
+    SSL_CTX_set_cert_store SSL_CTX_set_cipher_list SSL_CTX_set_client_CA_list
+    SSL_CTX_set_default_verify_paths SSL_CTX_set_ex_data SSL_CTX_set_num_tickets SSL_CTX_set_options
     SSL_CTX_set_psk_client_callback SSL_CTX_set_psk_server_callback SSL_CTX_up_ref
     SSL_CTX_use_PrivateKey SSL_CTX_use_certificate_chain_file SSL_accept SSL_certs_clear SSL_connect
     SSL_ctrl SSL_free SSL_get0_param SSL_get0_peer_CA_list SSL_get1_peer_certificate
-    SSL_get_certificate SSL_get_error SSL_get_ex_data SSL_get_ex_data_X509_STORE_CTX_idx
-    SSL_get_rbio SSL_get_verify_result SSL_load_client_CA_file SSL_new SSL_read_ex SSL_set_bio
-    SSL_set_ex_data SSL_set_verify SSL_shutdown SSL_state_string_long SSL_write_ex TLS_method
-    X509_LOOKUP_file X509_NAME_ENTRY_get_data X509_NAME_ENTRY_get_object X509_NAME_cmp
-    X509_NAME_entry_count X509_NAME_get_entry X509_NAME_get_index_by_NID X509_STORE_CTX_get_error
+    SSL_get_certificate SSL_get_current_cipher SSL_get_error SSL_get_ex_data
+    SSL_get_ex_data_X509_STORE_CTX_idx SSL_get_rbio SSL_get_verify_result SSL_load_client_CA_file
+    SSL_new SSL_read_ex SSL_session_reused SSL_set_bio SSL_set_ex_data SSL_set_verify SSL_shutdown
+    SSL_state_string_long SSL_version SSL_write_ex TLS_method X509_LOOKUP_file
+    X509_NAME_ENTRY_get_data X509_NAME_ENTRY_get_object X509_NAME_cmp X509_NAME_entry_count
+    X509_NAME_get_entry X509_NAME_get_index_by_NID X509_STORE_CTX_get_error
     X509_STORE_CTX_get_ex_data X509_STORE_add_cert X509_STORE_add_lookup X509_STORE_free
     X509_STORE_new X509_STORE_set_flags X509_VERIFY_PARAM_set1_host X509_VERIFY_PARAM_set1_ip
-    X509_free X509_get_issuer_name X509_get_subject_name X509_getm_notAfter X509_getm_notBefore
-    X509_gmtime_adj X509_load_crl_file X509_verify_cert_error_string
+    X509_VERIFY_PARAM_set_hostflags X509_free X509_get_ext_d2i X509_get_issuer_name
+    X509_get_subject_name X509_getm_notAfter X509_getm_notBefore X509_gmtime_adj X509_load_crl_file
+    X509_verify_cert_error_string
 }
 
 extern "C" fn not_loaded() {

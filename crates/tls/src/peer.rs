@@ -1,9 +1,11 @@
 //! Who the peer is: what is wrong with its certificate, and the name in it.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use openssl::ssl::{SslRef, SslVerifyMode};
-use openssl::x509::{X509NameRef, X509VerifyResult};
+use openssl::nid::Nid;
+use openssl::ssl::{SslRef, SslVerifyMode, SslVersion};
+use openssl::x509::{X509NameRef, X509Ref, X509VerifyResult};
 use vellum_storage::Result;
 
 use crate::{Authorizer, error};
@@ -46,9 +48,9 @@ impl Findings {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        if session.peer_certificate().is_none() {
+        let Some(certificate) = session.peer_certificate() else {
             return Err(error("Verify failed: No certificate was found."));
-        }
+        };
         let has = |kinds: &[i32]| found.iter().any(|one| kinds.contains(one));
         let refusal = if has(finding::UNKNOWN_ISSUER) {
             "The certificate hasn't got a known issuer".to_owned()
@@ -60,7 +62,9 @@ impl Findings {
             "The certificate has expired".to_owned()
         } else if has(finding::NOT_YET_VALID) {
             "The certificate is not yet activated".to_owned()
-        } else if has(finding::WRONG_NAME) {
+        } else if has(finding::WRONG_NAME)
+            || hostname.is_some_and(|name| is_ambiguous(&certificate, name))
+        {
             let hostname = hostname.unwrap_or_default();
             format!("Certificate does not match the hostname {hostname}")
         } else if !found.iter().all(|one| finding::NO_LIST.contains(one))
@@ -71,6 +75,48 @@ impl Findings {
             return Ok(());
         };
         Err(error(refusal))
+    }
+}
+
+/// Whether a certificate could be for that host by its subject alone, and says of its
+/// subject or of itself more than that: then GnuTLS does not take its word for it.
+fn is_ambiguous(certificate: &X509Ref, hostname: &str) -> bool {
+    if hostname.parse::<IpAddr>().is_ok() {
+        // An address is never looked for in the subject.
+        return false;
+    }
+    let names = certificate.subject_alt_names();
+    let mut subject = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
+    match names {
+        Some(names) => names.iter().all(|name| name.dnsname().is_none()),
+        None => subject.next().is_some() && subject.next().is_some(),
+    }
+}
+
+/// Has a session with a server end as soon as that shows a certificate: it was asked for
+/// a key.
+pub(crate) fn refuse_certificates(session: &mut SslRef) {
+    session.set_verify_callback(SslVerifyMode::PEER, |_, _| false);
+}
+
+/// Refuses a session that does not rest on a key that both sides have.
+///
+/// A peer may pass over a key that it is offered. Under TLS 1.3 one that has used it has
+/// resumed what that key stands for, and as nothing else is ever resumed (`Credentials`),
+/// that is the proof; under TLS 1.2 the suite is.
+pub(crate) fn check_key(session: &SslRef) -> Result<()> {
+    let proved = match session.version2() {
+        Some(SslVersion::TLS1_3) => session.session_reused(),
+        Some(SslVersion::TLS1_2) => {
+            let suite = session.current_cipher().map(|cipher| cipher.name());
+            let is_shared = |suite: &str| suite.split('-').any(|part| part == "PSK");
+            suite.is_some_and(is_shared) && !session.session_reused()
+        }
+        _ => false,
+    };
+    match proved && session.peer_certificate().is_none() {
+        true => Ok(()),
+        false => Err(error("The peer has not proved that it has the key")),
     }
 }
 

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use openssl::ssl::{ErrorCode, Ssl, SslStream};
+use openssl::x509::verify::X509CheckFlags;
 use vellum_storage::lane::net::Stream;
 use vellum_storage::nbd::Secured;
 use vellum_storage::{Buffer, Buffers, Error, Io, Result};
 
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, Kind};
 use crate::peer::{self, Findings};
 use crate::{Authorizer, error};
 
@@ -88,12 +89,20 @@ pub(crate) async fn connect(
         }
         findings.watch(&mut session);
     }
+    if credentials.kind() == Kind::Psk {
+        peer::refuse_certificates(&mut session);
+    }
     let secured = shake_hands(session, stream, SslStream::connect).await?;
-    if credentials.wants_certificate() {
-        findings.judge(secured.lock().ssl(), hostname)?;
-        if hostname.is_none() {
-            return Err(error("No hostname for certificate validation"));
+    match credentials.kind() {
+        Kind::X509 if credentials.wants_certificate() => {
+            findings.judge(secured.lock().ssl(), hostname)?;
+            if hostname.is_none() {
+                return Err(error("No hostname for certificate validation"));
+            }
         }
+        Kind::Psk => peer::check_key(secured.lock().ssl())?,
+        // The user has said that nothing need be proved.
+        Kind::X509 | Kind::Anonymous => {}
     }
     Ok(secured)
 }
@@ -103,7 +112,10 @@ fn expect_name(session: &mut Ssl, name: &str) -> Result<(), openssl::error::Erro
         Ok(address) => session.param_mut().set_ip(address),
         Err(_) => {
             session.set_hostname(name)?;
-            session.param_mut().set_host(name)
+            let parameters = session.param_mut();
+            // A star stands for a whole part of a name, as for GnuTLS.
+            parameters.set_hostflags(X509CheckFlags::NO_PARTIAL_WILDCARDS);
+            parameters.set_host(name)
         }
     }
 }
@@ -122,8 +134,13 @@ pub(crate) async fn accept(
     let secured = shake_hands(session, stream, SslStream::accept).await?;
     {
         let session = secured.lock();
-        if credentials.wants_certificate() {
-            findings.judge(session.ssl(), None)?;
+        match credentials.kind() {
+            Kind::X509 if credentials.wants_certificate() => {
+                findings.judge(session.ssl(), None)?;
+            }
+            Kind::Psk => peer::check_key(session.ssl())?,
+            // The user has said that nothing need be proved.
+            Kind::X509 | Kind::Anonymous => {}
         }
         if let Some(authorizer) = authorizer {
             peer::authorize(session.ssl(), authorizer)?;

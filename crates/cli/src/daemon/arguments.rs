@@ -67,7 +67,11 @@ pub(super) struct Item {
 
 impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "--{} {}", self.option, self.text)
+        // The data of a secret is no text for messages.
+        match (self.part, self.text.find("data")) {
+            (Part::Object, Some(at)) => write!(f, "--{} {}...", self.option, &self.text[..at]),
+            _ => write!(f, "--{} {}", self.option, self.text),
+        }
     }
 }
 

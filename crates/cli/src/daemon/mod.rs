@@ -102,7 +102,12 @@ async fn run(
     ready: Option<Ready>,
 ) -> Result<(), Failure> {
     for item in &arguments.items {
-        let made = program.make(item, arguments.daemonize).await;
+        let stop = &program.daemon.stop;
+        let made = program.make(item, arguments.daemonize);
+        // Signals do not end the program by themselves any more.
+        let Some(made) = stop.or_give_up(made).await else {
+            return Ok(());
+        };
         made.map_err(|failure| match failure {
             Failure::Message(text) => message(format!("{item}: {text}")),
             other => other,

@@ -80,7 +80,11 @@ async fn run(
     ready: Option<Ready>,
     stop: &Stop,
 ) -> Result<(), Failure> {
-    let device = open(arguments).await?;
+    // Signals do not end the program by themselves any more.
+    let Some(device) = stop.or_give_up(open(arguments)).await else {
+        return Ok(());
+    };
+    let device = device?;
     let served: Result<(), Failure> = async {
         let export = make_export(arguments, device.clone()).await?;
         let is_activated = activated.is_some();

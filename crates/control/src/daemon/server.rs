@@ -104,6 +104,10 @@ pub(super) fn listen(mut options: Options, host: &Host) -> Result<Server, Failur
     let authz = options.take_text("tls-authz").map_err(failure)?;
     let tls = match options.take_text("tls-creds").map_err(failure)? {
         Some(id) => Some(tls::server(&id, authz).map_err(failure)?),
+        // Nobody would be asked who it is.
+        None if authz.is_some() => {
+            return Err(message("tls-authz is not permitted without tls-creds"));
+        }
         None => None,
     };
     let max_connections = options.take_number("max-connections").map_err(failure)?;

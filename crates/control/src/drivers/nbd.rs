@@ -1,8 +1,10 @@
 //! `nbd`: another program's disk, by the Network Block Device protocol.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use vellum::Result;
+use vellum_storage::nbd::Upgrade;
 use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
 use vellum_storage::nbd::proto::{self, MAX_STRING_BYTES};
 
@@ -26,11 +28,7 @@ pub(super) async fn open(mut options: Options, common: Common, _around: Around) 
         }
         client.export = export;
     }
-    let mut secured = options.take_group(nbd_name::TLS_GROUP);
-    if secured.take("name").is_some() {
-        let host = client.address.host().map(str::to_owned);
-        client.tls = Some(tls::for_uri(secured, host)?);
-    }
+    client.tls = take_tls(&mut options, &client.address)?;
     client.dirty_bitmap = options.take_text("x-dirty-bitmap")?;
     if client
         .dirty_bitmap
@@ -42,11 +40,6 @@ pub(super) async fn open(mut options: Options, common: Common, _around: Around) 
     let seconds = |number: Option<u64>| Duration::from_secs(number.unwrap_or(0));
     client.reconnect_delay = seconds(take_seconds(&mut options, "reconnect-delay")?);
     client.open_timeout = seconds(take_seconds(&mut options, "open-timeout")?);
-    let hostname = options.take_text("tls-hostname")?;
-    if let Some(id) = options.take_text("tls-creds")? {
-        let hostname = hostname.or_else(|| client.address.host().map(str::to_owned));
-        client.tls = Some(tls::client(&id, hostname)?);
-    }
     refuse_unknown(&options, DRIVER)?;
     let storage = NbdStorage::open(client).await?;
     if common.writable && storage.session().flags & proto::FLAG_READ_ONLY != 0 {
@@ -61,6 +54,27 @@ pub(super) async fn open(mut options: Options, common: Common, _around: Around) 
         files: Vec::new(),
         writable: common.writable,
     })
+}
+
+/// Takes what secures the connections. What asks for security and would have no effect is
+/// refused.
+fn take_tls(options: &mut Options, address: &Address) -> Result<Option<Arc<dyn Upgrade>>> {
+    let mut named = options.take_group(nbd_name::TLS_GROUP);
+    let is_named = named.take("name").is_some();
+    let hostname = options.take_text("tls-hostname")?;
+    let has_hostname = hostname.is_some();
+    let hostname = hostname.or_else(|| address.host().map(str::to_owned));
+    match (options.take_text("tls-creds")?, is_named) {
+        (Some(_), true) => Err(invalid(
+            "tls-creds cannot be used with a name that begins with 'nbds'",
+        )),
+        (Some(id), false) => tls::client(&id, hostname).map(Some),
+        (None, true) => tls::for_uri(named, hostname).map(Some),
+        (None, false) if has_hostname => {
+            Err(invalid("tls-hostname is not permitted without tls-creds"))
+        }
+        (None, false) => Ok(None),
+    }
 }
 
 /// A time in seconds, as QEMU's clock can count it.

@@ -228,10 +228,13 @@ pub(super) fn new_slot(
         slot.iterations,
         &mut slot_key,
     );
-    let mut material = split(suite.hash, key.bytes(), STRIPES)?.to_vec();
+    // As long as it will be: what grows would leave the pieces behind, in the clear.
     let sectors = key_material_sectors(key_bytes as u32, STRIPES);
-    material.resize((sectors * SECTOR_SIZE_BYTES) as usize, 0);
-    SectorCipher::new(suite, &slot_key)?.encrypt(0, &mut material);
+    let mut material = vec![0; (sectors * SECTOR_SIZE_BYTES) as usize];
+    let pieces = split(suite.hash, key.bytes(), STRIPES)?;
+    let cipher = SectorCipher::new(suite, &slot_key)?;
+    material[..pieces.len()].copy_from_slice(&pieces);
+    cipher.encrypt(0, &mut material);
     Ok((slot, material))
 }
 

@@ -169,15 +169,16 @@ async fn serve_client(client: Stream, guest: Guest, shared: Arc<Shared>, ticket:
 /// The whole life of a connection; returns whether it got to an export.
 async fn converse(client: Stream, guest: Guest, ticket: u64, shared: &Shared) -> bool {
     let mut input = Input::new();
-    let channel = Channel::from(client);
+    let channel = Channel::from(client.clone());
     let tls = shared.options.tls.as_deref();
     let handshake = negotiate(channel, &mut input, &shared.exports, tls);
-    let agreement = match shared.options.handshake_limit {
-        None => handshake.await,
-        Some(limit) => match select(pin!(handshake), pin!(lane::sleep(limit))).await {
-            Either::Left((result, _)) => result,
-            Either::Right(_) => Err(Gone::Broken("the handshake took too long")),
-        },
+    let agreement = match select(pin!(handshake), pin!(shared.patience())).await {
+        Either::Left((result, _)) => result,
+        Either::Right((gone, _)) => {
+            // Whatever is being sent would wait for a client that does not read.
+            let _ = client.shutdown(Shutdown::Both);
+            Err(gone)
+        }
     };
     match agreement {
         Ok(Some(agreement)) => {
@@ -189,6 +190,8 @@ async fn converse(client: Stream, guest: Guest, ticket: u64, shared: &Shared) ->
             true
         }
         Ok(None) => false,
+        // Nobody has done anything wrong.
+        Err(_) if shared.stop.is_requested() => false,
         Err(gone) => {
             shared.log(Phase::Negotiation, &negotiation_failure(&gone));
             false
@@ -216,6 +219,19 @@ impl Shared {
         if let Some(log) = &self.options.log {
             log(phase, what);
         }
+    }
+
+    /// Waits until a client that has not chosen an export yet is to be given up; why.
+    async fn patience(&self) -> Gone {
+        let stopped = pin!(self.stop.wait());
+        if let Some(limit) = self.options.handshake_limit {
+            match select(pin!(lane::sleep(limit)), stopped).await {
+                Either::Left(_) => return Gone::Broken("the handshake took too long"),
+                Either::Right(_) => return Gone::Closed,
+            }
+        }
+        stopped.await;
+        Gone::Closed
     }
 
     fn guests(&self) -> MutexGuard<'_, Guests> {

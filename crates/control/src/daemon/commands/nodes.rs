@@ -11,7 +11,11 @@ use super::{Daemon, bitmaps, done, no_device};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let parts = daemon.parts.lock().await;
-    parts.nodes.add(arguments.into_options()?).await?;
+    let added = parts.nodes.add(arguments.into_options()?);
+    match daemon.stop.or_give_up(added).await {
+        Some(added) => added?,
+        None => return Err(Failure::new("The program ends before the node was opened")),
+    }
     done()
 }
 

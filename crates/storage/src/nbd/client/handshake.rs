@@ -197,13 +197,17 @@ impl Handshake {
     }
 
     async fn start_tls(&mut self, tls: &dyn Upgrade) -> Result<()> {
-        match self.ask(proto::OPT_STARTTLS, &[]).await?.1 {
+        let (replies, end) = self.ask(proto::OPT_STARTTLS, &[]).await?;
+        match end {
             End::Ack => {}
             End::Unsupported => return Err(protocol("Server don't support STARTTLS option")),
             End::Refused(error) => {
                 self.say_goodbye().await;
                 return Err(error);
             }
+        }
+        if let Some((kind, _)) = replies.first() {
+            return Err(unexpected_reply(*kind, proto::REP_ACK));
         }
         // What came in the clear behind the answer is not the server's word.
         if !self.input.available().is_empty() {

@@ -9,6 +9,7 @@
 //!   nobody knows whether the server still has them.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ use crate::{Buffer, Buffers, Error, ErrorKind, Result};
 /// How long a second connection may take, before one is taken to be all that can be had:
 /// a server lets those beyond its limit wait for ever.
 const EXTRA_CONNECT_LIMIT: Duration = Duration::from_millis(1000);
+/// How long an attempt to connect anew may take at least, whatever `reconnect_delay` says.
+const RECONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// The pause after the first failed attempt; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -138,12 +141,25 @@ async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
     Ok(Connection::new(channel, input, session))
 }
 
+fn took_too_long() -> Error {
+    let message = "Connection attempt cancelled by timeout";
+    Error::new(ErrorKind::Io, "connect", message).with_errno(libc::ETIMEDOUT)
+}
+
 /// The first connection, tried until the time is over.
 async fn dial_patiently(options: &ClientOptions) -> Result<Arc<Connection>> {
     let deadline = Instant::now() + options.open_timeout;
     let mut pause = FIRST_PAUSE;
     loop {
-        match dial(options).await {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let dialled = match options.open_timeout.is_zero() {
+            true => dial(options).await,
+            // A server that says nothing takes up the time as one that is not there.
+            false => within(left, pin!(dial(options)))
+                .await
+                .unwrap_or_else(|| Err(took_too_long())),
+        };
+        match dialled {
             Ok(connection) => return Ok(connection),
             Err(error) if Instant::now() >= deadline => return Err(error),
             Err(_) => lane::sleep_until(deadline.min(Instant::now() + pause)).await,
@@ -347,12 +363,15 @@ impl Link {
             slot,
             otherwise: Some(SlotState::Down(outage)),
         };
-        match self.dial_again().await {
-            Ok(connection) => {
+        // Requests wait for this: for as long as they would for a server that is away.
+        let left =
+            (outage.since + self.options.reconnect_delay).saturating_duration_since(Instant::now());
+        match within(left.max(RECONNECT_LIMIT), pin!(self.dial_again())).await {
+            Some(Ok(connection)) => {
                 claim.settle(SlotState::Up(connection.clone()));
                 Ok(connection)
             }
-            Err(_) => Err(outage),
+            Some(Err(_)) | None => Err(outage),
         }
     }
 
@@ -382,7 +401,7 @@ impl Link {
             slot,
             otherwise: Some(SlotState::Shared),
         };
-        let dialled = std::pin::pin!(self.dial_again());
+        let dialled = pin!(self.dial_again());
         match within(EXTRA_CONNECT_LIMIT, dialled).await {
             Some(Ok(connection)) => claim.settle(SlotState::Up(connection)),
             Some(Err(_)) | None => claim.settle(SlotState::Shared),
