@@ -26,6 +26,7 @@ mod drivers;
 pub mod encryption;
 mod file_node;
 pub mod filename;
+pub mod files;
 pub mod flags;
 pub mod gate;
 mod graph;

@@ -9,14 +9,17 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use vellum_storage::{BlockStatus, Buffers, Io, Result, StorageExtent};
 
+use crate::faults::Faults;
 use crate::lies::Lie;
 use crate::pages::Pages;
 use crate::record::{CutPoint, Record};
+use crate::rng::Rng;
 use crate::schedule::{RequestKind, Scheduler};
 use crate::storage::{SimStorage, Traits};
 
@@ -41,6 +44,7 @@ struct Core {
     files: Vec<File>,
     pending: Vec<Pending>,
     lie: Option<Lie>,
+    faults: Option<Faults>,
     /// Numbers completed records.
     next_landing: u64,
     flushes: u64,
@@ -64,6 +68,8 @@ struct Landed {
 struct Pending {
     file: usize,
     request: Request,
+    /// It completes after all others.
+    late: bool,
 }
 
 /// What is asked of a file.
@@ -85,6 +91,8 @@ pub(crate) enum Request {
     },
     Flush {
         before: u64,
+        /// Where the descriptor remembers that it has lost writes.
+        memory: Arc<AtomicI32>,
         reply: Reply<()>,
     },
     Status {
@@ -119,6 +127,7 @@ impl Disk {
             files: Vec::new(),
             pending: Vec::new(),
             lie: None,
+            faults: None,
             next_landing: 0,
             flushes: 0,
         };
@@ -130,6 +139,21 @@ impl Disk {
     /// Makes the disk break its word; see [`crate::lies`].
     pub fn set_lie(&self, lie: Option<Lie>) {
         self.lock().lie = lie;
+    }
+
+    /// Has requests fail from now on, or none any more.
+    pub fn set_faults(&self, faults: Option<Faults>) {
+        self.lock().faults = faults;
+    }
+
+    /// A further descriptor of a file.
+    pub fn open_again(self: &Arc<Self>, file: usize, name: &str, traits: Traits) -> SimStorage {
+        SimStorage::new(self.clone(), file, name, traits)
+    }
+
+    /// The number of files.
+    pub fn files(&self) -> usize {
+        self.lock().files.len()
     }
 
     /// Adds a file that holds `pages` durably.
@@ -158,9 +182,20 @@ impl Disk {
         if core.pending.is_empty() {
             return false;
         }
-        let kinds: Vec<RequestKind> = core.pending.iter().map(|p| p.request.kind()).collect();
-        let pending = core.pending.remove(scheduler.pick(&kinds));
-        core.complete(pending);
+        let all_late = core.pending.iter().all(|pending| pending.late);
+        let ready = |pending: &&Pending| all_late || !pending.late;
+        let places: Vec<usize> = (0..core.pending.len())
+            .filter(|&at| ready(&&core.pending[at]))
+            .collect();
+        let kinds: Vec<RequestKind> = places
+            .iter()
+            .map(|&at| core.pending[at].request.kind())
+            .collect();
+        let pending = core.pending.remove(places[scheduler.pick(&kinds)]);
+        match core.fault(&pending) {
+            Some(errno) => core.fail(pending, errno),
+            None => core.complete(pending),
+        }
         true
     }
 
@@ -197,6 +232,18 @@ impl Disk {
         }
     }
 
+    /// This moment, as it is left by the death of the process: what is complete stays, what
+    /// is in flight may land or not.
+    pub fn death_point(&self) -> CutPoint {
+        let point = self.cut_point();
+        CutPoint {
+            durable: point.volatile.clone(),
+            records: point.records[point.completed..].to_vec(),
+            completed: 0,
+            volatile: point.volatile,
+        }
+    }
+
     /// What a reader of a file sees now.
     pub fn contents(&self, file: usize) -> Pages {
         self.lock().files[file].volatile.clone()
@@ -218,6 +265,7 @@ impl Disk {
         let pending = Pending {
             file,
             request: core.stamp(request),
+            late: false,
         };
         if core.mode == Mode::Instant {
             core.complete(pending);
@@ -237,8 +285,9 @@ impl Core {
     /// Notes what was complete when a flush was asked for.
     fn stamp(&self, request: Request) -> Request {
         match request {
-            Request::Flush { reply, .. } => Request::Flush {
+            Request::Flush { reply, memory, .. } => Request::Flush {
                 before: self.next_landing,
+                memory,
                 reply,
             },
             other => other,
@@ -271,7 +320,7 @@ impl Core {
                 self.land(&record);
                 reply.send(Ok(()));
             }
-            Request::Flush { before, reply } => {
+            Request::Flush { before, reply, .. } => {
                 self.flush(file, before);
                 reply.send(Ok(()));
             }
@@ -289,6 +338,65 @@ impl Core {
                 reply.send(Ok(StorageExtent { status, len_bytes }));
             }
         }
+    }
+
+    /// The errno with which a request is to fail.
+    fn fault(&mut self, pending: &Pending) -> Option<i32> {
+        self.faults.as_mut()?.strike(pending.request.kind())
+    }
+
+    /// Fails a request. A write may have landed, those beside it take long; a flush loses some
+    /// of what it was to make durable.
+    fn fail(&mut self, pending: Pending, errno: i32) {
+        let Some(faults) = &mut self.faults else {
+            return self.complete(pending);
+        };
+        let (lands, holds_up) = (faults.rng.chance(1, 3), faults.rng.chance(2, 3));
+        let loses = faults.rng.next_u64();
+        let forgets = faults.forgets;
+        let error = |operation| vellum_storage::Error::from_errno(operation, errno);
+        let record = pending.request.record().cloned();
+        if let (Some(record), true) = (&record, lands) {
+            self.land(record);
+        }
+        if record.is_some() && holds_up {
+            let beside = self.pending.iter_mut();
+            beside
+                .filter(|other| other.file == pending.file && other.request.record().is_some())
+                .for_each(|other| other.late = true);
+        }
+        match pending.request {
+            Request::Read { reply, .. } => reply.send(Err(error("read"))),
+            Request::Write { reply, .. } => reply.send(Err(error("write"))),
+            Request::Change { reply, .. } => reply.send(Err(error("write"))),
+            Request::Status { reply, .. } => reply.send(Err(error("block status"))),
+            Request::Flush {
+                before,
+                memory,
+                reply,
+            } => {
+                self.lose(pending.file, before, loses);
+                if !forgets {
+                    memory.store(errno, Ordering::Relaxed);
+                }
+                reply.send(Err(error("flush")));
+            }
+        }
+    }
+
+    /// A flush that fails: of what it was to make durable some is, and the rest is clean as
+    /// far as the kernel knows, so that no later flush is about it.
+    fn lose(&mut self, file: usize, before: u64, seed: u64) {
+        let mut rng = Rng::new(seed);
+        let file = &mut self.files[file];
+        let landed = std::mem::take(&mut file.landed);
+        let (covered, left): (Vec<_>, Vec<_>) = landed
+            .into_iter()
+            .partition(|landed| landed.number < before);
+        for landed in covered.iter().filter(|_| rng.chance(1, 2)) {
+            landed.record.apply(&mut file.durable);
+        }
+        file.landed = left;
     }
 
     fn land(&mut self, record: &Record) {

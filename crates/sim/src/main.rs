@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use vellum_sim::shrink::shrink;
-use vellum_sim::{Explorer, Found, Totals, engine};
+use vellum_sim::{Explorer, Failure, Found, Totals, daemon, engine};
 
-const USAGE: &str = "usage: vellum-sim [--seeds FROM..TO] [--cuts N] [--threads N] [--keep-going]";
+const USAGE: &str =
+    "usage: vellum-sim [--daemon] [--seeds FROM..TO] [--cuts N] [--threads N] [--keep-going]";
 
 struct Options {
+    /// Stories of the daemon, not of one image.
+    daemon: bool,
     from: u64,
     to: u64,
     cuts: u64,
@@ -21,6 +24,7 @@ struct Options {
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let mut options = Options {
+        daemon: false,
         from: 0,
         to: 1000,
         cuts: 100,
@@ -34,6 +38,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
                 let (from, to) = seeds.split_once("..")?;
                 (options.from, options.to) = (from.parse().ok()?, to.parse().ok()?);
             }
+            "--daemon" => options.daemon = true,
             "--cuts" => options.cuts = arguments.next()?.parse().ok()?,
             "--threads" => options.threads = arguments.next()?.parse().ok()?,
             "--keep-going" => options.keep_going = true,
@@ -50,7 +55,23 @@ struct Progress {
     steps: AtomicU64,
     done: AtomicU64,
     stop: AtomicBool,
-    failed: Mutex<Vec<(u64, Found)>>,
+    failed: Mutex<Vec<(u64, Wrong)>>,
+}
+
+/// What is wrong with a seed.
+enum Wrong {
+    /// A story, which can be made smaller.
+    Image(Box<Found>),
+    Daemon(Failure),
+}
+
+impl Wrong {
+    fn failure(&self) -> &Failure {
+        match self {
+            Wrong::Image(found) => &found.failure,
+            Wrong::Daemon(failure) => failure,
+        }
+    }
 }
 
 fn work(options: &Options, progress: &Progress) {
@@ -60,13 +81,18 @@ fn work(options: &Options, progress: &Progress) {
         if seed >= options.to {
             return;
         }
-        match explorer.seed(seed, options.cuts) {
+        let played = match options.daemon {
+            false => explorer.seed(seed, options.cuts).map_err(Wrong::Image),
+            true => daemon::seed(seed, options.cuts, &daemon::Settings::default())
+                .map_err(Wrong::Daemon),
+        };
+        match played {
             Ok(Totals { cuts, steps }) => {
                 progress.cuts.fetch_add(cuts, Ordering::Relaxed);
                 progress.steps.fetch_add(steps, Ordering::Relaxed);
             }
-            Err(found) => {
-                eprintln!("seed {seed}: {}", found.failure);
+            Err(wrong) => {
+                eprintln!("seed {seed}: {}", wrong.failure());
                 progress
                     .stop
                     .fetch_or(!options.keep_going, Ordering::Relaxed);
@@ -74,7 +100,7 @@ fn work(options: &Options, progress: &Progress) {
                     .failed
                     .lock()
                     .unwrap_or_else(|lock| lock.into_inner());
-                failed.push((seed, *found));
+                failed.push((seed, wrong));
             }
         }
         progress.done.fetch_add(1, Ordering::Relaxed);
@@ -123,8 +149,19 @@ fn main() -> ExitCode {
         .unwrap_or_else(|lock| lock.into_inner());
     failed.sort_by_key(|(seed, _)| *seed);
     println!("{} failures", failed.len());
-    let Some((seed, found)) = failed.into_iter().next() else {
+    let Some((seed, wrong)) = failed.into_iter().next() else {
         return ExitCode::SUCCESS;
+    };
+    let found = match wrong {
+        Wrong::Image(found) => *found,
+        Wrong::Daemon(failure) => {
+            let cuts = options.cuts;
+            println!(
+                "{failure}\nagain: --daemon --seeds {seed}..{} --cuts {cuts}",
+                seed + 1
+            );
+            return ExitCode::FAILURE;
+        }
     };
     println!("shrinking seed {seed}: {}", found.failure);
     let small = shrink(&Explorer::new(engine()), found, Duration::from_secs(60));

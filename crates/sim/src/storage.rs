@@ -1,6 +1,7 @@
 //! [`SimStorage`]: a file of a [`Disk`] behind the [`Storage`] trait.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use vellum_storage::buffer::total_len;
 use vellum_storage::{
@@ -46,6 +47,8 @@ pub struct SimStorage {
     file: usize,
     name: String,
     traits: Traits,
+    /// The errno of a flush that has failed: no later one can know that everything is there.
+    memory: Arc<AtomicI32>,
 }
 
 impl SimStorage {
@@ -55,6 +58,7 @@ impl SimStorage {
             file,
             name: name.to_owned(),
             traits,
+            memory: Arc::default(),
         }
     }
 
@@ -176,8 +180,15 @@ impl Storage for SimStorage {
     }
 
     fn flush(&self) -> Io<()> {
-        self.disk
-            .submit(self.file, |reply| Request::Flush { before: 0, reply })
+        let memory = self.memory.clone();
+        match memory.load(Ordering::Relaxed) {
+            0 => self.disk.submit(self.file, |reply| Request::Flush {
+                before: 0,
+                memory,
+                reply,
+            }),
+            errno => Io::ready(Err(Error::from_errno("flush", errno))),
+        }
     }
 
     fn truncate(&self, len_bytes: u64) -> Io<()> {

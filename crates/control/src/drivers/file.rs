@@ -3,7 +3,7 @@
 use vellum::Result;
 
 use crate::file_node::{self, Common};
-use crate::graph::{Around, Body, Opened};
+use crate::graph::{self, Around, Body, Opened};
 use crate::options::Options;
 
 pub(super) async fn open(
@@ -12,6 +12,17 @@ pub(super) async fn open(
     common: Common,
     around: Around,
 ) -> Result<Opened> {
+    if let Some(files) = around.place.nodes.files() {
+        let name = options.take_text("filename")?.unwrap_or_default();
+        graph::refuse_unknown(&options, driver)?;
+        return Ok(Opened {
+            driver,
+            writable: common.writable,
+            body: Body::Storage(files.open(&name, common.writable)?),
+            filtered: None,
+            files: Vec::new(),
+        });
+    }
     options.set_text("driver", driver);
     let unlocked = file_node::open_unlocked(options, &around.flags)?;
     Ok(Opened {

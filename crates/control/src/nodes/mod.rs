@@ -22,6 +22,7 @@ use vellum::nodes::Link;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 
 use crate::OpenFlags;
+use crate::files::Files;
 use crate::gate::FilePolicy;
 use crate::graph::{self, Around, Body, Opened, Role};
 use crate::open::Place;
@@ -67,6 +68,8 @@ struct Named {
 pub struct Nodes {
     named: Arc<Mutex<Named>>,
     live: bool,
+    /// What nodes stand on instead of the host's files.
+    files: Option<Arc<dyn Files>>,
 }
 
 /// A use of a live node.
@@ -149,6 +152,18 @@ impl Nodes {
             live: true,
             ..Self::default()
         }
+    }
+
+    /// As [`Nodes::live`], on files of the caller's own.
+    pub fn live_on(files: Arc<dyn Files>) -> Self {
+        Nodes {
+            files: Some(files),
+            ..Self::live()
+        }
+    }
+
+    pub(crate) fn files(&self) -> Option<&Arc<dyn Files>> {
+        self.files.as_ref()
     }
 
     /// Whether nodes can be changed while they are used.

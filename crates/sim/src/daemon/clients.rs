@@ -1,0 +1,202 @@
+//! Model clients of an export. A request goes to whatever lane the seed says: connections
+//! of real clients live on different lanes too, and those of one disk share its device.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use vellum::{BlockDevice, RequestFlags, ZeroRequest};
+use vellum_storage::{Buffer, Error};
+
+use super::scene::{GuestDisk, Scene};
+use crate::failure::{Failure, FailureKind};
+use crate::model::{Effect, Ticket};
+use crate::pattern;
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Write { offset: u64, len: u64, fua: bool },
+    Zero { offset: u64, len: u64, unmap: bool },
+    Discard { offset: u64, len: u64 },
+    Read { offset: u64, len: u64 },
+    Status { offset: u64, len: u64 },
+    Flush,
+}
+
+/// Makes requests, up to two at a time, until it has made enough of them.
+pub(super) async fn client(scene: Rc<Scene>, disk: Rc<GuestDisk>, requests: u64) {
+    let mut before = None;
+    for _ in 0..requests {
+        if scene.failure().is_some() {
+            break;
+        }
+        let op = draw(&scene, &disk);
+        let job = perform(scene.clone(), disk.clone(), op);
+        let running = scene.lanes.any().spawn(job);
+        let pipelined = scene.draw(|rng| rng.chance(1, 2));
+        if let Some(before) = before.replace(running) {
+            let () = before.await;
+        }
+        if !pipelined && let Some(running) = before.take() {
+            running.await;
+        }
+    }
+    if let Some(before) = before {
+        before.await;
+    }
+    disk.clients.set(disk.clients.get() - 1);
+    disk.changed.notify(usize::MAX);
+}
+
+fn draw(scene: &Scene, disk: &GuestDisk) -> Op {
+    let size = disk.model.borrow().least_size_bytes();
+    scene.draw(|rng| {
+        let cluster = disk.cluster_size_bytes;
+        // A few clusters are everybody's; of the others each client finds some alone.
+        let hot = rng.chance(1, 2);
+        let span = if hot { size.min(4 * cluster) } else { size };
+        let longest = [512, 4096, cluster, 3 * cluster][rng.below(4) as usize];
+        let len = match rng.chance(3, 4) {
+            true => 512 * rng.between(1, longest.div_ceil(512)),
+            false => rng.between(1, longest),
+        };
+        let len = len.min(span);
+        let mut offset = rng.below(span - len + 1);
+        if rng.chance(3, 4) {
+            offset -= offset % 512;
+        }
+        match rng.below(20) {
+            0..=8 => Op::Write {
+                offset,
+                len,
+                fua: rng.chance(1, 6),
+            },
+            9 | 10 => Op::Zero {
+                offset,
+                len,
+                unmap: rng.chance(1, 2),
+            },
+            11 => Op::Discard { offset, len },
+            12 => Op::Status { offset, len },
+            13..=16 => Op::Read { offset, len },
+            _ => Op::Flush,
+        }
+    })
+}
+
+/// Counts a request until it is dropped.
+struct Running(Rc<GuestDisk>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.set(self.0.running.get() - 1);
+        self.0.changed.notify(usize::MAX);
+    }
+}
+
+async fn enter(disk: &Rc<GuestDisk>) -> (Arc<dyn BlockDevice>, Running) {
+    disk.until(|disk| disk.device.borrow().is_some()).await;
+    let device = disk.device.borrow().clone();
+    let Some(device) = device else {
+        unreachable!("nothing has run since it was there")
+    };
+    disk.running.set(disk.running.get() + 1);
+    (device, Running(disk.clone()))
+}
+
+async fn perform(scene: Rc<Scene>, disk: Rc<GuestDisk>, op: Op) {
+    let (device, _running) = enter(&disk).await;
+    if let Err(failure) = try_perform(&scene, &disk, &*device, op).await {
+        scene.fail(failure);
+    }
+}
+
+/// Ends a change in the model. One that failed may have had an effect.
+fn end(
+    scene: &Scene,
+    disk: &GuestDisk,
+    op: Op,
+    ticket: Ticket,
+    result: Result<(), Error>,
+) -> Result<(), Failure> {
+    let fua = matches!(op, Op::Write { fua: true, .. });
+    match result {
+        Ok(()) => disk.model.borrow_mut().end(ticket, fua),
+        Err(error) => {
+            disk.model.borrow_mut().abandon(ticket);
+            refused(scene, op, &error)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets errors pass where requests to the disk fail.
+fn refused(scene: &Scene, op: Op, error: &Error) -> Result<(), Failure> {
+    if scene.faulty {
+        scene.note(format!("{op:?} failed: {error}"));
+        return Ok(());
+    }
+    Err(Failure::error(FailureKind::Request, op, error))
+}
+
+async fn try_perform(
+    scene: &Scene,
+    disk: &GuestDisk,
+    device: &dyn BlockDevice,
+    op: Op,
+) -> Result<(), Failure> {
+    match op {
+        Op::Write { offset, len, fua } => {
+            let mut buffer = Buffer::zeroed(len as usize);
+            let id = disk.model.borrow_mut().new_write();
+            pattern::fill(id, offset, &mut buffer);
+            let ticket = begin(disk, Effect::Write(id), offset, len);
+            let written = device.write(offset, buffer, RequestFlags { fua }).await;
+            end(scene, disk, op, ticket, written.map(drop))
+        }
+        Op::Zero { offset, len, unmap } => {
+            let ticket = begin(disk, Effect::Zeroes, offset, len);
+            let request = ZeroRequest {
+                may_unmap: unmap,
+                fua: false,
+                no_fallback: false,
+            };
+            let zeroed = device.write_zeroes(offset, len, request).await;
+            end(scene, disk, op, ticket, zeroed)
+        }
+        Op::Discard { offset, len } => {
+            let ticket = begin(disk, Effect::Discard, offset, len);
+            let discarded = device.discard(offset, len).await;
+            end(scene, disk, op, ticket, discarded)
+        }
+        Op::Read { offset, len } => {
+            let begun = disk.model.borrow_mut().begin_watch();
+            let mut buffer = Buffer::zeroed(len as usize);
+            buffer.fill(0xcc);
+            match device.read(offset, buffer).await {
+                Ok(buffer) => {
+                    let mut model = disk.model.borrow_mut();
+                    model.end_read(begun, offset, &buffer)?;
+                }
+                Err(error) => refused(scene, op, &error)?,
+            }
+            Ok(())
+        }
+        Op::Status { offset, len } => match device.block_status(offset, len, u32::MAX).await {
+            Ok(_) => Ok(()),
+            Err(error) => refused(scene, op, &error),
+        },
+        Op::Flush => {
+            let begun = disk.model.borrow_mut().begin_watch();
+            match device.flush().await {
+                Ok(()) => disk.model.borrow_mut().end_flush(begun),
+                Err(error) => refused(scene, op, &error)?,
+            }
+            Ok(())
+        }
+    }
+}
+
+fn begin(disk: &GuestDisk, effect: Effect, offset: u64, len: u64) -> Ticket {
+    let mut model = disk.model.borrow_mut();
+    model.begin(effect, offset..offset + len)
+}

@@ -1,0 +1,73 @@
+//! The simulated files of a daemon, by name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum_control::files::Files;
+use vellum_storage::{Error, ErrorKind, Result, Storage};
+
+use crate::disk::{Disk, Mode};
+use crate::failure::{Failure, FailureKind};
+use crate::pages::Pages;
+use crate::storage::Traits;
+use crate::world::World;
+
+/// Files on one disk; each open of one is a descriptor of its own.
+#[derive(Debug)]
+pub(super) struct SimFiles {
+    pub(super) disk: Arc<Disk>,
+    names: Mutex<BTreeMap<String, usize>>,
+}
+
+impl SimFiles {
+    pub(super) fn new(disk: Arc<Disk>) -> Arc<SimFiles> {
+        Arc::new(SimFiles {
+            disk,
+            names: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a file that is there durably.
+    pub(super) fn add(&self, name: &str, pages: Pages) {
+        let file = self.disk.files();
+        drop(self.disk.add_file(name, pages, Traits::default()));
+        self.lock().insert(name.to_owned(), file);
+    }
+
+    /// All names, with the numbers of the files on the disk.
+    pub(super) fn names(&self) -> BTreeMap<String, usize> {
+        self.lock().clone()
+    }
+}
+
+impl Files for SimFiles {
+    fn open(&self, name: &str, writable: bool) -> Result<Arc<dyn Storage>> {
+        let file = self.lock().get(name).copied();
+        let Some(file) = file else {
+            let message = format!("Could not open '{name}': No such file or directory");
+            return Err(Error::new(ErrorKind::NotFound, "open", message));
+        };
+        let traits = Traits {
+            read_only: !writable,
+            ..Traits::default()
+        };
+        Ok(Arc::new(self.disk.open_again(file, name, traits)))
+    }
+}
+
+/// A new image.
+pub(super) fn blank(options: CreateOptions) -> std::result::Result<Pages, Failure> {
+    let disk = Disk::new(Mode::Instant);
+    let storage = disk.add_file("new", Pages::new(), Traits::default());
+    let target: Arc<dyn Storage> = storage.clone();
+    let made = async move { create(target, None, &options).await };
+    World::new(disk, 0)
+        .block_on(made)?
+        .map_err(|error| Failure::error(FailureKind::Setup, "create", &error))?;
+    Ok(storage.contents())
+}

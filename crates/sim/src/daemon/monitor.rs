@@ -1,0 +1,317 @@
+//! A monitor's client: changes the graph under a disk, one command after the other, at
+//! moments that have nothing to do with those of the disk's clients.
+
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+use vellum::qcow2::CacheOptions;
+use vellum::qcow2::create::CreateOptions;
+
+use super::files::blank;
+use super::scene::{GuestDisk, Scene};
+use crate::failure::{Failure, FailureKind};
+
+/// Layers of a chain at most.
+const MAX_LAYERS: usize = 5;
+
+const OVER: &[&str] = &["BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"];
+
+/// How a job has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Done,
+    Cancelled,
+    Failed,
+}
+
+/// Gives so many commands, or sequences of some, while clients work.
+pub(super) async fn monitor(scene: Rc<Scene>, disk: Rc<GuestDisk>, commands: u64) {
+    for _ in 0..commands {
+        if scene.failure().is_some() {
+            return;
+        }
+        pause(&scene).await;
+        let Some(top) = scene.top(&disk) else {
+            return;
+        };
+        let chain = scene.nodes.chain(&top);
+        let deep = chain.len() > 1;
+        match scene.draw(|rng| rng.below(16)) {
+            0..=4 if chain.len() < MAX_LAYERS => snapshot(&scene, &disk, &top).await,
+            0..=6 if deep => active_commit(&scene, &disk, &chain).await,
+            7 if chain.len() > 2 => commit(&scene, &disk, &chain).await,
+            7..=9 if deep => stream(&scene, &disk, &chain).await,
+            10..=12 => backup(&scene, &disk, &chain).await,
+            13 => export_anew(&scene, &disk, &top).await,
+            14 => set_caches(&scene, &top),
+            15 => refused_resize(&scene, &disk, &top).await,
+            _ => snapshot(&scene, &disk, &top).await,
+        }
+    }
+}
+
+/// Lets others have some turns.
+async fn pause(scene: &Scene) {
+    for _ in 0..scene.draw(|rng| rng.below(40)) {
+        vellum_storage::lane::yield_now().await;
+    }
+}
+
+/// Makes an image file as long as the disk, and a node of it that stands on nothing.
+pub(super) async fn add_image(
+    scene: &Scene,
+    disk: &GuestDisk,
+    name: &str,
+    backing: Option<&str>,
+) -> bool {
+    let made = blank(CreateOptions {
+        size_bytes: disk.model.borrow().size_bytes(),
+        cluster_size_bytes: disk.cluster_size_bytes,
+        backing_file: backing.map(str::to_owned),
+        backing_format: backing.map(|_| "qcow2".to_owned()),
+        ..CreateOptions::default()
+    });
+    match made {
+        Ok(pages) => scene.files.add(name, pages),
+        Err(failure) => {
+            scene.fail(failure);
+            return false;
+        }
+    }
+    let node = json!({
+        "driver": "qcow2",
+        "node-name": name,
+        "file": {"driver": "file", "filename": name},
+        "backing": null,
+        "discard": "unmap",
+    });
+    scene.demand("blockdev-add", node).await
+}
+
+async fn snapshot(scene: &Scene, disk: &GuestDisk, top: &str) {
+    let overlay = disk.new_name("n");
+    if !add_image(scene, disk, &overlay, Some(top)).await {
+        return;
+    }
+    let begun = disk.model.borrow_mut().begin_watch();
+    let arguments = json!({"node": top, "overlay": overlay});
+    if scene.demand("blockdev-snapshot", arguments).await {
+        // Whoever took it may copy the base from now on.
+        disk.keep(top, begun, "the base of a snapshot");
+    }
+}
+
+/// Waits for the end of a job, which is cancelled now and then.
+async fn end_of_job(scene: &Scene, job: &str) -> End {
+    if scene.draw(|rng| rng.chance(1, 6)) {
+        pause(scene).await;
+        // It may be over.
+        let _ = scene.ask("job-cancel", json!({"id": job})).await;
+    }
+    judge(scene, job, &scene.heard.wait(OVER, job).await)
+}
+
+fn judge(scene: &Scene, job: &str, event: &Value) -> End {
+    let end = match (event["event"].as_str(), event["data"]["error"].as_str()) {
+        (Some("BLOCK_JOB_CANCELLED"), _) => End::Cancelled,
+        (_, None) => End::Done,
+        (_, Some(error)) => {
+            if !scene.faulty {
+                let message = format!("job {job}: {error}");
+                scene.fail(Failure::new(FailureKind::Request, message));
+            }
+            End::Failed
+        }
+    };
+    scene.note(format!("job {job}: {end:?}"));
+    end
+}
+
+/// What a commit writes to may hold anything from now on, and so may what stands between.
+fn forget_all(disk: &GuestDisk, chain: &[String]) {
+    chain.iter().for_each(|file| disk.forget(file));
+}
+
+async fn active_commit(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
+    let base_at = scene.draw(|rng| rng.between(1, chain.len() as u64 - 1)) as usize;
+    forget_all(disk, &chain[1..=base_at]);
+    let job = disk.new_name("j");
+    let arguments = json!({"job-id": job, "device": chain[0], "base-node": chain[base_at]});
+    if !scene.demand("block-commit", arguments).await {
+        return;
+    }
+    if scene.draw(|rng| rng.chance(1, 6)) {
+        pause(scene).await;
+        let _ = scene.ask("job-cancel", json!({"id": job})).await;
+    }
+    let names = [OVER[0], OVER[1], "BLOCK_JOB_READY"];
+    let event = scene.heard.wait(&names, &job).await;
+    if event["event"] == "BLOCK_JOB_READY" {
+        pause(scene).await;
+        // The job may fail at this moment.
+        let _ = scene.ask("job-complete", json!({"id": job})).await;
+        end_of_job(scene, &job).await;
+    } else {
+        judge(scene, &job, &event);
+    }
+    drop_unused(scene, disk).await;
+}
+
+async fn commit(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
+    let top_at = scene.draw(|rng| rng.between(1, chain.len() as u64 - 2)) as usize;
+    let base_at = scene.draw(|rng| rng.between(top_at as u64 + 1, chain.len() as u64 - 1)) as usize;
+    forget_all(disk, &chain[top_at + 1..=base_at]);
+    let job = disk.new_name("j");
+    let arguments = json!({
+        "job-id": job,
+        "device": chain[0],
+        "top-node": chain[top_at],
+        "base-node": chain[base_at],
+    });
+    if scene.demand("block-commit", arguments).await {
+        end_of_job(scene, &job).await;
+        drop_unused(scene, disk).await;
+    }
+}
+
+async fn stream(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
+    let job = disk.new_name("j");
+    let mut arguments = json!({"job-id": job, "device": chain[0]});
+    if chain.len() > 2 && scene.draw(|rng| rng.chance(1, 2)) {
+        let base_at = scene.draw(|rng| rng.between(2, chain.len() as u64 - 1)) as usize;
+        arguments["base-node"] = json!(chain[base_at]);
+    }
+    if scene.demand("block-stream", arguments).await {
+        end_of_job(scene, &job).await;
+        drop_unused(scene, disk).await;
+    }
+}
+
+async fn backup(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
+    let target = disk.new_name("b");
+    if !add_image(scene, disk, &target, None).await {
+        return;
+    }
+    // A chain of one layer has nothing below the top.
+    let top = chain.len() == 1 && scene.draw(|rng| rng.chance(1, 3));
+    let sync = if top { "top" } else { "full" };
+    let job = disk.new_name("j");
+    let begun = disk.model.borrow_mut().begin_watch();
+    let arguments = json!({"job-id": job, "device": chain[0], "target": target, "sync": sync});
+    let started = match scene.draw(|rng| rng.chance(1, 3)) {
+        false => scene.demand("blockdev-backup", arguments).await,
+        true => {
+            let action = json!({"type": "blockdev-backup", "data": arguments});
+            scene
+                .demand("transaction", json!({"actions": [action]}))
+                .await
+        }
+    };
+    let moment = disk.model.borrow().clone();
+    let end = match started {
+        true => end_of_job(scene, &job).await,
+        false => End::Failed,
+    };
+    let closed = scene
+        .ask("blockdev-del", json!({"node-name": target}))
+        .await;
+    if let (Err(text), false) = (&closed, scene.faulty) {
+        let message = format!("blockdev-del {target}: {text}");
+        scene.fail(Failure::new(FailureKind::Request, message));
+    }
+    if end == End::Done && closed.is_ok() {
+        disk.kept.borrow_mut().push(super::scene::Kept {
+            file: target,
+            model: moment,
+            begun,
+            what: "a backup",
+        });
+    }
+}
+
+/// Ends the export, and makes it once more. Clients that were connected come back.
+async fn export_anew(scene: &Scene, disk: &GuestDisk, top: &str) {
+    disk.device.replace(None);
+    disk.until(|disk| disk.running.get() == 0).await;
+    disk.last_top.replace(Some(top.to_owned()));
+    if !scene
+        .demand("block-export-del", json!({"id": disk.name}))
+        .await
+    {
+        return;
+    }
+    pause(scene).await;
+    export(scene, disk, top).await;
+}
+
+/// Exports a node as a disk, to which clients connect.
+pub(super) async fn export(scene: &Scene, disk: &GuestDisk, node: &str) {
+    let arguments = json!({
+        "type": "nbd",
+        "id": disk.name,
+        "node-name": node,
+        "name": disk.name,
+        "writable": true,
+    });
+    if !scene.demand("block-export-add", arguments).await {
+        return;
+    }
+    let found = scene.exports.find(&disk.name);
+    disk.device
+        .replace(found.map(|export| export.device.clone()));
+    disk.changed.notify(usize::MAX);
+}
+
+fn set_caches(scene: &Scene, top: &str) {
+    let Ok(device) = scene.nodes.device(top) else {
+        return;
+    };
+    let size = scene.draw(|rng| *rng.pick(&[1, 4096, 1 << 20]));
+    let sizes = CacheOptions {
+        l2_cache_size_bytes: Some(size),
+        refcount_cache_size_bytes: Some(size),
+        ..CacheOptions::default()
+    };
+    if let Some(image) = device.as_qcow2()
+        && let Err(error) = image.set_cache_sizes(&sizes)
+    {
+        scene.fail(Failure::error(FailureKind::Request, "cache sizes", &error));
+    }
+}
+
+/// Clients rely on the size: it cannot change.
+async fn refused_resize(scene: &Scene, disk: &GuestDisk, top: &str) {
+    let size = disk.model.borrow().size_bytes() + 4096;
+    let arguments = json!({"node-name": top, "size": size});
+    if scene.ask("block_resize", arguments).await.is_ok() {
+        let message = "block_resize of a disk that clients use";
+        scene.fail(Failure::new(FailureKind::Request, message));
+    }
+}
+
+/// Drops the nodes of a disk that nothing stands on any more.
+async fn drop_unused(scene: &Scene, disk: &GuestDisk) {
+    let Some(top) = scene.top(disk) else {
+        return;
+    };
+    loop {
+        let chain = scene.nodes.chain(&top);
+        let own = format!("{}n", disk.name);
+        let names = scene.files.names();
+        let unused = names.into_keys().find(|name| {
+            name.starts_with(&own)
+                && !chain.contains(name)
+                && scene.nodes.contains(name)
+                && !scene.nodes.is_used_by(name, |_| true)
+        });
+        let Some(unused) = unused else {
+            return;
+        };
+        // What it stands on may change.
+        disk.forget(&unused);
+        let arguments = json!({"node-name": unused});
+        if !scene.demand("blockdev-del", arguments).await {
+            return;
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Requests that a disk fails.
+
+use crate::rng::Rng;
+use crate::schedule::RequestKind;
+
+/// What file systems and devices say.
+pub const ERRNOS: &[i32] = &[
+    5,   // EIO
+    28,  // ENOSPC
+    122, // EDQUOT
+    116, // ESTALE
+    110, // ETIMEDOUT
+    12,  // ENOMEM
+    4,   // EINTR
+    11,  // EAGAIN
+];
+
+/// Which requests fail, and how; see [`crate::disk::Disk::set_faults`].
+#[derive(Debug, Clone)]
+pub struct Faults {
+    pub(crate) rng: Rng,
+    /// One of so many reads and of so many writes fails; 0: none.
+    pub requests_one_in: u64,
+    /// One of so many flushes fails; 0: none.
+    pub flushes_one_in: u64,
+    /// With what; one of these.
+    pub errnos: Vec<i32>,
+    /// A descriptor does not remember that a flush has failed, as no descriptor of the
+    /// kernel's does: the next flush says success.
+    pub forgets: bool,
+}
+
+impl Faults {
+    /// No request fails yet.
+    pub fn new(seed: u64) -> Self {
+        Faults {
+            rng: Rng::new(seed),
+            requests_one_in: 0,
+            flushes_one_in: 0,
+            errnos: ERRNOS.to_vec(),
+            forgets: false,
+        }
+    }
+
+    /// The errno with which a request of a kind is to fail.
+    pub(crate) fn strike(&mut self, kind: RequestKind) -> Option<i32> {
+        let one_in = match kind {
+            RequestKind::Flush => self.flushes_one_in,
+            RequestKind::Read | RequestKind::Write => self.requests_one_in,
+        };
+        (one_in > 0 && self.rng.chance(1, one_in)).then(|| *self.rng.pick(&self.errnos))
+    }
+}
