@@ -180,6 +180,9 @@ pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> R
     let opened = detecting(opened, detect_zeroes, around)?;
     if let Some(name) = node_name {
         place.name(&name, &opened, origin)?;
+        if place.nodes.is_kept(&name) {
+            return Ok(opened.kept());
+        }
     }
     Ok(opened)
 }

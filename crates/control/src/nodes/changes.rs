@@ -376,6 +376,14 @@ impl Nodes {
 
     /// Closes a node and opens it anew with some things changed, under its users.
     async fn renew(&self, name: &str, renewal: &Renewal) -> Result<()> {
+        {
+            let named = self.lock();
+            let node = named.nodes.get(name);
+            if node.is_some_and(|node| node.front.is_some()) {
+                // Whoever put something there works with the device that would be closed.
+                named.check_no_job(name)?;
+            }
+        }
         let held = self.hold_but(name, &[]).await?;
         let origin = {
             let named = self.lock();
@@ -427,6 +435,7 @@ impl Nodes {
         };
         node.opened = opened;
         node.device = None;
+        node.front = None;
         node.origin = Some(Arc::new(origin));
         let device = node.device()?;
         drop(named);

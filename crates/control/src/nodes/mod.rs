@@ -7,11 +7,13 @@
 //!
 //! Invariants:
 //! - A node comes to know only nodes that are there already, so there are no circles.
-//! - A node is closed after those that stand on it.
+//! - A node is closed after those that stand on it. One with a name that somebody gave it
+//!   is not closed by them: others may stand on it later.
 //! - What a failed change has made is gone, and its names are free again.
 
 mod changes;
 mod describe;
+mod kept;
 mod named;
 mod uses;
 
@@ -277,7 +279,11 @@ impl Nodes {
     pub(crate) fn referred(&self, name: &str) -> Result<Opened> {
         let named = self.lock();
         let node = named.nodes.get(name).map(|node| node.opened.clone());
-        node.ok_or_else(|| unknown(name))
+        let node = node.ok_or_else(|| unknown(name))?;
+        Ok(match self.live {
+            true => node.kept(),
+            false => node,
+        })
     }
 
     /// The node that an image at `place` stands on, as a device.
@@ -399,9 +405,14 @@ impl Nodes {
         result
     }
 
+    /// Whether a node has a name that others know too.
+    pub(crate) fn is_kept(&self, name: &str) -> bool {
+        self.live && !name.starts_with(MADE_UP)
+    }
+
     /// Closes a node and all that it owns, and forgets them.
     async fn close_owned(&self, owner: &str) -> Result<()> {
-        let bodies = self.lock().take_owned(owner);
+        let bodies = self.lock().take_owned(owner, self.live);
         let mut result = Ok(());
         for body in bodies {
             result = result.and(match body {
@@ -458,25 +469,44 @@ impl Named {
         roots.iter().rposition(is_free).unwrap_or(last)
     }
 
+    /// Names in an order in which each node comes before those that it stands on.
+    fn top_down(&self, mut names: Vec<String>) -> Vec<String> {
+        let mut ordered = Vec::with_capacity(names.len());
+        while !names.is_empty() {
+            let is_top = |name: &String| {
+                !self.uses.iter().any(|one| match &one.user {
+                    User::Node(user) => one.node == *name && names.contains(user),
+                    _ => false,
+                })
+            };
+            let top = names.iter().position(is_top).unwrap_or_default();
+            ordered.push(names.remove(top));
+        }
+        ordered
+    }
+
     /// Takes a node and all that it owns out, itself first, then what stands below it.
-    fn take_owned(&mut self, owner: &str) -> Vec<Body> {
+    fn take_owned(&mut self, owner: &str, is_live: bool) -> Vec<Body> {
         let owned: Vec<String> = self
             .nodes
             .iter()
             .filter(|(_, node)| node.owner == owner)
             .map(|(name, _)| name.clone())
             .collect();
+        let owned = self.top_down(owned);
         self.uses.retain(|one| one.owner.as_deref() != Some(owner));
         let mut bodies = Vec::new();
         for name in owned {
             let Some(node) = self.nodes.remove(&name) else {
                 continue;
             };
-            // Storages below are closed by what stands on them.
+            // Storages below are closed by what stands on them, if it alone knows them.
+            let is_kept = is_live && !name.starts_with(MADE_UP);
             let used = node.device.map(Body::Device);
             match (node.opened.body, name == owner) {
                 (body, true) => bodies.insert(0, used.unwrap_or(body)),
                 (Body::Device(device), false) => bodies.push(Body::Device(device)),
+                (body @ Body::Storage(_), false) if is_kept => bodies.push(body),
                 (Body::Storage(_), false) => {}
             }
         }

@@ -10,7 +10,7 @@ use vellum::{BlockDevice, Result};
 use super::dirty::DirtyMap;
 use super::mirror::Mirror;
 use super::side_by_side::{self, Found};
-use crate::copy::{CopyError, CopyOptions, Observer, Silent, copy};
+use crate::copy::{CopyError, CopyOptions, Observer, copy};
 use crate::job::{Reins, Wish};
 use crate::scope::Scope;
 
@@ -227,6 +227,7 @@ mod tests {
     use vellum_storage::spawn;
 
     use super::*;
+    use crate::copy::Silent;
     use crate::live::gate::Gate;
 
     async fn some_turns() {

@@ -159,10 +159,19 @@ impl Backup {
             return Ok(());
         };
         let mut ranges = also;
-        if bitmap.enabled {
-            ranges.extend(self.written.take().ranges());
+        let written = match bitmap.enabled {
+            true => self.written.take().ranges(),
+            false => Vec::new(),
+        };
+        ranges.extend(written.iter().cloned());
+        let set = bitmap.bitmaps.set(&bitmap.name, ranges).await;
+        if set.is_err() {
+            // Whoever tries again has to know it.
+            for range in written {
+                self.written.mark(range.start, range.end - range.start);
+            }
         }
-        bitmap.bitmaps.set(&bitmap.name, ranges).await
+        set
     }
 
     fn mode(&self) -> BitmapMode {

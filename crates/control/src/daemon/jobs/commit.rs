@@ -47,6 +47,8 @@ pub(super) fn join_all(
         true => Changes::SIZE,
         false => Changes::ALL,
     };
+    // What watches the base would not see what is written to it here.
+    stake.nodes.check_no_job(base)?;
     stake.join(settings, top, top_role, none, kept)?;
     for node in between {
         stake.join(settings, node, "intermediate node", none, Changes::ALL)?;

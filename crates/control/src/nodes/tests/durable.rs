@@ -34,6 +34,8 @@ pub(super) struct Core {
     /// What is left when the power fails.
     durable: Mutex<Vec<u8>>,
     pub(super) fails_flushes: AtomicBool,
+    /// It was closed, and refuses what it is asked then.
+    closed: AtomicBool,
 }
 
 impl Core {
@@ -54,6 +56,7 @@ impl Volatile {
             memory: MemStorage::with_bytes(bytes.clone()),
             durable: Mutex::new(bytes),
             fails_flushes: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         }))
     }
 
@@ -72,6 +75,9 @@ impl Volatile {
         Io::task(spawn(async move {
             for _ in 0..2 {
                 yield_now().await;
+            }
+            if core.closed.load(Ordering::SeqCst) {
+                return Err(Error::from_errno("use", libc::ESHUTDOWN));
             }
             begin(&core).await
         }))
@@ -131,6 +137,13 @@ impl Storage for Volatile {
                 return Io::ready(Err(Error::from_errno("flush", libc::EIO)));
             }
             *core.durable.lock().unwrap() = core.memory.snapshot();
+            Io::ready(Ok(()))
+        })
+    }
+
+    fn close(&self) -> Io<()> {
+        self.late(|core| {
+            core.closed.store(true, Ordering::SeqCst);
             Io::ready(Ok(()))
         })
     }
@@ -479,6 +492,28 @@ fn a_close_that_fails_is_told() {
             let closed = world.nodes.clone().close().await;
             assert_eq!(closed.unwrap_err().errno(), libc::EIO, "{driver}");
             assert!(world.nodes.is_empty());
+        });
+    }
+}
+
+#[test]
+fn what_has_a_name_is_there_for_the_next_one_who_stands_on_it() {
+    for how in ["file=", "file.driver=raw,file.node-name=between,file.file="] {
+        lane::block_on(async {
+            let world = World::new();
+            let file = Volatile::image().await;
+            let with_file = |below: &str| format!("driver=qcow2,{how}{below}");
+            world.add_over("disk", file.clone(), with_file).await;
+            // Opened anew it is referred to by its name, too.
+            world.nodes.set_writable("disk", false).await.unwrap();
+            world.nodes.remove("disk").await.unwrap();
+            assert!(!world.nodes.contains("between"));
+            let again = "driver=qcow2,node-name=again,file=disk-file";
+            add(&world.nodes, again).await.unwrap();
+            let disk = world.nodes.device("again").unwrap();
+            disk.read(0, Buffer::for_read(512)).await.unwrap();
+            world.nodes.clone().close().await.unwrap();
+            assert!(file.flush().await.is_err(), "its own end closes it");
         });
     }
 }
