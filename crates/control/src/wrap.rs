@@ -5,7 +5,8 @@ use std::sync::Arc;
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
 
 /// Makes every write durable before it completes (cache modes writethrough and
-/// directsync).
+/// directsync). As in QEMU, discards are passed on as they are: after a power cut the
+/// range may hold what it did before.
 #[derive(Debug)]
 pub struct WriteThrough {
     inner: Arc<dyn BlockDevice>,

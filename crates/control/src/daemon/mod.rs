@@ -233,6 +233,9 @@ impl Parts {
     }
 }
 
+#[cfg(test)]
+mod tests;
+
 fn is_object_of_qemu(kind: &str) -> bool {
     matches!(kind, "secret_keyring" | "throttle-group" | "main-loop")
         || kind.starts_with("tls-")

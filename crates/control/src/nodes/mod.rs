@@ -515,4 +515,4 @@ impl Named {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

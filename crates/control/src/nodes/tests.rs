@@ -1,4 +1,4 @@
-mod durable;
+pub(crate) mod durable;
 mod led;
 
 use super::*;

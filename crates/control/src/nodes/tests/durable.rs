@@ -11,12 +11,13 @@ use vellum::gate::DenyAll;
 use vellum::nodes::CopyOnRead;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
-use vellum::{Io, Raw, RawOptions};
+use vellum::{Io, Raw, RawOptions, ZeroRequest};
 use vellum_storage::lane::yield_now;
 use vellum_storage::{Buffers, MemStorage, Storage, WriteFlags, ZeroFlags, pass_on, spawn};
 
 use super::*;
 use crate::graph::Opened;
+use crate::wrap::WriteThrough;
 
 const SIZE_BYTES: u64 = 256 << 10;
 const SECTOR_BYTES: u64 = 512;
@@ -25,15 +26,16 @@ const SECTORS: u64 = SIZE_BYTES / SECTOR_BYTES;
 /// A file whose requests take their time, so that others come between. What was written is
 /// durable once it is flushed.
 #[derive(Debug, Clone)]
-pub(super) struct Volatile(pub(super) Arc<Core>);
+pub(crate) struct Volatile(pub(crate) Arc<Core>);
 
 #[derive(Debug)]
-pub(super) struct Core {
+pub(crate) struct Core {
     /// What is left when the program ends.
     memory: MemStorage,
     /// What is left when the power fails.
     durable: Mutex<Vec<u8>>,
-    pub(super) fails_flushes: AtomicBool,
+    pub(crate) fails_flushes: AtomicBool,
+    pub(crate) fails_writes: AtomicBool,
     /// It was closed, and refuses what it is asked then.
     closed: AtomicBool,
 }
@@ -56,6 +58,7 @@ impl Volatile {
             memory: MemStorage::with_bytes(bytes.clone()),
             durable: Mutex::new(bytes),
             fails_flushes: AtomicBool::new(false),
+            fails_writes: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }))
     }
@@ -101,6 +104,9 @@ impl Storage for Volatile {
         let len_bytes = buffers.iter().map(|buffer| buffer.len() as u64);
         let end = at + len_bytes.sum::<u64>();
         self.late(move |core| {
+            if core.fails_writes.load(Ordering::SeqCst) {
+                return Io::ready(Err(Error::from_errno("write", libc::EIO)));
+            }
             let written = core.memory.write(at, buffers, flags);
             if flags.fua {
                 core.keep(at..end);
@@ -160,8 +166,8 @@ struct Moment {
 }
 
 /// Nodes on files that are kept in memory, and a guest.
-pub(super) struct World {
-    pub(super) nodes: Nodes,
+pub(crate) struct World {
+    pub(crate) nodes: Nodes,
     /// By the name of the node that stands on it.
     files: RefCell<BTreeMap<String, Volatile>>,
     moments: RefCell<Vec<Moment>>,
@@ -169,7 +175,7 @@ pub(super) struct World {
     over: Cell<bool>,
 }
 
-pub(super) async fn open(layers: &[[Vec<u8>; 2]], which: usize) -> Arc<dyn BlockDevice> {
+pub(crate) async fn open(layers: &[[Vec<u8>; 2]], which: usize) -> Arc<dyn BlockDevice> {
     let mut below: Option<Arc<dyn BlockDevice>> = None;
     for layer in layers.iter().rev() {
         let bytes = layer[which].clone();
@@ -211,7 +217,7 @@ impl Moment {
 }
 
 impl World {
-    pub(super) fn new() -> Rc<World> {
+    pub(crate) fn new() -> Rc<World> {
         Rc::new(World {
             nodes: Nodes::live(),
             files: RefCell::default(),
@@ -222,7 +228,7 @@ impl World {
     }
 
     /// Adds a node of a driver over a file of its own.
-    pub(super) async fn add(&self, name: &str, driver: &str) -> Volatile {
+    pub(crate) async fn add(&self, name: &str, driver: &str) -> Volatile {
         let file = match driver {
             "raw" => Volatile::new(vec![0; SIZE_BYTES as usize]),
             _ => Volatile::image().await,
@@ -251,16 +257,47 @@ impl World {
     }
 
     /// What the disk, which is a chain of nodes, consists of now.
-    pub(super) fn layers(&self, chain: &[String]) -> Vec<[Vec<u8>; 2]> {
+    pub(crate) fn layers(&self, chain: &[String]) -> Vec<[Vec<u8>; 2]> {
         let files = self.files.borrow();
         chain.iter().map(|name| files[name].left()).collect()
     }
 
-    pub(super) fn join(&self, name: &str) -> Joined {
+    /// The file below the node `name`.
+    pub(crate) fn file(&self, name: &str) -> Volatile {
+        self.files.borrow()[name].clone()
+    }
+
+    pub(crate) fn join(&self, name: &str) -> Joined {
         let user = User::Export("guest".into());
         self.nodes
             .join(user, name, Wanted::reading("root"))
             .unwrap()
+    }
+
+    /// Writes a sector, and notes what it holds then.
+    pub(crate) async fn put(&self, joined: &Joined, sector: u64, byte: u8) {
+        let bytes = Buffer::copy_of(&[byte; SECTOR_BYTES as usize]);
+        let at = sector * SECTOR_BYTES;
+        let write = joined.link.write(at, bytes, RequestFlags::default());
+        // What is refused as the node is read-only is not there.
+        if write.await.is_ok() {
+            self.model.borrow_mut()[sector as usize] = byte;
+        }
+    }
+
+    /// What is left of a disk, a chain of nodes, when the power fails now holds all that was
+    /// written.
+    pub(crate) async fn check_left(&self, chain: &[String]) {
+        let moment = Moment {
+            model: self.model.borrow().clone(),
+            layers: self.layers(chain),
+        };
+        moment.check(0).await;
+    }
+
+    /// Whether something stands in front of a node.
+    pub(crate) fn is_watched(&self, name: &str) -> bool {
+        self.nodes.lock().nodes[name].front.is_some()
     }
 
     /// Writes and flushes; a flush that succeeds is a moment to look at.
@@ -270,13 +307,7 @@ impl World {
             for _ in 0..2 {
                 sector = (sector + 67) % SECTORS;
                 byte = byte.wrapping_add(1).max(1);
-                let bytes = Buffer::copy_of(&[byte; SECTOR_BYTES as usize]);
-                let at = sector * SECTOR_BYTES;
-                let write = joined.link.write(at, bytes, RequestFlags::default());
-                // What is refused as the node is read-only is not there.
-                if write.await.is_ok() {
-                    self.model.borrow_mut()[sector as usize] = byte;
-                }
+                self.put(&joined, sector, byte).await;
             }
             if joined.link.flush().await.is_ok() {
                 let node = self.nodes.used_by(joined.id).unwrap();
@@ -287,11 +318,12 @@ impl World {
             }
             yield_now().await;
         }
+        self.nodes.leave(joined.id);
     }
 
     /// Makes a change of the graph beside a guest of the node `name`, and checks what the
     /// guest was told before, meanwhile and afterwards.
-    async fn change(self: &Rc<World>, name: &str, change: impl Future<Output = ()>) {
+    pub(crate) async fn change(self: &Rc<World>, name: &str, change: impl Future<Output = ()>) {
         let guest = spawn(self.clone().guest(self.join(name)));
         let pass = async || {
             let until = self.moments.borrow().len() + 3;
@@ -304,7 +336,7 @@ impl World {
         pass().await;
         self.over.set(true);
         guest.await;
-        for (at, moment) in self.moments.borrow().iter().enumerate() {
+        for (at, moment) in self.moments.take().iter().enumerate() {
             moment.check(at).await;
         }
     }
@@ -514,6 +546,36 @@ fn what_has_a_name_is_there_for_the_next_one_who_stands_on_it() {
             disk.read(0, Buffer::for_read(512)).await.unwrap();
             world.nodes.clone().close().await.unwrap();
             assert!(file.flush().await.is_err(), "its own end closes it");
+        });
+    }
+}
+
+#[test]
+fn what_is_written_through_is_durable_at_once_before_and_after_a_snapshot() {
+    for driver in ["raw", "qcow2"] {
+        lane::block_on(async {
+            let world = World::new();
+            world.add("disk", driver).await;
+            world.add("over", "qcow2").await;
+            let joined = world.join("disk");
+            let device = WriteThrough::new(joined.link.clone());
+            let check = async |chain: &[&str]| {
+                let chain: Vec<String> = chain.iter().map(ToString::to_string).collect();
+                for byte in [5, 6] {
+                    let bytes = Buffer::copy_of(&[byte; 1024]);
+                    let write = device.write(512, bytes, RequestFlags::default());
+                    write.await.unwrap();
+                    world.model.borrow_mut()[1..3].fill(byte);
+                    world.check_left(&chain).await;
+                    let zeroes = device.write_zeroes(512, 512, ZeroRequest::default());
+                    zeroes.await.unwrap();
+                    world.model.borrow_mut()[1] = 0;
+                    world.check_left(&chain).await;
+                }
+            };
+            check(&["disk"]).await;
+            world.nodes.snapshot("disk", "over").await.unwrap();
+            check(&["over", "disk"]).await;
         });
     }
 }

@@ -1,0 +1,254 @@
+//! Jobs beside a guest, on files that keep only what was flushed: what the guest was told is
+//! durable is, and whatever becomes of a job, nodes and users are left as they should be.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use event_listener::Event;
+use serde_json::Value;
+use vellum_storage::lane::{block_on, yield_now};
+
+use super::*;
+use crate::nodes::tests::durable::World;
+use crate::qmp::Arguments;
+
+/// What has happened.
+#[derive(Default)]
+struct Told {
+    events: RefCell<Vec<Value>>,
+    changed: Event,
+}
+
+impl Listener for Told {
+    fn hear(&self, event: &Value) {
+        self.events.borrow_mut().push(event.clone());
+        self.changed.notify(usize::MAX);
+    }
+}
+
+impl Told {
+    /// Waits for an event of one of these names.
+    async fn wait(&self, names: &[&str]) -> Value {
+        loop {
+            let changed = self.changed.listen();
+            let is_it = |event: &&Value| names.iter().any(|name| event["event"] == *name);
+            let found = self.events.borrow().iter().find(is_it).cloned();
+            if let Some(event) = found {
+                return event;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// A daemon with a chain `top` on `mid` on `base`, each of which holds something, and an
+/// image `copy` of the same size.
+struct Place {
+    world: Rc<World>,
+    daemon: Rc<Daemon>,
+    told: Rc<Told>,
+}
+
+impl Place {
+    async fn new() -> Place {
+        let world = World::new();
+        let daemon = Daemon::new(world.nodes.clone(), Host::without_sockets());
+        let told = Rc::<Told>::default();
+        daemon.events.join(told.clone());
+        let place = Place {
+            world,
+            daemon,
+            told,
+        };
+        for name in ["base", "mid", "top", "copy"] {
+            place.world.add(name, "qcow2").await;
+        }
+        let joined = place.world.join("base");
+        for (at, overlay) in [(1, Some("mid")), (2, Some("top")), (3, None)] {
+            for sector in 0..40 {
+                let byte = (at * 50 + sector) as u8;
+                place.world.put(&joined, at * 60 + sector, byte).await;
+            }
+            if let Some(overlay) = overlay {
+                let node = place.world.nodes.used_by(joined.id).unwrap();
+                let names = json!({"node": node, "overlay": overlay});
+                place.must("blockdev-snapshot", names).await;
+            }
+        }
+        place.world.nodes.leave(joined.id);
+        place
+    }
+
+    async fn ask(&self, command: &str, arguments: Value) -> Result<Value, String> {
+        let Value::Object(members) = arguments else {
+            panic!("{arguments} are no arguments");
+        };
+        let outcome = carry_out(&self.daemon, command, Arguments::new(members));
+        outcome.await.map_err(|failure| failure.text)
+    }
+
+    async fn must(&self, command: &str, arguments: Value) -> Value {
+        let answer = self.ask(command, arguments.clone()).await;
+        answer.unwrap_or_else(|why| panic!("{command} {arguments}: {why}"))
+    }
+
+    /// Nothing is left of any job, and all nodes can go.
+    async fn check_end(&self, chain: &[&str]) {
+        assert_eq!(self.must("query-jobs", json!({})).await, json!([]));
+        for name in ["top", "mid", "base", "copy"] {
+            assert!(!self.world.is_watched(name), "{name}");
+        }
+        assert_eq!(self.world.nodes.chain(chain[0]), chain);
+        for name in ["top", "mid", "base", "copy"] {
+            let name = json!({"node-name": name});
+            self.must("blockdev-del", name).await;
+        }
+    }
+}
+
+/// A job: how it is asked for, and on what the guest's disk consists once it is complete.
+struct Kind {
+    command: &'static str,
+    arguments: Value,
+    chain: &'static [&'static str],
+    /// The node that it writes to.
+    target: &'static str,
+}
+
+fn kinds() -> [Kind; 5] {
+    let kind = |command, arguments, chain, target| Kind {
+        command,
+        arguments,
+        chain,
+        target,
+    };
+    let commit = "block-commit";
+    let below = json!({"device": "top", "top-node": "mid", "base-node": "base"});
+    let backup = json!({"device": "top", "target": "copy", "sync": "full"});
+    let stream = json!({"device": "top", "base-node": "base"});
+    let all: &[&str] = &["top", "mid", "base"];
+    [
+        kind(commit, json!({"device": "top"}), &["base"], "base"),
+        kind(commit, below, &["top", "base"], "base"),
+        kind("block-stream", stream, &["top", "base"], "top"),
+        kind("block-stream", json!({"device": "top"}), &["top"], "top"),
+        kind("blockdev-backup", backup, all, "copy"),
+    ]
+}
+
+const ENDED: [&str; 2] = ["BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"];
+
+#[test]
+fn what_is_flushed_is_durable_beside_every_job() {
+    for kind in kinds() {
+        block_on(async {
+            let place = Place::new().await;
+            let mut arguments = kind.arguments;
+            arguments["job-id"] = json!("j");
+            let job = async {
+                place.must(kind.command, arguments).await;
+                let next = ["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"];
+                if place.told.wait(&next).await["event"] == "BLOCK_JOB_READY" {
+                    place.must("job-complete", json!({"id": "j"})).await;
+                }
+                let ended = place.told.wait(&ENDED).await;
+                assert_eq!(ended["event"], "BLOCK_JOB_COMPLETED");
+                assert_eq!(ended["data"].get("error"), None, "{ended}");
+            };
+            place.world.change("top", job).await;
+            place.check_end(kind.chain).await;
+        });
+    }
+}
+
+#[test]
+fn a_job_that_is_given_up_leaves_everything_as_it_was() {
+    for kind in kinds() {
+        for turns in [0, 300] {
+            block_on(async {
+                let place = Place::new().await;
+                let mut arguments = kind.arguments.clone();
+                arguments["job-id"] = json!("j");
+                arguments["speed"] = json!(1);
+                arguments["auto-finalize"] = json!(false);
+                let job = async {
+                    place.must(kind.command, arguments).await;
+                    for _ in 0..turns {
+                        yield_now().await;
+                    }
+                    place.must("job-cancel", json!({"id": "j"})).await;
+                    let ended = place.told.wait(&ENDED).await;
+                    assert_eq!(ended["event"], "BLOCK_JOB_CANCELLED");
+                };
+                place.world.change("top", job).await;
+                place.check_end(&["top", "mid", "base"]).await;
+            });
+        }
+    }
+}
+
+#[test]
+fn a_job_that_fails_leaves_everything_as_it_was() {
+    for kind in kinds() {
+        block_on(async {
+            let place = Place::new().await;
+            let mut arguments = kind.arguments;
+            arguments["job-id"] = json!("j");
+            let file = place.world.file(kind.target);
+            let job = async {
+                file.0.fails_writes.store(true, Ordering::SeqCst);
+                place.must(kind.command, arguments).await;
+                let ended = place.told.wait(&ENDED).await;
+                assert_eq!(ended["event"], "BLOCK_JOB_COMPLETED");
+                let why = &ended["data"]["error"];
+                assert_eq!(why, "Input/output error", "{ended}");
+                file.0.fails_writes.store(false, Ordering::SeqCst);
+            };
+            match kind.target {
+                // The guest's own writes fail too.
+                "top" => job.await,
+                _ => place.world.change("top", job).await,
+            }
+            place.check_end(&["top", "mid", "base"]).await;
+        });
+    }
+}
+
+#[test]
+fn the_end_makes_all_durable_whatever_jobs_run() {
+    for kind in kinds() {
+        block_on(async {
+            let place = Place::new().await;
+            let mut arguments = kind.arguments;
+            arguments["job-id"] = json!("j");
+            arguments["speed"] = json!(1);
+            place.must(kind.command, arguments).await;
+            let joined = place.world.join("top");
+            for sector in 0..30 {
+                place.world.put(&joined, sector * 3, 200).await;
+            }
+            place.world.nodes.leave(joined.id);
+            place.daemon.shut_down().await.unwrap();
+            let chain = ["top", "mid", "base"].map(str::to_owned);
+            place.world.check_left(&chain).await;
+        });
+    }
+}
+
+#[test]
+fn what_a_job_watches_is_not_written_past_it() {
+    block_on(async {
+        let place = Place::new().await;
+        let backup = json!({"job-id": "b", "device": "base", "target": "copy", "sync": "none"});
+        place.must("blockdev-backup", backup).await;
+        let refused = "Node 'base' is busy: block device is in use by block job: backup";
+        for top in ["top", "mid"] {
+            let commit = json!({"job-id": "c", "device": "top", "top-node": top});
+            let answer = place.ask("block-commit", commit).await;
+            assert_eq!(answer.unwrap_err(), refused);
+        }
+        place.must("job-cancel", json!({"id": "b"})).await;
+        place.told.wait(&ENDED).await;
+        place.check_end(&["top", "mid", "base"]).await;
+    });
+}
