@@ -30,7 +30,7 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
 
 /// How many layers below `device` the node called `name` stands.
 fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &Around) -> Result<u32> {
-    let Ok(node) = around.place.nodes.referred(name) else {
+    let Ok(node) = around.place.nodes.known(name) else {
         return Err(invalid(format!("Bottom node '{name}' not found")));
     };
     let bottom = node.into_device(&around.flags)?;

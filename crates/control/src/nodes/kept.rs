@@ -65,6 +65,10 @@ impl BlockDevice for KeptDevice {
         self.0.write_compressed(offset_bytes, buffer, flags)
     }
 
+    fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {
+        Some(self.0.clone())
+    }
+
     fn close(&self) -> Io<()> {
         match self.0.info().read_only {
             true => Io::ready(Ok(())),

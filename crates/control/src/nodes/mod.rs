@@ -275,11 +275,16 @@ impl Nodes {
         node.ok_or_else(|| unknown_node(name))?.device()
     }
 
-    /// The node that another one refers to.
-    pub(crate) fn referred(&self, name: &str) -> Result<Opened> {
+    /// The node of a name, as it is.
+    pub(crate) fn known(&self, name: &str) -> Result<Opened> {
         let named = self.lock();
         let node = named.nodes.get(name).map(|node| node.opened.clone());
-        let node = node.ok_or_else(|| unknown(name))?;
+        node.ok_or_else(|| unknown(name))
+    }
+
+    /// The node that another one refers to, for that one.
+    pub(crate) fn referred(&self, name: &str) -> Result<Opened> {
+        let node = self.known(name)?;
         Ok(match self.live {
             true => node.kept(),
             false => node,

@@ -579,3 +579,22 @@ fn what_is_written_through_is_durable_at_once_before_and_after_a_snapshot() {
         });
     }
 }
+
+#[test]
+fn the_bottom_of_what_is_copied_is_found_below_a_node_with_a_name() {
+    lane::block_on(async {
+        let world = World::new();
+        for name in ["base", "over"] {
+            world.add(name, "qcow2").await;
+        }
+        world.nodes.snapshot("base", "over").await.unwrap();
+        for bottom in ["base", "over"] {
+            let copying =
+                format!("driver=copy-on-read,file=over,bottom={bottom},node-name=copying");
+            add(&world.nodes, &copying).await.unwrap();
+            world.nodes.remove("copying").await.unwrap();
+        }
+        let device = world.nodes.device("over").unwrap();
+        device.read(0, Buffer::for_read(512)).await.unwrap();
+    });
+}
