@@ -6,6 +6,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use vellum_storage::error::io_text;
+
 use crate::report;
 
 const HELP: &str = "\
@@ -36,7 +38,7 @@ pub fn main(words: &[OsString]) -> i32 {
     };
     let folder = Path::new(folder);
     let installed = std::env::current_exe()
-        .map_err(|error| format!("Cannot tell where this program is: {error}"))
+        .map_err(|error| format!("Cannot tell where this program is: {}", io_text(&error)))
         .and_then(|program| install(&program, folder));
     match installed {
         Ok(()) => 0,
@@ -54,7 +56,8 @@ fn install(program: &Path, folder: &Path) -> Result<(), String> {
         check(link)?;
     }
     for link in &links {
-        let cannot = |error: io::Error| format!("Cannot make '{}': {error}", link.display());
+        let cannot =
+            |error: io::Error| format!("Cannot make '{}': {}", link.display(), io_text(&error));
         match std::fs::remove_file(link) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

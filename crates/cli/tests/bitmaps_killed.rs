@@ -94,7 +94,9 @@ async fn open(path: &Path, read_only: bool) -> Arc<Qcow2> {
         create: Create::No,
         ..FileOptions::default()
     };
-    let file: Arc<dyn Storage> = FileStorage::open(path, &options).expect("the image");
+    let file: Arc<dyn Storage> = FileStorage::open_patiently(path, &options)
+        .await
+        .expect("the image");
     let options = OpenOptions {
         read_only,
         ..OpenOptions::default()

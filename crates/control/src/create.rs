@@ -6,7 +6,7 @@ use vellum::qcow2::create::{self, CreateOptions, Preallocation};
 use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 use vellum_format::header::CompressionType;
 use vellum_storage::WriteFlags;
-use vellum_storage::file::{Create, FileOptions, FileStorage};
+use vellum_storage::file::{Create, FileOptions, FileStorage, Locks};
 use vellum_storage::lock::Permissions;
 
 use crate::create_options::{CreateSettings, not_creatable};
@@ -194,7 +194,8 @@ impl Target {
     /// Makes or opens what a name means.
     async fn open(name: &str) -> Result<Target> {
         if !filename::protocol(name).is_some_and(nbd_name::is_scheme) {
-            return create_file(&filename::local_path(name)?).map(Target::File);
+            let file = create_file(&filename::local_path(name)?).await?;
+            return Ok(Target::File(file));
         }
         let export = open_protocol(name).await.map_err(|error| {
             let protocol = filename::protocol(name).unwrap_or_default();
@@ -258,15 +259,16 @@ async fn claim_export(export: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> 
 }
 
 /// Opens a file to make an image in it: others are kept away, and it is emptied.
-fn create_file(path: &str) -> Result<Arc<FileStorage>> {
-    FileStorage::open(
+async fn create_file(path: &str) -> Result<Arc<FileStorage>> {
+    FileStorage::open_patiently(
         path,
         &FileOptions {
             create: Create::Truncate,
-            permissions: Some(Permissions::CREATOR),
+            locks: Locks::Of(Permissions::CREATOR),
             ..FileOptions::default()
         },
     )
+    .await
 }
 
 /// A half-made image is of no use to anybody.
@@ -400,13 +402,13 @@ async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
 
 async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
     match target {
-        Target::File(file) => file.set_permissions(Permissions::WRITER)?,
+        Target::File(file) => file.set_permissions_patiently(Permissions::WRITER).await?,
         Target::Export(export) => claim_export(export, 0).await?,
     }
     let Some(name) = &options.data_file else {
         return create::create(target.storage(), None, options).await;
     };
-    let data = create_file(&filename::local_path(name)?)?;
+    let data = create_file(&filename::local_path(name)?).await?;
     create::create(target.storage(), Some(data.clone()), options).await?;
     let reserved = matches!(
         options.preallocation,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_storage::file::{FileKind, FileOptions, FileStorage, large_file_bytes};
+use vellum_storage::file::{FileKind, FileOptions, FileStorage, Locks, large_file_bytes};
 use vellum_storage::lock::{PermissionSet, Permissions};
 
 use crate::flags::{Aio, OpenFlags};
@@ -50,16 +50,33 @@ impl Unlocked {
         self.extra.shared = self.extra.shared.without(refused);
     }
 
-    /// Takes the locks that a use needs.
-    pub fn lock(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
-        if self.locking {
-            let mut permissions = permissions(flags, &self.common, user);
-            permissions.used = permissions.used.with(self.extra.used);
-            let refused = PermissionSet::ALL.without(self.extra.shared);
-            permissions.shared = permissions.shared.without(refused);
+    /// Takes the locks that a use needs. Waits, for some seconds, for those of a process
+    /// that was killed and whose requests are not done.
+    pub async fn lock(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
+        if let Some(permissions) = self.permissions(flags, user) {
+            self.file.set_permissions_patiently(permissions).await?;
+        }
+        Ok(self.file)
+    }
+
+    /// As [`Unlocked::lock`], without waiting.
+    pub fn lock_at_once(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
+        if let Some(permissions) = self.permissions(flags, user) {
             self.file.set_permissions(permissions)?;
         }
         Ok(self.file)
+    }
+
+    fn permissions(&self, flags: &OpenFlags, user: Use) -> Option<Permissions> {
+        if !self.locking {
+            // `locking=off`: the user says so.
+            return None;
+        }
+        let mut permissions = permissions(flags, &self.common, user);
+        permissions.used = permissions.used.with(self.extra.used);
+        let refused = PermissionSet::ALL.without(self.extra.shared);
+        permissions.shared = permissions.shared.without(refused);
+        Some(permissions)
     }
 }
 
@@ -109,6 +126,8 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
             no_flush: common.no_flush,
             discard: common.discard,
             read_once_min_bytes: flags.read_once.then(large_file_bytes),
+            // Which locks, the use decides: see `Unlocked::lock`.
+            locks: Locks::Unlocked,
             ..FileOptions::default()
         },
     )

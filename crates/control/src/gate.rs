@@ -84,7 +84,7 @@ impl FileGate {
         around.flags.writable = request.writable;
         let options = filename::node_options(&full)?;
         let node = graph::open(options, Role::Protocol, &around).await?;
-        node.into_storage(&around.flags, Use::Format)
+        node.into_storage(&around.flags, Use::Format).await
     }
 }
 

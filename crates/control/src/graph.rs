@@ -102,9 +102,9 @@ impl Opened {
     }
 
     /// Protects the files below from others as `user` needs it.
-    pub(crate) fn lock(&mut self, flags: &OpenFlags, user: Use) -> Result<()> {
+    pub(crate) async fn lock(&mut self, flags: &OpenFlags, user: Use) -> Result<()> {
         for file in self.files.drain(..) {
-            file.lock(flags, user)?;
+            file.lock(flags, user).await?;
         }
         Ok(())
     }
@@ -118,14 +118,30 @@ impl Opened {
     }
 
     /// The node as a storage under a format.
-    pub(crate) fn into_storage(mut self, flags: &OpenFlags, user: Use) -> Result<Arc<dyn Storage>> {
-        self.lock(flags, user)?;
+    pub(crate) async fn into_storage(
+        mut self,
+        flags: &OpenFlags,
+        user: Use,
+    ) -> Result<Arc<dyn Storage>> {
+        self.lock(flags, user).await?;
         Ok(self.storage())
     }
 
     /// The node as a device.
-    pub(crate) fn into_device(mut self, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
-        self.lock(flags, Use::Raw)?;
+    pub(crate) async fn into_device(mut self, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
+        self.lock(flags, Use::Raw).await?;
+        self.locked_device()
+    }
+
+    /// As [`Opened::into_device`], without waiting for locks of a process that was killed.
+    pub(crate) fn into_device_at_once(mut self, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
+        for file in self.files.drain(..) {
+            file.lock_at_once(flags, Use::Raw)?;
+        }
+        self.locked_device()
+    }
+
+    fn locked_device(self) -> Result<Arc<dyn BlockDevice>> {
         match self.body {
             Body::Device(device) => Ok(device),
             Body::Storage(storage) => {
@@ -177,7 +193,7 @@ pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> R
         Some(Driver { open, .. }) => open(options, common, below).await?,
         None => Box::pin(open::open_format(None, options, common, below)).await?,
     };
-    let opened = detecting(opened, detect_zeroes, around)?;
+    let opened = detecting(opened, detect_zeroes, around).await?;
     if let Some(name) = node_name {
         place.name(&name, &opened, origin)?;
         if place.nodes.is_kept(&name) {
@@ -195,14 +211,14 @@ fn take_detect_zeroes(options: &mut Options) -> Result<DetectZeroes> {
     }
 }
 
-fn detecting(opened: Opened, detect_zeroes: DetectZeroes, around: &Around) -> Result<Opened> {
+async fn detecting(opened: Opened, detect_zeroes: DetectZeroes, around: &Around) -> Result<Opened> {
     let unmap = match detect_zeroes {
         DetectZeroes::Off => return Ok(opened),
         DetectZeroes::On => false,
         DetectZeroes::Unmap => true,
     };
     let driver = opened.driver;
-    let device = ZeroDetector::new(opened.into_device(&around.flags)?, unmap);
+    let device = ZeroDetector::new(opened.into_device(&around.flags).await?, unmap);
     Ok(Opened::device(driver, device))
 }
 

@@ -100,7 +100,7 @@ pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile>
     if driver.as_deref().is_some_and(drivers::is_protocol) {
         let node = graph::open(options, Role::Protocol, &around).await?;
         let (format, protocol) = (node.driver, node.driver);
-        let storage = node.into_storage(flags, Use::Raw)?;
+        let storage = node.into_storage(flags, Use::Raw).await?;
         return Ok(ImageFile {
             storage,
             format,
@@ -115,7 +115,7 @@ pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile>
     };
     let format = driver.as_deref().map(Format::named).transpose()?;
     let (mut node, format) = open_format_file(&mut options, format, &around).await?;
-    node.lock(&around.flags, format.user())?;
+    node.lock(&around.flags, format.user()).await?;
     Ok(ImageFile {
         storage: node.storage(),
         format: format.name(),
@@ -233,7 +233,7 @@ pub(crate) async fn open_spec(
         place,
     };
     let node = graph::open(node_options(spec)?, Role::Image, &around).await?;
-    node.into_device(flags)
+    node.into_device(flags).await
 }
 
 /// Opens what the image at a place stands on.
@@ -244,7 +244,7 @@ pub(crate) async fn open_below(
     let place = &around.place;
     if !place.names_all() {
         let node = Box::pin(graph::open(options, Role::Image, around)).await?;
-        return node.into_device(&around.flags);
+        return node.into_device(&around.flags).await;
     }
     let name = match options.get_text("node-name") {
         Some(name) => name.to_owned(),
@@ -270,7 +270,7 @@ pub(crate) async fn open_format(
         let nodes = &around.place.nodes;
         nodes.keep_file(&around.place, common.writable)?;
     }
-    file.lock(&around.flags, format.user())?;
+    file.lock(&around.flags, format.user()).await?;
     let storage = file.storage();
     let device = match format {
         Format::Raw { probed } => open_raw(storage, options, &around.flags, probed)?,

@@ -153,7 +153,7 @@ pub(crate) async fn open(
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "qcow2")?;
     if let Some(data_file) = data_file {
-        open.data_file = Some(data_file.into_storage(flags, Use::Format)?);
+        open.data_file = Some(data_file.into_storage(flags, Use::Format).await?);
     }
     match backing {
         Override::None => open.backing = Backing::None,

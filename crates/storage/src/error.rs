@@ -208,6 +208,15 @@ pub fn errno_text(errno: i32) -> String {
     }
 }
 
+/// What the operating system says of an error, without the number that the standard
+/// library adds.
+pub fn io_text(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => errno_text(errno),
+        None => error.to_string(),
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {self}", self.0.kind)

@@ -36,7 +36,7 @@ pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use executor::{JoinHandle, spawn, spawn_lingering};
-pub use file::{FileOptions, FileStorage};
+pub use file::{FileOptions, FileStorage, Locks};
 pub use io::Io;
 pub use mem::MemStorage;
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

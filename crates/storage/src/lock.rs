@@ -5,10 +5,20 @@
 //! shared ones; a conflict shows when the opposite byte turns out to be locked by
 //! another open file. The locks belong to the open file description, so they
 //! hold between two opens in one process too, and end when the file is closed.
+//!
+//! A process that is killed keeps its locks until its last request is done, since the
+//! kernel holds the file so long: seconds, on a busy disk. Who opens the file next waits
+//! for that ([`patiently`]), but never for a process that lives.
+
+mod holders;
 
 use std::fmt;
 use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
+use self::holders::{Held, Holding};
+use crate::lane::{compute, sleep};
 use crate::sys::{self, LockAction};
 use crate::{Error, ErrorKind, Result};
 
@@ -143,9 +153,28 @@ impl Permissions {
     }
 }
 
+/// Why locks are not to be had.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    error: Error,
+    /// The lock in the way, if the kernel can be asked for its holder.
+    held: Option<Held>,
+}
+
+impl Refusal {
+    pub(crate) fn into_error(self) -> Error {
+        self.error
+    }
+}
+
 /// Moves the locks of an open file from `old` to `new`; after a failure they are
 /// as before.
-pub(crate) fn change(fd: RawFd, name: &str, old: Permissions, new: Permissions) -> Result<()> {
+pub(crate) fn change(
+    fd: RawFd,
+    name: &str,
+    old: Permissions,
+    new: Permissions,
+) -> Result<(), Refusal> {
     // Take first, then look: of two openers at the same time at least one sees
     // the other.
     let both = Permissions {
@@ -158,41 +187,127 @@ pub(crate) fn change(fd: RawFd, name: &str, old: Permissions, new: Permissions) 
             release(fd, both, new);
             Ok(())
         }
-        Err(error) => {
+        Err(conflict) => {
+            let held = Held::note(fd, conflict.at_bytes);
             release(fd, both, old);
-            let hint = format!("{error}\nIs another process using the image [{name}]?");
-            Err(Error::new(ErrorKind::Locked, "lock", hint)
+            let message = conflict.message;
+            let hint = format!("{message}\nIs another process using the image [{name}]?");
+            let error = Error::new(ErrorKind::Locked, "lock", hint)
                 .target(name)
-                .with_errno(libc::EAGAIN))
+                .with_errno(libc::EAGAIN);
+            Err(Refusal { error, held })
         }
     }
 }
 
-/// Why a lock is not to be had, in QEMU's words.
-type Conflict = String;
+/// How long is waited for locks that no process holds any more.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// As long where not all processes may be asked.
+const PATIENCE_IF_UNKNOWN: Duration = Duration::from_secs(2);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+/// After so many attempts the processes are asked again.
+const ATTEMPTS: u32 = 16;
+
+/// A wait for locks that no living process holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// It begins.
+    Begins,
+    /// It has taken too long: an error follows.
+    GivenUp,
+}
+
+/// Who is told of waits, with the file's name.
+pub type Teller = fn(Waiting, &str);
+
+static TELLER: OnceLock<Teller> = OnceLock::new();
+
+/// Has waits for locks told to `teller`; the first call decides.
+pub fn tell_waits(teller: Teller) {
+    // A second call is one too many: the first teller stays.
+    let _ = TELLER.set(teller);
+}
+
+/// Makes attempts to lock a file until one succeeds, as long as those in the way belong to
+/// no process that lives: 15 seconds at most.
+pub(crate) async fn patiently(
+    name: &str,
+    mut attempt: impl FnMut() -> Result<(), Refusal>,
+) -> Result<()> {
+    let tell = |waiting| {
+        TELLER
+            .get()
+            .into_iter()
+            .for_each(|tell| tell(waiting, name))
+    };
+    let mut begun = None;
+    loop {
+        let Err(refusal) = attempt() else {
+            return Ok(());
+        };
+        let Some(held) = refusal.held else {
+            return Err(refusal.error);
+        };
+        let patience = match compute(move || held.holding()).await {
+            Holding::Living => return Err(refusal.error),
+            Holding::Nobody => PATIENCE,
+            Holding::Unknown => PATIENCE_IF_UNKNOWN,
+        };
+        for _ in 0..ATTEMPTS {
+            sleep(PAUSE).await;
+            if attempt().is_ok() {
+                return Ok(());
+            }
+        }
+        match begun {
+            None => tell(Waiting::Begins),
+            Some(begun) if Instant::elapsed(&begun) < patience => {}
+            Some(_) => {
+                tell(Waiting::GivenUp);
+                return Err(refusal.error);
+            }
+        }
+        begun = begun.or_else(|| Some(Instant::now()));
+    }
+}
+
+/// A lock that is not to be had.
+struct Conflict {
+    /// Why, in QEMU's words.
+    message: String,
+    /// The byte that somebody else has locked.
+    at_bytes: u64,
+}
 
 fn take(fd: RawFd, wanted: Permissions) -> Result<(), Conflict> {
     let used = wanted.used.bits().map(|bit| USED_BASE_BYTES + bit);
     let refused = wanted.refused().bits().map(|bit| REFUSED_BASE_BYTES + bit);
-    for at in used.chain(refused) {
-        sys::lock_byte(fd, at, LockAction::Share).map_err(|errno| {
-            format!(
-                "Failed to lock byte {at}: {}",
-                crate::error::errno_text(errno)
-            )
+    for at_bytes in used.chain(refused) {
+        sys::lock_byte(fd, at_bytes, LockAction::Share).map_err(|errno| {
+            let why = crate::error::errno_text(errno);
+            Conflict {
+                message: format!("Failed to lock byte {at_bytes}: {why}"),
+                at_bytes,
+            }
         })?;
     }
     Ok(())
 }
 
 fn check(fd: RawFd, wanted: Permissions) -> Result<(), Conflict> {
+    let test = |at_bytes, shared, bit| {
+        let lock = sys::lock_byte(fd, at_bytes, LockAction::TestExclusive);
+        lock.map_err(|_| Conflict {
+            message: format!("Failed to get {shared}\"{}\" lock", permission_name(bit)),
+            at_bytes,
+        })
+    };
     for bit in wanted.used.bits() {
-        sys::lock_byte(fd, REFUSED_BASE_BYTES + bit, LockAction::TestExclusive)
-            .map_err(|_| format!("Failed to get \"{}\" lock", permission_name(bit)))?;
+        test(REFUSED_BASE_BYTES + bit, "", bit)?;
     }
     for bit in wanted.refused().bits() {
-        sys::lock_byte(fd, USED_BASE_BYTES + bit, LockAction::TestExclusive)
-            .map_err(|_| format!("Failed to get shared \"{}\" lock", permission_name(bit)))?;
+        test(USED_BASE_BYTES + bit, "shared ", bit)?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum_storage::lock::{PermissionSet, Permissions};
-use vellum_storage::{ErrorKind, FileOptions, FileStorage, Result};
+use vellum_storage::{ErrorKind, FileOptions, FileStorage, Locks, Result};
 
 /// One test at a time: a program being started holds our locks until its `exec`.
 fn alone() -> MutexGuard<'static, ()> {
@@ -17,12 +17,11 @@ fn alone() -> MutexGuard<'static, ()> {
 
 fn open(path: &Path, permissions: Permissions) -> Result<std::sync::Arc<FileStorage>> {
     let read_only = !permissions.used.contains(PermissionSet::WRITE);
-    let permissions = Some(permissions);
     FileStorage::open(
         path,
         &FileOptions {
             read_only,
-            permissions,
+            locks: Locks::Of(permissions),
             ..FileOptions::default()
         },
     )

@@ -270,9 +270,12 @@ impl TlsStream {
         let _turn = self.sending.lock().await;
         for piece in buffers {
             for part in piece.chunks(SEND_BYTES) {
-                self.lock()
-                    .write_all(part)
-                    .map_err(|cause| error(format!("Cannot write to TLS channel: {cause}")))?;
+                self.lock().write_all(part).map_err(|cause| {
+                    error(format!(
+                        "Cannot write to TLS channel: {}",
+                        vellum_storage::error::io_text(&cause)
+                    ))
+                })?;
                 if self.lock().get_ref().outgoing.len() >= SEND_BYTES {
                     self.send_taken().await?;
                 }

@@ -35,8 +35,9 @@ use arguments::{Arguments, Output, Topic};
 use progress::Progress;
 use result::{About, Report};
 use run::{Bench, Subject};
-use scratch::{Interrupt, Scratch, os_text};
+use scratch::{Interrupt, Scratch};
 use survey::Survey;
+use vellum_storage::error::io_text as os_text;
 
 use crate::getopt::UsageError;
 use crate::size::human;

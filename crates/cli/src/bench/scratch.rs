@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
+use vellum_storage::error::io_text as os_text;
 
 use super::Failure;
 use crate::size::human;
@@ -21,8 +22,9 @@ impl Interrupt {
     pub(super) fn catch() -> Result<Interrupt, Failure> {
         let interrupt = Interrupt::default();
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            signal_hook::flag::register(signal, interrupt.0.clone())
-                .map_err(|error| Failure::Message(format!("Cannot catch signals: {error}")))?;
+            signal_hook::flag::register(signal, interrupt.0.clone()).map_err(|error| {
+                Failure::Message(format!("Cannot catch signals: {}", os_text(&error)))
+            })?;
         }
         Ok(interrupt)
     }
@@ -82,14 +84,6 @@ impl Scratch {
             let text = os_text(&error);
             Failure::Message(format!("Cannot remove '{}': {text}", path.display()))
         })
-    }
-}
-
-/// The text of a system error without its number.
-pub(super) fn os_text(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(errno) => vellum_storage::error::errno_text(errno),
-        None => error.to_string(),
     }
 }
 

@@ -15,10 +15,12 @@ use std::fmt::Display;
 use std::io::IsTerminal;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum::{Error, ErrorKind};
 use vellum_control::probe::{PROBE_BYTES, Probed, probe};
+use vellum_storage::lock::Waiting;
 
 use crate::getopt::Shape;
 use crate::manual;
@@ -39,6 +41,31 @@ pub fn give(text: &str) {
     if is_wanted() {
         let head = Paint::for_errors().bold(Colour::Cyan, "hint:");
         report::eprint_line(&format!("{head} {}", harmless(text)));
+    }
+}
+
+/// Whether the command that runs has an option to read what others write (`-U`).
+static HAS_SHARE: AtomicBool = AtomicBool::new(false);
+
+/// From now on hints speak of the command that has these options.
+pub fn know_options(options: &[Shape]) {
+    let has_share = options.iter().any(|shape| shape.short == Some('U'));
+    HAS_SHARE.store(has_share, Ordering::Relaxed);
+}
+
+/// Tells of a wait for the locks of a process that was killed.
+pub fn about_wait(waiting: Waiting, name: &str) {
+    match waiting {
+        Waiting::Begins if is_wanted() => report::eprint_line(&format!(
+            "'{}' is locked, by no process that lives: waiting until what a killed one asked \
+             the system for is done",
+            harmless(name)
+        )),
+        Waiting::Begins => {}
+        Waiting::GivenUp => prepared().push(format!(
+            "no living process seems to hold the locks of '{name}': if one was killed, the \
+             system is still at work for it; try again later"
+        )),
     }
 }
 
@@ -153,7 +180,9 @@ fn missing_folder(path: &Path) -> Option<String> {
 fn hints(message: &str) -> Vec<String> {
     let mut hints = Vec::new();
     if message.contains("Is another process using the image") {
-        hints.extend(between(message, '[', ']').and_then(lock_holders));
+        // What is made or changed cannot be shared.
+        let may_share = HAS_SHARE.load(Ordering::Relaxed) && message.starts_with("Could not open");
+        hints.extend(between(message, '[', ']').and_then(|path| lock_holders(path, may_share)));
     }
     if let Some((head, _)) = message.split_once(BELOW) {
         hints.extend(broken_chain(head));
@@ -188,13 +217,16 @@ fn between(message: &str, open: char, close: char) -> Option<&str> {
     message.split_once(open)?.1.split(close).next()
 }
 
-fn lock_holders(path: &str) -> Option<String> {
+fn lock_holders(path: &str, may_share: bool) -> Option<String> {
     let holders = locks::holders(Path::new(path)).ok()?;
     let shown: Vec<String> = holders
         .iter()
         .map(|holder| format!("{} (process {})", holder.program, holder.process))
         .collect();
-    let share = "; to look at it nevertheless, read-only: -U";
+    let share = match may_share {
+        true => "; to look at it nevertheless, read-only: -U",
+        false => "",
+    };
     match shown.is_empty() {
         true => None,
         false => Some(format!("'{path}' is locked by {}{share}", shown.join(", "))),
@@ -230,6 +262,7 @@ fn looks_like(name: &str) -> Option<String> {
         return None;
     }
     let mut start = Vec::new();
+    // Without locks: a hint is a guess, and what is read is not used.
     let file = std::fs::File::open(name).ok()?;
     file.take(PROBE_BYTES as u64).read_to_end(&mut start).ok()?;
     let format = match probe(&start) {

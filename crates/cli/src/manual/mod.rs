@@ -22,6 +22,7 @@ use std::path::Path;
 use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
+use vellum_storage::error::io_text;
 
 use crate::report;
 use pages::Page;
@@ -116,7 +117,8 @@ pub fn man(words: &[OsString]) -> i32 {
         }
         Err(error) => {
             let folder = Path::new(folder).display();
-            report::error(format_args!("Cannot write into '{folder}': {error}"));
+            let why = io_text(&error);
+            report::error(format_args!("Cannot write into '{folder}': {why}"));
             1
         }
     }

@@ -6,7 +6,6 @@ mod list;
 pub(crate) mod serve;
 
 use std::ffi::OsString;
-use std::io;
 
 use arguments::{Action, Arguments};
 
@@ -58,13 +57,7 @@ impl Failure {
     }
 }
 
-/// The text of a system error without its number.
-pub(crate) fn os_text(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(errno) => vellum_storage::error::errno_text(errno),
-        None => error.to_string(),
-    }
-}
+pub(crate) use vellum_storage::error::io_text as os_text;
 
 pub(crate) fn bad_port(host: &str, port: &str) -> Failure {
     Failure::Message(format!(

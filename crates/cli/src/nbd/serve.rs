@@ -5,11 +5,12 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::ToSocketAddrs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::{FlockOperation, fcntl_lock};
 use vellum::BlockDevice;
 use vellum_control::{ImageSpec, OpenFlags, open_device, overlay, shown_bitmaps};
 use vellum_export::Slice;
@@ -293,19 +294,36 @@ pub(crate) fn listen_tcp(host: &str, port: &str) -> Result<Listener, Failure> {
     })
 }
 
-/// Writes the number of this process into a file.
+/// Writes the number of this process into a file, which stays locked until the process
+/// ends: as QEMU does, so that of two servers with one such file the second refuses.
 pub(crate) fn write_pid_file(path: &str) -> Result<(), Failure> {
-    let failed = |what: &str, error: std::io::Error| {
-        message(format!("Could not {what} '{path}': {}", os_text(&error)))
+    let failed =
+        |what: &str, error: std::io::Error| message(format!("{what}: {}", os_text(&error)));
+    let mut file = loop {
+        let file = fs::File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(|error| failed(&format!("Could not create '{path}'"), error))?;
+        let lock = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive);
+        lock.map_err(|errno| failed("Cannot lock pid file", errno.into()))?;
+        let own = file.metadata();
+        let own = own.map_err(|error| failed("Cannot stat file", error))?;
+        // Who had the lock before may have removed the file.
+        let named = fs::metadata(path);
+        if named.is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())) {
+            break file;
+        }
     };
-    let mut file = fs::File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o644)
-        .open(path)
-        .map_err(|error| failed("create", error))?;
-    writeln!(file, "{}", std::process::id()).map_err(|error| failed("write", error))
+    file.set_len(0)
+        .map_err(|error| failed("Failed to truncate pid file", error))?;
+    writeln!(file, "{}", std::process::id())
+        .map_err(|error| failed("Failed to write pid file", error))?;
+    // The lock is the process's, and given up when it closes the file.
+    std::mem::forget(file);
+    Ok(())
 }
 
 /// Arranges that the signals that end a program arrive as bytes on a socket.

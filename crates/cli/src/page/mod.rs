@@ -4,13 +4,15 @@
 use std::io::{self, Read};
 use std::path::Path;
 
+use vellum_storage::error::io_text;
+
 pub mod svg;
 
 /// How a page of ours, or any other, begins.
 const BEGINNING: &str = "<!DOCTYPE html>";
 
 fn cannot(verb: &str, path: &Path, error: &io::Error) -> String {
-    format!("Cannot {verb} '{}': {error}", path.display())
+    format!("Cannot {verb} '{}': {}", path.display(), io_text(error))
 }
 
 /// Refuses to put a page in the place of anything but a page.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use vellum_storage::error::io_text;
+
 use super::{Audit, Permission, Policy};
 use crate::{Options, Scalar, filename};
 
@@ -187,7 +189,10 @@ fn confined(reference: &Reference, folder: Option<&Path>, what: &str) -> Option<
     };
     match (std::fs::canonicalize(&path), std::fs::canonicalize(folder)) {
         (Ok(path), Ok(folder)) if path.starts_with(&folder) => None,
-        (Err(error), _) => Some(format!("the {what} '{name}' cannot be found: {error}")),
+        (Err(error), _) => Some(format!(
+            "the {what} '{name}' cannot be found: {}",
+            io_text(&error)
+        )),
         _ => outside(),
     }
 }

@@ -11,7 +11,7 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "compress")?;
     let format = file.driver;
-    let device = file.into_device(&around.flags)?;
+    let device = file.into_device(&around.flags).await?;
     if device.as_qcow2().is_none() {
         let message = format!("Compression is not supported for underlying format: {format}");
         return Err(Error::new(ErrorKind::Unsupported, "open", message));

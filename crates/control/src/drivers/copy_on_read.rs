@@ -17,10 +17,10 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
         // What is read is written, so somebody must be allowed to.
         return Err(invalid("Block node is read-only"));
     }
-    let device = file.into_device(&around.flags)?;
+    let device = file.into_device(&around.flags).await?;
     let layers = match bottom {
         None => None,
-        Some(name) => Some(depth_of(&device, &name, &around)?),
+        Some(name) => Some(depth_of(&device, &name, &around).await?),
     };
     Ok(Opened::device(
         "copy-on-read",
@@ -29,11 +29,11 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
 }
 
 /// How many layers below `device` the node called `name` stands.
-fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &Around) -> Result<u32> {
+async fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &Around) -> Result<u32> {
     let Ok(node) = around.place.nodes.known(name) else {
         return Err(invalid(format!("Bottom node '{name}' not found")));
     };
-    let bottom = node.into_device(&around.flags)?;
+    let bottom = node.into_device(&around.flags).await?;
     let mut at = Some(device.clone());
     let mut depth = 0;
     while let Some(layer) = at {

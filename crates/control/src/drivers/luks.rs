@@ -44,7 +44,11 @@ async fn take_header(options: &mut Options, around: &Around) -> Result<Option<Ar
         ..around.clone()
     };
     let header = optional_child(options, "header", Role::Protocol, &around).await?;
-    header
-        .map(|header| header.into_storage(&around.flags, Use::Format))
-        .transpose()
+    match header {
+        Some(header) => header
+            .into_storage(&around.flags, Use::Format)
+            .await
+            .map(Some),
+        None => Ok(None),
+    }
 }

@@ -120,7 +120,8 @@ impl Node {
         if let Some(device) = &self.device {
             return Ok(device.clone());
         }
-        let device = self.opened.clone().into_device(&OpenFlags::default())?;
+        let device = self.opened.clone();
+        let device = device.into_device_at_once(&OpenFlags::default())?;
         self.device = Some(device.clone());
         Ok(device)
     }
@@ -310,7 +311,10 @@ impl Nodes {
                 let wanted = Wanted::reading("backing");
                 Ok(self.join_as(user, name, wanted, place.owner())?.link)
             }
-            _ => self.referred(name)?.for_user(false)?.into_device(flags),
+            _ => self
+                .referred(name)?
+                .for_user(false)?
+                .into_device_at_once(flags),
         }
     }
 

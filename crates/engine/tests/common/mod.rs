@@ -11,7 +11,7 @@ use vellum::qcow2::Backing;
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, check};
 use vellum::{Raw, RawOptions, Storage};
 use vellum_storage::executor::Executor;
-use vellum_storage::file::Create;
+use vellum_storage::file::{Create, Locks};
 use vellum_storage::lane::{self, Backend, LaneOptions};
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 use vellum_storage::{FileOptions, FileStorage, MemStorage};
@@ -38,6 +38,8 @@ pub fn qemu_ok(tool: &str, dir: &Path, args: &[&str]) -> String {
 pub fn open(path: &Path, create: Create) -> Arc<dyn Storage> {
     let options = FileOptions {
         create,
+        // Tests look at images with QEMU's tools while they have them open.
+        locks: Locks::Unlocked,
         ..FileOptions::default()
     };
     FileStorage::open(path, &options).expect("the test's own file")

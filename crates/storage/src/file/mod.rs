@@ -17,11 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use behind::Behind;
 pub use behind::large_file_bytes;
+use open::Opening;
 
 use crate::align::{self, Alignment, RangeLocks};
 use crate::buffer::total_len;
 use crate::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
-use crate::lock::{self, PermissionSet, Permissions};
+use crate::lock::{self, PermissionSet, Permissions, Refusal};
 use crate::sys;
 use crate::{
     Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
@@ -53,6 +54,21 @@ pub enum FileKind {
     Device,
 }
 
+/// Which locks an open takes, before anything of the file is read or changed. They are
+/// those that QEMU's programs take on image files, and keep these away too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Locks {
+    /// Those of an image's file: [`Permissions::READER`] where it is opened for reading
+    /// only, or else [`Permissions::WRITER`].
+    #[default]
+    Image,
+    /// Others.
+    Of(Permissions),
+    /// None. What is changed without locks somebody else may be changing too, so whoever
+    /// says this says why.
+    Unlocked,
+}
+
 /// How to open a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileOptions {
@@ -72,8 +88,8 @@ pub struct FileOptions {
     /// not in the page cache already, it leaves that again behind the reads (Linux 6.5).
     /// [`large_file_bytes`] is a good choice. `None`: the kernel decides.
     pub read_once_min_bytes: Option<u64>,
-    /// The locks to take; `None`: no locking.
-    pub permissions: Option<Permissions>,
+    /// The locks to take.
+    pub locks: Locks,
 }
 
 impl Default for FileOptions {
@@ -86,7 +102,19 @@ impl Default for FileOptions {
             no_flush: false,
             discard: true,
             read_once_min_bytes: None,
-            permissions: None,
+            locks: Locks::Image,
+        }
+    }
+}
+
+impl FileOptions {
+    /// What the locks stand for.
+    fn permissions(&self) -> Option<Permissions> {
+        match self.locks {
+            Locks::Image if self.read_only => Some(Permissions::READER),
+            Locks::Image => Some(Permissions::WRITER),
+            Locks::Of(permissions) => Some(permissions),
+            Locks::Unlocked => None,
         }
     }
 }
@@ -135,13 +163,36 @@ struct Supports {
 
 impl FileStorage {
     /// Opens a file, with its locks held as the options say.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Locked`] if another opener conflicts, at once; else what the system says.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<Arc<Self>> {
-        let file = open::open(path.as_ref(), options)?;
+        let opening = Opening::begin(path.as_ref(), options)?;
+        if let Some(permissions) = options.permissions() {
+            opening.lock(permissions).map_err(Refusal::into_error)?;
+        }
+        Self::opened(opening, options)
+    }
+
+    /// As [`FileStorage::open`], but waits, up to 15 seconds, for locks that no living
+    /// process holds: those of a killed one, until the kernel is done with its requests.
+    pub async fn open_patiently(
+        path: impl AsRef<Path>,
+        options: &FileOptions,
+    ) -> Result<Arc<Self>> {
+        let opening = Opening::begin(path.as_ref(), options)?;
+        if let Some(permissions) = options.permissions() {
+            lock::patiently(&opening.name, || opening.lock(permissions)).await?;
+        }
+        Self::opened(opening, options)
+    }
+
+    fn opened(opening: Opening, options: &FileOptions) -> Result<Arc<Self>> {
         let storage = FileStorage {
-            file: Arc::new(file),
-            permissions: Mutex::new(options.permissions),
+            file: Arc::new(opening.finish(options)?),
+            permissions: Mutex::new(options.permissions()),
         };
-        if let Some(permissions) = options.permissions {
+        if let Some(permissions) = options.permissions() {
             storage.note_permissions(permissions);
         }
         Ok(Arc::new(storage))
@@ -150,6 +201,16 @@ impl FileStorage {
     /// Changes what this opener does and lets others do. Fails with
     /// [`ErrorKind::Locked`], and changes nothing, if another opener conflicts.
     pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
+        self.try_permissions(permissions)
+            .map_err(Refusal::into_error)
+    }
+
+    /// As [`FileStorage::set_permissions`], but waits as [`FileStorage::open_patiently`] does.
+    pub async fn set_permissions_patiently(&self, permissions: Permissions) -> Result<()> {
+        lock::patiently(self.file.name(), || self.try_permissions(permissions)).await
+    }
+
+    fn try_permissions(&self, permissions: Permissions) -> Result<(), Refusal> {
         let mut held = self
             .permissions
             .lock()
@@ -488,7 +549,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, [0; 512]).expect("a file");
         let alone = FileOptions {
-            permissions: Some(Permissions {
+            locks: Locks::Of(Permissions {
                 used: PermissionSet::WRITE,
                 shared: PermissionSet::NONE,
             }),

@@ -11,7 +11,7 @@ use super::{Create, Device, File, FileKind, FileOptions, Supports};
 use crate::align::{Alignment, RangeLocks};
 use crate::error::errno_text;
 use crate::lane::Descriptor;
-use crate::lock::{self, Permissions};
+use crate::lock::{self, Permissions, Refusal};
 use crate::sys::{self, Errno};
 use crate::{Buffer, Buffers, Error, ErrorKind, Result};
 
@@ -24,45 +24,77 @@ const CANDIDATES: [u32; 4] = [512, 1024, 2048, 4096];
 /// What is taken if nothing else can be found out.
 const SAFE_ALIGNMENT_BYTES: u32 = 4096;
 
-/// Opens a file as `options` say.
-pub(super) fn open(path: &Path, options: &FileOptions) -> Result<File> {
-    let name = path.display().to_string();
-    let fd = open_fd(path, &name, options)?;
-    let raw = fd.as_raw_fd();
-    let stat = sys::stat(raw).map_err(|errno| {
-        Error::from_errno("open", errno)
-            .context("open", "Could not stat file")
-            .target(&*name)
-    })?;
-    let device = find_kind(raw, &stat, &name, options.kind)?;
-    if let Some(permissions) = options.permissions {
-        lock::change(raw, &name, Permissions::NONE, permissions)?;
+/// A file that is open, and of which nothing was read or changed yet.
+pub(super) struct Opening {
+    fd: OwnedFd,
+    pub(super) name: String,
+    stat: libc::stat,
+    device: Option<Device>,
+}
+
+impl Opening {
+    /// Opens a file as `options` say, without its locks.
+    pub(super) fn begin(path: &Path, options: &FileOptions) -> Result<Opening> {
+        let name = path.display().to_string();
+        let fd = open_fd(path, &name, options)?;
+        let raw = fd.as_raw_fd();
+        let stat = sys::stat(raw).map_err(|errno| {
+            Error::from_errno("open", errno)
+                .context("open", "Could not stat file")
+                .target(&*name)
+        })?;
+        let device = find_kind(raw, &stat, &name, options.kind)?;
+        Ok(Opening {
+            fd,
+            name,
+            stat,
+            device,
+        })
     }
-    if options.create == Create::Truncate && device.is_none() {
-        sys::truncate(raw, 0)
-            .map_err(|errno| Error::from_errno("truncate", errno).target(&*name))?;
+
+    /// Takes its locks, of which it has none.
+    pub(super) fn lock(&self, permissions: Permissions) -> Result<(), Refusal> {
+        let fd = self.fd.as_raw_fd();
+        lock::change(fd, &self.name, Permissions::NONE, permissions)
     }
-    let alignment = match options.direct {
-        true => find_alignment(raw),
-        false => Alignment::NONE,
-    };
-    let behind = match options.read_once_min_bytes {
-        Some(min_bytes) if !options.direct && device.is_none() => Behind::of(raw, &stat, min_bytes),
-        _ => None,
-    };
-    let descriptor = Descriptor::direct(fd, name, alignment.request_bytes);
-    Ok(File {
-        descriptor: Arc::new(descriptor),
-        alignment,
-        device,
-        read_only: options.read_only,
-        no_flush: options.no_flush,
-        discard: options.discard,
-        ranges: RangeLocks::default(),
-        supports: Supports::new(),
-        extents: Default::default(),
-        behind,
-    })
+
+    /// Does what may be done only once the locks are held.
+    pub(super) fn finish(self, options: &FileOptions) -> Result<File> {
+        let Opening {
+            fd,
+            name,
+            stat,
+            device,
+        } = self;
+        let raw = fd.as_raw_fd();
+        if options.create == Create::Truncate && device.is_none() {
+            sys::truncate(raw, 0)
+                .map_err(|errno| Error::from_errno("truncate", errno).target(&*name))?;
+        }
+        let alignment = match options.direct {
+            true => find_alignment(raw),
+            false => Alignment::NONE,
+        };
+        let behind = match options.read_once_min_bytes {
+            Some(min_bytes) if !options.direct && device.is_none() => {
+                Behind::of(raw, &stat, min_bytes)
+            }
+            _ => None,
+        };
+        let descriptor = Descriptor::direct(fd, name, alignment.request_bytes);
+        Ok(File {
+            descriptor: Arc::new(descriptor),
+            alignment,
+            device,
+            read_only: options.read_only,
+            no_flush: options.no_flush,
+            discard: options.discard,
+            ranges: RangeLocks::default(),
+            supports: Supports::new(),
+            extents: Default::default(),
+            behind,
+        })
+    }
 }
 
 fn open_fd(path: &Path, name: &str, options: &FileOptions) -> Result<OwnedFd> {
