@@ -130,6 +130,63 @@ fn a_copy_may_be_killed_again_and_again() {
     );
 }
 
+/// Two at once: the second is refused, and the first ends as if there had been none.
+#[test]
+fn a_second_copy_leaves_a_running_one_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    succeeds(
+        folder,
+        "qemu-img create -q -f qcow2 src 1G && qemu-io -c 'write -P 1 0 20M' \
+         -c 'write -P 2 300M 60M' src > /dev/null",
+    );
+    for format in ["qcow2", "raw"] {
+        let mut first = slowly(folder, &format!("-r 20M -O {format}"));
+        let start = Instant::now();
+        while done(folder).is_none_or(|done| done < 256 << 20) {
+            assert!(start.elapsed() < Duration::from_secs(60), "no progress");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let second = format!("$VELLUM convert -f qcow2 --journal -O {format} src target");
+        let output = shell(folder, &second);
+        assert!(first.try_wait().unwrap().is_none(), "it ended too soon");
+        assert_eq!(output.status.code(), Some(1), "{format}: {output:?}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("'target' is being made"), "{said}");
+        assert!(first.wait().unwrap().success());
+        let compare = format!("qemu-img compare -q -f qcow2 -F {format} src target");
+        succeeds(folder, &compare);
+        succeeds(folder, "rm target");
+    }
+}
+
+/// Nor does it go on while somebody else has the target open.
+#[test]
+fn a_target_in_use_is_not_gone_on_with() {
+    let folder = folder();
+    let folder = folder.path();
+    kill_beyond(folder, slowly(folder, "-O qcow2"), 256 << 20);
+    let before = std::fs::read(folder.join("target")).unwrap();
+    let output = shell(
+        folder,
+        "coproc qemu-io target; read -r -n 8 -u ${COPROC[0]}; \
+         $VELLUM convert -f qcow2 --journal -O qcow2 src target",
+    );
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("Failed to get \"write\" lock"), "{said}");
+    assert!(journal(folder).exists());
+    // The one who had it open has closed it cleanly, which changes nothing else.
+    let after = std::fs::read(folder.join("target")).unwrap();
+    assert_eq!(before.len(), after.len());
+    let on = "$VELLUM convert -f qcow2 --journal -O qcow2 src target";
+    succeeds(folder, on);
+    succeeds(
+        folder,
+        "qemu-img compare -q src target && qemu-img check -q target",
+    );
+}
+
 #[test]
 fn another_copy_is_not_gone_on_with() {
     let folder = folder();

@@ -207,3 +207,25 @@ fn by_the_name_of_qemu_img_a_dash_is_a_file() {
 fn is_raw(path: &Path) -> bool {
     File::open(path).unwrap().metadata().unwrap().len() == 1 << 20
 }
+
+/// An image in a pipe is none of ours to make raw bytes of, unless the user says so: they
+/// would be an image again, whatever the target is called.
+#[test]
+fn an_image_in_a_pipe_is_not_taken_for_raw_bytes() {
+    let folder = Folder::new(SCATTERED);
+    folder.shell("echo mine > there && qemu-img create -q --object secret,id=s,data=x -f luks -o key-secret=s,iter-time=10 luks 1M");
+    for (image, format) in [("image", "qcow2"), ("luks", "luks")] {
+        for target in ["-O raw - out", "- out", "-O qcow2 - there"] {
+            folder.fails(
+                &format!("cat {image} | $VELLUM convert {target}"),
+                &format!("Standard input looks like {format}"),
+            );
+        }
+    }
+    assert!(!folder.path("out").exists());
+    folder.shell("[ \"$(cat there)\" = mine ]");
+    folder.shell(
+        "cat image | $VELLUM convert -f raw -O raw - out && cmp -n $(stat -c %s image) image out",
+    );
+    folder.shell("$VELLUM convert -O raw - again < image && $VELLUM compare image again");
+}

@@ -138,7 +138,9 @@ async fn compare_images(
     let compared = compare(&devices[0], &devices[1], options, |done, all| {
         progress.show(done, all);
     });
-    let code = match compared.await {
+    let compared = compared.await;
+    progress.clear();
+    let code = match compared {
         Ok(found) => tell(&found, common_bytes(&devices), arguments.quiet),
         Err(error) => {
             let code = tell_error(&error, names);

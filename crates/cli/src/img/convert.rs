@@ -24,6 +24,7 @@ use super::create::print_option_help;
 use super::intake::{self, Input};
 use super::progress::{Progress, Teller};
 use super::stream::{self, DASH};
+use super::unfinished::Unfinished;
 use super::{help, resume, snapshot};
 use crate::{hint, report};
 
@@ -60,7 +61,9 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         .filter_map(|name| CacheMode::parse(name))
         .any(|cache| cache.direct);
     install_bulk_lane(direct)?;
-    let code = lane::block_on(convert(command, &mut arguments, &format, &target))?;
+    let unfinished = Unfinished::new(&target);
+    let work = convert(command, &mut arguments, &format, &target, &unfinished);
+    let code = lane::block_on(unfinished.guard(command.program, work))?;
     if arguments.target_format.is_none() && !arguments.target_image_opts {
         hint::about_raw(&target, "-O");
     }
@@ -72,11 +75,14 @@ async fn convert(
     arguments: &mut Arguments,
     format: &str,
     target_name: &str,
+    unfinished: &Unfinished,
 ) -> Outcome {
     let streams = stream::has_streams(command.program);
     if streams && arguments.names.iter().any(|name| name == DASH) {
         match intake::input() {
-            Input::Pipe => return convert_pipe(command, arguments, format, target_name).await,
+            Input::Pipe => {
+                return convert_pipe(command, arguments, format, target_name, unfinished).await;
+            }
             Input::File => arguments.name_input(),
         }
     }
@@ -91,14 +97,22 @@ async fn convert(
         return stream::convert(command, arguments, format, &sources, &settings).await;
     }
     if arguments.journal {
-        return resume::convert(command, arguments, format, target_name, &sources).await;
+        return resume::convert(
+            command,
+            arguments,
+            format,
+            target_name,
+            &sources,
+            unfinished,
+        )
+        .await;
     }
     let source_bytes = sources
         .iter()
         .map(|source| source.size_bytes())
         .sum::<u64>();
     convert_bitmaps::check_sources(arguments, &sources).await?;
-    let ready = ready_target(arguments, format, target_name, &sources).await;
+    let ready = ready_target(arguments, format, target_name, &sources, unfinished).await;
     let (target, has_backing) = ready.map_err(ended)?;
     convert_bitmaps::check_target(arguments, format, &target)?;
     if has_backing && arguments.target_is_zero {
@@ -109,7 +123,8 @@ async fn convert(
         return fail(NO_COMPRESSION);
     }
     let target_bytes = target.size_bytes();
-    if arguments.no_create && target_bytes < source_bytes {
+    // Also one that was just made: somebody else may have made it anew before it was locked.
+    if target_bytes < source_bytes {
         return fail("output file is smaller than input file");
     }
     let options = copy_options(arguments, &target, has_backing);
@@ -132,6 +147,7 @@ async fn convert(
         hint::about_space(target_name, &error, None);
         Failure::Message(format!("error while writing: {}", error_text(&error)))
     })?;
+    unfinished.is_done();
     Ok(0)
 }
 
@@ -141,6 +157,7 @@ async fn ready_target(
     format: &str,
     name: &str,
     sources: &[Arc<dyn BlockDevice>],
+    unfinished: &Unfinished,
 ) -> Result<(Arc<dyn BlockDevice>, bool), Failure> {
     let settings = match arguments.no_create {
         true => None,
@@ -152,9 +169,15 @@ async fn ready_target(
     };
     let cache = target_cache(arguments)?;
     if let Some(settings) = &settings {
+        unfinished.makes(name);
+        settings
+            .text("data_file")
+            .into_iter()
+            .for_each(|file| unfinished.makes(file));
         make_target(name, format, settings).await?;
     }
     let target = open_target(arguments, format, name, cache).await?;
+    unfinished.is_written();
     Ok((target, has_backing))
 }
 
@@ -184,6 +207,7 @@ async fn convert_pipe(
     arguments: &Arguments,
     format: &str,
     target_name: &str,
+    unfinished: &Unfinished,
 ) -> Outcome {
     intake::check(arguments)?;
     if target_name == DASH {
@@ -192,18 +216,22 @@ async fn convert_pipe(
     let mut settings = target_settings(arguments, format, target_name, &[])?;
     settings.set("size", &intake::START_BYTES.to_string())?;
     let cache = target_cache(arguments)?;
+    let first = intake::begin(arguments).await?;
+    unfinished.makes(target_name);
     make_target(target_name, format, &settings).await?;
     let target = open_target(arguments, format, target_name, cache).await?;
+    unfinished.is_written();
     if arguments.compress && target.as_qcow2().is_none() {
         return fail(NO_COMPRESSION);
     }
     let mut progress = Progress::new(command.program, false, arguments.quiet, 1.0);
-    let copied = intake::copy(&target, arguments, |bytes| progress.count(bytes)).await;
+    let copied = intake::copy(first, &target, arguments, |bytes| progress.count(bytes)).await;
     progress.end();
     copied?;
     target.close().await.map_err(|error| {
         Failure::Message(format!("error while writing: {}", error_text(&error)))
     })?;
+    unfinished.is_done();
     Ok(0)
 }
 
@@ -326,6 +354,8 @@ pub(super) async fn open_target(
         cache,
         discard: true,
         compression: arguments.compression,
+        // QEMU lets others write a raw target too. Nobody wants that.
+        no_share: stream::has_streams(report::program()),
         ..OpenFlags::default()
     };
     open_device(&spec, &flags).await.map_err(failed)
@@ -407,19 +437,23 @@ impl Observer for CopyTeller {
 
     fn unknown(&mut self, source_offset_bytes: u64, error: &Error) {
         if !self.quiet {
-            report::warning(format_args!(
-                "error while reading block status at offset {source_offset_bytes}: {}",
-                errno_text(error.errno())
-            ));
+            self.teller.progress.beside(|| {
+                report::warning(format_args!(
+                    "error while reading block status at offset {source_offset_bytes}: {}",
+                    errno_text(error.errno())
+                ));
+            });
         }
     }
 
     fn unreadable(&mut self, offset_bytes: u64, error: &Error) {
         if !self.quiet {
-            report::warning(format_args!(
-                "error while reading offset {offset_bytes}: {}",
-                errno_text(error.errno())
-            ));
+            self.teller.progress.beside(|| {
+                report::warning(format_args!(
+                    "error while reading offset {offset_bytes}: {}",
+                    errno_text(error.errno())
+                ));
+            });
         }
     }
 }

@@ -14,6 +14,8 @@ use super::command::{
 };
 use super::help;
 use super::progress::Teller;
+use super::stream;
+use super::unfinished::Unfinished;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::{hint, report};
 
@@ -88,7 +90,9 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return incomplete("Must specify both input and output files");
     };
     install_bulk_lane(false)?;
-    lane::block_on(copy_blocks(command, &arguments, input, output))
+    let unfinished = Unfinished::new(output);
+    let work = copy_blocks(command, &arguments, input, output, &unfinished);
+    lane::block_on(unfinished.guard(command.program, work))
 }
 
 fn take_operand(arguments: &mut Arguments, operand: &str) -> Result<(), Failure> {
@@ -109,6 +113,7 @@ async fn copy_blocks(
     arguments: &Arguments,
     input: &str,
     output: &str,
+    unfinished: &Unfinished,
 ) -> Outcome {
     let spec = image_spec(input, arguments.image_opts, arguments.format.as_deref())?;
     let flags = reading_once(CacheMode::default(), arguments.force_share);
@@ -125,6 +130,7 @@ async fn copy_blocks(
     let skip_bytes = arguments.skip.saturating_mul(arguments.block_bytes);
     let mut settings = create::settings(output, format)?;
     settings.set("size", &end_bytes.saturating_sub(skip_bytes).to_string())?;
+    unfinished.makes(output);
     create::make(output, format, &settings)
         .await
         .map_err(|error| {
@@ -138,10 +144,13 @@ async fn copy_blocks(
     let flags = OpenFlags {
         writable: true,
         discard: true,
+        // As for the target of `convert`.
+        no_share: stream::has_streams(command.program),
         ..OpenFlags::default()
     };
     let opened = open_device(&spec, &flags).await;
     let target = opened.map_err(|error| open_failure(output, &error))?;
+    unfinished.is_written();
     if skip_bytes > end_bytes {
         report::error(format_args!("{input}: cannot skip to specified offset"));
     }
@@ -159,6 +168,7 @@ async fn copy_blocks(
         copy_failure(error)
     })?;
     target.close().await?;
+    unfinished.is_done();
     Ok(0)
 }
 

@@ -11,7 +11,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Io, RequestFlags};
+use vellum_control::probe::{PROBE_BYTES, Probed, probe};
 use vellum_jobs::sparse::{Sparse, zero_runs};
+use vellum_storage::error::io_text;
 use vellum_storage::lane;
 
 use super::command::{Failure, fail};
@@ -71,8 +73,36 @@ pub fn check(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
+/// The first bytes from the pipe. Without a format that the user names they must not look
+/// like an image: copied as they are, they would become one of that format, whatever the
+/// target is called.
+pub async fn begin(arguments: &Arguments) -> Result<Chunk, Failure> {
+    let mut bytes = Buffer::zeroed(CHUNK_BYTES);
+    let len = fill(&mut bytes).await?;
+    let format = match probe(&bytes[..len.min(PROBE_BYTES)]) {
+        Probed::Raw => None,
+        Probed::Qcow2 => Some("qcow2"),
+        Probed::Luks => Some("luks"),
+        Probed::Foreign(format) => Some(format),
+    };
+    match format.filter(|_| arguments.source_format.is_none()) {
+        None => Ok(Chunk { bytes, len }),
+        Some(format) => fail(format!(
+            "Standard input looks like {format}, and only raw images can be read from a pipe: \
+             give it as a file ('- < FILE' is one too), or copy it as it is with -f raw"
+        )),
+    }
+}
+
+/// Bytes from the pipe, and zeroes behind them.
+pub struct Chunk {
+    bytes: Buffer,
+    len: usize,
+}
+
 /// Copies the pipe to a new image; says how many bytes came.
 pub async fn copy(
+    first: Chunk,
     target: &Arc<dyn BlockDevice>,
     arguments: &Arguments,
     mut progress: impl FnMut(u64),
@@ -86,9 +116,16 @@ pub async fn copy(
         running: Vec::new(),
     };
     let mut at = 0;
+    let mut first = Some(first);
     loop {
-        let mut chunk = Buffer::zeroed(CHUNK_BYTES);
-        let len = fill(&mut chunk).await?;
+        let Chunk { bytes: chunk, len } = match first.take() {
+            Some(first) => first,
+            None => {
+                let mut bytes = Buffer::zeroed(CHUNK_BYTES);
+                let len = fill(&mut bytes).await?;
+                Chunk { bytes, len }
+            }
+        };
         let whole = (len as u64).next_multiple_of(SECTOR_BYTES);
         let is_last = len < CHUNK_BYTES;
         intake.make_room(at + whole, is_last).await?;
@@ -192,7 +229,10 @@ impl Intake<'_> {
 }
 
 fn reading(error: std::io::Error) -> Failure {
-    Failure::Message(format!("error while reading standard input: {error}"))
+    Failure::Message(format!(
+        "error while reading standard input: {}",
+        io_text(&error)
+    ))
 }
 
 fn writing(error: vellum::Error) -> Failure {

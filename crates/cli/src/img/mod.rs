@@ -26,6 +26,7 @@ mod resize;
 mod resume;
 pub mod snapshot;
 mod stream;
+mod unfinished;
 mod watch;
 
 use std::ffi::OsString;
@@ -212,6 +213,7 @@ fn run(program: &str, subcommand: &Subcommand, args: Vec<OsString>) -> i32 {
         name: subcommand.name,
     };
     report::set_command(command.typed());
+    hint::know_options(&(subcommand.options)());
     (subcommand.run)(command, args).unwrap_or_else(|failure| {
         command.tell(&failure);
         1

@@ -96,6 +96,21 @@ impl Progress {
         }
     }
 
+    /// Prints something while there may be a bar.
+    pub fn beside(&self, print: impl FnOnce()) {
+        match self {
+            Progress::Bar(bar) => bar.suspend(print),
+            Progress::Off(_) | Progress::Percent { .. } => print(),
+        }
+    }
+
+    /// Takes a bar off the terminal, before the result is printed.
+    pub fn clear(&self) {
+        if let Progress::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+
     /// The work is over.
     pub fn end(self) {
         match self {

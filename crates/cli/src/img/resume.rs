@@ -13,27 +13,34 @@
 //!   another size than the sources' is refused.
 //! - A qcow2 target that was not closed may have clusters that are counted and not used.
 //!   They are given back first, and a target with any contradiction is refused.
+//! - The journal is locked as long as the copy runs, so that nobody else goes on with it,
+//!   and whoever changes the target holds its locks as for any image.
 //! - Sources are known by place, length and time of change of every file of their chains.
 //!   What has no such time (a block device) is refused.
 
-use std::fs::File;
-use std::io::Write;
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
 use vellum_jobs::copy::{CopyOptions, Observer};
 use vellum_jobs::resume::{PieceError, copy_in_pieces};
+use vellum_storage::error::io_text;
 use vellum_storage::{FileOptions, FileStorage};
 
-use super::command::{Command, Failure, Outcome, cache_mode, fail};
+use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
 use super::progress::Progress;
+use super::unfinished::Unfinished;
 use crate::size::human;
 use crate::{hint, report};
 
@@ -49,6 +56,7 @@ pub async fn convert(
     format: &str,
     target_name: &str,
     sources: &[Arc<dyn BlockDevice>],
+    unfinished: &Unfinished,
 ) -> Outcome {
     check(arguments)?;
     let cache = match &arguments.target_cache {
@@ -59,7 +67,7 @@ pub async fn convert(
         return fail("--journal needs a target that can be flushed, not -t unsafe");
     }
     let identity = identity(arguments, format, sources)?;
-    let journal = Journal::beside(target_name);
+    let journal = Journal::claim(target_name)?;
     let start_bytes = match journal.read()? {
         Some(entry) => {
             let start_bytes = entry.place(&identity, target_name, &journal)?;
@@ -70,16 +78,17 @@ pub async fn convert(
             start_bytes
         }
         None => {
-            let settings = target_settings(arguments, format, target_name, sources)?;
-            if settings.text("backing_file").is_some() {
-                return fail("--journal is not possible with a backing file");
+            let begun = begin(arguments, format, target_name, sources, &journal, &identity).await;
+            if begun.is_err() {
+                // The first error is the one to tell.
+                let _ = journal.remove();
             }
-            make_target(target_name, format, &settings).await?;
-            journal.begin(&identity, target_name)?;
+            begun?;
             0
         }
     };
     let target = open_target(arguments, format, target_name, cache).await?;
+    unfinished.is_gone_on_with();
     check_size(target_name, &target, sources)?;
     let total_bytes = target.size_bytes();
     let options = CopyOptions {
@@ -109,7 +118,25 @@ pub async fn convert(
     })?;
     target.close().await?;
     journal.remove()?;
+    unfinished.is_done();
     Ok(0)
+}
+
+/// Makes a new target, and a journal that speaks of it.
+async fn begin(
+    arguments: &Arguments,
+    format: &str,
+    target_name: &str,
+    sources: &[Arc<dyn BlockDevice>],
+    journal: &Journal,
+    identity: &Value,
+) -> Result<(), Failure> {
+    let settings = target_settings(arguments, format, target_name, sources)?;
+    if settings.text("backing_file").is_some() {
+        return fail("--journal is not possible with a backing file");
+    }
+    make_target(target_name, format, &settings).await?;
+    journal.begin(identity, target_name)
 }
 
 fn check(arguments: &Arguments) -> Result<(), Failure> {
@@ -177,8 +204,9 @@ fn identity(
 /// A file that is the same and has not been changed.
 fn file_identity(path: &Path) -> Result<Value, Failure> {
     let shown = path.display();
-    let file = std::fs::metadata(path)
-        .map_err(|error| Failure::Message(format!("Cannot look at '{shown}': {error}")))?;
+    let file = std::fs::metadata(path).map_err(|error| {
+        Failure::Message(format!("Cannot look at '{shown}': {}", io_text(&error)))
+    })?;
     if !file.is_file() {
         return fail(format!(
             "--journal needs sources that are files: of '{shown}' nobody knows when it was changed"
@@ -201,7 +229,9 @@ fn target_identity(name: &str) -> Option<Value> {
 
 /// Gives back what an image that was not closed holds without use.
 async fn give_back_leaks(name: &str) -> Result<(), Failure> {
-    let storage: Arc<dyn Storage> = FileStorage::open(name, &FileOptions::default())?;
+    // With the locks of a writer: whoever else has the target open is in the way.
+    let opened = FileStorage::open_patiently(name, &FileOptions::default()).await;
+    let storage: Arc<dyn Storage> = opened.map_err(|error| open_failure(name, &error))?;
     let report = repair(storage, Fix::Leaks, &CheckOptions::default()).await?;
     match report.corruptions + report.check_errors {
         0 => Ok(()),
@@ -211,9 +241,11 @@ async fn give_back_leaks(name: &str) -> Result<(), Failure> {
     }
 }
 
-/// The file that tells how far a copy is.
+/// The file that tells how far a copy is. It is locked by the one who makes the copy.
 struct Journal {
     path: PathBuf,
+    /// The file that has the name now, and the lock.
+    file: RefCell<File>,
 }
 
 /// What it says.
@@ -224,18 +256,43 @@ struct Entry {
 }
 
 impl Journal {
-    fn beside(target: &str) -> Journal {
-        Journal {
-            path: PathBuf::from(format!("{target}.vellum-journal")),
+    /// Takes the journal of a target, new and empty if there is none.
+    fn claim(target: &str) -> Result<Journal, Failure> {
+        let path = PathBuf::from(format!("{target}.vellum-journal"));
+        let journal = |file| Journal {
+            path: path.clone(),
+            file: RefCell::new(file),
+        };
+        loop {
+            let file = open_locked(&path, File::options().create(true).truncate(false))
+                .or_else(|error| cannot("use", &path, &error))?;
+            let Some(file) = file else {
+                return fail(format!(
+                    "'{target}' is being made: somebody else is using '{}'",
+                    path.display()
+                ));
+            };
+            // Who had the lock before may have replaced or removed the file.
+            let has_name = file
+                .metadata()
+                .and_then(|own| Ok((own, std::fs::metadata(&path)?)))
+                .is_ok_and(|(own, named)| (own.dev(), own.ino()) == (named.dev(), named.ino()));
+            if has_name {
+                return Ok(journal(file));
+            }
         }
     }
 
+    /// What it says; an empty one, nothing.
     fn read(&self) -> Result<Option<Entry>, Failure> {
-        let text = match std::fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return self.fail("read", &error),
-        };
+        let mut text = String::new();
+        let mut file = self.file.borrow_mut();
+        file.rewind()
+            .and_then(|()| file.read_to_string(&mut text))
+            .or_else(|error| self.fail("read", &error))?;
+        if text.is_empty() {
+            return Ok(None);
+        }
         let value: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
         match value["done"].as_u64() {
             Some(done_bytes) if value["version"] == VERSION => Ok(Some(Entry {
@@ -252,6 +309,7 @@ impl Journal {
 
     /// Speaks of a new target, once that is there durably.
     fn begin(&self, identity: &Value, target: &str) -> Result<(), Failure> {
+        // Without locks: nothing is read or changed.
         let durable = File::open(target).and_then(|file| file.sync_all());
         durable
             .and_then(|()| self.sync_folder())
@@ -268,13 +326,17 @@ impl Journal {
             "done": done_bytes,
         });
         let new = self.path.with_extension("vellum-journal.new");
-        let written = File::create(&new)
+        // Locked before it gets the name, so that nobody else can have it in between.
+        let written = open_locked(&new, File::options().create(true).truncate(true))
+            .and_then(|file| file.ok_or_else(|| Errno::WOULDBLOCK.into()))
             .and_then(|mut file| {
                 file.write_all(value.to_string().as_bytes())?;
-                file.sync_all()
-            })
-            .and_then(|()| std::fs::rename(&new, &self.path))
-            .and_then(|()| self.sync_folder());
+                file.sync_all()?;
+                std::fs::rename(&new, &self.path)?;
+                self.sync_folder()?;
+                self.file.replace(file);
+                Ok(())
+            });
         written.or_else(|error| self.fail("write", &error))
     }
 
@@ -293,7 +355,22 @@ impl Journal {
     }
 
     fn fail<T>(&self, verb: &str, error: &std::io::Error) -> Result<T, Failure> {
-        fail(format!("Cannot {verb} '{}': {error}", self.path.display()))
+        cannot(verb, &self.path, error)
+    }
+}
+
+fn cannot<T>(verb: &str, path: &Path, error: &std::io::Error) -> Result<T, Failure> {
+    let (path, why) = (path.display(), io_text(error));
+    fail(format!("Cannot {verb} '{path}': {why}"))
+}
+
+/// Opens a file for reading and writing and locks it; `None` if somebody else has.
+fn open_locked(path: &Path, options: &mut OpenOptions) -> std::io::Result<Option<File>> {
+    let file = options.read(true).write(true).open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -16,6 +16,7 @@ use vellum::{BlockDevice, Buffer, Io};
 use vellum_control::create;
 use vellum_control::create_options::CreateSettings;
 use vellum_jobs::map::map;
+use vellum_storage::error::io_text;
 
 use super::command::{Command, Failure, Outcome, fail};
 use super::convert_args::Arguments;
@@ -201,7 +202,7 @@ impl Output {
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let written = std::io::stdout().lock().write_all(bytes);
         if let Err(error) = written {
-            return fail(format!("error while writing to standard output: {error}"));
+            return fail(writing(&error));
         }
         self.written_bytes += bytes.len() as u64;
         self.progress.show(self.written_bytes, self.total_bytes);
@@ -212,7 +213,11 @@ impl Output {
         self.progress.end();
         match std::io::stdout().lock().flush() {
             Ok(()) => Ok(0),
-            Err(error) => fail(format!("error while writing to standard output: {error}")),
+            Err(error) => fail(writing(&error)),
         }
     }
+}
+
+fn writing(error: &std::io::Error) -> String {
+    format!("error while writing to standard output: {}", io_text(error))
 }
