@@ -227,5 +227,36 @@ fn an_image_in_a_pipe_is_not_taken_for_raw_bytes() {
     folder.shell(
         "cat image | $VELLUM convert -f raw -O raw - out && cmp -n $(stat -c %s image) image out",
     );
-    folder.shell("$VELLUM convert -O raw - again < image && $VELLUM compare image again");
+    folder.shell("$VELLUM convert -O raw - again < base && $VELLUM compare base again");
+}
+
+/// What the system says is told in its words, without the number that our language adds.
+#[test]
+fn errors_of_the_system_have_no_numbers() {
+    let folder = Folder::new(&["qemu-img create -q -f qcow2 image 1M"]);
+    for line in [
+        "$VELLUM convert -O raw image - > /dev/full",
+        "$VELLUM convert --journal -O qcow2 image nowhere/out",
+        "$VELLUM convert -O qcow2 - out < .",
+        "$VELLUM info nowhere",
+        "$VELLUM audit nowhere",
+        "$VELLUM inspect nowhere",
+        "$VELLUM inspect --html nowhere/page image",
+        "$VELLUM bench --dir nowhere",
+        "$VELLUM man /proc/nowhere",
+        "$VELLUM install-links /proc/nowhere",
+        "$VELLUM nbd --pid-file=nowhere/pid -k $PWD/socket image",
+        "$VELLUM daemon --pidfile nowhere/pid",
+        "$VELLUM io -c 'open nowhere'",
+        "$VELLUM info --object secret,id=s,file=nowhere image",
+    ] {
+        let output = folder.output(&format!(
+            "timeout 60 bash -c '{}'",
+            line.replace('\'', "'\\''")
+        ));
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(!text.is_empty(), "{line}");
+        assert!(!text.contains("os error"), "{line}: {text}");
+    }
 }

@@ -338,3 +338,20 @@ fn a_locked_image_names_its_user() {
     assert!(text.contains(&process), "{text}");
     assert!(text.contains("-U"), "{text}");
 }
+
+/// The bar is gone before the result is told.
+#[test]
+fn no_bar_stays_behind_the_result_of_a_comparison() {
+    let folder = folder();
+    let made = Command::new("bash")
+        .args([
+            "-c",
+            "truncate -s 64M a b; printf x | dd of=b bs=1 seek=60M conv=notrunc status=none",
+        ])
+        .current_dir(folder.path())
+        .status();
+    assert!(made.unwrap().success());
+    let text = on_terminal(folder.path(), "$VELLUM compare -f raw -F raw a b");
+    let (_, behind) = text.split_once("Content mismatch at offset").expect(&text);
+    assert!(!behind.contains('%') && !behind.contains("MiB"), "{text:?}");
+}

@@ -140,6 +140,29 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         Io::ready(Err(error.target(self.info().name).at(offset_bytes)))
     }
 
+    /// As [`BlockDevice::write`], but the data gets its place behind that of all such
+    /// requests that were made before, whichever is done first: a copy that writes in the
+    /// order of its offsets is laid out in that order. By default the same as a write.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::write`].
+    fn write_in_order(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        self.write(offset_bytes, buffer, RequestFlags::default())
+    }
+
+    /// As [`BlockDevice::write_zeroes`], in one order with [`BlockDevice::write_in_order`].
+    ///
+    /// # Errors
+    /// As [`BlockDevice::write_zeroes`].
+    fn write_zeroes_in_order(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        request: ZeroRequest,
+    ) -> Io<()> {
+        self.write_zeroes(offset_bytes, len_bytes, request)
+    }
+
     /// Makes a range hold what `source` holds from `from_bytes` on, without moving a byte:
     /// the file system has both share the blocks. [`ErrorKind::Unsupported`] where that
     /// cannot be had, in general or for this range (it should be whole clusters); then a

@@ -116,7 +116,8 @@ impl Shared<'_> {
         loop {
             // The first piece goes alone: its writes wait for what the target makes and loads
             // once, and others that come meanwhile could overtake them.
-            let most = if ticket == 1 { 1 } else { options.parallel };
+            let alone = ticket == 1 && !options.laid_out_in_order;
+            let most = if alone { 1 } else { options.parallel };
             while running.len() >= most.max(1) {
                 running.next().await.transpose()?;
             }
@@ -136,7 +137,7 @@ impl Shared<'_> {
 
     async fn copy_piece(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
         self.carry_out(piece, ticket).await?;
-        if let Some(done_bytes) = self.steps.end(ticket) {
+        for done_bytes in self.steps.end(ticket) {
             self.tell_progress(done_bytes);
         }
         Ok(())
@@ -368,6 +369,9 @@ impl Shared<'_> {
         let flags = RequestFlags::default();
         match self.options.compressed_clusters_bytes {
             Some(_) => self.target.write_compressed(offset_bytes, data, flags),
+            None if self.options.laid_out_in_order => {
+                self.target.write_in_order(offset_bytes, data)
+            }
             None => self.target.write(offset_bytes, data, flags),
         }
     }
@@ -382,7 +386,11 @@ impl Shared<'_> {
             may_unmap: true,
             ..ZeroRequest::default()
         };
-        let io = self.target.write_zeroes(offset_bytes, len_bytes, request);
+        let target = &self.target;
+        let io = match self.options.laid_out_in_order {
+            true => target.write_zeroes_in_order(offset_bytes, len_bytes, request),
+            false => target.write_zeroes(offset_bytes, len_bytes, request),
+        };
         async move {
             io.await.map_err(|cause| CopyError {
                 step: Step::Write,

@@ -133,15 +133,7 @@ async fn convert(
         quiet: arguments.quiet,
     };
     let copied = copy(&sources, &target, &options, &mut observer).await;
-    let mut teller = observer.teller;
-    if copied.is_ok() {
-        teller.progress.show(1, 1);
-    }
-    teller.progress.end();
-    copied.map_err(|error| {
-        hint::about_space(target_name, &error.cause, Some(teller.left_bytes));
-        copy_failure(error)
-    })?;
+    end_copy(copied, observer.teller, target_name)?;
     convert_bitmaps::copy(arguments, &sources, &target).await?;
     target.close().await.map_err(|error| {
         hint::about_space(target_name, &error, None);
@@ -149,6 +141,22 @@ async fn convert(
     })?;
     unfinished.is_done();
     Ok(0)
+}
+
+/// Tells how a copy has ended.
+fn end_copy(
+    copied: Result<(), CopyError>,
+    mut teller: Teller,
+    target_name: &str,
+) -> Result<(), Failure> {
+    if copied.is_ok() {
+        teller.progress.show(1, 1);
+    }
+    teller.progress.end();
+    copied.map_err(|error| {
+        hint::about_space(target_name, &error.cause, Some(teller.left_bytes));
+        copy_failure(error)
+    })
 }
 
 /// Makes the target, or takes the one that is there; says whether it has a backing file.
@@ -375,6 +383,7 @@ pub(super) fn copy_options(
     CopyOptions {
         parallel: parallel(arguments),
         out_of_order: arguments.out_of_order,
+        laid_out_in_order: !arguments.out_of_order,
         min_sparse_bytes,
         target_is_zero: arguments.target_is_zero || (fresh && target.info().has_zero_init),
         target_backing: has_backing.then(|| TargetBacking {

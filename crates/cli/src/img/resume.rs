@@ -107,7 +107,15 @@ pub async fn convert(
     };
     let copied = copy_in_pieces(sources, &target, &options, PIECE_BYTES, &mut warnings, done).await;
     progress.end();
-    copied.map_err(|error| match error {
+    copied.map_err(|error| failure(error, target_name, total_bytes))?;
+    target.close().await?;
+    journal.remove()?;
+    unfinished.is_done();
+    Ok(0)
+}
+
+fn failure(error: PieceError<Failure>, target_name: &str, total_bytes: u64) -> Failure {
+    match error {
         PieceError::Copy(error) => {
             let left_bytes = total_bytes.saturating_sub(error.offset_bytes);
             hint::about_space(target_name, &error.cause, Some(left_bytes));
@@ -115,11 +123,7 @@ pub async fn convert(
         }
         PieceError::Flush(error) => Failure::from(error),
         PieceError::Told(failure) => failure,
-    })?;
-    target.close().await?;
-    journal.remove()?;
-    unfinished.is_done();
-    Ok(0)
+    }
 }
 
 /// Makes a new target, and a journal that speaks of it.

@@ -179,6 +179,36 @@ impl BlockDevice for Qcow2 {
         })
     }
 
+    fn write_in_order(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        let len_bytes = buffer.len() as u64;
+        if let Err(error) = self.image.check_range("write", offset_bytes, len_bytes) {
+            return Io::ready(Err(error));
+        }
+        // Taken here, so that the order is that of the calls.
+        let ticket = self.image.packer.queue.ticket();
+        self.change(|image| async move { image.write_in_order(offset_bytes, buffer, ticket).await })
+    }
+
+    fn write_zeroes_in_order(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        request: ZeroRequest,
+    ) -> Io<()> {
+        let range = self
+            .image
+            .check_range("write zeroes", offset_bytes, len_bytes);
+        if let Err(error) = range {
+            return Io::ready(Err(error));
+        }
+        let ticket = self.image.packer.queue.ticket();
+        self.change(|image| async move {
+            // Zeroes take a place only where a part of a cluster is zeroed.
+            ticket.turn().await;
+            image.zero(offset_bytes, len_bytes, request).await
+        })
+    }
+
     fn write_shared(
         &self,
         offset_bytes: u64,

@@ -20,6 +20,7 @@ use super::inflight::Mode;
 use super::map::{Lookup, Run, RunKind};
 use super::order::Reach;
 use super::plan::{self, Step, Target};
+use super::queue::Ticket;
 use crate::RequestFlags;
 
 /// Clusters that one step handles at most.
@@ -66,7 +67,8 @@ impl Image {
         buffer: Buffer,
         flags: RequestFlags,
     ) -> Result<Buffer> {
-        self.write_pieces(offset_bytes, buffer, flags, true).await
+        self.write_pieces(offset_bytes, buffer, flags, true, &mut None)
+            .await
     }
 
     /// As [`Image::write`], past the data cache: all of it is allocated in its order.
@@ -76,7 +78,23 @@ impl Image {
         buffer: Buffer,
     ) -> Result<Buffer> {
         let flags = RequestFlags::default();
-        self.write_pieces(offset_bytes, buffer, flags, false).await
+        self.write_pieces(offset_bytes, buffer, flags, false, &mut None)
+            .await
+    }
+
+    /// As [`Image::write_at_once`], but its clusters are allocated in the turn of `ticket`,
+    /// which ends as soon as all of them have a place. It waits for its turn before it
+    /// holds anything, so nobody whose turn it is waits for it.
+    pub(crate) async fn write_in_order(
+        self: &Arc<Self>,
+        offset_bytes: u64,
+        buffer: Buffer,
+        ticket: Ticket,
+    ) -> Result<Buffer> {
+        ticket.turn().await;
+        let flags = RequestFlags::default();
+        self.write_pieces(offset_bytes, buffer, flags, false, &mut Some(ticket))
+            .await
     }
 
     async fn write_pieces(
@@ -85,6 +103,7 @@ impl Image {
         buffer: Buffer,
         flags: RequestFlags,
         may_keep: bool,
+        turn: &mut Option<Ticket>,
     ) -> Result<Buffer> {
         self.begin_change("write").await?;
         let mut at = offset_bytes;
@@ -92,7 +111,9 @@ impl Image {
         let mut done = Vec::new();
         let mut commit = false;
         while !rest.is_empty() {
-            let held = self.write_held(at, &mut rest, flags.fua, may_keep).await?;
+            let held = self
+                .write_held(at, &mut rest, flags.fua, may_keep, turn)
+                .await?;
             let piece = match held {
                 Held::Written { piece, durable } => {
                     commit |= flags.fua && !durable;
@@ -105,7 +126,7 @@ impl Image {
                 Held::NeedsStep => {
                     commit |= flags.fua;
                     // Boxed, as the commit is: a write in place would carry the room.
-                    match Box::pin(self.write_step(at, &mut rest)).await? {
+                    match Box::pin(self.write_step(at, &mut rest, turn)).await? {
                         Some(piece) => piece,
                         None => continue,
                     }
@@ -128,6 +149,7 @@ impl Image {
         rest: &mut Buffer,
         fua: bool,
         may_keep: bool,
+        turn: &mut Option<Ticket>,
     ) -> Result<Held> {
         let len_bytes = rest.len() as u64;
         let _shared = self
@@ -159,6 +181,10 @@ impl Image {
             fua: fua && self.mapping_is_durable(),
         };
         let piece = rest.split_to(first.len_bytes as usize);
+        if rest.is_empty() {
+            // Nothing more needs a place.
+            *turn = None;
+        }
         self.reached(Event::WriteAio).await;
         let buffers = Buffers::from_iter([piece]);
         let written = self.write_data(at, host.bytes(), buffers, flags).await?;
@@ -170,7 +196,12 @@ impl Image {
 
     /// Writes the first bytes of `rest` with a change of the mapping. `None`: their
     /// clusters have a place now, and they are to be written there.
-    async fn write_step(self: &Arc<Self>, at: u64, rest: &mut Buffer) -> Result<Option<Buffer>> {
+    async fn write_step(
+        self: &Arc<Self>,
+        at: u64,
+        rest: &mut Buffer,
+        turn: &mut Option<Ticket>,
+    ) -> Result<Option<Buffer>> {
         let table_bytes = self.geometry.bytes_per_l2_table();
         let most = MAX_STEP_CLUSTERS * self.geometry.cluster_size_bytes();
         let table_end = (at / table_bytes + 1).saturating_mul(table_bytes);
@@ -184,6 +215,9 @@ impl Image {
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
         let placed = self.place_step(&step, mappings, at, end).await?;
+        if placed.end == at + rest.len() as u64 {
+            *turn = None;
+        }
         let before = self.reach_before_data(&placed).await;
         self.give_back_unless(before.is_ok(), placed.allocation)
             .await;

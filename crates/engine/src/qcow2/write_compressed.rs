@@ -18,13 +18,13 @@ use vellum_format::crypto::CryptMethod;
 use vellum_format::l2::Mapping;
 use vellum_format::types::GuestOffset;
 use vellum_storage::lane::{compute, compute_threads};
-use vellum_storage::{Buffer, Error, ErrorKind, Event, Result};
+use vellum_storage::{Buffer, Error, ErrorKind, Event, Io, Result, spawn_lingering};
 
 use super::compress::{Codec, compress};
 use super::image::Image;
 use super::inflight::Mode;
 use super::order::{Reach, Reason};
-use super::queue::Ticket;
+use super::queue::{Queue, Ticket};
 use crate::RequestFlags;
 
 /// Guest bytes that one batch has, if that is a whole cluster for each core.
@@ -36,6 +36,75 @@ const JOB_BYTES: u64 = 64 << 10;
 struct Placed {
     guest: u64,
     descriptor: CompressedDescriptor,
+}
+
+/// A batch whose clusters have places.
+#[derive(Default)]
+struct PlacedBatch {
+    packed: Vec<Placed>,
+    content: Content,
+}
+
+/// The guest's bytes, in their order, as far as they are not being written any more.
+#[derive(Default)]
+struct Content(Vec<Io<Buffer>>);
+
+impl Content {
+    fn extend(&mut self, more: Option<Io<Buffer>>) {
+        self.0.extend(more);
+    }
+
+    /// Waits until all is written.
+    async fn end(self) -> Result<Buffer> {
+        let mut done = Vec::with_capacity(self.0.len());
+        let mut result = Ok(());
+        for piece in self.0 {
+            match piece.await {
+                Ok(piece) => done.push(piece),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result.map(|()| Buffer::join_all(done))
+    }
+}
+
+/// Clusters side by side that are written as they are.
+struct Plain<'a> {
+    image: &'a Arc<Image>,
+    start: u64,
+    pieces: Vec<Buffer>,
+}
+
+impl<'a> Plain<'a> {
+    fn new(image: &'a Arc<Image>) -> Self {
+        Plain {
+            image,
+            start: 0,
+            pieces: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, guest: u64, piece: Buffer) {
+        if self.pieces.is_empty() {
+            self.start = guest;
+        }
+        self.pieces.push(piece);
+    }
+
+    /// Begins to write them; returns when all of them have places.
+    async fn have_places(&mut self) -> Option<Io<Buffer>> {
+        if self.pieces.is_empty() {
+            return None;
+        }
+        let bytes = Buffer::join_all(std::mem::take(&mut self.pieces));
+        let order = Arc::new(Queue::default());
+        let (ticket, behind) = (order.ticket(), order.ticket());
+        let (image, start) = (self.image.clone(), self.start);
+        let write = async move { image.write_in_order(start, bytes, ticket).await };
+        let write = Io::task(spawn_lingering(write));
+        behind.turn().await;
+        Some(write)
+    }
 }
 
 /// Clusters of a batch that one thread compresses.
@@ -86,20 +155,24 @@ impl Image {
         while !rest.is_empty() {
             let len = rest.len().min(batch_bytes);
             let batch = rest.split_to(len);
-            let (batch, mut packed) = self.compress_batch(batch).await;
+            let (batch, packed) = self.compress_batch(batch).await;
             if let Some(ticket) = &ticket {
                 ticket.turn().await;
             }
             let placing = self.packer.placing.read().await;
             self.make_tables(at..at + len as u64).await?;
-            let (placed, result) = self.place_batch(at, &mut packed).await;
+            let (placed, result) = self.place_batch(at, batch, packed).await;
             if rest.is_empty() || result.is_err() {
                 ticket = None;
             }
-            let linked = self.write_and_link(at..at + len as u64, placed).await;
+            let linked = self
+                .write_and_link(at..at + len as u64, placed.packed)
+                .await;
             drop(placing);
+            // What was begun ends, whatever else has failed.
+            let written = placed.content.end().await;
             result.and(linked)?;
-            done.push(self.write_plain(at, batch, &packed).await?);
+            done.push(written?);
             at += len as u64;
         }
         if flags.fua {
@@ -167,26 +240,41 @@ impl Image {
         (Buffer::join_all(pieces), packed)
     }
 
-    /// Finds places for the clusters from `start` on, and appends their bytes to what
-    /// is to be written; those without a place are left to be written as they are. What
-    /// was placed before a failure is as good as without it.
-    async fn place_batch(&self, start: u64, packed: &mut [Packed]) -> (Vec<Placed>, Result<()>) {
+    /// Finds places for the clusters of a batch from `start` on, in their order: appends
+    /// the bytes of compressed ones to what is to be written, and begins to write those as
+    /// they are that compression makes no smaller. What was placed before a failure is as
+    /// good as without it.
+    async fn place_batch(
+        self: &Arc<Self>,
+        start: u64,
+        mut batch: Buffer,
+        packed: Vec<Packed>,
+    ) -> (PlacedBatch, Result<()>) {
         let cluster = self.geometry.cluster_size_bytes();
-        let mut placed = Vec::with_capacity(packed.len());
-        let guests = (start..).step_by(cluster as usize);
-        for (guest, packed) in guests.zip(packed) {
-            let Some(bytes) = packed else { continue };
-            self.reached(Event::ClusterAllocBytes).await;
-            match self.place_packed(bytes.len() as u64).await {
-                Ok(Some(descriptor)) => {
-                    let host = descriptor.host_offset.bytes();
-                    self.packer.appender.append(host, bytes);
-                    placed.push(Placed { guest, descriptor });
+        let mut placed = PlacedBatch::default();
+        let mut plain = Plain::new(self);
+        for (guest, packed) in (start..).step_by(cluster as usize).zip(packed) {
+            let piece = batch.split_to(batch.len().min(cluster as usize));
+            let place = match &packed {
+                None => Ok(None),
+                Some(bytes) => {
+                    placed.content.extend(plain.have_places().await);
+                    self.reached(Event::ClusterAllocBytes).await;
+                    self.place_packed(bytes.len() as u64).await
                 }
-                Ok(None) => *packed = None,
-                Err(error) => return (placed, Err(error)),
+            };
+            match (place, packed) {
+                (Ok(Some(descriptor)), Some(bytes)) => {
+                    let host = descriptor.host_offset.bytes();
+                    self.packer.appender.append(host, &bytes);
+                    placed.packed.push(Placed { guest, descriptor });
+                    placed.content.0.push(Io::ready(Ok(piece)));
+                }
+                (Err(error), _) => return (placed, Err(error)),
+                (Ok(_), _) => plain.add(guest, piece),
             }
         }
+        placed.content.extend(plain.have_places().await);
         (placed, Ok(()))
     }
 
@@ -234,27 +322,5 @@ impl Image {
             self.forget_replaced(&(*guest..(guest + cluster).min(self.size_bytes())));
         }
         self.relieve_cache().await
-    }
-
-    /// Writes those clusters of a batch as they are that compression makes no smaller.
-    async fn write_plain(
-        self: &Arc<Self>,
-        start: u64,
-        mut batch: Buffer,
-        packed: &[Packed],
-    ) -> Result<Buffer> {
-        let cluster_bytes = self.geometry.cluster_size_bytes() as usize;
-        let mut at = start;
-        let mut done = Vec::new();
-        for run in packed.chunk_by(|a, b| a.is_some() == b.is_some()) {
-            let len = (run.len() * cluster_bytes).min(batch.len());
-            let piece = batch.split_to(len);
-            done.push(match run[0] {
-                Some(_) => piece,
-                None => self.write(at, piece, RequestFlags::default()).await?,
-            });
-            at += len as u64;
-        }
-        Ok(Buffer::join_all(done))
     }
 }

@@ -17,6 +17,9 @@ pub struct CopyOptions {
     pub parallel: usize,
     /// Writes may start in any order.
     pub out_of_order: bool,
+    /// The target gives the pieces places in the order of their offsets, whichever is read
+    /// or written first; not with `out_of_order`.
+    pub laid_out_in_order: bool,
     /// Runs of zeroes from this length on are not written as data; `None`
     /// writes everything, known zeroes too.
     pub min_sparse_bytes: Option<u64>,
@@ -55,6 +58,7 @@ impl Default for CopyOptions {
         CopyOptions {
             parallel: 8,
             out_of_order: false,
+            laid_out_in_order: false,
             min_sparse_bytes: Some(4096),
             target_is_zero: false,
             target_backing: None,

@@ -38,20 +38,20 @@ impl Steps {
         });
     }
 
-    /// A piece is over. Returns the bytes done if that ends a step.
-    pub(super) fn end(&self, ticket: u64) -> Option<u64> {
+    /// A piece is over. Returns the bytes done after each step that this ends.
+    pub(super) fn end(&self, ticket: u64) -> Vec<u64> {
         let mut parts = self.parts.borrow_mut();
         if let Some(part) = parts.get_mut((ticket - self.first.get()) as usize) {
             part.is_over = true;
         }
-        let mut told = None;
+        let mut told = Vec::new();
         while parts.front().is_some_and(|part| part.is_over)
             && let Some(part) = parts.pop_front()
         {
             self.first.set(self.first.get() + 1);
             self.done_bytes.set(self.done_bytes.get() + part.len_bytes);
             if part.ends_step && part.len_bytes > 0 {
-                told = Some(self.done_bytes.get());
+                told.push(self.done_bytes.get());
             }
         }
         told
@@ -92,12 +92,24 @@ mod tests {
             steps.begin(&piece(at, ends), 1 << 19);
         }
         steps.begin(&piece(2 << 20, true), 0);
-        assert_eq!(steps.end(1), None);
-        assert_eq!(steps.end(3), None);
+        assert_eq!(steps.end(1), []);
+        assert_eq!(steps.end(3), []);
         assert_eq!(steps.inside(2, 1), None);
-        assert_eq!(steps.end(0), Some(1 << 20));
+        assert_eq!(steps.end(0), [1 << 20]);
         assert_eq!(steps.inside(2, 1), Some((1 << 20) + 1));
-        assert_eq!(steps.end(2), Some(2 << 20));
-        assert_eq!(steps.end(4), None, "it holds nothing that counts");
+        assert_eq!(steps.end(2), [2 << 20]);
+        assert_eq!(steps.end(4), [], "it holds nothing that counts");
+    }
+
+    #[test]
+    fn no_step_is_left_out_where_the_first_piece_ends_last() {
+        let steps = Steps::default();
+        for at in 0..4 {
+            steps.begin(&piece(at << 19, true), 1 << 19);
+        }
+        for ticket in [3, 1, 2] {
+            assert_eq!(steps.end(ticket), []);
+        }
+        assert_eq!(steps.end(0), [1 << 19, 2 << 19, 3 << 19, 4 << 19]);
     }
 }
