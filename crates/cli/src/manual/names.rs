@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use vellum::qcow2::info::ImageInfo;
-use vellum_storage::{FileOptions, FileStorage, lane};
+use vellum_storage::{FileOptions, FileStorage, Locks, lane};
 
 /// Which names are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,8 @@ fn look(path: &str) -> Option<ImageInfo> {
     }
     let options = FileOptions {
         read_only: true,
+        // A completion disturbs nobody, and what it reads is only shown.
+        locks: Locks::Unlocked,
         ..FileOptions::default()
     };
     lane::block_on(async {
