@@ -28,7 +28,7 @@ enum Action {
 
 /// An action that has been carried out, and can be taken back.
 enum Made {
-    Backup(Rc<Job>, Backup),
+    Backup(Rc<Job>, Box<Backup>),
     Bitmap(Undo),
 }
 
@@ -72,7 +72,7 @@ impl Action {
             Action::Backup(asked) => {
                 let (job, prepared) = asked.prepare(daemon, nodes).await?;
                 match prepared {
-                    Ok(backup) => Ok(Made::Backup(job, backup)),
+                    Ok(backup) => Ok(Made::Backup(job, Box::new(backup))),
                     Err(error) => {
                         daemon.jobs.dismiss(&job);
                         Err(error.into())
@@ -188,7 +188,7 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> O
     // As in QEMU, the last one begins first.
     for it in made.into_iter().rev() {
         if let Made::Backup(job, backup) = it {
-            jobs::start(daemon.clone(), job, backup);
+            jobs::start(daemon.clone(), job, *backup);
         }
     }
     done()
