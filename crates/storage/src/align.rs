@@ -1,13 +1,13 @@
 //! Requests that are not aligned as direct I/O wants them: they go through an
 //! aligned copy, and a write that ends inside a block first reads the rest of it.
 //!
-//! Invariant: of two such writes that share a block, the second reads it only
-//! after the first has written it ([`RangeLocks`]). Aligned writes need no lock:
-//! what shares a block with one of them overlaps it, and the caller keeps
-//! overlapping requests apart.
+//! Invariant: from the moment at which such a write reads a block until it has written it,
+//! nothing else changes that block ([`RangeLocks`]). Requests that change whole blocks run
+//! side by side, also where they overlap: they bring nothing old back.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
 
@@ -84,60 +84,174 @@ pub(crate) fn gather(buffers: &[Buffer], target: &mut [u8]) {
     }
 }
 
-/// Ranges of one file that unaligned requests are changing.
+/// Who changes which ranges of one file: requests that read, change and write blocks hold them
+/// alone; those that change whole blocks pass together.
+///
+/// While nobody holds anything alone, to pass costs two atomic additions and no lock. Whoever
+/// comes to hold something first waits until all have ended that began so.
 #[derive(Debug, Default)]
 pub(crate) struct RangeLocks {
-    held: Mutex<Vec<Range<u64>>>,
+    ranges: Mutex<Ranges>,
+    /// How many hold a range alone, or wait for that.
+    alone: AtomicUsize,
+    /// How many pass that nobody knows the ranges of: they began while `alone` was 0.
+    unnamed: AtomicUsize,
     released: Event,
 }
 
-/// A held range.
+#[derive(Debug, Default)]
+struct Ranges {
+    held: Vec<Range<u64>>,
+    passing: Vec<Range<u64>>,
+}
+
+/// A range that is held alone.
 #[derive(Debug)]
 pub(crate) struct RangeGuard<'a> {
     locks: &'a RangeLocks,
-    range: Range<u64>,
+    /// `None` while it waits for others that hold it.
+    range: Option<Range<u64>>,
+}
+
+/// The leave to change whole blocks beside others who do.
+#[derive(Debug)]
+pub(crate) struct Passing {
+    locks: Arc<RangeLocks>,
+    /// `None`: one of the unnamed.
+    range: Option<Range<u64>>,
+}
+
+/// What a request that changes a range holds.
+#[derive(Debug)]
+pub(crate) enum Claim<'a> {
+    /// Whole blocks.
+    Passing(#[expect(dead_code, reason = "held until the request has ended")] Passing),
+    /// Blocks of which a part stays as it is.
+    Alone(#[expect(dead_code, reason = "held until the request has ended")] RangeGuard<'a>),
+    /// There are no blocks.
+    Nothing,
+}
+
+fn touches(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+    ranges.iter().any(overlaps)
+}
+
+fn forget(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
+    if let Some(at) = ranges.iter().position(|other| other == range) {
+        ranges.swap_remove(at);
+    }
 }
 
 impl RangeLocks {
-    fn lock(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_hold(&self, range: &Range<u64>) -> bool {
-        let mut held = self.lock();
-        let free = held
-            .iter()
-            .all(|other| other.end <= range.start || range.end <= other.start);
-        if free {
-            held.push(range.clone());
-        }
-        free
-    }
-
-    /// Waits until nobody holds any part of `range`, and holds it.
-    pub(crate) async fn hold(&self, range: Range<u64>) -> RangeGuard<'_> {
-        loop {
-            // Listen first: a release between the try and the wait must count.
-            if self.try_hold(&range) {
-                return RangeGuard { locks: self, range };
-            }
+    /// Waits until `ready`, which is asked again after each release.
+    async fn wait_until(&self, mut ready: impl FnMut() -> bool) {
+        // Listen first: a release between the question and the wait must count.
+        while !ready() {
             let released = self.released.listen();
-            if self.try_hold(&range) {
-                return RangeGuard { locks: self, range };
+            if ready() {
+                return;
             }
             released.await;
+        }
+    }
+
+    /// Waits until nobody else changes any part of `range`, and holds it.
+    pub(crate) async fn hold(&self, range: Range<u64>) -> RangeGuard<'_> {
+        // From now on whoever passes says where.
+        self.alone.fetch_add(1, Ordering::SeqCst);
+        let mut guard = RangeGuard {
+            locks: self,
+            range: None,
+        };
+        self.wait_until(|| {
+            let mut ranges = self.lock();
+            let free = !touches(&ranges.held, &range);
+            if free {
+                ranges.held.push(range.clone());
+            }
+            free
+        })
+        .await;
+        guard.range = Some(range.clone());
+        self.wait_until(|| {
+            self.unnamed.load(Ordering::SeqCst) == 0 && !touches(&self.lock().passing, &range)
+        })
+        .await;
+        guard
+    }
+
+    /// The leave to change whole blocks, if nobody holds anything alone.
+    pub(crate) fn try_pass(self: &Arc<Self>) -> Option<Passing> {
+        self.unnamed.fetch_add(1, Ordering::SeqCst);
+        let passing = Passing {
+            locks: self.clone(),
+            range: None,
+        };
+        (self.alone.load(Ordering::SeqCst) == 0).then_some(passing)
+    }
+
+    /// Waits until nobody holds any part of `range`, which is made of whole blocks, alone.
+    pub(crate) async fn pass(self: &Arc<Self>, range: Range<u64>) -> Passing {
+        if let Some(passing) = self.try_pass() {
+            return passing;
+        }
+        self.wait_until(|| {
+            let mut ranges = self.lock();
+            let free = !touches(&ranges.held, &range);
+            if free {
+                ranges.passing.push(range.clone());
+            }
+            free
+        })
+        .await;
+        Passing {
+            locks: self.clone(),
+            range: Some(range),
+        }
+    }
+
+    /// What a change of a range needs where blocks are as `alignment` says.
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        alignment: Alignment,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Claim<'_> {
+        if alignment.request_bytes == 1 {
+            return Claim::Nothing;
+        }
+        let around = alignment.around(offset_bytes, len_bytes);
+        match alignment.fits_range(offset_bytes, len_bytes) {
+            true => Claim::Passing(self.pass(around).await),
+            false => Claim::Alone(self.hold(around).await),
         }
     }
 }
 
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
-        let mut held = self.locks.lock();
-        if let Some(at) = held.iter().position(|range| *range == self.range) {
-            held.swap_remove(at);
+        if let Some(range) = self.range.take() {
+            forget(&mut self.locks.lock().held, &range);
         }
-        drop(held);
+        self.locks.alone.fetch_sub(1, Ordering::SeqCst);
         self.locks.released.notify(usize::MAX);
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        match self.range.take() {
+            None => drop(self.locks.unnamed.fetch_sub(1, Ordering::SeqCst)),
+            Some(range) => forget(&mut self.locks.lock().passing, &range),
+        }
+        if self.locks.alone.load(Ordering::SeqCst) > 0 {
+            self.locks.released.notify(usize::MAX);
+        }
     }
 }
 
@@ -199,5 +313,65 @@ mod tests {
         let at = |event| order.iter().position(|other| *other == event);
         assert!(at((1, "out")) < at((2, "in")));
         assert!(at((3, "in")) < at((1, "out")));
+    }
+
+    /// What has happened so far, in order.
+    type Log = std::rc::Rc<RefCell<Vec<&'static str>>>;
+
+    #[test]
+    fn who_reads_a_block_to_write_it_meets_nobody_who_changes_it() {
+        let locks = Arc::new(RangeLocks::default());
+        let log = Log::default();
+        let say = |text| log.borrow_mut().push(text);
+        block_on(async {
+            let first = locks.pass(0..512).await;
+            let (held, told) = (locks.clone(), log.clone());
+            let alone = spawn(async move {
+                let _held = held.hold(0..512).await;
+                told.borrow_mut().push("alone");
+                yield_now().await;
+                told.borrow_mut().push("done");
+            });
+            yield_now().await;
+            say("first is still there");
+            // Side by side with it where that is elsewhere, and after it where it is not.
+            drop(locks.pass(512..1024).await);
+            say("elsewhere");
+            let (passes, told) = (locks.clone(), log.clone());
+            let second = spawn(async move {
+                let _passing = passes.pass(0..1024).await;
+                told.borrow_mut().push("second");
+            });
+            yield_now().await;
+            drop(first);
+            alone.await;
+            second.await;
+            assert!(locks.try_pass().is_some());
+        });
+        let expected = [
+            "first is still there",
+            "elsewhere",
+            "alone",
+            "done",
+            "second",
+        ];
+        assert_eq!(*log.borrow(), expected);
+    }
+
+    #[test]
+    fn who_gives_up_waiting_leaves_nothing_behind() {
+        let locks = Arc::new(RangeLocks::default());
+        block_on(async {
+            let held = locks.hold(0..512).await;
+            {
+                let mut second = std::pin::pin!(locks.hold(0..1));
+                let mut third = std::pin::pin!(locks.pass(0..512));
+                assert!(futures_util::poll!(&mut second).is_pending());
+                assert!(futures_util::poll!(&mut third).is_pending());
+            }
+            assert!(locks.try_pass().is_none());
+            drop(held);
+            assert!(locks.try_pass().is_some());
+        });
     }
 }

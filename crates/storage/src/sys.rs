@@ -146,10 +146,19 @@ pub(crate) fn forget_cached(fd: RawFd, range: Range<u64>) -> Result<i64, Errno> 
     }
 }
 
-/// Makes data and the length durable.
+/// Makes data and the length durable. Never tried again: a failure is told only once.
 pub(crate) fn sync_data(fd: RawFd) -> Result<i64, Errno> {
     // SAFETY: a call without pointers.
-    retry(|| i64::from(unsafe { libc::fdatasync(fd) }))
+    check(i64::from(unsafe { libc::fdatasync(fd) }))
+}
+
+/// Whether a file lies on an NFS server.
+pub(crate) fn is_on_nfs(fd: RawFd) -> bool {
+    // SAFETY: all zeroes is a valid value of a structure of integers.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: it points to a live local.
+    let told = unsafe { libc::fstatfs(fd, &raw mut system) };
+    told == 0 && system.f_type == libc::NFS_SUPER_MAGIC
 }
 
 /// `fallocate(2)`.

@@ -299,3 +299,38 @@ fn block_devices() {
         });
     }
 }
+
+/// Two writes that meet in a block, of which one fills blocks and the other reads what stands
+/// around it: whichever comes last, each has written all that the other one does not.
+#[test]
+fn direct_writes_that_overlap_bring_nothing_old_back() {
+    let folder = folder();
+    let file = create(&folder, true);
+    block_on(async {
+        write(&*file, 0, &[0; 8192]).await;
+        for round in 1..=100_u8 {
+            let whole = Buffers::from_buf([Buffer::copy_of(&[round; 8192])]);
+            let part = Buffers::from_buf([Buffer::copy_of(&[0xff; 100])]);
+            let at = u64::from(round) * 80 + 1;
+            // The order in which they begin, both ways.
+            let (whole, part) = match round % 2 {
+                0 => {
+                    let part = file.write(at, part, WriteFlags::default());
+                    (file.write(0, whole, WriteFlags::default()), part)
+                }
+                _ => {
+                    let whole = file.write(0, whole, WriteFlags::default());
+                    (whole, file.write(at, part, WriteFlags::default()))
+                }
+            };
+            whole.await.unwrap();
+            part.await.unwrap();
+            let bytes = read(&*file, 0, 8192).await;
+            let old = (0..8192).find(|&place| {
+                let inside = (at as usize..at as usize + 100).contains(&place);
+                bytes[place] != round && !(inside && bytes[place] == 0xff)
+            });
+            assert_eq!(old, None, "round {round}: {}", bytes[old.unwrap_or(0)]);
+        }
+    });
+}

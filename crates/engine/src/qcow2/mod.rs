@@ -11,6 +11,7 @@ mod alloc;
 mod append;
 mod area;
 mod backing;
+mod barrier;
 mod batch;
 mod bitmap;
 mod blank;

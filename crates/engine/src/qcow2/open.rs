@@ -13,6 +13,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, 
 
 use super::ahead::AheadOptions;
 use super::alloc::Allocator;
+use super::barrier::Barriers;
 use super::bitmap::BitmapState;
 use super::chain::Chain;
 use super::check;
@@ -83,6 +84,7 @@ pub(crate) async fn open(
         header = make_writable(&file, header, &options.messages).await?;
     }
     let backing = open_backing(&file, gate, &header, &options).await?;
+    let file = Barriers::around(file);
     assemble(file, data, backing, header, snapshots, &options).await
 }
 

@@ -433,13 +433,14 @@ impl Image {
     }
 
     /// After a failed write of required metadata nothing more is written: memory
-    /// and disk may differ. A full disk is different: making room helps.
+    /// and disk may differ. A full disk is different: making room helps. Not after a failed
+    /// barrier, whatever its errno: what it should have made durable may be lost.
     async fn metadata_write_failed(&self, failure: &Failure) {
         let error = failure.error();
         drop(self.mark_corrupt(error.clone()).await);
         match failure {
-            _ if error.kind() == ErrorKind::NoSpace => {}
             Failure::Barrier(_) => self.latch(error.clone()),
+            Failure::Write(_) if error.kind() == ErrorKind::NoSpace => {}
             Failure::Write(_) => self.latch_unwritten(error.clone()),
         }
     }

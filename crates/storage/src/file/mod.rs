@@ -19,7 +19,7 @@ use behind::Behind;
 pub use behind::large_file_bytes;
 use open::Opening;
 
-use crate::align::{self, Alignment, RangeLocks};
+use crate::align::{self, Alignment, Passing, RangeLocks};
 use crate::buffer::total_len;
 use crate::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
 use crate::lock::{self, PermissionSet, Permissions, Refusal};
@@ -134,8 +134,8 @@ struct File {
     read_only: bool,
     no_flush: bool,
     discard: bool,
-    /// Ranges that unaligned requests are changing.
-    ranges: RangeLocks,
+    /// Ranges that requests are changing, where direct I/O wants whole blocks.
+    ranges: Arc<RangeLocks>,
     supports: Supports,
     extents: extents::ExtentCache,
     /// `None`: what is read stays in the page cache as the kernel likes.
@@ -290,18 +290,45 @@ impl File {
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, durable: bool) -> Io<Buffers> {
+        self.write_passing(offset_bytes, buffers, durable, None)
+    }
+
+    /// Writes whole blocks; `passing` is held until the kernel is done.
+    fn write_passing(
+        &self,
+        offset_bytes: u64,
+        buffers: Buffers,
+        durable: bool,
+        passing: Option<Passing>,
+    ) -> Io<Buffers> {
         let op = Op::Write {
             offset_bytes,
             durable,
         };
-        lane::submit(self.request(op, buffers), finish_buffers)
+        let mut request = self.request(op, buffers);
+        request.passing = passing;
+        lane::submit(request, finish_buffers)
+    }
+
+    /// Whether a write that is to be durable may have been told less than the truth: what the
+    /// kernel could not write from the page cache it tells only one of those who ask.
+    fn shares_errors(&self, durable: bool) -> bool {
+        durable && self.alignment.request_bytes == 1
     }
 
     fn sync(&self) -> Io<()> {
-        match self.descriptor.flush().filter(|_| !self.no_flush) {
-            Some(op) => lane::submit(self.request(op, Buffers::new()), finish_unit),
-            None => Io::ready(Ok(())),
-        }
+        let Some(op) = self.descriptor.flush().filter(|_| !self.no_flush) else {
+            return Io::ready(Ok(()));
+        };
+        let Op::Sync { changes } = op else {
+            return Io::ready(Ok(()));
+        };
+        let file = self.descriptor.clone();
+        let synced = lane::submit(self.request(op, Buffers::new()), finish_unit);
+        lane::task(async move {
+            synced.await?;
+            file.accept_sync("flush", changes).await
+        })
     }
 
     fn refuse_if_read_only(&self, operation: &'static str) -> Result<()> {
@@ -329,6 +356,25 @@ impl File {
             .await
     }
 
+    /// Writes what the kernel takes as it is, where others may have to end first.
+    async fn write_in_turn(
+        &self,
+        offset_bytes: u64,
+        buffers: Buffers,
+        durable: bool,
+    ) -> Result<Buffers> {
+        let len_bytes = total_len(&buffers);
+        let _held = self
+            .ranges
+            .claim(self.alignment, offset_bytes, len_bytes)
+            .await;
+        let buffers = self.write(offset_bytes, buffers, durable).await?;
+        if self.shares_errors(durable) {
+            self.descriptor.accept_sync("write", 0).await?;
+        }
+        Ok(buffers)
+    }
+
     /// Writes through an aligned copy, whose first and last block are read first
     /// where the request covers only a part of them.
     async fn write_copied(
@@ -341,10 +387,10 @@ impl File {
         let around = self.alignment.around(offset_bytes, len_bytes);
         let end = offset_bytes + len_bytes;
         let mut copy = Buffer::for_read((around.end - around.start) as usize);
-        let _held = match self.alignment.fits_range(offset_bytes, len_bytes) {
-            true => None,
-            false => Some(self.ranges.hold(around.clone()).await),
-        };
+        let _held = self
+            .ranges
+            .claim(self.alignment, offset_bytes, len_bytes)
+            .await;
         let unit = u64::from(self.alignment.request_bytes);
         if offset_bytes > around.start {
             let block = self.read_range(around.start..around.start + unit).await?;
@@ -406,13 +452,24 @@ impl Storage for FileStorage {
             return Io::ready(Ok(buffers));
         }
         let durable = flags.fua && !self.file.no_flush;
-        let file = self.file.clone();
-        if !file.alignment.fits(offset_bytes, &buffers) {
-            return lane::task(
-                async move { file.write_copied(offset_bytes, buffers, durable).await },
-            );
+        let file = &self.file;
+        let fits = file.alignment.fits(offset_bytes, &buffers);
+        if fits && file.alignment.request_bytes == 1 && !durable {
+            return file.write(offset_bytes, buffers, durable);
         }
-        file.write(offset_bytes, buffers, durable)
+        if fits
+            && !file.shares_errors(durable)
+            && let Some(passing) = file.ranges.try_pass()
+        {
+            return file.write_passing(offset_bytes, buffers, durable, Some(passing));
+        }
+        let file = file.clone();
+        lane::task(async move {
+            match fits {
+                true => file.write_in_turn(offset_bytes, buffers, durable).await,
+                false => file.write_copied(offset_bytes, buffers, durable).await,
+            }
+        })
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::behind::Behind;
 use super::{Create, Device, File, FileKind, FileOptions, Supports};
-use crate::align::{Alignment, RangeLocks};
+use crate::align::Alignment;
 use crate::error::errno_text;
 use crate::lane::Descriptor;
 use crate::lock::{self, Permissions, Refusal};
@@ -89,7 +89,7 @@ impl Opening {
             read_only: options.read_only,
             no_flush: options.no_flush,
             discard: options.discard,
-            ranges: RangeLocks::default(),
+            ranges: Arc::default(),
             supports: Supports::new(),
             extents: Default::default(),
             behind,

@@ -63,13 +63,10 @@ impl File {
         len_bytes: u64,
         flags: ZeroFlags,
     ) -> Result<()> {
-        let _held = match self.alignment.fits_range(offset_bytes, len_bytes) {
-            true => None,
-            false => {
-                let around = self.alignment.around(offset_bytes, len_bytes);
-                Some(self.ranges.hold(around).await)
-            }
-        };
+        let _held = self
+            .ranges
+            .claim(self.alignment, offset_bytes, len_bytes)
+            .await;
         self.extents.forget();
         let zeroed = match self.device {
             Some(_) => self.zero_device(offset_bytes, len_bytes, flags).await,
@@ -165,13 +162,10 @@ impl File {
         if len_bytes == 0 {
             return Ok(());
         }
-        let _held = match self.alignment.fits_range(range.start, len_bytes) {
-            true => None,
-            false => {
-                let around = self.alignment.around(range.start, len_bytes);
-                Some(self.ranges.hold(around).await)
-            }
-        };
+        let _held = self
+            .ranges
+            .claim(self.alignment, range.start, len_bytes)
+            .await;
         self.extents.forget();
         if !self.punch(range.start, len_bytes).await? && self.device.is_some() {
             // A last resort with nothing to remember: a hint may be ignored.

@@ -18,6 +18,7 @@ pub mod net;
 mod reactor;
 mod request;
 mod submission;
+mod syncs;
 mod threads;
 mod timer;
 mod uring;

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
+use super::syncs::{RunningSync, Syncs};
+use crate::align::Passing;
 use crate::buffer::total_len;
 use crate::sys::{self, Errno};
 use crate::{Buffers, Error};
@@ -18,14 +19,7 @@ pub(crate) struct Descriptor {
     name: String,
     /// What a short direct read must be a multiple of, or it met the end of the file.
     read_unit_bytes: u32,
-    /// The error of the first failed flush. Afterwards the page cache may have
-    /// dropped dirty pages and report success for them, so no flush may succeed.
-    flush_errno: AtomicI32,
-    /// Changes that are complete; what others have left in the page cache before the
-    /// file was opened counts as one.
-    changes: AtomicU64,
-    /// As many of them as a flush has made durable.
-    durable_changes: AtomicU64,
+    pub(super) syncs: Syncs,
 }
 
 impl Descriptor {
@@ -44,9 +38,7 @@ impl Descriptor {
             fd,
             name,
             read_unit_bytes,
-            flush_errno: AtomicI32::new(0),
-            changes: AtomicU64::new(1),
-            durable_changes: AtomicU64::new(0),
+            syncs: Syncs::default(),
         }
     }
 
@@ -62,10 +54,8 @@ impl Descriptor {
 
     /// A flush of everything that has changed so far; `None`: all of it is durable.
     pub(crate) fn flush(&self) -> Option<Op> {
-        let changes = self.changes.load(Ordering::Acquire);
-        let clean = changes == self.durable_changes.load(Ordering::Acquire)
-            && self.flush_errno.load(Ordering::Acquire) == 0;
-        (!clean).then_some(Op::Sync { changes })
+        let changes = self.syncs.changes_to_sync()?;
+        Some(Op::Sync { changes })
     }
 
     /// The raw descriptor, valid as long as `self`; -1 if there is none.
@@ -178,6 +168,11 @@ impl Op {
         )
     }
 
+    /// Whether it makes something durable.
+    fn syncs(&self) -> bool {
+        matches!(self, Op::Sync { .. } | Op::Write { durable: true, .. })
+    }
+
     /// Whether the request is given up with its ticket: it might wait forever, or
     /// take what the next one should get. All others run to their end.
     pub(crate) fn ends_with_ticket(&self) -> bool {
@@ -205,6 +200,10 @@ pub(crate) struct Request {
     pub(crate) made: Option<OwnedFd>,
     /// Bytes of the buffers that are done.
     pub(crate) done_bytes: usize,
+    /// The leave to change whole blocks.
+    pub(crate) passing: Option<Passing>,
+    /// Present while it may learn of what could not be made durable.
+    sync: Option<RunningSync>,
     len_bytes: usize,
 }
 
@@ -230,6 +229,8 @@ impl Request {
     pub(crate) fn new(file: Arc<Descriptor>, op: Op, buffers: Buffers) -> Self {
         let len_bytes = total_len(&buffers) as usize;
         Request {
+            passing: None,
+            sync: op.syncs().then(|| RunningSync::begin(&file)),
             file,
             op,
             buffers,
@@ -247,15 +248,24 @@ impl Request {
     /// Takes the kernel's answer to the last try.
     pub(crate) fn advance(&mut self, answer: Result<i64, Errno>) -> Step {
         let step = self.step(answer);
-        if matches!(step, Step::Finished(_)) && self.op.changes() {
-            // Even if it failed: a part may be done.
-            self.file.changes.fetch_add(1, Ordering::AcqRel);
+        if matches!(step, Step::Finished(_)) {
+            if self.op.changes() {
+                // Even if it failed: a part may be done.
+                self.file.syncs.changed();
+            }
+            // Only now: whoever waits for it asks then how it went.
+            self.sync = None;
+            self.passing = None;
         }
         step
     }
 
     fn step(&mut self, answer: Result<i64, Errno>) -> Step {
         match answer {
+            // Not even so: nobody knows what became of the pages.
+            Err(errno) if matches!(self.op, Op::Sync { .. }) => {
+                Step::Finished(Err(self.note_failure(errno)))
+            }
             Err(libc::EINTR) => Step::Again,
             Err(libc::EAGAIN) if self.op.readiness().is_some() => Step::WhenReady,
             // Files answer EAGAIN only when the kernel is short of something.
@@ -271,19 +281,12 @@ impl Request {
             Op::Write { .. } | Op::Send => {
                 self.done_bytes += value as usize;
                 match self.done_bytes >= self.len_bytes {
-                    true => Step::Finished(Ok(self.len_bytes as i64)),
+                    true => Step::Finished(self.believed(self.len_bytes as i64)),
                     false if value == 0 => Step::Finished(Err(libc::ENOSPC)),
                     false => Step::Again,
                 }
             }
-            Op::Sync { changes } => match self.file.flush_errno.load(Ordering::Acquire) {
-                0 => {
-                    let durable = &self.file.durable_changes;
-                    durable.fetch_max(*changes, Ordering::AcqRel);
-                    Step::Finished(Ok(0))
-                }
-                errno => Step::Finished(Err(errno)),
-            },
+            Op::Sync { .. } => Step::Finished(self.believed(0)),
             Op::Accept | Op::Connect { .. } => {
                 self.made = Some(sys::own(value as RawFd));
                 Step::Finished(Ok(0))
@@ -307,12 +310,29 @@ impl Request {
         Step::Finished(Ok(self.done_bytes as i64))
     }
 
-    /// Remembers that a flush failed. (A direct file has no page cache that could
-    /// pretend.)
+    /// `value`, unless it claims that something is durable after a sync has failed.
+    fn believed(&self, value: i64) -> Result<i64, Errno> {
+        match self.op.syncs() {
+            true => self.file.syncs.check().map(|()| value),
+            false => Ok(value),
+        }
+    }
+
+    /// Remembers that a sync failed, or what may have been one.
     fn note_failure(&self, errno: Errno) -> Errno {
-        let flushes = matches!(self.op, Op::Sync { .. } | Op::Write { durable: true, .. });
-        if flushes && self.file.read_unit_bytes == 1 && errno == libc::EIO {
-            self.file.flush_errno.store(errno, Ordering::Release);
+        let failed = match self.op {
+            Op::Sync { .. } => true,
+            // Around the page cache a full disk is met by the write itself, before anything is
+            // synced. Through it nobody can tell which of the two has failed.
+            Op::Write { durable: true, .. } => self.file.read_unit_bytes == 1 || !is_full(errno),
+            // NFS tells a write what became of earlier ones, and a sync nothing of it then.
+            Op::Write { .. } => {
+                self.file.read_unit_bytes == 1 && is_full(errno) && sys::is_on_nfs(self.file.raw())
+            }
+            _ => false,
+        };
+        if failed {
+            self.file.syncs.failed(errno);
         }
         errno
     }
@@ -368,6 +388,11 @@ impl Request {
     }
 }
 
+/// Whether there is no room left, of whatever kind.
+fn is_full(errno: Errno) -> bool {
+    matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
+}
+
 fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
     let mut set = [libc::pollfd {
         fd,
@@ -413,6 +438,8 @@ impl fmt::Debug for Request {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::Buffer;
 
@@ -499,21 +526,22 @@ mod tests {
         let mut first = flush().expect("nothing was flushed yet");
         // This one ends while the flush is under way, and may be too late for it.
         assert!(matches!(write.advance(Ok(2048)), Step::Finished(Ok(_))));
-        assert!(matches!(first.advance(Ok(0)), Step::Finished(Ok(0))));
+        assert_eq!(end(&mut first, Ok(0)), Ok(()));
         let mut second = flush().expect("a write is not durable");
-        let mut failing = flush().expect("still not");
-        assert!(matches!(
-            failing.advance(Err(libc::ENOSPC)),
-            Step::Finished(_)
-        ));
-        assert!(flush().is_some(), "a flush that fails covers nothing");
-        assert!(matches!(second.advance(Ok(0)), Step::Finished(Ok(0))));
-        assert!(flush().is_none());
         // A late answer of an older flush takes nothing back.
         let mut old = Request::new(file.clone(), Op::Sync { changes: 1 }, Buffers::new());
-        assert!(matches!(old.advance(Ok(0)), Step::Finished(Ok(0))));
+        assert!(matches!(second.advance(Ok(0)), Step::Finished(Ok(_))));
+        assert_eq!(end(&mut old, Ok(0)), Ok(()));
+        assert!(flush().is_some(), "the older one covers less");
+        assert_eq!(end(&mut second, Ok(0)), Ok(()));
         assert!(flush().is_none());
-        let mut failed = Request::new(file.clone(), op(), Buffers::from_iter([Buffer::zeroed(8)]));
+        assert_eq!(end(&mut old, Ok(0)), Ok(()));
+        assert!(flush().is_none());
+        let op = Op::Write {
+            offset_bytes: 0,
+            durable: false,
+        };
+        let mut failed = Request::new(file.clone(), op, Buffers::from_iter([Buffer::zeroed(8)]));
         assert!(matches!(
             failed.advance(Err(libc::EIO)),
             Step::Finished(Err(_))
@@ -521,24 +549,121 @@ mod tests {
         assert!(flush().is_some(), "a part of it may have been written");
     }
 
+    /// Gives a sync the kernel's answer, and waits until it may be believed.
+    fn end(request: &mut Request, answer: Result<i64, Errno>) -> Result<(), Errno> {
+        let Op::Sync { changes } = request.op else {
+            panic!("not a sync");
+        };
+        match request.advance(answer) {
+            Step::Finished(Ok(_)) => {}
+            Step::Finished(Err(errno)) => return Err(errno),
+            Step::Again | Step::WhenReady => panic!("a sync is not tried again"),
+        }
+        let accepted = request.file.accept_sync("flush", changes).now_or_never();
+        let accepted = accepted.expect("nothing runs beside it");
+        accepted.map_err(|error| error.errno())
+    }
+
     #[test]
-    fn after_a_failed_flush_no_flush_succeeds() {
-        let mut flush = request(Op::Sync { changes: 1 }, 0, 1);
+    fn after_a_failed_sync_none_succeeds_whatever_the_errno() {
+        let errnos = [
+            libc::EIO,
+            libc::ENOSPC,
+            libc::EDQUOT,
+            libc::ESTALE,
+            libc::EROFS,
+            libc::ETIMEDOUT,
+            libc::EINTR,
+            libc::EAGAIN,
+            libc::ECANCELED,
+        ];
+        let sync = || Op::Sync { changes: 1 };
+        for (errno, unit) in errnos
+            .into_iter()
+            .flat_map(|errno| [(errno, 1), (errno, 512)])
+        {
+            let mut failed = request(sync(), 0, unit);
+            let file = failed.file.clone();
+            assert_eq!(end(&mut failed, Err(errno)), Err(errno));
+            assert!(file.flush().is_some(), "nothing is durable");
+            let mut next = Request::new(file.clone(), sync(), Buffers::new());
+            assert_eq!(end(&mut next, Ok(0)), Err(errno));
+            // The first reason is told.
+            let mut next = Request::new(file.clone(), sync(), Buffers::new());
+            assert_eq!(end(&mut next, Err(libc::ENODEV)), Err(libc::ENODEV));
+            let mut next = Request::new(file.clone(), sync(), Buffers::new());
+            assert_eq!(end(&mut next, Ok(0)), Err(errno));
+            let durable = Op::Write {
+                offset_bytes: 0,
+                durable: true,
+            };
+            let mut write = Request::new(file, durable, Buffers::from_iter([Buffer::zeroed(512)]));
+            assert!(matches!(
+                write.advance(Ok(512)),
+                Step::Finished(Err(found)) if found == errno
+            ));
+        }
+    }
+
+    #[test]
+    fn a_durable_write_that_failed_may_have_been_a_failed_sync() {
+        let durable = || Op::Write {
+            offset_bytes: 0,
+            durable: true,
+        };
+        for (errno, unit, failed) in [
+            (libc::EIO, 1, true),
+            (libc::EIO, 512, true),
+            (libc::ENOSPC, 1, true),
+            // Around the page cache the write itself has met the full disk.
+            (libc::ENOSPC, 512, false),
+        ] {
+            let mut write = request(durable(), 1024, unit);
+            assert!(matches!(
+                write.advance(Err(errno)),
+                Step::Finished(Err(found)) if found == errno
+            ));
+            let op = Op::Sync { changes: 1 };
+            let mut sync = Request::new(write.file.clone(), op, Buffers::new());
+            assert_eq!(end(&mut sync, Ok(0)).is_err(), failed, "{errno} {unit}");
+        }
+    }
+
+    #[test]
+    fn a_write_that_failed_may_be_tried_again() {
+        let op = Op::Write {
+            offset_bytes: 0,
+            durable: false,
+        };
+        let mut write = request(op, 1024, 1);
         assert!(matches!(
-            flush.advance(Err(libc::EIO)),
-            Step::Finished(Err(libc::EIO))
+            write.advance(Err(libc::ENOSPC)),
+            Step::Finished(Err(libc::ENOSPC))
         ));
-        let mut next = Request::new(flush.file.clone(), Op::Sync { changes: 1 }, Buffers::new());
+        let op = Op::Sync { changes: 1 };
+        let mut sync = Request::new(write.file.clone(), op, Buffers::new());
+        assert_eq!(end(&mut sync, Ok(0)), Ok(()));
+    }
+
+    #[test]
+    fn of_syncs_side_by_side_none_counts_before_all_have_ended() {
+        let mut good = request(Op::Sync { changes: 1 }, 0, 1);
+        let file = good.file.clone();
+        let sync = || Request::new(file.clone(), Op::Sync { changes: 1 }, Buffers::new());
+        let mut bad = sync();
+        // The kernel has told the loss to the other one, whose answer comes later.
+        assert!(matches!(good.advance(Ok(0)), Step::Finished(Ok(_))));
+        let mut accepted = Box::pin(file.accept_sync("flush", 1));
+        assert!(accepted.as_mut().now_or_never().is_none());
+        assert!(file.flush().is_some(), "it does not count yet");
+        // One that begins now is not waited for.
+        let later = sync();
         assert!(matches!(
-            next.advance(Ok(0)),
-            Step::Finished(Err(libc::EIO))
+            bad.advance(Err(libc::ENOSPC)),
+            Step::Finished(Err(_))
         ));
-        // A direct file has nothing in a cache that could have been dropped.
-        let mut direct = request(Op::Sync { changes: 1 }, 0, 512);
-        assert!(matches!(
-            direct.advance(Err(libc::EIO)),
-            Step::Finished(Err(libc::EIO))
-        ));
-        assert!(matches!(direct.advance(Ok(0)), Step::Finished(Ok(0))));
+        let refused = accepted.as_mut().now_or_never().expect("all have ended");
+        assert_eq!(refused.unwrap_err().errno(), libc::ENOSPC);
+        drop(later);
     }
 }

@@ -47,8 +47,8 @@ struct Core {
     limits: Limits,
     /// Whether others may see the debugger.
     listens: bool,
-    /// Blocks that are being read to be written back, and writes inside blocks.
-    blocks: RangeLocks,
+    /// Blocks that are being read to be written back, and what changes whole ones.
+    blocks: Arc<RangeLocks>,
     /// Changing requests that have ended, well or not.
     changes: AtomicU64,
     /// As many of them had ended when the last good flush began.
@@ -88,7 +88,7 @@ impl DebugStorage {
                 debugger,
                 limits,
                 listens,
-                blocks: RangeLocks::default(),
+                blocks: Arc::default(),
                 changes: AtomicU64::new(0),
                 flushed: AtomicU64::new(0),
             }),
@@ -204,6 +204,10 @@ impl Core {
         if self.alignment().fits_range(offset_bytes, len_bytes)
             && self.limits.fits_transfer(len_bytes)
         {
+            let _held = self
+                .blocks
+                .claim(self.alignment(), offset_bytes, len_bytes)
+                .await;
             return self.write_piece(&range, buffers, flags).await;
         }
         let around = self.alignment().around(offset_bytes, len_bytes);
@@ -270,6 +274,10 @@ impl Core {
         self.check(RequestKind::WriteZeroes, "write zeroes", range)
             .await?;
         let len_bytes = range.end - range.start;
+        let _held = self
+            .blocks
+            .claim(self.alignment(), range.start, len_bytes)
+            .await;
         self.inner
             .write_zeroes(range.start, len_bytes, flags)
             .await?;
@@ -294,6 +302,10 @@ impl Core {
             if !range.is_empty() {
                 self.check(RequestKind::Discard, "discard", &range).await?;
                 let len_bytes = range.end - range.start;
+                let _held = self
+                    .blocks
+                    .claim(self.alignment(), range.start, len_bytes)
+                    .await;
                 self.inner.discard(range.start, len_bytes).await?;
             }
         }

@@ -97,6 +97,32 @@ fn neighbours_in_one_block_do_not_undo_each_other() {
 }
 
 #[test]
+fn what_fills_a_block_waits_for_the_one_who_read_it_to_change_a_part() {
+    let limits = Limits {
+        align_bytes: 512,
+        ..Limits::default()
+    };
+    let (memory, debug) = storage(Vec::new(), limits);
+    let debugger = debug.debugger().unwrap();
+    debugger.set_breakpoint(Event::PwritevRmwAfterHead, "read");
+    block_on(async {
+        let part = debug.write(10, ones(10), WriteFlags::default());
+        debugger.wait_suspended("read").await;
+        let twos = Buffers::from_iter([Buffer::copy_of(&[2; 1024])]);
+        let whole = debug.write(0, twos, WriteFlags::default());
+        for _ in 0..20 {
+            lane::yield_now().await;
+        }
+        assert!(debugger.resume("read"));
+        part.await.unwrap();
+        whole.await.unwrap();
+    });
+    let bytes = memory.snapshot();
+    let changed = bytes[..1024].iter().filter(|&&byte| byte == 2).count();
+    assert!(changed == 1024 || changed == 1014, "{changed}");
+}
+
+#[test]
 fn a_breakpoint_holds_until_it_is_resumed() {
     let (memory, debug) = storage(Vec::new(), Limits::default());
     let debugger = debug.debugger().unwrap();
