@@ -22,10 +22,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::net::Shutdown;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use event_listener::Event;
+use event_listener::{Event, IntoNotification};
 
 use super::super::answer::{Coverage, StatusExtent};
 use super::super::channel::Channel;
@@ -80,6 +81,8 @@ pub struct Connection {
     channel: Channel,
     session: Session,
     state: Mutex<State>,
+    /// As [`State::broken`], for those who only ask.
+    broken: AtomicBool,
     /// A request has left, or the connection is over.
     left: Event,
 }
@@ -134,6 +137,16 @@ enum Turn {
     Lead(Input),
 }
 
+/// What the end of a request brings about.
+#[must_use = "others may wait for it"]
+enum Settled {
+    /// Not yet.
+    Nothing,
+    Wake(Waker),
+    /// Nobody waited for it: there is room for another one.
+    Left,
+}
+
 impl Connection {
     /// A connection after its handshake.
     pub fn new(channel: Channel, input: Input, session: Session) -> Arc<Self> {
@@ -148,6 +161,7 @@ impl Connection {
                 input: Some(input),
                 broken: false,
             }),
+            broken: AtomicBool::new(false),
             left: Event::new(),
         })
     }
@@ -159,7 +173,7 @@ impl Connection {
 
     /// Whether the connection is gone.
     pub fn is_broken(&self) -> bool {
-        self.lock().broken
+        self.broken.load(Ordering::SeqCst)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -221,10 +235,20 @@ impl Connection {
         }
     }
 
+    /// Tells those whom the end of a request concerns; call it without the lock.
+    fn announce(&self, settled: Settled) {
+        match settled {
+            Settled::Nothing => {}
+            Settled::Wake(waker) => waker.wake(),
+            Settled::Left => drop(self.left.notify(1.additional())),
+        }
+    }
+
     /// Ends the connection: everybody learns of it.
     fn fail(&self) {
         let mut state = self.lock();
         state.broken = true;
+        self.broken.store(true, Ordering::SeqCst);
         let wakers: Vec<Waker> = state
             .waiting
             .values_mut()
@@ -250,7 +274,7 @@ impl Connection {
             let next = state.next_leader();
             drop(state);
             next.into_iter().for_each(Waker::wake);
-            self.left.notify(1);
+            self.left.notify(1.additional());
             return Poll::Ready(Turn::End(outcome.unwrap_or(Outcome::Lost(None))));
         }
         if !broken
@@ -309,18 +333,18 @@ impl State {
             .find_map(|waiting| waiting.waker.take())
     }
 
-    /// Forgets a request that has ended and that nobody waits for; wakes the one who
+    /// Forgets a request that has ended and that nobody waits for; finds the one who
     /// waits otherwise.
-    fn settle(&mut self, cookie: u64) -> Option<Waker> {
-        let waiting = self.waiting.get_mut(&cookie)?;
-        if !waiting.answered || waiting.sending != Sending::Done {
-            return None;
-        }
+    fn settle(&mut self, cookie: u64) -> Settled {
+        let ended = |waiting: &&mut Waiting| waiting.answered && waiting.sending == Sending::Done;
+        let Some(waiting) = self.waiting.get_mut(&cookie).filter(ended) else {
+            return Settled::Nothing;
+        };
         if waiting.abandoned {
             self.waiting.remove(&cookie);
-            return None;
+            return Settled::Left;
         }
-        waiting.waker.take()
+        waiting.waker.take().map_or(Settled::Nothing, Settled::Wake)
     }
 }
 
@@ -355,10 +379,97 @@ impl Drop for Ticket<'_> {
         };
         waiting.abandoned = true;
         waiting.waker = None;
-        state.settle(self.cookie);
+        let settled = state.settle(self.cookie);
         let next = state.next_leader();
         drop(state);
+        self.connection.announce(settled);
         next.into_iter().for_each(Waker::wake);
-        self.connection.left.notify(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::lane::net::Stream;
+    use crate::lane::{block_on, yield_now};
+
+    fn flush() -> Question {
+        Question {
+            command: proto::CMD_FLUSH,
+            flags: 0,
+            offset_bytes: 0,
+            len_bytes: 0,
+            buffers: Buffers::new(),
+        }
+    }
+
+    fn take(peer: &mut UnixStream) -> [u8; 8] {
+        let mut head = [0; 28];
+        peer.read_exact(&mut head).expect("a request");
+        head[8..16].try_into().expect("eight bytes")
+    }
+
+    fn answer(peer: &mut UnixStream, cookie: [u8; 8]) {
+        let magic = proto::SIMPLE_REPLY_MAGIC.to_be_bytes();
+        let reply = [&magic[..], &[0; 4], &cookie].concat();
+        peer.write_all(&reply).expect("somebody listens");
+    }
+
+    #[test]
+    fn the_room_of_requests_that_nobody_waits_for_is_taken_by_others() {
+        let (ours, mut peer) = UnixStream::pair().expect("sockets");
+        peer.set_read_timeout(Some(Duration::from_secs(10)))
+            .expect("a socket");
+        // Answers the second request last, after one for which there was no room at first.
+        let server = std::thread::spawn(move || {
+            let mut others: Vec<_> = (0..MAX_REQUESTS).map(|_| take(&mut peer)).collect();
+            let second = others.remove(1);
+            others
+                .into_iter()
+                .for_each(|cookie| answer(&mut peer, cookie));
+            let late = take(&mut peer);
+            answer(&mut peer, late);
+            answer(&mut peer, second);
+        });
+        let session = Session {
+            framing: Framing::Simple,
+            size_bytes: 512,
+            flags: proto::FLAG_HAS_FLAGS | proto::FLAG_SEND_FLUSH,
+            block_sizes: None,
+            context: None,
+        };
+        block_on(async {
+            let channel = Channel::from(Stream::from_fd(ours.into()));
+            let connection = Connection::new(channel, Input::new(), session);
+            let mut asked: Vec<_> = (0..MAX_REQUESTS)
+                .map(|_| Box::pin(connection.ask(flush())))
+                .collect();
+            // The first one sends for all, the second one receives for all.
+            for _ in 0..100 {
+                for one in &mut asked {
+                    assert!(one.now_or_never().is_none());
+                }
+                let sent = |waiting: &Waiting| waiting.sending == Sending::Done;
+                if connection.lock().waiting.values().all(sent) {
+                    break;
+                }
+                yield_now().await;
+            }
+            let mut second = asked.swap_remove(1);
+            let mut late = Box::pin(connection.ask(flush()));
+            assert!((&mut late).now_or_never().is_none(), "there is no room");
+            drop(asked);
+            let both = futures_util::future::join(&mut late, &mut second);
+            let (late, second) = both.await;
+            assert!(matches!(late, Outcome::Done(_)), "{late:?}");
+            assert!(matches!(second, Outcome::Done(_)), "{second:?}");
+        });
+        server.join().expect("all was asked");
     }
 }

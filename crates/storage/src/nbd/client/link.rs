@@ -4,8 +4,8 @@
 //! Invariants:
 //! - Every connection sees the same export: one that has another size or other rights
 //!   after a reconnect is not used.
-//! - Where users do not ask to outlive a reconnect (`reconnect_delay` is 0), writes
-//!   that were answered but not flushed before one are reported by the next flush:
+//! - Where users do not ask to outlive a reconnect (`reconnect_delay` is 0), no flush
+//!   succeeds after writes that were answered but not flushed before one ([`Ledger`]):
 //!   nobody knows whether the server still has them.
 
 use std::cell::Cell;
@@ -20,6 +20,7 @@ use super::super::proto;
 use super::ClientOptions;
 use super::connection::{Answer, Connection, Outcome, Question};
 use super::handshake::{Handshake, Session};
+use super::ledger::{Due, Ledger, Line};
 use crate::lane;
 use crate::{Buffer, Buffers, Error, ErrorKind, Result};
 
@@ -40,10 +41,7 @@ pub(super) struct Link {
     options: ClientOptions,
     session: Session,
     slots: Vec<Slot>,
-    /// A write was answered since the last flush.
-    unflushed: AtomicBool,
-    /// Such a write may be lost.
-    lost_writes: AtomicBool,
+    ledger: Ledger,
     closed: AtomicBool,
 }
 
@@ -58,7 +56,7 @@ struct Slot {
 enum SlotState {
     /// Not used yet.
     Fresh,
-    Up(Arc<Connection>),
+    Up(Arc<Line>),
     /// Somebody connects.
     Connecting,
     Down(Outage),
@@ -92,7 +90,7 @@ impl Slot {
 
 /// What a slot offers to one who asks.
 enum Offer {
-    Connection(Arc<Connection>),
+    Connection(Arc<Line>),
     /// Wait for the one who connects.
     Wait(event_listener::EventListener),
     /// Connect; [`Claim`] stands for the right to.
@@ -194,14 +192,14 @@ impl Link {
         } else {
             1
         };
-        let mut slots = vec![Slot::new(SlotState::Up(first))];
+        let ledger = Ledger::default();
+        let mut slots = vec![Slot::new(SlotState::Up(ledger.line(first)))];
         slots.extend((1..count).map(|_| Slot::new(SlotState::Fresh)));
         Ok(Link {
             options,
             session,
             slots,
-            unflushed: AtomicBool::new(false),
-            lost_writes: AtomicBool::new(false),
+            ledger,
             closed: AtomicBool::new(false),
         })
     }
@@ -214,9 +212,9 @@ impl Link {
         &self.options
     }
 
-    /// Makes a request, again after a reconnect if there is time for that.
+    /// Makes a request, again after a reconnect if there is time for that. Not for flushes.
     pub(super) async fn ask(&self, mut question: Question) -> Result<Answer> {
-        let mut pause = FIRST_PAUSE;
+        debug_assert_ne!(question.command, proto::CMD_FLUSH);
         let index = lane_number() % self.slots.len();
         let shape: Vec<usize> = question.buffers.iter().map(|piece| piece.len()).collect();
         let again = Question {
@@ -224,34 +222,19 @@ impl Link {
             ..question
         };
         loop {
-            let connection = match self.connection(index).await {
-                Ok(connection) => connection,
-                Err(outage) => {
-                    let until = outage.since + self.options.reconnect_delay;
-                    if self.closed.load(Ordering::Acquire) || Instant::now() + pause > until {
-                        return Err(unreachable_server(&self.options.name));
-                    }
-                    lane::sleep(pause).await;
-                    pause = (2 * pause).min(LONGEST_PAUSE);
-                    continue;
-                }
-            };
+            let line = self.line(index).await?;
             let command = question.command;
-            if command == proto::CMD_FLUSH {
-                self.begin_flush()?;
-            }
-            let buffers = match connection.ask(question).await {
+            let newest = self.ledger.newest();
+            let buffers = match line.connection.ask(question).await {
                 Outcome::Done(answer) => {
-                    self.note_success(command);
+                    if self.must_be_flushed(command, again.flags) {
+                        self.ledger.note_change(&line, newest);
+                    }
                     return Ok(answer);
                 }
-                Outcome::Failed(error) => {
-                    self.note_failed_flush(command);
-                    return Err(self.failure(error));
-                }
+                Outcome::Failed(error) => return Err(self.failure(error)),
                 Outcome::Lost(buffers) => buffers,
             };
-            self.note_failed_flush(command);
             if self.options.reconnect_delay.is_zero() {
                 return Err(unreachable_server(&self.options.name));
             }
@@ -270,35 +253,95 @@ impl Link {
         Error::from_errno("request", proto::system_errno(error)).target(&*self.options.name)
     }
 
-    fn note_success(&self, command: u16) {
-        if matches!(
-            command,
-            proto::CMD_WRITE | proto::CMD_WRITE_ZEROES | proto::CMD_TRIM
-        ) && !self.unflushed.load(Ordering::Relaxed)
-        {
-            self.unflushed.store(true, Ordering::Release);
+    /// Whether a change that was answered may be lost until the next flush.
+    fn must_be_flushed(&self, command: u16, flags: u16) -> bool {
+        use proto::{CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES};
+        matches!(command, CMD_WRITE | CMD_WRITE_ZEROES | CMD_TRIM)
+            && flags & proto::CMD_FLAG_FUA == 0
+            && self.session.flags & proto::FLAG_SEND_FLUSH != 0
+    }
+
+    /// Makes durable what was answered before.
+    pub(super) async fn flush(&self) -> Result<()> {
+        loop {
+            self.ledger.check()?;
+            let first = self.line(lane_number() % self.slots.len()).await?;
+            let due = self.ledger.due(first, self.lines());
+            if due.lost && !self.outlives_reconnects() {
+                return Err(self.lost_writes());
+            }
+            if self.flush_through(&due).await? {
+                self.ledger.settle(due);
+                // Another one may have failed meanwhile, of the same writes.
+                return self.ledger.check();
+            }
+            if !self.outlives_reconnects() {
+                return Err(unreachable_server(&self.options.name));
+            }
         }
     }
 
-    /// Takes note that what was written so far is about to be durable.
-    fn begin_flush(&self) -> Result<()> {
-        if self.lost_writes.swap(false, Ordering::AcqRel) {
-            let message = "the connection was lost with writes that were not flushed";
-            let error = Error::new(ErrorKind::Io, "flush", message).with_errno(libc::EIO);
-            return Err(error.target(&*self.options.name));
+    /// Flushes each connection that is needed; `false`: one of them is gone.
+    async fn flush_through(&self, due: &Due) -> Result<bool> {
+        for (index, line) in due.through.iter().enumerate() {
+            let question = Question {
+                command: proto::CMD_FLUSH,
+                flags: 0,
+                offset_bytes: 0,
+                len_bytes: 0,
+                buffers: Buffers::new(),
+            };
+            match line.connection.ask(question).await {
+                Outcome::Done(_) => {}
+                Outcome::Failed(error) => return Err(self.ledger.fail(self.failure(error))),
+                // It was needed for what was written through it, or another that is gone.
+                Outcome::Lost(_) if index > 0 && !self.outlives_reconnects() => {
+                    return Err(self.lost_writes());
+                }
+                Outcome::Lost(_) => return Ok(false),
+            }
         }
-        self.unflushed.store(false, Ordering::Release);
-        Ok(())
+        Ok(true)
     }
 
-    fn note_failed_flush(&self, command: u16) {
-        if command == proto::CMD_FLUSH {
-            self.unflushed.store(true, Ordering::Release);
+    fn outlives_reconnects(&self) -> bool {
+        !self.options.reconnect_delay.is_zero()
+    }
+
+    fn lost_writes(&self) -> Error {
+        let message = "the connection was lost with writes that were not flushed";
+        let error = Error::new(ErrorKind::Io, "flush", message).with_errno(libc::EIO);
+        self.ledger.fail(error.target(&*self.options.name))
+    }
+
+    /// The connections in use, also those that are broken and nobody has noticed.
+    fn lines(&self) -> Vec<Arc<Line>> {
+        let up = |slot: &Slot| match &*slot.lock() {
+            SlotState::Up(line) => Some(line.clone()),
+            _ => None,
+        };
+        self.slots.iter().filter_map(up).collect()
+    }
+
+    /// A connection that is up, waited for if there is time for that.
+    async fn line(&self, index: usize) -> Result<Arc<Line>> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let outage = match self.connection(index).await {
+                Ok(line) => return Ok(line),
+                Err(outage) => outage,
+            };
+            let until = outage.since + self.options.reconnect_delay;
+            if self.closed.load(Ordering::Acquire) || Instant::now() + pause > until {
+                return Err(unreachable_server(&self.options.name));
+            }
+            lane::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
 
     /// A connection that is up, made if need be.
-    async fn connection(&self, index: usize) -> Result<Arc<Connection>, Outage> {
+    async fn connection(&self, index: usize) -> Result<Arc<Line>, Outage> {
         let mut index = index;
         loop {
             let slot = &self.slots[index];
@@ -316,8 +359,8 @@ impl Link {
     fn offer(&self, slot: &Slot) -> Offer {
         let mut state = slot.lock();
         let outage = match &*state {
-            SlotState::Up(connection) if !connection.is_broken() => {
-                return Offer::Connection(connection.clone());
+            SlotState::Up(line) if !line.connection.is_broken() => {
+                return Offer::Connection(line.clone());
             }
             SlotState::Connecting => return Offer::Wait(slot.changed.listen()),
             SlotState::Shared => return Offer::UseFirst,
@@ -326,8 +369,8 @@ impl Link {
                 return Offer::Connect(None);
             }
             SlotState::Down(outage) => *outage,
-            SlotState::Up(_) => {
-                self.note_loss();
+            SlotState::Up(line) => {
+                self.ledger.note_end(line);
                 Outage {
                     since: Instant::now(),
                     last_attempt: None,
@@ -346,15 +389,8 @@ impl Link {
         Offer::Connect(Some(outage))
     }
 
-    fn note_loss(&self) {
-        let unflushed = self.unflushed.load(Ordering::Acquire);
-        if unflushed && self.options.reconnect_delay.is_zero() {
-            self.lost_writes.store(true, Ordering::Release);
-        }
-    }
-
     /// Connects once more after an outage; the slot is claimed.
-    async fn reconnect(&self, slot: &Slot, outage: Outage) -> Result<Arc<Connection>, Outage> {
+    async fn reconnect(&self, slot: &Slot, outage: Outage) -> Result<Arc<Line>, Outage> {
         let outage = Outage {
             last_attempt: Some(Instant::now()),
             ..outage
@@ -368,8 +404,9 @@ impl Link {
             (outage.since + self.options.reconnect_delay).saturating_duration_since(Instant::now());
         match within(left.max(RECONNECT_LIMIT), pin!(self.dial_again())).await {
             Some(Ok(connection)) => {
-                claim.settle(SlotState::Up(connection.clone()));
-                Ok(connection)
+                let line = self.ledger.line(connection);
+                claim.settle(SlotState::Up(line.clone()));
+                Ok(line)
             }
             Some(Err(_)) | None => Err(outage),
         }
@@ -403,7 +440,7 @@ impl Link {
         };
         let dialled = pin!(self.dial_again());
         match within(EXTRA_CONNECT_LIMIT, dialled).await {
-            Some(Ok(connection)) => claim.settle(SlotState::Up(connection)),
+            Some(Ok(connection)) => claim.settle(SlotState::Up(self.ledger.line(connection))),
             Some(Err(_)) | None => claim.settle(SlotState::Shared),
         }
     }
@@ -413,8 +450,8 @@ impl Link {
         self.closed.store(true, Ordering::Release);
         for slot in &self.slots {
             let state = slot.lock().clone();
-            if let SlotState::Up(connection) = state {
-                connection.close().await;
+            if let SlotState::Up(line) = state {
+                line.connection.close().await;
             }
         }
     }

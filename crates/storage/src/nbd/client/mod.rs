@@ -7,6 +7,7 @@
 
 mod connection;
 pub mod handshake;
+mod ledger;
 mod link;
 pub mod list;
 mod pieces;

@@ -35,8 +35,8 @@ struct Export {
     /// Longest read or write in bytes.
     most_bytes: u64,
     read_only: bool,
-    /// Blocks that are read, changed and written.
-    padded: RangeLocks,
+    /// Blocks that are read, changed and written, and what changes whole ones.
+    padded: Arc<RangeLocks>,
 }
 
 impl NbdStorage {
@@ -71,7 +71,7 @@ impl NbdStorage {
             most_bytes: u64::from(maximum).min(proto::MAX_PAYLOAD_BYTES),
             read_only,
             link,
-            padded: RangeLocks::default(),
+            padded: Arc::default(),
         };
         Ok(Arc::new(NbdStorage {
             export: Arc::new(export),
@@ -249,7 +249,7 @@ impl Export {
 
     async fn flush(&self) -> Result<()> {
         match self.has(proto::FLAG_SEND_FLUSH) {
-            true => self.ask(proto::CMD_FLUSH, 0, 0..0).await.map(drop),
+            true => self.link.flush().await,
             false => Ok(()),
         }
     }
@@ -298,6 +298,10 @@ impl Export {
     async fn write(&self, offset_bytes: u64, buffers: Buffers, fua: bool) -> Result<Buffers> {
         let len_bytes = total_len(&buffers);
         let flags = self.fua(fua);
+        let _held = self
+            .padded
+            .claim(self.alignment, offset_bytes, len_bytes)
+            .await;
         if self.alignment.fits_range(offset_bytes, len_bytes) {
             return self
                 .transfer(proto::CMD_WRITE, flags, offset_bytes, buffers)
@@ -305,7 +309,6 @@ impl Export {
         }
         // The blocks at both ends hold more than is written.
         let around = self.alignment.around(offset_bytes, len_bytes);
-        let _held = self.padded.hold(around.clone()).await;
         let copy = Buffer::for_read((around.end - around.start) as usize);
         let copy = Buffers::from_iter([copy]);
         let copy = self
@@ -428,6 +431,11 @@ impl Export {
         range: Range<u64>,
         most_bytes: u64,
     ) -> Result<()> {
+        let len_bytes = range.end - range.start;
+        let _held = self
+            .padded
+            .claim(self.alignment, range.start, len_bytes)
+            .await;
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min(at.saturating_add(most_bytes));

@@ -150,8 +150,8 @@ impl Connection {
             return Ok(());
         }
         self.with(cookie, Waiting::finish)??;
-        let waker = self.lock().settle(cookie);
-        waker.into_iter().for_each(Waker::wake);
+        let settled = self.lock().settle(cookie);
+        self.announce(settled);
         Ok(())
     }
 

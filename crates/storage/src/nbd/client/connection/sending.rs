@@ -1,8 +1,6 @@
 //! Sending: one of those who have something to send sends for all.
 
-use std::task::Waker;
-
-use super::{Connection, Sending};
+use super::{Connection, Sending, Settled};
 use crate::nbd::proto;
 use crate::{Buffer, Buffers, lane};
 
@@ -93,7 +91,7 @@ impl Connection {
     /// Gives the payloads that were sent back to their requests.
     fn give_back(&self, batch: &mut Vec<(u64, usize)>, pieces: Buffers) {
         let mut pieces = pieces.into_iter();
-        let mut wakers = Vec::new();
+        let mut settled = Vec::new();
         let mut state = self.lock();
         let broken = state.broken;
         for (cookie, count) in batch.drain(..) {
@@ -105,12 +103,16 @@ impl Connection {
                     waiting.buffers = Some(payload);
                 }
                 // Whoever met the end of the connection waits only for its buffers.
-                wakers.extend(waiting.waker.take_if(|_| broken));
+                let waker = waiting.waker.take_if(|_| broken);
+                settled.extend(waker.map(Settled::Wake));
             }
-            wakers.extend(state.settle(cookie));
+            match state.settle(cookie) {
+                Settled::Nothing => {}
+                ended => settled.push(ended),
+            }
         }
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        settled.into_iter().for_each(|one| self.announce(one));
     }
 }
 
