@@ -113,26 +113,35 @@ impl Shared<'_> {
         let mut window = Window::default();
         let mut limit = RateLimit::new(options.speed.clone());
         let mut ticket = 0;
-        loop {
+        let begun = loop {
             // The first piece goes alone: its writes wait for what the target makes and loads
             // once, and others that come meanwhile could overtake them.
             let alone = ticket == 1 && !options.laid_out_in_order;
             let most = if alone { 1 } else { options.parallel };
-            while running.len() >= most.max(1) {
-                running.next().await.transpose()?;
+            let mut ended = Ok(());
+            while running.len() >= most.max(1) && ended.is_ok() {
+                ended = running.next().await.unwrap_or(Ok(()));
             }
-            let Some(piece) = self.next_in_window(&mut scan, &mut window).await? else {
-                break;
+            if ended.is_err() {
+                break ended;
+            }
+            let piece = match self.next_in_window(&mut scan, &mut window).await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
             };
             limit.wait_for(piece.len_bytes).await;
             self.steps.begin(&piece, self.counted_bytes(&piece));
             running.push(self.copy_piece(piece, ticket));
             ticket += 1;
+        };
+        // What was begun ends before the copy does, or it would land in what the caller does
+        // next with the target.
+        let mut result = begun;
+        while let Some(ended) = running.next().await {
+            result = result.and(ended);
         }
-        while let Some(result) = running.next().await {
-            result?;
-        }
-        Ok(())
+        result
     }
 
     async fn copy_piece(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
@@ -425,21 +434,22 @@ impl Shared<'_> {
     }
 }
 
-/// Waits for writes and zero requests.
+/// Waits for writes and zero requests, all of them; the first error is told.
 async fn finish_writes(
     writes: Vec<(u64, Io<Buffer>)>,
     zeroes: Vec<impl Future<Output = Result<(), CopyError>>>,
 ) -> Result<(), CopyError> {
+    let mut result = Ok(());
     for (offset_bytes, write) in writes {
         let failed = |cause| CopyError {
             step: Step::Write,
             offset_bytes,
             cause,
         };
-        write.await.map_err(failed)?;
+        result = result.and(write.await.map(drop).map_err(failed));
     }
     for zero in zeroes {
-        zero.await?;
+        result = result.and(zero.await);
     }
-    Ok(())
+    result
 }

@@ -30,6 +30,7 @@ pub mod program;
 pub mod secret;
 mod storage;
 mod sys;
+mod together;
 pub mod wrap;
 
 pub use buffer::{Buffer, Buffers};
@@ -40,3 +41,4 @@ pub use file::{FileOptions, FileStorage, Locks};
 pub use io::Io;
 pub use mem::MemStorage;
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
+pub use together::finish_all;

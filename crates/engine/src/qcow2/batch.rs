@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
-use futures_util::future::try_join_all;
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffers, Event, Result, WriteFlags};
+use vellum_storage::{Buffers, Event, Result, WriteFlags, finish_all};
 
 use super::alloc::Allocation;
 use super::image::Image;
@@ -133,7 +132,8 @@ impl Image {
         let contents = members
             .iter()
             .map(|member| self.content(member.cluster..member.cluster + cluster_bytes));
-        let buffers: Buffers = try_join_all(contents).await?.into_iter().collect();
+        let contents = finish_all(members.len(), contents).await?;
+        let buffers: Buffers = contents.into_iter().collect();
         self.reached(Event::WriteAio).await;
         self.data
             .write(host.bytes(), buffers, WriteFlags::default())

@@ -398,11 +398,14 @@ impl Image {
         piece: Buffer,
     ) -> Result<Buffer> {
         self.note_writing(placed);
-        let (head, tail, ()) = futures_util::try_join!(
+        // All of them end: after an error the clusters that they write to are given back.
+        let (head, tail, reached) = futures_util::join!(
             self.fill(placed, placed.fill_start, placed.start),
             self.fill(placed, placed.end, placed.fill_end),
             self.reach_end(placed),
-        )?;
+        );
+        let (head, tail) = (head?, tail?);
+        reached?;
         let first = placed.start - head.as_ref().map_or(0, |head| head.len() as u64);
         let mut buffers = Buffers::new();
         let skipped = usize::from(head.is_some());

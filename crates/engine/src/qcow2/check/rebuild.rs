@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::stream::{self, StreamExt, TryStreamExt};
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::{HostOffset, limits};
+use vellum_storage::finish_all;
 
 use super::place::Places;
 use super::refcounts::Outcome;
@@ -141,10 +141,7 @@ async fn write_blocks(image: &Image, outcome: &Outcome, plan: &Plan) -> Result<(
         }
         image.write(image.offset_of(cluster), bytes).await
     });
-    stream::iter(writes)
-        .buffer_unordered(at_once as usize)
-        .try_collect()
-        .await
+    finish_all(at_once as usize, writes).await.map(drop)
 }
 
 async fn write_table(image: &Image, plan: &Plan) -> Result<()> {

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use futures_util::stream::{self, StreamExt, TryStreamExt};
 use vellum_format::refcount;
+use vellum_storage::finish_all;
 
 use super::Fix;
 use super::counts::CHUNK_CLUSTERS;
@@ -116,13 +116,10 @@ async fn write_pass(image: &Image, outcome: &Outcome, pass: Pass) -> Result<bool
         (!clusters.is_empty()).then(|| (entry.raw_offset(), clusters))
     });
     let writes = changed.map(|(offset, clusters)| async move {
-        write_counts(image, outcome, offset, &clusters).await?;
-        Result::Ok(true)
+        write_counts(image, outcome, offset, &clusters).await
     });
-    stream::iter(writes)
-        .buffer_unordered(BLOCKS_AT_ONCE)
-        .try_fold(false, async |any, written| Ok(any | written))
-        .await
+    let written = finish_all(BLOCKS_AT_ONCE, writes).await?;
+    Ok(!written.is_empty())
 }
 
 /// Sets the counts of some clusters of one block to their references.

@@ -15,13 +15,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use futures_util::stream::{self, StreamExt, TryStreamExt};
 use vellum_format::header::field;
 use vellum_format::l1::L1Entry;
 use vellum_format::snapshot::{SnapshotEntry, encode_table};
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::buffer::total_len;
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
+use vellum_storage::{Buffer, Buffers, Result, WriteFlags, finish_all};
 
 use super::super::alloc::{Allocator, HeldEnd};
 use super::super::create::write::region;
@@ -99,10 +98,8 @@ impl Image {
         let writes = writes
             .into_iter()
             .map(|(at, tables)| self.file.write(at, tables, WriteFlags::default()));
-        stream::iter(writes)
-            .buffer_unordered(self.tables_at_once())
-            .try_for_each(|_| async { Ok(()) })
-            .await
+        // All of them end: after an error their places are given back.
+        finish_all(self.tables_at_once(), writes).await.map(drop)
     }
 
     /// The clusters that `len_bytes` at `start` fill.
