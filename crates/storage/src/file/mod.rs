@@ -6,6 +6,7 @@
 
 mod behind;
 mod clone;
+mod copied;
 mod extents;
 mod open;
 mod zero;
@@ -19,14 +20,14 @@ use behind::Behind;
 pub use behind::large_file_bytes;
 use open::Opening;
 
-use crate::align::{self, Alignment, Passing, RangeLocks};
+use crate::align::{Alignment, Passing, RangeLocks};
 use crate::buffer::total_len;
 use crate::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
 use crate::lock::{self, PermissionSet, Permissions, Refusal};
 use crate::sys;
 use crate::{
-    Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
-    WriteFlags, ZeroFlags,
+    Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent, WriteFlags,
+    ZeroFlags,
 };
 
 /// Whether opening may make or empty the file.
@@ -337,76 +338,6 @@ impl File {
             return Err(error.target(self.name()));
         }
         Ok(())
-    }
-
-    /// Reads through an aligned copy.
-    async fn read_copied(&self, offset_bytes: u64, mut buffers: Buffers) -> Result<Buffers> {
-        let len_bytes = total_len(&buffers);
-        let around = self.alignment.around(offset_bytes, len_bytes);
-        let copy = self.read_range(around.clone()).await?;
-        let skip = (offset_bytes - around.start) as usize;
-        align::scatter(&copy[skip..], &mut buffers);
-        Ok(buffers)
-    }
-
-    async fn read_range(&self, range: std::ops::Range<u64>) -> Result<Buffer> {
-        let buffer = Buffer::for_read((range.end - range.start) as usize);
-        self.read(range.start, Buffers::from_buf([buffer]))
-            .into_single()
-            .await
-    }
-
-    /// Writes what the kernel takes as it is, where others may have to end first.
-    async fn write_in_turn(
-        &self,
-        offset_bytes: u64,
-        buffers: Buffers,
-        durable: bool,
-    ) -> Result<Buffers> {
-        let len_bytes = total_len(&buffers);
-        let _held = self
-            .ranges
-            .claim(self.alignment, offset_bytes, len_bytes)
-            .await;
-        let buffers = self.write(offset_bytes, buffers, durable).await?;
-        if self.shares_errors(durable) {
-            self.descriptor.accept_sync("write", 0).await?;
-        }
-        Ok(buffers)
-    }
-
-    /// Writes through an aligned copy, whose first and last block are read first
-    /// where the request covers only a part of them.
-    async fn write_copied(
-        &self,
-        offset_bytes: u64,
-        buffers: Buffers,
-        durable: bool,
-    ) -> Result<Buffers> {
-        let len_bytes = total_len(&buffers);
-        let around = self.alignment.around(offset_bytes, len_bytes);
-        let end = offset_bytes + len_bytes;
-        let mut copy = Buffer::for_read((around.end - around.start) as usize);
-        let _held = self
-            .ranges
-            .claim(self.alignment, offset_bytes, len_bytes)
-            .await;
-        let unit = u64::from(self.alignment.request_bytes);
-        if offset_bytes > around.start {
-            let block = self.read_range(around.start..around.start + unit).await?;
-            copy[..block.len()].copy_from_slice(&block);
-        }
-        let last_is_read = offset_bytes > around.start && around.end - around.start == unit;
-        if end < around.end && !last_is_read {
-            let block = self.read_range(around.end - unit..around.end).await?;
-            let at = copy.len() - block.len();
-            copy[at..].copy_from_slice(&block);
-        }
-        let skip = (offset_bytes - around.start) as usize;
-        align::gather(&buffers, &mut copy[skip..skip + len_bytes as usize]);
-        self.write(around.start, Buffers::from_buf([copy]), durable)
-            .await?;
-        Ok(buffers)
     }
 }
 
