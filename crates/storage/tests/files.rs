@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use vellum_storage::file::{Create, FileKind};
-use vellum_storage::lane::block_on;
+use vellum_storage::lane::{block_on, yield_now};
 use vellum_storage::{
     BlockStatus, Buffer, Buffers, ErrorKind, FileOptions, FileStorage, Storage, WriteFlags,
     ZeroFlags,
@@ -312,17 +312,12 @@ fn direct_writes_that_overlap_bring_nothing_old_back() {
             let whole = Buffers::from_buf([Buffer::copy_of(&[round; 8192])]);
             let part = Buffers::from_buf([Buffer::copy_of(&[0xff; 100])]);
             let at = u64::from(round) * 80 + 1;
-            // The order in which they begin, both ways.
-            let (whole, part) = match round % 2 {
-                0 => {
-                    let part = file.write(at, part, WriteFlags::default());
-                    (file.write(0, whole, WriteFlags::default()), part)
-                }
-                _ => {
-                    let whole = file.write(0, whole, WriteFlags::default());
-                    (whole, file.write(at, part, WriteFlags::default()))
-                }
-            };
+            let part = file.write(at, part, WriteFlags::default());
+            // So that it has begun to read in some rounds, and to write in others.
+            for _ in 0..round % 4 {
+                yield_now().await;
+            }
+            let whole = file.write(0, whole, WriteFlags::default());
             whole.await.unwrap();
             part.await.unwrap();
             let bytes = read(&*file, 0, 8192).await;
