@@ -3,7 +3,8 @@
 //! They need no fuzzer: `crates/format/tests/corpus.rs` includes [`decoders`] by
 //! path and replays the corpora with the stable toolchain, and
 //! `crates/engine/tests/image_corpus.rs` does so with [`image`], and
-//! `crates/export/tests/corpus.rs` with [`nbd`], and `crates/control/tests/corpus.rs`
+//! `crates/export/tests/corpus.rs` with [`nbd`], `crates/export/tests/sessions.rs` with
+//! [`nbd_server`] and [`nbd_client`], and `crates/control/tests/corpus.rs`
 //! with [`options`], and `crates/control/tests/audit_corpus.rs` with [`audit`].
 #![forbid(unsafe_code)]
 
@@ -11,4 +12,6 @@ pub mod audit;
 pub mod decoders;
 pub mod image;
 pub mod nbd;
+pub mod nbd_client;
+pub mod nbd_server;
 pub mod options;
