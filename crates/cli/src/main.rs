@@ -24,6 +24,7 @@ mod page;
 mod paint;
 mod report;
 mod size;
+mod socket;
 mod terminal;
 mod trace;
 

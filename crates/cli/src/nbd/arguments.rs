@@ -216,10 +216,7 @@ impl Arguments {
     /// Options whose value can be wrong.
     fn take_checked(&mut self, id: Id, value: String) -> Result<(), Failure> {
         match id {
-            Id::Offset => match crate::size::parse(&value) {
-                Ok(bytes) => self.offset_bytes = bytes,
-                Err(_) => return fail(format!("Invalid offset '{value}'")),
-            },
+            Id::Offset => self.offset_bytes = parse_offset(&value)?,
             Id::NoCache => self.set_cache("none")?,
             Id::Cache => self.set_cache(&value)?,
             Id::Aio => {
@@ -406,6 +403,27 @@ fn no_kernel_device(what: &str, device: &str) -> Result<(), Failure> {
     }
 }
 
+/// A plain number, as `qemu-nbd` takes it: no suffix. One with a minus wraps around, and is
+/// refused for what it is then.
+fn parse_offset(text: &str) -> Result<u64, Failure> {
+    let digits = text.trim_start();
+    let negative = digits.strip_prefix('-');
+    let Ok(number) = crate::size::parse_plain(negative.unwrap_or(digits)) else {
+        return fail(format!("Invalid offset '{text}'"));
+    };
+    let number = match negative {
+        Some(_) => number.wrapping_neg(),
+        None => number,
+    };
+    match i64::try_from(number) {
+        Ok(_) => Ok(number),
+        Err(_) => fail(format!(
+            "Value '{}' is out of range for parameter 'offset'",
+            number.cast_signed()
+        )),
+    }
+}
+
 fn told(error: vellum::Error) -> Failure {
     Failure::Message(vellum_control::error_text(&error))
 }
@@ -444,6 +462,13 @@ mod tests {
     fn errors_are_those_of_qemu_nbd() {
         for (line, message) in [
             ("-k rel x", "socket path must be absolute"),
+            ("-o 1k i", "Invalid offset '1k'"),
+            ("-o 1.5 i", "Invalid offset '1.5'"),
+            ("-o -1k i", "Invalid offset '-1k'"),
+            (
+                "-o -1 i",
+                "Value '-1' is out of range for parameter 'offset'",
+            ),
             ("-e x i", "Invalid shared device number 'x'"),
             ("-e -1 i", "Invalid shared device number '-1'"),
             (

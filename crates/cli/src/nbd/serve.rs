@@ -20,7 +20,7 @@ use vellum_storage::{lane, program, spawn};
 use super::arguments::Arguments;
 use super::daemon::{self, Ready, Side};
 use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
-use crate::{hint, img::snapshot, report};
+use crate::{hint, img::snapshot, report, socket};
 
 /// Longest path in bytes that a unix socket can have, with its terminator.
 const MAX_SOCKET_PATH_BYTES: usize = 108;
@@ -158,9 +158,26 @@ async fn show(
     };
     let selector = snapshot::selector(text)
         .map_err(|_| message(format!("Failed in parsing snapshot param `{text}'")))?;
+    if arguments.offset_bytes > 0 {
+        // The offset is cut off first, and what is left has no snapshots.
+        without_offset(arguments, device)?;
+        return Err(message(
+            "Failed to load snapshot: Block format 'raw' used by device '' does not support \
+             temporarily loading internal snapshots",
+        ));
+    }
     snapshot::shown(device, selector)
         .await
         .map_err(|error| message(report::error_text(&error)))
+}
+
+/// The image without the bytes that are to be left out.
+fn without_offset(
+    arguments: &Arguments,
+    device: &Arc<dyn BlockDevice>,
+) -> Result<Arc<Slice>, Failure> {
+    let slice = Slice::new(device.clone(), arguments.offset_bytes);
+    slice.map_err(|error| message(report::error_text(&error)))
 }
 
 async fn make_export(
@@ -169,9 +186,7 @@ async fn make_export(
 ) -> Result<Export, Failure> {
     let shown: Arc<dyn BlockDevice> = match arguments.offset_bytes {
         0 => device,
-        offset_bytes => {
-            Slice::new(device, offset_bytes).map_err(|error| message(report::error_text(&error)))?
-        }
+        _ => without_offset(arguments, &device)?,
     };
     let mut export = Export::new(arguments.export_name.clone().unwrap_or_default(), shown);
     export.description.clone_from(&arguments.description);
@@ -267,6 +282,7 @@ pub(crate) fn listen_unix(path: &str) -> Result<Listener, Failure> {
              {MAX_SOCKET_PATH_BYTES} bytes"
         )));
     }
+    socket::check_free(path).map_err(message)?;
     Listener::bind_unix(Path::new(path)).map_err(|error| {
         let text = report::error_text(&error);
         message(format!("Failed to bind socket to {path}: {text}"))

@@ -14,7 +14,7 @@ use vellum_storage::{Buffer, Buffers};
 
 use super::super::{failure, message, need};
 use crate::nbd::{Failure, os_text};
-use crate::report;
+use crate::{report, socket};
 
 /// Bytes received at once.
 const PIECE_BYTES: usize = 4096;
@@ -157,6 +157,7 @@ impl Address {
     fn listen(&self) -> Result<net::Listener, Failure> {
         let (bound, name) = match self {
             Address::Unix(path) => {
+                socket::check_free(path).map_err(message)?;
                 // A socket that is left over; if it is something else, binding fails.
                 if is_socket(path) {
                     let _ = std::fs::remove_file(path);
