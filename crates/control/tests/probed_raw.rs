@@ -160,8 +160,8 @@ async fn write_pieces(
 #[test]
 fn pieces_of_a_header_in_flight_together_never_make_one() {
     for (name, sector) in sectors() {
-        for unit in [1, 2, 4, 7, 8, 64, 100, 512] {
-            for seed in 0..12 {
+        for unit in [1, 3, 8, 100, 512] {
+            for seed in 0..6 {
                 lane::block_on(async {
                     let (device, memory) = device(&[0xaa; 4096], seed);
                     let refused = write_pieces(&device, &sector, unit, seed).await;
