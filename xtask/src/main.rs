@@ -9,9 +9,11 @@ mod golden;
 mod guest;
 mod iotests;
 mod process;
+mod random;
 mod setup;
 mod test;
 mod tidy;
+mod torture;
 mod workspace;
 
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ usage: cargo xtask TASK [ARGUMENTS]
                              to their corpora
   iotests [--real img,io,nbd,qsd] [--vellum PROGRAM] [TEST...]
                              QEMU's own tests with our programs in the place of QEMU's
+  torture --minutes N | --rounds N [--seed S] [--jobs N] [--vellum PROGRAM | --real]
+                             servers killed in the middle of everything; --real tortures QEMU's
   golden                     make tests/golden anew with the real qemu-img
 ";
 
@@ -67,6 +71,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
         "tidy" => tidy::run(arguments),
         "fuzz" => fuzz::run(arguments),
         "iotests" => iotests::run(arguments),
+        "torture" => torture::run(arguments),
         "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),
     }

@@ -46,9 +46,13 @@ pub fn run(command: &mut Command) -> Result<()> {
 
 /// Starts a command that ends with this program.
 pub fn spawn(command: &mut Command) -> Result<Child> {
+    spawn_piped(command.stdin(Stdio::null()))
+}
+
+/// As [`spawn`], with the standard input that the command was given.
+pub fn spawn_piped(command: &mut Command) -> Result<Child> {
     end_with_parent(command);
     command
-        .stdin(Stdio::null())
         .spawn()
         .with_context(|| format!("cannot run {}", shown(command)))
 }

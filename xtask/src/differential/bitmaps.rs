@@ -4,10 +4,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::compare::IMAGES;
-use super::random::Random;
 use super::runner::{Answer, Runner};
 use super::scenario::{Scenario, Tool};
 use super::shape::Shape;
+use crate::random::Random;
 
 /// The bitmaps that a command may name; the first two are there from the start.
 const NAMES: [&str; 3] = ["one", "two", "three"];

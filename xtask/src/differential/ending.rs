@@ -4,10 +4,10 @@ use anyhow::{Context, Result, ensure};
 
 use super::access;
 use super::compare::{IMAGES, SameMaps};
-use super::random::Random;
 use super::runner::Runner;
 use super::scenario::Tool;
 use super::shape::Shape;
+use crate::random::Random;
 
 /// The last thing that is done to both images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

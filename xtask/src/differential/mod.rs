@@ -12,7 +12,6 @@ mod compare;
 mod ending;
 mod operation;
 mod play;
-mod random;
 mod runner;
 mod scenario;
 mod shape;

@@ -1,9 +1,9 @@
 //! What is done to an image, as commands of `qemu-io`.
 
 use super::access;
-use super::random::Random;
 use super::shape::Shape;
 use super::snapshots::Change;
+use crate::random::Random;
 
 /// What one command line of the tool holds: its options and its commands.
 #[derive(Debug, Clone)]

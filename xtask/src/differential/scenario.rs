@@ -3,8 +3,8 @@
 use super::bitmaps;
 use super::ending::Ending;
 use super::operation::Batch;
-use super::random::Random;
 use super::shape::{Shape, compressed_write};
+use crate::random::Random;
 
 /// Who makes or writes an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

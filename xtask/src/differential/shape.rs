@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::access;
-use super::random::Random;
+use crate::random::Random;
 
 const SECTOR_BYTES: u64 = 512;
 

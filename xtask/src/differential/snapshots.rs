@@ -6,9 +6,9 @@ use std::fs::File;
 use anyhow::{Context, Result, ensure};
 
 use super::compare::{IMAGES, same_bytes};
-use super::random::Random;
 use super::runner::Runner;
 use super::scenario::Tool;
+use crate::random::Random;
 
 /// A change of the snapshots. Those that there are have numbers from 0 on, which begin
 /// anew after the last.

@@ -26,6 +26,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    /// A generator for what runs beside this one.
+    pub fn fork(&mut self) -> Self {
+        Random::new(self.next())
+    }
+
     /// A number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound

@@ -1,0 +1,359 @@
+//! What a monitor does to the graph under the clients, at random.
+//!
+//! Invariant: whenever the daemon dies, [`Disk`] names the chain that must hold what clients
+//! were promised, and, between the order to pivot and the news of it, the other one.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::disk::{Disk, Layer};
+use super::load::Load;
+use super::model::{GRANULE_BYTES, Model, Moment};
+use super::monitor::{Monitor, Outcome, Silence};
+use crate::random::Random;
+
+/// How long a job may take while clients write; then it is cancelled.
+const JOB_LIMIT: Duration = Duration::from_secs(4);
+/// A job that was cancelled, or told to complete, and does not end has failed.
+const END_LIMIT: Duration = Duration::from_secs(60);
+const EXPORT: &str = "e";
+
+type Done<T = ()> = std::result::Result<T, Silence>;
+
+/// A backup that is complete, and the moment that it shows.
+#[derive(Debug)]
+pub struct Backup {
+    /// Its image.
+    pub layer: Layer,
+    /// When it began.
+    pub moment: Moment,
+}
+
+/// Who changes the graph.
+pub struct Changes<'a> {
+    /// The daemon.
+    pub monitor: Monitor,
+    /// Its images, which this changes.
+    pub disk: &'a mut Disk,
+    /// Its clients.
+    pub load: &'a Load<'a>,
+    /// What happens.
+    pub random: Random,
+    /// Backups that were completed.
+    pub backups: Vec<Backup>,
+    /// What was done, and with what result, for people.
+    pub story: Vec<String>,
+    bitmaps: Vec<String>,
+    jobs: u64,
+    next_bitmap: u64,
+}
+
+impl<'a> Changes<'a> {
+    /// Nothing done yet.
+    pub fn new(monitor: Monitor, disk: &'a mut Disk, load: &'a Load<'a>, random: Random) -> Self {
+        Changes {
+            monitor,
+            disk,
+            load,
+            random,
+            backups: Vec::new(),
+            story: Vec::new(),
+            bitmaps: Vec::new(),
+            jobs: 0,
+            next_bitmap: 0,
+        }
+    }
+
+    /// Changes things until the daemon is dead, or hangs.
+    pub fn run(&mut self) {
+        let end = self.change();
+        if let Err(Silence::Hangs(what)) = end {
+            self.load.fail(format!("the daemon hangs: {what}"));
+        }
+    }
+
+    fn change(&mut self) -> Done {
+        loop {
+            std::thread::sleep(Duration::from_millis(self.random.below(60)));
+            let long = self.disk.chain.len() > 3;
+            match self.random.below(100) {
+                0..30 if !long => self.snapshot()?,
+                0..45 => self.commit_active()?,
+                45..55 => self.commit_middle()?,
+                55..70 => self.stream()?,
+                70..80 => self.backup()?,
+                80..94 => self.bitmap()?,
+                _ => self.remove_export()?,
+            }
+        }
+    }
+
+    fn tell(&mut self, what: impl Into<String>) {
+        self.story.push(what.into());
+    }
+
+    fn ask(&mut self, name: &str, arguments: Value) -> Done<Outcome> {
+        let outcome = self.monitor.ask(name, arguments.clone())?;
+        let verdict = match &outcome {
+            Ok(_) => "ok".to_owned(),
+            Err(why) => why.clone(),
+        };
+        self.tell(format!("{name} {arguments}: {verdict}"));
+        Ok(outcome)
+    }
+
+    fn top(&self) -> String {
+        self.disk.chain.last().map(Layer::node).unwrap_or_default()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        (self.load.model.granules() * GRANULE_BYTES) as u64
+    }
+
+    /// Adds a node for an image that stands on nothing as yet.
+    fn add_node(&mut self, layer: &Layer) -> Done<bool> {
+        let file = json!({"driver": "file", "filename": layer.file, "discard": "unmap"});
+        let node = json!({
+            "driver": layer.format, "node-name": layer.node(), "file": file,
+            "discard": "unmap", "backing": null,
+        });
+        Ok(self.ask("blockdev-add", node)?.is_ok())
+    }
+
+    fn new_image(&mut self, below: Option<usize>) -> Option<Layer> {
+        let below = below.and_then(|index| self.disk.chain.get(index));
+        let made = self
+            .disk
+            .new_image(self.size_bytes(), below, &mut self.random);
+        match made {
+            Ok(layer) => {
+                self.disk.files += 1;
+                Some(layer)
+            }
+            Err(error) => {
+                self.load
+                    .fail(format!("an image cannot be made: {error:#}"));
+                None
+            }
+        }
+    }
+
+    fn snapshot(&mut self) -> Done {
+        let Some(layer) = self.new_image(Some(self.disk.chain.len() - 1)) else {
+            return Ok(());
+        };
+        if !self.add_node(&layer)? {
+            return Ok(());
+        }
+        let arguments = json!({"node": self.top(), "overlay": layer.node()});
+        // Its header names what it stands on: read through it, the disk is right whether
+        // users have been led there or not.
+        self.disk.chain.push(layer.clone());
+        if self.ask("blockdev-snapshot", arguments)?.is_err() {
+            self.disk.chain.pop();
+            let _ = self.ask("blockdev-del", json!({"node-name": layer.node()}))?;
+        } else {
+            self.bitmaps.clear();
+        }
+        Ok(())
+    }
+
+    fn new_job(&mut self) -> String {
+        self.jobs += 1;
+        format!("j{}", self.jobs)
+    }
+
+    /// Waits for the end of a job; whether it has done its work.
+    fn end(&mut self, job: &str) -> Done<bool> {
+        if let Some(end) = self.monitor.wait_end(job, JOB_LIMIT)? {
+            self.tell(format!("{job} ended: {end:?}"));
+            return Ok(end.is_ok());
+        }
+        let _ = self.ask("job-cancel", json!({"id": job}))?;
+        match self.monitor.wait_end(job, END_LIMIT)? {
+            Some(end) => {
+                self.tell(format!("{job} cancelled: {end:?}"));
+                Ok(end.is_ok())
+            }
+            None => Err(Silence::Hangs(format!("{job} does not end"))),
+        }
+    }
+
+    /// Removes nodes that have left the chain, from the top down.
+    fn forget(&mut self, layers: Vec<Layer>) -> Done {
+        for layer in layers.into_iter().rev() {
+            let _ = self.ask("blockdev-del", json!({"node-name": layer.node()}))?;
+        }
+        Ok(())
+    }
+
+    fn commit_active(&mut self) -> Done {
+        let height = self.disk.chain.len();
+        if height < 2 {
+            return Ok(());
+        }
+        let base = self.random.below(height as u64 - 1) as usize;
+        let job = self.new_job();
+        let arguments = json!({
+            "job-id": job, "device": self.top(), "base-node": self.disk.chain[base].node(),
+        });
+        if self.ask("block-commit", arguments)?.is_err() {
+            return Ok(());
+        }
+        match self.monitor.wait_ready(&job, JOB_LIMIT)? {
+            Some(true) if self.random.chance(80) => {}
+            Some(false) => {
+                self.end(&job)?;
+                return Ok(());
+            }
+            ready => {
+                self.tell(format!("{job} ready: {ready:?}"));
+                let _ = self.ask("job-cancel", json!({"id": job}))?;
+                self.end(&job)?;
+                return Ok(());
+            }
+        }
+        self.disk.pivot = Some(base + 1);
+        let told = self.ask("job-complete", json!({"id": job}))?;
+        let done = match self.monitor.wait_end(&job, END_LIMIT)? {
+            Some(end) => end,
+            None => return Err(Silence::Hangs(format!("{job} does not complete"))),
+        };
+        self.tell(format!("{job} completed: {told:?}, {done:?}"));
+        self.disk.pivot = None;
+        if done.is_ok() {
+            let gone = self.disk.chain.split_off(base + 1);
+            self.bitmaps.clear();
+            self.forget(gone)?;
+        }
+        Ok(())
+    }
+
+    /// Two layers in the middle become one.
+    fn commit_middle(&mut self) -> Done {
+        let height = self.disk.chain.len();
+        if height < 3 {
+            return Ok(());
+        }
+        let upper = self.random.between(1, height as u64 - 2) as usize;
+        let base = self.random.below(upper as u64) as usize;
+        let job = self.new_job();
+        let arguments = json!({
+            "job-id": job, "device": self.top(), "top-node": self.disk.chain[upper].node(),
+            "base-node": self.disk.chain[base].node(),
+        });
+        if self.ask("block-commit", arguments)?.is_ok() && self.end(&job)? {
+            let gone = self.disk.chain.drain(base + 1..=upper).collect();
+            self.forget(gone)?;
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self) -> Done {
+        let height = self.disk.chain.len();
+        if height < 2 {
+            return Ok(());
+        }
+        let job = self.new_job();
+        let base = self.random.below(height as u64 - 1) as usize;
+        let mut arguments = json!({"job-id": job, "device": self.top()});
+        // What stays below, or everything goes.
+        let stays = if self.random.chance(60) { 0 } else { base + 1 };
+        if stays > 0 {
+            arguments["base-node"] = json!(self.disk.chain[base].node());
+        }
+        if self.ask("block-stream", arguments)?.is_ok() && self.end(&job)? {
+            let gone = self.disk.chain.drain(stays..height - 1).collect();
+            self.forget(gone)?;
+        }
+        Ok(())
+    }
+
+    fn backup(&mut self) -> Done {
+        if !self.backups.is_empty() {
+            return Ok(());
+        }
+        let Some(layer) = self.new_image(None) else {
+            return Ok(());
+        };
+        if !self.add_node(&layer)? {
+            return Ok(());
+        }
+        let job = self.new_job();
+        let backup = json!({
+            "job-id": job, "device": self.top(), "target": layer.node(), "sync": "full",
+        });
+        let from = self.load.model.tick();
+        let begun = if self.random.chance(50) {
+            let bitmap = self.new_bitmap();
+            let actions = json!([
+                {"type": "block-dirty-bitmap-add", "data": bitmap},
+                {"type": "blockdev-backup", "data": backup},
+            ]);
+            self.ask("transaction", json!({"actions": actions}))?
+        } else {
+            self.ask("blockdev-backup", backup)?
+        };
+        let moment = Model::picture(from, self.load.model.tick());
+        let done = begun.is_ok() && self.end(&job)?;
+        let closed = self.ask("blockdev-del", json!({"node-name": layer.node()}))?;
+        if done && closed.is_ok() {
+            self.backups.push(Backup { layer, moment });
+        }
+        Ok(())
+    }
+
+    fn new_bitmap(&mut self) -> Value {
+        self.next_bitmap += 1;
+        // Those of earlier rounds may still be there.
+        let name = format!("b{}-{}", self.disk.files, self.next_bitmap);
+        self.bitmaps.push(name.clone());
+        json!({"node": self.top(), "name": name, "persistent": true})
+    }
+
+    fn bitmap(&mut self) -> Done {
+        if self.bitmaps.is_empty() || self.bitmaps.len() < 4 && self.random.chance(50) {
+            let bitmap = self.new_bitmap();
+            return self.ask("block-dirty-bitmap-add", bitmap).map(drop);
+        }
+        let index = self.random.below(self.bitmaps.len() as u64) as usize;
+        let command = self
+            .random
+            .pick(&["remove", "remove", "clear", "disable", "enable"]);
+        let name = match command {
+            "remove" => self.bitmaps.swap_remove(index),
+            _ => self.bitmaps[index].clone(),
+        };
+        let arguments = json!({"node": self.top(), "name": name});
+        self.ask(&format!("block-dirty-bitmap-{command}"), arguments)
+            .map(drop)
+    }
+
+    /// Hangs up on all clients, makes the disk larger now and then, and lets them in again.
+    fn remove_export(&mut self) -> Done {
+        let del = json!({"id": EXPORT, "mode": "hard"});
+        if self.ask("block-export-del", del)?.is_err() {
+            return Ok(());
+        }
+        if self.random.chance(30) {
+            let granules = self.load.model.granules();
+            let more = 8 * self.random.between(1, 4096) as usize;
+            let size_bytes = ((granules + more) * GRANULE_BYTES) as u64;
+            self.disk.old_size_bytes = Some(self.size_bytes());
+            let resize = json!({"node-name": self.top(), "size": size_bytes});
+            self.load.model.grow(granules + more);
+            if self.ask("block_resize", resize)?.is_err() {
+                self.load.model.shrink(granules);
+            }
+            self.disk.old_size_bytes = None;
+        }
+        let top = self.top();
+        self.ask("block-export-add", export(&top)).map(drop)
+    }
+}
+
+/// The export of a node that all clients use.
+pub fn export(node: &str) -> Value {
+    json!({"type": "nbd", "id": EXPORT, "node-name": node, "name": "", "writable": true})
+}

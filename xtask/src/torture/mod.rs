@@ -1,0 +1,241 @@
+//! `cargo xtask torture`: servers that are killed in the middle of everything.
+//!
+//! A disk of random images is served by `vellum daemon` or `vellum nbd` to several clients
+//! that write, zero, trim, read and flush at random, while a monitor snapshots, commits,
+//! streams, backs up and resizes it and takes its export away. After 50 ms to 3 s the server
+//! is killed with SIGKILL. Then every acknowledged and flushed byte must be there, read by
+//! the real `qemu-img` and by ours; `qemu-img check` may find leaks at worst; a backup that
+//! was completed must show its moment. The next round goes on with what is left; every few
+//! rounds there is a new disk.
+//!
+//! The seed decides everything but the moments that threads, the kernel and kills make up.
+
+mod changes;
+mod disk;
+mod load;
+mod model;
+mod monitor;
+mod nbd;
+mod round;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use lexopt::{Arg, ValueExt as _};
+
+use crate::random::Random;
+use crate::workspace::Workspace;
+use disk::{Disk, Programs};
+use model::{GRANULE_BYTES, Model};
+
+/// How often progress is told.
+const PROGRESS: Duration = Duration::from_secs(60);
+/// After so many failures the rest would tell nothing new.
+const MOST_FAILURES: u64 = 10;
+/// Lines of a failed round's story that are shown.
+const STORY_LINES: usize = 25;
+/// A folder in memory, where the machine has one.
+const MEMORY_FOLDER: &str = "/dev/shm";
+
+struct Arguments {
+    seed: u64,
+    limit: Option<Duration>,
+    rounds: u64,
+    jobs: u64,
+    vellum: Option<PathBuf>,
+    real: bool,
+}
+
+/// What all rounds have come to.
+#[derive(Debug, Default)]
+struct Tally {
+    begun: AtomicU64,
+    passed: AtomicU64,
+    failed: AtomicU64,
+    answered: AtomicU64,
+    flushes: AtomicU64,
+    changes: AtomicU64,
+    backups: AtomicU64,
+    told: Mutex<Option<Instant>>,
+}
+
+/// The task.
+pub fn run(parser: lexopt::Parser) -> Result<()> {
+    let arguments = parse(parser)?;
+    let workspace = Workspace::locate()?;
+    let vellum = match &arguments.vellum {
+        Some(path) => std::path::absolute(path)?,
+        None if arguments.real => PathBuf::new(),
+        None => workspace.build_vellum()?,
+    };
+    let programs = Programs {
+        vellum,
+        real: arguments.real,
+    };
+    println!("torture: seed {}", arguments.seed);
+    let (tally, started) = (Tally::default(), Instant::now());
+    std::thread::scope(|scope| {
+        for job in 0..arguments.jobs {
+            let (tally, programs, workspace) = (&tally, &programs, &workspace);
+            let worker = Worker {
+                arguments: &arguments,
+                started,
+                tally,
+                programs,
+                target: &workspace.target,
+                job,
+            };
+            scope.spawn(move || {
+                if let Err(error) = worker.work() {
+                    println!("the torture itself failed: {error:#}");
+                    tally.failed.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    println!("torture: {}", tally.shown(started));
+    let failed = tally.failed.into_inner();
+    println!("{} passed, {failed} failed", tally.passed.into_inner());
+    match failed {
+        0 => Ok(()),
+        _ => bail!("some rounds failed (seed {})", arguments.seed),
+    }
+}
+
+fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
+    let mut arguments = Arguments {
+        seed: 1,
+        limit: None,
+        rounds: u64::MAX,
+        jobs: 1,
+        vellum: None,
+        real: false,
+    };
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Long("minutes") => {
+                let minutes: f64 = parser.value()?.parse()?;
+                arguments.limit = Some(Duration::try_from_secs_f64(minutes * 60.0)?);
+            }
+            Arg::Long("rounds") => arguments.rounds = parser.value()?.parse()?,
+            Arg::Long("seed") => arguments.seed = parser.value()?.parse()?,
+            Arg::Long("jobs") => arguments.jobs = parser.value()?.parse()?,
+            Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
+            Arg::Long("real") => arguments.real = true,
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    if arguments.limit.is_none() && arguments.rounds == u64::MAX {
+        bail!("say how long: --minutes N or --rounds N");
+    }
+    Ok(arguments)
+}
+
+impl Tally {
+    fn shown(&self, started: Instant) -> String {
+        let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        format!(
+            "{} kills in {} s, {} failed; {} requests, {} flushes, {} commands to monitors, \
+             {} backups compared",
+            get(&self.passed) + get(&self.failed),
+            started.elapsed().as_secs(),
+            get(&self.failed),
+            get(&self.answered),
+            get(&self.flushes),
+            get(&self.changes),
+            get(&self.backups),
+        )
+    }
+
+    fn progress(&self, started: Instant) {
+        let mut told = self.told.lock().unwrap_or_else(|told| told.into_inner());
+        if told.unwrap_or(started).elapsed() >= PROGRESS {
+            println!("torture: {}", self.shown(started));
+            *told = Some(Instant::now());
+        }
+    }
+}
+
+/// One of those who torture.
+struct Worker<'a> {
+    arguments: &'a Arguments,
+    started: Instant,
+    tally: &'a Tally,
+    programs: &'a Programs,
+    target: &'a Path,
+    job: u64,
+}
+
+impl Worker<'_> {
+    /// Takes the number of another round, if there is to be one.
+    fn next_round(&self) -> Option<u64> {
+        let in_time = self
+            .arguments
+            .limit
+            .is_none_or(|limit| self.started.elapsed() < limit);
+        let enough = self.tally.failed.load(Ordering::Relaxed) >= MOST_FAILURES;
+        let number = self.tally.begun.fetch_add(1, Ordering::Relaxed);
+        (in_time && !enough && number < self.arguments.rounds).then_some(number)
+    }
+
+    fn work(&self) -> Result<()> {
+        let mut generation = 0;
+        loop {
+            let seed = self.arguments.seed << 32 | self.job << 24 | generation;
+            generation += 1;
+            if !self.one_disk(seed)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A few rounds on one disk; `false` if there are to be no more.
+    fn one_disk(&self, seed: u64) -> Result<bool> {
+        let mut random = Random::new(seed);
+        let folder = folder(self.target)?;
+        let sectors = random.pick(&[8 << 11, 16 << 11, (24 << 11) + 77]);
+        let model = Model::new(seed, sectors * 512 / GRANULE_BYTES);
+        let mut disk = Disk::make(folder.path(), &model, &mut random)?;
+        for _ in 0..random.between(2, 9) {
+            let Some(number) = self.next_round() else {
+                return Ok(false);
+            };
+            let report = round::play(&mut disk, &model, self.programs, &mut random)
+                .with_context(|| format!("round {number} (disk {seed:#x})"))?;
+            let count = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed);
+            count(&self.tally.answered, report.answered);
+            count(&self.tally.flushes, report.flushes);
+            count(&self.tally.changes, report.story.len() as u64);
+            count(&self.tally.backups, report.backups);
+            if let Some(failure) = report.failure {
+                count(&self.tally.failed, 1);
+                println!("round {number} failed (disk {seed:#x}): {failure}");
+                // How it began and how it ended; what lies between is mostly more of the same.
+                let lines = report.story.len();
+                for (index, line) in report.story.iter().enumerate() {
+                    if index < STORY_LINES || lines - index <= STORY_LINES {
+                        println!("    {line}");
+                    }
+                }
+                println!("    its images: {}", folder.keep().display());
+                return Ok(true);
+            }
+            count(&self.tally.passed, 1);
+            self.tally.progress(self.started);
+        }
+        Ok(true)
+    }
+}
+
+/// A folder in memory, or in the target folder.
+fn folder(target: &Path) -> Result<tempfile::TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("vellum-torture-");
+    builder
+        .tempdir_in(MEMORY_FOLDER)
+        .or_else(|_| builder.tempdir_in(target))
+        .context("cannot make a temporary folder")
+}

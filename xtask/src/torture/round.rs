@@ -1,0 +1,303 @@
+//! One round: a server, its clients, its death, and what is left.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+
+use super::changes::{Backup, Changes, export};
+use super::disk::{Disk, Layer, Programs};
+use super::load::Load;
+use super::model::{GRANULE_BYTES, Model};
+use super::monitor::Monitor;
+use super::nbd::Connection;
+use crate::process;
+use crate::random::Random;
+
+/// How long a server may take to let the first client in.
+const START_LIMIT: Duration = Duration::from_secs(60);
+const START_PAUSE: Duration = Duration::from_millis(3);
+
+/// What a round did.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Flushes that were acknowledged.
+    pub flushes: u64,
+    /// Changes of the graph, in words.
+    pub story: Vec<String>,
+    /// Backups that were looked at.
+    pub backups: u64,
+    /// What is wrong.
+    pub failure: Option<String>,
+}
+
+/// A server that is ended, in its way, with this value.
+struct Server {
+    child: Child,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It is dead already, unless something failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn start(mut command: Command, folder: &Path) -> Result<Self> {
+        let (socket, log) = (folder.join("socket"), folder.join("log"));
+        // Left by the last one, which had no time to remove it.
+        if socket.exists() {
+            std::fs::remove_file(&socket)?;
+        }
+        let child = process::spawn_piped(command.stderr(File::create(&log)?).current_dir(folder))?;
+        Ok(Server { child, socket, log })
+    }
+
+    /// Waits until a client may come.
+    fn wait(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_LIMIT;
+        while let Err(error) = Connection::open(&self.socket, false) {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the server ended with {status}: {log}");
+            }
+            if Instant::now() > deadline {
+                bail!("the server lets nobody in ({error:#}): {log}");
+            }
+            std::thread::sleep(START_PAUSE);
+        }
+        Ok(())
+    }
+}
+
+/// `vellum nbd`.
+fn nbd_command(disk: &Disk, programs: &Programs, random: &mut Random) -> Result<Command> {
+    let top = disk.top()?;
+    let mut command = match programs.real {
+        true => process::program("qemu-nbd")?,
+        false => {
+            let mut command = Command::new(&programs.vellum);
+            command.arg("nbd");
+            command
+        }
+    };
+    let cache = random.pick(&["writeback", "writeback", "writethrough"]);
+    command
+        .args(["-t", "-e", "0", "--discard=unmap", "-f", top.format])
+        .arg(format!("--cache={cache}"))
+        .arg("-k")
+        .arg(disk.folder.join("socket"))
+        .arg(&top.file)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    Ok(command)
+}
+
+/// `vellum daemon`, with every image as a node.
+fn daemon_command(disk: &Disk, programs: &Programs) -> Result<Command> {
+    let mut command = match programs.real {
+        true => process::program("qemu-storage-daemon")?,
+        false => {
+            let mut command = Command::new(&programs.vellum);
+            command.arg("daemon");
+            command
+        }
+    };
+    let top = disk.top()?;
+    let mut below: Option<&Layer> = None;
+    for layer in &disk.chain {
+        let file = json!({
+            "driver": "file", "filename": layer.file, "discard": "unmap", "auto-read-only": true,
+        });
+        let mut node = json!({
+            "driver": layer.format, "node-name": layer.node(), "file": file, "discard": "unmap",
+            "read-only": layer.file != top.file,
+        });
+        if layer.format == "qcow2" {
+            node["backing"] = below.map_or(json!(null), |below| json!(below.node()));
+        }
+        below = Some(layer);
+        command.arg("--blockdev").arg(node.to_string());
+    }
+    let path = disk.folder.join("socket");
+    command
+        .arg("--nbd-server")
+        .arg(format!(
+            "addr.type=unix,addr.path={},max-connections=0",
+            path.display()
+        ))
+        .arg("--export")
+        .arg(export(&top.node()).to_string())
+        .args(["--chardev", "stdio,id=m", "--monitor", "m"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    Ok(command)
+}
+
+/// Starts a server of the disk, mostly one with a monitor.
+fn start(
+    disk: &Disk,
+    programs: &Programs,
+    random: &mut Random,
+) -> Result<(Server, Option<Monitor>)> {
+    let with_monitor = random.chance(75);
+    let command = match with_monitor {
+        true => daemon_command(disk, programs)?,
+        false => nbd_command(disk, programs, random)?,
+    };
+    let mut server = Server::start(command, &disk.folder)?;
+    let mut monitor = match with_monitor {
+        true => Some(Monitor::take(&mut server.child)?),
+        false => None,
+    };
+    server.wait()?;
+    if let Some(monitor) = &mut monitor
+        && monitor.greet().is_err()
+    {
+        bail!("the monitor says nothing");
+    }
+    Ok((server, monitor))
+}
+
+/// Plays a round on a disk, and leaves the disk as it is after it.
+pub fn play(
+    disk: &mut Disk,
+    model: &Model,
+    programs: &Programs,
+    random: &mut Random,
+) -> Result<Report> {
+    let mut report = Report::default();
+    let (mut server, monitor) = start(disk, programs, random)?;
+    let socket = server.socket.clone();
+    let load = Load {
+        model,
+        socket: &socket,
+        over: AtomicBool::new(false),
+        returns: monitor.is_some(),
+        answered: AtomicU64::new(0),
+        failure: Mutex::new(None),
+    };
+    let lifetime = lifetime(random);
+    let clients = random.between(2, 5);
+    let backups = std::thread::scope(|scope| {
+        for _ in 0..clients {
+            let random = random.fork();
+            scope.spawn(|| load.run(random));
+        }
+        let changes = monitor.map(|monitor| {
+            let random = random.fork();
+            let (disk, load) = (&mut *disk, &load);
+            scope.spawn(move || {
+                let mut changes = Changes::new(monitor, disk, load, random);
+                changes.run();
+                (changes.story, changes.backups)
+            })
+        });
+        std::thread::sleep(lifetime);
+        let early = server.child.try_wait();
+        // Clients may see the end before this thread goes on.
+        load.over.store(true, Ordering::Release);
+        let killed = server.child.kill().and_then(|()| server.child.wait());
+        if let Ok(Some(status)) = early {
+            load.fail(format!("the server ended by itself with {status}"));
+        }
+        if let Err(error) = killed {
+            load.fail(format!("the server cannot be killed: {error}"));
+        }
+        let done = changes.map(|changes| changes.join());
+        match done {
+            Some(Ok((story, backups))) => {
+                report.story = story;
+                backups
+            }
+            _ => Vec::new(),
+        }
+    });
+    report.answered = load.answered.load(Ordering::Relaxed);
+    report.flushes = model.counts().1;
+    report.story.push(format!("killed after {lifetime:?}"));
+    report.failure = load.failure.into_inner().unwrap_or_default();
+    if report.failure.is_none() {
+        let judged = judge(disk, model, programs, random, &backups);
+        report.failure = judged.err().map(|error| format!("{error:#}"));
+    }
+    if report.failure.is_some() {
+        let log = std::fs::read_to_string(&server.log).unwrap_or_default();
+        let tail: Vec<&str> = log.lines().rev().take(3).collect();
+        report.story.push(format!("it said last: {tail:?}"));
+    }
+    report.backups = backups.len() as u64;
+    Ok(report)
+}
+
+/// When a server dies: mostly soon, so that there are many deaths.
+fn lifetime(random: &mut Random) -> Duration {
+    let most = random.pick(&[100, 300, 700, 700, 1500, 3000]);
+    Duration::from_millis(random.between(50, most))
+}
+
+/// Looks at what a dead server has left.
+fn judge(
+    disk: &mut Disk,
+    model: &Model,
+    programs: &Programs,
+    random: &mut Random,
+    backups: &[Backup],
+) -> Result<()> {
+    for layer in &disk.chain {
+        disk.check(layer, programs, random)?;
+    }
+    let first = judge_chain(disk, disk.top()?, model, programs);
+    let found = match (first, disk.pivot.take()) {
+        (Ok(found), _) => found,
+        (Err(error), None) => return Err(error),
+        (Err(error), Some(height)) => {
+            // Its users may have been led to the base already: then that is the disk.
+            let base = &disk.chain[height - 1];
+            let found = judge_chain(disk, base, model, programs).with_context(|| {
+                format!("neither the top is right ({error:#}) nor the base of its commit")
+            })?;
+            disk.chain.truncate(height);
+            found
+        }
+    };
+    for backup in backups {
+        disk.check(&backup.layer, programs, random)?;
+        let content = disk.content(&backup.layer, &mut process::program("qemu-img")?)?;
+        model
+            .judge(&content, backup.moment)
+            .with_context(|| format!("backup {}", backup.layer.file))?;
+    }
+    let size_bytes = found.len() * GRANULE_BYTES;
+    let sizes = [Some(size_bytes as u64), disk.old_size_bytes.take()];
+    let expected = (model.granules() * GRANULE_BYTES) as u64;
+    ensure!(
+        size_bytes as u64 == expected || sizes[1] == sizes[0],
+        "the disk has {size_bytes} bytes, not {expected}"
+    );
+    model.restart(found);
+    disk.tidy()
+}
+
+/// Reads a chain with both programs: both must see the same, and what was promised.
+fn judge_chain(disk: &Disk, top: &Layer, model: &Model, programs: &Programs) -> Result<Vec<u32>> {
+    let theirs = disk.content(top, &mut process::program("qemu-img")?)?;
+    let judged = model.judge(&theirs, model.after_kill());
+    let found = judged.with_context(|| format!("{}, read by qemu-img", top.file))?;
+    if !programs.real {
+        let ours = disk.content(top, Command::new(&programs.vellum).arg("img"))?;
+        ensure!(ours == theirs, "{}: vellum reads other bytes", top.file);
+    }
+    Ok(found)
+}
