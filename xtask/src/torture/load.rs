@@ -13,6 +13,8 @@ use super::nbd::{Command, Connection, FUA, NO_HOLE};
 use crate::random::Random;
 
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
+/// The answer of a server that breaks off what it was asked for, as it hangs up.
+const SHUTDOWN: u32 = 108;
 /// Granules of the longest request.
 const MOST_GRANULES: u64 = (256 << 10) / GRANULE_BYTES as u64;
 /// Granules of 4 KiB and of a sector.
@@ -186,6 +188,11 @@ impl Load<'_> {
             bail!("an answer to nothing");
         };
         self.answered.fetch_add(1, Ordering::Relaxed);
+        if answer.error == SHUTDOWN {
+            // The export goes: what became of the request nobody will tell.
+            flights.insert(answer.cookie, flight);
+            bail!("the server has hung up");
+        }
         match flight {
             Flight::Flush(sent) if answer.error == 0 => self.model.flushed(sent),
             Flight::Flush(_) => bail!("a flush failed with error {}", answer.error),
