@@ -300,88 +300,101 @@ impl Liar {
             }
             return self.say(&bytes);
         }
-        let mut chunk = |liar: &mut Self, kind: u16, last: bool, payload: &[u8]| {
-            let magic = match framing {
-                2 => proto::EXTENDED_REPLY_MAGIC,
-                _ => proto::STRUCTURED_REPLY_MAGIC,
-            };
-            let mut bytes = magic.to_be_bytes().to_vec();
-            bytes.extend(u16::from(last).to_be_bytes());
-            bytes.extend(kind.to_be_bytes());
-            bytes.extend(cookie);
-            match framing {
-                2 => {
-                    bytes.extend(offset);
-                    bytes.extend((payload.len() as u64).to_be_bytes());
-                }
-                _ => bytes.extend((payload.len() as u32).to_be_bytes()),
+        let reply = Reply {
+            framing,
+            cookie,
+            offset,
+        };
+        for bytes in reply.chunks(command, how, len) {
+            self.say(&bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// A request that is answered in chunks.
+struct Reply {
+    framing: u8,
+    cookie: [u8; 8],
+    offset: [u8; 8],
+}
+
+impl Reply {
+    fn chunk(&self, kind: u16, last: bool, payload: &[u8]) -> Vec<u8> {
+        let magic = match self.framing {
+            2 => proto::EXTENDED_REPLY_MAGIC,
+            _ => proto::STRUCTURED_REPLY_MAGIC,
+        };
+        let mut bytes = magic.to_be_bytes().to_vec();
+        bytes.extend(u16::from(last).to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(self.cookie);
+        match self.framing {
+            2 => {
+                bytes.extend(self.offset);
+                bytes.extend((payload.len() as u64).to_be_bytes());
             }
-            bytes.extend(payload);
-            liar.say(&bytes)
-        };
-        let data = |from: u64, len: u32| {
-            let mut payload = (u64::from_be_bytes(offset).wrapping_add(from))
-                .to_be_bytes()
-                .to_vec();
-            payload.resize(8 + len as usize, 0x5a);
-            payload
-        };
-        let hole = |from: u64, len: u32| {
-            let mut payload = (u64::from_be_bytes(offset).wrapping_add(from))
-                .to_be_bytes()
-                .to_vec();
-            payload.extend(len.to_be_bytes());
-            payload
-        };
+            _ => bytes.extend((payload.len() as u32).to_be_bytes()),
+        }
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// Where a part of what was asked for begins.
+    fn at(&self, from: u64) -> Vec<u8> {
+        let offset = u64::from_be_bytes(self.offset).wrapping_add(from);
+        offset.to_be_bytes().to_vec()
+    }
+
+    fn data(&self, last: bool, from: u64, len: u32) -> Vec<u8> {
+        let mut payload = self.at(from);
+        payload.resize(8 + len as usize, 0x5a);
+        self.chunk(proto::REPLY_TYPE_OFFSET_DATA, last, &payload)
+    }
+
+    fn hole(&self, last: bool, from: u64, len: u32) -> Vec<u8> {
+        let mut payload = self.at(from);
+        payload.extend(len.to_be_bytes());
+        self.chunk(proto::REPLY_TYPE_OFFSET_HOLE, last, &payload)
+    }
+
+    /// The answer to a request, true or false as `how` says.
+    fn chunks(&self, command: u16, how: u8, len: u32) -> Vec<Vec<u8>> {
         match (command, how % 16) {
-            (_, 2) => chunk(self, proto::REPLY_TYPE_ERROR, true, &[0, 0, 0, 5, 0, 0]),
-            (_, 3) => chunk(self, proto::REPLY_TYPE_NONE, true, &[]),
-            (_, 4) => chunk(self, u16::from(how), true, &vec![how; usize::from(how)]),
+            (_, 2) => vec![self.chunk(proto::REPLY_TYPE_ERROR, true, &[0, 0, 0, 5, 0, 0])],
+            (_, 3) => vec![self.chunk(proto::REPLY_TYPE_NONE, true, &[])],
+            (_, 4) => vec![self.chunk(u16::from(how), true, &vec![how; usize::from(how)])],
             (proto::CMD_READ, 5) => {
                 let half = len / 2;
-                chunk(
-                    self,
-                    proto::REPLY_TYPE_OFFSET_HOLE,
-                    false,
-                    &hole(u64::from(half), len - half),
-                )?;
-                chunk(self, proto::REPLY_TYPE_OFFSET_DATA, true, &data(0, half))
+                vec![
+                    self.hole(false, u64::from(half), len - half),
+                    self.data(true, 0, half),
+                ]
             }
-            (proto::CMD_READ, 6) => {
-                chunk(self, proto::REPLY_TYPE_OFFSET_DATA, false, &data(0, len))?;
-                chunk(self, proto::REPLY_TYPE_OFFSET_DATA, true, &data(1, len))
-            }
-            (proto::CMD_READ, 7) => chunk(
-                self,
-                proto::REPLY_TYPE_OFFSET_HOLE,
-                true,
-                &hole(0, u32::MAX),
-            ),
-            (proto::CMD_READ, 8) => {
-                for _ in 0..100 {
-                    chunk(self, proto::REPLY_TYPE_OFFSET_DATA, false, &data(0, 1))?;
-                }
-                Ok(())
-            }
-            (proto::CMD_READ, _) => chunk(self, proto::REPLY_TYPE_OFFSET_DATA, true, &data(0, len)),
-            (proto::CMD_BLOCK_STATUS, _) => {
-                let len = match how % 16 {
-                    5 => 0,
-                    6 => u64::MAX,
-                    _ => u64::from(len),
-                };
-                let mut payload = 1_u32.to_be_bytes().to_vec();
-                if framing == 2 {
-                    payload.extend(1_u32.to_be_bytes());
-                    payload.extend(len.to_be_bytes());
-                    payload.extend(0_u64.to_be_bytes());
-                    return chunk(self, proto::REPLY_TYPE_BLOCK_STATUS_EXT, true, &payload);
-                }
-                payload.extend((len as u32).to_be_bytes());
-                payload.extend(0_u32.to_be_bytes());
-                chunk(self, proto::REPLY_TYPE_BLOCK_STATUS, true, &payload)
-            }
-            _ => chunk(self, proto::REPLY_TYPE_NONE, true, &[]),
+            (proto::CMD_READ, 6) => vec![self.data(false, 0, len), self.data(true, 1, len)],
+            (proto::CMD_READ, 7) => vec![self.hole(true, 0, u32::MAX)],
+            (proto::CMD_READ, 8) => vec![self.data(false, 0, 1); 100],
+            (proto::CMD_READ, _) => vec![self.data(true, 0, len)],
+            (proto::CMD_BLOCK_STATUS, _) => vec![self.status(how, len)],
+            _ => vec![self.chunk(proto::REPLY_TYPE_NONE, true, &[])],
         }
+    }
+
+    fn status(&self, how: u8, len: u32) -> Vec<u8> {
+        let len = match how % 16 {
+            5 => 0,
+            6 => u64::MAX,
+            _ => u64::from(len),
+        };
+        let mut payload = 1_u32.to_be_bytes().to_vec();
+        if self.framing == 2 {
+            payload.extend(1_u32.to_be_bytes());
+            payload.extend(len.to_be_bytes());
+            payload.extend(0_u64.to_be_bytes());
+            return self.chunk(proto::REPLY_TYPE_BLOCK_STATUS_EXT, true, &payload);
+        }
+        payload.extend((len as u32).to_be_bytes());
+        payload.extend(0_u32.to_be_bytes());
+        self.chunk(proto::REPLY_TYPE_BLOCK_STATUS, true, &payload)
     }
 }

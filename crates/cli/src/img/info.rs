@@ -80,7 +80,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     // QEMU's program shows nothing of a chain that does not end.
     match broken {
         Some(broken) if images.is_empty() || !report::is_own_name(command.program) => {
-            return Err(broken.failure);
+            Err(broken.failure)
         }
         broken => show(&images, &arguments, broken),
     }

@@ -91,6 +91,7 @@ pub fn certificates() -> Vec<Case> {
 }
 
 /// What it makes of the names in them.
+#[expect(clippy::too_many_lines, reason = "a table, a case a line")]
 pub fn names() -> Vec<Case> {
     fn named(place: &Place, name: &'static str, also: &'static [&'static str]) -> Forger {
         let wish = Wish::new(name, Purpose::Server).also(also);
@@ -175,6 +176,7 @@ pub fn names() -> Vec<Case> {
 }
 
 /// What clients make of servers that have something else, or nothing.
+#[expect(clippy::too_many_lines, reason = "a table, a case a line")]
 pub fn mixtures() -> Vec<Case> {
     const LOCAL: Client = Client::X509("localhost");
     fn certified(place: &Place, version: Option<SslVersion>) -> Forger {
@@ -250,6 +252,7 @@ pub fn mixtures() -> Vec<Case> {
 }
 
 /// What clients with a key make of servers that have another, or none.
+#[expect(clippy::too_many_lines, reason = "a table, a case a line")]
 pub fn keys() -> Vec<Case> {
     fn with_key(key: &'static [u8], version: SslVersion, ciphers: &str) -> Forger {
         tls(|builder| {

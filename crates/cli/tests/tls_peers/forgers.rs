@@ -261,7 +261,7 @@ fn meet(place: &Place, number: usize, case: &Case) -> Vec<String> {
 }
 
 fn assert_judged(cases: &[Case]) {
-    let place = Place::new();
+    let place = Place::make();
     let wrong = play(cases, |number, case| meet(&place, number, case));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -247,7 +247,7 @@ fn meet(place: &Place, case: &Case) -> Vec<String> {
 
 /// A place with all servers.
 fn with_servers(servers: &[Server], programs: &[Program]) -> (Place, Vec<Running>) {
-    let place = Place::new();
+    let place = Place::make();
     fs::write(place.path("disk"), b"the disk".repeat(8192)).expect("written");
     let mut running = Vec::new();
     for server in servers {

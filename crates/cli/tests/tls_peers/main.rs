@@ -61,7 +61,7 @@ pub struct Place {
 }
 
 impl Place {
-    pub fn new() -> Place {
+    pub fn make() -> Place {
         let authority = |name| Wish::new(name, Purpose::Authority).self_signed();
         let place = Place {
             folder: tempfile::tempdir().expect("a folder"),

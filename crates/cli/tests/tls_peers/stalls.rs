@@ -114,7 +114,7 @@ fn object(place: &Place, side: &str) -> String {
 
 #[test]
 fn a_client_waits_no_longer_than_it_is_told_to() {
-    let place = Place::new();
+    let place = Place::make();
     let object = object(&place, "client");
     for silence in SILENCES {
         let socket = place.name(&format!("{silence:?}"));
@@ -139,7 +139,7 @@ fn a_client_waits_no_longer_than_it_is_told_to() {
 
 #[test]
 fn whoever_waits_for_a_silent_server_can_be_ended() {
-    let place = Place::new();
+    let place = Place::make();
     for silence in [Silence::AtOnce, Silence::WithinTls] {
         let socket = place.name(&format!("{silence:?}"));
         let meets = silent_server(&socket, silence);
@@ -173,7 +173,7 @@ fn whoever_waits_for_a_silent_server_can_be_ended() {
 
 #[test]
 fn a_server_waits_for_no_silent_client() {
-    let place = Place::new();
+    let place = Place::make();
     fs::write(place.path("disk"), b"the disk".repeat(8192)).expect("written");
     let socket = place.name("listens");
     let object = object(&place, "server");
@@ -210,7 +210,7 @@ fn a_server_waits_for_no_silent_client() {
 /// What would let in whom it was meant to keep out, or trust whom nobody looks at.
 #[test]
 fn what_asks_for_proof_and_has_no_effect_is_refused() {
-    let place = Place::new();
+    let place = Place::make();
     let socket = place.name("s");
     let said = |program, words: &[&str]| {
         let done = output(place.command(Program::Ours, program).args(words));

@@ -78,7 +78,7 @@ fn agree_before(socket: &str, port: u16) {
 
 #[test]
 fn gnutls_without_the_key_is_refused() {
-    let place = Place::new();
+    let place = Place::make();
     fs::write(
         place.path("other.psk"),
         "qemu:00112233445566778899aabbccddeeff\n",
@@ -139,7 +139,7 @@ fn gnutls_without_the_key_is_refused() {
 /// Whoever has come in may not become somebody else on the way.
 #[test]
 fn openssl_may_not_renegotiate() {
-    let place = Place::new();
+    let place = Place::make();
     fs::write(place.path("disk"), b"the disk".repeat(8192)).expect("written");
     let socket = place.name("s");
     let object = format!(
