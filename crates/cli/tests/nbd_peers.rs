@@ -255,7 +255,7 @@ fn bitmaps_are_shown_as_by_qemu_nbd() {
         ];
         let theirs = output(Command::new("qemu-nbd").args(words));
         assert_eq!(
-            place.refusal(words),
+            place.refusal(&words),
             String::from_utf8_lossy(&theirs.stderr)
         );
     }
