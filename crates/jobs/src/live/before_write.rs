@@ -21,6 +21,9 @@ use super::dirty::DirtyMap;
 use super::side_by_side::PIECE_BYTES;
 use crate::copy::{CopyError, Step};
 
+/// The largest cluster that a target can have, in bytes.
+const MAX_CLUSTER_BYTES: u64 = 2 << 20;
+
 /// How far a question about a target reaches that shows the source through, in bytes.
 const MAX_ASKED_BYTES: u64 = 16 << 20;
 
@@ -188,12 +191,20 @@ impl Core {
             let rest_bytes = range.end - at;
             let status = self.source.block_status(at, rest_bytes, u32::MAX).await;
             let extent = status.map_err(failed(Step::Status))?;
-            let len_bytes = match self.compress {
+            let mut len_bytes = match self.compress {
                 // Compressed clusters are written as wholes.
                 true => rest_bytes,
                 false => extent.len_bytes.clamp(1, rest_bytes),
             };
-            if extent.zero && extent.len_bytes >= len_bytes {
+            let zero = extent.zero && extent.len_bytes >= len_bytes;
+            if !zero {
+                // A grain of a huge device is longer than memory.
+                len_bytes = len_bytes.min(match self.compress {
+                    true => MAX_CLUSTER_BYTES,
+                    false => PIECE_BYTES,
+                });
+            }
+            if zero {
                 let request = ZeroRequest {
                     may_unmap: true,
                     ..ZeroRequest::default()
