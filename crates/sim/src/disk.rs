@@ -45,6 +45,8 @@ struct Core {
     pending: Vec<Pending>,
     lie: Option<Lie>,
     faults: Option<Faults>,
+    /// A file whose flushes do nothing.
+    swallowed: Option<usize>,
     /// Numbers completed records.
     next_landing: u64,
     flushes: u64,
@@ -128,6 +130,7 @@ impl Disk {
             pending: Vec::new(),
             lie: None,
             faults: None,
+            swallowed: None,
             next_landing: 0,
             flushes: 0,
         };
@@ -144,6 +147,11 @@ impl Disk {
     /// Has requests fail from now on, or none any more.
     pub fn set_faults(&self, faults: Option<Faults>) {
         self.lock().faults = faults;
+    }
+
+    /// Makes the flushes of one file do nothing, or of none any more.
+    pub fn swallow_flushes(&self, file: Option<usize>) {
+        self.lock().swallowed = file;
     }
 
     /// A further descriptor of a file.
@@ -353,7 +361,7 @@ impl Core {
         };
         let (lands, holds_up) = (faults.rng.chance(1, 3), faults.rng.chance(2, 3));
         let loses = faults.rng.next_u64();
-        let forgets = faults.forgets;
+        let (forgets, unreported) = (faults.forgets, faults.unreported);
         let error = |operation| vellum_storage::Error::from_errno(operation, errno);
         let record = pending.request.record().cloned();
         if let (Some(record), true) = (&record, lands) {
@@ -376,6 +384,9 @@ impl Core {
                 reply,
             } => {
                 self.lose(pending.file, before, loses);
+                if unreported {
+                    return reply.send(Ok(()));
+                }
                 if !forgets {
                     memory.store(errno, Ordering::Relaxed);
                 }
@@ -422,11 +433,8 @@ impl Core {
 
     fn flush(&mut self, file: usize, before: u64) {
         self.flushes += 1;
-        if self
-            .lie
-            .as_ref()
-            .is_some_and(|lie| lie.swallows(self.flushes))
-        {
+        let lies = |lie: &Lie| lie.swallows(self.flushes);
+        if self.swallowed == Some(file) || self.lie.as_ref().is_some_and(lies) {
             return;
         }
         let file = &mut self.files[file];

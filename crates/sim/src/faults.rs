@@ -28,6 +28,8 @@ pub struct Faults {
     /// A descriptor does not remember that a flush has failed, as no descriptor of the
     /// kernel's does: the next flush says success.
     pub forgets: bool,
+    /// Flushes that fail say that they have not.
+    pub unreported: bool,
 }
 
 impl Faults {
@@ -39,6 +41,7 @@ impl Faults {
             flushes_one_in: 0,
             errnos: ERRNOS.to_vec(),
             forgets: false,
+            unreported: false,
         }
     }
 

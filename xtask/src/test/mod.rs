@@ -13,6 +13,7 @@ use tally::Tally;
 
 /// Slices that take about a minute each; docs/TESTING.md tells of the long runs.
 const SIMULATOR_SEEDS: u64 = 1000;
+const DAEMON_SEEDS: u64 = 100;
 const SIMULATOR_CUTS_PER_SEED: u64 = 100;
 const DIFFERENTIAL_SEEDS: &str = "0..60";
 
@@ -26,7 +27,8 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let tests = ["test", "--workspace", "--no-fail-fast"];
     process::run(workspace.cargo().args(tests).arg("--no-run"))?;
     tally += counted(workspace.cargo().args(tests))?;
-    tally += simulator(&workspace)?;
+    tally += simulator(&workspace, &[], SIMULATOR_SEEDS)?;
+    tally += simulator(&workspace, &["--daemon"], DAEMON_SEEDS)?;
     // The tests have just built it.
     let vellum = workspace.target.join("debug/vellum");
     tally += counted(
@@ -61,8 +63,8 @@ fn counted(command: &mut Command) -> Result<Tally> {
 }
 
 /// Power cuts, optimised: each seed is one test.
-fn simulator(workspace: &Workspace) -> Result<Tally> {
-    let seeds = format!("0..{SIMULATOR_SEEDS}");
+fn simulator(workspace: &Workspace, what: &[&str], count: u64) -> Result<Tally> {
+    let seeds = format!("0..{count}");
     let cuts = SIMULATOR_CUTS_PER_SEED.to_string();
     let built = ["--profile", "tasks", "--package", "vellum-sim"];
     process::run(workspace.cargo().arg("build").args(built))?;
@@ -71,11 +73,13 @@ fn simulator(workspace: &Workspace) -> Result<Tally> {
             .cargo()
             .arg("run")
             .args(built)
-            .args(["--", "--seeds", &seeds, "--cuts", &cuts]),
+            .arg("--")
+            .args(what)
+            .args(["--seeds", &seeds, "--cuts", &cuts]),
     )?;
     // It stops at the first seed that fails, so all or nothing passed.
     if tally.failed == 0 {
-        tally.passed += SIMULATOR_SEEDS;
+        tally.passed += count;
     }
     Ok(tally)
 }

@@ -53,8 +53,15 @@ pub struct Settings {
     pub faults: Option<Vec<i32>>,
     /// What fails are flushes only.
     pub only_flushes_fail: bool,
+    /// No flush fails.
+    pub no_flush_fails: bool,
     /// Descriptors do not remember that a flush has failed.
     pub forgets: bool,
+    /// Flushes that fail say that they have not.
+    pub unreported: bool,
+    /// While a snapshot is taken the flushes of what users leave do nothing: to a right
+    /// graph this is what a missing flush is to a right disk.
+    pub left_unflushed: bool,
 }
 
 /// What a story is like.
@@ -86,9 +93,13 @@ impl Story {
                 true => 0,
                 false => rng.between(20, 300),
             },
-            flushes_one_in: rng.between(5, 40),
+            flushes_one_in: match settings.no_flush_fails {
+                true => 0,
+                false => rng.between(5, 40),
+            },
             errnos,
             forgets: settings.forgets,
+            unreported: settings.unreported,
             ..Faults::new(rng.next_u64())
         });
         Story {
@@ -190,6 +201,7 @@ fn run(
         exports,
         disks: disks.collect(),
         faulty: story.faults.is_some(),
+        left_unflushed: settings.left_unflushed,
     };
     let scene = Scene::new(cast, rng.fork());
     let mut last = 0;

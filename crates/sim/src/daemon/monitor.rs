@@ -95,7 +95,12 @@ async fn snapshot(scene: &Scene, disk: &GuestDisk, top: &str) {
     }
     let begun = disk.model.borrow_mut().begin_watch();
     let arguments = json!({"node": top, "overlay": overlay});
-    if scene.demand("blockdev-snapshot", arguments).await {
+    let left = scene.files.names().get(top).copied();
+    let disk_below = &scene.files.disk;
+    disk_below.swallow_flushes(left.filter(|_| scene.left_unflushed));
+    let taken = scene.demand("blockdev-snapshot", arguments).await;
+    disk_below.swallow_flushes(None);
+    if taken {
         // Whoever took it may copy the base from now on.
         disk.keep(top, begun, "the base of a snapshot");
     }

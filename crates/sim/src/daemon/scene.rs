@@ -141,6 +141,8 @@ pub(super) struct Scene {
     pub(super) disks: Vec<Rc<GuestDisk>>,
     /// Requests may fail.
     pub(super) faulty: bool,
+    /// What users leave is not flushed.
+    pub(super) left_unflushed: bool,
     rng: RefCell<Rng>,
     failure: RefCell<Option<Failure>>,
     /// Commands and requests so far, to tell what led to a failure.
@@ -156,6 +158,7 @@ pub(super) struct Cast {
     pub(super) exports: Exports,
     pub(super) disks: Vec<Rc<GuestDisk>>,
     pub(super) faulty: bool,
+    pub(super) left_unflushed: bool,
 }
 
 impl Scene {
@@ -171,6 +174,7 @@ impl Scene {
             heard,
             disks: cast.disks,
             faulty: cast.faulty,
+            left_unflushed: cast.left_unflushed,
             rng: RefCell::new(rng),
             failure: RefCell::default(),
             log: RefCell::default(),
