@@ -390,6 +390,67 @@ fn a_commit_that_is_killed_costs_nothing() {
     assert!(!said.contains("failed"), "{said}");
 }
 
+/// A chain of which only the top may be written to, as tools describe it that know their
+/// layers, with an export of the top.
+fn with_read_only_layers(place: &Place) -> Daemon {
+    let node = |name: &str, file: &str, rest: &str| {
+        format!(
+            "driver=qcow2,node-name={name},file.driver=file,file.filename={file},\
+             file.auto-read-only=on{rest}"
+        )
+    };
+    place.ours(&[
+        "--nbd-server",
+        "addr.type=unix,addr.path=sock",
+        "--blockdev",
+        &node("base", "b", ",read-only=on"),
+        "--blockdev",
+        &node("mid", "m", ",read-only=on,backing=base"),
+        "--blockdev",
+        &node("top", "t", ",backing=mid"),
+        "--export",
+        "nbd,id=e,node-name=top,name=,writable=on",
+    ])
+}
+
+#[test]
+fn layers_that_a_job_made_writable_can_be_read_after_it() {
+    let reads = [
+        "read -P 1 0 128k",
+        "read -P 2 128k 64k",
+        "read -P 3 192k 192k",
+    ];
+    let read_only = |daemon: &mut Daemon, name: &str| {
+        let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+        let nodes = nodes.as_array().expect("nodes").clone();
+        let mut named = nodes.iter().filter(|node| node["node-name"] == name);
+        named.next().expect("a node")["ro"].clone()
+    };
+    let place = Place::new();
+    let mut daemon = with_read_only_layers(&place);
+    let active = json!({"device": "top", "base-node": "base", "job-id": "a"});
+    daemon.must("block-commit", active);
+    daemon.wait("a", "ready");
+    daemon.must("job-cancel", json!({"id": "a"}));
+    daemon.wait("a", "null");
+    assert_eq!(read_only(&mut daemon, "base"), json!(true));
+    place.io(URI, &reads);
+    let below = json!({"device": "top", "top-node": "mid", "base-node": "base", "job-id": "b"});
+    daemon.must("block-commit", below);
+    daemon.wait("b", "null");
+    assert_eq!(read_only(&mut daemon, "base"), json!(true));
+    place.io(URI, &reads);
+    daemon.end();
+
+    let place = Place::new();
+    let mut daemon = with_read_only_layers(&place);
+    daemon.must("block-stream", json!({"device": "mid", "job-id": "s"}));
+    daemon.wait("s", "null");
+    assert_eq!(read_only(&mut daemon, "mid"), json!(true));
+    place.io(URI, &reads);
+    daemon.end();
+}
+
 #[test]
 fn headers_name_what_images_stand_on_after_commits_and_streams() {
     let place = Place::new();

@@ -88,7 +88,7 @@ impl Made {
     async fn undo(self, daemon: &Daemon) {
         match self {
             Made::Bitmap(undo) => drop(undo.carry_out().await),
-            Made::Backup(job, mut backup) => {
+            Made::Backup(job, backup) => {
                 backup.leave().await;
                 daemon.jobs.abandon(&job);
             }

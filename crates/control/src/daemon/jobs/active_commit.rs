@@ -94,11 +94,12 @@ impl Work for ActiveCommit {
         Ok(())
     }
 
-    async fn leave(&mut self) {
+    async fn leave(mut self) {
         if self.watching {
             // There is nothing to do about it: the top goes on being watched in vain.
             let _ = self.stake.nodes.put_in_front(&self.top, None).await;
         }
+        drop(self.commit);
         self.stake.leave().await;
     }
 }

@@ -226,7 +226,7 @@ impl Work for Backup {
         Ok(())
     }
 
-    async fn leave(&mut self) {
+    async fn leave(mut self) {
         if !self.is_settled && self.mode() == BitmapMode::Always {
             // Otherwise it goes on calling dirty what it did, which is more.
             let _ = self.settle_what_is_left().await;
@@ -234,6 +234,7 @@ impl Work for Backup {
         self.backup.filter.end();
         // There is nothing to do about it: the filter lets everything pass.
         let _ = self.let_go().await;
+        drop(self.backup);
         self.stake.leave().await;
     }
 }

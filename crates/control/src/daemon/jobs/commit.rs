@@ -132,7 +132,8 @@ impl Work for Commit {
         self.stake.nodes.rebase(&self.overlay, base, file).await
     }
 
-    async fn leave(&mut self) {
+    async fn leave(mut self) {
+        drop(self.commit);
         self.stake.leave().await;
         self.stake.nodes.drop_unused(&self.chain).await;
     }

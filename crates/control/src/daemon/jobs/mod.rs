@@ -78,8 +78,10 @@ pub(super) trait Work: 'static {
     /// Puts the result in force.
     async fn conclude(&mut self, job: &Job) -> vellum::Result<()>;
 
-    /// Leaves the nodes, with the result in force or as they were.
-    async fn leave(&mut self);
+    /// Leaves the nodes, with the result in force or as they were. The devices that it worked
+    /// on go before the stake is left: their files stay locked while somebody has them, and a
+    /// node that is to be read-only again could not be opened.
+    async fn leave(self);
 }
 
 /// All jobs; clones share them.

@@ -89,9 +89,10 @@ impl Work for Stream {
         self.stake.nodes.rebase(&self.image, base, file).await
     }
 
-    async fn leave(&mut self) {
+    async fn leave(mut self) {
         // There is nothing to do about it: the image goes on being filtered in vain.
         let _ = self.stake.nodes.put_in_front(&self.image, None).await;
+        drop(self.stream);
         self.stake.leave().await;
         self.stake.nodes.drop_unused(&self.between).await;
     }
