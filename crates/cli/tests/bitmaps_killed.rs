@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use vellum::gate::DenyAll;
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Storage};
-use vellum_storage::file::Create;
 use vellum_storage::{FileOptions, FileStorage, lane};
 
 const BLOCK_BYTES: u64 = 4096;
@@ -91,7 +90,7 @@ fn kill_after(enough: usize, client: &mut Child, server: &mut Child) -> Vec<usiz
 
 async fn open(path: &Path, read_only: bool) -> Arc<Qcow2> {
     let options = FileOptions {
-        create: Create::No,
+        read_only,
         ..FileOptions::default()
     };
     let file: Arc<dyn Storage> = FileStorage::open_patiently(path, &options)
@@ -156,6 +155,8 @@ fn a_bitmap_survives_the_death_of_its_server() {
             let image = open(&dir.join("image"), true).await;
             expect_dirty(&image, &mut before, &written).await;
             image.close().await.expect("closed");
+            // Its locks end with it.
+            drop(image);
             // Opened for writing and closed, the image is as it should be for all.
             let image = open(&dir.join("image"), false).await;
             image.close().await.expect("closed");

@@ -51,9 +51,12 @@ fn journal(folder: &Path) -> PathBuf {
     folder.join("target.vellum-journal")
 }
 
-/// How far the copy is, as its journal says; `None` without one.
+/// How far the copy is, as its journal says; `None` without one, and while that is only locked.
 fn done(folder: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(journal(folder)).ok()?;
+    if text.is_empty() {
+        return None;
+    }
     let value: Value = serde_json::from_str(&text).expect("a journal is never half written");
     value["done"].as_u64()
 }

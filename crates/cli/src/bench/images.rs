@@ -219,7 +219,7 @@ fn coprime_step(count: usize) -> usize {
     step
 }
 
-/// Where the L2 tables are, and their entries as numbers.
+/// Where the L2 tables are, and their entries as numbers. Without locks, as [`write_tables`].
 fn read_tables(path: &Path) -> std::io::Result<(Vec<u64>, Vec<u64>)> {
     let file = File::open(path)?;
     let read = |offset_bytes: u64, len_bytes: u64| {
@@ -248,6 +248,7 @@ fn read_tables(path: &Path) -> std::io::Result<(Vec<u64>, Vec<u64>)> {
     Ok((tables, words))
 }
 
+/// Without locks: the image lies in a folder of the benchmark's own, and nobody has it open.
 fn write_tables(path: &Path, tables: &[u64], entries: &[u8]) -> std::io::Result<()> {
     let file = File::options().write(true).open(path)?;
     for (table, entries) in tables

@@ -149,11 +149,11 @@ fn whoever_waits_for_a_silent_server_can_be_ended() {
         let listens = place.name("listens");
         let image: &[&str] = &["--object", &object, "--image-opts", &node];
         for (program, words, signal) in [
-            ("qemu-img", [&["info"][..], image].concat(), "-INT"),
+            ("qemu-img", [&["info"][..], image].concat(), "-TERM"),
             (
                 "qemu-img",
                 [&["convert"][..], image, &["copy"]].concat(),
-                "-INT",
+                "-TERM",
             ),
             ("qemu-nbd", [&["-k", &listens][..], image].concat(), "-TERM"),
             (
