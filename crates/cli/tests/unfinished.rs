@@ -27,7 +27,10 @@ fn folder() -> TempDir {
 
 /// Starts a copy that takes long, and waits until it writes.
 fn slowly(folder: &Path, program: &Path, words: &str) -> Child {
-    let child = Command::new(program)
+    // Where the tests run in the background of a shell, an interrupt is ignored otherwise.
+    let child = Command::new("env")
+        .arg("--default-signal=INT,HUP,TERM")
+        .arg(program)
         .args(words.split_whitespace())
         .current_dir(folder)
         .stderr(Stdio::piped())

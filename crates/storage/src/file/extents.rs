@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::lane::block_on;
     use crate::lock::{PermissionSet, Permissions};
-    use crate::{FileOptions, FileStorage, Storage};
+    use crate::{FileOptions, FileStorage, Locks, Storage};
 
     #[test]
     fn holes_are_remembered_only_while_the_locks_keep_writers_away() {
@@ -113,6 +113,7 @@ mod tests {
         content.set_len(1 << 20).unwrap();
         let options = FileOptions {
             read_only: true,
+            locks: Locks::Unlocked,
             ..FileOptions::default()
         };
         let file = FileStorage::open(&path, &options).unwrap();
