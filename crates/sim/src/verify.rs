@@ -4,7 +4,7 @@
 //! the image opens; every sector reads as the model allows; after closing it again,
 //! audit and check still find leaks at worst.
 //!
-//! After a clean close nothing has leaked that had not before; see [`leaks`].
+//! After a clean close nothing has leaked that had not before; see `leaks`.
 
 use std::cell::RefCell;
 use std::ops::Range;

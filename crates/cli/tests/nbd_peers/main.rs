@@ -1,17 +1,16 @@
 //! `vellum nbd` with real clients: what they read, write and are told must be
 //! right, and its command line must behave as that of `qemu-nbd`.
 
+mod guessed;
+mod sockets;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
 use tempfile::TempDir;
-use vellum_control::probe::{Probed, probe};
-use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
-use vellum_storage::{Buffer, Buffers, Io, Storage, WriteFlags, ZeroFlags, lane, spawn};
 
 const SIZE_BYTES: usize = 8 << 20;
 
@@ -507,112 +506,6 @@ fn refusals_are_those_of_qemu_nbd() {
             "{words:?}"
         );
     }
-}
-
-/// A client of a server on `socket`.
-async fn client(socket: &str) -> std::sync::Arc<NbdStorage> {
-    let mut options = ClientOptions::new("nbd", Address::Unix(socket.to_owned()));
-    options.writable = true;
-    NbdStorage::open(options).await.expect("a connection")
-}
-
-#[test]
-fn clients_cannot_make_a_guessed_raw_image_another_format() {
-    let place = Place::new();
-    let served = place.serve(&["-t", "-e", "4", "disk.raw"]);
-    let socket = place.name("socket");
-    let header = b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\0\x68\0\0\0\x0b";
-    lane::block_on(async {
-        let disks = [client(&socket).await, client(&socket).await];
-        for round in 0..100 {
-            let whole = Buffers::from_iter([Buffer::copy_of(&[0xaa; 512])]);
-            let flags = WriteFlags::default();
-            disks[0].write(0, whole, flags).await.expect("no format");
-            let unit = 1 + round % 5;
-            let pieces = header.chunks(unit).enumerate().map(|(piece, bytes)| {
-                let (disk, at) = (&disks[piece % 2], (piece * unit) as u64);
-                let zeroes = bytes.iter().all(|byte| *byte == 0);
-                match zeroes && round % 2 == 1 {
-                    true => disk.write_zeroes(at, bytes.len() as u64, ZeroFlags::default()),
-                    false => {
-                        let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
-                        let written = disk.write(at, buffers, flags);
-                        Io::task(spawn(async move { written.await.map(drop) }))
-                    }
-                }
-            });
-            let done = join_all(pieces).await;
-            assert!(done.iter().any(Result::is_err), "round {round}");
-            let sector = Buffers::from_iter([Buffer::for_read(512)]);
-            let sector = disks[1].read(0, sector).await.expect("read");
-            assert_eq!(probe(&sector[0]), Probed::Raw, "round {round}");
-        }
-    });
-    served.terminate();
-}
-
-#[test]
-fn a_second_server_leaves_a_live_socket_alone() {
-    let place = Place::new();
-    let served = place.serve(&["-t", "-f", "raw", "disk.raw"]);
-    let (socket, program) = (place.name("socket"), env!("CARGO_BIN_EXE_vellum"));
-    let server = format!("addr.type=unix,addr.path={socket}");
-    let monitor = format!("socket,id=m,path={socket},server=on,wait=off");
-    let qcow2 = ["nbd", "-k", &socket, "-f", "qcow2", "disk.qcow2"];
-    let second: &[&[&str]] = &[
-        &qcow2,
-        &["daemon", "--nbd-server", &server],
-        &["daemon", "--chardev", &monitor, "--monitor", "m"],
-    ];
-    for words in second {
-        let mut command = Command::new(program);
-        let done = output(command.current_dir(place.folder.path()).args(*words));
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
-        assert!(said.contains("a server listens there"), "{words:?}: {said}");
-    }
-    run("qemu-img", &["info", &place.uri()]);
-    served.terminate();
-
-    // What is no socket stays too.
-    let file = place.name("disk.raw");
-    let words = ["nbd", "-k", &file, "-f", "qcow2", "disk.qcow2"];
-    let mut command = Command::new(program);
-    let done = output(command.current_dir(place.folder.path()).args(words));
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(said.contains("it is no socket"), "{said}");
-    assert!(fs::read(&file).expect("still there") == pattern());
-}
-
-#[test]
-fn the_socket_of_a_dead_server_is_replaced() {
-    let place = Place::new();
-    let served = place.serve(&["-t", "-f", "raw", "disk.raw"]);
-    served.signal("KILL");
-    drop(served);
-    assert!(place.path("socket").exists());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-    let child = command
-        .args([
-            "nbd",
-            "-k",
-            &place.name("socket"),
-            "-f",
-            "qcow2",
-            &place.name("disk.qcow2"),
-        ])
-        .spawn()
-        .expect("a server");
-    let served = Served(Some(child));
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let socket = place.path("socket");
-    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-        assert!(Instant::now() < deadline, "nobody listens");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    // The first client that chose the export ends it.
-    run("qemu-img", &["info", &place.uri()]);
-    served.wait();
 }
 
 #[test]

@@ -1,0 +1,67 @@
+//! Sockets that others have, or had.
+
+use super::*;
+
+#[test]
+fn a_second_server_leaves_a_live_socket_alone() {
+    let place = Place::new();
+    let served = place.serve(&["-t", "-f", "raw", "disk.raw"]);
+    let (socket, program) = (place.name("socket"), env!("CARGO_BIN_EXE_vellum"));
+    let server = format!("addr.type=unix,addr.path={socket}");
+    let monitor = format!("socket,id=m,path={socket},server=on,wait=off");
+    let qcow2 = ["nbd", "-k", &socket, "-f", "qcow2", "disk.qcow2"];
+    let second: &[&[&str]] = &[
+        &qcow2,
+        &["daemon", "--nbd-server", &server],
+        &["daemon", "--chardev", &monitor, "--monitor", "m"],
+    ];
+    for words in second {
+        let mut command = Command::new(program);
+        let done = output(command.current_dir(place.folder.path()).args(*words));
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
+        assert!(said.contains("a server listens there"), "{words:?}: {said}");
+    }
+    run("qemu-img", &["info", &place.uri()]);
+    served.terminate();
+
+    // What is no socket stays too.
+    let file = place.name("disk.raw");
+    let words = ["nbd", "-k", &file, "-f", "qcow2", "disk.qcow2"];
+    let mut command = Command::new(program);
+    let done = output(command.current_dir(place.folder.path()).args(words));
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("it is no socket"), "{said}");
+    assert!(fs::read(&file).expect("still there") == pattern());
+}
+
+#[test]
+fn the_socket_of_a_dead_server_is_replaced() {
+    let place = Place::new();
+    let served = place.serve(&["-t", "-f", "raw", "disk.raw"]);
+    served.signal("KILL");
+    drop(served);
+    assert!(place.path("socket").exists());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    let child = command
+        .args([
+            "nbd",
+            "-k",
+            &place.name("socket"),
+            "-f",
+            "qcow2",
+            &place.name("disk.qcow2"),
+        ])
+        .spawn()
+        .expect("a server");
+    let served = Served(Some(child));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let socket = place.path("socket");
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < deadline, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The first client that chose the export ends it.
+    run("qemu-img", &["info", &place.uri()]);
+    served.wait();
+}
