@@ -172,7 +172,9 @@ fn a_target_in_use_is_not_gone_on_with() {
     let before = std::fs::read(folder.join("target")).unwrap();
     let output = shell(
         folder,
-        "coproc qemu-io target; read -r -n 8 -u ${COPROC[0]}; \
+        // The locks of the killed copy end with its last request.
+        "until qemu-io -c quit target > /dev/null 2>&1; do sleep 0.1; done; \
+         coproc qemu-io target; read -r -n 8 -u ${COPROC[0]}; \
          $VELLUM convert -f qcow2 --journal -O qcow2 src target",
     );
     assert_eq!(output.status.code(), Some(1), "{output:?}");
