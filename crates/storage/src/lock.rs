@@ -8,7 +8,7 @@
 //!
 //! A process that is killed keeps its locks until its last request is done, since the
 //! kernel holds the file so long: seconds, on a busy disk. Who opens the file next waits
-//! for that ([`patiently`]), but never for a process that lives.
+//! for that (`patiently`), but never for a process that lives.
 
 mod holders;
 
