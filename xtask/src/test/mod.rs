@@ -16,6 +16,8 @@ const SIMULATOR_SEEDS: u64 = 1000;
 const DAEMON_SEEDS: u64 = 100;
 const SIMULATOR_CUTS_PER_SEED: u64 = 100;
 const DIFFERENTIAL_SEEDS: &str = "0..60";
+const TORTURE_ROUNDS: &str = "30";
+const TORTURE_SEED: &str = "7";
 
 /// The task.
 pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
@@ -35,6 +37,13 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
         Command::new(std::env::current_exe()?)
             .current_dir(&workspace.root)
             .args(["differential", "--seeds", DIFFERENTIAL_SEEDS, "--vellum"])
+            .arg(&vellum),
+    )?;
+    tally += counted(
+        Command::new(std::env::current_exe()?)
+            .current_dir(&workspace.root)
+            .args(["torture", "--seed", TORTURE_SEED])
+            .args(["--rounds", TORTURE_ROUNDS, "--vellum"])
             .arg(vellum),
     )?;
     println!("\nall tests together:\n{tally}");

@@ -8,7 +8,8 @@
 //! was completed must show its moment. The next round goes on with what is left; every few
 //! rounds there is a new disk.
 //!
-//! The seed decides everything but the moments that threads, the kernel and kills make up.
+//! The seed decides everything but the moments that threads, the kernel and kills make up;
+//! a failure names the seed of its disk, and `--disk` plays that one again and again.
 
 mod changes;
 mod disk;
@@ -42,6 +43,8 @@ const MEMORY_FOLDER: &str = "/dev/shm";
 
 struct Arguments {
     seed: u64,
+    /// Only this disk, again and again.
+    disk: Option<u64>,
     limit: Option<Duration>,
     rounds: u64,
     jobs: u64,
@@ -108,6 +111,7 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
 fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
     let mut arguments = Arguments {
         seed: 1,
+        disk: None,
         limit: None,
         rounds: u64::MAX,
         jobs: 1,
@@ -122,6 +126,11 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
             }
             Arg::Long("rounds") => arguments.rounds = parser.value()?.parse()?,
             Arg::Long("seed") => arguments.seed = parser.value()?.parse()?,
+            Arg::Long("disk") => {
+                let number = parser.value()?.string()?;
+                let digits = number.trim_start_matches("0x");
+                arguments.disk = Some(u64::from_str_radix(digits, 16)?);
+            }
             Arg::Long("jobs") => arguments.jobs = parser.value()?.parse()?,
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
             Arg::Long("real") => arguments.real = true,
@@ -181,12 +190,18 @@ impl Worker<'_> {
         (in_time && !enough && number < self.arguments.rounds).then_some(number)
     }
 
+    /// What plays a disk again: often, for what happens is not the seed's alone.
+    fn again(&self, disk: u64) -> String {
+        let real = if self.arguments.real { " --real" } else { "" };
+        format!("cargo xtask torture --disk {disk:#x} --rounds 100{real}")
+    }
+
     fn work(&self) -> Result<()> {
         let mut generation = 0;
         loop {
             let seed = self.arguments.seed << 32 | self.job << 24 | generation;
             generation += 1;
-            if !self.one_disk(seed)? {
+            if !self.one_disk(self.arguments.disk.unwrap_or(seed))? {
                 return Ok(());
             }
         }
@@ -221,6 +236,10 @@ impl Worker<'_> {
                     }
                 }
                 println!("    its images: {}", folder.keep().display());
+                println!(
+                    "    again, as threads and the kernel let it: {}",
+                    self.again(seed)
+                );
                 return Ok(true);
             }
             count(&self.tally.passed, 1);
