@@ -163,6 +163,30 @@ fn a_second_copy_leaves_a_running_one_alone() {
     }
 }
 
+/// A copy that is ended before it has a target leaves an empty journal; the next one begins.
+#[test]
+fn a_copy_that_was_only_claimed_begins_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    succeeds(
+        folder,
+        "qemu-img create -q -f qcow2 src 64M && qemu-io -c 'write 0 1M' src > /dev/null",
+    );
+    // What cannot begin leaves no journal behind.
+    let output = shell(
+        folder,
+        "$VELLUM convert --journal -O qcow2 -o cluster_size=3 src target",
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!journal(folder).exists());
+    std::fs::write(journal(folder), "").unwrap();
+    succeeds(folder, "$VELLUM convert --journal -O qcow2 src target");
+    succeeds(folder, "qemu-img compare -q src target");
+    assert!(!journal(folder).exists());
+    let left: Vec<_> = std::fs::read_dir(folder).unwrap().flatten().collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
 /// Nor does it go on while somebody else has the target open.
 #[test]
 fn a_target_in_use_is_not_gone_on_with() {
@@ -172,10 +196,12 @@ fn a_target_in_use_is_not_gone_on_with() {
     let before = std::fs::read(folder.join("target")).unwrap();
     let output = shell(
         folder,
-        // The locks of the killed copy end with its last request.
+        // The locks of the killed copy end with its last request. The shell stays to the end:
+        // if it became its last command, qemu-io's input would end there.
         "until qemu-io -c quit target > /dev/null 2>&1; do sleep 0.1; done; \
          coproc qemu-io target; read -r -n 8 -u ${COPROC[0]}; \
-         $VELLUM convert -f qcow2 --journal -O qcow2 src target",
+         $VELLUM convert -f qcow2 --journal -O qcow2 src target; \
+         exit $?",
     );
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -90,7 +90,7 @@ impl Error {
     pub fn from_io(operation: &'static str, error: &std::io::Error) -> Self {
         match error.raw_os_error() {
             Some(errno) => Error::from_errno(operation, errno),
-            None => Error::new(ErrorKind::Io, operation, error.to_string()),
+            None => Error::new(ErrorKind::Io, operation, io_text(error)),
         }
     }
 
@@ -201,19 +201,20 @@ impl Error {
 
 /// The operating system's text for an error number, as `strerror` gives it.
 pub fn errno_text(errno: i32) -> String {
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
-    match text.find(" (os error") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
-    }
+    io_text(&std::io::Error::from_raw_os_error(errno))
 }
 
 /// What the operating system says of an error, without the number that the standard
 /// library adds.
 pub fn io_text(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(errno) => errno_text(errno),
-        None => error.to_string(),
+    let text = error.to_string();
+    // It may stand inside of what somebody else has added.
+    let parts = text
+        .split_once(" (os error ")
+        .and_then(|(head, rest)| Some((head, rest.split_once(')')?.1)));
+    match parts {
+        Some((head, tail)) => format!("{head}{tail}"),
+        None => text,
     }
 }
 
@@ -243,5 +244,20 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_ref().map(|e| e as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_an_error_is_left_out_wherever_it_stands() {
+        let plain = std::io::Error::from_raw_os_error(libc::EACCES);
+        assert_eq!(io_text(&plain), "Permission denied");
+        assert_eq!(errno_text(libc::EACCES), "Permission denied");
+        let inside = std::io::Error::other(format!("{plain} at path \"x\""));
+        assert_eq!(io_text(&inside), "Permission denied at path \"x\"");
+        assert_eq!(io_text(&std::io::Error::other("a (b)")), "a (b)");
     }
 }
