@@ -70,17 +70,34 @@ fn draw(scene: &Scene, disk: &GuestDisk) -> Op {
                 len,
                 fua: rng.chance(1, 6),
             },
-            9 | 10 => Op::Zero {
+            9 => Op::Zero {
                 offset,
                 len,
                 unmap: rng.chance(1, 2),
             },
+            // Whole clusters are given back, and used again.
+            10 | 11 if rng.chance(1, 2) => whole_clusters(offset, len, cluster, size),
             11 => Op::Discard { offset, len },
+            10 => Op::Zero {
+                offset,
+                len,
+                unmap: true,
+            },
             12 => Op::Status { offset, len },
             13..=16 => Op::Read { offset, len },
             _ => Op::Flush,
         }
     })
+}
+
+/// Discards the clusters that a range touches.
+fn whole_clusters(offset: u64, len: u64, cluster: u64, size: u64) -> Op {
+    let start = offset - offset % cluster;
+    let end = (offset + len).next_multiple_of(cluster).min(size);
+    Op::Discard {
+        offset: start,
+        len: end - start,
+    }
 }
 
 /// Counts a request until it is dropped.
