@@ -32,6 +32,12 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+// What tests take out belongs into no program.
+const _: () = assert!(
+    !vellum_storage::mutants::ARE_BUILT_IN,
+    "build vellum-cli without the feature `mutants` of vellum-storage: name fewer packages or features"
+);
+
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_default();

@@ -45,8 +45,6 @@ struct Core {
     pending: Vec<Pending>,
     lie: Option<Lie>,
     faults: Option<Faults>,
-    /// A file whose flushes do nothing.
-    swallowed: Option<usize>,
     /// Numbers completed records.
     next_landing: u64,
     flushes: u64,
@@ -130,7 +128,6 @@ impl Disk {
             pending: Vec::new(),
             lie: None,
             faults: None,
-            swallowed: None,
             next_landing: 0,
             flushes: 0,
         };
@@ -147,11 +144,6 @@ impl Disk {
     /// Has requests fail from now on, or none any more.
     pub fn set_faults(&self, faults: Option<Faults>) {
         self.lock().faults = faults;
-    }
-
-    /// Makes the flushes of one file do nothing, or of none any more.
-    pub fn swallow_flushes(&self, file: Option<usize>) {
-        self.lock().swallowed = file;
     }
 
     /// A further descriptor of a file.
@@ -434,7 +426,7 @@ impl Core {
     fn flush(&mut self, file: usize, before: u64) {
         self.flushes += 1;
         let lies = |lie: &Lie| lie.swallows(self.flushes);
-        if self.swallowed == Some(file) || self.lie.as_ref().is_some_and(lies) {
+        if self.lie.as_ref().is_some_and(lies) {
             return;
         }
         let file = &mut self.files[file];

@@ -22,6 +22,8 @@ pub mod io;
 pub mod lane;
 pub mod lock;
 pub mod mem;
+#[doc(hidden)]
+pub mod mutants;
 pub mod nbd;
 pub mod nodes;
 mod pass_on;

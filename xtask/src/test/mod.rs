@@ -15,6 +15,15 @@ use tally::Tally;
 const SIMULATOR_SEEDS: u64 = 1000;
 const DAEMON_SEEDS: u64 = 100;
 const SIMULATOR_CUTS_PER_SEED: u64 = 100;
+/// With mutants, so that their test builds next to nothing anew; nobody else makes any appear.
+const SIMULATOR: [&str; 6] = [
+    "--profile",
+    "tasks",
+    "--package",
+    "vellum-sim",
+    "--features",
+    "mutants",
+];
 const DIFFERENTIAL_SEEDS: &str = "0..60";
 const TORTURE_ROUNDS: &str = "30";
 const TORTURE_SEED: &str = "7";
@@ -31,6 +40,8 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     tally += counted(workspace.cargo().args(tests))?;
     tally += simulator(&workspace, &[], SIMULATOR_SEEDS)?;
     tally += simulator(&workspace, &["--daemon"], DAEMON_SEEDS)?;
+    let mutants = ["--test", "daemon_mutants"];
+    tally += counted(workspace.cargo().arg("test").args(SIMULATOR).args(mutants))?;
     // The tests have just built it.
     let vellum = workspace.target.join("debug/vellum");
     tally += counted(
@@ -75,13 +86,12 @@ fn counted(command: &mut Command) -> Result<Tally> {
 fn simulator(workspace: &Workspace, what: &[&str], count: u64) -> Result<Tally> {
     let seeds = format!("0..{count}");
     let cuts = SIMULATOR_CUTS_PER_SEED.to_string();
-    let built = ["--profile", "tasks", "--package", "vellum-sim"];
-    process::run(workspace.cargo().arg("build").args(built))?;
+    process::run(workspace.cargo().arg("build").args(SIMULATOR))?;
     let mut tally = counted(
         workspace
             .cargo()
             .arg("run")
-            .args(built)
+            .args(SIMULATOR)
             .arg("--")
             .args(what)
             .args(["--seeds", &seeds, "--cuts", &cuts]),

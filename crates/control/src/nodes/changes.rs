@@ -15,6 +15,7 @@ use std::sync::Arc;
 use vellum::nodes::{Drained, Link, absent, nothing};
 use vellum::qcow2::BackingName;
 use vellum::{BlockDevice, Result};
+use vellum_storage::mutants::{self, Mutant};
 
 use super::{MADE_UP, Nodes, Origin, Use, User, invalid, unknown, unknown_node};
 use crate::graph::{self, Opened};
@@ -207,7 +208,9 @@ impl Nodes {
     /// If there is none, or the old one cannot be made durable: then they stay with it.
     pub async fn lead_to(&self, held: Held, name: &str) -> Result<()> {
         let device = self.device(name)?;
-        self.flush(&held.node).await?;
+        if !mutants::is(Mutant::LeaveUnflushed) {
+            self.flush(&held.node).await?;
+        }
         let ids = held.ids();
         let mut named = self.lock();
         if let Some(node) = named.nodes.get_mut(&held.node) {

@@ -17,6 +17,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
+use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{MemStorage, spawn};
 
 use crate::qcow2::create::Preallocation;
@@ -81,6 +82,9 @@ impl Link {
     pub async fn drain(&self) -> Drained {
         self.core.lock().drains += 1;
         let drained = Drained(self.core.clone());
+        if mutants::is(Mutant::DrainNothing) {
+            return drained;
+        }
         while self.core.lock().running > 0 {
             let changed = self.core.changed.listen();
             if self.core.lock().running > 0 {
@@ -194,6 +198,10 @@ impl BlockDevice for Link {
     }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        let flags = RequestFlags {
+            fua: flags.fua && !mutants::is(Mutant::IgnoreFua),
+            ..flags
+        };
         self.start(move |device| device.write(offset_bytes, buffer, flags))
     }
 

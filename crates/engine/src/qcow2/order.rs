@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vellum_format::types::HostCluster;
 use vellum_storage::{Error, ErrorKind, Event, Result, spawn_lingering};
 
+use super::barrier::is_forgotten;
 use super::cache::WriteBack;
 use super::group::{Group, RunningTurn, Turn};
 use super::image::Image;
@@ -439,6 +440,7 @@ impl Image {
         let error = failure.error();
         drop(self.mark_corrupt(error.clone()).await);
         match failure {
+            Failure::Barrier(_) if is_forgotten(error) => {}
             Failure::Barrier(_) => self.latch(error.clone()),
             Failure::Write(_) if error.kind() == ErrorKind::NoSpace => {}
             Failure::Write(_) => self.latch_unwritten(error.clone()),

@@ -398,14 +398,7 @@ impl Image {
         piece: Buffer,
     ) -> Result<Buffer> {
         self.note_writing(placed);
-        // All of them end: after an error the clusters that they write to are given back.
-        let (head, tail, reached) = futures_util::join!(
-            self.fill(placed, placed.fill_start, placed.start),
-            self.fill(placed, placed.end, placed.fill_end),
-            self.reach_end(placed),
-        );
-        let (head, tail) = (head?, tail?);
-        reached?;
+        let (head, tail) = self.fill_around(placed).await?;
         let first = placed.start - head.as_ref().map_or(0, |head| head.len() as u64);
         let mut buffers = Buffers::new();
         let skipped = usize::from(head.is_some());
@@ -420,6 +413,27 @@ impl Image {
         let flags = WriteFlags::default();
         let mut written = self.write_data(first, host, buffers, flags).await?;
         Ok(written.swap_remove(skipped))
+    }
+
+    /// Prepares what is written around the guest's bytes: before and after them.
+    async fn fill_around(
+        self: &Arc<Self>,
+        placed: &Placed,
+    ) -> Result<(Option<Buffer>, Option<Buffer>)> {
+        let head = self.fill(placed, placed.fill_start, placed.start);
+        let tail = self.fill(placed, placed.end, placed.fill_end);
+        let reached = self.reach_end(placed);
+        #[cfg(feature = "mutants")]
+        if vellum_storage::mutants::is(vellum_storage::mutants::Mutant::TellTheFirstError) {
+            #[expect(clippy::disallowed_macros, reason = "this is what is wrong with it")]
+            let (head, tail, ()) = futures_util::try_join!(head, tail, reached)?;
+            return Ok((head, tail));
+        }
+        // All of them end: after an error the clusters that they write to are given back.
+        let (head, tail, reached) = futures_util::join!(head, tail, reached);
+        let filled = (head?, tail?);
+        reached?;
+        Ok(filled)
     }
 
     /// Lets the file reach to the end of new clusters that are not written to their

@@ -45,6 +45,8 @@ use verify::Expectations;
 const ENDS_AT_A_MOMENT: u64 = 5;
 /// Steps after which a story is taken to go on for ever.
 const MOST_STEPS: u64 = 400_000;
+/// Of a disk.
+const MOST_BYTES: u64 = 2 << 20;
 
 /// What of a story is not left to its seed.
 #[derive(Debug, Clone, Default)]
@@ -59,9 +61,10 @@ pub struct Settings {
     pub forgets: bool,
     /// Flushes that fail say that they have not.
     pub unreported: bool,
-    /// While a snapshot is taken the flushes of what users leave do nothing: to a right
-    /// graph this is what a missing flush is to a right disk.
-    pub left_unflushed: bool,
+    /// One of so many reads and writes fails, if any do.
+    pub requests_one_in: Option<u64>,
+    /// The size of clusters.
+    pub cluster_bits: Option<u32>,
 }
 
 /// What a story is like.
@@ -79,7 +82,8 @@ struct Story {
 
 impl Story {
     fn of(rng: &mut Rng, settings: &Settings) -> Story {
-        let cluster_bits = *rng.pick(&[9, 12, 12, 14, 16, 16]);
+        let drawn = *rng.pick(&[9, 12, 12, 14, 16, 16, 18]);
+        let cluster_bits = settings.cluster_bits.unwrap_or(drawn);
         let errnos = match &settings.faults {
             Some(errnos) => errnos.clone(),
             None if rng.chance(1, 4) => match rng.chance(1, 2) {
@@ -91,7 +95,9 @@ impl Story {
         let faults = (!errnos.is_empty()).then(|| Faults {
             requests_one_in: match settings.only_flushes_fail || rng.chance(1, 3) {
                 true => 0,
-                false => rng.between(20, 300),
+                false => settings
+                    .requests_one_in
+                    .unwrap_or_else(|| rng.between(20, 300)),
             },
             flushes_one_in: match settings.no_flush_fails {
                 true => 0,
@@ -108,7 +114,7 @@ impl Story {
             clients: rng.between(1, 3),
             requests: rng.between(10, 60),
             commands: rng.between(1, 8),
-            size_bytes: rng.between(1, 32) << cluster_bits.max(14),
+            size_bytes: (rng.between(1, 32) << cluster_bits.max(14)).min(MOST_BYTES),
             cluster_bits,
             faults,
         }
@@ -127,6 +133,9 @@ pub fn seed(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure
 fn play(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
     // Once without an end, to know how long it is; once with ends.
     let steps = run(seed, settings, &mut |_, _| None)?;
+    if ends == 0 {
+        return Ok(Totals { cuts: 0, steps });
+    }
     let mut rng = Rng::new(!seed);
     let moments = ends.div_ceil(ENDS_AT_A_MOMENT);
     let mut at: Vec<u64> = (0..moments).map(|_| rng.below(steps.max(1))).collect();
@@ -201,7 +210,6 @@ fn run(
         exports,
         disks: disks.collect(),
         faulty: story.faults.is_some(),
-        left_unflushed: settings.left_unflushed,
     };
     let scene = Scene::new(cast, rng.fork());
     let mut last = 0;

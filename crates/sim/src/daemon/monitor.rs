@@ -78,13 +78,21 @@ pub(super) async fn add_image(
             return false;
         }
     }
-    let node = json!({
+    let mut node = json!({
         "driver": "qcow2",
         "node-name": name,
         "file": {"driver": "file", "filename": name},
         "backing": null,
         "discard": "unmap",
     });
+    if scene.draw(|rng| rng.chance(1, 3)) {
+        // Nothing is gathered: parts of clusters go to the file as they come.
+        node["data-cache-size"] = json!(0);
+    }
+    if scene.draw(|rng| rng.chance(1, 3)) {
+        node["l2-cache-size"] = json!(1);
+        node["refcount-cache-size"] = json!(1);
+    }
     scene.demand("blockdev-add", node).await
 }
 
@@ -95,12 +103,7 @@ async fn snapshot(scene: &Scene, disk: &GuestDisk, top: &str) {
     }
     let begun = disk.model.borrow_mut().begin_watch();
     let arguments = json!({"node": top, "overlay": overlay});
-    let left = scene.files.names().get(top).copied();
-    let disk_below = &scene.files.disk;
-    disk_below.swallow_flushes(left.filter(|_| scene.left_unflushed));
-    let taken = scene.demand("blockdev-snapshot", arguments).await;
-    disk_below.swallow_flushes(None);
-    if taken {
+    if scene.demand("blockdev-snapshot", arguments).await {
         // Whoever took it may copy the base from now on.
         disk.keep(top, begun, "the base of a snapshot");
     }
@@ -212,7 +215,7 @@ async fn backup(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
                 .await
         }
     };
-    let moment = disk.model.borrow().clone();
+    let moment = Rc::new(disk.model.borrow().clone());
     let end = match started {
         true => end_of_job(scene, &job).await,
         false => End::Failed,

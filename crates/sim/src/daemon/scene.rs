@@ -24,7 +24,7 @@ use crate::rng::Rng;
 pub(super) struct Kept {
     pub(super) file: String,
     /// As it was when the moment was over.
-    pub(super) model: Model,
+    pub(super) model: Rc<Model>,
     pub(super) begun: Tick,
     pub(super) what: &'static str,
 }
@@ -85,7 +85,7 @@ impl GuestDisk {
     pub(super) fn keep(&self, file: &str, begun: Tick, what: &'static str) {
         let kept = Kept {
             file: file.to_owned(),
-            model: self.model.borrow().clone(),
+            model: Rc::new(self.model.borrow().clone()),
             begun,
             what,
         };
@@ -141,8 +141,6 @@ pub(super) struct Scene {
     pub(super) disks: Vec<Rc<GuestDisk>>,
     /// Requests may fail.
     pub(super) faulty: bool,
-    /// What users leave is not flushed.
-    pub(super) left_unflushed: bool,
     rng: RefCell<Rng>,
     failure: RefCell<Option<Failure>>,
     /// Commands and requests so far, to tell what led to a failure.
@@ -158,7 +156,6 @@ pub(super) struct Cast {
     pub(super) exports: Exports,
     pub(super) disks: Vec<Rc<GuestDisk>>,
     pub(super) faulty: bool,
-    pub(super) left_unflushed: bool,
 }
 
 impl Scene {
@@ -174,7 +171,6 @@ impl Scene {
             heard,
             disks: cast.disks,
             faulty: cast.faulty,
-            left_unflushed: cast.left_unflushed,
             rng: RefCell::new(rng),
             failure: RefCell::default(),
             log: RefCell::default(),

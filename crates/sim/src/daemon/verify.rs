@@ -1,6 +1,7 @@
 //! What must hold after the end of a daemon: the next one opens what clients used last, by
 //! the names in the images, and finds everything that was flushed.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -25,7 +26,7 @@ const READ_BYTES: u64 = 64 << 10;
 #[derive(Debug, Clone)]
 struct Expected {
     file: String,
-    model: Model,
+    model: Rc<Model>,
     begun: Tick,
     what: String,
 }
@@ -46,7 +47,7 @@ impl Expectations {
             if let Some(top) = scene.top(disk) {
                 shown.push(Expected {
                     file: top,
-                    model: disk.model.borrow().after_cut(),
+                    model: Rc::new(disk.model.borrow().after_cut()),
                     begun: 0,
                     what: format!("disk {}", disk.name),
                 });
@@ -139,7 +140,7 @@ async fn open(nodes: &Nodes, file: &str) -> vellum::Result<Arc<dyn BlockDevice>>
 }
 
 async fn compare(device: &dyn BlockDevice, expected: &Expected) -> Result<(), Failure> {
-    let mut model = expected.model.clone();
+    let mut model = Model::clone(&expected.model);
     let size = device.size_bytes();
     let mut offset = 0;
     while offset < size {

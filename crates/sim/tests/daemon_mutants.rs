@@ -1,0 +1,87 @@
+//! Mutants of the daemon: with a mend taken out, the daemon's simulator fails within so many
+//! stories, and the story that fails passes with the mend. See docs/TESTING.md.
+
+use vellum_sim::daemon::{Settings, seed};
+use vellum_sim::{Failure, FailureKind};
+use vellum_storage::mutants::{self, Mutant};
+
+const STORIES: u64 = 400;
+
+/// Takes a mend out, and demands that this is what makes a story fail.
+/// `ends` is how many times the world ends in each.
+fn killed(mutant: Mutant, ends: u64, settings: &Settings) -> Failure {
+    mutants::set(Some(mutant));
+    let failed =
+        (0..STORIES).find_map(|number| Some((number, seed(number, ends, settings).err()?)));
+    mutants::set(None);
+    let Some((number, failure)) = failed else {
+        panic!("{mutant:?} lives through {STORIES} stories");
+    };
+    let mended = seed(number, ends, settings);
+    assert!(mended.is_ok(), "also with the mend: {mended:?}");
+    println!("{mutant:?}: {failure}");
+    failure
+}
+
+/// What somebody sees that is not what it should be.
+fn is_loss(failure: &Failure) -> bool {
+    use FailureKind::{Audit, Check, Content, Open};
+    matches!(failure.kind, Audit | Check | Content | Open)
+}
+
+/// No request fails.
+fn sound() -> Settings {
+    Settings {
+        faults: Some(Vec::new()),
+        ..Settings::default()
+    }
+}
+
+/// What users leave must be durable when they are led away: what they flush later does not
+/// reach it.
+#[test]
+fn leaving_what_is_not_durable() {
+    assert!(is_loss(&killed(Mutant::LeaveUnflushed, 20, &sound())));
+}
+
+/// The kernel drops what it could not make durable, tells that once, and so do descriptors
+/// here: the image must know.
+#[test]
+fn forgetting_barriers_that_failed() {
+    let settings = Settings {
+        faults: Some(vec![28]),
+        only_flushes_fail: true,
+        forgets: true,
+        ..Settings::default()
+    };
+    assert!(is_loss(&killed(Mutant::ForgetFullBarriers, 20, &settings)));
+}
+
+/// After the error of one of several writes the clusters of all are given back. Before and
+/// after what is written to a large cluster there are zeroes to write.
+#[test]
+fn telling_the_first_of_several_errors() {
+    let settings = Settings {
+        faults: Some(vec![28]),
+        no_flush_fails: true,
+        requests_one_in: Some(15),
+        cluster_bits: Some(18),
+        ..Settings::default()
+    };
+    assert!(is_loss(&killed(Mutant::TellTheFirstError, 0, &settings)));
+}
+
+#[test]
+fn exchanging_devices_under_requests() {
+    killed(Mutant::DrainNothing, 20, &sound());
+}
+
+#[test]
+fn ignoring_fua() {
+    assert!(is_loss(&killed(Mutant::IgnoreFua, 20, &sound())));
+}
+
+#[test]
+fn reusing_what_is_still_read() {
+    assert!(is_loss(&killed(Mutant::ReuseWhileRead, 0, &sound())));
+}

@@ -1,0 +1,56 @@
+//! Mutants, as mutation testing calls them: mends that a test takes out one by one, to show
+//! that they would be missed. docs/TESTING.md lists what notices which.
+//!
+//! Invariant: without the feature `mutants`, which only the simulator's tests ask for, none is
+//! ever out and asking costs nothing. With it each thread has its own, and at first none.
+
+/// What is done wrong, as it once was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutant {
+    /// Users are led to another node before what they have written to the old one is durable.
+    LeaveUnflushed,
+    /// The first error of several requests is told while the others still run.
+    TellTheFirstError,
+    /// A barrier that fails for want of room is forgotten.
+    ForgetFullBarriers,
+    /// Links are taken to be drained while requests run.
+    DrainNothing,
+    /// Links pass writes on without FUA.
+    IgnoreFua,
+    /// Clusters are used again while somebody may still read what they held.
+    ReuseWhileRead,
+}
+
+#[cfg(feature = "mutants")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Mutant;
+
+    thread_local! {
+        static CURRENT: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    /// Has the calling thread do something wrong from now on, or nothing any more.
+    pub fn set(mutant: Option<Mutant>) {
+        CURRENT.set(mutant);
+    }
+
+    /// Whether the calling thread is to do this wrong.
+    pub fn is(mutant: Mutant) -> bool {
+        CURRENT.get() == Some(mutant)
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub use switch::{is, set};
+
+/// Whether the calling thread is to do this wrong: never.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+pub const fn is(_mutant: Mutant) -> bool {
+    false
+}
+
+/// Whether this build has mutants. No program that people use may.
+pub const ARE_BUILT_IN: bool = cfg!(feature = "mutants");
