@@ -7,6 +7,7 @@ mod differential;
 mod fuzz;
 mod golden;
 mod guest;
+mod interleavings;
 mod iotests;
 mod process;
 mod random;
@@ -38,6 +39,8 @@ usage: cargo xtask TASK [ARGUMENTS]
                              to their corpora
   iotests [--real img,io,nbd,qsd] [--vellum PROGRAM] [TEST...]
                              QEMU's own tests with our programs in the place of QEMU's
+  interleavings [--times N] [--seed S] [TEST]
+                             what lanes share, with every thread's turns decided by a seed
   torture --minutes N | --rounds N [--seed S] [--jobs N] [--vellum PROGRAM | --real]
                              servers killed in the middle of everything; --real tortures QEMU's
   golden                     make tests/golden anew with the real qemu-img
@@ -71,6 +74,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
         "tidy" => tidy::run(arguments),
         "fuzz" => fuzz::run(arguments),
         "iotests" => iotests::run(arguments),
+        "interleavings" => interleavings::run(arguments),
         "torture" => torture::run(arguments),
         "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),

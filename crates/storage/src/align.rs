@@ -6,12 +6,11 @@
 //! side by side, also where they overlap: they bring nothing old back.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use event_listener::Event;
+use std::sync::{Arc, PoisonError};
 
 use crate::buffer::total_len;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Event, Mutex, MutexGuard};
 use crate::{Buffer, Buffers};
 
 /// What direct I/O on a file wants; all 1 for buffered I/O.
@@ -255,7 +254,10 @@ impl Drop for Passing {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use std::cell::RefCell;
 

@@ -10,17 +10,21 @@
 //! [`Executor::prepare_to_sleep`] makes the latter return `false`, so no wake-up
 //! is lost.
 
+mod queued;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::FutureExt;
+
+use crate::sync::{Mutex, MutexGuard, thread_local};
+use queued::Queued;
 
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
 type RemoteStart = Box<dyn FnOnce() + Send>;
@@ -59,7 +63,7 @@ impl Shared {
 struct TaskWaker {
     shared: Arc<Shared>,
     task: usize,
-    queued: AtomicBool,
+    queued: Queued,
 }
 
 impl Wake for TaskWaker {
@@ -68,7 +72,7 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.swap(true, Ordering::AcqRel) {
+        if self.queued.enter() {
             self.shared.push(|queue| queue.ready.push_back(self.task));
         }
     }
@@ -121,7 +125,7 @@ impl Executor {
             queue: Mutex::new(Queue::default()),
             notify: Box::new(notify),
         });
-        let queued = AtomicBool::new(false);
+        let queued = Queued::new();
         let root = Arc::new(TaskWaker {
             shared: shared.clone(),
             task: ROOT,
@@ -216,7 +220,7 @@ impl Executor {
 
     fn poll_task(&self, task: usize) {
         if task == ROOT {
-            self.core.root.queued.store(false, Ordering::Release);
+            self.core.root.queued.leave();
             self.core.root_woken.set(true);
             return;
         }
@@ -230,7 +234,7 @@ impl Executor {
             };
             (future, slot.waker.clone())
         };
-        waker.queued.store(false, Ordering::Release);
+        waker.queued.leave();
         let std_waker = Waker::from(waker);
         let done = future
             .as_mut()
@@ -370,7 +374,7 @@ fn spawn_on<T: 'static>(
         Arc::new(TaskWaker {
             shared: core.shared.clone(),
             task,
-            queued: AtomicBool::new(false),
+            queued: Queued::new(),
         })
     });
     *slot = Some(Slot {
@@ -386,7 +390,7 @@ fn spawn_on<T: 'static>(
 /// The waker of a slot's last task, if nobody else can use it any more.
 fn reusable_waker(slot: &mut Option<Slot>) -> Option<Arc<TaskWaker>> {
     let mut waker = slot.take()?.waker;
-    *Arc::get_mut(&mut waker)?.queued.get_mut() = false;
+    Arc::get_mut(&mut waker)?.queued = Queued::new();
     Some(waker)
 }
 
@@ -421,8 +425,13 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]

@@ -10,6 +10,9 @@
 //!   arrives; dropping an [`Io`] abandons a result, never an I/O.
 //! - Nothing here knows about image formats.
 
+// What the model stands for is built and not used.
+#![cfg_attr(shuttle, allow(dead_code, unused_imports))]
+
 mod align;
 mod block;
 pub mod buffer;
@@ -31,6 +34,8 @@ mod pool;
 pub mod program;
 pub mod secret;
 mod storage;
+#[doc(hidden)]
+pub mod sync;
 mod sys;
 mod together;
 pub mod wrap;

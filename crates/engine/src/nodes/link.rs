@@ -14,10 +14,10 @@
 //! - Nobody else relies on what is below staying the same: a link is no layer, tells of
 //!   no storage, and no place on the host (another device may own it a moment later).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use event_listener::Event;
 use vellum_storage::mutants::{self, Mutant};
+use vellum_storage::sync::{Event, Mutex, MutexGuard};
 use vellum_storage::{MemStorage, spawn};
 
 use crate::qcow2::create::Preallocation;
@@ -266,7 +266,10 @@ impl BlockDevice for Link {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use futures_util::FutureExt;
     use vellum_storage::lane::{block_on, yield_now};

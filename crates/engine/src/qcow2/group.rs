@@ -1,9 +1,9 @@
 //! Work that many ask for and one does: everybody who asks is served by a turn that
 //! began after he asked, and turns come one at a time.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
-use event_listener::Event;
+use vellum_storage::sync::{Event, Mutex, MutexGuard};
 use vellum_storage::{Error, ErrorKind, Result};
 
 #[derive(Default)]
@@ -101,7 +101,10 @@ impl Drop for RunningTurn<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use futures_util::FutureExt;

@@ -11,8 +11,10 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
+
+use vellum_storage::sync::{Mutex, MutexGuard};
 
 /// How a range is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +180,10 @@ impl fmt::Debug for Inflight {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use futures_util::FutureExt;

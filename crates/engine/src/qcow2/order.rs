@@ -25,12 +25,15 @@
 //! Concurrent flushes share commits: a flush is served by any commit that starts
 //! after it.
 
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod reclaim;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use vellum_format::types::HostCluster;
+use vellum_storage::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use vellum_storage::sync::{Mutex, MutexGuard};
 use vellum_storage::{Error, ErrorKind, Event, Result, spawn_lingering};
 
 use super::barrier::is_forgotten;

@@ -5,9 +5,9 @@
 //! its request, so nobody waits for what was abandoned.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use event_listener::Event;
+use vellum_storage::sync::{Event, Mutex, MutexGuard};
 
 /// See the module's head.
 #[derive(Debug, Default)]
@@ -80,7 +80,10 @@ impl Drop for Ticket {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use futures_util::FutureExt;
 

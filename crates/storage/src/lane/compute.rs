@@ -4,11 +4,12 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::{Result as Caught, available_parallelism};
 
 use super::crew::Crew;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Codecs keep some tens of kilobytes on the stack at most.
 const STACK_BYTES: usize = 512 << 10;
@@ -32,7 +33,7 @@ pub fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     // A panic goes on where the result is awaited.
     let run = move || answer.finish(catch_unwind(AssertUnwindSafe(work)));
     if super::is_running() {
-        crew().submit(Box::new(run));
+        give(Box::new(run));
     } else {
         run();
     }
@@ -44,12 +45,20 @@ pub fn compute_threads() -> usize {
     available_parallelism().map_or(1, usize::from)
 }
 
-fn crew() -> &'static Crew<Job> {
+/// As with workers: a crew would outlive the test's threads.
+#[cfg(shuttle)]
+fn give(job: Job) {
+    drop(crate::sync::thread::spawn(job));
+}
+
+#[cfg(not(shuttle))]
+fn give(job: Job) {
     static CREW: OnceLock<Crew<Job>> = OnceLock::new();
     CREW.get_or_init(|| {
         let run: fn(Job) = |job| job();
         Crew::new("vellum-compute", compute_threads(), STACK_BYTES, run)
     })
+    .submit(job);
 }
 
 /// Work that [`compute`] has started.

@@ -5,8 +5,10 @@
 //! dangles if who gave it goes away first; the answer then goes nowhere.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
+
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 /// How long a thread waits for a job before it ends.
 const IDLE_TIME: Duration = Duration::from_secs(10);
@@ -65,7 +67,7 @@ impl<J: Send> Crew<J> {
         }
         jobs.threads += 1;
         drop(jobs);
-        let builder = std::thread::Builder::new()
+        let builder = thread::Builder::new()
             .name(self.name.into())
             .stack_size(self.stack_bytes);
         if builder.spawn(|| self.work()).is_err() {
@@ -110,3 +112,6 @@ impl<J: Send> Crew<J> {
         }
     }
 }
+
+#[cfg(all(test, shuttle))]
+mod interleavings;

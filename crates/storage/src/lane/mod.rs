@@ -14,6 +14,8 @@
 
 mod compute;
 mod crew;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 pub mod net;
 mod reactor;
 mod request;
@@ -34,6 +36,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::executor::Executor;
+use crate::sync::thread_local;
 use crate::sys::EventFd;
 use crate::{Buffers, Error, ErrorKind, Io, Result};
 
@@ -70,6 +73,8 @@ impl Backend {
         match std::env::var(BACKEND_VARIABLE).as_deref() {
             Ok("threads") => Backend::Threads,
             Ok("io_uring") => Backend::IoUring,
+            // Only threads can have their turns told to them.
+            _ if cfg!(shuttle) => Backend::Threads,
             _ => Backend::Auto,
         }
     }

@@ -7,12 +7,11 @@
 //!   calls good counts only when all have ended that ran beside it, and none of them failed.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use event_listener::Event;
+use std::sync::{Arc, PoisonError};
 
 use super::request::Descriptor;
+use crate::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use crate::sync::{Event, Mutex, MutexGuard};
 use crate::sys::Errno;
 use crate::{Error, Result};
 
@@ -139,3 +138,6 @@ impl Descriptor {
         Ok(())
     }
 }
+
+#[cfg(all(test, shuttle))]
+mod interleavings;

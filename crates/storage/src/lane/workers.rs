@@ -1,10 +1,11 @@
 //! Worker threads for what blocks: every file request of a lane without
 //! io_uring, and on every lane the few calls that have no asynchronous form.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::crew::Crew;
 use super::request::{Done, Request};
+use crate::sync::{Mutex, MutexGuard};
 use crate::sys::EventFd;
 
 /// As many threads as QEMU's pool has.
@@ -62,7 +63,21 @@ fn run(job: Job) {
     job.reply_to.put(job.slot, done);
 }
 
+/// As below, in a thread of its own: a crew would outlive the test's threads, and has tests of
+/// its own.
+#[cfg(shuttle)]
+pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<Mailbox>) {
+    let reply_to = reply_to.clone();
+    let job = Job {
+        request,
+        slot,
+        reply_to,
+    };
+    drop(crate::sync::thread::spawn(move || run(job)));
+}
+
 /// Has a worker run `request`; the answer goes to `reply_to` under `slot`.
+#[cfg(not(shuttle))]
 pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<Mailbox>) {
     static WORKERS: OnceLock<Crew<Job>> = OnceLock::new();
     let reply_to = reply_to.clone();

@@ -7,15 +7,33 @@ use std::sync::Arc;
 
 use vellum_storage::Result;
 
-use super::{Dropped, Reason, merged};
+use super::{Dropped, Order, Reason, merged};
 use crate::qcow2::image::Image;
+use crate::qcow2::readers::Readers;
+
+impl Order {
+    /// What is dropped on disk and no request reads any more; what was dropped since waits
+    /// for those that read now. `None`: some still read.
+    pub(super) fn take_quiescent(&self, readers: &Readers) -> Option<Vec<Dropped>> {
+        let mut lists = self.lists();
+        if !readers.old_are_gone() {
+            return None;
+        }
+        let ready = std::mem::take(&mut lists.quiescing);
+        if !lists.durable.is_empty() {
+            lists.quiescing = std::mem::take(&mut lists.durable);
+            readers.turn();
+        }
+        Some(ready)
+    }
+}
 
 impl Image {
     /// Gives back clusters that are dropped on disk and that no request reads.
     pub(super) async fn reclaim(&self) -> Result<()> {
         // The second round serves what only waited for the readers' turn.
         for _ in 0..2 {
-            let Some(ready) = self.take_quiescent() else {
+            let Some(ready) = self.order.take_quiescent(&self.readers) else {
                 return Ok(());
             };
             for dropped in merged(ready) {
@@ -43,19 +61,6 @@ impl Image {
             self.release_counts(dropped).await?;
         }
         Ok(())
-    }
-
-    fn take_quiescent(&self) -> Option<Vec<Dropped>> {
-        let mut lists = self.order.lists();
-        if !self.readers.old_are_gone() {
-            return None;
-        }
-        let ready = std::mem::take(&mut lists.quiescing);
-        if !lists.durable.is_empty() {
-            lists.quiescing = std::mem::take(&mut lists.durable);
-            self.readers.turn();
-        }
-        Some(ready)
     }
 
     pub(in crate::qcow2) async fn release_clusters(&self, dropped: Dropped) -> Result<()> {

@@ -1,0 +1,43 @@
+//! While a link is drained none of its requests runs and none begins; all of them run in the
+//! end, and every drain ends.
+
+use super::*;
+use vellum_storage::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use vellum_storage::sync::{block_on, explore, join, point, thread};
+
+#[test]
+fn no_request_runs_while_a_link_is_drained() {
+    explore(|| {
+        let link = Link::new(nothing().expect("a device"));
+        let running = Arc::new(AtomicUsize::new(0));
+        let requests = [2, 1].map(|times| {
+            let (link, running) = (link.clone(), running.clone());
+            thread::spawn(move || {
+                for _ in 0..times {
+                    let (_, ticket) = match Core::enter(&link.core) {
+                        Some(entered) => entered,
+                        None => block_on(Core::wait_and_enter(&link.core)),
+                    };
+                    running.fetch_add(1, SeqCst);
+                    point();
+                    running.fetch_sub(1, SeqCst);
+                    drop(ticket);
+                }
+            })
+        });
+        let drains = [2, 1].map(|times| {
+            let (link, running) = (link.clone(), running.clone());
+            thread::spawn(move || {
+                for _ in 0..times {
+                    let drained = block_on(link.drain());
+                    assert_eq!(running.load(SeqCst), 0, "a request runs");
+                    drop(drained.set(nothing().expect("a device")));
+                    assert_eq!(running.load(SeqCst), 0, "a request has begun");
+                }
+            })
+        });
+        join(requests.into_iter().chain(drains));
+        let state = link.core.lock();
+        assert_eq!((state.running, state.drains), (0, 0));
+    });
+}

@@ -1,0 +1,103 @@
+//! Who asks is served by a turn that began after he asked, with the result of such a turn, and
+//! turns come one at a time, whoever gives up.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::*;
+use vellum_storage::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use vellum_storage::sync::{block_on, chance, explore, join, point, thread};
+
+/// A turn that has ended.
+struct Ended {
+    began: u64,
+    good: bool,
+}
+
+#[derive(Default)]
+struct World {
+    group: Group,
+    clock: AtomicU64,
+    at_work: AtomicBool,
+    ended: Mutex<Vec<Ended>>,
+}
+
+impl World {
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, SeqCst)
+    }
+
+    fn work(&self, turn: RunningTurn<'_>) {
+        let began = self.now();
+        assert!(!self.at_work.swap(true, SeqCst), "two turns at once");
+        point();
+        let how = chance(3);
+        self.ended.lock().expect("nobody panics").push(Ended {
+            began,
+            good: how == 0,
+        });
+        self.at_work.store(false, SeqCst);
+        let failure = Error::new(ErrorKind::Io, "work", "failed");
+        match how {
+            0 => turn.end(Ok(())).expect("it was good"),
+            1 => drop(turn.end(Err(failure))),
+            _ => drop(turn),
+        }
+    }
+
+    fn ask(&self) {
+        let asked = self.now();
+        match block_on(self.group.join()) {
+            Turn::Mine(turn) => self.work(turn),
+            Turn::Served(result) => {
+                let ended = self.ended.lock().expect("nobody panics");
+                let served = |turn: &Ended| turn.began > asked && turn.good == result.is_ok();
+                assert!(
+                    ended.iter().any(served),
+                    "no turn began after it, or so ended"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn who_asks_is_served_by_a_turn_that_began_after_it() {
+    explore(|| {
+        let world = Arc::new(World::default());
+        let threads = [2, 1, 1].map(|times| {
+            let world = world.clone();
+            thread::spawn(move || (0..times).for_each(|_| world.ask()))
+        });
+        join(threads);
+        assert!(!world.group.is_running());
+    });
+}
+
+#[test]
+fn whoever_gives_up_waiting_keeps_nobody_waiting() {
+    explore(|| {
+        let world = Arc::new(World::default());
+        let leaving = world.clone();
+        let leaving = thread::spawn(move || {
+            let mut left = chance(3);
+            let mut asked = pin!(leaving.group.join());
+            let turn = block_on(std::future::poll_fn(|context| {
+                if left == 0 {
+                    return Poll::Ready(None);
+                }
+                left -= 1;
+                asked.as_mut().poll(context).map(Some)
+            }));
+            if let Some(Turn::Mine(turn)) = turn {
+                leaving.work(turn);
+            }
+        });
+        let staying = [(); 2].map(|()| {
+            let world = world.clone();
+            thread::spawn(move || world.ask())
+        });
+        join([leaving].into_iter().chain(staying));
+    });
+}

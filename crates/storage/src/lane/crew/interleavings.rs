@@ -1,0 +1,92 @@
+//! Every job is done, though threads come and go.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::sync::{atomic, explore};
+
+/// How many jobs have run, and somebody who waits for that.
+#[derive(Default)]
+struct Tally {
+    ran: Mutex<usize>,
+    all: shuttle::sync::Condvar,
+}
+
+fn count(tally: Arc<Tally>) {
+    *tally.ran.lock().expect("nobody panics") += 1;
+    tally.all.notify_all();
+}
+
+fn crew(most_threads: usize) -> &'static Crew<Arc<Tally>> {
+    Box::leak(Box::new(Crew::new("crew", most_threads, 64 << 10, count)))
+}
+
+impl<J: Send> Crew<J> {
+    fn let_time_pass(&self) {
+        let _jobs = self.lock();
+        self.arrived.let_time_pass();
+    }
+}
+
+impl Tally {
+    fn wait(&self, jobs: usize) {
+        let mut ran = self.ran.lock().expect("nobody panics");
+        while *ran < jobs {
+            ran = self.all.wait(ran).expect("nobody panics");
+        }
+    }
+}
+
+/// Before time passes: a job that a lost notification leaves behind waits for ever.
+#[test]
+fn no_job_waits_for_the_time_of_an_idle_thread() {
+    for most_threads in 1..=2 {
+        explore(move || {
+            let (crew, tally) = (crew(most_threads), Arc::new(Tally::default()));
+            let others = tally.clone();
+            let thread = thread::spawn(move || {
+                crew.submit(others.clone());
+                others.wait(1);
+                crew.submit(others);
+            });
+            crew.submit(tally.clone());
+            crew.submit(tally.clone());
+            tally.wait(4);
+            thread.join().expect("ends");
+            crew.let_time_pass();
+        });
+    }
+}
+
+#[test]
+fn jobs_that_come_while_threads_end_are_done() {
+    explore(|| {
+        let (crew, tally) = (crew(2), Arc::new(Tally::default()));
+        crew.submit(tally.clone());
+        let thread = thread::spawn(move || crew.let_time_pass());
+        crew.submit(tally.clone());
+        crew.submit(tally.clone());
+        tally.wait(3);
+        thread.join().expect("ends");
+    });
+}
+
+/// At most so many jobs at once, and no thread stays when time has passed.
+#[test]
+fn a_crew_is_never_too_large() {
+    struct Job(Arc<[atomic::AtomicUsize; 2]>);
+    fn run(job: Job) {
+        let at_once = job.0[0].fetch_add(1, atomic::Ordering::SeqCst);
+        assert!(at_once < 2, "three at once");
+        job.0[0].fetch_sub(1, atomic::Ordering::SeqCst);
+        job.0[1].fetch_add(1, atomic::Ordering::SeqCst);
+    }
+    explore(|| {
+        let crew: &Crew<Job> = Box::leak(Box::new(Crew::new("crew", 2, 64 << 10, run)));
+        let counts = Arc::new([const { atomic::AtomicUsize::new(0) }; 2]);
+        for _ in 0..4 {
+            crew.submit(Job(counts.clone()));
+        }
+        crew.let_time_pass();
+    });
+}
