@@ -7,10 +7,10 @@
 //! before the turn.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use event_listener::Event;
 use vellum_storage::mutants::{self, Mutant};
+use vellum_storage::sync::Event;
+use vellum_storage::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Counts running reads by generation.
 #[derive(Debug, Default)]
@@ -35,7 +35,15 @@ impl Readers {
                     slot,
                 };
             }
-            self.running[slot].fetch_sub(1, Ordering::SeqCst);
+            self.leave(slot);
+        }
+    }
+
+    /// Also for one that has not entered after all: somebody may have seen it there.
+    fn leave(&self, slot: usize) {
+        let running = self.running[slot].fetch_sub(1, Ordering::SeqCst);
+        if running == 1 && self.awaited.load(Ordering::SeqCst) {
+            self.ended.notify(usize::MAX);
         }
     }
 
@@ -82,15 +90,14 @@ pub(crate) struct Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let readers = &self.readers;
-        let running = readers.running[self.slot].fetch_sub(1, Ordering::SeqCst);
-        if running == 1 && readers.awaited.load(Ordering::SeqCst) {
-            readers.ended.notify(usize::MAX);
-        }
+        self.readers.leave(self.slot);
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 
