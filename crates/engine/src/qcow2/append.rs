@@ -9,20 +9,46 @@
 //!
 //! Invariant: nothing else writes to the units from the first byte appended to the
 //! end of the last unit; the units after that are anybody's.
+//!
+//! Bytes go out with the next write that anybody begins, which may be over before their owner
+//! asks for one. So each write tells how it went to those whose bytes it had ([`Batch`]): that
+//! a later one succeeds says nothing of them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use futures_util::future::join_all;
+use vellum_storage::sync::{Mutex, MutexGuard};
 use vellum_storage::{Buffer, Buffers, Result, Storage, WriteFlags};
 
-use super::group::{Group, Turn};
+use super::group::{Group, RunningTurn, Turn};
 
 /// See the module's head.
 pub(crate) struct Appender {
     file: Arc<dyn Storage>,
     unit_bytes: u64,
-    pending: Mutex<Vec<Segment>>,
+    pending: Mutex<Pending>,
     turns: Group,
+}
+
+/// What the next write has.
+#[derive(Default)]
+struct Pending {
+    segments: Vec<Segment>,
+    batch: Arc<Batch>,
+}
+
+/// Bytes that go out with one write, and how that went.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    outcome: OnceLock<Result<()>>,
+}
+
+impl Batch {
+    /// Of a write that is over, or that nobody ends any more.
+    fn outcome(&self) -> Result<()> {
+        let abandoned = || Err(RunningTurn::abandoned());
+        self.outcome.get().cloned().unwrap_or_else(abandoned)
+    }
 }
 
 /// Bytes side by side on disk.
@@ -78,59 +104,69 @@ impl Appender {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Vec<Segment>> {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds bytes for `offset`, which is where the last ones ended or a multiple of
-    /// the unit.
-    pub(crate) fn append(&self, offset: u64, bytes: &[u8]) {
+    /// the unit. Returns what they go out with, for [`Appender::write`].
+    pub(crate) fn append(&self, offset: u64, bytes: &[u8]) -> Arc<Batch> {
         let mut pending = self.pending();
-        match pending.last_mut() {
+        match pending.segments.last_mut() {
             Some(last) if last.end() == offset => {
                 last.bytes.extend_from_slice(bytes);
                 last.fresh = true;
             }
-            _ => pending.push(Segment {
+            _ => pending.segments.push(Segment {
                 start: offset,
                 bytes: bytes.to_vec(),
                 fresh: true,
             }),
         }
+        pending.batch.clone()
     }
 
     /// Takes what is to be written, and keeps what the next bytes continue.
-    fn take(&self) -> Vec<Segment> {
+    fn take(&self) -> Pending {
         let mut pending = self.pending();
-        let tail = pending.last().map(|last| last.tail(self.unit_bytes));
+        let tail = pending
+            .segments
+            .last()
+            .map(|last| last.tail(self.unit_bytes));
         let mut taken = std::mem::take(&mut *pending);
-        pending.extend(tail);
-        taken.retain(|segment| segment.fresh);
+        pending.segments.extend(tail);
+        taken.segments.retain(|segment| segment.fresh);
         taken
     }
 
-    /// Waits until everything that was appended before this call is written; no
-    /// barrier. When it fails nobody knows what of it is.
-    pub(crate) async fn write(&self) -> Result<()> {
-        match self.turns.join().await {
-            Turn::Served(result) => result,
-            Turn::Mine(turn) => {
-                let writes = self.take().into_iter().map(|segment| {
-                    let buffers = Buffers::from_iter([segment.padded(self.unit_bytes)]);
-                    self.file
-                        .write(segment.start, buffers, WriteFlags::default())
-                });
-                // All of them end before anybody gives the space of one back.
-                let writes: Vec<_> = writes.collect();
-                let mut results = join_all(writes).await.into_iter();
-                turn.end(results.try_for_each(|written| written.map(drop)))
-            }
+    /// Waits until what was appended as `own` is written; no barrier. When it fails nobody
+    /// knows what of it is.
+    pub(crate) async fn write(&self, own: &[Arc<Batch>]) -> Result<()> {
+        if let Turn::Mine(turn) = self.turns.join().await {
+            let taken = self.take();
+            let writes = taken.segments.into_iter().map(|segment| {
+                let buffers = Buffers::from_iter([segment.padded(self.unit_bytes)]);
+                self.file
+                    .write(segment.start, buffers, WriteFlags::default())
+            });
+            // All of them end before anybody gives the space of one back.
+            let writes: Vec<_> = writes.collect();
+            let mut results = join_all(writes).await.into_iter();
+            let written = results.try_for_each(|written| written.map(drop));
+            let outcome = taken.batch.outcome.get_or_init(|| written).clone();
+            drop(turn.end(outcome));
         }
+        // A turn that began after this call is over, so all are that had bytes of these.
+        own.iter().try_for_each(|batch| batch.outcome())
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
 mod tests {
+    use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
     use vellum_storage::{MemStorage, lane};
 
     use super::*;
@@ -145,14 +181,14 @@ mod tests {
         let (appender, _) = appender();
         appender.append(1024, &[1; 700]);
         appender.append(1724, &[2; 100]);
-        let taken = appender.take();
+        let taken = appender.take().segments;
         assert_eq!(taken.len(), 1);
         assert_eq!((taken[0].start, taken[0].bytes.len()), (1024, 800));
-        assert!(appender.take().is_empty(), "nothing is new");
+        assert!(appender.take().segments.is_empty(), "nothing is new");
         appender.append(1824, &[3; 10]);
         appender.append(8192, &[4; 512]);
         appender.append(8704, &[5; 512]);
-        let taken = appender.take();
+        let taken = appender.take().segments;
         assert_eq!((taken[0].start, taken[0].bytes.len()), (1536, 298));
         assert_eq!(
             taken[0].bytes[..288],
@@ -167,16 +203,34 @@ mod tests {
     fn what_was_appended_is_there_after_a_write() {
         let (appender, file) = appender();
         lane::block_on(async move {
-            appender.append(512, b"first ");
-            appender.write().await.expect("memory takes all");
-            appender.append(518, b"second");
-            let (one, two) = futures_util::join!(appender.write(), appender.write());
+            let first = [appender.append(512, b"first ")];
+            appender.write(&first).await.expect("memory takes all");
+            let second = [appender.append(518, b"second")];
+            let (one, two) = futures_util::join!(appender.write(&second), appender.write(&[]));
             one.and(two).expect("memory takes all");
             let read = file
                 .read(512, Buffers::from_iter([Buffer::zeroed(14)]))
                 .await;
             assert_eq!(read.expect("memory")[0][..], *b"first second\0\0");
             assert_eq!(file.len_bytes().expect("memory"), 1024);
+        });
+    }
+
+    #[test]
+    fn a_later_write_that_succeeds_hides_no_failed_one() {
+        let faults = FaultStorage::new(Arc::new(MemStorage::new()));
+        let matching = Matching::operation(Operation::Write);
+        faults.fail(matching, 0, Times::Once, 28);
+        let appender = Appender::new(faults, 512);
+        lane::block_on(async move {
+            let first = [appender.append(0, b"lost")];
+            // Somebody else's write has them, before their owner asks for one.
+            let other = appender.write(&[]).await;
+            other.expect("nothing of its own was lost");
+            let second = [appender.append(512, b"kept")];
+            let written = futures_util::join!(appender.write(&second), appender.write(&first));
+            written.0.expect("memory takes these");
+            assert_eq!(written.1.expect_err("it was not written").errno(), 28);
         });
     }
 }

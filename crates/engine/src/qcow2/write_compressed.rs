@@ -20,6 +20,7 @@ use vellum_format::types::GuestOffset;
 use vellum_storage::lane::{compute, compute_threads};
 use vellum_storage::{Buffer, Error, ErrorKind, Event, Io, Result, spawn_lingering};
 
+use super::append::Batch;
 use super::compress::{Codec, compress};
 use super::image::Image;
 use super::inflight::Mode;
@@ -42,6 +43,8 @@ struct Placed {
 #[derive(Default)]
 struct PlacedBatch {
     packed: Vec<Placed>,
+    /// What the bytes of these go out with.
+    appended: Vec<Arc<Batch>>,
     content: Content,
 }
 
@@ -166,7 +169,7 @@ impl Image {
                 ticket = None;
             }
             let linked = self
-                .write_and_link(at..at + len as u64, placed.packed)
+                .write_and_link(at..at + len as u64, placed.packed, &placed.appended)
                 .await;
             drop(placing);
             // What was begun ends, whatever else has failed.
@@ -266,7 +269,11 @@ impl Image {
             match (place, packed) {
                 (Ok(Some(descriptor)), Some(bytes)) => {
                     let host = descriptor.host_offset.bytes();
-                    self.packer.appender.append(host, &bytes);
+                    let appended = self.packer.appender.append(host, &bytes);
+                    placed.appended.push(appended);
+                    placed
+                        .appended
+                        .dedup_by(|next, last| Arc::ptr_eq(next, last));
                     placed.packed.push(Placed { guest, descriptor });
                     placed.content.0.push(Io::ready(Ok(piece)));
                 }
@@ -283,13 +290,14 @@ impl Image {
         self: &Arc<Self>,
         range: Range<u64>,
         placed: Vec<Placed>,
+        appended: &[Arc<Batch>],
     ) -> Result<()> {
         if placed.is_empty() {
             return Ok(());
         }
         let mut linked = 0;
         self.reached(Event::WriteCompressed).await;
-        let result = match self.packer.appender.write().await {
+        let result = match self.packer.appender.write(appended).await {
             Ok(()) => self.link_packed(range, &placed, &mut linked).await,
             Err(error) => Err(error),
         };
