@@ -302,6 +302,18 @@ pub fn is_entered() -> bool {
     CURRENT.with(|current| current.borrow().is_some())
 }
 
+/// A handle that starts tasks on the thread's current executor from other threads.
+///
+/// # Panics
+/// As [`spawn`].
+pub fn remote() -> Remote {
+    let core = CURRENT.with(|current| current.borrow().clone());
+    let core = core.expect("outside an executor: call it inside a lane");
+    Remote {
+        shared: core.shared.clone(),
+    }
+}
+
 /// Starts a task on the thread's current executor. It runs to its end even if
 /// the handle is dropped.
 ///

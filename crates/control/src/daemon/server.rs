@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use vellum_export::nbd::{self, Exports, Listener, Log, ServerOptions, Stop};
+use vellum_storage::lane::Remote;
 use vellum_storage::{JoinHandle, spawn};
 
 use super::{Failure, failure, message, need, refuse_rest};
@@ -21,6 +22,8 @@ pub struct Host {
     pub listen_tcp: fn(host: &str, port: &str) -> Result<Listener, Failure>,
     /// Is told of clients that could not come in.
     pub log: Option<Log>,
+    /// Lanes that serve clients; none: threads that are started for that.
+    pub lanes: Vec<Remote>,
 }
 
 impl Host {
@@ -30,6 +33,7 @@ impl Host {
             listen_unix: |_| Err(no_sockets()),
             listen_tcp: |_, _| Err(no_sockets()),
             log: None,
+            lanes: Vec::new(),
         }
     }
 }
@@ -150,6 +154,7 @@ pub(super) fn listen(mut options: Options, host: &Host) -> Result<Server, Failur
         persistent: true,
         tls,
         log: host.log.clone(),
+        lanes: host.lanes.clone(),
         handshake_limit: match handshake {
             None => defaults.handshake_limit,
             Some(0) => None,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vellum_storage::nbd::Channel;
-use vellum_storage::{Buffer, spawn};
+use vellum_storage::{Buffer, lane, spawn};
 
 use super::export::{Export, MetaContext};
 use super::guest::Guest;
@@ -83,7 +83,7 @@ pub(super) async fn serve(input: Input, agreement: Agreement, guest: Guest) -> G
         Ok(()) => Gone::Closed,
         Err(gone) => gone,
     };
-    connection.left.set(Some(Instant::now()));
+    connection.left.set(Some(lane::now()));
     connection.window.drained().await;
     connection.outbox.close();
     sender.await;
@@ -183,7 +183,8 @@ impl Connection {
 
     /// Whether another piece of what was asked for may begin.
     pub(super) fn goes_on(&self) -> bool {
-        let late = self.left.get().is_some_and(|at| at.elapsed() > FAREWELL);
+        let late = |at| lane::now().duration_since(at) > FAREWELL;
+        let late = self.left.get().is_some_and(late);
         !(late || self.mute.get() || self.guest.is_hung_up())
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
+use vellum_storage::executor;
 use vellum_storage::lane::{self, Remote};
 
 use super::stop::Stop;
@@ -48,7 +49,7 @@ impl Lanes {
     /// The calling thread's lane, and room for up to `most` in all.
     pub(super) fn new(most: usize) -> Self {
         let own = Lane {
-            remote: lane::remote(),
+            remote: executor::remote(),
             connections: Arc::default(),
             thread: None,
             ended: Stop::new(),
@@ -58,6 +59,23 @@ impl Lanes {
             most: most.max(1),
             end: Stop::new(),
         }
+    }
+
+    /// The calling lane, and others that there are already.
+    pub(super) fn of(others: &[Remote]) -> Self {
+        let mut lanes = Lanes::new(1);
+        lanes.lanes.extend(others.iter().map(|remote| {
+            // It ends when its owner likes.
+            let ended = Stop::new();
+            ended.request();
+            Lane {
+                remote: remote.clone(),
+                connections: Arc::default(),
+                thread: None,
+                ended,
+            }
+        }));
+        lanes
     }
 
     /// A place on the lane with the fewest connections; on a new lane if all

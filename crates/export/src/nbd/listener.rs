@@ -6,8 +6,9 @@ use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use vellum_storage::lane::net::{self, Stream};
+use vellum_storage::lane::net::{self, Port, Stream};
 use vellum_storage::{Error, Result};
 
 /// A listening socket.
@@ -53,6 +54,14 @@ impl Listener {
             socket: net::Listener::from_fd(fd)?,
             path: None,
         })
+    }
+
+    /// One of a simulation.
+    pub fn simulated(port: Arc<dyn Port>) -> Self {
+        Listener {
+            socket: net::Listener::simulated(port),
+            path: None,
+        }
     }
 
     /// The port of a TCP listener.

@@ -1,10 +1,10 @@
 //! Carrying out requests on the device.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use vellum::{Extent, RequestFlags, ZeroRequest};
-use vellum_storage::{Buffer, Error, Io, Result, spawn};
+use vellum_storage::{Buffer, Error, Io, Result, lane, spawn};
 
 use super::connection::Request;
 use super::export::MetaContext;
@@ -209,7 +209,7 @@ async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<
         list.ask_bitmap(&request, range, one);
     }
     let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
-    let begun = Instant::now();
+    let begun = lane::now();
     while at < end && !lists.is_empty() {
         if !request.connection.goes_on() {
             return fail(request, &pieces::broken_off());
@@ -227,7 +227,7 @@ async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<
         let satisfied = |list: &ExtentList| list.extents.len() > if one { 1 } else { MAX_EXTENTS };
         if lists.iter().all(satisfied)
             || lists.iter().any(|list| list.is_full())
-            || begun.elapsed() > STATUS_LIMIT
+            || lane::now().duration_since(begun) > STATUS_LIMIT
         {
             break;
         }

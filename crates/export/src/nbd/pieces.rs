@@ -2,9 +2,10 @@
 //! client that is gone.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vellum::{BlockDevice, ZeroRequest};
+use vellum_storage::lane;
 use vellum_storage::nbd::request::Range;
 use vellum_storage::{Buffer, Error, ErrorKind, Io, Result};
 
@@ -93,10 +94,10 @@ fn in_pieces(
             }
             // Cuts are where clusters begin.
             let len_bytes = (piece_bytes - at % piece_bytes).min(end - at);
-            let begun = Instant::now();
+            let begun = lane::now();
             act(&*device, at, len_bytes).await?;
             at += len_bytes;
-            piece_bytes = next_piece(piece_bytes, begun.elapsed());
+            piece_bytes = next_piece(piece_bytes, lane::now().duration_since(begun));
         }
         finish(&*device, fua).await
     })

@@ -1,7 +1,7 @@
 //! The server: takes clients in, spreads them over lanes, and ends in order.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Shutdown;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
-use vellum_storage::lane::{self, net::Stream};
+use vellum_storage::lane::{self, Remote, net::Stream};
 use vellum_storage::nbd::client::handshake::TLS_OPERATION;
 use vellum_storage::nbd::{Channel, Upgrade};
 use vellum_storage::spawn;
@@ -52,6 +52,9 @@ pub struct ServerOptions {
     pub handshake_limit: Option<Duration>,
     /// Most threads that serve connections, the caller's included.
     pub max_lanes: usize,
+    /// Lanes of the caller's that serve connections beside the one it runs on, instead of
+    /// threads that are started for that. They must run until the server has ended.
+    pub lanes: Vec<Remote>,
     /// Insists on TLS.
     pub tls: Option<Arc<dyn Upgrade>>,
     /// Receives a line for each client that breaks the protocol.
@@ -65,6 +68,7 @@ impl Default for ServerOptions {
             persistent: false,
             handshake_limit: Some(Duration::from_secs(10)),
             max_lanes: std::thread::available_parallelism().map_or(1, usize::from),
+            lanes: Vec::new(),
             tls: None,
             log: None,
         }
@@ -96,7 +100,7 @@ struct Shared {
 #[derive(Default)]
 struct Guests {
     next: u64,
-    open: HashMap<u64, Guest>,
+    open: BTreeMap<u64, Guest>,
 }
 
 /// Serves `exports` on `listeners` until `stop` is requested, or (unless
@@ -109,7 +113,11 @@ pub async fn serve(
     options: ServerOptions,
     stop: &Stop,
 ) {
-    let max_lanes = options.max_lanes;
+    let lanes = match options.lanes.is_empty() {
+        true => Lanes::new(options.max_lanes),
+        false => Lanes::of(&options.lanes),
+    };
+    let lanes = Rc::new(RefCell::new(lanes));
     let shared = Arc::new(Shared {
         exports,
         options,
@@ -117,7 +125,6 @@ pub async fn serve(
         guests: Mutex::default(),
         ended: Event::new(),
     });
-    let lanes = Rc::new(RefCell::new(Lanes::new(max_lanes)));
     let acceptors: Vec<_> = listeners
         .into_iter()
         .map(|listener| spawn(accept_clients(listener, shared.clone(), lanes.clone())))

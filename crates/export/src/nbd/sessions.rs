@@ -3,7 +3,7 @@
 //! Invariant: once the end has come, no session begins requests: whoever enters later is
 //! hung up on at once.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    open: HashMap<u64, Guest>,
+    open: BTreeMap<u64, Guest>,
     closing: bool,
 }
 

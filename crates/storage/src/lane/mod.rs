@@ -32,6 +32,7 @@ use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -45,7 +46,7 @@ pub use compute::{Computation, compute, compute_threads};
 use reactor::Reactor;
 pub(crate) use reactor::Ticket;
 pub(crate) use request::{Descriptor, Done, Op, Request};
-pub use timer::{Sleep, sleep, sleep_until};
+pub use timer::{Clock, Sleep, now, sleep, sleep_until};
 
 /// Names the backend in the environment, over [`Backend::Auto`]: `threads` or `io_uring`.
 pub const BACKEND_VARIABLE: &str = "VELLUM_LANE";
@@ -114,8 +115,11 @@ struct Lane {
     running: Cell<bool>,
 }
 
+static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
     static LANE: RefCell<Option<Rc<Lane>>> = const { RefCell::new(None) };
+    static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// Sets up the calling thread's lane.
@@ -211,6 +215,23 @@ pub fn remote() -> Remote {
 /// If a lane cannot be set up at all.
 pub fn backend() -> Backend {
     current_or_panic().reactor.backend()
+}
+
+/// A number for the calling thread's lane, to deal things out among lanes.
+pub fn number() -> usize {
+    NUMBER.with(|number| {
+        let known = number
+            .get()
+            .unwrap_or_else(|| NEXT_NUMBER.fetch_add(1, Ordering::Relaxed));
+        number.set(Some(known));
+        known
+    })
+}
+
+/// Makes the calling thread's lane another one: for simulations, which have several on one
+/// thread.
+pub fn set_number(lane: usize) {
+    NUMBER.set(Some(lane));
 }
 
 /// Lets other tasks and completions have a turn.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -20,14 +20,45 @@ use crate::{Buffer, Buffers, Error, Io, Result};
 /// A socket that accepts connections. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Listener {
-    socket: Arc<Descriptor>,
+    socket: ListenerSocket,
+}
+
+#[derive(Debug, Clone)]
+enum ListenerSocket {
+    Kernel(Arc<Descriptor>),
+    Simulated(Arc<dyn Port>),
 }
 
 /// A connection. Clones share it; it closes with the last one and the last
 /// request.
 #[derive(Debug, Clone)]
 pub struct Stream {
-    socket: Arc<Descriptor>,
+    socket: Socket,
+}
+
+#[derive(Debug, Clone)]
+enum Socket {
+    Kernel(Arc<Descriptor>),
+    Simulated(Arc<dyn Wire>),
+}
+
+/// One end of a connection that is none of the kernel's, but of a simulation. Dropping it
+/// closes that end.
+pub trait Wire: Send + Sync + fmt::Debug {
+    /// As [`Stream::recv`].
+    fn recv(self: Arc<Self>, buffer: Buffer) -> Io<(Buffer, usize)>;
+
+    /// As [`Stream::send_keeping`].
+    fn send(self: Arc<Self>, buffers: Buffers) -> Io<(Buffers, Option<Error>)>;
+
+    /// As [`Stream::shutdown`].
+    fn shutdown(&self, how: Shutdown);
+}
+
+/// Where connections of a simulation come in.
+pub trait Port: Send + Sync + fmt::Debug {
+    /// As [`Listener::accept`].
+    fn accept(self: Arc<Self>) -> Io<Stream>;
 }
 
 fn failure(operation: &'static str, target: &str, error: &io::Error) -> Error {
@@ -59,30 +90,42 @@ impl Listener {
         sys::set_nonblocking(fd.as_fd())
             .map_err(|errno| Error::from_errno("listen", errno).target(name.as_str()))?;
         Ok(Listener {
-            socket: Arc::new(Descriptor::new(fd, name)),
+            socket: ListenerSocket::Kernel(Arc::new(Descriptor::new(fd, name))),
         })
+    }
+
+    /// One of a simulation.
+    pub fn simulated(port: Arc<dyn Port>) -> Self {
+        Listener {
+            socket: ListenerSocket::Simulated(port),
+        }
+    }
+
+    fn kernel(&self, operation: &'static str) -> Result<&Arc<Descriptor>> {
+        match &self.socket {
+            ListenerSocket::Kernel(descriptor) => Ok(descriptor),
+            ListenerSocket::Simulated(_) => Err(Error::from_errno(operation, libc::ENOTSOCK)),
+        }
     }
 
     /// The address of a TCP listener.
     pub fn local_address(&self) -> Result<SocketAddr> {
-        let clone = self.as_fd().try_clone_to_owned();
+        let socket = self.kernel("listen")?;
+        let clone = socket.as_fd().try_clone_to_owned();
         clone
             .and_then(|fd| TcpListener::from(fd).local_addr())
-            .map_err(|e| failure("listen", self.socket.name(), &e))
+            .map_err(|e| failure("listen", socket.name(), &e))
     }
 
     /// Accepts a connection.
     pub fn accept(&self) -> Io<Stream> {
-        submit(
-            Request::new(self.socket.clone(), Op::Accept, Buffers::new()),
-            finish_stream,
-        )
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        match &self.socket {
+            ListenerSocket::Kernel(socket) => submit(
+                Request::new(socket.clone(), Op::Accept, Buffers::new()),
+                finish_stream,
+            ),
+            ListenerSocket::Simulated(port) => port.clone().accept(),
+        }
     }
 }
 
@@ -151,7 +194,14 @@ impl Stream {
         // What is not TCP refuses, and has no such delay.
         let _ = sys::set_no_delay(fd.as_fd());
         Stream {
-            socket: Arc::new(Descriptor::new(fd, name)),
+            socket: Socket::Kernel(Arc::new(Descriptor::new(fd, name))),
+        }
+    }
+
+    /// One of a simulation.
+    pub fn simulated(wire: Arc<dyn Wire>) -> Self {
+        Stream {
+            socket: Socket::Simulated(wire),
         }
     }
 
@@ -164,11 +214,13 @@ impl Stream {
     /// Receives what is there, at least one byte, at most the buffer's length.
     /// Gives the buffer back with the count; 0 means that the peer is done.
     pub fn recv(&self, buffer: Buffer) -> Io<(Buffer, usize)> {
-        let buffers = Buffers::from_buf([buffer]);
-        submit(
-            Request::new(self.socket.clone(), Op::Receive, buffers),
-            finish_receive,
-        )
+        match &self.socket {
+            Socket::Kernel(socket) => submit(
+                Request::new(socket.clone(), Op::Receive, Buffers::from_buf([buffer])),
+                finish_receive,
+            ),
+            Socket::Simulated(wire) => wire.clone().recv(buffer),
+        }
     }
 
     /// Sends all of the buffers in order and gives them back. Of two sends on one
@@ -177,7 +229,18 @@ impl Stream {
         if crate::buffer::total_len(&buffers) == 0 {
             return Io::ready(Ok(buffers));
         }
-        self.start_send(buffers, finish_buffers)
+        match &self.socket {
+            Socket::Kernel(socket) => start_send(socket, buffers, finish_buffers),
+            Socket::Simulated(wire) => {
+                let sent = wire.clone().send(buffers);
+                Io::boxed(async move {
+                    match sent.await? {
+                        (buffers, None) => Ok(buffers),
+                        (_, Some(error)) => Err(error),
+                    }
+                })
+            }
+        }
     }
 
     /// As [`Stream::send`]; gives the buffers back after a failure too.
@@ -185,33 +248,42 @@ impl Stream {
         if crate::buffer::total_len(&buffers) == 0 {
             return Io::ready(Ok((buffers, None)));
         }
-        self.start_send(buffers, finish_keeping)
-    }
-
-    fn start_send<T>(&self, buffers: Buffers, finish: fn(Done) -> Result<T>) -> Io<T> {
-        let mut request = Request::new(self.socket.clone(), Op::Send, buffers);
-        // What is sent mostly fits into the socket's memory: one system call now
-        // costs less than a completion that ends the lane's next wait early.
-        let answer = request.attempt();
-        match request.advance(answer) {
-            Step::Finished(result) => Io::ready(finish(Done { request, result })),
-            Step::Again | Step::WhenReady => submit(request, finish),
+        match &self.socket {
+            Socket::Kernel(socket) => start_send(socket, buffers, finish_keeping),
+            Socket::Simulated(wire) => wire.clone().send(buffers),
         }
     }
 
     /// Ends one or both directions now: running requests on them end, and the
     /// peer sees it.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
-        match sys::shutdown(self.as_fd(), how) {
+        let socket = match &self.socket {
+            Socket::Kernel(socket) => socket,
+            Socket::Simulated(wire) => {
+                wire.shutdown(how);
+                return Ok(());
+            }
+        };
+        match sys::shutdown(socket.as_fd(), how) {
             // Gone already: the peer was faster.
             Ok(()) | Err(libc::ENOTCONN) => Ok(()),
-            Err(errno) => Err(Error::from_errno("shutdown", errno).target(self.socket.name())),
+            Err(errno) => Err(Error::from_errno("shutdown", errno).target(socket.name())),
         }
     }
 }
 
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+fn start_send<T>(
+    socket: &Arc<Descriptor>,
+    buffers: Buffers,
+    finish: fn(Done) -> Result<T>,
+) -> Io<T> {
+    let mut request = Request::new(socket.clone(), Op::Send, buffers);
+    // What is sent mostly fits into the socket's memory: one system call now
+    // costs less than a completion that ends the lane's next wait early.
+    let answer = request.attempt();
+    match request.advance(answer) {
+        Step::Finished(result) => Io::ready(finish(Done { request, result })),
+        Step::Again | Step::WhenReady => submit(request, finish),
     }
 }
+

@@ -1,6 +1,6 @@
-//! Timers of a lane.
+//! Timers of a lane, and the time: the system's, or that of a simulation ([`Clock`]).
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -30,7 +30,7 @@ impl Timers {
         if self.waiting.borrow().is_empty() {
             return;
         }
-        let now = Instant::now();
+        let now = now();
         loop {
             let mut waiting = self.waiting.borrow_mut();
             match waiting.first_entry() {
@@ -50,6 +50,78 @@ impl Timers {
     }
 }
 
+/// The time of a simulation. It passes when the simulation says so, and a little whenever
+/// somebody looks, so that whatever ends after some time does.
+#[derive(Default)]
+pub struct Clock {
+    timers: Rc<Timers>,
+    now: OnceCell<Cell<Instant>>,
+}
+
+/// How much passes when somebody looks at a [`Clock`].
+const LOOK: Duration = Duration::from_micros(5);
+
+thread_local! {
+    static CLOCK: RefCell<Option<Rc<Clock>>> = const { RefCell::new(None) };
+}
+
+impl Clock {
+    /// A clock that stands.
+    pub fn new() -> Rc<Self> {
+        Rc::default()
+    }
+
+    fn cell(&self) -> &Cell<Instant> {
+        self.now.get_or_init(|| Cell::new(Instant::now()))
+    }
+
+    /// Makes this the calling thread's clock while `work` runs.
+    pub fn enter<T>(self: &Rc<Self>, work: impl FnOnce() -> T) -> T {
+        struct Restore(Option<Rc<Clock>>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                let before = self.0.take();
+                let _ = CLOCK.try_with(|clock| clock.replace(before));
+            }
+        }
+        let before = CLOCK.with(|clock| clock.replace(Some(self.clone())));
+        let _restore = Restore(before);
+        work()
+    }
+
+    /// Lets time pass, and wakes those whose time has come.
+    pub fn pass(self: &Rc<Self>, time: Duration) {
+        self.cell().set(self.cell().get() + time);
+        self.enter(|| self.timers.fire());
+    }
+
+    /// Passes to the next time that somebody waits for; `false` if nobody does.
+    pub fn pass_to_next(self: &Rc<Self>) -> bool {
+        let Some(next) = self.timers.next() else {
+            return false;
+        };
+        self.pass(next.saturating_duration_since(self.cell().get()));
+        true
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// The time: what deadlines on a lane are measured by.
+pub fn now() -> Instant {
+    let simulated = CLOCK.try_with(|clock| {
+        let clock = clock.borrow();
+        let cell = clock.as_ref()?.cell();
+        cell.set(cell.get() + LOOK);
+        Some(cell.get())
+    });
+    simulated.ok().flatten().unwrap_or_else(Instant::now)
+}
+
 /// Waits until a time has come; made by [`sleep`].
 #[must_use = "a sleep does nothing until it is awaited"]
 pub struct Sleep {
@@ -62,7 +134,7 @@ pub struct Sleep {
 /// # Panics
 /// If a lane cannot be set up at all.
 pub fn sleep(time: Duration) -> Sleep {
-    let now = Instant::now();
+    let now = now();
     // A sleep beyond what the clock can tell is as good as a century.
     let century = Duration::from_secs(100 * 365 * 86_400);
     sleep_until(now.checked_add(time).unwrap_or(now + century))
@@ -73,7 +145,8 @@ pub fn sleep(time: Duration) -> Sleep {
 /// # Panics
 /// If a lane cannot be set up at all.
 pub fn sleep_until(deadline: Instant) -> Sleep {
-    let timers = super::current_or_panic().timers.clone();
+    let simulated = CLOCK.with(|clock| clock.borrow().as_ref().map(|clock| clock.timers.clone()));
+    let timers = simulated.unwrap_or_else(|| super::current_or_panic().timers.clone());
     let key = (deadline, timers.number());
     Sleep { timers, key }
 }
@@ -83,7 +156,7 @@ impl Future for Sleep {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let mut waiting = self.timers.waiting.borrow_mut();
-        if Instant::now() >= self.key.0 {
+        if now() >= self.key.0 {
             waiting.remove(&self.key);
             return Poll::Ready(());
         }

@@ -8,14 +8,14 @@
 //!   succeeds after writes that were answered but not flushed before one ([`Ledger`]):
 //!   nobody knows whether the server still has them.
 
-use std::cell::Cell;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use event_listener::Event;
 
+use super::super::channel::Channel;
 use super::super::proto;
 use super::ClientOptions;
 use super::connection::{Answer, Connection, Outcome, Question};
@@ -127,7 +127,10 @@ fn unreachable_server(name: &str) -> Error {
 
 /// Connects and negotiates once.
 async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
-    let channel = super::connect(&options.address).await?;
+    let channel = match &options.dial {
+        Some(dial) => Channel::from(dial.dial(&options.address).await?),
+        None => super::connect(&options.address).await?,
+    };
     let context = options.dirty_bitmap.as_deref();
     let context = context.unwrap_or(proto::CONTEXT_ALLOCATION);
     let handshake = Handshake::new(channel).with_tls(options.tls.clone());
@@ -146,10 +149,10 @@ fn took_too_long() -> Error {
 
 /// The first connection, tried until the time is over.
 async fn dial_patiently(options: &ClientOptions) -> Result<Arc<Connection>> {
-    let deadline = Instant::now() + options.open_timeout;
+    let deadline = lane::now() + options.open_timeout;
     let mut pause = FIRST_PAUSE;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(lane::now());
         let dialled = match options.open_timeout.is_zero() {
             true => dial(options).await,
             // A server that says nothing takes up the time as one that is not there.
@@ -159,26 +162,11 @@ async fn dial_patiently(options: &ClientOptions) -> Result<Arc<Connection>> {
         };
         match dialled {
             Ok(connection) => return Ok(connection),
-            Err(error) if Instant::now() >= deadline => return Err(error),
-            Err(_) => lane::sleep_until(deadline.min(Instant::now() + pause)).await,
+            Err(error) if lane::now() >= deadline => return Err(error),
+            Err(_) => lane::sleep_until(deadline.min(lane::now() + pause)).await,
         }
         pause = (2 * pause).min(LONGEST_PAUSE);
     }
-}
-
-/// A number for the calling thread.
-fn lane_number() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
-    }
-    NUMBER.with(|number| {
-        let known = number
-            .get()
-            .unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
-        number.set(Some(known));
-        known
-    })
 }
 
 impl Link {
@@ -215,7 +203,7 @@ impl Link {
     /// Makes a request, again after a reconnect if there is time for that. Not for flushes.
     pub(super) async fn ask(&self, mut question: Question) -> Result<Answer> {
         debug_assert_ne!(question.command, proto::CMD_FLUSH);
-        let index = lane_number() % self.slots.len();
+        let index = lane::number() % self.slots.len();
         let shape: Vec<usize> = question.buffers.iter().map(|piece| piece.len()).collect();
         let again = Question {
             buffers: Buffers::new(),
@@ -265,7 +253,7 @@ impl Link {
     pub(super) async fn flush(&self) -> Result<()> {
         loop {
             self.ledger.check()?;
-            let first = self.line(lane_number() % self.slots.len()).await?;
+            let first = self.line(lane::number() % self.slots.len()).await?;
             let due = self.ledger.due(first, self.lines());
             if due.lost && !self.outlives_reconnects() {
                 return Err(self.lost_writes());
@@ -332,7 +320,7 @@ impl Link {
                 Err(outage) => outage,
             };
             let until = outage.since + self.options.reconnect_delay;
-            if self.closed.load(Ordering::Acquire) || Instant::now() + pause > until {
+            if self.closed.load(Ordering::Acquire) || lane::now() + pause > until {
                 return Err(unreachable_server(&self.options.name));
             }
             lane::sleep(pause).await;
@@ -372,13 +360,13 @@ impl Link {
             SlotState::Up(line) => {
                 self.ledger.note_end(line);
                 Outage {
-                    since: Instant::now(),
+                    since: lane::now(),
                     last_attempt: None,
                 }
             }
         };
-        let tried = outage.last_attempt.map(|attempt| attempt.elapsed());
-        let waiting = outage.since.elapsed() < self.options.reconnect_delay;
+        let tried = outage.last_attempt.map(|attempt| lane::now().duration_since(attempt));
+        let waiting = lane::now().duration_since(outage.since) < self.options.reconnect_delay;
         if self.closed.load(Ordering::Acquire)
             || !waiting && tried.is_some_and(|tried| tried < ATTEMPT_INTERVAL)
         {
@@ -392,7 +380,7 @@ impl Link {
     /// Connects once more after an outage; the slot is claimed.
     async fn reconnect(&self, slot: &Slot, outage: Outage) -> Result<Arc<Line>, Outage> {
         let outage = Outage {
-            last_attempt: Some(Instant::now()),
+            last_attempt: Some(lane::now()),
             ..outage
         };
         let claim = Claim {
@@ -401,7 +389,7 @@ impl Link {
         };
         // Requests wait for this: for as long as they would for a server that is away.
         let left =
-            (outage.since + self.options.reconnect_delay).saturating_duration_since(Instant::now());
+            (outage.since + self.options.reconnect_delay).saturating_duration_since(lane::now());
         match within(left.max(RECONNECT_LIMIT), pin!(self.dial_again())).await {
             Some(Ok(connection)) => {
                 let line = self.ledger.line(connection);

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use super::channel::{Channel, Upgrade};
 use crate::lane::{self, net::Stream};
-use crate::{Error, Result};
+use crate::{Error, Io, Result};
 
 pub use connection::{Answer, Connection, Outcome, Question};
 pub use handshake::Session;
@@ -89,6 +89,12 @@ async fn cannot_connect(address: &Address, error: &Error) -> Error {
     Error::new(error.kind(), "connect", message).with_errno(error.errno())
 }
 
+/// Makes connections instead of the system: those of a simulation.
+pub trait Dial: Send + Sync + std::fmt::Debug {
+    /// Connects to a server.
+    fn dial(&self, address: &Address) -> Io<Stream>;
+}
+
 /// What to open, and how.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
@@ -108,6 +114,8 @@ pub struct ClientOptions {
     pub open_timeout: Duration,
     /// Insists on TLS.
     pub tls: Option<Arc<dyn Upgrade>>,
+    /// Connects instead of the system.
+    pub dial: Option<Arc<dyn Dial>>,
     /// Most connections, if the server allows several.
     pub max_connections: usize,
 }
@@ -124,6 +132,7 @@ impl ClientOptions {
             reconnect_delay: Duration::ZERO,
             open_timeout: Duration::ZERO,
             tls: None,
+            dial: None,
             max_connections: crate::lane::compute_threads().clamp(1, 16),
         }
     }
