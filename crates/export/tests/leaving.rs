@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Client, Server};
 use vellum::storage::{MemStorage, lane};
 use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, ZeroRequest};
-use vellum_export::nbd::Export;
+use vellum_export::nbd::{Export, ServerOptions};
 use vellum_storage::nbd::proto;
 
 const SIZE_BYTES: u64 = 1 << 40;
@@ -23,11 +23,17 @@ const SOON: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 struct Slow {
     begun: Arc<Mutex<Vec<u64>>>,
+    /// It works all the time that it takes, and nobody ever waits for it.
+    busy: bool,
 }
 
 impl Slow {
     fn later<T: 'static>(&self, len_bytes: u64, time: Duration, value: T) -> Io<T> {
         self.begun.lock().expect("no panic").push(len_bytes);
+        if self.busy {
+            std::thread::sleep(time);
+            return Io::ready(Ok(value));
+        }
         Io::boxed(async move {
             lane::sleep(time).await;
             Ok(value)
@@ -208,6 +214,34 @@ fn what_a_client_that_is_gone_asked_for_ends() {
         }
         let bytes: u64 = begun.lock().expect("no panic").iter().sum();
         assert!(bytes < u64::from(len), "command {command}: all of it");
+    }
+}
+
+#[test]
+fn requests_that_never_wait_leave_their_lane_to_others() {
+    for &(command, len) in COMMANDS {
+        let device = Slow {
+            busy: true,
+            ..Slow::default()
+        };
+        let begun = device.begun.clone();
+        let one_lane = |options: &mut ServerOptions| options.max_lanes = 1;
+        let storage = Arc::new(MemStorage::new());
+        let mut server = Server::serving(storage, Arc::new(device), |_| {}, one_lane);
+        let mut client = server.connect().structured();
+        for cookie in 0..3 {
+            client.request(0, command, cookie, 0, len);
+        }
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while begun.lock().expect("no panic").is_empty() {
+            assert!(Instant::now() < deadline, "nothing begins");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let asked = Instant::now();
+        server.request_stop();
+        server.join();
+        let took = asked.elapsed();
+        assert!(took < SOON, "command {command}: {took:?}");
     }
 }
 

@@ -157,7 +157,9 @@ async fn next_run(request: &Request, at: u64, end: u64) -> Result<(Range, bool)>
     let device = &request.export().device;
     let mut len_bytes = 0;
     let mut zero = None;
+    let mut turns = pieces::Turns::default();
     while at + len_bytes < end {
+        turns.pass().await;
         let from = at + len_bytes;
         if !request.connection.goes_on() {
             return Err(pieces::broken_off());
@@ -210,7 +212,9 @@ async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<
     }
     let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
     let begun = lane::now();
+    let mut turns = pieces::Turns::default();
     while at < end && !lists.is_empty() {
+        turns.pass().await;
         if !request.connection.goes_on() {
             return fail(request, &pieces::broken_off());
         }

@@ -28,6 +28,24 @@ pub(super) fn broken_off() -> Error {
     Error::new(ErrorKind::Io, "serve", message).with_errno(libc::ESHUTDOWN)
 }
 
+/// Gives others on the lane their turn, however fast a device answers: a request that never
+/// waits would keep its lane from hearing that its client is gone.
+#[derive(Debug, Default)]
+pub(super) struct Turns(u32);
+
+/// So many answers of a device are taken in one turn where each is quick.
+const ANSWERS_A_TURN: u32 = 32;
+
+impl Turns {
+    /// Counts an answer, and lets others have their turn now and then.
+    pub(super) async fn pass(&mut self) {
+        self.0 += 1;
+        if self.0.is_multiple_of(ANSWERS_A_TURN) {
+            lane::yield_now().await;
+        }
+    }
+}
+
 /// Gives a range back.
 pub(super) fn trim(request: &Request, range: Range, fua: bool) -> Io<()> {
     let device = request.export().device.clone();
@@ -71,6 +89,7 @@ pub(super) fn cache(request: &Request, range: Range) -> Io<()> {
             let step = CACHE_BYTES.min(end - at);
             device.read(at, Buffer::for_read(step as usize)).await?;
             at += step;
+            lane::yield_now().await;
         }
         Ok(())
     })
@@ -97,6 +116,7 @@ fn in_pieces(
             let begun = lane::now();
             act(&*device, at, len_bytes).await?;
             at += len_bytes;
+            lane::yield_now().await;
             piece_bytes = next_piece(piece_bytes, lane::now().duration_since(begun));
         }
         finish(&*device, fua).await
