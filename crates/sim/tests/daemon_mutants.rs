@@ -1,7 +1,7 @@
 //! Mutants of the daemon: with a mend taken out, the daemon's simulator fails within so many
 //! stories, and the story that fails passes with the mend. See docs/TESTING.md.
 
-use vellum_sim::daemon::{Settings, seed};
+use vellum_sim::daemon::{Kind, Settings, seed};
 use vellum_sim::{Failure, FailureKind};
 use vellum_storage::mutants::{self, Mutant};
 
@@ -10,6 +10,10 @@ const STORIES: u64 = 400;
 /// Takes a mend out, and demands that this is what makes a story fail.
 /// `ends` is how many times the world ends in each.
 fn killed(mutant: Mutant, ends: u64, settings: &Settings) -> Failure {
+    let settings = &Settings {
+        kind: Some(Kind::Graph),
+        ..settings.clone()
+    };
     mutants::set(Some(mutant));
     let failed =
         (0..STORIES).find_map(|number| Some((number, seed(number, ends, settings).err()?)));

@@ -19,6 +19,10 @@ pub enum Mutant {
     IgnoreFua,
     /// Clusters are used again while somebody may still read what they held.
     ReuseWhileRead,
+    /// What is done for an NBD client goes on though the client or its export is gone.
+    WorkForTheGone,
+    /// A flush of the NBD client looks at the connection that it goes through only.
+    FlushOneConnection,
 }
 
 #[cfg(feature = "mutants")]

@@ -209,7 +209,7 @@ fn host() -> Host {
         listen_unix: |path| serve::listen_unix(path).map_err(told),
         listen_tcp: |host, port| serve::listen_tcp(host, port).map_err(told),
         log: Some(serve::log(false)),
-        lanes: Vec::new(),
+        lanes: None,
     }
 }
 

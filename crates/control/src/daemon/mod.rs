@@ -153,6 +153,11 @@ impl Parts {
         }
     }
 
+    /// What the server offers, if there is one.
+    pub fn exports(&self) -> Option<Exports> {
+        self.server.as_ref().map(|server| server.exports.clone())
+    }
+
     /// A server that nobody can connect to: what is exported is found in what this returns.
     pub fn serve_within(&mut self) -> Exports {
         let server = self.server.get_or_insert_with(Server::within);

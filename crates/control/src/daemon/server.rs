@@ -22,8 +22,8 @@ pub struct Host {
     pub listen_tcp: fn(host: &str, port: &str) -> Result<Listener, Failure>,
     /// Is told of clients that could not come in.
     pub log: Option<Log>,
-    /// Lanes that serve clients; none: threads that are started for that.
-    pub lanes: Vec<Remote>,
+    /// Lanes that serve clients beside the daemon's own; otherwise threads are started.
+    pub lanes: Option<Vec<Remote>>,
 }
 
 impl Host {
@@ -33,7 +33,7 @@ impl Host {
             listen_unix: |_| Err(no_sockets()),
             listen_tcp: |_, _| Err(no_sockets()),
             log: None,
-            lanes: Vec::new(),
+            lanes: None,
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct ServerOptions {
     pub max_lanes: usize,
     /// Lanes of the caller's that serve connections beside the one it runs on, instead of
     /// threads that are started for that. They must run until the server has ended.
-    pub lanes: Vec<Remote>,
+    pub lanes: Option<Vec<Remote>>,
     /// Insists on TLS.
     pub tls: Option<Arc<dyn Upgrade>>,
     /// Receives a line for each client that breaks the protocol.
@@ -68,7 +68,7 @@ impl Default for ServerOptions {
             persistent: false,
             handshake_limit: Some(Duration::from_secs(10)),
             max_lanes: std::thread::available_parallelism().map_or(1, usize::from),
-            lanes: Vec::new(),
+            lanes: None,
             tls: None,
             log: None,
         }
@@ -113,9 +113,9 @@ pub async fn serve(
     options: ServerOptions,
     stop: &Stop,
 ) {
-    let lanes = match options.lanes.is_empty() {
-        true => Lanes::new(options.max_lanes),
-        false => Lanes::of(&options.lanes),
+    let lanes = match &options.lanes {
+        None => Lanes::new(options.max_lanes),
+        Some(others) => Lanes::of(others),
     };
     let lanes = Rc::new(RefCell::new(lanes));
     let shared = Arc::new(Shared {

@@ -140,15 +140,15 @@ fn end(
         Ok(()) => disk.model.borrow_mut().end(ticket, fua),
         Err(error) => {
             disk.model.borrow_mut().abandon(ticket);
-            refused(scene, op, &error)?;
+            refused(scene, disk, op, &error)?;
         }
     }
     Ok(())
 }
 
-/// Lets errors pass where requests to the disk fail.
-fn refused(scene: &Scene, op: Op, error: &Error) -> Result<(), Failure> {
-    if scene.faulty {
+/// Lets errors pass where requests to the disk fail, or the export goes.
+fn refused(scene: &Scene, disk: &GuestDisk, op: Op, error: &Error) -> Result<(), Failure> {
+    if scene.faulty || disk.hung_up_on.get() {
         scene.note(format!("{op:?} failed: {error}"));
         return Ok(());
     }
@@ -194,19 +194,19 @@ async fn try_perform(
                     let mut model = disk.model.borrow_mut();
                     model.end_read(begun, offset, &buffer)?;
                 }
-                Err(error) => refused(scene, op, &error)?,
+                Err(error) => refused(scene, disk, op, &error)?,
             }
             Ok(())
         }
         Op::Status { offset, len } => match device.block_status(offset, len, u32::MAX).await {
             Ok(_) => Ok(()),
-            Err(error) => refused(scene, op, &error),
+            Err(error) => refused(scene, disk, op, &error),
         },
         Op::Flush => {
             let begun = disk.model.borrow_mut().begin_watch();
             match device.flush().await {
                 Ok(()) => disk.model.borrow_mut().end_flush(begun),
-                Err(error) => refused(scene, op, &error)?,
+                Err(error) => refused(scene, disk, op, &error)?,
             }
             Ok(())
         }

@@ -19,15 +19,21 @@
 
 mod clients;
 mod files;
+mod greedy;
 mod lanes;
 mod monitor;
+mod network;
+mod remote;
 mod scene;
+mod sessions;
 mod verify;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use vellum_control::Nodes;
 use vellum_control::daemon::{Daemon, Host};
+use vellum_export::nbd::Exports;
 
 use crate::cut::Cut;
 use crate::disk::{Disk, Mode};
@@ -38,6 +44,7 @@ use crate::rng::Rng;
 use crate::schedule::Scheduler;
 use files::SimFiles;
 use lanes::Lanes;
+use network::Network;
 use scene::{Cast, GuestDisk, Scene};
 use verify::Expectations;
 
@@ -51,6 +58,8 @@ const MOST_BYTES: u64 = 2 << 20;
 /// What of a story is not left to its seed.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
+    /// What happens in all stories, if not what the seed says.
+    pub kind: Option<Kind>,
     /// Requests fail in all stories, with these errnos, or in none; otherwise in a quarter.
     pub faults: Option<Vec<i32>>,
     /// What fails are flushes only.
@@ -67,6 +76,31 @@ pub struct Settings {
     pub cluster_bits: Option<u32>,
 }
 
+/// What happens in a story.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The graph changes under clients that call the exports.
+    Graph,
+    /// The same, and the clients speak to the exports through NBD sessions.
+    Sessions,
+    /// Clients ask for a whole huge disk through NBD sessions, and leave in the middle.
+    Greedy,
+    /// A disk of another machine, whose server dies with what it has not made durable.
+    Remote,
+}
+
+impl Kind {
+    /// Drawn apart, so that one more kind changes no story of another one.
+    fn of(rng: &Rng) -> Kind {
+        match Rng::new(!rng.clone().next_u64()).below(16) {
+            0..=6 => Kind::Graph,
+            7..=13 => Kind::Sessions,
+            14 => Kind::Greedy,
+            _ => Kind::Remote,
+        }
+    }
+}
+
 /// What a story is like.
 #[derive(Debug, Clone)]
 struct Story {
@@ -78,10 +112,12 @@ struct Story {
     size_bytes: u64,
     cluster_bits: u32,
     faults: Option<Faults>,
+    kind: Kind,
 }
 
 impl Story {
     fn of(rng: &mut Rng, settings: &Settings) -> Story {
+        let kind = settings.kind.unwrap_or_else(|| Kind::of(rng));
         let drawn = *rng.pick(&[9, 12, 12, 14, 16, 16, 18]);
         let cluster_bits = settings.cluster_bits.unwrap_or(drawn);
         let errnos = match &settings.faults {
@@ -108,7 +144,7 @@ impl Story {
             unreported: settings.unreported,
             ..Faults::new(rng.next_u64())
         });
-        Story {
+        let story = Story {
             lanes: rng.between(1, 4) as usize,
             disks: if rng.chance(1, 4) { 2 } else { 1 },
             clients: rng.between(1, 3),
@@ -117,6 +153,21 @@ impl Story {
             size_bytes: (rng.between(1, 32) << cluster_bits.max(14)).min(MOST_BYTES),
             cluster_bits,
             faults,
+            kind,
+        };
+        match kind {
+            Kind::Graph | Kind::Sessions => story,
+            Kind::Remote => Story {
+                faults: None,
+                ..story
+            },
+            Kind::Greedy => Story {
+                disks: 1,
+                size_bytes: greedy::SIZE_BYTES,
+                cluster_bits: 16,
+                faults: None,
+                ..story
+            },
         }
     }
 }
@@ -133,7 +184,9 @@ pub fn seed(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure
 fn play(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
     // Once without an end, to know how long it is; once with ends.
     let steps = run(seed, settings, &mut |_, _| None)?;
-    if ends == 0 {
+    // Other stories have ends of their own.
+    let kind = Story::of(&mut Rng::new(seed), settings).kind;
+    if ends == 0 || matches!(kind, Kind::Greedy | Kind::Remote) {
         return Ok(Totals { cuts: 0, steps });
     }
     let mut rng = Rng::new(!seed);
@@ -185,35 +238,16 @@ fn run(
     let mut rng = Rng::new(seed);
     let story = Story::of(&mut rng, settings);
     let disk = Disk::new(Mode::Scheduled);
-    let files = SimFiles::new(disk.clone());
     let lanes = Lanes::new(story.lanes, rng.next_u64());
     let mut scheduler = Scheduler::new(rng.next_u64());
-    let nodes = Nodes::live_on(files.clone());
-    let daemon = Daemon::new(nodes.clone(), Host::without_sockets());
-    let exports = match daemon.parts.try_lock() {
-        Some(mut parts) => parts.serve_within(),
-        None => return Err(Failure::new(FailureKind::Setup, "nobody else is there")),
-    };
-    let disks = (0..story.disks).map(|number| {
-        let name = format!("d{number}");
-        Rc::new(GuestDisk::new(
-            &name,
-            story.size_bytes,
-            1 << story.cluster_bits,
-        ))
-    });
-    let cast = Cast {
-        lanes: lanes.clone(),
-        files,
-        daemon,
-        nodes,
-        exports,
-        disks: disks.collect(),
-        faulty: story.faults.is_some(),
-    };
+    let cast = cast(&story, &mut rng, &disk, &lanes)?;
     let scene = Scene::new(cast, rng.fork());
     let mut last = 0;
     let mut failed = None;
+    if story.kind == Kind::Greedy {
+        lanes.set_moment(greedy::MOMENT);
+    }
+    let kind = story.kind;
     let played = lanes.run(
         &disk,
         &mut scheduler,
@@ -238,10 +272,57 @@ fn run(
         return Err(told(failure));
     }
     played.map_err(|stuck| told(stuck.into()))?;
-    Expectations::of(&scene)
+    let expected = match kind {
+        Kind::Graph | Kind::Sessions => Expectations::of(&scene),
+        Kind::Greedy | Kind::Remote => Expectations::of_images(&scene),
+    };
+    expected
         .verify(&contents_of(&scene))
         .map_err(|failure| told(failure.when("after the end")))?;
     Ok(last)
+}
+
+/// Those who play: a daemon, and disks for its clients.
+fn cast(
+    story: &Story,
+    rng: &mut Rng,
+    disk: &Arc<Disk>,
+    lanes: &Rc<Lanes>,
+) -> Result<Cast, Failure> {
+    let files = SimFiles::new(disk.clone());
+    let nodes = Nodes::live_on(files.clone());
+    let network = (story.kind != Kind::Graph).then(|| Network::new(rng.next_u64()));
+    let host = match &network {
+        None => Host::without_sockets(),
+        Some(network) => network::host(network, lanes.others()),
+    };
+    let daemon = Daemon::new(nodes.clone(), host);
+    let exports = match (daemon.parts.try_lock(), &network) {
+        (Some(mut parts), None) => parts.serve_within(),
+        (Some(_), Some(network)) => {
+            lanes.add(Rc::new(network.clone()));
+            Exports::default()
+        }
+        (None, _) => return Err(Failure::new(FailureKind::Setup, "nobody else is there")),
+    };
+    let disks = (0..story.disks).map(|number| {
+        let name = format!("d{number}");
+        Rc::new(GuestDisk::new(
+            &name,
+            story.size_bytes,
+            1 << story.cluster_bits,
+        ))
+    });
+    Ok(Cast {
+        lanes: lanes.clone(),
+        files,
+        daemon,
+        nodes,
+        network,
+        exports,
+        disks: disks.collect(),
+        faulty: story.faults.is_some(),
+    })
 }
 
 /// What the files of a daemon that is over hold.
@@ -252,6 +333,14 @@ fn contents_of(scene: &Scene) -> Vec<crate::pages::Pages> {
 
 /// The story: images, exports, clients and monitors, and the end of the daemon.
 async fn tell(scene: Rc<Scene>, story: Story) {
+    match story.kind {
+        Kind::Greedy => return greedy::tell(scene, story.clients).await,
+        Kind::Remote => return remote::tell(scene, story.clients, story.requests).await,
+        Kind::Graph | Kind::Sessions => {}
+    }
+    if scene.network.is_some() && !sessions::serve(&scene).await {
+        return;
+    }
     for disk in &scene.disks {
         let name = disk.new_name("n");
         if !monitor::add_image(&scene, disk, &name, None).await {

@@ -9,6 +9,7 @@ use vellum::qcow2::create::CreateOptions;
 
 use super::files::blank;
 use super::scene::{GuestDisk, Scene};
+use super::sessions;
 use crate::failure::{Failure, FailureKind};
 
 /// Layers of a chain at most.
@@ -51,7 +52,7 @@ pub(super) async fn monitor(scene: Rc<Scene>, disk: Rc<GuestDisk>, commands: u64
 }
 
 /// Lets others have some turns.
-async fn pause(scene: &Scene) {
+pub(super) async fn pause(scene: &Scene) {
     for _ in 0..scene.draw(|rng| rng.below(40)) {
         vellum_storage::lane::yield_now().await;
     }
@@ -239,15 +240,29 @@ async fn backup(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
 
 /// Ends the export, and makes it once more. Clients that were connected come back.
 async fn export_anew(scene: &Scene, disk: &GuestDisk, top: &str) {
-    disk.device.replace(None);
-    disk.until(|disk| disk.running.get() == 0).await;
+    let device = disk.device.replace(None);
+    let connected = scene.network.is_some();
+    if connected && scene.draw(|rng| rng.chance(1, 2)) {
+        // In the middle of what they do.
+        disk.hung_up_on.set(true);
+    } else {
+        disk.until(|disk| disk.running.get() == 0).await;
+        if let Some(device) = device.filter(|_| connected && scene.draw(|rng| rng.chance(1, 2))) {
+            // Others leave without a word.
+            drop(device.close().await);
+        }
+    }
     disk.last_top.replace(Some(top.to_owned()));
+    let mode = if connected { "hard" } else { "safe" };
     if !scene
-        .demand("block-export-del", json!({"id": disk.name}))
+        .demand("block-export-del", json!({"id": disk.name, "mode": mode}))
         .await
     {
         return;
     }
+    // Whatever they had asked for has ended, but they may have to hear of it.
+    disk.until(|disk| disk.running.get() == 0).await;
+    disk.hung_up_on.set(false);
     pause(scene).await;
     export(scene, disk, top).await;
 }
@@ -264,9 +279,14 @@ pub(super) async fn export(scene: &Scene, disk: &GuestDisk, node: &str) {
     if !scene.demand("block-export-add", arguments).await {
         return;
     }
-    let found = scene.exports.find(&disk.name);
-    disk.device
-        .replace(found.map(|export| export.device.clone()));
+    let device = match &scene.network {
+        None => {
+            let found = scene.exports.find(&disk.name);
+            found.map(|export| export.device.clone())
+        }
+        Some(network) => sessions::connect(scene, network, &disk.name).await,
+    };
+    disk.device.replace(device);
     disk.changed.notify(usize::MAX);
 }
 

@@ -15,6 +15,7 @@ use vellum_export::nbd::Exports;
 
 use super::files::SimFiles;
 use super::lanes::Lanes;
+use super::network::Network;
 use crate::failure::{Failure, FailureKind};
 use crate::model::{Model, Tick};
 use crate::rng::Rng;
@@ -44,6 +45,8 @@ pub(super) struct GuestDisk {
     /// Clients that are not done.
     pub(super) clients: Cell<usize>,
     pub(super) changed: Event,
+    /// The server hangs up on its clients.
+    pub(super) hung_up_on: Cell<bool>,
     /// What clients used before their export went.
     pub(super) last_top: RefCell<Option<String>>,
 }
@@ -60,6 +63,7 @@ impl GuestDisk {
             running: Cell::new(0),
             clients: Cell::new(0),
             changed: Event::new(),
+            hung_up_on: Cell::new(false),
             last_top: RefCell::default(),
         }
     }
@@ -136,6 +140,8 @@ pub(super) struct Scene {
     pub(super) files: Arc<SimFiles>,
     pub(super) daemon: Rc<Daemon>,
     pub(super) nodes: Nodes,
+    /// Clients connect through it; otherwise they call the exports.
+    pub(super) network: Option<Arc<Network>>,
     pub(super) exports: Exports,
     pub(super) heard: Rc<Heard>,
     pub(super) disks: Vec<Rc<GuestDisk>>,
@@ -153,6 +159,8 @@ pub(super) struct Cast {
     pub(super) files: Arc<SimFiles>,
     pub(super) daemon: Rc<Daemon>,
     pub(super) nodes: Nodes,
+    /// Clients connect through it; otherwise they call the exports.
+    pub(super) network: Option<Arc<Network>>,
     pub(super) exports: Exports,
     pub(super) disks: Vec<Rc<GuestDisk>>,
     pub(super) faulty: bool,
@@ -167,6 +175,7 @@ impl Scene {
             files: cast.files,
             daemon: cast.daemon,
             nodes: cast.nodes,
+            network: cast.network,
             exports: cast.exports,
             heard,
             disks: cast.disks,

@@ -66,6 +66,14 @@ impl Expectations {
         }
     }
 
+    /// The images must be sound, whatever they hold.
+    pub(super) fn of_images(scene: &Scene) -> Expectations {
+        Expectations {
+            shown: Vec::new(),
+            images: scene.files.names().into_iter().collect(),
+        }
+    }
+
     /// Starts again with these contents of the files, and looks at everything.
     pub(super) fn verify(&self, contents: &[Pages]) -> Result<(), Failure> {
         guarded(|| {

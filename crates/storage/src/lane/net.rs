@@ -286,4 +286,3 @@ fn start_send<T>(
         Step::Again | Step::WhenReady => submit(request, finish),
     }
 }
-

@@ -128,7 +128,7 @@ fn unreachable_server(name: &str) -> Error {
 /// Connects and negotiates once.
 async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
     let channel = match &options.dial {
-        Some(dial) => Channel::from(dial.dial(&options.address).await?),
+        Some(dial) => Channel::from(dial.clone().dial(&options.address).await?),
         None => super::connect(&options.address).await?,
     };
     let context = options.dirty_bitmap.as_deref();
@@ -365,7 +365,9 @@ impl Link {
                 }
             }
         };
-        let tried = outage.last_attempt.map(|attempt| lane::now().duration_since(attempt));
+        let tried = outage
+            .last_attempt
+            .map(|attempt| lane::now().duration_since(attempt));
         let waiting = lane::now().duration_since(outage.since) < self.options.reconnect_delay;
         if self.closed.load(Ordering::Acquire)
             || !waiting && tried.is_some_and(|tried| tried < ATTEMPT_INTERVAL)

@@ -92,7 +92,7 @@ async fn cannot_connect(address: &Address, error: &Error) -> Error {
 /// Makes connections instead of the system: those of a simulation.
 pub trait Dial: Send + Sync + std::fmt::Debug {
     /// Connects to a server.
-    fn dial(&self, address: &Address) -> Io<Stream>;
+    fn dial(self: Arc<Self>, address: &Address) -> Io<Stream>;
 }
 
 /// What to open, and how.

@@ -1,0 +1,45 @@
+//! Clients that speak to the exports through NBD sessions: our own client on one side of a
+//! simulated network, the daemon's server on the other.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use vellum::{BlockDevice, Raw, RawOptions};
+use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
+
+use super::network::Network;
+use super::scene::Scene;
+use crate::failure::{Failure, FailureKind};
+
+/// Where the daemon's server listens.
+pub(super) const PORT: &str = "nbd";
+
+/// Has the daemon serve clients; whether it does.
+pub(super) async fn serve(scene: &Scene) -> bool {
+    let address = json!({"type": "unix", "data": {"path": PORT}});
+    let arguments = json!({"addr": address, "max-connections": 0});
+    scene.demand("nbd-server-start", arguments).await
+}
+
+/// What a client of an export has of it.
+pub(super) async fn connect(
+    scene: &Scene,
+    network: &Arc<Network>,
+    export: &str,
+) -> Option<Arc<dyn BlockDevice>> {
+    let mut options = ClientOptions::new(export, Address::Unix(PORT.to_owned()));
+    options.export = export.to_owned();
+    options.writable = true;
+    options.dial = Some(network.clone());
+    options.max_connections = scene.draw(|rng| rng.between(1, 4)) as usize;
+    let opened = NbdStorage::open(options)
+        .await
+        .and_then(|storage| Raw::open(storage, RawOptions::default()));
+    match opened {
+        Ok(device) => Some(device),
+        Err(error) => {
+            scene.fail(Failure::error(FailureKind::Request, "connect", &error));
+            None
+        }
+    }
+}

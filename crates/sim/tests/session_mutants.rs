@@ -1,0 +1,41 @@
+//! Mutants of NBD sessions and of the NBD client: with a mend taken out, the simulator fails
+//! within so many stories, and the story that fails passes with the mend.
+
+use vellum_sim::FailureKind;
+use vellum_sim::daemon::{Kind, Settings, seed};
+use vellum_storage::mutants::{self, Mutant};
+
+const STORIES: u64 = 60;
+
+/// Takes a mend out, and demands that this makes a story fail in a certain way.
+fn killed(mutant: Mutant, kind: Kind, how: &[FailureKind]) {
+    let settings = Settings {
+        kind: Some(kind),
+        ..Settings::default()
+    };
+    mutants::set(Some(mutant));
+    let failed = (0..STORIES).find_map(|number| {
+        let failure = seed(number, 0, &settings).err()?;
+        how.contains(&failure.kind).then_some((number, failure))
+    });
+    mutants::set(None);
+    let Some((number, failure)) = failed else {
+        panic!("{mutant:?} lives through {STORIES} stories");
+    };
+    let mended = seed(number, 0, &settings);
+    assert!(mended.is_ok(), "also with the mend: {mended:?}");
+    println!("{mutant:?}: {failure}");
+}
+
+#[test]
+fn working_for_clients_that_are_gone() {
+    killed(Mutant::WorkForTheGone, Kind::Greedy, &[FailureKind::Stuck]);
+}
+
+/// A flush that succeeds although the server has lost writes, or one that fails although
+/// none are lost.
+#[test]
+fn flushing_one_connection_of_several() {
+    let how = [FailureKind::Content, FailureKind::Request];
+    killed(Mutant::FlushOneConnection, Kind::Remote, &how);
+}
