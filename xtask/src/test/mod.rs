@@ -26,6 +26,8 @@ const SIMULATOR: [&str; 6] = [
 ];
 const DIFFERENTIAL_SEEDS: &str = "0..60";
 const TORTURE_ROUNDS: &str = "30";
+const POWER_ROUNDS: &str = "4";
+const POWER_CUTS: &str = "50";
 const TORTURE_SEED: &str = "7";
 
 /// The task.
@@ -55,6 +57,13 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
             .current_dir(&workspace.root)
             .args(["torture", "--seed", TORTURE_SEED])
             .args(["--rounds", TORTURE_ROUNDS, "--vellum"])
+            .arg(&vellum),
+    )?;
+    tally += counted(
+        Command::new(std::env::current_exe()?)
+            .current_dir(&workspace.root)
+            .args(["torture", "--power", "--seed", TORTURE_SEED])
+            .args(["--rounds", POWER_ROUNDS, "--cuts", POWER_CUTS, "--vellum"])
             .arg(vellum),
     )?;
     println!("\nall tests together:\n{tally}");

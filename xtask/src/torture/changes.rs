@@ -18,6 +18,8 @@ const JOB_LIMIT: Duration = Duration::from_secs(4);
 /// A job that was cancelled, or told to complete, and does not end has failed.
 const END_LIMIT: Duration = Duration::from_secs(60);
 const EXPORT: &str = "e";
+const EXPORT_TRIES: usize = 500;
+const EXPORT_PAUSE: Duration = Duration::from_millis(10);
 
 type Done<T = ()> = std::result::Result<T, Silence>;
 
@@ -77,13 +79,17 @@ impl<'a> Changes<'a> {
         loop {
             std::thread::sleep(Duration::from_millis(self.random.below(60)));
             let long = self.disk.chain.len() > 3;
+            let recorded = self.disk.log.is_some();
             match self.random.below(100) {
+                0..85 if recorded => self.bitmap()?,
+                _ if recorded => self.remove_export()?,
                 0..30 if !long => self.snapshot()?,
                 0..45 => self.commit_active()?,
                 45..55 => self.commit_middle()?,
                 55..70 => self.stream()?,
                 70..80 => self.backup()?,
-                80..94 => self.bitmap()?,
+                80..92 => self.bitmap()?,
+                92..94 => self.resize_in_use()?,
                 _ => self.remove_export()?,
             }
         }
@@ -285,6 +291,9 @@ impl<'a> Changes<'a> {
             "job-id": job, "device": self.top(), "target": layer.node(), "sync": "full",
         });
         let from = self.load.model.tick();
+        if self.random.chance(20) {
+            self.abort(&[json!({"type": "blockdev-backup", "data": backup})])?;
+        }
         let begun = if self.random.chance(50) {
             let bitmap = self.new_bitmap();
             let actions = json!([
@@ -304,6 +313,18 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
+    /// A transaction that does all this, or would if its end let it.
+    fn abort(&mut self, actions: &[Value]) -> Done {
+        let mut actions = actions.to_vec();
+        actions.push(json!({"type": "abort", "data": {}}));
+        let done = self.ask("transaction", json!({"actions": actions}))?;
+        if done.is_ok() {
+            self.load
+                .fail("a transaction that must fail has not".to_owned());
+        }
+        Ok(())
+    }
+
     fn new_bitmap(&mut self) -> Value {
         self.next_bitmap += 1;
         // Those of earlier rounds may still be there.
@@ -315,6 +336,10 @@ impl<'a> Changes<'a> {
     fn bitmap(&mut self) -> Done {
         if self.bitmaps.is_empty() || self.bitmaps.len() < 4 && self.random.chance(50) {
             let bitmap = self.new_bitmap();
+            if self.random.chance(25) {
+                let add = json!({"type": "block-dirty-bitmap-add", "data": bitmap});
+                self.abort(&[add])?;
+            }
             return self.ask("block-dirty-bitmap-add", bitmap).map(drop);
         }
         let index = self.random.below(self.bitmaps.len() as u64) as usize;
@@ -326,17 +351,54 @@ impl<'a> Changes<'a> {
             _ => self.bitmaps[index].clone(),
         };
         let arguments = json!({"node": self.top(), "name": name});
-        self.ask(&format!("block-dirty-bitmap-{command}"), arguments)
-            .map(drop)
+        let command = format!("block-dirty-bitmap-{command}");
+        if self.random.chance(30) {
+            // In one with others, which fails now and then.
+            let action = json!({"type": command, "data": arguments});
+            if self.random.chance(30) {
+                self.abort(std::slice::from_ref(&action))?;
+            }
+            let bitmap = self.new_bitmap();
+            let actions = json!([action, {"type": "block-dirty-bitmap-add", "data": bitmap}]);
+            return self
+                .ask("transaction", json!({"actions": actions}))
+                .map(drop);
+        }
+        self.ask(&command, arguments).map(drop)
+    }
+
+    /// Takes the export or its server away from all clients; `false` if it was refused.
+    fn hang_up(&mut self) -> Done<bool> {
+        if self.random.chance(40) {
+            // Clients are in its way, mostly.
+            let del = json!({"id": EXPORT, "mode": "safe"});
+            if self.ask("block-export-del", del)?.is_ok() {
+                return Ok(true);
+            }
+        }
+        if self.random.chance(60) {
+            let del = json!({"id": EXPORT, "mode": "hard"});
+            return Ok(self.ask("block-export-del", del)?.is_ok());
+        }
+        if self.ask("nbd-server-stop", json!({}))?.is_err() {
+            return Ok(false);
+        }
+        let path = self.disk.folder.join("socket");
+        let address = json!({"type": "unix", "data": {"path": path}});
+        let server = json!({"addr": address, "max-connections": 0});
+        if let Err(error) = self.ask("nbd-server-start", server)? {
+            self.load
+                .fail(format!("the server does not start again: {error}"));
+        }
+        Ok(true)
     }
 
     /// Hangs up on all clients, makes the disk larger now and then, and lets them in again.
     fn remove_export(&mut self) -> Done {
-        let del = json!({"id": EXPORT, "mode": "hard"});
-        if self.ask("block-export-del", del)?.is_err() {
+        if !self.hang_up()? {
             return Ok(());
         }
-        if self.random.chance(30) {
+        if self.disk.log.is_none() && self.random.chance(30) {
             let granules = self.load.model.granules();
             let more = 8 * self.random.between(1, 4096) as usize;
             let size_bytes = ((granules + more) * GRANULE_BYTES) as u64;
@@ -348,8 +410,26 @@ impl<'a> Changes<'a> {
             }
             self.disk.old_size_bytes = None;
         }
-        let top = self.top();
-        self.ask("block-export-add", export(&top)).map(drop)
+        let export = export(&self.top());
+        for _ in 0..EXPORT_TRIES {
+            if self.ask("block-export-add", export.clone())?.is_ok() {
+                return Ok(());
+            }
+            // QEMU's daemon has done with the old one a little later than it says.
+            std::thread::sleep(EXPORT_PAUSE);
+        }
+        self.load.fail("clients are not let in again".to_owned());
+        Ok(())
+    }
+
+    /// What clients use keeps its size.
+    fn resize_in_use(&mut self) -> Done {
+        let size_bytes = self.size_bytes() + (1 << 20);
+        let resize = json!({"node-name": self.top(), "size": size_bytes});
+        if self.ask("block_resize", resize)?.is_ok() {
+            self.load.fail("a disk grew under its clients".to_owned());
+        }
+        Ok(())
     }
 }
 

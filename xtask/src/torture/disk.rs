@@ -47,6 +47,8 @@ pub struct Disk {
     pub old_size_bytes: Option<u64>,
     /// Files made so far.
     pub files: u64,
+    /// Where changes of the top's file are recorded. Then nothing may exchange the top.
+    pub log: Option<String>,
 }
 
 impl Layer {
@@ -83,6 +85,7 @@ impl Disk {
             pivot: None,
             old_size_bytes: None,
             files: 0,
+            log: None,
         };
         let size_bytes = (model.granules() * GRANULE_BYTES) as u64;
         if random.chance(60) {
@@ -198,6 +201,17 @@ impl Disk {
 
     /// Has the real `qemu-img check` look at an image: leaks at worst.
     pub fn check(&self, layer: &Layer, programs: &Programs, random: &mut Random) -> Result<()> {
+        self.check_by(layer, programs, random, process::program("qemu-img")?)
+    }
+
+    /// Has a program that takes `qemu-img`'s words look at an image: leaks at worst.
+    pub fn check_by(
+        &self,
+        layer: &Layer,
+        programs: &Programs,
+        random: &mut Random,
+        mut check: Command,
+    ) -> Result<()> {
         if layer.format != "qcow2" {
             return Ok(());
         }
@@ -214,13 +228,12 @@ impl Disk {
             open.args(["-f", "qcow2", "-c", "read 0 512", &layer.file]);
             self.patiently(&mut open)?;
         }
-        let mut check = process::program("qemu-img")?;
         check.args(["check", "-f", "qcow2", &layer.file]);
         let said = self.run_unlocked(&mut check)?;
         ensure!(
             matches!(said.status.code(), Some(0 | 3)),
-            "qemu-img check of {}: {}{}",
-            layer.file,
+            "{}: {}{}",
+            process::shown(&check),
             String::from_utf8_lossy(&said.stdout),
             String::from_utf8_lossy(&said.stderr)
         );

@@ -8,6 +8,8 @@
 //! was completed must show its moment. The next round goes on with what is left; every few
 //! rounds there is a new disk.
 //!
+//! `--power` lets the power of servers fail instead ([`power`]).
+//!
 //! The seed decides everything but the moments that threads, the kernel and kills make up;
 //! a failure names the seed of its disk, and `--disk` plays that one again and again.
 
@@ -17,6 +19,7 @@ mod load;
 mod model;
 mod monitor;
 mod nbd;
+mod power;
 mod round;
 
 use std::path::{Path, PathBuf};
@@ -31,11 +34,14 @@ use crate::random::Random;
 use crate::workspace::Workspace;
 use disk::{Disk, Programs};
 use model::{GRANULE_BYTES, Model};
+use round::Report;
 
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_secs(60);
 /// After so many failures the rest would tell nothing new.
 const MOST_FAILURES: u64 = 10;
+/// Power cuts of a round, if no other number is asked for.
+const CUTS: u64 = 100;
 /// Lines of a failed round's story that are shown.
 const STORY_LINES: usize = 25;
 /// A folder in memory, where the machine has one.
@@ -50,6 +56,12 @@ struct Arguments {
     jobs: u64,
     vellum: Option<PathBuf>,
     real: bool,
+    /// The power fails, so often a round.
+    power: bool,
+    cuts: u64,
+    /// The disk does nothing at three of four flushes, and who does not notice it fails: the
+    /// torture itself is tried.
+    lie: bool,
 }
 
 /// What all rounds have come to.
@@ -62,6 +74,7 @@ struct Tally {
     flushes: AtomicU64,
     changes: AtomicU64,
     backups: AtomicU64,
+    cuts: AtomicU64,
     told: Mutex<Option<Instant>>,
 }
 
@@ -117,6 +130,9 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
         jobs: 1,
         vellum: None,
         real: false,
+        power: false,
+        cuts: CUTS,
+        lie: false,
     };
     while let Some(argument) = parser.next()? {
         match argument {
@@ -134,11 +150,18 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
             Arg::Long("jobs") => arguments.jobs = parser.value()?.parse()?,
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
             Arg::Long("real") => arguments.real = true,
+            Arg::Long("power") => arguments.power = true,
+            Arg::Long("lie") => arguments.lie = true,
+            Arg::Long("cuts") => arguments.cuts = parser.value()?.parse()?,
             other => return Err(other.unexpected().into()),
         }
     }
     if arguments.limit.is_none() && arguments.rounds == u64::MAX {
         bail!("say how long: --minutes N or --rounds N");
+    }
+    if arguments.power && arguments.real {
+        // Its flushes stand in the log behind what ended while they were under way.
+        bail!("QEMU's log does not say what a flush covers");
     }
     Ok(arguments)
 }
@@ -148,7 +171,7 @@ impl Tally {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         format!(
             "{} kills in {} s, {} failed; {} requests, {} flushes, {} commands to monitors, \
-             {} backups compared",
+             {} backups compared, {} power cuts",
             get(&self.passed) + get(&self.failed),
             started.elapsed().as_secs(),
             get(&self.failed),
@@ -156,6 +179,7 @@ impl Tally {
             get(&self.flushes),
             get(&self.changes),
             get(&self.backups),
+            get(&self.cuts),
         )
     }
 
@@ -193,7 +217,8 @@ impl Worker<'_> {
     /// What plays a disk again: often, for what happens is not the seed's alone.
     fn again(&self, disk: u64) -> String {
         let real = if self.arguments.real { " --real" } else { "" };
-        format!("cargo xtask torture --disk {disk:#x} --rounds 100{real}")
+        let power = if self.arguments.power { " --power" } else { "" };
+        format!("cargo xtask torture{real}{power} --disk {disk:#x} --rounds 100")
     }
 
     fn work(&self) -> Result<()> {
@@ -211,6 +236,19 @@ impl Worker<'_> {
     fn one_disk(&self, seed: u64) -> Result<bool> {
         let mut random = Random::new(seed);
         let folder = folder(self.target)?;
+        if self.arguments.power {
+            let Some(number) = self.next_round() else {
+                return Ok(false);
+            };
+            let cuts = power::Cuts {
+                number: self.arguments.cuts,
+                lie: self.arguments.lie,
+            };
+            let report = power::play(folder.path(), seed, self.programs, cuts, &mut random)
+                .with_context(|| format!("round {number} (disk {seed:#x})"))?;
+            self.note(report, number, seed, folder);
+            return Ok(true);
+        }
         let sectors = random.pick(&[8 << 11, 16 << 11, (24 << 11) + 77]);
         let model = Model::new(seed, sectors * 512 / GRANULE_BYTES);
         let mut disk = Disk::make(folder.path(), &model, &mut random)?;
@@ -220,32 +258,49 @@ impl Worker<'_> {
             };
             let report = round::play(&mut disk, &model, self.programs, &mut random)
                 .with_context(|| format!("round {number} (disk {seed:#x})"))?;
-            let count = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed);
-            count(&self.tally.answered, report.answered);
-            count(&self.tally.flushes, report.flushes);
-            count(&self.tally.changes, report.story.len() as u64);
-            count(&self.tally.backups, report.backups);
-            if let Some(failure) = report.failure {
-                count(&self.tally.failed, 1);
-                println!("round {number} failed (disk {seed:#x}): {failure}");
-                // How it began and how it ended; what lies between is mostly more of the same.
-                let lines = report.story.len();
-                for (index, line) in report.story.iter().enumerate() {
-                    if index < STORY_LINES || lines - index <= STORY_LINES {
-                        println!("    {line}");
-                    }
-                }
-                println!("    its images: {}", folder.keep().display());
-                println!(
-                    "    again, as threads and the kernel let it: {}",
-                    self.again(seed)
-                );
+            if report.failure.is_some() {
+                self.note(report, number, seed, folder);
                 return Ok(true);
             }
-            count(&self.tally.passed, 1);
-            self.tally.progress(self.started);
+            self.count(&report);
         }
         Ok(true)
+    }
+
+    fn count(&self, report: &Report) {
+        let count = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed);
+        count(&self.tally.answered, report.answered);
+        count(&self.tally.flushes, report.flushes);
+        count(&self.tally.changes, report.story.len() as u64);
+        count(&self.tally.backups, report.backups);
+        count(&self.tally.cuts, report.cuts);
+        match report.failure {
+            Some(_) => count(&self.tally.failed, 1),
+            None => count(&self.tally.passed, 1),
+        };
+        self.tally.progress(self.started);
+    }
+
+    /// Counts a round, and tells all about it if it has failed.
+    fn note(&self, report: Report, number: u64, seed: u64, folder: tempfile::TempDir) {
+        self.count(&report);
+        let Some(failure) = report.failure else {
+            return;
+        };
+        println!("round {number} failed (disk {seed:#x}): {failure}");
+        // How it began and how it ended; what lies between is mostly more of the same.
+        let lines = report.story.len();
+        for (index, line) in report.story.iter().enumerate() {
+            if index < STORY_LINES || lines - index <= STORY_LINES {
+                println!("    {line}");
+            }
+        }
+        println!("    the server said last: {}", report.last_words);
+        println!("    its images: {}", folder.keep().display());
+        println!(
+            "    again, as threads and the kernel let it: {}",
+            self.again(seed)
+        );
     }
 }
 

@@ -5,6 +5,7 @@
 //! one order, and what it may hold after a kill is: what an acknowledged flush (or FUA) made
 //! durable last, or anything written since.
 
+use std::fs::File;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +19,17 @@ const UNSURE: u32 = u32::MAX;
 const NEVER: u64 = u64::MAX;
 /// The end of a list of candidates.
 const NOTHING: u32 = u32::MAX;
+
+/// Logs of images that one disk may have.
+pub const MOST_LOGS: usize = 6;
+
+/// How long the logs of the images were at a time, in bytes.
+pub type Mark = [u64; MOST_LOGS];
+
+/// Whether logs that were so long at `mark` may be no longer at `bound`.
+fn is_within(mark: &Mark, bound: &Mark) -> bool {
+    mark.iter().zip(bound).all(|(mark, bound)| mark <= bound)
+}
 
 /// How a range is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +50,9 @@ struct Entry {
     sent: u64,
     acknowledged: u64,
     fua: bool,
+    /// What stood in the logs before it was sent, and when it was acknowledged.
+    sent_mark: Mark,
+    acknowledged_mark: Mark,
 }
 
 /// Which changes a content must have, and which it may have.
@@ -49,6 +64,8 @@ pub struct Moment {
     pub to: u64,
     /// Whether FUA counts: not for a picture of the disk at a moment.
     fua: bool,
+    /// How much of the logs there was; what was acknowledged later is not promised.
+    bound: Option<Mark>,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +82,11 @@ struct State {
     /// When the last flush that was acknowledged was sent.
     flushed: u64,
     flushes: u64,
+    /// The logs of the images, if there are any.
+    logs: Vec<File>,
+    /// When each acknowledged flush was sent, and what stood in the logs when it was
+    /// acknowledged.
+    flush_marks: Vec<(u64, Mark)>,
 }
 
 /// What a disk must hold.
@@ -171,6 +193,8 @@ impl Model {
             sent: state.tick,
             acknowledged: NEVER,
             fua,
+            sent_mark: state.mark(),
+            acknowledged_mark: [NEVER; MOST_LOGS],
         };
         state.log.push(entry);
         Some(Ticket {
@@ -203,7 +227,9 @@ impl Model {
         };
         state.tick += 1;
         let tick = state.tick;
+        let mark = state.mark();
         state.log[ticket.entry].acknowledged = tick;
+        state.log[ticket.entry].acknowledged_mark = mark;
         for value in &mut state.now[ticket.granules.clone()] {
             *value = match change {
                 Change::Pattern(version) => version,
@@ -235,6 +261,10 @@ impl Model {
         let mut state = self.lock();
         state.flushed = state.flushed.max(sent);
         state.flushes += 1;
+        let mark = state.mark();
+        if !state.logs.is_empty() {
+            state.flush_marks.push((sent, mark));
+        }
     }
 
     /// Checks what a read has brought, before its end is noted.
@@ -267,6 +297,27 @@ impl Model {
             from: self.lock().flushed,
             to: NEVER,
             fua: true,
+            bound: None,
+        }
+    }
+
+    /// Has the lengths of a log be noted with everything from now on; its number.
+    pub fn record(&self, log: File) -> usize {
+        let mut state = self.lock();
+        state.logs.push(log);
+        state.logs.len() - 1
+    }
+
+    /// What the disk must hold if the power fails when the logs are so long.
+    pub fn at_cut(&self, bound: Mark) -> Moment {
+        let state = self.lock();
+        let flushes = state.flush_marks.iter();
+        let covered = flushes.filter(|(_, mark)| is_within(mark, &bound));
+        Moment {
+            from: covered.map(|(sent, _)| *sent).max().unwrap_or(0),
+            to: NEVER,
+            fua: true,
+            bound: Some(bound),
         }
     }
 
@@ -276,6 +327,7 @@ impl Model {
             from,
             to,
             fua: false,
+            bound: None,
         }
     }
 
@@ -316,6 +368,8 @@ impl Model {
         state.busy.clear();
         state.flushed = 0;
         state.flushes = 0;
+        state.logs.clear();
+        state.flush_marks.clear();
     }
 
     /// Has the disk hold more granules, of zeroes.
@@ -341,6 +395,15 @@ impl Model {
 }
 
 impl State {
+    fn mark(&self) -> Mark {
+        let mut mark = [0; MOST_LOGS];
+        for (length, log) in mark.iter_mut().zip(&self.logs) {
+            // A log of unknown length promises nothing.
+            *length = log.metadata().map_or(NEVER, |found| found.len());
+        }
+        mark
+    }
+
     fn overlaps(&self, granules: &Range<usize>, matters: impl Fn(bool) -> bool) -> bool {
         self.busy.iter().any(|(other, changes)| {
             matters(*changes) && other.start < granules.end && granules.start < other.end
@@ -352,6 +415,23 @@ impl State {
         if let Some(index) = self.busy.iter().position(|one| *one == wanted) {
             self.busy.swap_remove(index);
         }
+    }
+}
+
+impl Moment {
+    fn may_have(&self, entry: &Entry) -> bool {
+        let begun = self
+            .bound
+            .is_none_or(|bound| is_within(&entry.sent_mark, &bound));
+        begun && entry.sent <= self.to
+    }
+
+    fn must_have(&self, entry: &Entry) -> bool {
+        let known = self
+            .bound
+            .is_none_or(|bound| is_within(&entry.acknowledged_mark, &bound));
+        let acknowledged = entry.acknowledged != NEVER && known;
+        entry.acknowledged <= self.from || self.fua && entry.fua && acknowledged
     }
 }
 
@@ -371,10 +451,8 @@ impl Allowed {
             heads: vec![NOTHING; state.before.len()],
             more: Vec::new(),
         };
-        for entry in state.log.iter().filter(|entry| entry.sent <= moment.to) {
-            let acknowledged = entry.acknowledged != NEVER;
-            let durable =
-                entry.acknowledged <= moment.from || moment.fua && entry.fua && acknowledged;
+        for entry in state.log.iter().filter(|entry| moment.may_have(entry)) {
+            let durable = moment.must_have(entry);
             for place in entry.granules.clone() {
                 match entry.change {
                     Change::Pattern(version) => allowed.note(place, version, durable),
@@ -488,6 +566,35 @@ mod tests {
         model.check_read(&read, &bytes).expect("as it must be");
         let bytes = content(&model, &[0, version, 0, version]);
         model.check_read(&read, &bytes).expect_err("not trimmed");
+    }
+
+    #[test]
+    fn what_was_acknowledged_when_the_log_was_longer_is_not_promised_at_a_cut() {
+        let file = tempfile::tempfile().expect("a file for a log");
+        let model = Model::new(4, 3);
+        model.record(file.try_clone().expect("another handle"));
+        let (first, ticket) = write(&model, 0..1, false);
+        file.set_len(1000).expect("a longer log");
+        model.end(&ticket);
+        model.flushed(model.tick());
+        let (second, ticket) = write(&model, 1..2, true);
+        file.set_len(2000).expect("a longer log");
+        model.end(&ticket);
+        let (third, ticket) = write(&model, 0..1, false);
+        model.end(&ticket);
+        let judge = |values: &[u32], length: u64| {
+            let mut bound = [0; MOST_LOGS];
+            bound[0] = length;
+            model.judge(&content(&model, values), model.at_cut(bound))
+        };
+        judge(&[0, 0, 0], 999).expect("nothing is promised yet");
+        judge(&[0, 0, 0], 1000).expect_err("the flush is lost");
+        judge(&[first, 0, 0], 1999).expect("the durable write was not acknowledged");
+        judge(&[first, second, 0], 1000).expect("and may be there");
+        judge(&[first, second, 0], 999).expect_err("but was not sent yet");
+        judge(&[first, 0, 0], 2000).expect_err("the durable write is lost");
+        judge(&[third, second, 0], 2000).expect("sent when the log was so long");
+        judge(&[third, second, 0], 1999).expect_err("from the future");
     }
 
     #[test]

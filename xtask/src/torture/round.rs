@@ -22,6 +22,8 @@ use crate::random::Random;
 /// How long a server may take to let the first client in.
 const START_LIMIT: Duration = Duration::from_secs(60);
 const START_PAUSE: Duration = Duration::from_millis(3);
+/// A busy machine answers less in this time than it is asked to.
+const ANSWERS_LIMIT: Duration = Duration::from_secs(20);
 
 /// What a round did.
 #[derive(Debug, Default)]
@@ -34,12 +36,16 @@ pub struct Report {
     pub story: Vec<String>,
     /// Backups that were looked at.
     pub backups: u64,
+    /// Power cuts that were looked at.
+    pub cuts: u64,
     /// What is wrong.
     pub failure: Option<String>,
+    /// What the server said last.
+    pub last_words: String,
 }
 
 /// A server that is ended, in its way, with this value.
-struct Server {
+pub struct Server {
     child: Child,
     socket: PathBuf,
     log: PathBuf,
@@ -117,9 +123,17 @@ fn daemon_command(disk: &Disk, programs: &Programs) -> Result<Command> {
     let top = disk.top()?;
     let mut below: Option<&Layer> = None;
     for layer in &disk.chain {
-        let file = json!({
+        let mut file = json!({
             "driver": "file", "filename": layer.file, "discard": "unmap", "auto-read-only": true,
         });
+        if let Some(log) = &disk.log
+            && layer.file == top.file
+        {
+            file = json!({
+                "driver": "blklogwrites", "file": file, "discard": "unmap",
+                "log": {"driver": "file", "filename": log},
+            });
+        }
         let mut node = json!({
             "driver": layer.format, "node-name": layer.node(), "file": file, "discard": "unmap",
             "read-only": layer.file != top.file,
@@ -145,29 +159,39 @@ fn daemon_command(disk: &Disk, programs: &Programs) -> Result<Command> {
     Ok(command)
 }
 
+/// How long a server lives: so long, and until it has answered so much.
+#[derive(Debug, Clone, Copy)]
+pub struct Life {
+    /// At least.
+    pub time: Duration,
+    /// Requests that it must have answered, if it does so in a while.
+    pub answers: u64,
+}
+
 /// Starts a server of the disk, mostly one with a monitor.
 fn start(
     disk: &Disk,
     programs: &Programs,
     random: &mut Random,
 ) -> Result<(Server, Option<Monitor>)> {
-    let with_monitor = random.chance(75);
-    let command = match with_monitor {
-        true => daemon_command(disk, programs)?,
-        false => nbd_command(disk, programs, random)?,
-    };
+    if random.chance(75) {
+        return start_daemon(disk, programs);
+    }
+    let command = nbd_command(disk, programs, random)?;
     let mut server = Server::start(command, &disk.folder)?;
-    let mut monitor = match with_monitor {
-        true => Some(Monitor::take(&mut server.child)?),
-        false => None,
-    };
     server.wait()?;
-    if let Some(monitor) = &mut monitor
-        && monitor.greet().is_err()
-    {
+    Ok((server, None))
+}
+
+/// Starts a daemon of the disk, with its monitor.
+pub fn start_daemon(disk: &Disk, programs: &Programs) -> Result<(Server, Option<Monitor>)> {
+    let mut server = Server::start(daemon_command(disk, programs)?, &disk.folder)?;
+    let mut monitor = Monitor::take(&mut server.child)?;
+    server.wait()?;
+    if monitor.greet().is_err() {
         bail!("the monitor says nothing");
     }
-    Ok((server, monitor))
+    Ok((server, Some(monitor)))
 }
 
 /// Plays a round on a disk, and leaves the disk as it is after it.
@@ -177,8 +201,30 @@ pub fn play(
     programs: &Programs,
     random: &mut Random,
 ) -> Result<Report> {
+    let served = start(disk, programs, random)?;
+    let life = Life {
+        time: lifetime(random),
+        answers: 0,
+    };
+    let (mut report, backups) = torment(disk, model, served, life, random);
+    if report.failure.is_none() {
+        let judged = judge(disk, model, programs, random, &backups);
+        report.failure = judged.err().map(|error| format!("{error:#}"));
+    }
+    report.backups = backups.len() as u64;
+    Ok(report)
+}
+
+/// Has clients and the monitor work with a server, and kills it. What the monitor has backed
+/// up is for the caller to look at.
+pub fn torment(
+    disk: &mut Disk,
+    model: &Model,
+    (mut server, monitor): (Server, Option<Monitor>),
+    life: Life,
+    random: &mut Random,
+) -> (Report, Vec<Backup>) {
     let mut report = Report::default();
-    let (mut server, monitor) = start(disk, programs, random)?;
     let socket = server.socket.clone();
     let load = Load {
         model,
@@ -188,7 +234,7 @@ pub fn play(
         answered: AtomicU64::new(0),
         failure: Mutex::new(None),
     };
-    let lifetime = lifetime(random);
+    let mut lifetime = life.time;
     let clients = random.between(2, 5);
     let backups = std::thread::scope(|scope| {
         for _ in 0..clients {
@@ -204,7 +250,13 @@ pub fn play(
                 (changes.story, changes.backups)
             })
         });
-        std::thread::sleep(lifetime);
+        let begun = Instant::now();
+        std::thread::sleep(life.time);
+        let answered = || load.answered.load(Ordering::Relaxed);
+        while answered() < life.answers && begun.elapsed() < ANSWERS_LIMIT {
+            std::thread::sleep(START_PAUSE);
+        }
+        lifetime = begun.elapsed();
         let early = server.child.try_wait();
         // Clients may see the end before this thread goes on.
         load.over.store(true, Ordering::Release);
@@ -228,17 +280,10 @@ pub fn play(
     report.flushes = model.counts().1;
     report.story.push(format!("killed after {lifetime:?}"));
     report.failure = load.failure.into_inner().unwrap_or_default();
-    if report.failure.is_none() {
-        let judged = judge(disk, model, programs, random, &backups);
-        report.failure = judged.err().map(|error| format!("{error:#}"));
-    }
-    if report.failure.is_some() {
-        let log = std::fs::read_to_string(&server.log).unwrap_or_default();
-        let tail: Vec<&str> = log.lines().rev().take(3).collect();
-        report.story.push(format!("it said last: {tail:?}"));
-    }
-    report.backups = backups.len() as u64;
-    Ok(report)
+    let log = std::fs::read_to_string(&server.log).unwrap_or_default();
+    let tail: Vec<&str> = log.lines().rev().take(3).collect();
+    report.last_words = format!("{tail:?}");
+    (report, backups)
 }
 
 /// When a server dies: mostly soon, so that there are many deaths.

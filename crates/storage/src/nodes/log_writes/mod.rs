@@ -3,27 +3,39 @@
 //!
 //! ```text
 //! sector 0        magic u64 | version u64 | entries u64 | sector size u32   (all little-endian)
-//! sector 1 on     entry: sector u64 | sectors u64 | flags u64 | data length u64
+//! sector 1 on     entry: sector u64 | sectors u64 | flags u64 | data length u64 | meanwhile u64
 //!                 the data of a write, from the next sector on
 //! ```
 //!
-//! Invariant: entries stand in the log in the order in which their requests ended,
-//! and the number in sector 0 counts only entries that stand there whole.
+//! `meanwhile` is ours: of a flush, how many of the changes behind it ended before it did. A
+//! power cut before its end may keep any of those and lose any that stand before it.
+//!
+//! Invariants:
+//! - Entries stand in the log in the order in which their requests ended, but a flush, as in
+//!   the kernel's logs, where it was asked for ([`queue`]).
+//! - When a flush or a durable write has ended for whoever asked for it, it stands in the log.
+//! - The number in sector 0 counts only entries that stand there whole.
+
+mod entry;
+mod queue;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use event_listener::Event;
 
 use crate::align::RangeLocks;
 use crate::buffer::total_len;
 use crate::{
-    Buffer, Buffers, Error, ErrorKind, Io, Result, Storage, WriteFlags, ZeroFlags, pass_on, spawn,
+    Buffer, Buffers, Error, ErrorKind, Io, Result, Storage, WriteFlags, ZeroFlags, pass_on,
+    spawn_lingering,
 };
 
-const MAGIC: u64 = 0x006a_7366_7773_6872;
-const VERSION: u64 = 1;
-const FLUSH: u64 = 1;
-const FUA: u64 = 2;
-const DISCARD: u64 = 4;
+use entry::{DISCARD, Data, Entry, FLUSH, FUA, MAGIC, VERSION, encoded_head};
+use queue::{Position, Queue};
+
 const MAX_SECTOR_BYTES: u64 = 1 << 23;
+/// Data that may wait in memory for the end of a flush, in bytes.
+const MOST_WAITING_BYTES: u64 = 64 << 20;
 
 /// How the log is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,20 +63,28 @@ pub fn is_valid_sector_size(sector_bytes: u64) -> bool {
     sector_bytes.is_power_of_two() && (512..MAX_SECTOR_BYTES).contains(&sector_bytes)
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Position {
-    next_sector: u64,
-    entries: u64,
-}
-
 #[derive(Debug)]
 struct Log {
     storage: Arc<dyn Storage>,
     sector_bytes: u64,
     update_interval: u64,
-    position: Mutex<Position>,
+    queue: Mutex<Queue>,
     /// Held by the one who appends.
     appending: RangeLocks,
+    appended: Event,
+}
+
+/// The place of a flush, until it has ended in one way or the other.
+struct Flush {
+    log: Arc<Log>,
+    number: u64,
+}
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        self.log.queue().failed(self.number);
+        self.log.appended.notify(usize::MAX);
+    }
 }
 
 /// A storage whose changes are recorded in a log. Requests must be aligned to the
@@ -119,8 +139,9 @@ impl LogWritesStorage {
                 storage: log,
                 sector_bytes,
                 update_interval: options.update_interval,
-                position: Mutex::new(position),
+                queue: Mutex::new(Queue::new(position)),
                 appending: RangeLocks::default(),
+                appended: Event::new(),
             }),
         })
     }
@@ -133,9 +154,9 @@ impl LogWritesStorage {
     /// Makes a change, then records it.
     fn logged<T: 'static>(&self, request: Io<T>, entry: Entry) -> Io<T> {
         let log = self.log.clone();
-        Io::task(spawn(async move {
+        Io::task(spawn_lingering(async move {
             let result = request.await?;
-            log.append(entry).await?;
+            log.record(entry).await?;
             Ok(result)
         }))
     }
@@ -178,51 +199,61 @@ async fn find_end(log: &dyn Storage) -> Result<(u64, Position)> {
     Ok((sector_bytes, position))
 }
 
-/// What is recorded of a change.
-struct Entry {
-    offset_bytes: u64,
-    len_bytes: u64,
-    flags: u64,
-    data: Data,
-}
-
-enum Data {
-    None,
-    Bytes(Vec<u8>),
-    Zeroes,
-}
-
 impl Log {
-    fn position(&self) -> MutexGuard<'_, Position> {
-        self.position.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn append(&self, entry: Entry) -> Result<()> {
+    /// Records what has ended. Where a flush under way has to stand before it, it waits in
+    /// memory, and only who was promised more waits with it.
+    async fn record(&self, entry: Entry) -> Result<()> {
+        let durable = entry.flags & FUA != 0;
+        let number = self.queue().ended(entry)?;
+        loop {
+            let appended = self.appended.listen();
+            self.append_all().await?;
+            if !self.must_wait(number, durable) {
+                return Ok(());
+            }
+            appended.await;
+        }
+    }
+
+    fn must_wait(&self, number: u64, durable: bool) -> bool {
+        let queue = self.queue();
+        let full = queue.waiting_bytes() > MOST_WAITING_BYTES;
+        !queue.is_gone(number) && (durable || full)
+    }
+
+    /// Appends what may be appended.
+    async fn append_all(&self) -> Result<()> {
         let _one = self.appending.hold(0..1).await;
-        let Position {
-            next_sector,
-            entries,
-        } = *self.position();
+        loop {
+            let (entry, position) = {
+                let mut queue = self.queue();
+                queue.check()?;
+                match queue.next() {
+                    Some(entry) => (entry, queue.position),
+                    None => return Ok(()),
+                }
+            };
+            let result = self.append(entry, position).await;
+            self.appended.notify(usize::MAX);
+            if let Err(error) = result {
+                self.queue().break_off(error.clone());
+                return Err(error);
+            }
+        }
+    }
+
+    async fn append(&self, entry: Entry, position: Position) -> Result<()> {
         let unit = self.sector_bytes;
-        let mut head = vec![0; unit as usize];
-        let words = [
-            entry.offset_bytes / unit,
-            entry.len_bytes / unit,
-            entry.flags,
-            0,
-        ];
-        for (at, word) in words.into_iter().enumerate() {
-            head[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
-        }
-        let at_bytes = next_sector * unit;
-        let mut end = next_sector + 1;
-        if let Data::Bytes(bytes) = &entry.data {
-            head.extend_from_slice(bytes);
-        }
-        let buffers = Buffers::from_iter([Buffer::copy_of(&head)]);
+        let at_bytes = position.next_sector * unit;
+        let buffers = Buffers::from_iter([Buffer::copy_of(&entry.encoded(unit))]);
         self.storage
             .write(at_bytes, buffers, WriteFlags::default())
             .await?;
+        let mut end = position.next_sector + 1;
         if !matches!(entry.data, Data::None) {
             end += entry.len_bytes / unit;
         }
@@ -231,8 +262,8 @@ impl Log {
                 .write_zeroes(at_bytes + unit, entry.len_bytes, ZeroFlags::default())
                 .await?;
         }
-        let entries = entries + 1;
-        *self.position() = Position {
+        let entries = position.entries + 1;
+        self.queue().position = Position {
             next_sector: end,
             entries,
         };
@@ -243,12 +274,7 @@ impl Log {
     }
 
     async fn write_head(&self, entries: u64) -> Result<()> {
-        let mut head = vec![0; self.sector_bytes as usize];
-        for (at, word) in [MAGIC, VERSION, entries].into_iter().enumerate() {
-            head[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
-        }
-        // Valid sizes fit 32 bits.
-        head[24..28].copy_from_slice(&self.sector_bytes.to_le_bytes()[..4]);
+        let head = encoded_head(self.sector_bytes, entries);
         let buffers = Buffers::from_iter([Buffer::copy_of(&head)]);
         // What is counted must stand there first.
         self.storage.flush().await?;
@@ -271,6 +297,7 @@ impl Storage for LogWritesStorage {
             offset_bytes,
             len_bytes: total_len(&buffers),
             flags: if flags.fua { FUA } else { 0 },
+            meanwhile: 0,
             data: Data::Bytes(bytes),
         };
         self.logged(self.inner.write(offset_bytes, buffers, flags), entry)
@@ -281,6 +308,7 @@ impl Storage for LogWritesStorage {
             offset_bytes,
             len_bytes,
             flags: if flags.fua { FUA } else { 0 },
+            meanwhile: 0,
             data: Data::Zeroes,
         };
         self.logged(
@@ -294,25 +322,33 @@ impl Storage for LogWritesStorage {
             offset_bytes,
             len_bytes,
             flags: DISCARD,
+            meanwhile: 0,
             data: Data::None,
         };
         self.logged(self.inner.discard(offset_bytes, len_bytes), entry)
     }
 
     fn flush(&self) -> Io<()> {
-        let entry = Entry {
-            offset_bytes: 0,
-            len_bytes: 0,
-            flags: FLUSH,
-            data: Data::None,
+        let log = self.log.clone();
+        // Its place is that of now.
+        let number = match log.queue().flushing() {
+            Ok(number) => number,
+            Err(error) => return Io::ready(Err(error)),
         };
-        self.logged(self.inner.flush(), entry)
+        let flush = Flush { log, number };
+        let request = self.inner.flush();
+        Io::task(spawn_lingering(async move {
+            request.await?;
+            flush.log.queue().flushed(flush.number);
+            flush.log.append_all().await
+        }))
     }
 
     fn close(&self) -> Io<()> {
         let (log, inner) = (self.log.clone(), self.inner.close());
-        Io::task(spawn(async move {
-            let entries = log.position().entries;
+        Io::task(spawn_lingering(async move {
+            log.append_all().await?;
+            let entries = log.queue().position.entries;
             log.write_head(entries).await?;
             inner.await
         }))
@@ -324,6 +360,7 @@ mod tests {
     use super::*;
     use crate::MemStorage;
     use crate::lane::block_on;
+    use crate::wrap::{DelayStorage, FaultStorage, Matching, Operation, Times};
 
     fn buffers(byte: u8) -> Buffers {
         Buffers::from_iter([Buffer::copy_of(&[byte; 512])])
@@ -368,6 +405,132 @@ mod tests {
         assert_eq!(words(7), [0, 0, FLUSH, 0]);
         assert_eq!(words(8), [0, 1, 0, 0]);
         assert_eq!(bytes.len(), 10 * 512);
+    }
+
+    /// A storage whose flushes can be held, recorded; and its log.
+    async fn held() -> (Arc<DelayStorage>, Arc<LogWritesStorage>, Arc<MemStorage>) {
+        let data = DelayStorage::new(Arc::new(MemStorage::new()));
+        let log = Arc::new(MemStorage::new());
+        let options = LogOptions::default();
+        let storage = LogWritesStorage::open(data.clone(), log.clone(), options).await;
+        (data, Arc::new(storage.unwrap()), log)
+    }
+
+    /// The first three words of each entry, and the fifth.
+    fn entries(log: &MemStorage) -> Vec<[u64; 4]> {
+        let bytes = log.snapshot();
+        let (mut entries, mut sector) = (Vec::new(), 1);
+        while sector * 512 < bytes.len() {
+            let words = [0, 8, 16, 32].map(|at| word(&bytes, sector * 512 + at));
+            sector += 1 + words[1] as usize;
+            entries.push(words);
+        }
+        entries
+    }
+
+    #[test]
+    fn a_flush_stands_behind_what_had_ended_when_it_was_asked_for_and_before_the_rest() {
+        let log = block_on(async {
+            let (data, storage, log) = held().await;
+            let plain = WriteFlags::default();
+            storage.write(0, buffers(1), plain).await.unwrap();
+            let hold = data.hold(Matching::operation(Operation::Flush));
+            let flush = storage.flush();
+            hold.arrived().await;
+            // Ends, and its writer knows, while the disk has not done with the flush.
+            storage.write(512, buffers(2), plain).await.unwrap();
+            assert_eq!(entries(&log), [[0, 1, 0, 0]]);
+            hold.release();
+            flush.await.unwrap();
+            storage.write(1024, buffers(3), plain).await.unwrap();
+            log
+        });
+        let expected = [[0, 1, 0, 0], [0, 0, FLUSH, 1], [1, 1, 0, 0], [2, 1, 0, 0]];
+        assert_eq!(entries(&log), expected);
+    }
+
+    #[test]
+    fn a_durable_write_stands_in_the_log_when_it_has_ended() {
+        let log = block_on(async {
+            let (data, storage, log) = held().await;
+            let hold = data.hold(Matching::operation(Operation::Flush));
+            let flush = storage.flush();
+            hold.arrived().await;
+            storage
+                .write(0, buffers(1), WriteFlags::default())
+                .await
+                .unwrap();
+            let durable = storage.write(0, buffers(2), WriteFlags { fua: true });
+            assert!(entries(&log).is_empty());
+            hold.release();
+            durable.await.unwrap();
+            assert_eq!(entries(&log).len(), 3);
+            flush.await.unwrap();
+            log
+        });
+        let expected = [[0, 0, FLUSH, 2], [0, 1, 0, 0], [0, 1, FUA, 0]];
+        assert_eq!(entries(&log), expected);
+    }
+
+    #[test]
+    fn a_flush_that_ends_first_ends_those_before_it() {
+        let log = block_on(async {
+            let (data, storage, log) = held().await;
+            let plain = WriteFlags::default();
+            let hold = data.hold(Matching::operation(Operation::Flush));
+            let first = storage.flush();
+            hold.arrived().await;
+            storage.write(0, buffers(1), plain).await.unwrap();
+            storage.flush().await.unwrap();
+            storage.write(512, buffers(2), plain).await.unwrap();
+            hold.release();
+            first.await.unwrap();
+            log
+        });
+        let expected = [
+            [0, 0, FLUSH, 1],
+            [0, 1, 0, 0],
+            [0, 0, FLUSH, 0],
+            [1, 1, 0, 0],
+        ];
+        assert_eq!(entries(&log), expected);
+    }
+
+    #[test]
+    fn a_flush_that_fails_leaves_no_entry_and_stops_nobody() {
+        let log = block_on(async {
+            let data = FaultStorage::new(Arc::new(MemStorage::new()));
+            let flushes = Matching::operation(Operation::Flush);
+            data.fail(flushes, 0, Times::Once, libc::EIO);
+            let log = Arc::new(MemStorage::new());
+            let options = LogOptions::default();
+            let storage = LogWritesStorage::open(data, log.clone(), options);
+            let storage = storage.await.unwrap();
+            storage.flush().await.unwrap_err();
+            let durable = WriteFlags { fua: true };
+            storage.write(0, buffers(1), durable).await.unwrap();
+            log
+        });
+        assert_eq!(entries(&log), [[0, 1, FUA, 0]]);
+    }
+
+    #[test]
+    fn a_log_with_a_hole_takes_nothing_more() {
+        let log = Arc::new(MemStorage::new());
+        let failing = FaultStorage::new(log.clone());
+        block_on(async {
+            let writes = Matching::operation(Operation::Write);
+            failing.fail(writes, 0, Times::Once, libc::EIO);
+            let options = LogOptions::default();
+            let data = Arc::new(MemStorage::new());
+            let storage = LogWritesStorage::open(data, failing, options).await;
+            let storage = storage.unwrap();
+            let plain = WriteFlags::default();
+            storage.write(0, buffers(1), plain).await.unwrap_err();
+            storage.write(0, buffers(2), plain).await.unwrap_err();
+            storage.flush().await.unwrap_err();
+        });
+        assert!(log.snapshot().is_empty());
     }
 
     #[test]
