@@ -140,8 +140,14 @@ fn choose(log: &Log, cuts: Cuts, random: &mut Random) -> Vec<Cut> {
             window.durable = truth[at - at % 4].durable;
         }
     }
+    // Most of what is allocated is allocated early.
+    let all = windows.len() as u64;
+    let reaches = [all, all.div_ceil(4), all.div_ceil(16)];
     let mut places: Vec<u64> = (0..cuts.number)
-        .map(|_| random.below(windows.len() as u64))
+        .map(|_| {
+            let reach = random.pick(&reaches);
+            random.below(reach)
+        })
         .collect();
     places.sort_unstable();
     places
