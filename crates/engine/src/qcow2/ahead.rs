@@ -59,6 +59,8 @@ pub(super) struct Length {
     /// The end of everything that was handed out or written since, refcount blocks
     /// that count nothing else left out.
     needed: u64,
+    /// Entries lead so far, where the guest may write: the file is not cut before that.
+    mapped: u64,
     /// The file is at least so long.
     reached: u64,
     /// As `reached`, durably.
@@ -85,6 +87,7 @@ impl Length {
             at_open,
             tail_at_open,
             needed: 0,
+            mapped: 0,
             reached: at_open,
             durable: 0,
             extending_to: None,
@@ -99,6 +102,18 @@ impl Length {
 
     pub(super) fn note_end(&mut self, end_bytes: u64) {
         self.needed = self.needed.max(end_bytes);
+    }
+
+    /// Entries lead to where nothing was handed out: the file gets there as the guest writes
+    /// there, and otherwise no longer ahead of writes.
+    pub(super) fn note_mapped(&mut self, end_bytes: u64) {
+        self.mapped = self.mapped.max(end_bytes);
+        self.ahead = false;
+    }
+
+    /// The file is being made longer.
+    pub(super) fn is_extending(&self) -> bool {
+        self.extending_to.is_some()
     }
 
     /// The file may reach beyond everything that is needed.
@@ -322,6 +337,7 @@ impl Allocator {
     /// When the file's length cannot be set, or a count is zero already.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.state().settled = true;
+        self.count_beyond().await?;
         // What runs in the background comes to its end.
         let _one = self.growing.lock().await;
         self.empty_reserve().await?;
@@ -353,12 +369,13 @@ impl Allocator {
             }
             (end, length.needed > whole, length.extended)
         };
+        let mapped = self.state().length.mapped;
         let _extending = Extending(self);
         let len_bytes = file.len_bytes()?;
         let short = grown && len_bytes < end;
         let long = extended && len_bytes > end;
         if file.capabilities().growable && (short || long) {
-            file.truncate(end).await?;
+            file.truncate(end.max(len_bytes.min(mapped))).await?;
         }
         let mut state = self.state();
         state.length.reached = state.length.reached.min(end);

@@ -27,6 +27,7 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Error, ErrorKind, Event, Result};
 
 use super::ahead::{AheadOptions, Length, LengthMark};
+use super::beyond::Beyond;
 use super::events::reached;
 use super::free::FreeIndex;
 use super::overlap::refusal;
@@ -95,6 +96,8 @@ pub(super) struct State {
     /// Freed clusters beyond the tail: a refcount table has been there.
     pub(super) written_beyond: Vec<Range<u64>>,
     pub(super) length: Length,
+    /// Nothing is handed out there.
+    pub(super) beyond: Beyond,
     /// Somebody holds the end of the file: see [`Allocator::hold_end`].
     pub(super) end_held: bool,
     /// Something is being prepared in the background.
@@ -176,6 +179,7 @@ impl Allocator {
             postponed: false,
             written_beyond: Vec::new(),
             length: Length::new(&capabilities, len_bytes, tail),
+            beyond: Beyond::default(),
             end_held: false,
             preparing: false,
             prepare_from: 0,
@@ -340,10 +344,17 @@ impl Allocator {
             return Ok(Some(Obstacle::Extending));
         }
         check_limit(HostCluster(state.tail), self.cluster_bytes())?;
-        let (clusters, slice) = match self.find(state.tail, count)? {
+        let (mut clusters, slice) = match self.find(state.tail, count)? {
             Ok(found) => found,
             Err(obstacle) => return Ok(Some(obstacle)),
         };
+        if let Some(mapped) = state.beyond.first_in(&clusters)? {
+            if mapped.start <= clusters.start {
+                clusters.end = clusters.end.min(mapped.end);
+                return self.leave_out(state, &clusters, slice.key);
+            }
+            clusters.end = mapped.start;
+        }
         let mut written = state.written_beyond.iter();
         let fresh = self.zero_init && !written.any(|written| overlap(written, &clusters));
         if !clusters.is_empty() && !self.take(state, clusters.clone(), fresh)? {

@@ -156,6 +156,9 @@ impl Allocator {
         if let Some(next) = written.map(|written| written.end).max() {
             return Ok(Taken::NotFresh { next });
         }
+        if let Some(mapped) = state.beyond.first_in(&clusters)? {
+            return Ok(Taken::NotFresh { next: mapped.end });
+        }
         let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
             return Ok(Taken::Uncounted);
         };

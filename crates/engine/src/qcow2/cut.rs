@@ -172,6 +172,7 @@ impl Allocator {
         if !file.capabilities().growable {
             return Ok(());
         }
+        self.count_beyond().await?;
         let _held = self.hold_end().await;
         self.empty_reserve().await?;
         self.drop_idle_blocks().await?;

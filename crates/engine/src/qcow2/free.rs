@@ -31,6 +31,21 @@ impl FreeIndex {
         2 * self.extents.len() > self.most_extents
     }
 
+    /// The lowest extent that shares clusters with these.
+    pub(crate) fn first_in(&self, clusters: &Range<u64>) -> Option<Range<u64>> {
+        let before = self.extents.range(..clusters.start).next_back();
+        let inside = self.extents.range(clusters.clone()).next();
+        let extents = before.into_iter().chain(inside);
+        extents
+            .map(|(&start, &end)| start..end)
+            .find(|extent| extent.end > clusters.start && !clusters.is_empty())
+    }
+
+    /// All extents, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+        self.extents.iter().map(|(&start, &end)| start..end)
+    }
+
     /// The lowest extent.
     pub(crate) fn first(&self) -> Option<Range<u64>> {
         self.extents
@@ -162,7 +177,7 @@ mod tests {
                 let clusters = start..start + len;
                 if insert {
                     model.extend(clusters.clone());
-                    if let Some(forgotten) = index.insert(clusters) {
+                    if let Some(forgotten) = index.insert(clusters.clone()) {
                         prop_assert!(!forgotten.is_empty());
                         for cluster in forgotten {
                             prop_assert!(model.remove(&cluster));
@@ -172,12 +187,16 @@ mod tests {
                     for cluster in clusters.clone() {
                         model.remove(&cluster);
                     }
-                    index.remove(clusters);
+                    index.remove(clusters.clone());
                     // A removal from the middle makes two extents of one: the limit
                     // is kept by the next insertion.
                     prop_assert!(index.extents.len() <= most + 1 + model.len());
                 }
                 prop_assert_eq!(index.clusters(), model.clone());
+                let shared = index.first_in(&clusters);
+                let first = model.range(clusters).next();
+                prop_assert_eq!(shared.is_some(), first.is_some());
+                prop_assert!(first.is_none_or(|first| shared.unwrap().contains(first)));
                 prop_assert_eq!(index.first().map(|e| e.start), model.first().copied());
                 let ends: Vec<_> = index.extents.iter().collect();
                 prop_assert!(ends.windows(2).all(|pair| pair[0].1 < pair[1].0));

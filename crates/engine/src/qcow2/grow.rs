@@ -53,6 +53,7 @@ impl Allocator {
         let block = HostOffset(index * geometry.bytes_per_refcount_block());
         let place = block.cluster(&geometry).index();
         self.refuse_metadata(&(place..place + 1))?;
+        self.refuse_beyond(&(place..place + 1))?;
         reached(file, Event::RefblockAllocWrite).await;
         self.state().made_blocks.push(index);
         self.write_block(block, 1).await?;
@@ -183,6 +184,8 @@ impl Allocator {
         let used = layout.blocks + layout.table_clusters;
         let start = layout.first_block * per_block;
         self.refuse_metadata(&(start..start + used))?;
+        self.refuse_beyond(&(start..start + used))?;
+        self.refuse_beyond(&(index * per_block..index * per_block + 1))?;
         let mut entries = self.refcounts.table().entries.clone();
         let count = layout.table_clusters * geometry.table_entries_per_cluster();
         entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);

@@ -23,7 +23,7 @@ use super::inflight::{Guard, Inflight, Mode};
 use super::l1::L1Table;
 use super::latch::Latch;
 use super::lazy::LazyRefcounts;
-use super::load::{SnapshotTable, read_bytes};
+use super::load::SnapshotTable;
 use super::map::{L2Cache, Lookup, Mapper, Run, Slice, View};
 use super::messages::Messages;
 use super::options::{CacheOptions, PassDiscards};
@@ -121,7 +121,7 @@ impl Image {
     /// Brings an L2 slice into memory.
     pub(crate) async fn load_slice(&self, slice: Slice) -> Result<()> {
         self.reached(Event::L2Load).await;
-        let read = read_bytes(&self.file, slice.key, self.l2.table_bytes() as u64);
+        let read = self.read_slices(slice.key, self.l2.table_bytes() as u64);
         self.l2.load(slice.key, read).await
     }
 

@@ -13,6 +13,7 @@ mod area;
 mod backing;
 mod barrier;
 mod batch;
+mod beyond;
 mod bitmap;
 mod blank;
 mod cache;

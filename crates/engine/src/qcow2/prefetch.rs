@@ -13,7 +13,6 @@ use vellum_format::types::GuestOffset;
 use vellum_storage::Result;
 
 use super::image::Image;
-use super::load::read_bytes;
 use super::map::Slice;
 
 /// Scans that are told apart at the same time.
@@ -75,7 +74,7 @@ impl Image {
         let loads = runs.iter().map(|run| {
             self.l2.load_run(run.key, run.slices, true, |slices| {
                 let len_bytes = slices * self.l2.table_bytes();
-                read_bytes(&self.file, run.key, len_bytes as u64)
+                self.read_slices(run.key, len_bytes as u64)
             })
         });
         // Only the first is needed now; who needs another will see its error.

@@ -138,6 +138,12 @@ impl Refcounts {
         (self.cache.table_bytes() as u64 * 8) >> self.geometry.refcount_order
     }
 
+    /// Whether the refcount table, as it is, may lead to the count of `cluster`.
+    pub(crate) fn has_entry_for(&self, cluster: HostCluster) -> bool {
+        let index = self.geometry.refcount_table_index(cluster.index());
+        index < self.table().entries.len() as u64
+    }
+
     /// The first cluster that the last refcount block counts.
     pub(crate) fn first_of_last_block(&self) -> u64 {
         let last = {
