@@ -200,7 +200,6 @@ impl BlockDevice for Link {
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         let flags = RequestFlags {
             fua: flags.fua && !mutants::is(Mutant::IgnoreFua),
-            ..flags
         };
         self.start(move |device| device.write(offset_bytes, buffer, flags))
     }
