@@ -190,6 +190,67 @@ fn a_raw_target_has_one_writer() {
     first.wait().unwrap();
 }
 
+/// Who serves a raw image keeps its length and its name, whoever comes; and we leave those
+/// alone that QEMU serves.
+#[test]
+fn a_raw_image_that_is_served_is_made_or_resized_by_nobody() {
+    let folder = folder();
+    let folder = folder.path();
+    let bytes: Vec<u8> = (0..8 << 20).map(|at: u32| (at >> 9) as u8 | 1).collect();
+    std::fs::write(folder.join("served"), &bytes).unwrap();
+    let daemon = |tool: &str, read_only: &str, writable: &str| {
+        format!(
+            "exec {tool} --blockdev driver=raw,node-name=n,{read_only}file.driver=file,\
+             file.filename=served --nbd-server addr.type=unix,addr.path=S \
+             --export type=nbd,id=e,node-name=n{writable}"
+        )
+    };
+    let holders = [
+        "exec $VELLUM nbd -f raw -t -k $PWD/S served".to_owned(),
+        "exec $VELLUM nbd -t -k $PWD/S served".to_owned(),
+        "exec $VELLUM nbd -r -f raw -t -k $PWD/S served".to_owned(),
+        daemon("$VELLUM daemon", "", ",writable=on"),
+        daemon("$VELLUM daemon", "read-only=on,", ""),
+        "exec qemu-nbd -f raw -t -k $PWD/S served".to_owned(),
+        daemon("qemu-storage-daemon", "", ",writable=on"),
+    ];
+    for holder in holders {
+        let _ = std::fs::remove_file(folder.join("S"));
+        let server = Command::new("bash")
+            .args(["-c", &holder])
+            .current_dir(folder)
+            .env("VELLUM", VELLUM)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let server = Server(server);
+        wait_for("the server", || {
+            UnixStream::connect(folder.join("S")).is_ok()
+        });
+        for line in [
+            "create -f raw served 1M",
+            "create -f qcow2 served 1M",
+            "convert -f raw -O raw other.raw served",
+            "convert -f raw -O qcow2 other.raw served",
+            "dd -f raw -O raw if=other.raw of=served",
+            "resize -f raw served +1M",
+            "resize -f raw --shrink served 1M",
+        ] {
+            for tool in ["qemu-img", "$VELLUM"] {
+                let output = shell(folder, &format!("{tool} {line}"));
+                assert_eq!(output.status.code(), Some(1), "{holder}: {tool} {line}");
+                let said = said(&output);
+                assert!(said.contains("\"resize\" lock"), "{tool} {line}: {said}");
+                let now = std::fs::read(folder.join("served"));
+                assert!(now.is_ok_and(|now| now == bytes), "{holder}: {tool} {line}");
+            }
+        }
+        drop(server);
+    }
+    succeeds(folder, "$VELLUM resize -q -f raw served +1M");
+}
+
 /// A server that is gone with the test, whatever becomes of that.
 struct Server(Child);
 

@@ -271,9 +271,12 @@ async fn create_file(path: &str) -> Result<Arc<FileStorage>> {
     .await
 }
 
-/// A half-made image is of no use to anybody.
+/// A half-made image is of no use to anybody; a file that somebody else uses may be.
 fn remove_after_failure<T>(path: &str, result: Result<T>) -> Result<T> {
-    if result.is_err() && std::fs::metadata(path).is_ok_and(|file| file.is_file()) {
+    let is_half_made = result
+        .as_ref()
+        .is_err_and(|error| error.kind() != ErrorKind::Locked);
+    if is_half_made && std::fs::metadata(path).is_ok_and(|file| file.is_file()) {
         // The first error is the one to tell.
         let _ = std::fs::remove_file(path);
     }

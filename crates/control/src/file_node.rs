@@ -245,21 +245,17 @@ fn permissions(flags: &OpenFlags, common: &Common, user: Use) -> Permissions {
     let mut permissions = match (user, common.writable) {
         (Use::Format, true) => Permissions::WRITER,
         (Use::Format, false) => Permissions::READER,
-        (Use::Raw, writable) => {
-            let used = PermissionSet::CONSISTENT_READ;
-            let shared = if flags.no_share {
-                Permissions::READER.shared
-            } else {
-                PermissionSet::ALL
-            };
-            let used = if writable {
-                used.with(PermissionSet::WRITE)
-            } else {
-                used
-            };
-            Permissions { used, shared }
-        }
+        // QEMU denies others a change of the length for exports only. But nobody who copies
+        // or commits a raw image expects its end to move.
+        (Use::Raw, true) => Permissions::RAW_WRITER,
+        (Use::Raw, false) => Permissions::RAW_READER,
     };
+    if flags.no_share {
+        permissions.shared = Permissions::READER.shared;
+    }
+    if flags.resize {
+        permissions.used = permissions.used.with(PermissionSet::RESIZE);
+    }
     if flags.metadata_only {
         permissions.used = permissions.used.without(PermissionSet::CONSISTENT_READ);
     }

@@ -79,6 +79,8 @@ pub struct OpenFlags {
     /// Keep writers away even where the format would let them be (the source of
     /// a conversion).
     pub no_share: bool,
+    /// The size is going to be changed: a raw image is locked for that from the start.
+    pub resize: bool,
     /// From so many layers below the image on, take no lock that could conflict with
     /// somebody who writes there: the one who asks does that himself (a commit).
     pub unlocked_from: Option<u32>,
@@ -113,6 +115,7 @@ impl Default for OpenFlags {
             detect_zeroes: DetectZeroes::Off,
             force_share: false,
             no_share: false,
+            resize: false,
             unlocked_from: None,
             copy_on_read: false,
             no_backing: false,

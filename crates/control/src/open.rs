@@ -140,6 +140,7 @@ pub(crate) fn backing_flags(flags: &OpenFlags) -> OpenFlags {
         writable: false,
         detect_zeroes: DetectZeroes::Off,
         no_share: false,
+        resize: false,
         no_backing: false,
         for_check: false,
         copy_on_read: false,

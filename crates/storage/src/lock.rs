@@ -123,16 +123,17 @@ impl Permissions {
         shared: Self::READER.shared,
     };
 
-    /// A raw image that is written without a claim to it: others may do the same.
-    pub const RAW_WRITER: Self = Permissions {
-        used: PermissionSet::CONSISTENT_READ.with(PermissionSet::WRITE),
-        shared: PermissionSet::ALL,
+    /// A raw image that is read: others may read and write it, but not change its length.
+    pub const RAW_READER: Self = Permissions {
+        used: PermissionSet::CONSISTENT_READ,
+        shared: PermissionSet::ALL.without(PermissionSet::RESIZE),
     };
 
-    /// A raw image that is served: others may write it, but not change its length.
-    pub const RAW_EXPORT: Self = Permissions {
-        used: Self::RAW_WRITER.used,
-        shared: PermissionSet::ALL.without(PermissionSet::RESIZE),
+    /// A raw image that is written without a claim to it: others may do the same, but not
+    /// change its length.
+    pub const RAW_WRITER: Self = Permissions {
+        used: PermissionSet::CONSISTENT_READ.with(PermissionSet::WRITE),
+        shared: Self::RAW_READER.shared,
     };
 
     /// A file that is being made: others may not make it too.
@@ -141,8 +142,7 @@ impl Permissions {
         shared: PermissionSet::ALL.without(PermissionSet::RESIZE),
     };
 
-    /// Reading whatever others do (`-U`, and raw images that are only read): only
-    /// those conflict who deny reads.
+    /// Reading whatever others do (`-U`): only those conflict who deny reads.
     pub const FORCE_SHARE: Self = Permissions {
         used: PermissionSet::CONSISTENT_READ,
         shared: PermissionSet::ALL,

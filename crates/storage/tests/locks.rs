@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum_storage::lock::{PermissionSet, Permissions};
-use vellum_storage::{ErrorKind, FileOptions, FileStorage, Locks, Result};
+use vellum_storage::{ErrorKind, FileOptions, FileStorage, Locks, Result, Storage, lane};
 
 /// One test at a time: a program being started holds our locks until its `exec`.
 fn alone() -> MutexGuard<'static, ()> {
@@ -75,6 +75,7 @@ fn two_opens_of_one_process_conflict_as_qemu_would() {
     drop(open(&path, Permissions::FORCE_SHARE).unwrap());
     writer.set_permissions(Permissions::RAW_WRITER).unwrap();
     let second = open(&path, Permissions::RAW_WRITER).unwrap();
+    conflict(&path, Permissions::CREATOR, "Failed to get \"resize\" lock");
     assert_eq!(
         writer
             .set_permissions(Permissions::READER)
@@ -93,6 +94,26 @@ fn two_opens_of_one_process_conflict_as_qemu_would() {
     drop(second);
     writer.set_permissions(Permissions::READER).unwrap();
     drop(open(&path, Permissions::READER).unwrap());
+}
+
+/// A change of the length takes its lock meanwhile, and gives it back.
+#[test]
+fn the_length_is_changed_under_its_lock() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, [0; 4096]).unwrap();
+    let file = open(&path, Permissions::RAW_WRITER).unwrap();
+    let reader = open(&path, Permissions::RAW_READER).unwrap();
+    let error = lane::block_on(file.truncate(0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Locked);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4096);
+    drop(reader);
+    for len_bytes in [8192, 512] {
+        lane::block_on(file.truncate(len_bytes)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), len_bytes);
+        drop(open(&path, Permissions::RAW_READER).unwrap());
+    }
 }
 
 /// What a QEMU tool says on standard error; it must fail.

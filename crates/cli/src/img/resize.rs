@@ -132,6 +132,7 @@ async fn resize(
 ) -> Outcome {
     let flags = OpenFlags {
         writable: true,
+        resize: true,
         discard: true,
         ..OpenFlags::default()
     };

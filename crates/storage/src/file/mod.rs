@@ -8,16 +8,18 @@ mod behind;
 mod clone;
 mod copied;
 mod extents;
+mod held;
 mod open;
 mod zero;
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use behind::Behind;
 pub use behind::large_file_bytes;
+use held::HeldLocks;
 use open::Opening;
 
 use crate::align::{Alignment, Passing, RangeLocks};
@@ -123,7 +125,7 @@ impl FileOptions {
 /// A regular file or a block device.
 pub struct FileStorage {
     file: Arc<File>,
-    permissions: Mutex<Option<Permissions>>,
+    locks: Arc<HeldLocks>,
 }
 
 /// What the tasks of a file's requests share.
@@ -189,9 +191,10 @@ impl FileStorage {
     }
 
     fn opened(opening: Opening, options: &FileOptions) -> Result<Arc<Self>> {
+        let file = Arc::new(opening.finish(options)?);
         let storage = FileStorage {
-            file: Arc::new(opening.finish(options)?),
-            permissions: Mutex::new(options.permissions()),
+            locks: HeldLocks::new(file.descriptor.clone(), options.permissions()),
+            file,
         };
         if let Some(permissions) = options.permissions() {
             storage.note_permissions(permissions);
@@ -212,14 +215,7 @@ impl FileStorage {
     }
 
     fn try_permissions(&self, permissions: Permissions) -> Result<(), Refusal> {
-        let mut held = self
-            .permissions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let old = held.unwrap_or(Permissions::NONE);
-        let descriptor = &self.file.descriptor;
-        lock::change(descriptor.raw(), descriptor.name(), old, permissions)?;
-        *held = Some(permissions);
+        self.locks.change(permissions)?;
         self.note_permissions(permissions);
         Ok(())
     }
@@ -454,9 +450,17 @@ impl Storage for FileStorage {
             }
             None => {}
         }
+        let resizing = match self.locks.resize() {
+            Ok(resizing) => resizing,
+            Err(error) => return Io::ready(Err(error)),
+        };
         self.file.extents.forget();
         let fd = self.file.descriptor.clone();
-        let work = move || sys::truncate(fd.raw(), len_bytes);
+        let work = move || {
+            let truncated = sys::truncate(fd.raw(), len_bytes);
+            drop(resizing);
+            truncated
+        };
         lane::call(&self.file.descriptor, "truncate", work, finish_unit)
     }
 
