@@ -27,6 +27,10 @@ use vellum_storage::Result;
 use super::cache::WriteBack;
 use super::fault::corrupt;
 
+/// No LUKS header is longer: eight key slots, whose places depend on keys and stripes. What an
+/// image says beyond that is not believed, for each cluster of it would cost memory.
+const MOST_LUKS_HEADER_BYTES: u64 = 64 << 20;
+
 /// A kind of metadata, in the order in which QEMU looks for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metadata {
@@ -196,10 +200,8 @@ impl OverlapMap {
         let l1 = self.clusters(header.l1_table_offset, u64::from(header.l1_entries) * 8);
         self.add(Metadata::ActiveL1, l1);
         if let Some(luks) = header.encryption_header() {
-            self.add(
-                Metadata::MainHeader,
-                self.clusters(luks.offset, luks.length_bytes),
-            );
+            let len_bytes = luks.length_bytes.min(MOST_LUKS_HEADER_BYTES);
+            self.add(Metadata::MainHeader, self.clusters(luks.offset, len_bytes));
         }
         self.note_directory(header);
     }

@@ -280,6 +280,31 @@ fn the_last_passphrase_stays_and_refusals_are_qemus() {
     });
 }
 
+/// The length of the encryption header that an image tells may be anything: QEMU, too, reads
+/// such an image. It ends in no time, and takes no memory for clusters that are nowhere.
+#[test]
+fn an_absurd_length_of_the_encryption_header_harms_nobody() {
+    lane::block_on(async {
+        let storage = image(sized(1 << 20)).await;
+        let image = open(&storage, "secret").await.unwrap();
+        write(&*image, 0, &[7; 4096]).await;
+        image.close().await.unwrap();
+        let bytes = bytes_of(&storage).await;
+        // The header extension that names the encryption header: its type and its length.
+        let extension = [0x05, 0x37, 0xbe, 0x77, 0, 0, 0, 16];
+        let at = bytes.windows(8).position(|window| window == extension);
+        let length_at = at.unwrap() as u64 + 16;
+        let absurd = Buffers::from_iter([Buffer::copy_of(&(1_u64 << 59).to_be_bytes())]);
+        let written = storage.write(length_at, absurd, Default::default());
+        written.await.unwrap();
+        let image = open(&storage, "secret").await.unwrap();
+        assert_eq!(read(&*image, 0, 4096).await, [7; 4096]);
+        write(&*image, 1 << 19, &[8; 4096]).await;
+        assert_eq!(read(&*image, 1 << 19, 4096).await, [8; 4096]);
+        image.close().await.unwrap();
+    });
+}
+
 #[test]
 fn key_material_outside_of_the_images_header_is_refused() {
     lane::block_on(async {
