@@ -25,17 +25,21 @@ fn folder() -> TempDir {
     folder
 }
 
-/// Starts a copy that takes long, and waits until it writes.
-fn slowly(folder: &Path, program: &Path, words: &str) -> Child {
+fn start(folder: &Path, program: &Path, words: &str) -> Child {
     // Where the tests run in the background of a shell, an interrupt is ignored otherwise.
-    let child = Command::new("env")
+    Command::new("env")
         .arg("--default-signal=INT,HUP,TERM")
         .arg(program)
         .args(words.split_whitespace())
         .current_dir(folder)
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the program runs");
+        .expect("the program runs")
+}
+
+/// Starts a copy that takes long, and waits until it writes.
+fn slowly(folder: &Path, program: &Path, words: &str) -> Child {
+    let child = start(folder, program, words);
     let end = Instant::now() + Duration::from_secs(60);
     // The data of an image stands behind its metadata, that of a raw file at its start.
     let writes = || {
@@ -83,6 +87,33 @@ fn a_target_that_the_copy_has_made_goes_with_it() {
     ] {
         let (ended_by, said) = end(slowly(folder, Path::new(VELLUM), words), signal);
         assert_eq!(ended_by, Some(number), "{words}: {said}");
+        assert!(
+            said.contains("was not complete and is removed"),
+            "{words}: {said}"
+        );
+        assert!(!target.exists(), "{words}");
+    }
+}
+
+/// The signal comes as soon as there is a file, or a little later: while the target is made.
+#[test]
+fn a_target_that_was_only_begun_goes_too() {
+    let folder = folder();
+    let folder = folder.path();
+    let target = folder.join("target");
+    for round in 0..12 {
+        let words = match round % 3 {
+            0 => "convert -r 1M -f raw -O qcow2 source target",
+            1 => "convert -r 1M -f raw -O qcow2 -o preallocation=full source target",
+            _ => "convert -r 1M -f raw -O raw source target",
+        };
+        let child = start(folder, Path::new(VELLUM), words);
+        while !target.exists() {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        std::thread::sleep(Duration::from_millis(round / 3));
+        let (ended_by, said) = end(child, "INT");
+        assert_eq!(ended_by, Some(libc::SIGINT), "{words}: {said}");
         assert!(
             said.contains("was not complete and is removed"),
             "{words}: {said}"

@@ -15,16 +15,22 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use vellum_control::filename;
-use vellum_storage::lane;
+use vellum_storage::{FileOptions, FileStorage, lane};
 
 use super::command::{Failure, Outcome};
 use crate::report;
 
 /// Signals that ask for the end.
 const SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// So often it is looked whether a file that was begun is still in use.
+const ATTEMPTS: u32 = 100;
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// How far a target is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +118,36 @@ impl Unfinished {
         }
     }
 
+    /// Removes what was begun to be made when the work ended, once nobody uses it any more: the
+    /// last requests for it may still run.
+    async fn remove_begun(&self) -> Option<String> {
+        let name = &self.name;
+        let is_file =
+            |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|file| file.is_file());
+        let begun: Vec<_> = self
+            .new
+            .take()
+            .into_iter()
+            .filter(|path| is_file(path))
+            .collect();
+        let mut left = begun.clone();
+        for _ in 0..ATTEMPTS {
+            left.retain(|path| {
+                let is_unused = FileStorage::open(path, &FileOptions::default()).is_ok();
+                !(is_unused && std::fs::remove_file(path).is_ok())
+            });
+            if left.is_empty() {
+                break;
+            }
+            lane::sleep(PAUSE).await;
+        }
+        match (begun.is_empty(), left.is_empty()) {
+            (true, _) => None,
+            (false, true) => Some(format!("'{name}' was not complete and is removed")),
+            (false, false) => Some(format!("'{name}' is not complete")),
+        }
+    }
+
     /// Does the work that makes the target; after a failure, or a signal that asks for the
     /// end, deals with what there is of it. Under the name of one of QEMU's programs it
     /// stays as it is.
@@ -131,9 +167,11 @@ impl Unfinished {
                 Either::Right((signal, _)) => signal,
             }
         };
-        if let Some(line) = self.give_up() {
-            report::error(line);
-        }
+        let said = match self.remove_begun().await {
+            Some(line) => Some(line),
+            None => self.give_up(),
+        };
+        said.into_iter().for_each(report::error);
         // Ends the process as if nobody had caught the signal.
         let _ = signal_hook::low_level::emulate_default_handler(signal);
         std::process::exit(128 + signal);
