@@ -27,9 +27,10 @@ use vellum_storage::Result;
 use super::cache::WriteBack;
 use super::fault::corrupt;
 
-/// No LUKS header is longer: eight key slots, whose places depend on keys and stripes. What an
-/// image says beyond that is not believed, for each cluster of it would cost memory.
-const MOST_LUKS_HEADER_BYTES: u64 = 64 << 20;
+/// The longest LUKS header that is made: 4 KiB, and eight key slots of 4000 stripes of 64 bytes,
+/// each of whole 4 KiB. What an image claims beyond that is not believed: each cluster of it
+/// would cost memory, and none could be used for data.
+const MOST_LUKS_HEADER_BYTES: u64 = 0x1f_9000;
 
 /// A kind of metadata, in the order in which QEMU looks for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

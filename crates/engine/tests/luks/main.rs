@@ -298,9 +298,14 @@ fn an_absurd_length_of_the_encryption_header_harms_nobody() {
         let written = storage.write(length_at, absurd, Default::default());
         written.await.unwrap();
         let image = open(&storage, "secret").await.unwrap();
-        assert_eq!(read(&*image, 0, 4096).await, [7; 4096]);
+        assert!(read(&*image, 0, 4096).await.iter().all(|byte| *byte == 7));
         write(&*image, 1 << 19, &[8; 4096]).await;
-        assert_eq!(read(&*image, 1 << 19, 4096).await, [8; 4096]);
+        assert!(
+            read(&*image, 1 << 19, 4096)
+                .await
+                .iter()
+                .all(|byte| *byte == 8)
+        );
         image.close().await.unwrap();
     });
 }
