@@ -21,7 +21,7 @@ pub enum Mutant {
     ReuseWhileRead,
     /// What is done for an NBD client goes on though the client or its export is gone.
     WorkForTheGone,
-    /// A flush of the NBD client looks at the connection that it goes through only.
+    /// A flush of the NBD client knows of other connections only what somebody found lost.
     FlushOneConnection,
 }
 
