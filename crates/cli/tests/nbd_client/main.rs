@@ -232,6 +232,7 @@ fn what_cannot_be_opened_is_told_in_the_same_words() {
         format!("driver=nbd,path={socket},server.type=unix"),
         format!("driver=nbd,path={socket},export=e,foo=bar"),
         format!("driver=nbd,path={socket},export=e,tls-creds=none"),
+        format!("driver=nbd,path={socket}2,open-timeout=1"),
     ] {
         let said = place.both("qemu-img", &["info", "--image-opts", &options]);
         assert_eq!(said.code, Some(1), "{options}");
