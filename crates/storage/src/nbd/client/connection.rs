@@ -40,7 +40,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Event, Mutex, MutexGuard};
 
 /// Most requests in flight; others wait for their turn.
-const MAX_REQUESTS: usize = if cfg!(shuttle) { 2 } else { 64 };
+const MAX_REQUESTS: usize = if cfg!(shuttle) { 3 } else { 64 };
 
 /// A request.
 #[derive(Debug)]

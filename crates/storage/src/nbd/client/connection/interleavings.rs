@@ -1,5 +1,5 @@
 //! Many lanes on one connection: whoever asks gets an answer, its own, whoever receives or
-//! sends for the others and whoever gives up. Two requests have room, so that others wait.
+//! sends for the others and whoever gives up. Three requests have room, so that others wait.
 
 use std::pin::pin;
 
@@ -174,7 +174,7 @@ fn is_answer_of(outcome: &Outcome, at: u64) -> bool {
 fn everybody_gets_the_own_answer() {
     explore(|| {
         let connection = connection();
-        let threads = [1, 2, 3, 4].map(|at| {
+        let threads = [1, 2, 3, 4, 5].map(|at| {
             let connection = connection.clone();
             thread::spawn(move || {
                 let outcome = block_on(connection.ask(read(at)));
