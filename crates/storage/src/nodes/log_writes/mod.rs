@@ -12,7 +12,7 @@
 //!
 //! Invariants:
 //! - Entries stand in the log in the order in which their requests ended, but a flush, as in
-//!   the kernel's logs, where it was asked for ([`queue`]).
+//!   the kernel's logs, where it was asked for (`queue`).
 //! - When a flush or a durable write has ended for whoever asked for it, it stands in the log.
 //! - The number in sector 0 counts only entries that stand there whole.
 
