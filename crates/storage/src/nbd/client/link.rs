@@ -151,23 +151,23 @@ fn took_too_long() -> Error {
 async fn dial_patiently(options: &ClientOptions) -> Result<Arc<Connection>> {
     let deadline = lane::now() + options.open_timeout;
     let mut pause = FIRST_PAUSE;
-    let mut last_error = None;
     loop {
         let left = deadline.saturating_duration_since(lane::now());
         let dialled = match options.open_timeout.is_zero() {
             true => dial(options).await,
-            // A server that says nothing takes up the time as one that is not there. Of an
-            // attempt that the end has cut short nothing is known but of the one before it.
+            // A server that says nothing takes up the time as one that is not there.
             false => within(left, pin!(dial(options)))
                 .await
-                .unwrap_or_else(|| Err(last_error.take().unwrap_or_else(took_too_long))),
+                .unwrap_or_else(|| Err(took_too_long())),
         };
-        match dialled {
+        let error = match dialled {
             Ok(connection) => return Ok(connection),
-            Err(error) if lane::now() >= deadline => return Err(error),
-            Err(error) => last_error = Some(error),
-        }
+            Err(error) => error,
+        };
         lane::sleep_until(deadline.min(lane::now() + pause)).await;
+        if lane::now() >= deadline {
+            return Err(error);
+        }
         pause = (2 * pause).min(LONGEST_PAUSE);
     }
 }
