@@ -320,16 +320,34 @@ impl Nodes {
                 Some(BackingName { name, format })
             }
         };
-        if let Some(image) = device.as_qcow2()
-            && image.header().backing_file.is_some()
-        {
-            image.set_backing_file(backing).await?;
+        // A read may have found that what it wants lies below, and not asked for it yet; so may
+        // the rest of what is gathered. What is below afterwards does not have it any more.
+        let _held = self.hold_linked(name).await;
+        match device.as_qcow2() {
+            Some(image) if image.header().backing_file.is_some() => {
+                image.set_backing_file(backing).await?;
+            }
+            _ => device.flush().await?,
         }
         self.stand_on_another(name, below).await
     }
 
+    /// Holds up those users of a node that can be held up.
+    async fn hold_linked(&self, name: &str) -> Vec<Drained> {
+        let links: Vec<_> = {
+            let named = self.lock();
+            let uses = named.uses.iter().filter(|one| one.node == name);
+            uses.filter_map(|one| one.link.clone()).collect()
+        };
+        let mut drained = Vec::with_capacity(links.len());
+        for link in links {
+            drained.push(link.drain().await);
+        }
+        drained
+    }
+
     /// Exchanges what an image stands on by its backing file, if it stands on something. The
-    /// image only reads that, so there is nothing to make durable.
+    /// image only reads that, so there is nothing to make durable, and its users are held up.
     async fn stand_on_another(&self, name: &str, below: Option<&str>) -> Result<()> {
         let target = match below {
             None => nothing()?,
