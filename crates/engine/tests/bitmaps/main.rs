@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod failing;
 mod random;
 
 use std::ops::Range;

@@ -29,7 +29,7 @@ struct Writes {
 
 impl Image {
     /// Loads the enabled bitmaps, and marks them as in use and kept, durably. Once,
-    /// before the first change of an open image.
+    /// before the first change of an open image; if it fails the next change does it anew.
     pub(crate) async fn begin_tracking(&self) -> Result<()> {
         if self.header().bitmaps().is_none() {
             return self.drop_lost_bitmaps().await;
@@ -39,7 +39,7 @@ impl Image {
         let header = self.header();
         let enabled = |entry: &BitmapDirectoryEntry| entry.flags.contains(BitmapFlags::AUTO);
         let size_bytes = self.size_bytes();
-        let mut tracked = Vec::new();
+        let (mut tracked, mut tables) = (Vec::new(), Vec::new());
         let mut shared = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             if !enabled(entry) || !is_consistent(&header, entry) {
@@ -48,11 +48,11 @@ impl Image {
             let (dirty, table) = self.load_bitmap(entry, size_bytes).await?;
             let fits = u64::from(table.entries) >= entries_for(self, &dirty);
             if !fits || !self.owns_table(&table).await? {
-                shared.push((index, layout.len()));
+                shared.push((index, tables.len()));
             }
             let name = entry.name.clone();
             tracked.push(Tracked { name, dirty });
-            layout.push(table);
+            tables.push(table);
         }
         if tracked.is_empty() {
             return Ok(());
@@ -71,10 +71,11 @@ impl Image {
             for (index, number) in shared {
                 let table = self.store_bits(&tracked[number].dirty, &mut new).await?;
                 point_at(&mut entries[index], &table);
-                layout[number] = table;
+                tables[number] = table;
             }
             self.replace_directory(&entries, new).await?;
         }
+        *layout = tables;
         self.bitmaps.live().bitmaps = tracked;
         drop(self.bitmaps.uncover(size_bytes));
         Ok(())
