@@ -1,11 +1,12 @@
 //! Sockets that somebody may listen on already.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::report;
 
@@ -33,12 +34,32 @@ pub(crate) fn check_free(path: &str) -> Result<(), String> {
     Err(format!("Failed to bind socket to {path}: {why}"))
 }
 
+/// Whether somebody answers at `path`. A server that was killed can hold its socket for a
+/// while after its end was told (the kernel still takes its rings apart): whoever connects
+/// then is thrown out, so only a connection that lasts, or that is greeted, counts.
 fn is_live(path: &Path) -> bool {
     let (sender, receiver) = channel();
     let path = path.to_owned();
     std::thread::spawn(move || {
         // Nobody listens to the answer only if it comes too late.
-        let _ = sender.send(UnixStream::connect(path).is_ok());
+        let _ = sender.send(is_answered(&path));
     });
     receiver.recv_timeout(PATIENCE).unwrap_or(true)
+}
+
+fn is_answered(path: &Path) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        let Ok(mut stream) = UnixStream::connect(path) else {
+            return false;
+        };
+        let greeted = stream
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| stream.read(&mut [0]));
+        if greeted.is_ok_and(|count| count > 0) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
 }

@@ -1,5 +1,6 @@
 //! What a person at a terminal sees, and a pipe never: hints and colours.
 
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -321,18 +322,14 @@ fn a_locked_image_names_its_user() {
         .args(["-f", "qcow2", "disk.qcow2"])
         .current_dir(folder.path())
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .spawn()
         .expect("qemu-io; run `cargo xtask setup`");
     let process = format!("qemu-io (process {})", user.id());
-    let mut text = String::new();
-    for _ in 0..100 {
-        text = on_terminal(folder.path(), "$VELLUM info disk.qcow2");
-        if text.contains("hint") {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+    // Its prompt says that it holds the locks.
+    let prompt = user.stdout.as_mut().expect("piped");
+    prompt.read_exact(&mut [0]).expect("qemu-io opens the disk");
+    let text = on_terminal(folder.path(), "$VELLUM info disk.qcow2");
     drop(user.stdin.take());
     user.wait().expect("qemu-io ends");
     assert!(text.contains(&process), "{text}");

@@ -15,6 +15,7 @@ pub mod luks;
 pub mod nodes;
 mod pass_on;
 pub mod qcow2;
+mod range_lock;
 pub mod raw;
 
 pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, ZeroRequest};

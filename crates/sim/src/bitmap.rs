@@ -28,6 +28,7 @@ use crate::world::World;
 
 const FIRST: &str = "kept";
 const SECOND: &str = "second";
+const NAMES: (&str, &str) = (FIRST, SECOND);
 
 /// What the bitmaps must hold, as far as that is certain.
 #[derive(Debug, Clone, Default)]
@@ -55,6 +56,11 @@ impl Recorded {
     /// Whether a change of the bitmaps runs.
     pub(crate) fn is_changing(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// Whether the second bitmap is there.
+    pub(crate) fn has_second(&self) -> bool {
+        self.second.is_some()
     }
 
     /// The device ends earlier: what lies behind is nobody's any more.
@@ -178,9 +184,16 @@ pub(crate) fn begin_story(options: &ImageOptions, model: &mut Model) {
     };
 }
 
+/// A bitmap records since some moment after `begun`.
+pub(crate) fn begin_recording(model: &mut Model, begun: Tick) {
+    model.recorded = Recorded {
+        since: Some(held_since(model, begun)),
+        ..Recorded::default()
+    };
+}
+
 /// Runs `work` on what is recorded, one moment later.
-fn at_next_moment<T>(guest: &Guest, work: impl FnOnce(&mut Recorded, &Model) -> T) -> T {
-    let model = &mut *guest.model.borrow_mut();
+fn at_next_moment<T>(model: &mut Model, work: impl FnOnce(&mut Recorded, &Model) -> T) -> T {
     model.begin_watch();
     let mut recorded = std::mem::take(&mut model.recorded);
     let done = work(&mut recorded, model);
@@ -188,12 +201,17 @@ fn at_next_moment<T>(guest: &Guest, work: impl FnOnce(&mut Recorded, &Model) -> 
     done
 }
 
-/// Says that a change of a bitmap begins; to be done by [`change`].
-pub(crate) fn begin(guest: &Guest, change: BitmapChange) {
-    at_next_moment(guest, |recorded, model| recorded.begin(change, model));
+/// Says that a change of a bitmap begins.
+pub(crate) fn begin(model: &mut Model, change: BitmapChange) {
+    at_next_moment(model, |recorded, model| recorded.begin(change, model));
 }
 
-/// Changes a bitmap, beside the requests that run.
+/// Says that the change has taken effect.
+pub(crate) fn end(model: &mut Model) {
+    at_next_moment(model, Recorded::end);
+}
+
+/// Changes a bitmap as [`begin`] said, beside the requests that run.
 pub(crate) async fn change(
     guest: Rc<Guest>,
     device: Arc<dyn BlockDevice>,
@@ -201,11 +219,14 @@ pub(crate) async fn change(
 ) -> Result<(), Failure> {
     if let (Some(bits), Some(image)) = (guest.options.bitmap_bits, device.as_qcow2()) {
         let has_second = guest.model.borrow().recorded.second.is_some();
-        apply(&image.bitmaps(), change, bits, has_second)
-            .await
-            .map_err(|error| Failure::error(FailureKind::Request, change, &error))?;
+        let applied = apply(&image.bitmaps(), change, bits, has_second).await;
+        match applied {
+            Ok(()) => {}
+            Err(error) if guest.excuses(&error) => return Ok(()),
+            Err(error) => return Err(Failure::error(FailureKind::Request, change, &error)),
+        }
     }
-    at_next_moment(&guest, Recorded::end);
+    end(&mut guest.model.borrow_mut());
     Ok(())
 }
 
@@ -238,19 +259,43 @@ pub(crate) async fn check(guest: &Guest, device: &dyn BlockDevice) -> Result<(),
     let (Some(_), Some(image)) = (guest.options.bitmap_bits, device.as_qcow2()) else {
         return Ok(());
     };
-    let failed = |error| Failure::error(FailureKind::Bitmap, "read", &error);
-    let infos = image.bitmaps().list().await.map_err(failed)?;
-    let enabled = infos.iter().any(|info| info.name == FIRST && info.auto);
-    let dirty = dirty_of(&image.bitmaps(), FIRST).await?;
-    let second = match infos.iter().any(|info| info.name == SECOND) {
-        true => Some(dirty_of(&image.bitmaps(), SECOND).await?),
-        false => None,
+    let found = find(&image.bitmaps(), NAMES).await?;
+    found.check(&mut guest.model.borrow_mut())
+}
+
+/// What the two bitmaps of an image hold.
+pub(crate) struct Found {
+    enabled: bool,
+    dirty: Vec<Range<u64>>,
+    second: Option<Vec<Range<u64>>>,
+}
+
+/// Reads the two bitmaps, of which the first must be there and consistent.
+pub(crate) async fn find(bitmaps: &Bitmaps, names: (&str, &str)) -> Result<Found, Failure> {
+    let failed = |error| Failure::error(FailureKind::Bitmap, "list", &error);
+    let infos = bitmaps.list().await.map_err(failed)?;
+    let info = |name| infos.iter().find(|info| info.name == name);
+    let dirty = dirty_of(bitmaps, names.0).await?;
+    let second = match info(names.1) {
+        Some(_) => Some(dirty_of(bitmaps, names.1).await?),
+        None => None,
     };
-    let checked = at_next_moment(guest, |recorded, model| {
-        recorded.resolve(enabled, second.is_some(), model)?;
-        recorded.check(&dirty, second.as_deref(), model)
-    });
-    checked.map_err(|message| Failure::new(FailureKind::Bitmap, message))
+    Ok(Found {
+        enabled: info(names.0).is_some_and(|info| info.auto),
+        dirty,
+        second,
+    })
+}
+
+impl Found {
+    /// Compares it with what the model knows after a cut, whose sectors were read just before.
+    pub(crate) fn check(&self, model: &mut Model) -> Result<(), Failure> {
+        let checked = at_next_moment(model, |recorded, model| {
+            recorded.resolve(self.enabled, self.second.is_some(), model)?;
+            recorded.check(&self.dirty, self.second.as_deref(), model)
+        });
+        checked.map_err(|message| Failure::new(FailureKind::Bitmap, message))
+    }
 }
 
 async fn dirty_of(bitmaps: &Bitmaps, name: &str) -> Result<Vec<Range<u64>>, Failure> {

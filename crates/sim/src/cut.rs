@@ -161,6 +161,11 @@ fn bits(mask: u64, count: u64) -> Vec<Range<u64>> {
 }
 
 impl Record {
+    /// Applies some sectors, with or without the length that they need.
+    pub(crate) fn apply_torn(&self, pages: &mut Pages, rng: &mut Rng) {
+        self.apply_part(pages, &torn(0, self, rng));
+    }
+
     /// Applies what survives to a file.
     fn apply_part(&self, pages: &mut Pages, kept: &Kept) {
         if let Some(len_bytes) = self.truncates_to {

@@ -45,6 +45,8 @@ struct Core {
     pending: Vec<Pending>,
     lie: Option<Lie>,
     faults: Option<Faults>,
+    /// A request has failed since the files were opened.
+    has_failed: bool,
     /// Numbers completed records.
     next_landing: u64,
     flushes: u64,
@@ -55,6 +57,10 @@ struct File {
     durable: Pages,
     volatile: Pages,
     landed: Vec<Landed>,
+    /// A flush has failed since it was opened.
+    flush_failed: bool,
+    /// What its first descriptor remembers of that.
+    memory: Arc<AtomicI32>,
 }
 
 #[derive(Debug)]
@@ -128,6 +134,7 @@ impl Disk {
             pending: Vec::new(),
             lie: None,
             faults: None,
+            has_failed: false,
             next_landing: 0,
             flushes: 0,
         };
@@ -141,9 +148,37 @@ impl Disk {
         self.lock().lie = lie;
     }
 
-    /// Has requests fail from now on, or none any more.
-    pub fn set_faults(&self, faults: Option<Faults>) {
-        self.lock().faults = faults;
+    /// Has requests fail from now on, or none any more. Gives back what was set before, which
+    /// goes on where it stopped when it is set again.
+    pub fn set_faults(&self, faults: Option<Faults>) -> Option<Faults> {
+        std::mem::replace(&mut self.lock().faults, faults)
+    }
+
+    /// Whether a flush of any file has failed since the files were opened.
+    pub fn any_flush_failed(&self) -> bool {
+        self.lock().files.iter().any(|file| file.flush_failed)
+    }
+
+    /// Whether a request has failed since the files were opened.
+    pub fn has_failed(&self) -> bool {
+        self.lock().has_failed
+    }
+
+    /// Opens all files anew: what failed flushes have lost is not there to be read any more,
+    /// and the first descriptor of each forgets them.
+    pub fn reopen(&self) {
+        let mut core = self.lock();
+        core.has_failed = false;
+        for file in &mut core.files {
+            file.memory.store(0, Ordering::Relaxed);
+            if !std::mem::take(&mut file.flush_failed) {
+                continue;
+            }
+            file.volatile = file.durable.clone();
+            for landed in &file.landed {
+                landed.record.apply(&mut file.volatile);
+            }
+        }
     }
 
     /// A further descriptor of a file.
@@ -159,6 +194,7 @@ impl Disk {
     /// Adds a file that holds `pages` durably.
     pub fn add_file(self: &Arc<Self>, name: &str, pages: Pages, traits: Traits) -> Arc<SimStorage> {
         let mut core = self.lock();
+        let storage = SimStorage::new(self.clone(), core.files.len(), name, traits);
         let durable = match core.mode {
             Mode::Instant => Pages::new(),
             Mode::Scheduled => pages.clone(),
@@ -167,13 +203,10 @@ impl Disk {
             durable,
             volatile: pages,
             landed: Vec::new(),
+            flush_failed: false,
+            memory: storage.memory(),
         });
-        Arc::new(SimStorage::new(
-            self.clone(),
-            core.files.len() - 1,
-            name,
-            traits,
-        ))
+        Arc::new(storage)
     }
 
     /// Completes one request in flight; `false` if there is none.
@@ -353,11 +386,16 @@ impl Core {
         };
         let (lands, holds_up) = (faults.rng.chance(1, 3), faults.rng.chance(2, 3));
         let loses = faults.rng.next_u64();
-        let (forgets, unreported) = (faults.forgets, faults.unreported);
+        let hides = self.lie.as_ref().is_some_and(Lie::hides_failures);
+        let (forgets, unreported) = (faults.forgets, faults.unreported || hides);
         let error = |operation| vellum_storage::Error::from_errno(operation, errno);
+        self.has_failed = true;
         let record = pending.request.record().cloned();
         if let (Some(record), true) = (&record, lands) {
-            self.land(record);
+            self.land(&Record {
+                forced: false,
+                ..record.clone()
+            });
         }
         if record.is_some() && holds_up {
             let beside = self.pending.iter_mut();
@@ -387,17 +425,24 @@ impl Core {
         }
     }
 
-    /// A flush that fails: of what it was to make durable some is, and the rest is clean as
-    /// far as the kernel knows, so that no later flush is about it.
+    /// A flush that fails: of what it was to make durable some is, sector by sector, and the
+    /// rest is clean as far as the kernel knows, so that no later flush is about it.
     fn lose(&mut self, file: usize, before: u64, seed: u64) {
         let mut rng = Rng::new(seed);
         let file = &mut self.files[file];
+        file.flush_failed = true;
         let landed = std::mem::take(&mut file.landed);
         let (covered, left): (Vec<_>, Vec<_>) = landed
             .into_iter()
             .partition(|landed| landed.number < before);
-        for landed in covered.iter().filter(|_| rng.chance(1, 2)) {
-            landed.record.apply(&mut file.durable);
+        for landed in &covered {
+            match rng.below(4) {
+                // What was written through is there already.
+                _ if landed.record.forced => landed.record.apply(&mut file.durable),
+                0 | 1 => landed.record.apply(&mut file.durable),
+                2 => landed.record.apply_torn(&mut file.durable, &mut rng),
+                _ => {}
+            }
         }
         file.landed = left;
     }

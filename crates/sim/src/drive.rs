@@ -2,8 +2,9 @@
 
 pub(crate) mod snapshots;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,13 +18,15 @@ use crate::bitmap;
 use crate::chain;
 use crate::damage::break_and_repair;
 use crate::failure::{Failure, FailureKind};
+use crate::faults::Faults;
 use crate::keys;
 use crate::machine::Plugged;
 use crate::model::{Effect, Model, Ticket};
 use crate::pages::Pages;
 use crate::pattern;
-use crate::scenario::{Amendment, Change, DataFile, ImageOptions, Op, Step};
+use crate::scenario::{Amendment, Change, DataFile, ImageOptions, Odds, Op, Step};
 use crate::subject::Subject;
+use crate::verify::{Depth, examine};
 
 /// How many requests a guest has in flight at most.
 const MAX_IN_FLIGHT: usize = 6;
@@ -37,6 +40,60 @@ pub(crate) struct Guest {
     pub(crate) model: RefCell<Model>,
     /// What the files held, the backing file's last, after each clean close.
     pub(crate) closed: RefCell<Vec<Vec<Pages>>>,
+    /// Requests on the disk fail now and then.
+    pub(crate) failing: Cell<bool>,
+    /// What was there when the image was opened may not be durable.
+    pub(crate) unsettled: Cell<bool>,
+    /// Nobody knows what the device holds: an apply of a snapshot has failed.
+    pub(crate) astray: Cell<bool>,
+}
+
+impl Guest {
+    /// A guest on a disk that does not fail.
+    pub(crate) fn new(
+        subject: &Arc<dyn Subject>,
+        options: &ImageOptions,
+        plugged: &Plugged,
+        model: Model,
+    ) -> Rc<Guest> {
+        Rc::new(Guest {
+            subject: subject.clone(),
+            options: options.clone(),
+            plugged: plugged.clone(),
+            model: RefCell::new(model),
+            closed: RefCell::default(),
+            failing: Cell::new(false),
+            unsettled: Cell::new(false),
+            astray: Cell::new(false),
+        })
+    }
+
+    /// Lets an error pass that the disk is to blame for.
+    pub(crate) fn excuses(&self, error: &Error) -> bool {
+        // What failures have leaked may fill a device.
+        let is_full = !self.options.traits.growable && error.kind() == ErrorKind::NoSpace;
+        self.failing.get() && (is_full || self.plugged.disk.has_failed())
+    }
+
+    /// Whether a change that is no request has failed: it may have come about or not.
+    fn has_unknown_change(&self) -> bool {
+        let model = self.model.borrow();
+        model.is_resizing() || model.is_changing_snapshots() || model.recorded.is_changing()
+    }
+
+    /// Whether a change of this kind has failed: it may have come about or not, and until the
+    /// image is opened anew there is no other.
+    fn has_failed_change(&self, step: &Step) -> bool {
+        let model = self.model.borrow();
+        self.failing.get()
+            && match step {
+                Step::Resize { .. } | Step::Snapshot(_) => {
+                    model.is_resizing() || model.is_changing_snapshots()
+                }
+                Step::Bitmap(_) => model.recorded.is_changing(),
+                _ => false,
+            }
+    }
 }
 
 type Running = VecDeque<JoinHandle<Result<(), Failure>>>;
@@ -46,6 +103,12 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
     let mut device = guest.plugged.open(&*guest.subject, &guest.options).await?;
     let mut running = Running::new();
     for step in steps {
+        if guest.failing.get() && is_change(&step) {
+            while finish_one(&mut running).await? {}
+        }
+        if guest.has_failed_change(&step) || guest.astray.get() && step != Step::Reopen {
+            continue;
+        }
         match step {
             Step::Start(op) => {
                 while running.len() >= MAX_IN_FLIGHT {
@@ -58,31 +121,14 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 }
             }
             Step::Wait => while finish_one(&mut running).await? {},
-            Step::Reopen => {
+            Step::Fail { seed, odds } => start_failing(&guest, seed, odds),
+            Step::Reopen
+            | Step::Commit
+            | Step::Flatten { .. }
+            | Step::Repair(_)
+            | Step::Amend(_) => {
                 while finish_one(&mut running).await? {}
-                close(&guest, &*device).await?;
-                device = guest.plugged.open(&*guest.subject, &guest.options).await?;
-            }
-            Step::Commit | Step::Flatten { .. } => {
-                while finish_one(&mut running).await? {}
-                close(&guest, &*device).await?;
-                guest.model.borrow_mut().blur_snapshots();
-                match step {
-                    Step::Flatten { compress } => chain::flatten(&guest, compress).await?,
-                    _ => chain::commit(&guest).await?,
-                }
-                device = guest.plugged.open(&*guest.subject, &guest.options).await?;
-            }
-            Step::Repair(damage) => {
-                while finish_one(&mut running).await? {}
-                close(&guest, &*device).await?;
-                break_and_repair(&guest, damage).await?;
-                device = guest.plugged.open(&*guest.subject, &guest.options).await?;
-            }
-            Step::Amend(amendment) => {
-                while finish_one(&mut running).await? {}
-                amend(&guest, &*device, amendment).await?;
-                device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+                device = open_anew(&guest, device, step).await?;
             }
             Step::Resize {
                 size_bytes,
@@ -97,14 +143,61 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
             }
             Step::Bitmap(change) => {
                 while changes_at_once(&guest) && finish_one(&mut running).await? {}
-                bitmap::begin(&guest, change);
+                bitmap::begin(&mut guest.model.borrow_mut(), change);
                 let (guest, device) = (guest.clone(), device.clone());
                 running.push_back(spawn(bitmap::change(guest, device, change)));
             }
         }
     }
     while finish_one(&mut running).await? {}
+    if guest.failing.get() {
+        close_failing(&guest, &*device).await;
+        return Ok(());
+    }
     close(&guest, &*device).await
+}
+
+fn is_change(step: &Step) -> bool {
+    matches!(
+        step,
+        Step::Resize { .. } | Step::Snapshot(_) | Step::Bitmap(_)
+    )
+}
+
+/// Has requests on the disk fail from now on.
+fn start_failing(guest: &Guest, seed: u64, odds: Odds) {
+    guest.failing.set(true);
+    let faults = Faults {
+        requests_one_in: odds.requests,
+        flushes_one_in: odds.flushes,
+        forgets: odds.forgets,
+        ..Faults::new(seed)
+    };
+    drop(guest.plugged.disk.set_faults(Some(faults)));
+}
+
+/// Closes the image, does what is done to one that is closed, and opens it again.
+async fn open_anew(
+    guest: &Guest,
+    device: Arc<dyn BlockDevice>,
+    step: Step,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    match step {
+        Step::Amend(amendment) => amend(guest, &*device, amendment).await?,
+        _ if guest.failing.get() => return reopen_failing(guest, device).await,
+        _ => close(guest, &*device).await?,
+    }
+    drop(device);
+    if matches!(step, Step::Commit | Step::Flatten { .. }) {
+        guest.model.borrow_mut().blur_snapshots();
+    }
+    match step {
+        Step::Flatten { compress } => chain::flatten(guest, compress).await?,
+        Step::Commit => chain::commit(guest).await?,
+        Step::Repair(damage) => break_and_repair(guest, damage).await?,
+        _ => {}
+    }
+    guest.plugged.open(&*guest.subject, &guest.options).await
 }
 
 /// Starts changing the snapshots, alone or beside the requests that run.
@@ -173,6 +266,7 @@ async fn resize(
     let refusable = device.as_qcow2().is_some_and(is_old) || !guest.options.traits.growable;
     let now_bytes = match resized {
         Ok(()) => size_bytes,
+        Err(error) if guest.excuses(&error) => return Ok(()),
         Err(error) if refusable && error.kind() != ErrorKind::Corrupt => old_bytes,
         Err(error) => {
             let what = ("resize", size_bytes, preallocation);
@@ -229,6 +323,56 @@ pub(crate) async fn close(guest: &Guest, device: &dyn BlockDevice) -> Result<(),
     Ok(())
 }
 
+/// Closes a device whose disk fails, however that ends; clusters may leak. Where it succeeds it
+/// makes durable what was written since the device was opened.
+async fn close_failing(guest: &Guest, device: &dyn BlockDevice) {
+    let begun = guest.model.borrow_mut().begin_watch();
+    match device.close().await {
+        // It says nothing of what those who had the image open before have left behind.
+        Ok(()) if guest.unsettled.get() => {}
+        Ok(()) => guest.model.borrow_mut().end_flush(begun),
+        Err(_) => guest.unsettled.set(true),
+    }
+}
+
+/// Closes a device whose disk fails, and opens it on a disk that does not: what was promised
+/// must be there, as after a cut. Then the disk goes on failing.
+async fn reopen_failing(
+    guest: &Guest,
+    device: Arc<dyn BlockDevice>,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let disk = &guest.plugged.disk;
+    close_failing(guest, &*device).await;
+    drop(device);
+    let faults = disk.set_faults(None);
+    guest.plugged.wait_for_requests().await;
+    disk.reopen();
+    let model = guest.model.borrow().after_cut();
+    guest.model.replace(model);
+    guest.astray.set(false);
+    // It may be in the midst of that as well that the disk fails.
+    drop(disk.set_faults(faults));
+    let opened = guest.plugged.open(&*guest.subject, &guest.options).await;
+    match opened {
+        Ok(device) => drop(device.close().await),
+        Err(failure) if !disk.has_failed() => return Err(failure),
+        Err(_) => {}
+    }
+    let faults = disk.set_faults(None);
+    guest.plugged.wait_for_requests().await;
+    disk.reopen();
+    let device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+    if guest.has_unknown_change() {
+        // Whichever end of it is found, a cut would not find the other one any more.
+        guest.plugged.make_durable().await;
+    }
+    examine(guest, &*device, Depth::Quick)
+        .await
+        .map_err(|failure| failure.when("after a close on a failing disk"))?;
+    drop(disk.set_faults(faults));
+    Ok(device)
+}
+
 async fn finish_one(running: &mut Running) -> Result<bool, Failure> {
     match running.pop_front() {
         Some(task) => task.await.map(|()| true),
@@ -247,6 +391,7 @@ fn end_change(
     let mut model = guest.model.borrow_mut();
     match result {
         Ok(()) => model.end(ticket, fua),
+        Err(error) if guest.excuses(&error) => model.abandon(ticket),
         Err(error) if is_overtaken(&model, op, &error) => model.abandon(ticket),
         Err(error) => return Err(Failure::error(FailureKind::Request, op, &error)),
     }
@@ -269,7 +414,6 @@ pub(crate) async fn perform(
     device: Arc<dyn BlockDevice>,
     op: Op,
 ) -> Result<(), Failure> {
-    let failed = |error| Failure::error(FailureKind::Request, op, &error);
     match op {
         Op::Write { offset, len, fua } | Op::WriteCompressed { offset, len, fua } => {
             let mut buffer = Buffer::zeroed(len as usize);
@@ -312,22 +456,46 @@ pub(crate) async fn perform(
             let discarded = device.discard(offset, len).await;
             end_change(&guest, op, ticket, discarded, false)?;
         }
-        Op::Read { offset, len } => {
-            let begun = guest.model.borrow_mut().begin_watch();
-            let mut buffer = Buffer::zeroed(len as usize);
-            buffer.fill(0xcc);
-            let buffer = match device.read(offset, buffer).await {
-                Ok(buffer) => buffer,
-                Err(error) if is_overtaken(&guest.model.borrow(), op, &error) => return Ok(()),
-                Err(error) => return Err(failed(error)),
-            };
-            guest.model.borrow_mut().end_read(begun, offset, &buffer)?;
-        }
-        Op::Flush => {
-            let begun = guest.model.borrow_mut().begin_watch();
-            device.flush().await.map_err(failed)?;
-            guest.model.borrow_mut().end_flush(begun);
-        }
+        Op::Read { offset, len } => read(&guest, &*device, op, offset..offset + len).await?,
+        Op::Flush => flush(&guest, &*device).await?,
     }
     Ok(())
+}
+
+async fn read(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    op: Op,
+    range: Range<u64>,
+) -> Result<(), Failure> {
+    let begun = guest.model.borrow_mut().begin_watch();
+    let mut buffer = Buffer::zeroed((range.end - range.start) as usize);
+    buffer.fill(0xcc);
+    match device.read(range.start, buffer).await {
+        Ok(buffer) => Ok(guest
+            .model
+            .borrow_mut()
+            .end_read(begun, range.start, &buffer)?),
+        Err(error) if guest.excuses(&error) => Ok(()),
+        Err(error) if is_overtaken(&guest.model.borrow(), op, &error) => Ok(()),
+        Err(error) => Err(Failure::error(FailureKind::Request, op, &error)),
+    }
+}
+
+async fn flush(guest: &Guest, device: &dyn BlockDevice) -> Result<(), Failure> {
+    let begun = guest.model.borrow_mut().begin_watch();
+    let lost = guest.plugged.disk.any_flush_failed();
+    match device.flush().await {
+        Ok(()) if lost => {
+            let message = "a flush has succeeded after one of the disk that failed";
+            Err(Failure::new(FailureKind::Request, message))
+        }
+        Ok(()) => {
+            guest.model.borrow_mut().end_flush(begun);
+            guest.unsettled.set(false);
+            Ok(())
+        }
+        Err(error) if guest.excuses(&error) => Ok(()),
+        Err(error) => Err(Failure::error(FailureKind::Request, Op::Flush, &error)),
+    }
 }

@@ -1,8 +1,6 @@
 //! Runs stories and cuts their power.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::cut::Cut;
@@ -243,13 +241,7 @@ impl Explorer {
             let plugged = machine.plug(&story.image, Mode::Scheduled);
             plugged.disk.set_lie(self.lie.clone());
             let mut world = World::new(plugged.disk.clone(), leg.schedule_seed);
-            let guest = Rc::new(Guest {
-                subject: self.subject.clone(),
-                options: story.image.clone(),
-                plugged: plugged.clone(),
-                model: RefCell::new(machine.model.clone()),
-                closed: RefCell::default(),
-            });
+            let guest = Guest::new(&self.subject, &story.image, &plugged, machine.model.clone());
             let here = |disk: &Disk| {
                 let model = guest.model.borrow().after_cut();
                 (disk.cut_point(), machine.with_model(model))

@@ -5,8 +5,8 @@ use vellum::qcow2::create::Preallocation;
 use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::scenario::{
-    Amendment, Backing, BitmapChange, Change, Damage, DataFile, ImageOptions, Leg, Op, Preparation,
-    Step, Story,
+    Amendment, Backing, BitmapChange, Change, Damage, DataFile, ImageOptions, Leg, Odds, Op,
+    Preparation, Step, Story,
 };
 use crate::storage::Traits;
 
@@ -38,7 +38,50 @@ const CLUSTER_BITS: [(u32, u64); 13] = [
 pub fn story(seed: u64) -> Story {
     let mut rng = Rng::new(seed);
     let image = image(&mut rng);
-    story_of(image, &mut rng)
+    let mut story = story_of(image, &mut rng);
+    // By chance of its own, so that all other stories are what they were.
+    let mut other = Rng::new(seed ^ 0x6661_756c_7473);
+    if other.chance(1, 4) {
+        story.legs.iter_mut().for_each(|leg| fail(leg, &mut other));
+    }
+    story
+}
+
+/// Makes the disk of a leg fail. What opens the image in other ways is left out.
+pub fn fail(leg: &mut Leg, rng: &mut Rng) {
+    leg.steps.retain(|step| {
+        !matches!(
+            step,
+            Step::Commit
+                | Step::Flatten { .. }
+                | Step::Amend(_)
+                | Step::Repair(_)
+                | Step::ChangeKeys
+        )
+    });
+    let mut seldom = |most: u64| match rng.chance(1, 3) {
+        true => 0,
+        false => rng.between(2, most),
+    };
+    let (requests, flushes) = (seldom(200), seldom(12));
+    let odds = Odds {
+        requests,
+        flushes,
+        forgets: rng.chance(1, 2),
+    };
+    let seed = rng.next_u64();
+    let at = rng.below(leg.steps.len() as u64 / 2 + 1) as usize;
+    leg.steps.insert(at, Step::Fail { seed, odds });
+    // More of what counts.
+    for _ in 0..rng.between(1, 6) {
+        let at = rng.between(at as u64 + 1, leg.steps.len() as u64) as usize;
+        let step = match rng.below(3) {
+            0 => Step::Reopen,
+            1 => Step::Wait,
+            _ => Step::Start(Op::Flush),
+        };
+        leg.steps.insert(at, step);
+    }
 }
 
 /// A story on an image with these options.
@@ -501,5 +544,28 @@ mod tests {
         assert!(has(&|image| !image.traits.growable));
         assert!(has(&|image| image.bitmap_bits.is_some()));
         assert!(stories.iter().any(|s| s.preparations.len() == 3));
+        let in_data_file = |image: &ImageOptions| {
+            image.bitmap_bits.is_some() && image.data_file != DataFile::Inside
+        };
+        assert!(has(&in_data_file));
+    }
+
+    /// Changes of different kinds meet in one story, with a disk that fails and with one that
+    /// does not.
+    #[test]
+    fn changes_of_every_kind_meet() {
+        let stories: Vec<Story> = (0..10_000).map(story).collect();
+        for failing in [false, true] {
+            let meet = stories.iter().filter(|story| {
+                let steps = &story.legs[0].steps;
+                let any = |test: &dyn Fn(&Step) -> bool| steps.iter().any(test);
+                any(&|step| matches!(step, Step::Resize { .. }))
+                    && any(&|step| matches!(step, Step::Snapshot(_)))
+                    && any(&|step| matches!(step, Step::Bitmap(_)))
+                    && any(&|step| matches!(step, Step::Fail { .. })) == failing
+            });
+            let count = meet.count();
+            assert!(count >= 3, "failing: {failing}, {count}");
+        }
     }
 }

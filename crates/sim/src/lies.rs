@@ -75,6 +75,7 @@ type Swallows = dyn Fn(u64) -> bool + Send + Sync;
 pub struct Lie {
     delays: Option<Arc<Delays>>,
     swallows: Option<Arc<Swallows>>,
+    hides: bool,
 }
 
 impl Lie {
@@ -88,6 +89,7 @@ impl Lie {
         Lie {
             delays: Some(Arc::new(delays)),
             swallows: None,
+            hides: false,
         }
     }
 
@@ -96,7 +98,21 @@ impl Lie {
         Lie {
             delays: None,
             swallows: Some(Arc::new(swallows)),
+            hides: false,
         }
+    }
+
+    /// Flushes that fail, in stories in which some do, say that they have not.
+    pub fn hidden_failures() -> Lie {
+        Lie {
+            delays: None,
+            swallows: None,
+            hides: true,
+        }
+    }
+
+    pub(crate) fn hides_failures(&self) -> bool {
+        self.hides
     }
 
     pub(crate) fn delays(&self, before: &Pages, record: &Record) -> bool {

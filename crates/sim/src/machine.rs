@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vellum::raw::{Raw, RawOptions};
 use vellum::{BlockDevice, Result as IoResult};
+use vellum_storage::{Buffer, Buffers};
 
 use crate::audit::Frozen;
 use crate::disk::{Disk, Mode};
@@ -208,6 +209,28 @@ impl Plugged {
         let mut all = self.contents();
         all.extend(self.backing.as_ref().map(|_| self.backing_contents()));
         all
+    }
+
+    /// Waits until nothing is in flight that an image has left behind.
+    pub(crate) async fn wait_for_requests(&self) {
+        let mut quiet = 0;
+        while quiet < 3 {
+            // Each read lets others end and begin.
+            let buffer = Buffers::from_iter([Buffer::zeroed(1)]);
+            drop(self.files.image.read(0, buffer).await);
+            quiet = match self.disk.in_flight() {
+                0 => quiet + 1,
+                _ => 0,
+            };
+        }
+    }
+
+    /// Makes durable what there is, on a disk that does not fail.
+    pub(crate) async fn make_durable(&self) {
+        drop(self.files.image.flush().await);
+        if let Some(data) = &self.files.data {
+            drop(data.flush().await);
+        }
     }
 
     /// What the image, and the data file, hold now.

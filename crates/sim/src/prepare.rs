@@ -1,7 +1,5 @@
 //! Makes the machine that a story begins with.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use flate2::write::DeflateEncoder;
@@ -111,13 +109,7 @@ fn apply_ops(
 ) -> Result<Machine, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
     let mut world = World::new(plugged.disk.clone(), 0);
-    let guest = Rc::new(Guest {
-        subject: subject.clone(),
-        options: options.clone(),
-        plugged: plugged.clone(),
-        model: RefCell::new(machine.model.clone()),
-        closed: RefCell::default(),
-    });
+    let guest = Guest::new(subject, options, &plugged, machine.model.clone());
     let (inside, ops) = (guest.clone(), ops.to_vec());
     world.block_on(async move {
         let device = inside

@@ -119,6 +119,24 @@ pub enum Step {
     Repair(Damage),
     /// Starts changing a bitmap, beside the requests that run.
     Bitmap(BitmapChange),
+    /// From now on requests on the disk fail.
+    Fail {
+        /// Which of them.
+        seed: u64,
+        /// How often.
+        odds: Odds,
+    },
+}
+
+/// How often requests on the disk fail: one in so many, 0 for never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Odds {
+    /// Of reads and writes.
+    pub requests: u64,
+    /// Of flushes.
+    pub flushes: u64,
+    /// Files do not remember that one has failed: the next says success.
+    pub forgets: bool,
 }
 
 /// A change of the image's bitmaps.

@@ -62,6 +62,11 @@ impl SimStorage {
         }
     }
 
+    /// Where this descriptor remembers that a flush has failed.
+    pub(crate) fn memory(&self) -> Arc<AtomicI32> {
+        self.memory.clone()
+    }
+
     /// What a reader of the file sees now.
     pub fn contents(&self) -> Pages {
         self.disk.contents(self.file)

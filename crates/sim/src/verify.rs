@@ -6,7 +6,6 @@
 //!
 //! After a clean close nothing has leaked that had not before; see `leaks`.
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -69,13 +68,12 @@ pub fn verify(
             .map_err(|failure| failure.when("after the cut"))?;
         }
         inspect_backing(subject, options, &plugged, &mut world)?;
-        let guest = Rc::new(Guest {
-            subject: subject.clone(),
-            options: options.clone(),
-            plugged: plugged.clone(),
-            model: RefCell::new(std::mem::take(&mut machine.model)),
-            closed: RefCell::default(),
-        });
+        let guest = Guest::new(
+            subject,
+            options,
+            &plugged,
+            std::mem::take(&mut machine.model),
+        );
         let recovery = recover(guest.clone(), depth, dirty);
         world
             .block_on(recovery)?
@@ -166,26 +164,34 @@ fn inspect_backing(
 
 async fn recover(guest: Rc<Guest>, depth: Depth, dirty: bool) -> Result<(), Failure> {
     let device = guest.plugged.open(&*guest.subject, &guest.options).await?;
-    let size_bytes = device.size_bytes();
-    match_snapshots(&guest, &*device)?;
-    guest.model.borrow_mut().end_cut(size_bytes)?;
+    examine(&guest, &*device, depth).await?;
+    if dirty || depth == Depth::Thorough {
+        close(&guest, &*device).await?;
+    }
+    Ok(())
+}
+
+/// Compares a device that was opened just now with the model of [`Model::after_cut`].
+pub(crate) async fn examine(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    depth: Depth,
+) -> Result<(), Failure> {
+    match_snapshots(guest, device)?;
+    guest.model.borrow_mut().end_cut(device.size_bytes())?;
     let ranges = ranges_to_read(&guest.model.borrow(), depth);
     let applied = guest.model.borrow_mut().take_applied();
-    if let Err(failure) = compare_all(&guest, &*device, ranges).await {
+    if let Err(failure) = compare_all(guest, device, ranges).await {
         // Perhaps the snapshot that was being applied is in force already.
         let Some(applied) = applied else {
             return Err(failure);
         };
         let ranges = ranges_to_read(&applied, depth);
         guest.model.replace(applied);
-        compare_all(&guest, &*device, ranges).await?;
+        compare_all(guest, device, ranges).await?;
     }
-    compare_snapshots(&guest, &*device, depth).await?;
-    bitmap::check(&guest, &*device).await?;
-    if dirty || depth == Depth::Thorough {
-        close(&guest, &*device).await?;
-    }
-    Ok(())
+    compare_snapshots(guest, device, depth).await?;
+    bitmap::check(guest, device).await
 }
 
 async fn compare_all(

@@ -5,7 +5,7 @@ use vellum_sim::daemon::{Kind, Settings, seed};
 use vellum_sim::{Failure, FailureKind};
 use vellum_storage::mutants::{self, Mutant};
 
-const STORIES: u64 = 400;
+const STORIES: u64 = 1000;
 
 /// Takes a mend out, and demands that this is what makes a story fail.
 /// `ends` is how many times the world ends in each.
@@ -69,6 +69,7 @@ fn telling_the_first_of_several_errors() {
         faults: Some(vec![28]),
         no_flush_fails: true,
         requests_one_in: Some(15),
+        uncached: true,
         cluster_bits: Some(18),
         ..Settings::default()
     };
@@ -87,5 +88,10 @@ fn ignoring_fua() {
 
 #[test]
 fn reusing_what_is_still_read() {
-    assert!(is_loss(&killed(Mutant::ReuseWhileRead, 0, &sound())));
+    // Small clusters are freed and taken again often.
+    let settings = Settings {
+        cluster_bits: Some(9),
+        ..sound()
+    };
+    assert!(is_loss(&killed(Mutant::ReuseWhileRead, 0, &settings)));
 }

@@ -8,7 +8,7 @@ use vellum_sim::rng::Rng;
 use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteCompressed, WriteZeroes};
 use vellum_sim::scenario::Step::{Start, Wait};
 use vellum_sim::scenario::{
-    Amendment, Backing, Change, Crash, ImageOptions, Leg, Op, Preparation, Step, Story,
+    Amendment, Backing, Change, Crash, ImageOptions, Leg, Odds, Op, Preparation, Step, Story,
 };
 use vellum_sim::storage::Traits;
 use vellum_sim::{Explorer, engine};
@@ -385,6 +385,55 @@ fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
                 crash: crash(43),
             },
         ],
+    };
+    vellum_sim::replay(&engine(), &story).unwrap();
+}
+
+/// The first of two writes fails as it marks the bitmaps as kept: what it wrote of the header is
+/// lost, and can be read. The second must not mark them as in use after that.
+#[test]
+fn nothing_is_built_on_a_header_that_a_failed_flush_has_lost() {
+    let write = |offset| {
+        Start(Write {
+            offset,
+            len: 512,
+            fua: false,
+        })
+    };
+    let odds = Odds {
+        requests: 199,
+        flushes: 4,
+        forgets: false,
+    };
+    let seed = 9_532_972_499_355_156_205;
+    let story = Story {
+        image: ImageOptions {
+            eager: false,
+            bitmap_bits: Some(11),
+            ..ImageOptions::plain(64000, 12)
+        },
+        setup: vec![],
+        preparations: vec![],
+        legs: vec![Leg {
+            steps: vec![
+                write(55808),
+                Step::Fail { seed, odds },
+                write(40960),
+                Start(Flush),
+                Start(Flush),
+            ],
+            schedule_seed: 9_008_624_742_614_551_613,
+            crash: Some(Crash {
+                step: 16,
+                cut: Cut {
+                    kept: vec![Kept {
+                        record: 1,
+                        sectors: vec![0..1],
+                        grows: true,
+                    }],
+                },
+            }),
+        }],
     };
     vellum_sim::replay(&engine(), &story).unwrap();
 }

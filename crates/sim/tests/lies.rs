@@ -83,6 +83,21 @@ fn bits_after_the_data_that_they_tell_of() {
 }
 
 #[test]
+fn flushes_that_fail_and_do_not_say_so() {
+    let kinds = [FailureKind::Content, FailureKind::Audit];
+    let story = |seed| {
+        let mut story = story(seed, false, None);
+        let mut rng = Rng::new(seed);
+        story
+            .legs
+            .iter_mut()
+            .for_each(|leg| generate::fail(leg, &mut rng));
+        story
+    };
+    objects_in(&story, Lie::hidden_failures(), &kinds);
+}
+
+#[test]
 fn a_flush_that_does_nothing() {
     objects(Lie::no_flush(|_| true), false, &[FailureKind::Content]);
 }

@@ -42,7 +42,8 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     tally += counted(workspace.cargo().args(tests))?;
     tally += simulator(&workspace, &[], SIMULATOR_SEEDS)?;
     tally += simulator(&workspace, &["--daemon"], DAEMON_SEEDS)?;
-    let mutants = ["--test", "daemon_mutants", "--test", "session_mutants"];
+    let mutants = ["daemon_mutants", "image_mutants", "session_mutants"];
+    let mutants = mutants.into_iter().flat_map(|test| ["--test", test]);
     tally += counted(workspace.cargo().arg("test").args(SIMULATOR).args(mutants))?;
     // The tests have just built it.
     let vellum = workspace.target.join("debug/vellum");

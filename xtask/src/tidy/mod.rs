@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the rules of the house that no compiler knows.
 
+mod cycles;
 mod dependencies;
 mod layers;
 mod promises;
@@ -16,6 +17,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let metadata = workspace::metadata(&workspace.root.join("Cargo.toml"), &["--locked"])?;
     let mut findings = layers::findings(&metadata)?;
     findings.extend(dependencies::findings(&workspace, &metadata)?);
+    findings.extend(cycles::findings(&workspace)?);
     findings.extend(sources::findings(&workspace)?);
     findings.extend(promises::findings(&workspace)?);
     for finding in &findings {

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 
 use event_listener::Event;
 use serde_json::Value;
+use vellum::BlockDevice;
 use vellum_storage::lane::{block_on, yield_now};
+use vellum_storage::{Buffer, spawn};
 
 use super::*;
 use crate::nodes::tests::durable::World;
@@ -233,6 +235,44 @@ fn the_end_makes_all_durable_whatever_jobs_run() {
             place.world.check_left(&chain).await;
         });
     }
+}
+
+/// A read that has found that something lies below the image is on its way there when all
+/// has been brought up.
+#[test]
+fn a_late_read_sees_what_was_below_when_a_stream_ends() {
+    block_on(async {
+        let place = Place::new().await;
+        let world = &place.world;
+        world.add_suspendable("late").await;
+        let joined = world.join("top");
+        let names = json!({"node": "top", "overlay": "late"});
+        place.must("blockdev-snapshot", names).await;
+        let device = world.nodes.device("late").unwrap();
+        let debugger = device.storage().unwrap().debugger().unwrap();
+        drop(device);
+        // Its beginning waits for reads, and its end is not to come before this one.
+        let stream = json!({"job-id": "j", "device": "late", "speed": 1});
+        place.must("block-stream", stream).await;
+        debugger.set_breakpoint(vellum_storage::Event::ReadBackingAio, "read");
+        let link = joined.link.clone();
+        // What `base` holds.
+        let read = spawn(async move { link.read(70 * 512, Buffer::zeroed(512)).await });
+        debugger.wait_suspended("read").await;
+        let speed = json!({"device": "j", "speed": 0});
+        place.must("block-job-set-speed", speed).await;
+        for _ in 0..2000 {
+            yield_now().await;
+        }
+        debugger.remove_breakpoints("read");
+        debugger.resume("read");
+        let bytes = read.await.unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 60), "{:?}", &bytes[..8]);
+        let ended = place.told.wait(&ENDED).await;
+        assert_eq!(ended["data"].get("error"), None, "{ended}");
+        assert_eq!(world.nodes.chain("late"), ["late"]);
+        world.nodes.leave(joined.id);
+    });
 }
 
 #[test]

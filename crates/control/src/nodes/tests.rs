@@ -1,5 +1,6 @@
 pub(crate) mod durable;
 mod led;
+pub(crate) mod volatile;
 
 use super::*;
 use crate::create;

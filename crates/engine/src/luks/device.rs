@@ -2,10 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{
-    EncryptedStorage, KeyChange, LuksHeader, MasterKey, Passphrase, SECTOR_BYTES, change_keys,
-    read_header, unlock,
-};
+use super::EncryptedStorage;
+use super::KeyChange;
+use super::LuksHeader;
+use super::MasterKey;
+use super::Passphrase;
+use super::SECTOR_BYTES;
+use super::change_keys;
+use super::read_header;
+use super::unlock;
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, Raw, RawOptions, RequestFlags,
     Result, Storage, ZeroRequest, pass_on,

@@ -11,10 +11,11 @@ use vellum_format::luks::{
 use vellum_storage::lane::compute;
 use zeroize::Zeroizing;
 
+use super::MasterKey;
+use super::Passphrase;
 use super::cipher::SectorCipher;
 use super::hash::{derive, iterations_per_second, random};
 use super::split::split;
-use super::{MasterKey, Passphrase};
 use crate::qcow2::bad_format;
 use crate::{Error, ErrorKind, Result};
 

@@ -7,8 +7,9 @@ use vellum_format::luks::Suite;
 use vellum_format::luks::names::{Cipher, Hash, IvGenerator, Mode};
 use zeroize::Zeroizing;
 
+use super::EncryptedStorage;
+use super::Passphrase;
 use super::cipher::SectorCipher;
-use super::{EncryptedStorage, Passphrase};
 use crate::{Result, Storage};
 
 const KEY_BYTES: usize = 16;

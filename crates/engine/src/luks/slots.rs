@@ -15,10 +15,11 @@ use vellum_format::luks::{
 use vellum_storage::WriteFlags;
 use vellum_storage::lane::compute;
 
+use super::Passphrase;
 use super::format::{IterationTime, new_slot};
 use super::hash::random;
+use super::unlock;
 use super::volume::try_slot;
-use super::{Passphrase, unlock};
 use crate::qcow2::bad_format;
 use crate::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 

@@ -17,9 +17,11 @@ use vellum_storage::{
     BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, pass_on, spawn_lingering,
 };
 
+use super::MasterKey;
+use super::SECTOR_BYTES;
+use super::Suite;
 use super::cipher::SectorCipher;
-use super::{MasterKey, SECTOR_BYTES, Suite};
-use crate::qcow2::inflight::{Inflight, Mode};
+use crate::range_lock::{Inflight, Mode};
 use crate::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
 
 /// Requests up to this length are worked on where they are: a change of threads takes

@@ -14,7 +14,8 @@ use super::Passphrase;
 use super::cipher::SectorCipher;
 use super::hash::derive;
 use super::split::merge;
-use crate::qcow2::{bad_format, read_bytes};
+use crate::qcow2::bad_format;
+use crate::qcow2::read_bytes;
 use crate::{Error, ErrorKind, Result, Storage};
 
 const EACCES: i32 = 13;

@@ -11,7 +11,7 @@ use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{Event, spawn};
 
 use crate::qcow2::Qcow2;
-use crate::qcow2::inflight::{Inflight, Mode};
+use crate::range_lock::{Inflight, Mode};
 use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, pass_on};
 
 /// Copies are made in pieces of at most this size.
@@ -238,8 +238,9 @@ mod tests {
 
     use super::*;
     use crate::gate::DenyAll;
+    use crate::qcow2::Backing;
+    use crate::qcow2::OpenOptions;
     use crate::qcow2::create::{CreateOptions, create};
-    use crate::qcow2::{Backing, OpenOptions};
     use crate::{Raw, RawOptions};
 
     async fn overlay() -> Arc<Qcow2> {

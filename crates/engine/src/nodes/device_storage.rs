@@ -219,8 +219,9 @@ mod tests {
 
     use super::*;
     use crate::gate::DenyAll;
+    use crate::qcow2::OpenOptions;
+    use crate::qcow2::Qcow2;
     use crate::qcow2::create::{CreateOptions, create};
-    use crate::qcow2::{OpenOptions, Qcow2};
 
     async fn image(storage: Arc<dyn Storage>, size_bytes: u64) -> Arc<Qcow2> {
         let options = CreateOptions {

@@ -55,8 +55,9 @@ mod tests {
     use super::*;
     use crate::gate::DenyAll;
     use crate::nodes::DeviceStorage;
+    use crate::qcow2::OpenOptions;
+    use crate::qcow2::Qcow2;
     use crate::qcow2::create::{CreateOptions, create};
-    use crate::qcow2::{OpenOptions, Qcow2};
     use crate::{Buffer, ErrorKind, RawOptions, RequestFlags, Storage};
 
     #[test]

@@ -7,14 +7,14 @@ use futures_util::TryFutureExt;
 use vellum_format::header::Header;
 use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn_lingering};
 
-use super::chain::Located;
-use super::create::Preallocation;
-use super::image::Image;
-use super::open;
-use super::options::{CacheOptions, OpenOptions};
-use super::read::read;
-use super::status::block_status;
 use crate::gate::Gate;
+use crate::qcow2::create::Preallocation;
+use crate::qcow2::image::Image;
+use crate::qcow2::open;
+use crate::qcow2::options::{CacheOptions, OpenOptions};
+use crate::qcow2::read::chain::Located;
+use crate::qcow2::read::data::read;
+use crate::qcow2::read::status::block_status;
 use crate::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
 
 /// Memory of the metadata caches, bookkeeping included.

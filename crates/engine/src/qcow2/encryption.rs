@@ -13,18 +13,10 @@ use std::sync::Arc;
 
 use vellum_format::Header;
 use vellum_format::crypto::CryptMethod;
-use vellum_format::types::HostOffset;
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags, ZeroFlags};
+use vellum_storage::{Error, ErrorKind, Result, Storage};
 
-use super::alloc::Allocation;
-use super::amend;
-use super::image::Image;
-use super::map::Run;
-use super::options::OpenOptions;
-use crate::luks::{
-    EncryptedStorage, KeyChange, KeySlot, LuksHeader, Passphrase, change_keys, read_header, unlock,
-};
-use crate::qcow2::Qcow2;
+use crate::luks::{EncryptedStorage, KeySlot, LuksHeader, Passphrase, read_header, unlock};
+use crate::qcow2::options::OpenOptions;
 
 /// How an open image is encrypted.
 #[derive(Debug)]
@@ -108,7 +100,7 @@ pub(super) async fn open(
     let key = unlock(file, at_bytes, &volume, passphrase).await?;
     let suite = volume
         .suite()
-        .map_err(|error| super::fault::bad_format("open", &error))?;
+        .map_err(|error| crate::qcow2::integrity::errors::bad_format("open", &error))?;
     let plain = EncryptedStorage::new(data, 0, &suite, &key)?;
     Ok((Arc::new(plain), Encryption::Luks(passphrase.clone())))
 }
@@ -134,119 +126,4 @@ pub(super) async fn luks_header(
         return Err(refuse(ErrorKind::InvalidImage, file, message));
     }
     Ok((at_bytes, luks))
-}
-
-impl Image {
-    /// Whether guest data is encrypted.
-    pub(crate) fn is_encrypted(&self) -> bool {
-        !matches!(self.encryption, Encryption::None)
-    }
-
-    /// Clusters for data as the guest writes it, as [`Image::allocate_near`] finds them.
-    pub(crate) async fn allocate_for_data(
-        &self,
-        want: u64,
-        after: Option<HostOffset>,
-    ) -> Result<Allocation> {
-        let mut allocation = self.allocate_near(want, after).await?;
-        // What reads as zeroes on disk does not when it is decrypted.
-        allocation.fresh &= !self.is_encrypted();
-        Ok(allocation)
-    }
-
-    /// Whether what the storage gives is what the guest reads.
-    pub(crate) fn reads_as_stored(&self) -> bool {
-        matches!(self.encryption, Encryption::None | Encryption::Luks(_))
-    }
-
-    /// Changes the key slots of an image that has some.
-    pub(crate) async fn change_keys(
-        &self,
-        header: &Header,
-        change: KeyChange,
-    ) -> Result<LuksHeader> {
-        let Encryption::Luks(known) = &self.encryption else {
-            let message = "the image was opened without its key";
-            return Err(Error::new(ErrorKind::Denied, "amend", message));
-        };
-        let (at_bytes, volume) = luks_header(&self.file, header).await?;
-        change_keys(&self.file, at_bytes, volume, known, change).await
-    }
-
-    /// Reads a run of data of an image with old AES.
-    pub(crate) async fn read_legacy(
-        &self,
-        run: &Run,
-        host_bytes: u64,
-        piece: Buffer,
-    ) -> Result<Buffer> {
-        let Encryption::Legacy(cipher) = &self.encryption else {
-            let message = "the image was opened without its key";
-            return Err(Error::new(ErrorKind::Denied, "read", message));
-        };
-        let guest = run.guest.bytes();
-        let buffers = Buffers::from_buf([piece]);
-        let read = cipher.placed(guest, host_bytes).read(guest, buffers);
-        read.into_single().await
-    }
-
-    /// Writes data of the guest at `guest` to its place.
-    pub(crate) async fn write_data(
-        &self,
-        guest: u64,
-        host_bytes: u64,
-        buffers: Buffers,
-        flags: WriteFlags,
-    ) -> Result<Buffers> {
-        match &self.encryption {
-            Encryption::Legacy(cipher) => {
-                let placed = cipher.placed(guest, host_bytes);
-                placed.write(guest, buffers, flags).await
-            }
-            _ => self.data.write(host_bytes, buffers, flags).await,
-        }
-    }
-
-    /// Makes the place of guest data read as zeroes.
-    pub(crate) async fn zero_data(
-        &self,
-        guest: u64,
-        host_bytes: u64,
-        len_bytes: u64,
-    ) -> Result<()> {
-        let flags = ZeroFlags::default();
-        match &self.encryption {
-            Encryption::Legacy(cipher) => {
-                let placed = cipher.placed(guest, host_bytes);
-                placed.write_zeroes(guest, len_bytes, flags).await
-            }
-            _ => self.data.write_zeroes(host_bytes, len_bytes, flags).await,
-        }
-    }
-}
-
-impl Qcow2 {
-    /// Adds a passphrase to an image with LUKS encryption, or takes some away, and
-    /// returns its LUKS header as it is then. Every passphrase that is to stay is
-    /// there after a crash at any moment.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`] in QEMU's words if the image is not encrypted with
-    /// LUKS or the change cannot be made, [`ErrorKind::Denied`] for a wrong passphrase.
-    pub async fn change_keys(&self, change: KeyChange) -> Result<LuksHeader> {
-        let image = &self.image;
-        self.check_key_slots()?;
-        image.begin_change("amend").await?;
-        let _one = image.header_writes.lock().await;
-        image.change_keys(&image.header(), change).await
-    }
-
-    /// Whether the image has key slots to change.
-    ///
-    /// # Errors
-    /// In QEMU's words, if it is encrypted in another way or not at all.
-    pub fn check_key_slots(&self) -> Result<()> {
-        amend::encryption::check(&self.image.header())
-            .map_err(|error| error.target(self.image.file.name()))
-    }
 }

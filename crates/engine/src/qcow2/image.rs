@@ -11,29 +11,29 @@ use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
 
-use super::alloc::{Allocation, Allocator};
-use super::bitmap::BitmapState;
-use super::blank::Blanks;
-use super::cache::Budget;
-use super::chain::Chain;
-use super::compressed::Compressed;
-use super::data_cache::DataCache;
-use super::encryption::Encryption;
-use super::inflight::{Guard, Inflight, Mode};
-use super::l1::L1Table;
-use super::latch::Latch;
-use super::lazy::LazyRefcounts;
-use super::load::SnapshotTable;
-use super::map::{L2Cache, Lookup, Mapper, Run, Slice, View};
-use super::messages::Messages;
-use super::options::{CacheOptions, PassDiscards};
-use super::order::Order;
-use super::overlap::{OverlapMap, refused_for};
-use super::pack::Packer;
-use super::prefetch::Streams;
-use super::readers::Readers;
-use super::resize::Size;
 use crate::BlockDevice;
+use crate::qcow2::alloc::allocator::{Allocation, Allocator};
+use crate::qcow2::alloc::lazy::LazyRefcounts;
+use crate::qcow2::alloc::unwritten::Blanks;
+use crate::qcow2::bitmap::state::BitmapState;
+use crate::qcow2::commit::epochs::Readers;
+use crate::qcow2::commit::order::Order;
+use crate::qcow2::compressed::packer::Packer;
+use crate::qcow2::compressed::state::Compressed;
+use crate::qcow2::encryption::Encryption;
+use crate::qcow2::header::load::SnapshotTable;
+use crate::qcow2::integrity::fail_stop::Latch;
+use crate::qcow2::integrity::overlap::{OverlapMap, refused_for};
+use crate::qcow2::mapping::l1::L1Table;
+use crate::qcow2::mapping::lookup::{L2Cache, Lookup, Mapper, Run, Slice, View};
+use crate::qcow2::messages::Messages;
+use crate::qcow2::options::{CacheOptions, PassDiscards};
+use crate::qcow2::read::layers::Chain;
+use crate::qcow2::resize::size::Size;
+use crate::qcow2::table_cache::cache::Budget;
+use crate::qcow2::table_cache::readahead::Streams;
+use crate::qcow2::write_buffer::buffer::DataCache;
+use crate::range_lock::{Guard, Inflight, Mode};
 
 /// Everything that the requests on one image share.
 #[derive(Debug)]
@@ -97,6 +97,16 @@ pub(crate) struct Image {
 }
 
 impl Image {
+    /// Tells the debugger, if there is one, of an event, and waits as long as it holds us.
+    #[inline]
+    pub(crate) async fn reached(&self, event: Event) {
+        if let Some(debugger) = &self.debugger
+            && let Some(suspension) = debugger.event(event)
+        {
+            Box::pin(suspension.resumed()).await;
+        }
+    }
+
     /// The tables of a lookup.
     pub(crate) fn mapper(&self) -> Mapper<'_> {
         Mapper {
@@ -307,6 +317,8 @@ impl Image {
         }
         let _one = self.preparing.lock().await;
         if !self.prepared.load(Ordering::Acquire) {
+            // Whoever came first may have failed.
+            self.check_changeable(operation)?;
             self.map_metadata().await?;
             self.begin_tracking().await?;
             self.prepared.store(true, Ordering::Release);

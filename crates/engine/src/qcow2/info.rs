@@ -7,10 +7,10 @@ use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::{CompressionType, Purpose};
 use vellum_format::snapshot::SnapshotEntry;
 
-use super::bitmap::is_consistent;
-use super::encryption::luks_header;
-use super::load;
 use crate::luks::LuksHeader;
+use crate::qcow2::bitmap::is_consistent;
+use crate::qcow2::encryption::luks_header;
+use crate::qcow2::header::load;
 use crate::{Result, Storage};
 
 /// One persistent bitmap.

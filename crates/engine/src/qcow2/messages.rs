@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::check::CheckReport;
+use crate::qcow2::check::CheckReport;
 
 type Sink = dyn Fn(&str) + Send + Sync;
 

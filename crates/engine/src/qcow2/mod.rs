@@ -1,4 +1,22 @@
-//! qcow2 images. Each kind of thought has one room; see docs/ARCHITECTURE.md.
+//! qcow2 images.
+//!
+//! [`Qcow2`] is what the rest of the program sees; `image::Image` is what the requests on one
+//! image share. What a request does goes through these folders:
+//!
+//! | folder | what is in it |
+//! | --- | --- |
+//! | `mapping/` | guest offsets to host offsets: the L1 table, L2 tables, lookups |
+//! | `table_cache/` | L2 slices and refcount blocks in memory, and reading them ahead |
+//! | `alloc/` | host clusters: refcounts, free clusters, allocation |
+//! | `read/` | reading guest data, the backing chain, block status |
+//! | `write/` | writing guest data and zeroes: plans, copy-on-write, linking |
+//! | `write_buffer/` | guest bytes that wait for the rest of their cluster |
+//! | `compressed/` | compressed clusters |
+//! | `commit/` | in which order dirty metadata reaches the disk, flushes, barriers |
+//! | `integrity/` | overlap checks, corruption, what is refused after it |
+//! | `header/` | the header and what is read whole: snapshot table, bitmap directory |
+//! | `resize/` | changing the size |
+//! | `amend/` `bitmap/` `check/` `create/` `snapshot/` `survey/` | one feature each |
 
 pub mod amend;
 pub mod check;
@@ -6,80 +24,35 @@ pub mod create;
 pub mod info;
 pub mod survey;
 
-mod ahead;
 mod alloc;
-mod append;
-mod area;
-mod backing;
-mod barrier;
-mod batch;
-mod beyond;
 mod bitmap;
-mod blank;
-mod cache;
-mod chain;
-mod compress;
+mod commit;
 mod compressed;
-mod cut;
-mod data_cache;
-mod decompress;
-mod decompressed;
 mod device;
-mod drain;
-mod empty;
 mod encryption;
-mod events;
-mod fault;
-mod free;
-mod group;
-mod grow;
-mod guard;
+mod header;
 mod image;
-pub(crate) mod inflight;
-mod l1;
-mod l1_growth;
-mod latch;
-mod lazy;
-mod load;
-mod map;
+mod integrity;
+mod mapping;
 mod messages;
 mod open;
 mod options;
-mod order;
-mod overlap;
-mod pack;
-mod packed;
-mod plan;
-mod prefetch;
-mod queue;
 mod read;
-mod readers;
-mod recount;
-mod refcounts;
-mod reserve;
 mod resize;
-mod rewrite;
-mod runs;
-mod scan;
-mod share;
 mod snapshot;
-mod sparse;
-mod status;
-mod tables;
+mod table_cache;
 mod write;
-mod write_compressed;
-mod write_shared;
-mod zero;
+mod write_buffer;
 
-pub use ahead::AheadOptions;
-pub use backing::BackingName;
+pub use alloc::prealloc::AheadOptions;
 pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap};
-pub use compress::CompressionOptions;
+pub use compressed::compress::CompressionOptions;
 pub use device::{CacheUsage, Qcow2};
-pub(crate) use fault::bad_format;
-pub(crate) use load::read_bytes;
+pub use header::backing::BackingName;
+pub(crate) use header::load::read_bytes;
+pub(crate) use integrity::errors::bad_format;
+pub use integrity::overlap::{Metadata, OverlapChecks};
 pub use messages::Messages;
 pub use open::{read_header, read_snapshots};
 pub use options::{Backing, CacheOptions, OpenOptions};
-pub use overlap::{Metadata, OverlapChecks};
 pub use snapshot::{NewSnapshot, SnapshotSelector};

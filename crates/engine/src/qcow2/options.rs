@@ -5,14 +5,14 @@ use std::sync::Arc;
 use vellum_format::geometry::Geometry;
 use vellum_storage::{Error, ErrorKind, Result, Storage};
 
-use super::ahead::AheadOptions;
-use super::cache::Budget;
-use super::compress::CompressionOptions;
-use super::messages::Messages;
-use super::overlap::OverlapChecks;
-use super::snapshot::SnapshotSelector;
 use crate::BlockDevice;
 use crate::luks::Passphrase;
+use crate::qcow2::alloc::prealloc::AheadOptions;
+use crate::qcow2::compressed::compress::CompressionOptions;
+use crate::qcow2::integrity::overlap::OverlapChecks;
+use crate::qcow2::messages::Messages;
+use crate::qcow2::snapshot::select::SnapshotSelector;
+use crate::qcow2::table_cache::cache::Budget;
 
 /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
 /// `None` takes its default.
@@ -32,7 +32,7 @@ pub struct CacheOptions {
     /// that is less.
     pub l2_cache_entry_size_bytes: Option<u64>,
     /// `cache-clean-interval`: seconds after which an unused table is dropped;
-    /// 0 never. For the one who calls [`Qcow2::clean_caches`](super::Qcow2).
+    /// 0 never. For the one who calls [`Qcow2::clean_caches`](crate::qcow2::Qcow2).
     pub cache_clean_interval_s: Option<u64>,
 }
 

@@ -214,6 +214,40 @@ fn a_crash_leaves_bitmaps_that_are_known_to_be_kept() {
     });
 }
 
+/// Nobody may have heard of a backup when the program dies.
+#[test]
+fn a_crash_after_a_backup_leaves_dirty_what_was_before_it() {
+    lane::block_on(async {
+        let file = new_image(64 * MIB, 64 * KIB).await;
+        let image = open_image(file.clone()).await;
+        let bitmaps = image.bitmaps();
+        bitmaps.add("a", every(4096)).await.expect("added");
+        let place = |at: u64| at..at + 4096;
+        for at in [10, 20, 30] {
+            write(&image, at * MIB, 512).await;
+        }
+        let written = vec![place(20 * MIB)];
+        bitmaps.set_after_backup("a", written).await.expect("set");
+        write(&image, 40 * MIB, 512).await;
+        let exact = [20, 40].map(|at| place(at * MIB));
+        assert_eq!(ranges(&image, "a").await, exact);
+        let crashed = memory(file.snapshot());
+        expect_sound(crashed.clone(), true).await;
+        let again = open_image(crashed).await;
+        let all = [10, 20, 30, 40].map(|at| place(at * MIB));
+        assert_eq!(ranges(&again, "a").await, all);
+        // What was not dirty may be among it.
+        let more = vec![place(50 * MIB), place(20 * MIB)];
+        bitmaps.set_after_backup("a", more).await.expect("set");
+        let exact = [20, 50].map(|at| place(at * MIB));
+        assert_eq!(ranges(&image, "a").await, exact);
+        image.close().await.expect("closed");
+        expect_sound(file.clone(), false).await;
+        let again = open_image(file).await;
+        assert_eq!(ranges(&again, "a").await, exact);
+    });
+}
+
 /// An image in a folder of its own, made by QEMU, with a bitmap `theirs` that a killed
 /// qemu-io has left inconsistent.
 fn with_a_lost_bitmap(dir: &Path) {

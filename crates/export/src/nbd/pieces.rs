@@ -20,7 +20,10 @@ const SHORT: Duration = Duration::from_millis(20);
 /// And the others shorter.
 const LONG: Duration = Duration::from_millis(100);
 const LEAST_BYTES: u64 = 1 << 20;
-const MOST_BYTES: u64 = 1 << 50;
+/// No longer, for what lies behind much that was quick may be slow, and a piece ends before
+/// the client's leaving counts; but on devices of which that would be very many.
+const MOST_BYTES: u64 = 1 << 30;
+const MOST_PIECES: u64 = 1 << 16;
 
 /// The end of a request of which no more pieces begin.
 pub(super) fn broken_off() -> Error {
@@ -104,6 +107,7 @@ fn in_pieces(
 ) -> Io<()> {
     let device: Arc<dyn BlockDevice> = request.export().device.clone();
     let connection = request.connection.clone();
+    let most_bytes = most_bytes(device.size_bytes());
     Io::boxed(async move {
         let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
         let mut piece_bytes = FIRST_BYTES;
@@ -117,7 +121,8 @@ fn in_pieces(
             act(&*device, at, len_bytes).await?;
             at += len_bytes;
             lane::yield_now().await;
-            piece_bytes = next_piece(piece_bytes, lane::now().duration_since(begun));
+            let took = lane::now().duration_since(begun);
+            piece_bytes = next_piece(piece_bytes, took, most_bytes);
         }
         finish(&*device, fua).await
     })
@@ -127,10 +132,16 @@ async fn finish(device: &dyn BlockDevice, fua: bool) -> Result<()> {
     if fua { device.flush().await } else { Ok(()) }
 }
 
+/// How long a piece of a device may be at most, in bytes: a power of two.
+fn most_bytes(size_bytes: u64) -> u64 {
+    let few = (size_bytes / MOST_PIECES).checked_next_power_of_two();
+    few.unwrap_or(MOST_BYTES).max(MOST_BYTES)
+}
+
 /// How long the next piece is to be in bytes: always a power of two.
-fn next_piece(piece_bytes: u64, took: Duration) -> u64 {
+fn next_piece(piece_bytes: u64, took: Duration, most_bytes: u64) -> u64 {
     if took < SHORT {
-        (piece_bytes * 2).min(MOST_BYTES)
+        (piece_bytes * 2).min(most_bytes)
     } else if took > LONG {
         (piece_bytes / 2).max(LEAST_BYTES)
     } else {
@@ -145,15 +156,17 @@ mod tests {
     #[test]
     fn pieces_follow_the_time_that_they_take() {
         let (short, long) = (Duration::ZERO, Duration::from_secs(1));
-        let mut piece = FIRST_BYTES;
-        for _ in 0..60 {
-            piece = next_piece(piece, short);
-        }
-        assert_eq!(piece, MOST_BYTES);
-        for _ in 0..60 {
-            piece = next_piece(piece, long);
-        }
-        assert_eq!(piece, LEAST_BYTES);
-        assert_eq!(next_piece(FIRST_BYTES, SHORT), FIRST_BYTES);
+        let after = |took| (0..60).fold(FIRST_BYTES, |piece, _| next_piece(piece, took, 1 << 40));
+        assert_eq!(after(short), 1 << 40);
+        assert_eq!(after(long), LEAST_BYTES);
+        assert_eq!(next_piece(FIRST_BYTES, SHORT, 1 << 40), FIRST_BYTES);
+    }
+
+    #[test]
+    fn pieces_are_short_unless_they_would_be_many() {
+        assert_eq!(most_bytes(0), MOST_BYTES);
+        assert_eq!(most_bytes(64 << 40), MOST_BYTES);
+        assert_eq!(most_bytes((64 << 40) + (1 << 17)), 2 * MOST_BYTES);
+        assert_eq!(most_bytes(1 << 63), 1 << 47);
     }
 }

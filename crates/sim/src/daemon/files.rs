@@ -13,6 +13,11 @@ use crate::pages::Pages;
 use crate::storage::Traits;
 use crate::world::World;
 
+/// Whether a file is a raw image: its name says so.
+pub(super) fn is_raw(name: &str) -> bool {
+    name.contains('r')
+}
+
 /// Files on one disk; each open of one is a descriptor of its own.
 #[derive(Debug)]
 pub(super) struct SimFiles {

@@ -10,21 +10,26 @@
 //!    an acknowledged flush, or a write with FUA, says, whatever happened to the graph.
 //! 2. The base of a snapshot, and a backup that is complete and closed, hold what the disk
 //!    showed at one moment while the command ran.
-//! 3. Every image passes the simulator's audit and the engine's check: leaks at worst.
-//! 4. While the daemon runs, every read sees what the requests before it and beside it
+//! 3. A bitmap that tells the next backup what to copy calls dirty all that differs from the
+//!    last one, or is inconsistent.
+//! 4. Every image passes the simulator's audit and the engine's check: leaks at worst.
+//! 5. While the daemon runs, every read sees what the requests before it and beside it
 //!    allow, no request fails (unless the disk failed one), no job and no client waits for
 //!    ever, and nothing panics.
 //!
 //! Equal seeds give equal stories.
 
+mod bitmaps;
 mod clients;
 mod files;
+mod fleece;
 mod greedy;
 mod lanes;
 mod monitor;
 mod network;
 mod remote;
 mod scene;
+mod series;
 mod sessions;
 mod verify;
 
@@ -70,8 +75,10 @@ pub struct Settings {
     pub forgets: bool,
     /// Flushes that fail say that they have not.
     pub unreported: bool,
-    /// One of so many reads and writes fails, if any do.
+    /// One of so many reads and writes fails, if requests do.
     pub requests_one_in: Option<u64>,
+    /// No node gathers what is written: parts of clusters go to the file as they come.
+    pub uncached: bool,
     /// The size of clusters.
     pub cluster_bits: Option<u32>,
 }
@@ -112,6 +119,7 @@ struct Story {
     size_bytes: u64,
     cluster_bits: u32,
     faults: Option<Faults>,
+    uncached: bool,
     kind: Kind,
 }
 
@@ -129,11 +137,10 @@ impl Story {
             None => Vec::new(),
         };
         let faults = (!errnos.is_empty()).then(|| Faults {
-            requests_one_in: match settings.only_flushes_fail || rng.chance(1, 3) {
-                true => 0,
-                false => settings
-                    .requests_one_in
-                    .unwrap_or_else(|| rng.between(20, 300)),
+            requests_one_in: match settings.requests_one_in {
+                Some(one_in) => one_in,
+                None if settings.only_flushes_fail || rng.chance(1, 3) => 0,
+                None => rng.between(20, 300),
             },
             flushes_one_in: match settings.no_flush_fails {
                 true => 0,
@@ -153,6 +160,7 @@ impl Story {
             size_bytes: (rng.between(1, 32) << cluster_bits.max(14)).min(MOST_BYTES),
             cluster_bits,
             faults,
+            uncached: settings.uncached,
             kind,
         };
         match kind {
@@ -322,6 +330,7 @@ fn cast(
         exports,
         disks: disks.collect(),
         faulty: story.faults.is_some(),
+        uncached: story.uncached,
     })
 }
 
@@ -342,8 +351,13 @@ async fn tell(scene: Rc<Scene>, story: Story) {
         return;
     }
     for disk in &scene.disks {
-        let name = disk.new_name("n");
-        if !monitor::add_image(&scene, disk, &name, None).await {
+        let raw = scene.draw(|rng| rng.chance(1, 6));
+        let name = disk.new_name(if raw { "nr" } else { "n" });
+        let added = match raw {
+            true => monitor::add_raw(&scene, disk, &name).await,
+            false => monitor::add_image(&scene, disk, &name, None).await,
+        };
+        if !added {
             return;
         }
         monitor::export(&scene, disk, &name).await;

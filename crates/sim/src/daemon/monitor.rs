@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 use vellum::qcow2::CacheOptions;
 use vellum::qcow2::create::CreateOptions;
 
-use super::files::blank;
-use super::scene::{GuestDisk, Scene};
-use super::sessions;
+use super::files::{blank, is_raw};
+use super::scene::{GuestDisk, Kept, Scene};
+use super::{bitmaps, fleece, series, sessions};
 use crate::failure::{Failure, FailureKind};
+use crate::pages::Pages;
 
 /// Layers of a chain at most.
 const MAX_LAYERS: usize = 5;
@@ -19,7 +20,7 @@ const OVER: &[&str] = &["BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"];
 
 /// How a job has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     Done,
     Cancelled,
     Failed,
@@ -37,7 +38,7 @@ pub(super) async fn monitor(scene: Rc<Scene>, disk: Rc<GuestDisk>, commands: u64
         };
         let chain = scene.nodes.chain(&top);
         let deep = chain.len() > 1;
-        match scene.draw(|rng| rng.below(16)) {
+        match scene.draw(|rng| rng.below(25)) {
             0..=4 if chain.len() < MAX_LAYERS => snapshot(&scene, &disk, &top).await,
             0..=6 if deep => active_commit(&scene, &disk, &chain).await,
             7 if chain.len() > 2 => commit(&scene, &disk, &chain).await,
@@ -46,6 +47,9 @@ pub(super) async fn monitor(scene: Rc<Scene>, disk: Rc<GuestDisk>, commands: u64
             13 => export_anew(&scene, &disk, &top).await,
             14 => set_caches(&scene, &top),
             15 => refused_resize(&scene, &disk, &top).await,
+            16..=18 if !is_raw(&top) => series::go_on(&scene, &disk, &top).await,
+            21..=24 if !is_raw(&top) => bitmaps::change(&scene, &disk, &top).await,
+            19 | 20 => fleece::fleece(&scene, &disk, &top).await,
             _ => snapshot(&scene, &disk, &top).await,
         }
     }
@@ -58,18 +62,14 @@ pub(super) async fn pause(scene: &Scene) {
     }
 }
 
-/// Makes an image file as long as the disk, and a node of it that stands on nothing.
-pub(super) async fn add_image(
-    scene: &Scene,
-    disk: &GuestDisk,
-    name: &str,
-    backing: Option<&str>,
-) -> bool {
+/// Makes an image file as long as the disk.
+fn make_image(scene: &Scene, disk: &GuestDisk, name: &str, backing: Option<&str>) -> bool {
+    let format = |backing| if is_raw(backing) { "raw" } else { "qcow2" };
     let made = blank(CreateOptions {
         size_bytes: disk.model.borrow().size_bytes(),
         cluster_size_bytes: disk.cluster_size_bytes,
         backing_file: backing.map(str::to_owned),
-        backing_format: backing.map(|_| "qcow2".to_owned()),
+        backing_format: backing.map(|backing| format(backing).to_owned()),
         ..CreateOptions::default()
     });
     match made {
@@ -79,14 +79,18 @@ pub(super) async fn add_image(
             return false;
         }
     }
+    true
+}
+
+/// A node of an image, which stands on what the image says.
+fn node_of(scene: &Scene, name: &str) -> Value {
     let mut node = json!({
         "driver": "qcow2",
         "node-name": name,
         "file": {"driver": "file", "filename": name},
-        "backing": null,
         "discard": "unmap",
     });
-    if scene.draw(|rng| rng.chance(1, 3)) {
+    if scene.draw(|rng| rng.chance(1, 3)) || scene.uncached {
         // Nothing is gathered: parts of clusters go to the file as they come.
         node["data-cache-size"] = json!(0);
     }
@@ -94,6 +98,63 @@ pub(super) async fn add_image(
         node["l2-cache-size"] = json!(1);
         node["refcount-cache-size"] = json!(1);
     }
+    node
+}
+
+/// Makes an image file as long as the disk, and a node of it that stands on nothing.
+pub(super) async fn add_image(
+    scene: &Scene,
+    disk: &GuestDisk,
+    name: &str,
+    backing: Option<&str>,
+) -> bool {
+    if !make_image(scene, disk, name, backing) {
+        return false;
+    }
+    let mut node = node_of(scene, name);
+    node["backing"] = Value::Null;
+    scene.demand("blockdev-add", node).await
+}
+
+/// As [`add_image`], but it stands on a file that no node has yet.
+pub(super) async fn add_overlay(
+    scene: &Scene,
+    disk: &GuestDisk,
+    name: &str,
+    backing: &str,
+) -> bool {
+    if !make_image(scene, disk, name, Some(backing)) {
+        return false;
+    }
+    let node = node_of(scene, name);
+    scene.demand("blockdev-add", node).await
+}
+
+/// As [`add_image`], but it stands on a node.
+pub(super) async fn add_node_on(
+    scene: &Scene,
+    disk: &GuestDisk,
+    name: &str,
+    backing: &str,
+) -> bool {
+    if !make_image(scene, disk, name, Some(backing)) {
+        return false;
+    }
+    let mut node = node_of(scene, name);
+    node["backing"] = json!(backing);
+    scene.demand("blockdev-add", node).await
+}
+
+/// Makes a raw file as long as the disk, and a node of it.
+pub(super) async fn add_raw(scene: &Scene, disk: &GuestDisk, name: &str) -> bool {
+    let size = disk.model.borrow().size_bytes();
+    scene.files.add(name, Pages::device(size, 0));
+    let node = json!({
+        "driver": "raw",
+        "node-name": name,
+        "file": {"driver": "file", "filename": name},
+        "discard": "unmap",
+    });
     scene.demand("blockdev-add", node).await
 }
 
@@ -117,6 +178,11 @@ async fn end_of_job(scene: &Scene, job: &str) -> End {
         // It may be over.
         let _ = scene.ask("job-cancel", json!({"id": job})).await;
     }
+    end_of(scene, job).await
+}
+
+/// Waits for the end of a job.
+pub(super) async fn end_of(scene: &Scene, job: &str) -> End {
     judge(scene, job, &scene.heard.wait(OVER, job).await)
 }
 
@@ -197,45 +263,59 @@ async fn stream(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
 }
 
 async fn backup(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
-    let target = disk.new_name("b");
-    if !add_image(scene, disk, &target, None).await {
+    let raw = scene.draw(|rng| rng.chance(1, 6));
+    let target = disk.new_name(if raw { "br" } else { "b" });
+    let added = match raw {
+        true => add_raw(scene, disk, &target).await,
+        false => add_image(scene, disk, &target, None).await,
+    };
+    if !added {
         return;
     }
     // A chain of one layer has nothing below the top.
     let top = chain.len() == 1 && scene.draw(|rng| rng.chance(1, 3));
     let sync = if top { "top" } else { "full" };
     let job = disk.new_name("j");
-    let begun = disk.model.borrow_mut().begin_watch();
     let arguments = json!({"job-id": job, "device": chain[0], "target": target, "sync": sync});
-    let started = match scene.draw(|rng| rng.chance(1, 3)) {
-        false => scene.demand("blockdev-backup", arguments).await,
+    let (command, arguments) = match scene.draw(|rng| rng.chance(1, 3)) {
+        false => ("blockdev-backup", arguments),
         true => {
             let action = json!({"type": "blockdev-backup", "data": arguments});
-            scene
-                .demand("transaction", json!({"actions": [action]}))
-                .await
+            ("transaction", json!({"actions": [action]}))
         }
     };
+    back_up(scene, disk, (&job, &target), command, arguments).await;
+}
+
+/// Has a command begin a backup, waits for its end, closes the target, and notes what that
+/// must hold.
+pub(super) async fn back_up(
+    scene: &Scene,
+    disk: &GuestDisk,
+    (job, target): (&str, &str),
+    command: &str,
+    arguments: Value,
+) -> End {
+    let begun = disk.model.borrow_mut().begin_watch();
+    let started = scene.demand(command, arguments).await;
     let moment = Rc::new(disk.model.borrow().clone());
     let end = match started {
-        true => end_of_job(scene, &job).await,
+        true => end_of_job(scene, job).await,
         false => End::Failed,
     };
-    let closed = scene
-        .ask("blockdev-del", json!({"node-name": target}))
-        .await;
-    if let (Err(text), false) = (&closed, scene.faulty) {
-        let message = format!("blockdev-del {target}: {text}");
-        scene.fail(Failure::new(FailureKind::Request, message));
+    let arguments = json!({"node-name": target});
+    if !scene.demand("blockdev-del", arguments).await {
+        return End::Failed;
     }
-    if end == End::Done && closed.is_ok() {
-        disk.kept.borrow_mut().push(super::scene::Kept {
-            file: target,
+    if end == End::Done {
+        disk.kept.borrow_mut().push(Kept {
+            file: target.to_owned(),
             model: moment,
             begun,
             what: "a backup",
         });
     }
+    end
 }
 
 /// Ends the export, and makes it once more. Clients that were connected come back.
@@ -284,7 +364,7 @@ pub(super) async fn export(scene: &Scene, disk: &GuestDisk, node: &str) {
             let found = scene.exports.find(&disk.name);
             found.map(|export| export.device.clone())
         }
-        Some(network) => sessions::connect(scene, network, &disk.name).await,
+        Some(network) => sessions::connect(scene, network, &disk.name, true).await,
     };
     disk.device.replace(device);
     disk.changed.notify(usize::MAX);

@@ -13,9 +13,11 @@ use vellum_control::nodes::User;
 use vellum_control::qmp::Arguments;
 use vellum_export::nbd::Exports;
 
+use super::bitmaps::Pair;
 use super::files::SimFiles;
 use super::lanes::Lanes;
 use super::network::Network;
+use super::series::Series;
 use crate::failure::{Failure, FailureKind};
 use crate::model::{Model, Tick};
 use crate::rng::Rng;
@@ -36,6 +38,9 @@ pub(super) struct GuestDisk {
     pub(super) cluster_size_bytes: u64,
     pub(super) model: RefCell<Model>,
     pub(super) kept: RefCell<Vec<Kept>>,
+    pub(super) series: RefCell<Option<Series>>,
+    /// What the model knows of bitmaps is about these.
+    pub(super) bitmaps: RefCell<Option<Pair>>,
     /// Numbers nodes and jobs.
     next: Cell<u64>,
     /// What clients are connected to; `None` while there is no export.
@@ -58,6 +63,8 @@ impl GuestDisk {
             cluster_size_bytes,
             model: RefCell::new(Model::new(size_bytes)),
             kept: RefCell::default(),
+            series: RefCell::default(),
+            bitmaps: RefCell::default(),
             next: Cell::new(0),
             device: RefCell::default(),
             running: Cell::new(0),
@@ -147,6 +154,8 @@ pub(super) struct Scene {
     pub(super) disks: Vec<Rc<GuestDisk>>,
     /// Requests may fail.
     pub(super) faulty: bool,
+    /// No node gathers what is written.
+    pub(super) uncached: bool,
     rng: RefCell<Rng>,
     failure: RefCell<Option<Failure>>,
     /// Commands and requests so far, to tell what led to a failure.
@@ -164,6 +173,7 @@ pub(super) struct Cast {
     pub(super) exports: Exports,
     pub(super) disks: Vec<Rc<GuestDisk>>,
     pub(super) faulty: bool,
+    pub(super) uncached: bool,
 }
 
 impl Scene {
@@ -180,6 +190,7 @@ impl Scene {
             heard,
             disks: cast.disks,
             faulty: cast.faulty,
+            uncached: cast.uncached,
             rng: RefCell::new(rng),
             failure: RefCell::default(),
             log: RefCell::default(),

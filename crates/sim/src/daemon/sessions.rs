@@ -26,15 +26,20 @@ pub(super) async fn connect(
     scene: &Scene,
     network: &Arc<Network>,
     export: &str,
+    writable: bool,
 ) -> Option<Arc<dyn BlockDevice>> {
     let mut options = ClientOptions::new(export, Address::Unix(PORT.to_owned()));
     options.export = export.to_owned();
-    options.writable = true;
+    options.writable = writable;
     options.dial = Some(network.clone());
     options.max_connections = scene.draw(|rng| rng.between(1, 4)) as usize;
+    let shape = RawOptions {
+        read_only: !writable,
+        ..RawOptions::default()
+    };
     let opened = NbdStorage::open(options)
         .await
-        .and_then(|storage| Raw::open(storage, RawOptions::default()));
+        .and_then(|storage| Raw::open(storage, shape));
     match opened {
         Ok(device) => Some(device),
         Err(error) => {

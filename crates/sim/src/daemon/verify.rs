@@ -10,10 +10,13 @@ use vellum::qcow2::check::{CheckOptions, check};
 use vellum_control::{Nodes, Options};
 use vellum_storage::Buffer;
 
-use super::files::SimFiles;
+use super::bitmaps::Pair;
+use super::files::{SimFiles, is_raw};
 use super::lanes::Lanes;
 use super::scene::{Kept, Scene};
+use super::series::Series;
 use crate::audit::{Frozen, audit};
+use crate::bitmap;
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind, guarded};
 use crate::model::{Model, Tick};
@@ -28,6 +31,8 @@ struct Expected {
     file: String,
     model: Rc<Model>,
     begun: Tick,
+    /// What the model knows of bitmaps is about these.
+    bitmaps: Option<Pair>,
     what: String,
 }
 
@@ -35,6 +40,8 @@ struct Expected {
 #[derive(Debug, Clone)]
 pub(super) struct Expectations {
     shown: Vec<Expected>,
+    /// Those whose bitmaps are in what clients use.
+    series: Vec<Series>,
     /// All images, with their numbers on the disk.
     images: Vec<(String, usize)>,
 }
@@ -42,13 +49,17 @@ pub(super) struct Expectations {
 impl Expectations {
     /// What must hold if the daemon ends now.
     pub(super) fn of(scene: &Scene) -> Expectations {
-        let mut shown = Vec::new();
+        let (mut shown, mut series) = (Vec::new(), Vec::new());
         for disk in &scene.disks {
             if let Some(top) = scene.top(disk) {
+                let pair = disk.bitmaps.borrow().clone();
+                let current = disk.series.borrow().clone();
+                series.extend(current.filter(|series| series.node == top));
                 shown.push(Expected {
-                    file: top,
+                    file: top.clone(),
                     model: Rc::new(disk.model.borrow().after_cut()),
                     begun: 0,
+                    bitmaps: pair.filter(|pair| pair.node == top),
                     what: format!("disk {}", disk.name),
                 });
             }
@@ -57,11 +68,13 @@ impl Expectations {
                 file: kept.file.clone(),
                 model: kept.model.clone(),
                 begun: kept.begun,
+                bitmaps: None,
                 what: format!("{} of disk {}", kept.what, disk.name),
             }));
         }
         Expectations {
             shown,
+            series,
             images: scene.files.names().into_iter().collect(),
         }
     }
@@ -70,6 +83,7 @@ impl Expectations {
     pub(super) fn of_images(scene: &Scene) -> Expectations {
         Expectations {
             shown: Vec::new(),
+            series: Vec::new(),
             images: scene.files.names().into_iter().collect(),
         }
     }
@@ -77,7 +91,8 @@ impl Expectations {
     /// Starts again with these contents of the files, and looks at everything.
     pub(super) fn verify(&self, contents: &[Pages]) -> Result<(), Failure> {
         guarded(|| {
-            for (name, number) in &self.images {
+            let qcow2 = |image: &&(String, usize)| !is_raw(&image.0);
+            for (name, number) in self.images.iter().filter(qcow2) {
                 let problems = audit(&contents[*number], &Frozen::default());
                 if !problems.is_empty() {
                     let message = format!("{name}: {}", problems.join("; "));
@@ -91,12 +106,12 @@ impl Expectations {
             for (name, number) in &images {
                 files.add(name, contents[*number].clone());
             }
-            let shown = self.shown.clone();
+            let expected = self.clone();
             let lanes = Lanes::new(1, 0);
             let looked = lanes.run(
                 &disk,
                 &mut Scheduler::new(0),
-                look(files, shown, images),
+                look(files, expected),
                 &mut |_| true,
             );
             lanes.kill();
@@ -105,12 +120,8 @@ impl Expectations {
     }
 }
 
-async fn look(
-    files: Arc<SimFiles>,
-    shown: Vec<Expected>,
-    images: Vec<(String, usize)>,
-) -> Result<(), Failure> {
-    for expected in shown {
+async fn look(files: Arc<SimFiles>, all: Expectations) -> Result<(), Failure> {
+    for expected in all.shown {
         let nodes = Nodes::live_on(files.clone());
         let opened = open(&nodes, &expected.file).await;
         let failed = |error: &vellum::Error| {
@@ -123,7 +134,17 @@ async fn look(
         nodes.close().await.map_err(|error| failed(&error))?;
         seen?;
     }
-    for (name, _) in images {
+    for series in all.series {
+        let nodes = Nodes::live_on(files.clone());
+        let told = tells(&nodes, &series).await;
+        told.map_err(|error| Failure::error(FailureKind::Bitmap, &series, &error))??;
+        let closed = nodes.close().await;
+        closed.map_err(|error| Failure::error(FailureKind::Bitmap, &series, &error))?;
+    }
+    for (name, _) in all.images {
+        if is_raw(&name) {
+            continue;
+        }
         let failed = |error| Failure::error(FailureKind::Check, &name, &error);
         let file = vellum_control::files::Files::open(&*files, &name, false).map_err(failed)?;
         let report = check(file, &CheckOptions::default())
@@ -139,12 +160,55 @@ async fn look(
 
 async fn open(nodes: &Nodes, file: &str) -> vellum::Result<Arc<dyn BlockDevice>> {
     let options = json!({
-        "driver": "qcow2",
-        "node-name": "top",
+        "driver": if is_raw(file) { "raw" } else { "qcow2" },
+        "node-name": file,
         "file": {"driver": "file", "filename": file},
     });
     nodes.add(Options::from_json(&options.to_string())?).await?;
-    nodes.device("top")
+    nodes.device(file)
+}
+
+/// Whether the bitmap of a series tells all that differs from the last backup.
+async fn tells(nodes: &Nodes, series: &Series) -> vellum::Result<Result<(), Failure>> {
+    let (disk, last) = (
+        open(nodes, &series.node).await?,
+        open(nodes, &series.last).await?,
+    );
+    let failed = |what: String| {
+        let message = format!("{what}: {series:?}");
+        Ok(Err(Failure::new(FailureKind::Bitmap, message)))
+    };
+    let Some(image) = disk.as_qcow2() else {
+        return failed("a raw image".to_owned());
+    };
+    let list = image.bitmaps().list().await?;
+    let Some(info) = list.iter().find(|info| info.name == series.bitmap) else {
+        return failed(format!("no such bitmap in {list:?}"));
+    };
+    if !info.consistent {
+        return Ok(Ok(()));
+    }
+    let bitmap = image.bitmaps().read(&series.bitmap).await?;
+    let dirty: Vec<_> = bitmap.ranges().collect();
+    let size = disk.size_bytes();
+    let mut offset = 0;
+    while offset < size {
+        let len = READ_BYTES.min(size - offset);
+        let now = disk.read(offset, Buffer::zeroed(len as usize)).await?;
+        let then = last.read(offset, Buffer::zeroed(len as usize)).await?;
+        let sectors = now.chunks(512).zip(then.chunks(512));
+        for (at, _) in (offset..)
+            .step_by(512)
+            .zip(sectors)
+            .filter(|(_, (now, then))| now != then)
+        {
+            if !dirty.iter().any(|range| range.contains(&at)) {
+                return failed(format!("byte {at} has changed, and is clean: {dirty:?}"));
+            }
+        }
+        offset += len;
+    }
+    Ok(Ok(()))
 }
 
 async fn compare(device: &dyn BlockDevice, expected: &Expected) -> Result<(), Failure> {
@@ -164,5 +228,11 @@ async fn compare(device: &dyn BlockDevice, expected: &Expected) -> Result<(), Fa
             })?;
         offset += len;
     }
-    Ok(())
+    let (Some(pair), Some(image)) = (&expected.bitmaps, device.as_qcow2()) else {
+        return Ok(());
+    };
+    let found = bitmap::find(&image.bitmaps(), (&pair.first, &pair.second)).await?;
+    found
+        .check(&mut model)
+        .map_err(|failure| failure.when(&format!("{pair:?}")))
 }

@@ -231,7 +231,7 @@ pub fn number() -> usize {
 /// Makes the calling thread's lane another one: for simulations, which have several on one
 /// thread.
 pub fn set_number(lane: usize) {
-    NUMBER.set(Some(lane));
+    NUMBER.with(|number| number.set(Some(lane)));
 }
 
 /// Lets other tasks and completions have a turn.

@@ -164,7 +164,8 @@ impl Backup {
             false => Vec::new(),
         };
         ranges.extend(written.iter().cloned());
-        let set = bitmap.bitmaps.set(&bitmap.name, ranges).await;
+        let bitmaps = &bitmap.bitmaps;
+        let set = bitmaps.set_after_backup(&bitmap.name, ranges).await;
         if set.is_err() {
             // Whoever tries again has to know it.
             for range in written {

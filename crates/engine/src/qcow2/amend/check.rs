@@ -5,9 +5,12 @@ use vellum_format::limits::DEFAULT_REFCOUNT_ORDER;
 use vellum_format::{Header, header::CompressionType};
 use vellum_storage::{ErrorKind, Result};
 
-use super::{AmendOptions, downgrade, encryption, refuse};
+use super::AmendOptions;
+use super::downgrade;
+use super::encryption;
+use super::refuse;
+use crate::qcow2::header::load;
 use crate::qcow2::image::Image;
-use crate::qcow2::load;
 
 fn invalid<T>(message: impl Into<String>) -> Result<T> {
     Err(refuse(ErrorKind::InvalidArgument, message))

@@ -8,10 +8,11 @@ use vellum_format::l2::L2Entry;
 use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Result};
 
-use super::{Work, zeroes};
-use crate::qcow2::fault::bad_format;
+use super::Work;
+use super::zeroes;
+use crate::qcow2::header::load::{self, read_bytes};
 use crate::qcow2::image::Image;
-use crate::qcow2::load::{self, read_bytes};
+use crate::qcow2::integrity::errors::bad_format;
 
 pub(super) async fn downgrade(work: &Work) -> Result<()> {
     let image = work.open().await?;

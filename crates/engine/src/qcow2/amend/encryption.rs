@@ -4,7 +4,8 @@ use vellum_format::Header;
 use vellum_format::crypto::CryptMethod;
 use vellum_storage::{ErrorKind, Result};
 
-use super::{Work, refuse};
+use super::Work;
+use super::refuse;
 use crate::luks::KeyChange;
 
 /// Whether an image has key slots.

@@ -20,16 +20,17 @@ use vellum_format::extension::{Extension, kind};
 use vellum_format::features::{Autoclear, Compatible};
 use vellum_storage::{Error, ErrorKind, Io, Result};
 
-use super::Qcow2;
-use super::image::Image;
-use super::open;
-use super::rewrite::rewrite_header;
 use crate::luks::KeyChange;
+use crate::qcow2::Qcow2;
+use crate::qcow2::header::rewrite::rewrite_header;
+use crate::qcow2::image::Image;
+use crate::qcow2::open;
 use progress::Progress;
 
 mod check;
 mod downgrade;
 pub(crate) mod encryption;
+mod keys;
 mod progress;
 mod upgrade;
 mod width;

@@ -6,8 +6,9 @@ use vellum_format::snapshot::encode_table;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Buffer, Buffers, ErrorKind, Result, WriteFlags};
 
-use super::{Work, refuse};
-use crate::qcow2::load;
+use super::Work;
+use super::refuse;
+use crate::qcow2::header::load;
 
 pub(super) async fn upgrade(work: &Work) -> Result<()> {
     work.progress.report(0, 2);

@@ -15,9 +15,10 @@ use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Buffer, Buffers, ErrorKind, Result, WriteFlags};
 
-use super::{Work, refuse};
+use super::Work;
+use super::refuse;
+use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;
-use crate::qcow2::load::read_bytes;
 
 pub(super) async fn change_width(work: &Work, order: u32) -> Result<()> {
     let image = work.open_metadata().await?;

@@ -21,8 +21,8 @@ use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
 
 use super::downgrade::{l1_tables, l2_tables, read_table};
 use super::progress::Progress;
-use crate::qcow2::fault::{bad_format, corrupt};
 use crate::qcow2::image::Image;
+use crate::qcow2::integrity::errors::{bad_format, corrupt};
 
 /// Bytes of tables that are made durable together.
 const BATCH_BYTES: u64 = 4 << 20;

@@ -236,14 +236,25 @@ impl Bitmaps {
         self.change(|image| async move { image.set_bitmap(&name, &[]).await })
     }
 
-    /// Makes a bitmap call some ranges of bytes dirty, and nothing else: what has changed
-    /// since a backup began, once that is complete.
+    /// Makes a bitmap call some ranges of bytes dirty, and nothing else.
     ///
     /// # Errors
     /// As [`Bitmaps::read`].
     pub fn set(&self, name: &str, ranges: Vec<Range<u64>>) -> Io<()> {
         let name = name.to_owned();
         self.change(|image| async move { image.set_bitmap(&name, &ranges).await })
+    }
+
+    /// As [`Bitmaps::set`], with what has changed since a backup began, once that is complete.
+    ///
+    /// If the program dies before the image is closed, or this fails, a bitmap that records
+    /// writes calls dirty what it did before, too: nobody may have heard of the backup.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::read`].
+    pub fn set_after_backup(&self, name: &str, ranges: Vec<Range<u64>>) -> Io<()> {
+        let name = name.to_owned();
+        self.change(|image| async move { image.set_bitmap_after_backup(&name, &ranges).await })
     }
 
     /// Has a bitmap record writes from now on.

@@ -18,7 +18,7 @@ use super::state::{Table, Tracked};
 use super::store::NewClusters;
 use super::track::{entries_for, point_at};
 use crate::qcow2::image::Image;
-use crate::qcow2::inflight::{Guard, Mode};
+use crate::range_lock::{Guard, Mode};
 
 const DEFAULT_GRANULARITY_BYTES: (u64, u64) = (4096, 65536);
 const EINVAL: i32 = 22;
@@ -121,12 +121,9 @@ impl Image {
     /// Records no more writes in a bitmap; gives its exact bits and where they lie, if
     /// it was recording.
     fn end_one(&self, quiet: &mut Quiet<'_>, name: &str) -> Option<(Dirty, Table)> {
-        let mut live = self.bitmaps.live();
-        let position = |bitmap: &Tracked| bitmap.name == name.as_bytes();
-        let index = live.bitmaps.iter().position(position)?;
-        let tracked = live.bitmaps.remove(index);
-        let table = quiet.layout.remove(index);
-        drop(live);
+        let number = self.number_of_tracked(name)?;
+        let tracked = self.bitmaps.live().bitmaps.remove(number);
+        let table = quiet.layout.remove(number);
         drop(self.bitmaps.uncover(self.size_bytes()));
         Some((tracked.dirty, table))
     }
@@ -251,12 +248,50 @@ impl Image {
         ranges: &[Range<u64>],
     ) -> Result<()> {
         let mut quiet = self.quiesce().await?;
+        let dirty = self.dirty_ranges(name, ranges).await?;
+        self.replace_bits(&mut quiet, name, dirty).await
+    }
+
+    /// The bits of a bitmap that calls some ranges dirty, and nothing else.
+    async fn dirty_ranges(&self, name: &str, ranges: &[Range<u64>]) -> Result<Dirty> {
         let (entries, index) = self.consistent_bitmap(name).await?;
         let mut dirty = Dirty::new(entries[index].granularity_bits, self.size_bytes());
         for range in ranges {
             dirty.mark(range);
         }
-        self.replace_bits(&mut quiet, name, dirty).await
+        Ok(dirty)
+    }
+
+    /// As [`Image::set_bitmap`], but what an enabled bitmap called dirty stays so on disk
+    /// until the close.
+    pub(super) async fn set_bitmap_after_backup(
+        self: &Arc<Self>,
+        name: &str,
+        ranges: &[Range<u64>],
+    ) -> Result<()> {
+        let mut quiet = self.quiesce().await?;
+        let dirty = self.dirty_ranges(name, ranges).await?;
+        let Some(number) = self.number_of_tracked(name) else {
+            return self.replace_bits(&mut quiet, name, dirty).await;
+        };
+        let mut old = self.bitmaps.live().bitmaps[number].dirty.clone();
+        if !ranges.iter().all(|range| old.is_marked(range)) {
+            old.merge(&dirty);
+            self.replace_bits(&mut quiet, name, old).await?;
+        }
+        if let Some(number) = self.number_of_tracked(name) {
+            self.bitmaps.live().bitmaps[number].dirty = dirty;
+            let table = &mut quiet.layout[number];
+            table.coarse.extend(0..table.clusters.len());
+        }
+        Ok(())
+    }
+
+    /// The place of an enabled bitmap among those that record writes, and in the layout.
+    fn number_of_tracked(&self, name: &str) -> Option<usize> {
+        let live = self.bitmaps.live();
+        let is_named = |bitmap: &Tracked| bitmap.name == name.as_bytes();
+        live.bitmaps.iter().position(is_named)
     }
 
     pub(super) async fn merge_bitmaps(

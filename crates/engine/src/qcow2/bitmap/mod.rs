@@ -27,12 +27,11 @@ mod close;
 mod dirty;
 mod marker;
 mod resize;
-mod state;
+pub(crate) mod state;
 mod store;
 mod track;
 mod view;
 
 pub use api::{BitmapOptions, Bitmaps, DirtyBitmap};
 pub(crate) use marker::is_consistent;
-pub(crate) use state::BitmapState;
 pub use view::BitmapView;

@@ -11,7 +11,7 @@ use vellum_format::types::HostOffset;
 use vellum_storage::{Error, ErrorKind, Result};
 
 use super::dirty::Dirty;
-use crate::qcow2::group::Group;
+use crate::qcow2::commit::coalesce::Group;
 
 /// The smallest region whose bits are set on disk at once, unless an option says so.
 pub(crate) const DEFAULT_STEP_BYTES: u64 = 1 << 20;

@@ -14,10 +14,10 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags};
 use super::dirty::Dirty;
 use super::marker::list_lost;
 use super::state::Table;
-use crate::qcow2::fault::{bad_format, corrupt};
+use crate::qcow2::commit::order::{Dropped, Reason};
+use crate::qcow2::header::load::{self, read_bytes};
 use crate::qcow2::image::Image;
-use crate::qcow2::load::{self, read_bytes};
-use crate::qcow2::order::{Dropped, Reason};
+use crate::qcow2::integrity::errors::{bad_format, corrupt};
 
 /// Bytes of bits that are read for each byte of the file, and in any case: hostile
 /// tables can name one cluster any number of times.

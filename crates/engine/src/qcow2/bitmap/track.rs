@@ -11,7 +11,7 @@ use super::dirty::Dirty;
 use super::marker::is_consistent;
 use super::state::{Table, Tracked};
 use super::store::{NewClusters, put_entries, runs_of};
-use crate::qcow2::group::Turn;
+use crate::qcow2::commit::coalesce::Turn;
 use crate::qcow2::image::Image;
 
 /// Bits are written in whole blocks of this size, or clusters if these are smaller.

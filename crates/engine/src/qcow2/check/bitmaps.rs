@@ -12,7 +12,7 @@ use super::Findings;
 use super::source::Image;
 use super::tables;
 use super::walk::Walk;
-use crate::qcow2::load;
+use crate::qcow2::header::load;
 use crate::{Buffer, Error, ErrorKind, Result};
 
 const EINVAL: i32 = 22;

@@ -1,9 +1,11 @@
 //! Compares the refcounts on disk with the references.
 
+use super::FindingKind;
+use super::Findings;
+use super::Fix;
 use super::counts::CHUNK_CLUSTERS;
-use super::refcounts::Outcome;
-use super::{FindingKind, Findings, Fix};
-use crate::qcow2::fault::hex;
+use super::outcome::Outcome;
+use crate::qcow2::integrity::errors::hex;
 
 impl Outcome {
     /// Reports each cluster whose refcount is not the number of its references, and

@@ -6,11 +6,12 @@ use std::ops::Range;
 use vellum_format::l1::L1_ENTRY_SIZE_BYTES;
 use vellum_format::{L1Entry, L2Entry};
 
-use super::refcounts::Outcome;
+use super::Findings;
+use super::outcome::Outcome;
 use super::source::Image;
+use super::tables;
 use super::walk::has_cluster;
-use super::{Findings, tables};
-use crate::qcow2::load;
+use crate::qcow2::header::load;
 use crate::{Buffer, Result};
 
 /// Tables whose changes are kept in memory until they are written, in bytes.

@@ -1,6 +1,9 @@
 //! [`Findings`]: counts what is found, and passes it on.
 
-use super::{CheckReport, Finding, FindingKind, FindingSink};
+use super::CheckReport;
+use super::Finding;
+use super::FindingKind;
+use super::FindingSink;
 
 /// Counts and passes on what is found.
 pub(super) struct Findings {

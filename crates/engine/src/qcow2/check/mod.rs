@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use vellum_format::features::Incompatible;
 
-use super::Messages;
+use crate::qcow2::Messages;
 use crate::{Error, ErrorKind, Result, Storage};
 
 mod areas;
@@ -29,6 +29,7 @@ mod copied;
 pub(super) mod counts;
 mod findings;
 mod l2_tables;
+mod outcome;
 pub(in crate::qcow2) mod parts;
 mod place;
 mod rebuild;

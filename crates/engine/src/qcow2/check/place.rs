@@ -4,7 +4,7 @@
 //! free may be what the other has lost. Only where the storage cannot grow and has
 //! none of these are clusters taken that nothing refers to, whatever their count.
 
-use super::refcounts::Outcome;
+use super::outcome::Outcome;
 use super::source::Image;
 use crate::{Error, ErrorKind, Result};
 

@@ -11,10 +11,10 @@ use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::{HostOffset, limits};
 use vellum_storage::finish_all;
 
+use super::outcome::Outcome;
 use super::place::Places;
-use super::refcounts::Outcome;
 use super::source::Image;
-use crate::qcow2::grow::HEADER_TABLE_FIELDS;
+use crate::qcow2::alloc::refcount_growth::HEADER_TABLE_FIELDS;
 use crate::{Buffer, Error, ErrorKind, Result};
 
 /// Blocks that are written at a time, in bytes.

@@ -3,14 +3,18 @@
 //! Order of a repair: entries that are given up; barrier; refcounts, up before down
 //! (see `settle`), or all anew (see `rebuild`); copied flags; barrier.
 
-use std::collections::BTreeSet;
-
-use super::l2_tables::L2Tables;
+use super::FindingKind;
+use super::Findings;
+use super::Fix;
+use super::copied;
+use super::outcome::Outcome;
+use super::rebuild;
+use super::repair;
+use super::settle;
+use super::snapshots;
 use super::source::Image;
 use super::stored::Stored;
-use super::tally::Tally;
-use super::walk::{Walk, Zeroed};
-use super::{FindingKind, Findings, Fix, copied, rebuild, repair, settle, snapshots};
+use super::walk::Walk;
 use crate::{Error, Result};
 
 /// A rebuilt structure can be hit by what led beyond the old end of the file: then it
@@ -20,35 +24,6 @@ const MAX_REBUILDS: u32 = 3;
 const EINVAL: i32 = 22;
 const EFBIG: i32 = 27;
 const EIO: i32 = 5;
-
-/// Both sides of the comparison: the refcounts on disk and the references.
-pub(super) struct Outcome {
-    pub(super) stored: Stored,
-    pub(super) tally: Tally,
-    /// How often L1 tables lead to each L2 table.
-    pub(super) l2_tables: L2Tables,
-    /// Entries to be given up.
-    pub(super) zeroed: Vec<Zeroed>,
-    /// Some copied flag of the active tables is not what the refcount on disk says.
-    pub(super) copied_flags_differ: bool,
-    /// Clusters beyond the file that those flags speak of.
-    pub(super) beyond: BTreeSet<u64>,
-    /// The refcount blocks themselves are broken.
-    pub(super) must_rebuild: bool,
-}
-
-impl Outcome {
-    /// Whether an L2 table may be changed: its clusters are nothing else as well, so
-    /// that no other data, right or wrong, is overwritten.
-    pub(super) fn may_change_table(&self, image: &Image, table: u64) -> bool {
-        let cluster = image.cluster_of(table);
-        let uses = self.l2_tables.uses_of(image, table);
-        image.geometry.is_cluster_aligned(table)
-            && uses > 0
-            && self.tally.references.get(cluster) == uses
-            && !self.tally.areas.contains(cluster)
-    }
-}
 
 /// Counts all references, and reads all refcounts.
 async fn count(
@@ -207,12 +182,6 @@ pub(super) async fn check(
     }
     findings.report.image_end_offset = image.offset_of(highest + 1);
     Ok(outcome)
-}
-
-impl Outcome {
-    async fn load_beyond(&mut self, image: &Image) -> Result<()> {
-        self.stored.load_beyond(image, &self.beyond).await
-    }
 }
 
 /// Makes the refcounts anew, and frees the old ones.

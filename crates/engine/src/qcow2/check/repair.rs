@@ -4,9 +4,11 @@ use vellum_format::features::Autoclear;
 use vellum_format::header::field;
 use vellum_storage::Buffer;
 
-use super::refcounts::Outcome;
+use super::FindingKind;
+use super::Findings;
+use super::MARKS;
+use super::outcome::Outcome;
 use super::source::Image;
-use super::{FindingKind, Findings, MARKS};
 use crate::Result;
 
 /// Writes the L2 entries that the walk has given up, which read as zeroes already;

@@ -11,10 +11,10 @@ use vellum_storage::finish_all;
 
 use super::Fix;
 use super::counts::CHUNK_CLUSTERS;
-use super::refcounts::Outcome;
+use super::outcome::Outcome;
 use super::source::Image;
 use crate::Result;
-use crate::qcow2::load;
+use crate::qcow2::header::load;
 
 /// Blocks in work at the same time.
 const BLOCKS_AT_ONCE: usize = 16;

@@ -11,13 +11,17 @@ use vellum_format::header::field;
 use vellum_format::snapshot::{self, SnapshotEntry};
 use vellum_format::{Header, limits};
 
+use super::FindingKind;
+use super::Findings;
+use super::Fix;
+use super::outcome::Outcome;
 use super::place::Places;
-use super::refcounts::Outcome;
+use super::rebuild;
+use super::settle;
 use super::source::Image;
 use super::stored::Stored;
-use super::{FindingKind, Findings, Fix, rebuild, settle};
-use crate::qcow2::fault::bad_format;
-use crate::qcow2::load;
+use crate::qcow2::header::load;
+use crate::qcow2::integrity::errors::bad_format;
 use crate::{Buffer, Result};
 
 /// What is read of a table at first, and at most: one entry more than fits the limit.

@@ -8,7 +8,7 @@ use vellum_format::{Geometry, Header};
 use vellum_storage::WriteFlags;
 
 use super::ProgressSink;
-use crate::qcow2::load;
+use crate::qcow2::header::load;
 use crate::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 
 /// Most clusters of a file that can be checked, as in QEMU.

@@ -10,7 +10,7 @@ use super::chunk::{Chunk, parts};
 use super::counts::{Counts, SharedCounts};
 use super::source::Image;
 use super::tables::{self, Batch};
-use crate::qcow2::load;
+use crate::qcow2::header::load;
 use crate::{Buffer, Result};
 
 /// Four counts of 16 bits that are 1.

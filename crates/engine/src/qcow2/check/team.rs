@@ -15,7 +15,7 @@ use super::counts::{Counts, SharedCounts};
 use super::l2_tables::Uses;
 use super::tables::Batch;
 use super::walk::{Kind, compressed_range};
-use crate::qcow2::runs::{self, Run};
+use crate::qcow2::mapping::runs::{self, Run};
 
 /// Counts narrower than this may not hold all references to a cluster, and who of
 /// several goes beyond must not depend on who comes first.

@@ -7,15 +7,19 @@ use std::sync::Arc;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, limits};
 
+use super::Findings;
+use super::Fix;
+use super::bitmaps;
 use super::l2_tables::{L2Tables, Uses};
-use super::refcounts::Outcome;
+use super::outcome::{Outcome, Zeroed};
+use super::snapshots;
 use super::source::Image;
 use super::stored::Stored;
+use super::tables;
 use super::tables::Batch;
 use super::tally::{Tally, report_overflow};
 use super::team::{Found, Team};
-use super::{Findings, Fix, bitmaps, snapshots, tables};
-use crate::qcow2::load;
+use crate::qcow2::header::load;
 use crate::{Buffer, Result};
 
 /// Clusters beyond the end of the file whose refcounts are looked up; for more than
@@ -24,16 +28,6 @@ const MAX_BEYOND: usize = 1 << 20;
 
 /// Entries that one run puts right at most; the next finds the others.
 const MAX_ZEROED: usize = 1 << 20;
-
-/// An L2 entry that is to be made one without a place.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Zeroed {
-    /// Where its table begins.
-    pub(super) table: u64,
-    /// Where it lies itself.
-    pub(super) at: u64,
-    pub(super) entry: L2Entry,
-}
 
 /// What an L2 entry is, as far as references go.
 pub(super) enum Kind {

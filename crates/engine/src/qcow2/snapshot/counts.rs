@@ -11,15 +11,15 @@ use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Buffer, Result};
 
-use super::super::alloc::{Allocator, HeldEnd};
-use super::super::create::write::region;
-use super::super::fault::bad_format;
-use super::super::image::Image;
-use super::super::order::Reason;
-use super::super::refcounts::RefcountTable;
 use super::exchange::{Change, fill_words};
 use super::places::Places;
 use super::references::{Deltas, References, frees};
+use crate::qcow2::alloc::allocator::{Allocator, HeldEnd};
+use crate::qcow2::alloc::refcounts::RefcountTable;
+use crate::qcow2::commit::order::Reason;
+use crate::qcow2::create::write::region;
+use crate::qcow2::image::Image;
+use crate::qcow2::integrity::errors::bad_format;
 
 /// Memory for changes of counts; larger images are gone through several times.
 const MAX_DELTA_BYTES: u64 = 64 << 20;

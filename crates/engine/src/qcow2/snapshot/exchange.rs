@@ -22,15 +22,15 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::buffer::total_len;
 use vellum_storage::{Buffer, Buffers, Result, WriteFlags, finish_all};
 
-use super::super::alloc::{Allocator, HeldEnd};
-use super::super::create::write::region;
-use super::super::fault::bad_format;
-use super::super::image::Image;
-use super::super::load::{SnapshotTable, read_bytes};
-use super::super::order::{Dropped, Reason};
 use super::counts::Counts;
 use super::places::Places;
 use super::references::{Deltas, too_low};
+use crate::qcow2::alloc::allocator::{Allocator, HeldEnd};
+use crate::qcow2::commit::order::{Dropped, Reason};
+use crate::qcow2::create::write::region;
+use crate::qcow2::header::load::{SnapshotTable, read_bytes};
+use crate::qcow2::image::Image;
+use crate::qcow2::integrity::errors::bad_format;
 
 /// Memory for tables that are read or written at the same time.
 const MAX_TABLE_BYTES: u64 = 4 << 20;

@@ -18,7 +18,7 @@ mod exchange;
 mod places;
 mod references;
 mod requests;
-mod select;
+pub(crate) mod select;
 mod vm_state;
 
 use std::sync::{Arc, PoisonError};
@@ -26,12 +26,12 @@ use std::sync::{Arc, PoisonError};
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_storage::{Error, ErrorKind, Io, Result};
 
-use super::device::Qcow2;
-use super::image::Image;
-use super::inflight::Mode;
-use super::info::{SnapshotInfo, snapshot_info};
-use super::load::SnapshotTable;
-use super::open;
+use crate::qcow2::device::Qcow2;
+use crate::qcow2::header::load::SnapshotTable;
+use crate::qcow2::image::Image;
+use crate::qcow2::info::{SnapshotInfo, snapshot_info};
+use crate::qcow2::open;
+use crate::range_lock::Mode;
 pub use select::SnapshotSelector;
 
 const ENOENT: i32 = 2;
@@ -126,7 +126,7 @@ impl Qcow2 {
     }
 
     /// Deletes a snapshot and gives back what nobody else uses, also to the storage
-    /// unless [`OpenOptions::pass_discard_snapshot`](super::OpenOptions) forbids it.
+    /// unless [`OpenOptions::pass_discard_snapshot`](crate::qcow2::OpenOptions) forbids it.
     /// Durable at the end.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::Result;
 
-use super::super::alloc::Allocation;
-use super::super::image::Image;
+use crate::qcow2::alloc::allocator::Allocation;
+use crate::qcow2::image::Image;
 
 impl Image {
     /// Allocates `count` clusters side by side.

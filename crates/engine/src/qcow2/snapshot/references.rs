@@ -7,8 +7,8 @@ use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::{limits, refcount};
 use vellum_storage::{Error, ErrorKind, Result};
 
-use super::super::fault::{bad_format, corrupt};
-use super::super::runs::{Run, first_run};
+use crate::qcow2::integrity::errors::{bad_format, corrupt};
+use crate::qcow2::mapping::runs::{Run, first_run};
 
 const EINVAL: i32 = 22;
 

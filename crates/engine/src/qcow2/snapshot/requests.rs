@@ -9,16 +9,18 @@ use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Error, ErrorKind, Result};
 
-use super::super::fault::{bad_format, corrupt};
-use super::super::image::Image;
-use super::super::info::{SnapshotInfo, snapshot_info};
-use super::super::load::read_bytes;
-use super::super::order::Reason;
+use super::NewSnapshot;
+use super::SnapshotSelector;
 use super::exchange::Change;
+use super::find;
 use super::places::Places;
 use super::references::{Bits, Deltas, set_flags};
 use super::select::next_id;
-use super::{NewSnapshot, SnapshotSelector, find};
+use crate::qcow2::commit::order::Reason;
+use crate::qcow2::header::load::read_bytes;
+use crate::qcow2::image::Image;
+use crate::qcow2::info::{SnapshotInfo, snapshot_info};
+use crate::qcow2::integrity::errors::{bad_format, corrupt};
 
 const EEXIST: i32 = 17;
 const EBUSY: i32 = 16;

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use vellum_format::types::GuestOffset;
 use vellum_storage::{Buffer, Error, ErrorKind, Io, Result};
 
-use super::super::device::Qcow2;
-use super::super::image::Image;
 use crate::RequestFlags;
+use crate::qcow2::device::Qcow2;
+use crate::qcow2::image::Image;
 
 const EFBIG: i32 = 27;
 const ENOTSUP: i32 = 95;

@@ -15,7 +15,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::check::ProgressSink;
+use crate::qcow2::check::ProgressSink;
 use crate::{Result, Storage};
 
 mod cells;

@@ -3,7 +3,7 @@
 use vellum_format::Geometry;
 
 use super::CacheNeed;
-use crate::qcow2::packed::L2Codec;
+use crate::qcow2::mapping::packed::L2Codec;
 
 /// The smallest entry of an L2 cache.
 const MIN_ENTRY_BYTES: usize = 512;

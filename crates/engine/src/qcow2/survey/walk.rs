@@ -8,15 +8,19 @@ use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, Mapping};
 
+use super::Mapped;
+use super::MetadataBytes;
+use super::SnapshotSpace;
+use super::Survey;
+use super::SurveyOptions;
 use super::cells::{Cells, Content};
 use super::tables::CacheTally;
-use super::{Mapped, MetadataBytes, SnapshotSpace, Survey, SurveyOptions};
 use crate::qcow2::check::counts::{CHUNK_CLUSTERS, Counts};
 use crate::qcow2::check::parts::Parts;
 use crate::qcow2::check::source::Image;
 use crate::qcow2::check::stored::Stored;
 use crate::qcow2::check::tables::for_each_table;
-use crate::qcow2::load;
+use crate::qcow2::header::load;
 use crate::{Result, Storage};
 
 /// Who has been seen to use a host cluster: at most one of these.

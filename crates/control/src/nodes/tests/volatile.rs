@@ -1,0 +1,143 @@
+//! A file that forgets what was not flushed when the power fails.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vellum::Io;
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum_storage::lane::yield_now;
+use vellum_storage::{Buffers, MemStorage, Storage, WriteFlags, ZeroFlags, pass_on, spawn};
+
+use super::super::*;
+use super::durable::SIZE_BYTES;
+
+/// A file whose requests take their time, so that others come between. What was written is
+/// durable once it is flushed.
+#[derive(Debug, Clone)]
+pub(crate) struct Volatile(pub(crate) Arc<Core>);
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    /// What is left when the program ends.
+    memory: MemStorage,
+    /// What is left when the power fails.
+    durable: Mutex<Vec<u8>>,
+    pub(crate) fails_flushes: AtomicBool,
+    pub(crate) fails_writes: AtomicBool,
+    /// It was closed, and refuses what it is asked then.
+    closed: AtomicBool,
+}
+
+impl Core {
+    /// Makes a range durable, as a write with FUA does.
+    fn keep(&self, range: std::ops::Range<u64>) {
+        let bytes = self.memory.snapshot();
+        let mut durable = self.durable.lock().unwrap();
+        let range = range.start as usize..range.end as usize;
+        let len = durable.len().max(range.end);
+        durable.resize(len, 0);
+        durable[range.clone()].copy_from_slice(&bytes[range]);
+    }
+}
+
+impl Volatile {
+    pub(super) fn new(bytes: Vec<u8>) -> Volatile {
+        Volatile(Arc::new(Core {
+            memory: MemStorage::with_bytes(bytes.clone()),
+            durable: Mutex::new(bytes),
+            fails_flushes: AtomicBool::new(false),
+            fails_writes: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    pub(super) async fn image() -> Volatile {
+        let file = Arc::new(MemStorage::new());
+        let options = CreateOptions {
+            size_bytes: SIZE_BYTES,
+            ..CreateOptions::default()
+        };
+        create(file.clone(), None, &options).await.unwrap();
+        Volatile::new(file.snapshot())
+    }
+
+    fn late<T: 'static>(&self, begin: impl FnOnce(&Core) -> Io<T> + 'static) -> Io<T> {
+        let core = self.0.clone();
+        Io::task(spawn(async move {
+            for _ in 0..2 {
+                yield_now().await;
+            }
+            if core.closed.load(Ordering::SeqCst) {
+                return Err(Error::from_errno("use", libc::ESHUTDOWN));
+            }
+            begin(&core).await
+        }))
+    }
+
+    /// What is left of it: when the power fails, and when only the program ends.
+    pub(super) fn left(&self) -> [Vec<u8>; 2] {
+        let durable = self.0.durable.lock().unwrap().clone();
+        [durable, self.0.memory.snapshot()]
+    }
+}
+
+impl Storage for Volatile {
+    pass_on!(0.memory: capabilities, name, len_bytes, block_status);
+
+    fn read(&self, at: u64, buffers: Buffers) -> Io<Buffers> {
+        self.late(move |core| core.memory.read(at, buffers))
+    }
+
+    fn write(&self, at: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        let len_bytes = buffers.iter().map(|buffer| buffer.len() as u64);
+        let end = at + len_bytes.sum::<u64>();
+        self.late(move |core| {
+            if core.fails_writes.load(Ordering::SeqCst) {
+                return Io::ready(Err(Error::from_errno("write", libc::EIO)));
+            }
+            let written = core.memory.write(at, buffers, flags);
+            if flags.fua {
+                core.keep(at..end);
+            }
+            written
+        })
+    }
+
+    fn write_zeroes(&self, at: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
+        self.late(move |core| {
+            let written = core.memory.write_zeroes(at, len_bytes, flags);
+            if flags.fua {
+                core.keep(at..at + len_bytes);
+            }
+            written
+        })
+    }
+
+    fn discard(&self, at: u64, len_bytes: u64) -> Io<()> {
+        self.late(move |core| core.memory.discard(at, len_bytes))
+    }
+
+    fn allocate(&self, at: u64, len_bytes: u64) -> Io<()> {
+        self.late(move |core| core.memory.allocate(at, len_bytes))
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        self.late(move |core| core.memory.truncate(len_bytes))
+    }
+
+    fn flush(&self) -> Io<()> {
+        self.late(|core| {
+            if core.fails_flushes.load(Ordering::SeqCst) {
+                return Io::ready(Err(Error::from_errno("flush", libc::EIO)));
+            }
+            *core.durable.lock().unwrap() = core.memory.snapshot();
+            Io::ready(Ok(()))
+        })
+    }
+
+    fn close(&self) -> Io<()> {
+        self.late(|core| {
+            core.closed.store(true, Ordering::SeqCst);
+            Io::ready(Ok(()))
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! Clusters that nobody uses any more: their counts go down, now or later.
+
+use std::ops::Range;
+
+use vellum_format::types::HostCluster;
+use vellum_storage::{ErrorKind, Event, Result};
+
+use super::Allocator;
+use crate::qcow2::integrity::debug_events::reached;
+
+impl Allocator {
+    /// Lowers the counts of a run of clusters that no durable mapping and no
+    /// request uses any more. Where counts cannot be read now, that is done later,
+    /// by the next release or when the image is closed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if a count is zero already.
+    pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<()> {
+        reached(&self.refcounts.file, Event::ClusterFree).await;
+        let mut owed = std::mem::take(&mut self.state().owed);
+        owed.push(start.index()..start.index() + count);
+        self.pay(owed).await
+    }
+
+    /// Lowers the counts that are owed.
+    pub(in crate::qcow2) async fn pay(&self, owed: Vec<Range<u64>>) -> Result<()> {
+        let mut outcome = Ok(());
+        for mut clusters in owed {
+            while !clusters.is_empty() {
+                match self.refcounts.lower_in_slice(clusters.clone()).await {
+                    Ok(lowered) => {
+                        clusters.start += lowered.clusters;
+                        lowered
+                            .freed
+                            .into_iter()
+                            .for_each(|freed| self.note_free(freed));
+                    }
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        outcome = Err(error);
+                        break;
+                    }
+                    Err(_) => {
+                        self.state().owed.push(clusters);
+                        break;
+                    }
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Enters clusters whose counts are zero.
+    pub(in crate::qcow2) fn note_free(&self, clusters: Range<u64>) {
+        let mut state = self.state();
+        if clusters.end > state.tail {
+            state.written_beyond.push(clusters.clone());
+        }
+        if let Some(forgotten) = state.free.insert(clusters) {
+            state.scan.look_again(forgotten);
+        }
+    }
+}

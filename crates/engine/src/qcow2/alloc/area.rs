@@ -1,0 +1,302 @@
+//! Long runs of new clusters at the end of the file: for a table that must be in one
+//! piece, and for space made ahead of its use.
+//!
+//! A run may need refcount blocks that do not exist yet, and a larger refcount table
+//! for them. They lie before the clusters that are asked for, so that all of it is
+//! one area:
+//!
+//! ```text
+//! new refcount blocks | new refcount table | clusters asked for
+//! ```
+//!
+//! Everything that counts the area is durable before anything points at the blocks.
+
+use std::ops::Range;
+
+use vellum_format::refcount::{self, RefcountTableEntry};
+use vellum_format::types::{HostCluster, HostOffset};
+use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
+
+use super::allocator::{Allocator, check_limit, overlap};
+use super::refcount_growth::{HEADER_TABLE_FIELDS, check_table_size};
+use super::refcounts::RefcountTable;
+use crate::qcow2::create::write::region;
+
+/// Where an area and what counts it lie, in clusters.
+struct Area {
+    clusters: Range<u64>,
+    /// Indexes of the refcount blocks that are new.
+    new_blocks: Vec<u64>,
+    /// Length of the new refcount table; 0 if the old one has room.
+    table_clusters: u64,
+}
+
+impl Allocator {
+    /// Allocates `count` clusters that lie side by side beyond everything that was
+    /// ever used, each with a refcount of one. Where the file reads as zeroes beyond
+    /// its end, they do.
+    ///
+    /// # Errors
+    /// When the refcounts cannot be read or written, or the format's limits are
+    /// reached.
+    pub(crate) async fn allocate_at_end(&self, count: u64) -> Result<HostOffset> {
+        let _held = self.hold_end().await;
+        let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
+        let mut start = self.state().tail;
+        loop {
+            let area = self.plan_area(start, count)?;
+            check_limit(HostCluster(area.clusters.end), cluster_bytes)?;
+            if let Some(next) = self.take_counted(&area.clusters).await? {
+                start = next;
+                continue;
+            }
+            self.move_tail(&area.clusters);
+            self.count_rest(&area).await?;
+            self.tell_counted().await;
+            let first = area.clusters.end - count;
+            return Ok(HostOffset(first * cluster_bytes));
+        }
+    }
+
+    /// Moves the tail behind an area; what lies between them can be had later.
+    fn move_tail(&self, area: &Range<u64>) {
+        let mut state = self.state();
+        let passed = state.tail..area.start;
+        state.tail = area.end;
+        state.length.note_end(area.end * self.cluster_bytes());
+        if let Some(forgotten) = state.free.insert(passed) {
+            state.scan.look_again(forgotten);
+        }
+    }
+
+    /// An area of `count` clusters from `start` on, with what must count it.
+    fn plan_area(&self, start: u64, count: u64) -> Result<Area> {
+        let geometry = &self.refcounts.geometry;
+        let per_block = geometry.refcount_block_entries();
+        let per_cluster = geometry.table_entries_per_cluster();
+        let table = self.refcounts.table();
+        let entries = table.entries.len() as u64;
+        let is_missing = |index: &u64| {
+            let entry = table.entries.get(*index as usize);
+            entry.is_none_or(|entry| entry.raw_offset() == 0)
+        };
+        let (mut new_blocks, mut table_clusters) = (Vec::new(), 0);
+        loop {
+            let end = start + new_blocks.len() as u64 + table_clusters + count;
+            let blocks = start / per_block..end.div_ceil(per_block);
+            let larger = if blocks.end > entries {
+                blocks.end.max(entries + entries / 2).div_ceil(per_cluster)
+            } else {
+                0
+            };
+            check_table_size(larger * geometry.cluster_size_bytes())?;
+            let missing: Vec<u64> = blocks.filter(is_missing).collect();
+            if missing.len() == new_blocks.len() && larger == table_clusters {
+                return Ok(Area {
+                    clusters: start..end,
+                    new_blocks,
+                    table_clusters,
+                });
+            }
+            (new_blocks, table_clusters) = (missing, larger);
+        }
+    }
+
+    /// Raises the counts of those clusters that have refcount blocks already. If one
+    /// of them is in use or was written before, or this fails, nothing is raised.
+    /// Returns where to look next in that case.
+    async fn take_counted(&self, clusters: &Range<u64>) -> Result<Option<u64>> {
+        let mut taken = Vec::new();
+        let result = self.take_slices(clusters, &mut taken).await;
+        if !matches!(result, Ok(None)) {
+            for mut clusters in taken {
+                while !clusters.is_empty() {
+                    clusters.start += self
+                        .refcounts
+                        .lower_in_slice(clusters.clone())
+                        .await?
+                        .clusters;
+                }
+            }
+        }
+        result
+    }
+
+    async fn take_slices(
+        &self,
+        clusters: &Range<u64>,
+        taken: &mut Vec<Range<u64>>,
+    ) -> Result<Option<u64>> {
+        let per_slice = self.refcounts.entries_per_slice();
+        let mut at = clusters.start;
+        while at < clusters.end {
+            let stop = (at / per_slice + 1)
+                .saturating_mul(per_slice)
+                .min(clusters.end);
+            match self.take_all(at..stop)? {
+                Taken::Uncounted => {}
+                Taken::Load(key) => {
+                    self.refcounts.load(key).await?;
+                    continue;
+                }
+                Taken::Yes => taken.push(at..stop),
+                Taken::NotFresh { next } => return Ok(Some(next)),
+            }
+            at = stop;
+        }
+        Ok(None)
+    }
+
+    /// Takes clusters of one slice, all or none, at one moment.
+    fn take_all(&self, clusters: Range<u64>) -> Result<Taken> {
+        // Nobody else takes anything meanwhile.
+        let state = self.state();
+        let written = state.written_beyond.iter();
+        let written = written.filter(|written| overlap(written, &clusters));
+        if let Some(next) = written.map(|written| written.end).max() {
+            return Ok(Taken::NotFresh { next });
+        }
+        if let Some(mapped) = state.beyond.first_in(&clusters)? {
+            return Ok(Taken::NotFresh { next: mapped.end });
+        }
+        let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
+            return Ok(Taken::Uncounted);
+        };
+        let wanted = place.index..place.index + (clusters.end - clusters.start) as usize;
+        match self.refcounts.last_used(place.key, wanted.clone()) {
+            None => return Ok(Taken::Load(place.key)),
+            Some(Some(used)) => {
+                let next = clusters.start + (used - place.index) as u64 + 1;
+                return Ok(Taken::NotFresh { next });
+            }
+            Some(None) => self.refuse_metadata(&clusters)?,
+        }
+        Ok(match self.refcounts.take(place.key, wanted) {
+            true => Taken::Yes,
+            false => Taken::Load(place.key),
+        })
+    }
+
+    /// Writes the new refcount blocks, and then what points at them.
+    async fn count_rest(&self, area: &Area) -> Result<()> {
+        if area.new_blocks.is_empty() {
+            return Ok(());
+        }
+        let geometry = self.refcounts.geometry;
+        let cluster_bytes = geometry.cluster_size_bytes();
+        let start = area.clusters.start * cluster_bytes;
+        let len_bytes = area.new_blocks.len() as u64 * cluster_bytes;
+        region(
+            &self.refcounts.file,
+            start..start + len_bytes,
+            |at, bytes| {
+                let first = (at / cluster_bytes) as usize;
+                let blocks = bytes.chunks_exact_mut(cluster_bytes as usize);
+                for (block, &index) in blocks.zip(&area.new_blocks[first..]) {
+                    self.fill_block(block, index, &area.clusters);
+                }
+            },
+        )
+        .await?;
+        self.refcounts.write_back().await?;
+        self.refcounts.file.flush().await?;
+        let mut entries = self.refcounts.table().entries.clone();
+        if area.table_clusters > 0 {
+            let count = area.table_clusters * geometry.table_entries_per_cluster();
+            entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);
+        }
+        for (number, &index) in area.new_blocks.iter().enumerate() {
+            let offset = HostOffset(start + number as u64 * cluster_bytes);
+            entries[index as usize] = RefcountTableEntry::new(offset);
+        }
+        if area.table_clusters > 0 {
+            let offset = HostOffset(start + len_bytes);
+            return self.move_table(offset, area.table_clusters, entries).await;
+        }
+        self.enter_blocks(&area.new_blocks, &entries).await
+    }
+
+    /// The counts of block number `index`, which is new and counts only the area.
+    fn fill_block(&self, block: &mut [u8], index: u64, area: &Range<u64>) {
+        let geometry = &self.refcounts.geometry;
+        let per_block = geometry.refcount_block_entries();
+        let first = index * per_block;
+        block.fill(0);
+        for cluster in area.start.max(first)..area.end.min(first + per_block) {
+            let at = (cluster - first) as usize;
+            let fits = refcount::set(block, geometry.refcount_order, at, 1);
+            debug_assert!(fits, "1 fits every width");
+        }
+    }
+
+    /// Enters blocks into the refcount table where it is.
+    async fn enter_blocks(&self, blocks: &[u64], entries: &[RefcountTableEntry]) -> Result<()> {
+        let (Some(&first), Some(&last)) = (blocks.first(), blocks.last()) else {
+            return Ok(());
+        };
+        let bytes = table_bytes(&entries[first as usize..=last as usize]);
+        let at = self.refcounts.table().offset.bytes() + 8 * first;
+        self.refcounts
+            .file
+            .write(at, Buffers::from_iter([bytes]), WriteFlags::default())
+            .await?;
+        for &index in blocks {
+            let block = HostOffset(entries[index as usize].raw_offset());
+            self.refcounts.enter_block(index as usize, block);
+        }
+        Ok(())
+    }
+
+    /// Writes a larger refcount table and has the header point at it.
+    async fn move_table(
+        &self,
+        offset: HostOffset,
+        clusters: u64,
+        entries: Vec<RefcountTableEntry>,
+    ) -> Result<()> {
+        let file = &self.refcounts.file;
+        let bytes = table_bytes(&entries);
+        file.write(
+            offset.bytes(),
+            Buffers::from_iter([bytes]),
+            WriteFlags::default(),
+        )
+        .await?;
+        file.flush().await?;
+        let mut fields = Buffer::zeroed(12);
+        fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
+        fields[8..].copy_from_slice(&(clusters as u32).to_be_bytes());
+        file.write(
+            HEADER_TABLE_FIELDS,
+            Buffers::from_iter([fields]),
+            WriteFlags::default(),
+        )
+        .await?;
+        file.flush().await?;
+        let new = RefcountTable::new(offset, clusters, entries);
+        let old = self.refcounts.replace_table(new);
+        let start = old.offset.cluster(&self.refcounts.geometry);
+        self.release(start, old.clusters).await
+    }
+}
+
+/// What became of an attempt to take clusters.
+enum Taken {
+    Yes,
+    /// One of them is in use, or was written before; `next` may be free again.
+    NotFresh {
+        next: u64,
+    },
+    /// This slice of a block has to be loaded first.
+    Load(u64),
+    /// There is no refcount block for them.
+    Uncounted,
+}
+
+fn table_bytes(entries: &[RefcountTableEntry]) -> Buffer {
+    let mut bytes = Buffer::zeroed(entries.len() * 8);
+    for (place, entry) in bytes.chunks_exact_mut(8).zip(entries) {
+        place.copy_from_slice(&entry.0.to_be_bytes());
+    }
+    bytes
+}

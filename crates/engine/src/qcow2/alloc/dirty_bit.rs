@@ -1,0 +1,56 @@
+//! The header's dirty bit, which says that the refcounts on disk are not to be trusted: set before
+//! the first cluster is handed out whose count is not going to be written, cleared by the close
+//! once all are durable (see [`lazy`](super::lazy)).
+
+use crate::qcow2::image::Image;
+use std::sync::atomic::Ordering;
+use vellum_format::features::Incompatible;
+use vellum_format::header::field;
+use vellum_storage::Result;
+
+impl Image {
+    /// Marks the image dirty, if its refcounts are lazy, before clusters are
+    /// handed out.
+    pub(crate) async fn begin_lazy_refcounts(&self) -> Result<()> {
+        if !self.lazy.wanted || self.lazy.are_postponed() {
+            return Ok(());
+        }
+        let _one = self.lazy.changing.lock().await;
+        if self.lazy.are_postponed() {
+            return Ok(());
+        }
+        self.set_dirty_bit(true).await?;
+        self.lazy.postponed.store(true, Ordering::Release);
+        self.allocator.set_counts_postponed(true);
+        Ok(())
+    }
+
+    /// Lets commits write the counts again; for the close, whose commits then do.
+    pub(crate) fn resume_refcounts(&self) {
+        if self.lazy.postponed.swap(false, Ordering::AcqRel) {
+            self.allocator.set_counts_postponed(false);
+        }
+    }
+
+    /// Clears the dirty bit, if this program has set it; all counts are durable.
+    pub(crate) async fn end_lazy_refcounts(&self) -> Result<()> {
+        let dirty = self.header().incompatible.contains(Incompatible::DIRTY);
+        if self.lazy.wanted && dirty {
+            self.set_dirty_bit(false).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_dirty_bit(&self, dirty: bool) -> Result<()> {
+        let old = self.header().incompatible;
+        let new = match dirty {
+            true => old.with(Incompatible::DIRTY),
+            false => old.without(Incompatible::DIRTY),
+        };
+        let bits = new.bits().to_be_bytes();
+        self.write_header_field(field::INCOMPATIBLE_FEATURES, &bits)
+            .await?;
+        self.change_header(|header| header.incompatible = new);
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+//! Host clusters: which are free, and what the others are counted as.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | [`allocator`] | hands out clusters and takes them back |
+//! | [`area`] | long runs of clusters at the end of the file, with the refcount blocks that count them |
+//! | [`beyond`] | the clusters beyond the end of the file that entries lead to |
+//! | [`dirty_bit`] | sets and clears the dirty bit around the use of lazy refcounts |
+//! | [`free_index`] | the free clusters that are known, as extents |
+//! | [`lazy`] | lazy refcounts: whether counts stay in memory while the image is in use |
+//! | [`prealloc`] | what is done ahead of the writes, and given back at the close |
+//! | [`recount`] | refcounts lowered and raised many at a time |
+//! | [`refcount_growth`] | more refcount blocks, a longer refcount table |
+//! | [`refcounts`] | the refcount table in memory, refcount blocks through the cache |
+//! | [`reserve`] | clusters that are counted as used and that nobody uses yet |
+//! | [`scan`] | finds the free clusters of an image that is opened |
+//! | [`unwritten`] | subclusters on disk that were never written: nothing need be written around the first bytes of these |
+//!
+//! Invariant: a count on disk is never lower than the references on disk; a cluster that was freed
+//! is handed out again only when nothing on disk refers to it (`commit`) and nobody reads it any
+//! more.
+
+pub(crate) mod allocator;
+pub(crate) mod area;
+pub(crate) mod beyond;
+pub(crate) mod dirty_bit;
+pub(crate) mod free_index;
+pub(crate) mod lazy;
+pub(crate) mod prealloc;
+pub(crate) mod recount;
+pub(crate) mod refcount_growth;
+pub(crate) mod refcounts;
+pub(crate) mod reserve;
+pub(crate) mod scan;
+pub(crate) mod unwritten;

@@ -1,0 +1,120 @@
+//! [`Barriers`]: the image file as metadata sees it, whose barriers are believed no more once
+//! one has failed, and to which nothing is written any more.
+//!
+//! What a failed barrier should have made durable may be lost, though it can still be read, and
+//! the next one would not tell. Many rooms have barriers between their writes; this stands before
+//! all of them, so that none goes on after what another one met. Guest data goes past it.
+
+use std::sync::{Arc, OnceLock};
+
+use vellum_storage::mutants::{self, Mutant};
+use vellum_storage::{
+    Buffers, Error, ErrorKind, Io, Storage, WriteFlags, ZeroFlags, pass_on, spawn,
+};
+
+/// The image file of one opening; see the module's head.
+#[derive(Debug)]
+pub(crate) struct Barriers {
+    file: Arc<dyn Storage>,
+    failed: Arc<OnceLock<Error>>,
+}
+
+impl Barriers {
+    /// `file`, opened anew.
+    pub(crate) fn around(file: Arc<dyn Storage>) -> Arc<dyn Storage> {
+        Arc::new(Barriers {
+            file,
+            failed: Arc::default(),
+        })
+    }
+
+    /// Makes a change, unless a barrier has failed.
+    fn change<T>(&self, start: impl FnOnce(&dyn Storage) -> Io<T>) -> Io<T> {
+        match self.failed.get() {
+            None => start(&*self.file),
+            Some(error) => Io::ready(Err(error.clone())),
+        }
+    }
+}
+
+impl Storage for Barriers {
+    pass_on!(
+        file: capabilities, name, len_bytes, read, block_status, allocated_bytes, may_clone_from,
+        close, debugger, as_file,
+    );
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        self.change(|file| file.write(offset_bytes, buffers, flags))
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
+        self.change(|file| file.write_zeroes(offset_bytes, len_bytes, flags))
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.change(|file| file.discard(offset_bytes, len_bytes))
+    }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.change(|file| file.allocate(offset_bytes, len_bytes))
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        self.change(|file| file.truncate(len_bytes))
+    }
+
+    fn flush(&self) -> Io<()> {
+        let failed = self.failed.clone();
+        if let Some(error) = failed.get() {
+            return Io::ready(Err(error.clone()));
+        }
+        let flushed = self.file.flush();
+        Io::task(spawn(async move {
+            let flushed = flushed.await;
+            if let Err(error) = &flushed
+                && !is_forgotten(error)
+            {
+                drop(failed.set(error.clone()));
+            }
+            match failed.get() {
+                Some(error) => Err(error.clone()),
+                None => flushed,
+            }
+        }))
+    }
+}
+
+/// Whether a failure is forgotten: never, but in tests of what that leads to.
+pub(crate) fn is_forgotten(error: &Error) -> bool {
+    mutants::is(Mutant::ForgetFullBarriers) && error.kind() == ErrorKind::NoSpace
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum_storage::lane::block_on;
+    use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+    use vellum_storage::{Buffer, Buffers, MemStorage, WriteFlags};
+
+    use super::*;
+
+    #[test]
+    fn after_one_that_failed_none_succeeds_until_the_file_is_opened_anew() {
+        for errno in [5, 28, 122, 116] {
+            let faults = FaultStorage::new(Arc::new(MemStorage::new()));
+            let matching = Matching::operation(Operation::Flush);
+            faults.fail(matching, 1, Times::Once, errno);
+            let file = Barriers::around(faults.clone());
+            block_on(async {
+                file.flush().await.expect("the first one is good");
+                assert_eq!(file.flush().await.unwrap_err().errno(), errno);
+                assert_eq!(file.flush().await.unwrap_err().errno(), errno);
+                let buffers = Buffers::from_iter([Buffer::zeroed(512)]);
+                let written = file.write(0, buffers, WriteFlags::default()).await;
+                assert_eq!(written.unwrap_err().errno(), errno);
+                assert_eq!(file.truncate(4096).await.unwrap_err().errno(), errno);
+                let anew = Barriers::around(faults.clone());
+                anew.flush().await.expect("another opening");
+            });
+        }
+    }
+}

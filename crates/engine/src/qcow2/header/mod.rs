@@ -1,0 +1,11 @@
+//! The header of an image, and the parts that are read whole.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | [`backing`] | another backing file's name for an image in use |
+//! | [`load`] | reads header, snapshot table and bitmap directory, and checks them against the limits |
+//! | [`rewrite`] | the header with its extensions and names, replaced as a whole by one sector; `Image::update_header` |
+
+pub(crate) mod backing;
+pub(crate) mod load;
+pub(crate) mod rewrite;

@@ -1,0 +1,123 @@
+//! What becomes of an image whose metadata contradicts itself or cannot be written: it is marked
+//! corrupt, users are told once, and changes are refused from then on.
+
+use super::fail_stop::State;
+use crate::qcow2::image::Image;
+use std::sync::atomic::Ordering;
+use vellum_format::features::Incompatible;
+use vellum_format::header::field;
+use vellum_storage::{Error, ErrorKind, Result};
+
+/// What QEMU answers for an image that was found to be corrupt.
+const ENOMEDIUM: i32 = 123;
+
+impl Image {
+    /// Deals with metadata that contradicts itself: a writable image is marked
+    /// corrupt and accepts no more changes, so that the damage does not spread.
+    pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
+        let ours = error.target_name().is_none_or(|name| name == self.name);
+        let error = self.name_error(error);
+        if error.kind() != ErrorKind::Corrupt || !ours || self.check_latch().is_err() {
+            return error;
+        }
+        self.say_corrupt(&error);
+        if self.read_only {
+            return error;
+        }
+        self.latch(error.clone());
+        if self.geometry.version >= 3 {
+            let marked = self.header().incompatible.with(Incompatible::CORRUPT);
+            let bytes = marked.bits().to_be_bytes();
+            // The first error is the one to report, whether or not the mark holds.
+            drop(
+                self.write_header_field(field::INCOMPATIBLE_FEATURES, &bytes)
+                    .await,
+            );
+        }
+        error
+    }
+
+    /// Tells users of metadata that contradicts itself; of several faults of an image
+    /// that is only read, the first.
+    fn say_corrupt(&self, error: &Error) {
+        let why = error.message();
+        if !self.read_only {
+            self.messages.say(&format!(
+                "qcow2: Marking image as corrupt: {why}; further corruption events will be \
+                 suppressed"
+            ));
+        } else if !self.latch.said.swap(true, Ordering::Relaxed) {
+            self.messages.say(&format!(
+                "qcow2: Image is corrupt: {why}; further non-fatal corruption events will be \
+                 suppressed"
+            ));
+        }
+    }
+
+    /// Stops all changes from now on.
+    pub(crate) fn latch(&self, reason: Error) {
+        self.latch.change(|state| match state {
+            State::Open => State::Broken(reason),
+            State::Unwritten(first) => State::Broken(first),
+            stopped => stopped,
+        });
+    }
+
+    /// Stops all changes since metadata could not be written; the close tries again.
+    /// A failed barrier is different: what it should have made durable may be lost.
+    pub(crate) fn latch_unwritten(&self, reason: Error) {
+        self.latch.change(|state| match state {
+            State::Open => State::Unwritten(reason),
+            stopped => stopped,
+        });
+    }
+
+    /// Lets the close try once more to write what could not be written.
+    pub(crate) fn unlatch_for_retry(&self) {
+        self.latch.change(|state| match state {
+            State::Unwritten(_) => State::Open,
+            other => other,
+        });
+    }
+
+    /// Fails if an earlier failure has stopped all changes.
+    pub(crate) fn check_latch(&self) -> Result<()> {
+        if !self.latch.is_shut() {
+            return Ok(());
+        }
+        let Some(reason) = self.latch.lock().reason().cloned() else {
+            return Ok(());
+        };
+        let errno = match reason.kind() {
+            ErrorKind::Corrupt => ENOMEDIUM,
+            _ => reason.errno(),
+        };
+        Err(reason
+            .context(
+                "write",
+                "the image accepts no more writes since required metadata could not be written; \
+                 close it, and check it before the next use",
+            )
+            .with_errno(errno)
+            .target(self.name.clone()))
+    }
+
+    /// Refuses all changes from now on, for the image is closed.
+    pub(crate) fn end_use(&self) {
+        self.latch.change(|state| match state {
+            State::Open => State::Ended(Error::new(
+                ErrorKind::InvalidArgument,
+                "write",
+                "the image is closed",
+            )),
+            State::Unwritten(first) | State::Broken(first) | State::Ended(first) => {
+                State::Ended(first)
+            }
+        });
+    }
+
+    /// Whether the image is closed.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(*self.latch.lock(), State::Ended(_))
+    }
+}

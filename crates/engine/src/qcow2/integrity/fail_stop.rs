@@ -1,0 +1,59 @@
+//! [`Latch`]: when an image accepts no more changes, and why. Metadata that contradicts
+//! itself or cannot be written must not be built upon, or the damage spreads.
+//!
+//! Invariant: of several reasons the first is kept, and told to all who ask later.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vellum_storage::Error;
+
+/// Whether an image accepts changes, and why not.
+#[derive(Debug, Default)]
+pub(super) enum State {
+    #[default]
+    Open,
+    /// Metadata could not be written, all of which is still in memory: nothing else is
+    /// wrong.
+    Unwritten(Error),
+    /// Memory and disk may differ.
+    Broken(Error),
+    /// The image was closed.
+    Ended(Error),
+}
+
+/// Why the image accepts no changes any more, if so.
+#[derive(Debug, Default)]
+pub(crate) struct Latch {
+    state: Mutex<State>,
+    /// The state is not [`State::Open`]: every request looks.
+    shut: AtomicBool,
+    /// Users know that the image is damaged, and goes on being used all the same.
+    pub(super) said: AtomicBool,
+}
+
+impl State {
+    pub(super) fn reason(&self) -> Option<&Error> {
+        match self {
+            State::Open => None,
+            State::Unwritten(reason) | State::Broken(reason) | State::Ended(reason) => Some(reason),
+        }
+    }
+}
+
+impl Latch {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::Acquire)
+    }
+
+    pub(super) fn change(&self, next: impl FnOnce(State) -> State) {
+        let mut state = self.lock();
+        *state = next(std::mem::take(&mut *state));
+        let shut = !matches!(*state, State::Open);
+        self.shut.store(shut, Ordering::Release);
+    }
+}

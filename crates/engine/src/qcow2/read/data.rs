@@ -1,0 +1,219 @@
+//! Reading. A range that lies in one piece on disk goes straight to the storage;
+//! anything else is read run by run, many runs at a time.
+
+use std::sync::Arc;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use vellum_format::types::GuestOffset;
+use vellum_storage::{Buffer, Buffers, Event, Io, Result, Storage};
+
+use crate::BlockDevice;
+use crate::qcow2::commit::epochs::Reading;
+use crate::qcow2::compressed::read::{Batch, Piece, batches};
+use crate::qcow2::image::Image;
+use crate::qcow2::mapping::lookup::{Lookup, Run, RunKind};
+
+/// Runs of one request read at the same time.
+const MAX_PARALLEL_RUNS: usize = 64;
+
+/// Reads `buffer.len()` bytes at `offset_bytes`.
+pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+    if let Err(error) = image.check_range("read", offset_bytes, buffer.len() as u64) {
+        return Io::ready(Err(error));
+    }
+    let reading = image.readers.enter();
+    let guest = GuestOffset(offset_bytes);
+    // Before the mapping is looked up: a cluster that is drained meanwhile is found there.
+    let kept = image.kept_pieces(offset_bytes, buffer.len() as u64);
+    if !kept.is_empty() {
+        let image = image.clone();
+        return Io::start(async move {
+            let mut buffer = image.read_runs(guest, buffer, reading).await?;
+            for (at, piece) in kept {
+                let inside = (at - offset_bytes) as usize;
+                buffer[inside..inside + piece.len()].copy_from_slice(&piece);
+            }
+            Ok(buffer)
+        });
+    }
+    if let Some((data, host)) = one_piece(image, guest, buffer.len() as u64) {
+        let io = data.read(host, Buffers::from_iter([buffer]));
+        return Io::boxed(async move {
+            let _reading = reading;
+            io.into_single().await
+        });
+    }
+    let image = image.clone();
+    Io::start(async move { image.read_runs(guest, buffer, reading).await })
+}
+
+/// The file and the place in it where a range lies in one piece, as far as memory knows.
+fn one_piece(
+    image: &Image,
+    guest: GuestOffset,
+    len_bytes: u64,
+) -> Option<(&Arc<dyn Storage>, u64)> {
+    if image.debugger.is_some() {
+        return None; // who watches events is told of every read, and may hold it
+    }
+    let Ok(Lookup::Hit(view)) = image.mapper().view(guest, len_bytes) else {
+        return None;
+    };
+    match view[..] {
+        [run] if run.len_bytes == len_bytes => match run.kind {
+            RunKind::Data { .. } if !image.reads_as_stored() => None,
+            RunKind::Data { host, .. } => Some((&image.data, host.bytes())),
+            RunKind::Unallocated { .. } => image.chain.place(guest.bytes(), len_bytes),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Reads from a device; beyond its end, or without one, there are zeroes.
+pub(crate) async fn read_padded(
+    device: Option<&Arc<dyn BlockDevice>>,
+    offset_bytes: u64,
+    mut piece: Buffer,
+) -> Result<Buffer> {
+    let size_bytes = device.map_or(0, |device| device.size_bytes());
+    let there = size_bytes
+        .saturating_sub(offset_bytes)
+        .min(piece.len() as u64);
+    let Some(device) = device.filter(|_| there > 0) else {
+        piece.fill(0);
+        return Ok(piece);
+    };
+    if there == piece.len() as u64 {
+        return device.read(offset_bytes, piece).await;
+    }
+    let inside = piece.split_to(there as usize);
+    piece.fill(0);
+    let inside = device.read(offset_bytes, inside).await?;
+    Ok(Buffer::join_all([inside, piece]))
+}
+
+impl Image {
+    /// What the data cache holds of a guest range.
+    fn kept_pieces(&self, offset_bytes: u64, len_bytes: u64) -> Vec<(u64, Buffer)> {
+        if self.data_cache.is_empty() {
+            return Vec::new();
+        }
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        self.data_cache
+            .pieces_in(offset_bytes..offset_bytes + len_bytes, cluster_bytes)
+    }
+
+    /// Reads a range run by run; `_reading` keeps its clusters from being reused.
+    pub(crate) async fn read_runs(
+        self: &Arc<Self>,
+        from: GuestOffset,
+        mut rest: Buffer,
+        _reading: Reading,
+    ) -> Result<Buffer> {
+        let mut at = from.bytes();
+        let mut done: Vec<(u64, Buffer)> = Vec::new();
+        let mut running = FuturesUnordered::new();
+        while !rest.is_empty() {
+            let view = self.view(GuestOffset(at), rest.len() as u64).await?;
+            if let [run] = &view[..]
+                && run.len_bytes == rest.len() as u64
+                && at == from.bytes()
+            {
+                return self.read_run(run, rest).await;
+            }
+            let pieces = view.into_iter().map(|run| {
+                at += run.len_bytes;
+                let buffer = rest.split_to(run.len_bytes as usize);
+                Piece { run, buffer }
+            });
+            for batch in batches(&self.geometry, pieces.collect()) {
+                if running.len() >= MAX_PARALLEL_RUNS
+                    && let Some(finished) = running.next().await
+                {
+                    done.extend::<Vec<_>>(finished?);
+                }
+                running.push(self.read_batch(batch));
+            }
+        }
+        while let Some(finished) = running.next().await {
+            done.extend(finished?);
+        }
+        drop(running);
+        done.sort_by_key(|(guest, _)| *guest);
+        Ok(Buffer::join_all(done.into_iter().map(|(_, piece)| piece)))
+    }
+
+    async fn read_batch(&self, mut batch: Batch) -> Result<Vec<(u64, Buffer)>> {
+        if batch.len() > 1 {
+            return self.read_packed(batch).await;
+        }
+        let mut done = Vec::with_capacity(1);
+        for Piece { run, buffer } in batch.drain(..) {
+            done.push((run.guest.bytes(), self.read_run(&run, buffer).await?));
+        }
+        Ok(done)
+    }
+
+    async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
+        match run.kind {
+            RunKind::Data { host, .. } if !self.reads_as_stored() => {
+                self.read_legacy(run, host.bytes(), piece).await
+            }
+            RunKind::Data { host, .. } => {
+                self.reached(Event::ReadAio).await;
+                let buffers = Buffers::from_iter([piece]);
+                self.data.read(host.bytes(), buffers).into_single().await
+            }
+            RunKind::Zero { .. } => {
+                piece.fill(0);
+                Ok(piece)
+            }
+            RunKind::Unallocated { .. } => {
+                if self.backing_reaches(run.guest) {
+                    self.reached(Event::ReadBackingAio).await;
+                }
+                self.chain.read(run.guest.bytes(), piece).await
+            }
+            RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
+        }
+    }
+
+    /// Whether the backing device has something at a guest offset.
+    fn backing_reaches(&self, guest: GuestOffset) -> bool {
+        let backing = self.backing.as_ref();
+        backing.is_some_and(|device| device.size_bytes() > guest.bytes())
+    }
+
+    /// Reads a range of the image as it is before the caller changes it; the
+    /// caller holds the range. Beyond the end of the device there are zeroes.
+    pub(crate) async fn read_old(self: &Arc<Self>, guest: u64, len_bytes: u64) -> Result<Buffer> {
+        let inside = self.size_bytes().saturating_sub(guest).min(len_bytes);
+        let mut buffer = Buffer::for_read(len_bytes as usize);
+        let head = buffer.split_to(inside as usize);
+        buffer.fill(0);
+        let reading = self.readers.enter();
+        let head = self.read_runs(GuestOffset(guest), head, reading).await?;
+        Ok(Buffer::join_all([head, buffer]))
+    }
+
+    /// Whether the mapping alone says that a range reads as zeroes.
+    pub(crate) async fn maps_to_zeroes(&self, guest: u64, len_bytes: u64) -> Result<bool> {
+        let end = (guest + len_bytes).min(self.size_bytes());
+        let mut at = guest;
+        while at < end {
+            for run in self.view(GuestOffset(at), end - at).await? {
+                let zero = match run.kind {
+                    RunKind::Zero { .. } => true,
+                    RunKind::Unallocated { .. } => !self.backing_reaches(run.guest),
+                    _ => false,
+                };
+                if !zero {
+                    return Ok(false);
+                }
+                at += run.len_bytes;
+            }
+        }
+        Ok(true)
+    }
+}

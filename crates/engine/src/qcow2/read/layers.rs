@@ -1,0 +1,51 @@
+//! [`Chain`]: what an image knows of what lies below it.
+
+use super::chain_index::Index;
+use crate::BlockDevice;
+use crate::qcow2::image::Image;
+use std::sync::{Arc, OnceLock};
+
+/// What lies below an image; see [`chain`](super::chain).
+#[derive(Debug)]
+pub(crate) struct Chain {
+    pub(super) below: Option<Arc<dyn BlockDevice>>,
+    pub(super) index: Index,
+    /// `None`: too few layers for an index to be worth while.
+    pub(super) layers: OnceLock<Option<Layers>>,
+}
+
+/// The images below, and what stands below them.
+#[derive(Debug)]
+pub(super) struct Layers {
+    pub(super) images: Vec<Layer>,
+    pub(super) rest: Option<Arc<dyn BlockDevice>>,
+    pub(super) region_bytes: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) image: Arc<Image>,
+    /// Its data is read from its storage as the guest sees it.
+    pub(super) plain: bool,
+}
+
+impl Chain {
+    /// The chain that begins with the device `below`.
+    pub(crate) fn new(below: Option<&Arc<dyn BlockDevice>>, budget_bytes: usize) -> Self {
+        Chain {
+            below: below.cloned(),
+            index: Index::new(budget_bytes),
+            layers: OnceLock::new(),
+        }
+    }
+
+    /// Bytes of memory that the index takes.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.index.used_bytes()
+    }
+
+    /// Drops what was not used since the last call.
+    pub(crate) fn drop_unused(&self) {
+        self.index.drop_unused();
+    }
+}

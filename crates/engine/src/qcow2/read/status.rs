@@ -1,0 +1,150 @@
+//! Block status: what a guest range is made of, without reading it.
+
+use std::sync::Arc;
+
+use vellum_format::types::{GuestOffset, HostOffset};
+use vellum_storage::Result;
+
+use crate::qcow2::image::Image;
+use crate::qcow2::mapping::lookup::{Run, RunKind};
+use crate::{Extent, HostLocation};
+
+impl Image {
+    /// The first extent at `offset_bytes`, `len_bytes` long at most; looks into
+    /// `max_depth` layers below this one.
+    pub(crate) async fn status(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        max_depth: u32,
+    ) -> Result<Extent> {
+        let run = self.first_run(GuestOffset(offset_bytes), len_bytes).await?;
+        match run.kind {
+            RunKind::Unallocated { host } => self.status_below(&run, host, max_depth).await,
+            RunKind::Zero { host } => Ok(Extent {
+                zero: true,
+                host: self.location(host),
+                ..own(run.len_bytes)
+            }),
+            RunKind::Data { host, .. } => self.status_of_data(host, run.len_bytes).await,
+            RunKind::Compressed(_) => Ok(Extent {
+                data: true,
+                compressed: true,
+                ..own(run.len_bytes)
+            }),
+        }
+    }
+
+    async fn status_of_data(&self, host: HostOffset, len_bytes: u64) -> Result<Extent> {
+        let data = Extent {
+            data: true,
+            host: self.location(Some(host)),
+            ..own(len_bytes)
+        };
+        if self.is_encrypted() || !self.looks_preallocated().await? {
+            return Ok(data);
+        }
+        let found = self.data.block_status(host.bytes(), len_bytes).await?;
+        Ok(Extent {
+            len_bytes: found.len_bytes,
+            zero: found.status.is_zero(),
+            ..data
+        })
+    }
+
+    fn location(&self, host: Option<HostOffset>) -> Option<HostLocation> {
+        host.filter(|_| !self.is_encrypted())
+            .map(|host| HostLocation {
+                storage: self.data_name.clone(),
+                offset_bytes: host.bytes(),
+            })
+    }
+
+    /// The status of a run that this layer does not hold.
+    async fn status_below(
+        &self,
+        run: &Run,
+        host: Option<HostOffset>,
+        max_depth: u32,
+    ) -> Result<Extent> {
+        let nothing = Extent {
+            present: false,
+            host: self.location(host),
+            ..own(run.len_bytes)
+        };
+        let Some(backing) = &self.backing else {
+            return Ok(Extent {
+                zero: true,
+                ..nothing
+            });
+        };
+        let there = backing.size_bytes().saturating_sub(run.guest.bytes());
+        if there == 0 {
+            return Ok(Extent {
+                zero: true,
+                ..nothing
+            });
+        }
+        let len_bytes = run.len_bytes.min(there);
+        if max_depth == 0 {
+            return Ok(Extent {
+                len_bytes,
+                ..nothing
+            });
+        }
+        let below = backing
+            .block_status(run.guest.bytes(), len_bytes, max_depth - 1)
+            .await?;
+        Ok(Extent {
+            depth: below.depth.saturating_add(1),
+            ..below
+        })
+    }
+}
+
+/// An extent of this layer that is neither data nor zero yet.
+fn own(len_bytes: u64) -> Extent {
+    Extent {
+        len_bytes,
+        data: false,
+        zero: false,
+        present: true,
+        compressed: false,
+        host: None,
+        depth: 0,
+    }
+}
+
+/// The status of a range as seen by a device: never beyond its end.
+pub(crate) async fn block_status(
+    image: Arc<Image>,
+    offset_bytes: u64,
+    len_bytes: u64,
+    max_depth: u32,
+) -> Result<Extent> {
+    image.check_range("block status", offset_bytes, len_bytes)?;
+    if len_bytes == 0 {
+        return Ok(Extent {
+            zero: true,
+            present: false,
+            ..own(0)
+        });
+    }
+    let mut len_bytes = len_bytes;
+    if !image.data_cache.is_empty() {
+        let range = offset_bytes..offset_bytes + len_bytes;
+        // What cannot be drained now is data all the same.
+        drop(image.drain_range(range.clone()).await);
+        let cluster_bytes = image.geometry.cluster_size_bytes();
+        if let Some(kept) = image.data_cache.piece_from(offset_bytes, cluster_bytes) {
+            if kept.start <= offset_bytes {
+                return Ok(Extent {
+                    data: true,
+                    ..own(kept.end.min(range.end) - offset_bytes)
+                });
+            }
+            len_bytes = len_bytes.min(kept.start - offset_bytes);
+        }
+    }
+    image.status(offset_bytes, len_bytes, max_depth).await
+}

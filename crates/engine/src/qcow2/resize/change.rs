@@ -1,0 +1,417 @@
+//! Resizing an open image, while requests run.
+//!
+//! Invariants:
+//! - The size in the header changes in one write. A crash leaves the image with the
+//!   old or with the new size, and every byte below both as it was.
+//! - Growing makes everything first (tables, zeroes, space), makes it durable, then
+//!   changes the header, and only then lets requests beyond the old end in.
+//! - Shrinking first keeps requests out, waits for those that run, changes the
+//!   header, and only then gives up what lies beyond the new end. A crash in between
+//!   leaves that mapped: wasted space, not damage. Growing clears it.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+
+use vellum_format::header::field;
+use vellum_format::l1::L1Entry;
+use vellum_format::l2::Mapping;
+use vellum_format::types::{GuestOffset, HostOffset};
+use vellum_format::{Geometry, limits};
+use vellum_storage::buffer::is_zero;
+use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags, ZeroFlags};
+
+use crate::ZeroRequest;
+use crate::qcow2::commit::order::Reach;
+use crate::qcow2::create::Preallocation;
+use crate::qcow2::create::write::{region, space as space_in};
+use crate::qcow2::image::Image;
+use crate::range_lock::Mode;
+
+const SECTOR_BYTES: u64 = 512;
+const EFBIG: i32 = 27;
+const ENOTSUP: i32 = 95;
+
+/// What becomes of guest clusters that come into being.
+#[derive(Debug, Clone, Copy)]
+struct NewSpace {
+    preallocation: Preallocation,
+    /// They must hide what the backing file has there.
+    zero: bool,
+}
+
+impl NewSpace {
+    fn is_mapped(self) -> bool {
+        self.zero || self.is_allocated()
+    }
+
+    fn is_allocated(self) -> bool {
+        self.preallocation != Preallocation::Off
+    }
+
+    fn mapping(self, geometry: &Geometry, host: Option<HostOffset>) -> Mapping {
+        let copied = host.is_some();
+        match host {
+            _ if geometry.extended_l2 => Mapping::Subclusters {
+                host,
+                copied,
+                allocated: 0,
+                zero: if self.zero { u32::MAX } else { 0 },
+            },
+            Some(host) if !self.zero => Mapping::Data { host, copied },
+            host => Mapping::Zero { host, copied },
+        }
+    }
+}
+
+/// New guest clusters, and where they and their L2 tables lie.
+struct Placed {
+    space: NewSpace,
+    guest: Range<u64>,
+    /// Where the first cluster lies, if the clusters have places.
+    data: Option<HostOffset>,
+    tables: HostOffset,
+    /// L1 indexes of the tables that are new.
+    indexes: Range<u64>,
+}
+
+impl Placed {
+    fn mapping(&self, geometry: &Geometry, guest: u64) -> Mapping {
+        let inside = guest - self.guest.start;
+        let host = self.data.map(|data| HostOffset(data.bytes() + inside));
+        self.space.mapping(geometry, host)
+    }
+}
+
+fn refuse(kind: ErrorKind, message: impl Into<String>) -> Error {
+    Error::new(kind, "resize", message)
+}
+
+impl Image {
+    /// Changes the virtual size.
+    pub(crate) async fn resize(
+        self: &Arc<Self>,
+        size_bytes: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        self.begin_change("resize").await?;
+        let _one = self.resizing.lock().await;
+        let old_bytes = self.size.visible_bytes();
+        if !size_bytes.is_multiple_of(SECTOR_BYTES) {
+            let message = format!("The new size must be a multiple of {SECTOR_BYTES}");
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        if i64::try_from(size_bytes).is_err() {
+            let message = "Image size cannot be negative";
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        if self.geometry.version < 3 && self.header().snapshot_count > 0 {
+            let message = "Can't resize a v2 image which has snapshots";
+            return Err(refuse(ErrorKind::Unsupported, message));
+        }
+        if size_bytes < old_bytes && preallocation != Preallocation::Off {
+            let message = "Preallocation can't be used for shrinking an image";
+            return Err(refuse(ErrorKind::InvalidArgument, message));
+        }
+        self.bitmaps_before_resize(size_bytes).await?;
+        let result = if size_bytes < old_bytes {
+            self.shrink(size_bytes).await
+        } else {
+            self.size.set_reach(size_bytes);
+            self.grow(old_bytes, size_bytes, preallocation).await
+        };
+        if result.is_err() {
+            // What the header says, whichever step failed.
+            self.size.set(self.header().size_bytes);
+        }
+        let result = result.and(self.bitmaps_after_resize().await);
+        let cache_options = *self
+            .cache_options
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // The caches stay as they are if the options do not fit the new size.
+        drop(self.set_cache_sizes(&cache_options));
+        result
+    }
+
+    async fn grow(
+        self: &Arc<Self>,
+        old_bytes: u64,
+        new_bytes: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let backing = self.backing.as_ref();
+        let asked = NewSpace {
+            preallocation,
+            zero: new_bytes > old_bytes
+                && (backing.is_some_and(|b| b.size_bytes() > old_bytes)
+                    || self.hides_new_space(preallocation)),
+        };
+        let new_start = self.cluster_end(old_bytes);
+        if asked.zero && new_start < new_bytes && self.geometry.version < 3 {
+            let message = "Failed to zero out new clusters: Operation not supported";
+            return Err(refuse(ErrorKind::Unsupported, message).with_errno(ENOTSUP));
+        }
+        let l1_entries = self.geometry.l1_entries_for(new_bytes);
+        if new_bytes > self.geometry.max_size_bytes() || new_bytes > limits::MAX_SIZE_BYTES {
+            let message = "Failed to grow the L1 table: File too large";
+            return Err(refuse(ErrorKind::InvalidArgument, message).with_errno(EFBIG));
+        }
+        if self.cut_mapping(new_start).await? {
+            self.commit().await?;
+        }
+        self.grow_l1(l1_entries).await?;
+        let mut space = asked;
+        if self.has_external_data() {
+            self.grow_data_file(old_bytes, new_bytes, preallocation)
+                .await?;
+            if self.data_is_raw() && preallocation == Preallocation::Off {
+                space.preallocation = Preallocation::Metadata;
+            }
+        }
+        let in_old_cluster = old_bytes..new_start.min(new_bytes);
+        self.zero_rest_of_cluster(in_old_cluster.clone(), asked)
+            .await?;
+        // The zeroes may be kept in memory.
+        self.drain_range(in_old_cluster).await?;
+        if space.is_mapped() && new_start < new_bytes {
+            self.map_new_space(new_start..self.cluster_end(new_bytes), space)
+                .await?;
+        }
+        self.commit().await?;
+        self.write_size(new_bytes).await?;
+        self.size.set(new_bytes);
+        Ok(())
+    }
+
+    /// Whether new clusters get places that would not read as zeroes.
+    fn hides_new_space(&self, preallocation: Preallocation) -> bool {
+        let has_places = preallocation != Preallocation::Off || self.data_is_raw();
+        self.is_encrypted() && has_places
+    }
+
+    fn cluster_end(&self, offset_bytes: u64) -> u64 {
+        offset_bytes.next_multiple_of(self.geometry.cluster_size_bytes())
+    }
+
+    async fn write_size(&self, size_bytes: u64) -> Result<()> {
+        self.write_header_field(field::SIZE, &size_bytes.to_be_bytes())
+            .await
+            .inspect_err(|error| self.latch(error.clone()))?;
+        self.change_header(|header| header.size_bytes = size_bytes);
+        Ok(())
+    }
+
+    async fn grow_data_file(
+        &self,
+        old_bytes: u64,
+        new_bytes: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let len_bytes = self.data.len_bytes()?;
+        let mapped = self.data_is_raw() || preallocation != Preallocation::Off;
+        if mapped && old_bytes < len_bytes.min(new_bytes) {
+            // The file was longer than the disk: what it holds there is not the guest's.
+            let there = len_bytes.min(new_bytes) - old_bytes;
+            self.zero_data(old_bytes, old_bytes, there).await?;
+        }
+        let exact = self.data_is_raw() && self.data.capabilities().growable;
+        if len_bytes < new_bytes || (exact && len_bytes != new_bytes) {
+            self.data.truncate(new_bytes).await.map_err(no_room)?;
+        }
+        space_in(&self.data, old_bytes..new_bytes, preallocation)
+            .await
+            .map_err(no_room)
+    }
+
+    /// Makes the part of the last old cluster that comes into being read as zeroes:
+    /// the cluster may hold what was there before the image was shrunk, or what
+    /// copying on write took from a longer backing file.
+    async fn zero_rest_of_cluster(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        space: NewSpace,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        if space.is_allocated() {
+            return self.write_zero_bytes(range).await;
+        }
+        let unit = self.geometry.subcluster_size_bytes();
+        let whole = range.start.next_multiple_of(unit).min(range.end);
+        if !space.zero {
+            let rest = self.read_old(range.start, range.end - range.start).await?;
+            if is_zero(&rest) {
+                return Ok(());
+            }
+        }
+        if range.start < whole {
+            self.write_zero_bytes(range.start..whole).await?;
+        }
+        match whole < range.end {
+            true => {
+                let request = ZeroRequest::default();
+                self.zero(whole, range.end - whole, request).await
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Maps clusters of which nothing is mapped yet. `guest` is made of whole
+    /// clusters.
+    async fn map_new_space(self: &Arc<Self>, guest: Range<u64>, space: NewSpace) -> Result<()> {
+        let table_bytes = self.geometry.bytes_per_l2_table();
+        let first_index = guest.start.div_ceil(table_bytes);
+        let indexes = first_index..guest.end.div_ceil(table_bytes).max(first_index);
+        let tables = indexes.end - indexes.start;
+        let inside = space.is_allocated() && !self.has_external_data();
+        let clusters = self.geometry.clusters_for(guest.end - guest.start);
+        let wanted = tables + if inside { clusters } else { 0 };
+        let start = match wanted {
+            0 => HostOffset::ZERO,
+            wanted => self.allocator.allocate_at_end(wanted).await?,
+        };
+        let in_image = HostOffset(start.bytes() + tables * self.geometry.cluster_size_bytes());
+        let data = match space.is_allocated() {
+            true if inside => Some(in_image),
+            true => Some(HostOffset(guest.start)),
+            false => None,
+        };
+        let placed = Placed {
+            space,
+            guest,
+            data,
+            tables: start,
+            indexes,
+        };
+        if inside {
+            let len_bytes = placed.guest.end - placed.guest.start;
+            let range = in_image.bytes()..in_image.bytes() + len_bytes;
+            if let Err(error) = self.make_space(range, space).await {
+                // Nothing points at any of it.
+                let first = start.cluster(&self.geometry);
+                drop(self.allocator.release(first, wanted).await);
+                return Err(no_room(error));
+            }
+        }
+        self.map_into_old_table(&placed).await?;
+        self.write_new_tables(&placed).await
+    }
+
+    /// Has a range at the end of the image file read as zeroes, with the space that
+    /// was asked for.
+    async fn make_space(&self, range: Range<u64>, space: NewSpace) -> Result<()> {
+        let capabilities = self.file.capabilities();
+        let reads_as_zeroes = capabilities.growable && capabilities.has_zero_init;
+        if !reads_as_zeroes && !space.zero {
+            let len_bytes = range.end - range.start;
+            return self
+                .file
+                .write_zeroes(range.start, len_bytes, ZeroFlags::default())
+                .await;
+        }
+        space_in(&self.file, range.clone(), space.preallocation).await?;
+        if self.file.len_bytes()? < range.end {
+            // A write, not a truncation: that could cut off what others write
+            // beyond it at the same moment.
+            let sector = Buffers::from_iter([Buffer::zeroed(SECTOR_BYTES as usize)]);
+            self.file
+                .write(range.end - SECTOR_BYTES, sector, WriteFlags::default())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Maps the new clusters that belong to the last L2 table there was.
+    async fn map_into_old_table(self: &Arc<Self>, placed: &Placed) -> Result<()> {
+        let table_bytes = self.geometry.bytes_per_l2_table();
+        let end = placed
+            .guest
+            .end
+            .min(placed.guest.start.next_multiple_of(table_bytes));
+        let mut at = placed.guest.start;
+        while at < end {
+            self.ensure_l2_table(GuestOffset(at)).await?;
+            let mapping = placed.mapping(&self.geometry, at);
+            self.set_mapping(GuestOffset(at), mapping, Reach::AfterBarrier)
+                .await?;
+            self.relieve_cache().await?;
+            at += self.geometry.cluster_size_bytes();
+        }
+        Ok(())
+    }
+
+    /// Writes the L2 tables that are new as a whole, and has the L1 table point at
+    /// them. Their content and their counts become durable before those entries.
+    async fn write_new_tables(&self, placed: &Placed) -> Result<()> {
+        let geometry = &self.geometry;
+        let cluster_bytes = geometry.cluster_size_bytes();
+        let count = placed.indexes.end - placed.indexes.start;
+        let start = placed.tables.bytes();
+        let first_guest = placed.indexes.start * geometry.bytes_per_l2_table();
+        let entry_bytes = geometry.l2_entry_size_bytes();
+        region(
+            &self.file,
+            start..start + count * cluster_bytes,
+            |at, bytes| {
+                let first = first_guest + at / entry_bytes * cluster_bytes;
+                for index in 0..bytes.len() / entry_bytes as usize {
+                    let guest = first + index as u64 * cluster_bytes;
+                    let mapping = match guest < placed.guest.end {
+                        true => placed.mapping(geometry, guest),
+                        false => Mapping::Unallocated,
+                    };
+                    let written = mapping.encode(geometry).write(bytes, index, geometry);
+                    debug_assert!(written, "the entry is inside the write");
+                }
+            },
+        )
+        .await?;
+        let _one = self
+            .l1_entries
+            .acquire(placed.indexes.clone(), Mode::Exclusive)
+            .await;
+        for (number, index) in placed.indexes.clone().enumerate() {
+            let table = HostOffset(start + number as u64 * cluster_bytes);
+            self.forget_slices(table);
+            let change = self.order.change(Reach::AfterBarrier);
+            let set = self.l1.set(index, L1Entry::new(table, true));
+            drop(change);
+            debug_assert!(set, "the L1 table has grown");
+        }
+        Ok(())
+    }
+
+    async fn shrink(self: &Arc<Self>, new_bytes: u64) -> Result<()> {
+        // No request begins beyond the new end any more. The engine reaches there until
+        // those that have begun are over.
+        self.size.set_visible(new_bytes);
+        let end = self.cluster_end(new_bytes);
+        {
+            let first = self.geometry.cluster_start(new_bytes);
+            let _beyond = self
+                .guest_ranges
+                .acquire(first..u64::MAX, Mode::Exclusive)
+                .await;
+            self.drain_held_range(first..end).await?;
+            self.commit().await?;
+            self.write_size(new_bytes).await?;
+            self.size.set(new_bytes);
+            self.forget_kept(end);
+            self.cut_mapping(end).await?;
+        }
+        // Twice: the first commit makes it durable that clusters were dropped, the
+        // second writes their counts.
+        self.commit().await?;
+        self.commit().await?;
+        if self.has_external_data() && self.data.capabilities().growable {
+            self.data.truncate(new_bytes).await?;
+        }
+        self.cut_tail().await
+    }
+}
+
+fn no_room(error: Error) -> Error {
+    let message = format!("Failed to resize underlying file: {}", error.message());
+    error.context("resize", message)
+}

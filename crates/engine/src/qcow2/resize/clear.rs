@@ -1,0 +1,59 @@
+//! Giving up everything that an image holds itself, so that its backing file shows
+//! through everywhere: the end of a commit into that file.
+
+use std::sync::Arc;
+
+use vellum_storage::{Event, Result, ZeroFlags};
+
+use crate::qcow2::image::Image;
+use crate::range_lock::Mode;
+
+impl Image {
+    /// Unmaps every guest cluster and cuts the file where it is not used any more:
+    /// from then on the image shows its backing file, or zeroes where it has none.
+    /// Snapshots and bitmaps stay. A power cut leaves each cluster mapped or not.
+    pub(crate) async fn make_empty(self: Arc<Self>) -> Result<()> {
+        self.begin_change("make empty").await?;
+        let _one = self.resizing.lock().await;
+        self.reached(Event::EmptyImagePrepare).await;
+        {
+            let _all = self
+                .guest_ranges
+                .acquire(0..u64::MAX, Mode::Exclusive)
+                .await;
+            if self.backing.is_none() {
+                // Else the guest sees below what it has seen here.
+                self.mark_dirty(0..self.size_bytes()).await?;
+            }
+            self.drain_held_range(0..self.size_bytes()).await?;
+            self.forget_kept(0);
+            self.cut_mapping(0).await?;
+        }
+        // Twice: the first commit makes it durable that clusters were dropped, the
+        // second writes their counts.
+        self.commit().await?;
+        self.commit().await?;
+        if self.has_external_data() {
+            self.give_data_file_back().await?;
+        }
+        self.cut_tail().await
+    }
+
+    /// Gives back the space of a data file that nothing points at any more.
+    async fn give_data_file_back(&self) -> Result<()> {
+        let len_bytes = self.data.len_bytes()?;
+        let flags = ZeroFlags {
+            may_unmap: true,
+            ..ZeroFlags::default()
+        };
+        match self.data_is_raw() {
+            // What the file shows is what the guest sees.
+            true => self.data.write_zeroes(0, len_bytes, flags).await,
+            // A hint.
+            false => {
+                drop(self.data.discard(0, len_bytes).await);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Writing guest data, zeroing and discarding.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | [`data`] | in place, or step by step: allocate, write data and what is copied in one go, link |
+//! | [`guest_data`] | guest data on its way to and from its place, encrypted or not |
+//! | [`plan`] | old mapping and request to steps, COW ranges and the new mapping; pure functions |
+//! | [`reflink`] | copy-on-write of long ranges without copying, where the file system shares blocks |
+//! | [`shared`] | writes of what lies in another file already, where the file system shares blocks (commit) |
+//! | [`zero`] | write-zeroes and discard: changes of the mapping without data |
+//!
+//! Invariants: a range of clusters is changed by one request at a time
+//! ([`range_lock`](crate::range_lock)); an entry is linked only once the data that it leads to has
+//! been written.
+
+pub(crate) mod data;
+pub(crate) mod guest_data;
+pub(crate) mod plan;
+pub(crate) mod reflink;
+pub(crate) mod shared;
+pub(crate) mod zero;

@@ -1,0 +1,143 @@
+//! Drains several clusters of the data cache at once: small clusters are copied side
+//! by side to a run of new ones, which is written with one request.
+//!
+//! Only the first cluster's range is waited for. The others are taken if nobody holds
+//! them, so that no request holds one range while it waits for another.
+
+use std::sync::Arc;
+
+use vellum_format::l2::Mapping;
+use vellum_format::types::{GuestOffset, HostOffset};
+use vellum_storage::{Buffers, Event, Result, WriteFlags, finish_all};
+
+use crate::qcow2::alloc::allocator::Allocation;
+use crate::qcow2::commit::order::Reach;
+use crate::qcow2::image::Image;
+use crate::qcow2::write::data::Placed;
+use crate::qcow2::write::plan::{self, Target};
+use crate::range_lock::{Guard, Mode};
+
+/// What one request writes at most, unless a single cluster is longer.
+const BATCH_BYTES: u64 = 128 << 10;
+
+/// A cluster that needs a new place for its whole content.
+struct Member {
+    cluster: u64,
+    mapping: Mapping,
+    _exclusive: Guard,
+}
+
+impl Image {
+    /// How many clusters a drain should take together.
+    pub(crate) fn clusters_per_batch(&self) -> usize {
+        if self.geometry.extended_l2 || !self.reads_as_stored() {
+            // Subclusters of different clusters never lie side by side; what is encrypted
+            // by guest offset is written cluster by cluster.
+            return 1;
+        }
+        (BATCH_BYTES / self.geometry.cluster_size_bytes()).max(1) as usize
+    }
+
+    /// Drains those of `clusters` together that can be; the others stay as they are.
+    pub(crate) async fn drain_batch(self: &Arc<Self>, clusters: &[u64]) -> Result<()> {
+        let Some((&first, others)) = clusters.split_first() else {
+            return Ok(());
+        };
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let exclusive = self
+            .guest_ranges
+            .acquire(first..first + cluster_bytes, Mode::Exclusive)
+            .await;
+        let mut held = vec![(first, exclusive)];
+        for &cluster in others {
+            let range = cluster..cluster + cluster_bytes;
+            let guard = self.guest_ranges.try_acquire(range, Mode::Exclusive);
+            held.extend(guard.map(|guard| (cluster, guard)));
+        }
+        self.check_latch()?;
+        let mut members = Vec::with_capacity(held.len());
+        for (cluster, exclusive) in held {
+            members.extend(self.member(cluster, exclusive).await?);
+        }
+        if members.len() < 2 {
+            return Ok(());
+        }
+        // In guest order, so that neighbours stay neighbours.
+        members.sort_unstable_by_key(|member| member.cluster);
+        self.copy_members(members).await
+    }
+
+    /// The cluster as a member of a batch, if its pieces and all around them must go
+    /// to a new place.
+    async fn member(self: &Arc<Self>, cluster: u64, exclusive: Guard) -> Result<Option<Member>> {
+        if self.data_cache.piece_after(cluster, 0).is_none() {
+            return Ok(None);
+        }
+        self.ensure_l2_table(GuestOffset(cluster)).await?;
+        let mapping = self.mapping(GuestOffset(cluster)).await?;
+        let step = plan::first_step(&self.geometry, &[mapping]);
+        let zeroes = self
+            .maps_to_zeroes(cluster, self.geometry.cluster_size_bytes())
+            .await?;
+        Ok((step.target == Target::New && !zeroes).then_some(Member {
+            cluster,
+            mapping,
+            _exclusive: exclusive,
+        }))
+    }
+
+    /// Writes as many of the members as find room side by side, and links them.
+    async fn copy_members(self: &Arc<Self>, mut members: Vec<Member>) -> Result<()> {
+        let after = self.end_of_data_before(members[0].cluster);
+        let allocation = self.allocate_for_data(members.len() as u64, after).await?;
+        members.truncate(allocation.clusters as usize);
+        let written = self.write_members(&members, allocation.start).await;
+        self.give_back_unless(written.is_ok(), Some(allocation))
+            .await;
+        written?;
+        let mut outcome = Ok(());
+        for (index, member) in members.iter().enumerate() {
+            let place = allocation.part(index as u64, &self.geometry);
+            if outcome.is_ok() {
+                outcome = self.link_member(member, place).await;
+            } else {
+                self.give_back_unless(false, Some(place)).await;
+            }
+        }
+        outcome
+    }
+
+    /// Points the mapping of a cluster at its copy, or gives that back.
+    async fn link_member(&self, member: &Member, place: Allocation) -> Result<()> {
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let end = member.cluster + cluster_bytes;
+        let placed = Placed {
+            old: vec![member.mapping],
+            host: place.start,
+            fresh: place.fresh,
+            counted: place.counted,
+            allocation: Some(place),
+            start: member.cluster,
+            end,
+            fill_start: member.cluster,
+            fill_end: end,
+        };
+        self.link(&placed, Reach::AfterBarrier).await?;
+        self.data_cache.remove(member.cluster, 0..cluster_bytes);
+        Ok(())
+    }
+
+    async fn write_members(self: &Arc<Self>, members: &[Member], host: HostOffset) -> Result<()> {
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let contents = members
+            .iter()
+            .map(|member| self.content(member.cluster..member.cluster + cluster_bytes));
+        let contents = finish_all(members.len(), contents).await?;
+        let buffers: Buffers = contents.into_iter().collect();
+        self.reached(Event::WriteAio).await;
+        self.data
+            .write(host.bytes(), buffers, WriteFlags::default())
+            .await
+            .map(drop)
+    }
+}

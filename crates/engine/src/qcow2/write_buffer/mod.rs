@@ -1,0 +1,13 @@
+//! Guest bytes of parts of clusters that need COW, which wait for the rest of their cluster.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | [`batch`] | writes several small clusters back at once |
+//! | [`buffer`] | keeps the bytes, by budget, until their cluster is whole, a flush comes or room is needed |
+//! | [`writeback`] | writes clusters to their new places, with what has to be copied, in the background |
+//!
+//! Invariants: reads see what is buffered; a flush writes it back before it says success.
+
+pub(crate) mod batch;
+pub(crate) mod buffer;
+pub(crate) mod writeback;

@@ -1,0 +1,107 @@
+//! Series of backups: the first one is full, and each of the others holds what has changed
+//! since the one before, as a bitmap of the disk tells.
+
+use std::rc::Rc;
+
+use serde_json::json;
+
+use super::monitor::{End, add_image, add_overlay, back_up};
+use super::scene::{GuestDisk, Scene};
+
+const MAX_BACKUPS: u32 = 4;
+
+/// A series that the next backup can go on with.
+#[derive(Debug, Clone)]
+pub(super) struct Series {
+    /// The node that has the bitmap.
+    pub(super) node: String,
+    pub(super) bitmap: String,
+    /// The file of the last backup. The bitmap calls dirty all that differs from it.
+    pub(super) last: String,
+    backups: u32,
+}
+
+/// Makes the next backup of a disk.
+pub(super) async fn go_on(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
+    let series = disk.series.borrow().clone();
+    let series = series.filter(|series| series.node == top);
+    match series {
+        Some(series) if series.backups < MAX_BACKUPS => next(scene, disk, series).await,
+        Some(series) => {
+            disk.series.replace(None);
+            let arguments = json!({"node": top, "name": series.bitmap});
+            scene.demand("block-dirty-bitmap-remove", arguments).await;
+        }
+        None => first(scene, disk, top).await,
+    }
+}
+
+async fn first(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
+    disk.series.replace(None);
+    let (target, bitmap) = (disk.new_name("b"), disk.new_name("m"));
+    if !add_image(scene, disk, &target, None).await {
+        return;
+    }
+    let job = disk.new_name("j");
+    let mut new = json!({"node": top, "name": bitmap, "persistent": true});
+    if scene.draw(|rng| rng.chance(1, 2)) {
+        new["granularity"] = json!(scene.draw(|rng| 512_u64 << rng.below(8)));
+    }
+    let copied = json!({"job-id": job, "device": top, "target": target, "sync": "full"});
+    let actions = json!([
+        {"type": "block-dirty-bitmap-add", "data": new},
+        {"type": "blockdev-backup", "data": copied},
+    ]);
+    let arguments = json!({"actions": actions});
+    match back_up(scene, disk, (&job, &target), "transaction", arguments).await {
+        End::Done => drop(disk.series.replace(Some(Series {
+            node: top.to_owned(),
+            bitmap,
+            last: target,
+            backups: 1,
+        }))),
+        End::Cancelled | End::Failed => {
+            // It may not be there.
+            let arguments = json!({"node": top, "name": bitmap});
+            let _ = scene.ask("block-dirty-bitmap-remove", arguments).await;
+        }
+    }
+}
+
+async fn next(scene: &Scene, disk: &Rc<GuestDisk>, series: Series) {
+    let target = disk.new_name("b");
+    if !add_overlay(scene, disk, &target, &series.last).await {
+        return;
+    }
+    let job = disk.new_name("j");
+    let (sync, mode) = *scene.draw(|rng| {
+        rng.pick(&[
+            ("incremental", "on-success"),
+            ("incremental", "on-success"),
+            ("bitmap", "on-success"),
+            ("bitmap", "always"),
+            ("bitmap", "never"),
+        ])
+    });
+    let arguments = json!({
+        "job-id": job,
+        "device": series.node,
+        "target": target,
+        "sync": sync,
+        "bitmap": series.bitmap,
+        "bitmap-mode": mode,
+    });
+    let end = back_up(scene, disk, (&job, &target), "blockdev-backup", arguments).await;
+    let next = Series {
+        last: target,
+        backups: series.backups + 1,
+        ..series.clone()
+    };
+    disk.series.replace(match (end, mode) {
+        // The bitmap tells what is not in there.
+        (End::Done, "on-success" | "always") | (End::Cancelled, "always") => Some(next),
+        // Nobody knows what has come of the target, and the bitmap knows only what has not.
+        (End::Failed, "always") => None,
+        _ => Some(series),
+    });
+}

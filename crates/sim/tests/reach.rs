@@ -1,0 +1,76 @@
+//! What stories come to that only the engine decides.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use vellum::BlockDevice;
+use vellum_sim::generate;
+use vellum_sim::rng::Rng;
+use vellum_sim::scenario::{ImageOptions, Preparation, Story};
+use vellum_sim::subject::{Files, Findings, Subject};
+use vellum_sim::{Explorer, engine};
+use vellum_storage::{Buffer, Buffers, Io};
+
+/// The engine; notes where the refcount tables of the images lie that it checks.
+#[derive(Debug)]
+struct Watched {
+    engine: Arc<dyn Subject>,
+    /// Offset and number of clusters, as the header has them.
+    tables: Arc<Mutex<BTreeSet<Vec<u8>>>>,
+}
+
+impl Subject for Watched {
+    fn create(&self, files: Files, options: &ImageOptions) -> Io<()> {
+        self.engine.create(files, options)
+    }
+
+    fn open(&self, files: Files, options: &ImageOptions) -> Io<Arc<dyn BlockDevice>> {
+        self.engine.open(files, options)
+    }
+
+    fn open_backing(&self, files: Files, options: &ImageOptions) -> Io<Arc<dyn BlockDevice>> {
+        self.engine.open_backing(files, options)
+    }
+
+    fn repair(&self, files: Files) -> Io<Findings> {
+        self.engine.repair(files)
+    }
+
+    fn check(&self, files: Files) -> Io<Findings> {
+        let header = files
+            .image
+            .read(48, Buffers::from_iter([Buffer::zeroed(12)]));
+        let (checked, tables) = (self.engine.check(files), self.tables.clone());
+        Io::boxed(async move {
+            let header = header.await?;
+            tables.lock().unwrap().insert(header[0].to_vec());
+            checked.await
+        })
+    }
+}
+
+/// Whether the refcount table moves in a story.
+fn table_moves(story: &Story, seed: u64) -> bool {
+    let tables = Arc::default();
+    let subject = Watched {
+        engine: engine(),
+        tables: Arc::clone(&tables),
+    };
+    let explored = Explorer::new(Arc::new(subject)).story(story, &mut Rng::new(seed), 20);
+    explored.unwrap_or_else(|found| panic!("seed {seed}: {}", found.failure));
+    let tables = tables.lock().unwrap();
+    tables.len() > 1
+}
+
+#[test]
+fn refcount_tables_outgrow_their_clusters() {
+    let is_full = |story: &Story| {
+        let mut preparations = story.preparations.iter();
+        preparations.any(|one| matches!(one, Preparation::FullTable(_)))
+    };
+    let stories = (0..).map(|seed| (seed, generate::story(seed)));
+    let full = stories.filter(|(_, story)| is_full(story)).take(12);
+    let moves = full.filter(|(seed, story)| table_moves(story, *seed));
+    let seeds: Vec<u64> = moves.map(|(seed, _)| seed).collect();
+    assert!(seeds.len() >= 4, "only {seeds:?}");
+}
