@@ -97,46 +97,50 @@ impl State {
 
 /// The ranges in use, in bytes (or any other unit that its user sticks to).
 #[derive(Default)]
-pub(crate) struct Inflight {
+pub(crate) struct RangeLock {
     state: Mutex<State>,
 }
 
-impl Inflight {
+impl RangeLock {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes `range` if that is possible without waiting.
-    pub(crate) fn try_acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> Option<Guard> {
+    pub(crate) fn try_acquire(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        mode: Mode,
+    ) -> Option<RangeGuard> {
         let mut state = self.lock();
         let all = state.entries.len();
         if !state.free_before(all, &range, mode) {
             return None;
         }
         let id = state.add(range, mode, true);
-        Some(Guard {
-            inflight: self.clone(),
+        Some(RangeGuard {
+            ranges: self.clone(),
             id,
         })
     }
 
     /// Takes `range`, waiting for conflicting requests that came before.
-    pub(crate) async fn acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> Guard {
+    pub(crate) async fn acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> RangeGuard {
         if let Some(guard) = self.try_acquire(range.clone(), mode) {
             return guard;
         }
         let id = self.lock().add(range, mode, false);
-        let guard = Guard {
-            inflight: self.clone(),
+        let guard = RangeGuard {
+            ranges: self.clone(),
             id,
         };
-        Granted { inflight: self, id }.await;
+        Granted { ranges: self, id }.await;
         guard
     }
 }
 
 struct Granted<'a> {
-    inflight: &'a Inflight,
+    ranges: &'a RangeLock,
     id: u64,
 }
 
@@ -144,7 +148,7 @@ impl Future for Granted<'_> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.inflight.lock();
+        let mut state = self.ranges.lock();
         let Some(position) = state.position(self.id) else {
             return Poll::Ready(());
         };
@@ -160,23 +164,23 @@ impl Future for Granted<'_> {
 }
 
 /// Holds a range until dropped.
-pub(crate) struct Guard {
-    inflight: Arc<Inflight>,
+pub(crate) struct RangeGuard {
+    ranges: Arc<RangeLock>,
     id: u64,
 }
 
-impl Drop for Guard {
+impl Drop for RangeGuard {
     fn drop(&mut self) {
-        let wakers = self.inflight.lock().remove(self.id);
+        let wakers = self.ranges.lock().remove(self.id);
         for waker in wakers {
             waker.wake();
         }
     }
 }
 
-impl fmt::Debug for Inflight {
+impl fmt::Debug for RangeLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Inflight({} ranges)", self.lock().entries.len())
+        write!(f, "RangeLock({} ranges)", self.lock().entries.len())
     }
 }
 
@@ -190,27 +194,27 @@ mod tests {
 
     #[test]
     fn shared_ranges_meet_and_exclusive_ones_wait() {
-        let inflight = Arc::new(Inflight::default());
-        let a = inflight.try_acquire(0..10, Mode::Shared).unwrap();
-        let b = inflight.try_acquire(5..15, Mode::Shared).unwrap();
-        assert!(inflight.try_acquire(14..20, Mode::Exclusive).is_none());
-        let c = inflight.try_acquire(15..20, Mode::Exclusive).unwrap();
+        let ranges = Arc::new(RangeLock::default());
+        let a = ranges.try_acquire(0..10, Mode::Shared).unwrap();
+        let b = ranges.try_acquire(5..15, Mode::Shared).unwrap();
+        assert!(ranges.try_acquire(14..20, Mode::Exclusive).is_none());
+        let c = ranges.try_acquire(15..20, Mode::Exclusive).unwrap();
         drop((a, b));
-        assert!(inflight.try_acquire(0..15, Mode::Exclusive).is_some());
+        assert!(ranges.try_acquire(0..15, Mode::Exclusive).is_some());
         drop(c);
     }
 
     #[test]
     fn requests_are_granted_in_order_of_arrival() {
-        let inflight = Arc::new(Inflight::default());
-        let first = inflight.try_acquire(0..10, Mode::Shared).unwrap();
-        let mut exclusive = Box::pin(inflight.acquire(0..10, Mode::Exclusive));
+        let ranges = Arc::new(RangeLock::default());
+        let first = ranges.try_acquire(0..10, Mode::Shared).unwrap();
+        let mut exclusive = Box::pin(ranges.acquire(0..10, Mode::Exclusive));
         assert!(exclusive.as_mut().now_or_never().is_none());
         assert!(
-            inflight.try_acquire(0..10, Mode::Shared).is_none(),
+            ranges.try_acquire(0..10, Mode::Shared).is_none(),
             "a later reader must not overtake"
         );
-        let mut later = Box::pin(inflight.acquire(0..10, Mode::Shared));
+        let mut later = Box::pin(ranges.acquire(0..10, Mode::Shared));
         assert!(later.as_mut().now_or_never().is_none());
         drop(first);
         let held = exclusive.as_mut().now_or_never().expect("granted");
@@ -221,12 +225,12 @@ mod tests {
 
     #[test]
     fn a_waiter_that_gives_up_lets_others_pass() {
-        let inflight = Arc::new(Inflight::default());
-        let first = inflight.try_acquire(0..10, Mode::Shared).unwrap();
-        let mut exclusive = Box::pin(inflight.acquire(0..10, Mode::Exclusive));
+        let ranges = Arc::new(RangeLock::default());
+        let first = ranges.try_acquire(0..10, Mode::Shared).unwrap();
+        let mut exclusive = Box::pin(ranges.acquire(0..10, Mode::Exclusive));
         assert!(exclusive.as_mut().now_or_never().is_none());
         drop(exclusive);
-        assert!(inflight.try_acquire(0..10, Mode::Shared).is_some());
+        assert!(ranges.try_acquire(0..10, Mode::Shared).is_some());
         drop(first);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, Preallocation, create};
-use vellum::qcow2::{AheadOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
 use vellum_storage::{MemStorage, lane};
 
@@ -34,7 +34,7 @@ async fn image(extended_l2: bool, entry: impl FnOnce(u64) -> u64) -> Vec<u8> {
     };
     let created = create(file.clone(), None, &options).await;
     created.expect("created");
-    let device = open(file.clone(), AheadOptions::NONE).await;
+    let device = open(file.clone(), PreallocateAhead::NONE).await;
     write(&device, 0, 1).await;
     device.close().await.expect("closed");
     let mut bytes = file.snapshot();
@@ -48,7 +48,7 @@ async fn image(extended_l2: bool, entry: impl FnOnce(u64) -> u64) -> Vec<u8> {
     bytes
 }
 
-async fn open(file: Arc<dyn Storage>, ahead: AheadOptions) -> Arc<Qcow2> {
+async fn open(file: Arc<dyn Storage>, ahead: PreallocateAhead) -> Arc<Qcow2> {
     let options = OpenOptions {
         ahead,
         ..OpenOptions::default()
@@ -98,7 +98,7 @@ fn nothing_new_goes_where_an_entry_leads() {
                 let entry = |end| (end + behind * cluster) | COPIED;
                 let bytes = image(extended_l2, entry).await;
                 let file = Arc::new(MemStorage::with_bytes(bytes));
-                let device = open(file.clone(), AheadOptions::default()).await;
+                let device = open(file.clone(), PreallocateAhead::default()).await;
                 expect(&device, BEYOND, 0).await;
                 for other in 10..CLUSTERS {
                     write(&device, other, 9).await;
@@ -109,7 +109,7 @@ fn nothing_new_goes_where_an_entry_leads() {
                     expect(&device, other, 9).await;
                 }
                 close(device, &file).await;
-                let device = open(file.clone(), AheadOptions::default()).await;
+                let device = open(file.clone(), PreallocateAhead::default()).await;
                 expect(&device, BEYOND, 5).await;
                 // It is nobody else's later either.
                 for other in 1..BEYOND {
@@ -130,7 +130,7 @@ fn nothing_new_goes_where_compressed_data_should_be() {
         let bytes = image(false, entry).await;
         let end = bytes.len();
         let file = Arc::new(MemStorage::with_bytes(bytes));
-        let device = open(file.clone(), AheadOptions::NONE).await;
+        let device = open(file.clone(), PreallocateAhead::NONE).await;
         let unread = device.read(BEYOND * CLUSTER, Buffer::zeroed(CLUSTER as usize));
         unread
             .await
@@ -155,14 +155,14 @@ fn what_is_written_beyond_the_end_is_not_cut_off_at_the_close() {
                 bytes[block as usize + 1] = 1;
             }
             let file = Arc::new(MemStorage::with_bytes(bytes));
-            let device = open(file.clone(), AheadOptions::default()).await;
+            let device = open(file.clone(), PreallocateAhead::default()).await;
             write(&device, BEYOND, 5).await;
             for other in 10..110 {
                 write(&device, other, 9).await;
             }
             device.flush().await.expect("flushed");
             device.close().await.expect("closed");
-            let device = open(file, AheadOptions::default()).await;
+            let device = open(file, PreallocateAhead::default()).await;
             expect(&device, BEYOND, 5).await;
             device.close().await.expect("closed");
         }
@@ -174,14 +174,14 @@ fn what_is_written_beyond_the_end_is_not_cut_off_as_the_device_shrinks() {
     lane::block_on(async {
         let bytes = image(false, |end| (end + 300 * CLUSTER) | COPIED).await;
         let file = Arc::new(MemStorage::with_bytes(bytes));
-        let device = open(file.clone(), AheadOptions::default()).await;
+        let device = open(file.clone(), PreallocateAhead::default()).await;
         write(&device, CLUSTERS - 1, 9).await;
         write(&device, BEYOND, 5).await;
         let smaller = device.resize((CLUSTERS - 1) * CLUSTER, Preallocation::Off);
         smaller.await.expect("resized");
         expect(&device, BEYOND, 5).await;
         close(device, &file).await;
-        let device = open(file.clone(), AheadOptions::default()).await;
+        let device = open(file.clone(), PreallocateAhead::default()).await;
         expect(&device, BEYOND, 5).await;
         close(device, &file).await;
     });

@@ -1,4 +1,4 @@
-//! Failing storages below the data cache: what was acknowledged stays readable, a
+//! Failing storages below the write buffer: what was acknowledged stays readable, a
 //! full disk leaves nothing behind once it has room again, and no failure is lost.
 
 mod common;
@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{AheadOptions, Backing, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{Backing, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
@@ -60,7 +60,7 @@ async fn bed(random: &mut Random) -> Bed {
             l2_cache_entry_size_bytes: Some(512),
             ..CacheOptions::default()
         },
-        ahead: AheadOptions {
+        ahead: PreallocateAhead {
             after_clusters: random.below(100),
             max_bytes: cluster << random.below(8),
         },

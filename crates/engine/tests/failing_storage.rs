@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::run_on_memory as run;
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{AheadOptions, NewSnapshot, OpenOptions, Qcow2};
+use vellum::qcow2::{NewSnapshot, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
 use vellum_storage::MemStorage;
 use vellum_storage::lane::yield_now;
@@ -35,7 +35,7 @@ async fn open(file: Arc<dyn Storage>, data: Option<Arc<dyn Storage>>) -> Arc<Qco
         data_cache_size_bytes: Some(0),
         data_file: data,
         discard: true,
-        ahead: AheadOptions {
+        ahead: PreallocateAhead {
             after_clusters: u64::MAX,
             max_bytes: 0,
         },

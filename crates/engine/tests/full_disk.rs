@@ -10,7 +10,7 @@ use common::{Random, fill_disk, run_on_memory as run};
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{AheadOptions, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
 use vellum_storage::wrap::FaultStorage;
@@ -75,7 +75,7 @@ async fn scenario(seed: u64) {
             refcount_cache_size_bytes: Some(2048),
             ..CacheOptions::default()
         },
-        ahead: AheadOptions {
+        ahead: PreallocateAhead {
             after_clusters: random.below(100),
             max_bytes: CLUSTER_BYTES << random.below(8),
         },

@@ -1,5 +1,5 @@
 //! Several lanes on one image in a real file, at random: their requests share
-//! clusters, the data cache, tables and commits. Each lane owns every so many bytes
+//! clusters, the write buffer, tables and commits. Each lane owns every so many bytes
 //! and knows what they must be.
 
 mod common;
@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{AheadOptions, Backing, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{Backing, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
 use vellum_storage::file::{FileOptions, FileStorage};
@@ -270,14 +270,13 @@ async fn open(path: &Path, case: &Case) -> (Arc<dyn Storage>, Arc<Qcow2>) {
             ..CacheOptions::default()
         },
         backing,
-        ahead: case
-            .ahead
-            .map_or(AheadOptions::default(), |(after_clusters, max_bytes)| {
-                AheadOptions {
-                    after_clusters,
-                    max_bytes,
-                }
-            }),
+        ahead: case.ahead.map_or(
+            PreallocateAhead::default(),
+            |(after_clusters, max_bytes)| PreallocateAhead {
+                after_clusters,
+                max_bytes,
+            },
+        ),
         data_cache_size_bytes: case.data_cache,
         discard: true,
         discard_no_unref: case.no_unref,
@@ -413,7 +412,7 @@ fn a_flush_does_not_wait_for_a_lane_that_rests() {
         create(file, None, &options).await.unwrap();
         open(&path, &case).await.1
     });
-    // Returns as soon as the bytes are in the data cache.
+    // Returns as soon as the bytes are in the write buffer.
     lane::block_on(async {
         let buffer = Buffer::zeroed(4096);
         image

@@ -10,14 +10,14 @@ use futures_util::future::join_all;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{AheadOptions, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
 
 struct Case {
     options: CreateOptions,
     cache: CacheOptions,
-    ahead: AheadOptions,
+    ahead: PreallocateAhead,
     backing: Option<Vec<u8>>,
 }
 
@@ -47,8 +47,8 @@ fn case(random: &mut Random) -> Case {
         ..CacheOptions::default()
     };
     let ahead = match random.below(3) {
-        0 => AheadOptions::default(),
-        _ => AheadOptions {
+        0 => PreallocateAhead::default(),
+        _ => PreallocateAhead {
             after_clusters: random.below(3),
             max_bytes: cluster << random.below(6),
         },

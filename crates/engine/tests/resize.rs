@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{open, qemu_ok, qemu_verdict};
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::Preallocation;
-use vellum::qcow2::{AheadOptions, Backing, OpenOptions, Qcow2};
+use vellum::qcow2::{Backing, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, Raw, RequestFlags, Storage};
 use vellum_storage::MemStorage;
 use vellum_storage::file::Create;
@@ -34,9 +34,9 @@ async fn over_sevens(path: &Path, size: &str) -> Arc<Qcow2> {
     drop(written.expect("written"));
     let options = OpenOptions {
         backing: Backing::Given(base),
-        ahead: AheadOptions {
+        ahead: PreallocateAhead {
             after_clusters: 0,
-            ..AheadOptions::default()
+            ..PreallocateAhead::default()
         },
         ..OpenOptions::default()
     };
@@ -73,7 +73,7 @@ fn bytes_kept_beyond_the_new_end_do_not_come_back() {
     let at = path.clone();
     lane::block_on(async move {
         let image = over_sevens(&at, "4M").await;
-        // Sequential beginnings of clusters wait in the data cache for more.
+        // Sequential beginnings of clusters wait in the write buffer for more.
         for cluster in 0..60 {
             write(&image, cluster * 64 * KIB, 4 * KIB, 9).await;
         }

@@ -1,4 +1,4 @@
-//! Bytes in the data cache that cannot be drained, since their cluster cannot be
+//! Bytes in the write buffer that cannot be written back, since their cluster cannot be
 //! copied or the disk is full: they must not take anything else along.
 
 mod common;
@@ -65,7 +65,7 @@ async fn byte(image: &Qcow2, offset: u64) -> u8 {
     image.read(offset, Buffer::for_read(1)).await.unwrap()[0]
 }
 
-/// A cluster that is written whole, and one whose bytes cannot be drained: its
+/// A cluster that is written whole, and one whose bytes cannot be written back: its
 /// backing device cannot be read.
 async fn with_a_bad_backing_sector() -> Bed {
     let bed = bed().await;

@@ -1,5 +1,5 @@
 //! A request that was started and that nobody polls holds up no other one: what it
-//! loads, drains or locks for all of them goes on by itself.
+//! loads, writebacks or locks for all of them goes on by itself.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use vellum::gate::DenyAll;
 use vellum::luks::{Cipher, FormatOptions, IterationTime, Mode, Passphrase};
 use vellum::qcow2::check::{CheckOptions, FindingKind, Fix, check, repair};
 use vellum::qcow2::create::{CreateOptions, Encryption, create};
-use vellum::qcow2::{AheadOptions, Backing as OpenBacking, CacheOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{Backing as OpenBacking, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
 use vellum_storage::Io;
 
 use crate::scenario::{Backing, DataFile, ImageOptions};
@@ -76,12 +76,12 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
         },
         data_file: files.data.clone(),
         ahead: if options.eager {
-            AheadOptions {
+            PreallocateAhead {
                 after_clusters: 0,
                 max_bytes: 8 << options.cluster_bits,
             }
         } else {
-            AheadOptions::default()
+            PreallocateAhead::default()
         },
         bitmap_step_bytes: Some(1024),
         discard: true,

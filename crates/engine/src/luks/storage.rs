@@ -21,7 +21,7 @@ use super::MasterKey;
 use super::SECTOR_BYTES;
 use super::Suite;
 use super::cipher::SectorCipher;
-use crate::range_lock::{Inflight, Mode};
+use crate::range_lock::{Mode, RangeLock};
 use crate::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
 
 /// Requests up to this length are worked on where they are: a change of threads takes
@@ -42,7 +42,7 @@ pub struct EncryptedStorage {
     /// Where sector 0 lies, or would lie, modulo 2^64.
     start_bytes: u64,
     /// Ranges that writes hold, in bytes.
-    writing: Arc<Inflight>,
+    writing: Arc<RangeLock>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{Event, spawn};
 
 use crate::qcow2::Qcow2;
-use crate::range_lock::{Inflight, Mode};
+use crate::range_lock::{Mode, RangeLock};
 use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, pass_on};
 
 /// Copies are made in pieces of at most this size.
@@ -32,7 +32,7 @@ struct Core {
     layers: Option<u32>,
     /// What is read is kept; otherwise only what is fetched.
     keeps_reads: bool,
-    ranges: Arc<Inflight>,
+    ranges: Arc<RangeLock>,
     /// Who wants to be told of events.
     debugger: Option<Arc<Debugger>>,
 }

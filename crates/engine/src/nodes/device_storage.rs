@@ -60,8 +60,8 @@ impl DeviceStorage {
 }
 
 impl Core {
-    /// Makes the device reach to `end_bytes`.
-    async fn reach(&self, end_bytes: u64) -> Result<()> {
+    /// Makes the device at least `end_bytes` long.
+    async fn grow_to(&self, end_bytes: u64) -> Result<()> {
         if end_bytes <= self.device.size_bytes() || !self.growable {
             return Ok(());
         }
@@ -145,7 +145,7 @@ impl Storage for DeviceStorage {
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
         self.start(|core| async move {
-            core.reach(offset_bytes + total_len(&buffers)).await?;
+            core.grow_to(offset_bytes + total_len(&buffers)).await?;
             let flags = RequestFlags { fua: flags.fua };
             let mut at = offset_bytes;
             let mut written = Buffers::new();
@@ -160,7 +160,7 @@ impl Storage for DeviceStorage {
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
         self.start(|core| async move {
-            core.reach(offset_bytes + len_bytes).await?;
+            core.grow_to(offset_bytes + len_bytes).await?;
             let request = ZeroRequest {
                 may_unmap: flags.may_unmap,
                 no_fallback: flags.no_fallback,
@@ -181,7 +181,7 @@ impl Storage for DeviceStorage {
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.start(|core| async move { core.reach(offset_bytes + len_bytes).await })
+        self.start(|core| async move { core.grow_to(offset_bytes + len_bytes).await })
     }
 
     fn flush(&self) -> Io<()> {

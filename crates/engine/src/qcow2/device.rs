@@ -77,8 +77,8 @@ impl Qcow2 {
     pub fn clean_caches(&self) {
         self.image.l2.drop_unused();
         self.image.allocator.refcounts.cache.drop_unused();
-        self.image.compressed.kept.drop_unused();
-        self.image.chain.drop_unused();
+        self.image.compressed_reads.cache.drop_unused();
+        self.image.backing_chain.drop_unused();
         heap::give_back();
     }
 
@@ -107,7 +107,7 @@ impl Qcow2 {
             l2_limit_bytes: image.l2.limit_bytes() as u64,
             refcount_bytes: refcounts.used_bytes() as u64,
             refcount_limit_bytes: refcounts.limit_bytes() as u64,
-            chain_index_bytes: image.chain.used_bytes() as u64,
+            chain_index_bytes: image.backing_chain.used_bytes() as u64,
         }
     }
 
@@ -171,7 +171,7 @@ impl BlockDevice for Qcow2 {
             return Io::ready(Err(error));
         }
         // Taken here, so that the file holds the data in the order of the calls.
-        let ticket = self.image.packer.queue.ticket();
+        let ticket = self.image.compressed_writes.queue.ticket();
         self.change(|image| async move {
             image
                 .write_compressed(offset_bytes, buffer, flags, ticket)
@@ -185,7 +185,7 @@ impl BlockDevice for Qcow2 {
             return Io::ready(Err(error));
         }
         // Taken here, so that the order is that of the calls.
-        let ticket = self.image.packer.queue.ticket();
+        let ticket = self.image.compressed_writes.queue.ticket();
         self.change(|image| async move { image.write_in_order(offset_bytes, buffer, ticket).await })
     }
 
@@ -201,7 +201,7 @@ impl BlockDevice for Qcow2 {
         if let Err(error) = range {
             return Io::ready(Err(error));
         }
-        let ticket = self.image.packer.queue.ticket();
+        let ticket = self.image.compressed_writes.queue.ticket();
         self.change(|image| async move {
             // Zeroes take a place only where a part of a cluster is zeroed.
             ticket.turn().await;

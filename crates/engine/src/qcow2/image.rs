@@ -14,26 +14,26 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, 
 use crate::BlockDevice;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
-use crate::qcow2::alloc::unwritten::Blanks;
+use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
 use crate::qcow2::bitmap::state::BitmapState;
-use crate::qcow2::commit::epochs::Readers;
-use crate::qcow2::commit::order::Order;
-use crate::qcow2::compressed::packer::Packer;
-use crate::qcow2::compressed::state::Compressed;
+use crate::qcow2::commit::epochs::Epochs;
+use crate::qcow2::commit::write_order::Commits;
+use crate::qcow2::compressed::read_state::CompressedReads;
+use crate::qcow2::compressed::write_state::CompressedWrites;
 use crate::qcow2::encryption::Encryption;
 use crate::qcow2::header::load::SnapshotTable;
-use crate::qcow2::integrity::fail_stop::Latch;
+use crate::qcow2::integrity::fail_stop::FailStop;
 use crate::qcow2::integrity::overlap::{OverlapMap, refused_for};
 use crate::qcow2::mapping::l1::L1Table;
-use crate::qcow2::mapping::lookup::{L2Cache, Lookup, Mapper, Run, Slice, View};
+use crate::qcow2::mapping::lookup::{L2Cache, Lookup, Mapper, MappingRun, Slice, View};
 use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{CacheOptions, PassDiscards};
-use crate::qcow2::read::layers::Chain;
+use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::resize::size::Size;
 use crate::qcow2::table_cache::cache::Budget;
-use crate::qcow2::table_cache::readahead::Streams;
-use crate::qcow2::write_buffer::buffer::DataCache;
-use crate::range_lock::{Guard, Inflight, Mode};
+use crate::qcow2::table_cache::readahead::Readahead;
+use crate::qcow2::write_buffer::buffer::WriteBuffer;
+use crate::range_lock::{Mode, RangeGuard, RangeLock};
 
 /// Everything that the requests on one image share.
 #[derive(Debug)]
@@ -66,29 +66,29 @@ pub(crate) struct Image {
     pub(crate) encryption: Encryption,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     /// What lies below, seen as one mapping.
-    pub(crate) chain: Chain,
+    pub(crate) backing_chain: BackingChain,
     pub(crate) l1: L1Table,
     pub(crate) l2: L2Cache,
     /// How the sizes of the caches follow from the size of the device.
     pub(crate) cache_options: Mutex<CacheOptions>,
-    pub(crate) streams: Streams,
+    pub(crate) readahead: Readahead,
     pub(crate) allocator: Arc<Allocator>,
-    pub(crate) compressed: Compressed,
-    pub(crate) packer: Packer,
-    pub(crate) lazy: LazyRefcounts,
+    pub(crate) compressed_reads: CompressedReads,
+    pub(crate) compressed_writes: CompressedWrites,
+    pub(crate) lazy_refcounts: LazyRefcounts,
     /// Guest ranges of running changing requests, in bytes.
-    pub(crate) guest_ranges: Arc<Inflight>,
+    pub(crate) guest_ranges: Arc<RangeLock>,
     /// L1 indexes whose L2 table is being made.
-    pub(crate) l1_entries: Arc<Inflight>,
-    pub(crate) readers: Arc<Readers>,
-    pub(crate) data_cache: DataCache,
-    pub(crate) blanks: Blanks,
+    pub(crate) l1_entries: Arc<RangeLock>,
+    pub(crate) read_epochs: Arc<Epochs>,
+    pub(crate) write_buffer: WriteBuffer,
+    pub(crate) unwritten: UnwrittenSubclusters,
     pub(crate) bitmaps: BitmapState,
-    pub(crate) order: Order,
+    pub(crate) commits: Commits,
     /// Where metadata lies, which no data may hit.
     pub(crate) overlap: Arc<OverlapMap>,
     pub(crate) messages: Messages,
-    pub(crate) latch: Latch,
+    pub(crate) fail_stop: FailStop,
     /// What must happen once before the first change has happened.
     pub(crate) prepared: AtomicBool,
     pub(crate) preparing: async_lock::Mutex<()>,
@@ -99,7 +99,7 @@ pub(crate) struct Image {
 impl Image {
     /// Tells the debugger, if there is one, of an event, and waits as long as it holds us.
     #[inline]
-    pub(crate) async fn reached(&self, event: Event) {
+    pub(crate) async fn emit(&self, event: Event) {
         if let Some(debugger) = &self.debugger
             && let Some(suspension) = debugger.event(event)
         {
@@ -130,7 +130,7 @@ impl Image {
 
     /// Brings an L2 slice into memory.
     pub(crate) async fn load_slice(&self, slice: Slice) -> Result<()> {
-        self.reached(Event::L2Load).await;
+        self.emit(Event::L2Load).await;
         let read = self.read_slices(slice.key, self.l2.table_bytes() as u64);
         self.l2.load(slice.key, read).await
     }
@@ -165,7 +165,7 @@ impl Image {
     }
 
     /// The first run of a range, which may end before the range does.
-    pub(crate) async fn first_run(&self, guest: GuestOffset, len_bytes: u64) -> Result<Run> {
+    pub(crate) async fn first_run(&self, guest: GuestOffset, len_bytes: u64) -> Result<MappingRun> {
         loop {
             match self.mapper().first_run(guest, len_bytes) {
                 Ok(Lookup::Hit(run)) => return Ok(run),
@@ -189,7 +189,7 @@ impl Image {
         after: Option<HostOffset>,
     ) -> Result<Allocation> {
         self.begin_lazy_refcounts().await?;
-        self.reached(Event::ClusterAlloc).await;
+        self.emit(Event::ClusterAlloc).await;
         match self.allocator.allocate_near(want, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(error).await),
@@ -203,7 +203,7 @@ impl Image {
         after: Option<HostOffset>,
     ) -> Result<Allocation> {
         self.begin_lazy_refcounts().await?;
-        self.reached(Event::ClusterAlloc).await;
+        self.emit(Event::ClusterAlloc).await;
         match self.allocator.allocate_near(1, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(refused_for(what, error)).await),
@@ -263,7 +263,7 @@ impl Image {
     /// The size that the engine works with: the guest's, or more while that grows.
     #[inline]
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.size.reach_bytes()
+        self.size.addressable_bytes()
     }
 
     /// Sizes the metadata caches for the device as it is now.
@@ -286,7 +286,7 @@ impl Image {
     }
 
     /// Takes the guest range that covers whole clusters around `range`.
-    pub(crate) async fn lock_clusters(&self, range: Range<u64>, mode: Mode) -> Result<Guard> {
+    pub(crate) async fn lock_clusters(&self, range: Range<u64>, mode: Mode) -> Result<RangeGuard> {
         let cluster = self.geometry.cluster_size_bytes();
         let start = self.geometry.cluster_start(range.start);
         let end = range.end.div_ceil(cluster).saturating_mul(cluster);
@@ -329,7 +329,7 @@ impl Image {
     /// Refuses where changes are not allowed.
     pub(crate) fn check_changeable(&self, operation: &'static str) -> Result<()> {
         if !self.read_only {
-            return self.check_latch();
+            return self.check_not_stopped();
         }
         let message = "the image is open read-only";
         Err(Error::new(ErrorKind::ReadOnly, operation, message).target(self.name.clone()))
@@ -380,14 +380,14 @@ impl Image {
         };
         let Err(error) = write(new).await else {
             let flushed = self.file.flush().await;
-            return flushed.inspect_err(|error| self.latch(error.clone()));
+            return flushed.inspect_err(|error| self.stop_changes(error.clone()));
         };
         let taken_back = async {
             write(old).await?;
             self.file.flush().await
         };
         if taken_back.await.is_err() {
-            self.latch(error.clone());
+            self.stop_changes(error.clone());
         }
         Err(error)
     }
@@ -414,21 +414,21 @@ impl Image {
             self.end_use();
             return Ok(());
         }
-        self.unlatch_for_retry();
-        self.check_latch()?;
-        // What could not be drained is lost, and reported; all else is kept.
-        let drained = self.drain_all().await;
+        self.allow_retry();
+        self.check_not_stopped()?;
+        // What could not be written back is lost, and reported; all else is kept.
+        let written_back = self.write_back_all().await;
         self.seal_packed().await?;
         self.commit().await?;
         // Else they stay in use, and are kept as after a crash.
         let bitmaps = self.close_bitmaps().await;
         self.resume_refcounts();
         self.release_all_dropped().await?;
-        self.allocator.settle().await?;
+        self.allocator.release_reserve().await?;
         // Writes the counts that have gone down, and those of clusters counted ahead.
         self.commit().await?;
         self.end_lazy_refcounts().await?;
         self.end_use();
-        drained.and(bitmaps)
+        written_back.and(bitmaps)
     }
 }

@@ -44,7 +44,7 @@ mod table_cache;
 mod write;
 mod write_buffer;
 
-pub use alloc::prealloc::AheadOptions;
+pub use alloc::prealloc::PreallocateAhead;
 pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap};
 pub use compressed::compress::CompressionOptions;
 pub use device::{CacheUsage, Qcow2};

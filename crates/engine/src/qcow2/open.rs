@@ -15,18 +15,18 @@ use crate::BlockDevice;
 use crate::gate::{FileRequest, Gate};
 use crate::qcow2::alloc::allocator::Allocator;
 use crate::qcow2::alloc::lazy::LazyRefcounts;
-use crate::qcow2::alloc::prealloc::AheadOptions;
+use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::alloc::refcounts::{RefcountTable, Refcounts};
 use crate::qcow2::bitmap::state::BitmapState;
 use crate::qcow2::check;
 use crate::qcow2::commit::barrier::Barriers;
 use crate::qcow2::compressed::compress::{Codec, CompressionOptions};
-use crate::qcow2::compressed::packer::Packer;
-use crate::qcow2::compressed::state::Compressed;
+use crate::qcow2::compressed::read_state::CompressedReads;
+use crate::qcow2::compressed::write_state::CompressedWrites;
 use crate::qcow2::encryption::{self, Encryption};
 use crate::qcow2::header::load::{self, SnapshotTable, read_bytes};
 use crate::qcow2::image::Image;
-use crate::qcow2::integrity::debug_events::reached;
+use crate::qcow2::integrity::debug_events::emit;
 use crate::qcow2::integrity::errors::bad_format;
 use crate::qcow2::integrity::guard::GuardedData;
 use crate::qcow2::integrity::overlap::OverlapMap;
@@ -35,11 +35,11 @@ use crate::qcow2::mapping::lookup::L2Cache;
 use crate::qcow2::mapping::packed::L2Codec;
 use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{Backing, CacheOptions, L2_SLICE_BYTES, OpenOptions};
-use crate::qcow2::read::layers::Chain;
+use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::resize::size::Size;
 use crate::qcow2::snapshot::{self, SnapshotSelector};
-use crate::qcow2::table_cache::readahead::Streams;
-use crate::qcow2::write_buffer::buffer::DataCache;
+use crate::qcow2::table_cache::readahead::Readahead;
+use crate::qcow2::write_buffer::buffer::WriteBuffer;
 
 fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) -> Error {
     Error::new(kind, "open", message).target(file.name())
@@ -247,7 +247,7 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
         pass_discard_request: Some(closed.pass_discards.request),
         pass_discard_other: closed.pass_discards.other,
         lazy_refcounts: Some(false),
-        ahead: AheadOptions::NONE,
+        ahead: PreallocateAhead::NONE,
         ..OpenOptions::default()
     };
     let (file, data) = (closed.file.clone(), closed.unguarded_data.clone());
@@ -287,7 +287,7 @@ pub(crate) async fn read_refcount_table(
 ) -> Result<RefcountTable> {
     let clusters = u64::from(header.refcount_table_clusters);
     let len_bytes = clusters * geometry.cluster_size_bytes();
-    reached(file, Event::ReftableLoad).await;
+    emit(file, Event::ReftableLoad).await;
     let bytes = read_bytes(file, header.refcount_table_offset.bytes(), len_bytes).await?;
     let entries = (0..bytes.len() / 8).filter_map(|index| RefcountTableEntry::read(&bytes, index));
     Ok(RefcountTable::new(
@@ -323,9 +323,9 @@ async fn read_l1(
 }
 
 /// What is done ahead: nothing where a debugger wants to see what each request leads to.
-fn ahead(file: &Arc<dyn Storage>, options: &OpenOptions) -> AheadOptions {
+fn ahead(file: &Arc<dyn Storage>, options: &OpenOptions) -> PreallocateAhead {
     match file.debugger() {
-        Some(_) => AheadOptions::NONE,
+        Some(_) => PreallocateAhead::NONE,
         None => options.ahead,
     }
 }
@@ -362,7 +362,7 @@ async fn assemble(
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
-        data_cache: DataCache::new(options.data_cache_bytes(file.debugger().is_some())),
+        write_buffer: WriteBuffer::new(options.data_cache_bytes(file.debugger().is_some())),
         debugger: file.debugger(),
         geometry,
         size: Size::new(header.guest_size_bytes()),
@@ -374,15 +374,15 @@ async fn assemble(
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
         cache_options: Mutex::new(options.cache),
-        streams: Streams::default(),
-        lazy,
+        readahead: Readahead::default(),
+        lazy_refcounts: lazy,
         allocator: Allocator::new(refcounts, ahead)?,
-        compressed: Compressed::new(
+        compressed_reads: CompressedReads::new(
             &geometry,
             header.guest_size_bytes(),
             options.decompressed_cache_bytes(&geometry),
         ),
-        packer: Packer::new(&geometry, &data, codec),
+        compressed_writes: CompressedWrites::new(&geometry, &data, codec),
         messages: options.messages.clone(),
         overlap,
         header: Mutex::new(Arc::new(header)),
@@ -393,15 +393,15 @@ async fn assemble(
         data,
         unguarded_data,
         encryption,
-        chain: Chain::new(backing.as_ref(), options.chain_index_bytes()),
+        backing_chain: BackingChain::new(backing.as_ref(), options.chain_index_bytes()),
         backing,
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),
-        readers: Arc::default(),
-        blanks: Default::default(),
+        read_epochs: Arc::default(),
+        unwritten: Default::default(),
         bitmaps: BitmapState::new(options.bitmap_step_bytes),
-        order: Default::default(),
-        latch: Default::default(),
+        commits: Default::default(),
+        fail_stop: Default::default(),
         prepared: AtomicBool::new(false),
         preparing: async_lock::Mutex::new(()),
         preallocated: std::sync::OnceLock::new(),

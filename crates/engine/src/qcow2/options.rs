@@ -7,7 +7,7 @@ use vellum_storage::{Error, ErrorKind, Result, Storage};
 
 use crate::BlockDevice;
 use crate::luks::Passphrase;
-use crate::qcow2::alloc::prealloc::AheadOptions;
+use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::compressed::compress::CompressionOptions;
 use crate::qcow2::integrity::overlap::OverlapChecks;
 use crate::qcow2::messages::Messages;
@@ -98,7 +98,7 @@ pub struct OpenOptions {
     /// metadata is refused, and the image marked corrupt.
     pub overlap_checks: OverlapChecks,
     /// How far ahead of the writes clusters are counted.
-    pub ahead: AheadOptions,
+    pub ahead: PreallocateAhead,
     /// The image is going to be checked or repaired: it is opened as it is, marked
     /// dirty or corrupt or not, and accepts no requests that change it.
     pub for_check: bool,

@@ -39,29 +39,29 @@ const REQUESTS: [(Range<u64>, Mode); 4] = [
 #[test]
 fn overlapping_requests_never_run_at_once() {
     explore(|| {
-        let (inflight, units) = (Arc::new(Inflight::default()), Arc::new(Units::default()));
+        let (ranges, units) = (Arc::new(RangeLock::default()), Arc::new(Units::default()));
         let threads = REQUESTS.map(|(range, mode)| {
-            let (inflight, units) = (inflight.clone(), units.clone());
+            let (ranges, units) = (ranges.clone(), units.clone());
             thread::spawn(move || {
-                let guard = block_on(inflight.acquire(range.clone(), mode));
+                let guard = block_on(ranges.acquire(range.clone(), mode));
                 units.work(range, mode);
                 drop(guard);
             })
         });
         join(threads);
-        assert!(inflight.lock().entries.is_empty());
+        assert!(ranges.lock().entries.is_empty());
     });
 }
 
 #[test]
 fn whoever_gives_up_waiting_keeps_nobody_waiting() {
     explore(|| {
-        let (inflight, units) = (Arc::new(Inflight::default()), Arc::new(Units::default()));
+        let (ranges, units) = (Arc::new(RangeLock::default()), Arc::new(Units::default()));
         let threads = REQUESTS.map(|(range, mode)| {
-            let (inflight, units) = (inflight.clone(), units.clone());
+            let (ranges, units) = (ranges.clone(), units.clone());
             thread::spawn(move || {
                 let mut left = chance(4);
-                let mut acquired = pin!(inflight.acquire(range.clone(), mode));
+                let mut acquired = pin!(ranges.acquire(range.clone(), mode));
                 let guard = block_on(std::future::poll_fn(|context| {
                     if left == 0 && mode == Mode::Exclusive {
                         return Poll::Ready(None);
@@ -82,13 +82,13 @@ fn whoever_gives_up_waiting_keeps_nobody_waiting() {
 #[test]
 fn nobody_overtakes_one_that_waits() {
     explore(|| {
-        let inflight = Arc::new(Inflight::default());
-        let first = inflight.try_acquire(0..2, Mode::Shared).expect("free");
+        let ranges = Arc::new(RangeLock::default());
+        let first = ranges.try_acquire(0..2, Mode::Shared).expect("free");
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = Box::pin({
-            let (inflight, order) = (inflight.clone(), order.clone());
+            let (ranges, order) = (ranges.clone(), order.clone());
             async move {
-                let guard = inflight.acquire(0..2, Mode::Exclusive).await;
+                let guard = ranges.acquire(0..2, Mode::Exclusive).await;
                 order.lock().expect("nobody panics").push(1);
                 guard
             }
@@ -98,9 +98,9 @@ fn nobody_overtakes_one_that_waits() {
             .poll(&mut Context::from_waker(Waker::noop()));
         assert!(began.is_pending(), "the first one holds it");
         let threads = [(2, Mode::Shared), (3, Mode::Exclusive)].map(|(number, mode)| {
-            let (inflight, order) = (inflight.clone(), order.clone());
+            let (ranges, order) = (ranges.clone(), order.clone());
             thread::spawn(move || {
-                let _guard = block_on(inflight.acquire(1..2, mode));
+                let _guard = block_on(ranges.acquire(1..2, mode));
                 order.lock().expect("nobody panics").push(number);
             })
         });

@@ -13,7 +13,7 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{
-    AheadOptions, CacheOptions, NewSnapshot, OpenOptions, Qcow2, SnapshotSelector,
+    CacheOptions, NewSnapshot, OpenOptions, PreallocateAhead, Qcow2, SnapshotSelector,
 };
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
@@ -60,7 +60,7 @@ async fn open(file: &Arc<dyn Storage>, case: &Case) -> Arc<Qcow2> {
     let options = OpenOptions {
         cache: case.cache,
         backing: backing(case.backing.as_deref()),
-        ahead: AheadOptions {
+        ahead: PreallocateAhead {
             after_clusters: 3,
             max_bytes: 4 * case.options.cluster_size_bytes,
         },

@@ -28,11 +28,11 @@ use vellum_storage::{Error, ErrorKind, Event, Result};
 
 use super::beyond::Beyond;
 use super::free_index::FreeIndex;
-use super::prealloc::{AheadOptions, Length, LengthMark};
+use super::prealloc::{FileLength, LengthMark, PreallocateAhead};
 use super::refcounts::Refcounts;
-use super::reserve::{Reserve, Run};
+use super::reserve::{Reserve, ReservedRun};
 use super::scan::Scan;
-use crate::qcow2::integrity::debug_events::reached;
+use crate::qcow2::integrity::debug_events::emit;
 use crate::qcow2::integrity::overlap::refusal;
 
 /// Extents of free clusters that are kept in memory, at most.
@@ -46,10 +46,10 @@ pub(crate) struct Allocation {
     /// Number of clusters.
     pub(crate) clusters: u64,
     /// The clusters lie beyond everything ever written: they read as zeroes.
-    pub(crate) fresh: bool,
+    pub(crate) reads_as_zeroes: bool,
     /// Their counts are durable already, and so is a file that reaches to their end:
     /// a mapping that points at them needs no barrier before it.
-    pub(crate) counted: bool,
+    pub(crate) refcount_durable: bool,
 }
 
 impl Allocation {
@@ -92,10 +92,10 @@ pub(crate) struct State {
     /// The last period whose counts are durable.
     durable_period: u64,
     /// The image is marked dirty: no mapping has to wait for counts.
-    postponed: bool,
+    refcounts_lazy: bool,
     /// Freed clusters beyond the tail: a refcount table has been there.
     pub(crate) written_beyond: Vec<Range<u64>>,
-    pub(crate) length: Length,
+    pub(crate) length: FileLength,
     /// Nothing is handed out there.
     pub(crate) beyond: Beyond,
     /// Somebody holds the end of the file: see [`Allocator::hold_end`].
@@ -105,23 +105,23 @@ pub(crate) struct State {
     /// Nothing is prepared again before so many clusters were handed out.
     pub(crate) prepare_from: u64,
     /// The image is being closed: nothing is counted ahead any more.
-    pub(crate) settled: bool,
+    pub(crate) closing: bool,
     /// Indexes of refcount blocks that were made since the image was opened. The
     /// file need not reach to them before something behind them is used.
     pub(crate) made_blocks: Vec<u64>,
     /// Clusters whose counts must still go down by one.
-    pub(crate) owed: Vec<Range<u64>>,
+    pub(crate) deferred_decrements: Vec<Range<u64>>,
 }
 
 /// What an attempt to allocate came to.
 pub(crate) enum Attempt {
     Done(Allocation),
-    Blocked(Obstacle),
+    Blocked(Blocker),
 }
 
 /// What has to be done before clusters can be counted or handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Obstacle {
+pub(crate) enum Blocker {
     /// A slice of refcounts is not in memory.
     Load(u64),
     /// This cluster has no refcount block.
@@ -139,7 +139,7 @@ pub(crate) struct Allocator {
     /// One request at a time makes new refcount blocks, or changes where the file ends.
     pub(crate) growing: async_lock::Mutex<()>,
     state: Mutex<State>,
-    pub(crate) options: AheadOptions,
+    pub(crate) options: PreallocateAhead,
     zero_init: bool,
 }
 
@@ -160,7 +160,7 @@ impl Allocator {
     ///
     /// # Errors
     /// When the length of the file cannot be had.
-    pub(crate) fn new(refcounts: Refcounts, options: AheadOptions) -> Result<Arc<Self>> {
+    pub(crate) fn new(refcounts: Refcounts, options: PreallocateAhead) -> Result<Arc<Self>> {
         let capabilities = refcounts.file.capabilities();
         let len_bytes = refcounts.file.len_bytes()?;
         let tail = if capabilities.growable {
@@ -176,16 +176,16 @@ impl Allocator {
             handed_out: 0,
             period: 1,
             durable_period: 0,
-            postponed: false,
+            refcounts_lazy: false,
             written_beyond: Vec::new(),
-            length: Length::new(&capabilities, len_bytes, tail),
+            length: FileLength::new(&capabilities, len_bytes, tail),
             beyond: Beyond::default(),
             end_held: false,
             preparing: false,
             prepare_from: 0,
-            settled: false,
+            closing: false,
             made_blocks: Vec::new(),
-            owed: Vec::new(),
+            deferred_decrements: Vec::new(),
         };
         Ok(Arc::new(Allocator {
             refcounts,
@@ -230,26 +230,26 @@ impl Allocator {
         let allocation = loop {
             match self.attempt(want.max(1), after)? {
                 Attempt::Done(allocation) => break allocation,
-                Attempt::Blocked(obstacle) => self.clear_away(obstacle).await?,
+                Attempt::Blocked(obstacle) => self.resolve(obstacle).await?,
             }
         };
         self.prepare();
-        self.tell_counted().await;
+        self.emit_refcounts_raised().await;
         Ok(allocation)
     }
 
     /// Tells the debugger that counts have gone up in memory.
-    pub(crate) async fn tell_counted(&self) {
-        reached(&self.refcounts.file, Event::RefblockAlloc).await;
-        reached(&self.refcounts.file, Event::RefblockLoad).await;
+    pub(crate) async fn emit_refcounts_raised(&self) {
+        emit(&self.refcounts.file, Event::RefblockAlloc).await;
+        emit(&self.refcounts.file, Event::RefblockLoad).await;
     }
 
-    pub(crate) async fn clear_away(self: &Arc<Self>, obstacle: Obstacle) -> Result<()> {
+    pub(crate) async fn resolve(self: &Arc<Self>, obstacle: Blocker) -> Result<()> {
         match obstacle {
-            Obstacle::Load(key) => self.refcounts.load(key).await,
-            Obstacle::NoBlock(cluster) => self.add_refcount_block(cluster).await,
-            Obstacle::Scan => self.scan_on().await,
-            Obstacle::Extending => {
+            Blocker::Load(key) => self.refcounts.load(key).await,
+            Blocker::NoBlock(cluster) => self.add_refcount_block(cluster).await,
+            Blocker::Scan => self.scan_on().await,
+            Blocker::Extending => {
                 drop(self.growing.lock().await);
                 Ok(())
             }
@@ -262,7 +262,7 @@ impl Allocator {
             if let Some(run) = state.reserve.take(want, after) {
                 if !state.length.allows(run.end * self.cluster_bytes()) {
                     state.reserve.give_back(run);
-                    return Ok(Attempt::Blocked(Obstacle::Extending));
+                    return Ok(Attempt::Blocked(Blocker::Extending));
                 }
                 return Ok(Attempt::Done(self.hand_out(&mut state, run)));
             }
@@ -273,17 +273,17 @@ impl Allocator {
         }
     }
 
-    fn hand_out(&self, state: &mut State, run: Run) -> Allocation {
+    fn hand_out(&self, state: &mut State, run: ReservedRun) -> Allocation {
         let end_bytes = run.end * self.cluster_bytes();
         state.handed_out += run.clusters();
         state.length.note_end(end_bytes);
-        let durable = (state.postponed || run.period <= state.durable_period)
+        let durable = (state.refcounts_lazy || run.period <= state.durable_period)
             && state.length.is_durable_to(end_bytes);
         Allocation {
             start: HostOffset(run.start * self.cluster_bytes()),
             clusters: run.clusters(),
-            fresh: run.fresh,
-            counted: durable && !state.settled,
+            reads_as_zeroes: run.reads_as_zeroes,
+            refcount_durable: durable && !state.closing,
         }
     }
 
@@ -295,7 +295,7 @@ impl Allocator {
         state: &mut State,
         want: u64,
         count: u64,
-    ) -> Result<Option<Obstacle>> {
+    ) -> Result<Option<Blocker>> {
         let growable = self.refcounts.file.capabilities().growable;
         let extent = match growable {
             true => state.free.first_for(want),
@@ -311,7 +311,7 @@ impl Allocator {
             && state.tail * self.cluster_bytes() >= state.length.end_at_open_bytes()
             && !state.scan.is_complete()
         {
-            return Ok(Some(Obstacle::Scan));
+            return Ok(Some(Blocker::Scan));
         }
         self.raise_tail(state, count)
     }
@@ -321,7 +321,7 @@ impl Allocator {
         state: &mut State,
         extent: Range<u64>,
         count: u64,
-    ) -> Result<Option<Obstacle>> {
+    ) -> Result<Option<Blocker>> {
         let want = count.min(extent.end - extent.start);
         let (clusters, slice) = match self.find(extent.start, want)? {
             Ok(found) => found,
@@ -333,15 +333,15 @@ impl Allocator {
             .free
             .remove(extent.start..slice.end.min(clusters.start));
         if clusters.start < end && !self.take(state, clusters.start..end, false)? {
-            return Ok(Some(Obstacle::Load(slice.key)));
+            return Ok(Some(Blocker::Load(slice.key)));
         }
         state.free.remove(clusters.start..end);
         Ok(None)
     }
 
-    fn raise_tail(&self, state: &mut State, count: u64) -> Result<Option<Obstacle>> {
+    fn raise_tail(&self, state: &mut State, count: u64) -> Result<Option<Blocker>> {
         if state.end_held {
-            return Ok(Some(Obstacle::Extending));
+            return Ok(Some(Blocker::Extending));
         }
         check_limit(HostCluster(state.tail), self.cluster_bytes())?;
         let (mut clusters, slice) = match self.find(state.tail, count)? {
@@ -356,9 +356,9 @@ impl Allocator {
             clusters.end = mapped.start;
         }
         let mut written = state.written_beyond.iter();
-        let fresh = self.zero_init && !written.any(|written| overlap(written, &clusters));
-        if !clusters.is_empty() && !self.take(state, clusters.clone(), fresh)? {
-            return Ok(Some(Obstacle::Load(slice.key)));
+        let reads_as_zeroes = self.zero_init && !written.any(|written| overlap(written, &clusters));
+        if !clusters.is_empty() && !self.take(state, clusters.clone(), reads_as_zeroes)? {
+            return Ok(Some(Blocker::Load(slice.key)));
         }
         state.tail = clusters.end.min(slice.end);
         Ok(None)
@@ -370,15 +370,15 @@ impl Allocator {
         &self,
         cluster: u64,
         want: u64,
-    ) -> Result<std::result::Result<(Range<u64>, SliceOfCounts), Obstacle>> {
+    ) -> Result<std::result::Result<(Range<u64>, RefcountSlice), Blocker>> {
         let Some(place) = self.refcounts.place(HostCluster(cluster))? else {
-            return Ok(Err(Obstacle::NoBlock(HostCluster(cluster))));
+            return Ok(Err(Blocker::NoBlock(HostCluster(cluster))));
         };
         let Some(run) = self.refcounts.find_unused(place.key, place.index, want) else {
-            return Ok(Err(Obstacle::Load(place.key)));
+            return Ok(Err(Blocker::Load(place.key)));
         };
         let first = cluster - place.index as u64;
-        let slice = SliceOfCounts {
+        let slice = RefcountSlice {
             key: place.key,
             end: first + self.refcounts.entries_per_slice(),
         };
@@ -389,7 +389,7 @@ impl Allocator {
     }
 
     /// Raises the counts of free clusters of one slice; `false`: it has left memory.
-    fn take(&self, state: &mut State, clusters: Range<u64>, fresh: bool) -> Result<bool> {
+    fn take(&self, state: &mut State, clusters: Range<u64>, reads_as_zeroes: bool) -> Result<bool> {
         self.refuse_metadata(&clusters)?;
         let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
             return Ok(false);
@@ -401,11 +401,11 @@ impl Allocator {
         {
             return Ok(false);
         }
-        state.reserve.push(Run {
+        state.reserve.push(ReservedRun {
             start: clusters.start,
             end: clusters.end,
             period: state.period,
-            fresh,
+            reads_as_zeroes,
         });
         Ok(true)
     }
@@ -428,10 +428,10 @@ impl Allocator {
     ///
     /// # Errors
     /// If they cannot be read now.
-    pub(crate) async fn pay_owed(&self) -> Result<()> {
-        let owed = std::mem::take(&mut self.state().owed);
-        self.pay(owed).await?;
-        match self.state().owed.is_empty() {
+    pub(crate) async fn apply_deferred_decrements(&self) -> Result<()> {
+        let deferred = std::mem::take(&mut self.state().deferred_decrements);
+        self.decrement(deferred).await?;
+        match self.state().deferred_decrements.is_empty() {
             true => Ok(()),
             false => Err(Error::from_errno("refcount", 5)),
         }
@@ -439,7 +439,7 @@ impl Allocator {
 
     /// Begins the part of a commit that makes counts durable: call it right before
     /// the dirty refcount blocks are copied for writing.
-    pub(crate) fn commit_began(&self) -> RefcountMark {
+    pub(crate) fn begin_commit(&self) -> RefcountMark {
         let mut state = self.state();
         let mark = RefcountMark {
             period: state.period,
@@ -457,8 +457,8 @@ impl Allocator {
     }
 
     /// Tells whether the header says that counts on disk are not to be trusted.
-    pub(crate) fn set_counts_postponed(&self, postponed: bool) {
-        self.state().postponed = postponed;
+    pub(crate) fn set_refcounts_lazy(&self, postponed: bool) {
+        self.state().refcounts_lazy = postponed;
     }
 }
 
@@ -468,7 +468,7 @@ pub(crate) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 
 /// A slice of a refcount block.
 #[derive(Debug, Clone, Copy)]
-struct SliceOfCounts {
+struct RefcountSlice {
     key: u64,
     /// The cluster after its last one.
     end: u64,

@@ -52,7 +52,7 @@ impl Allocator {
             }
             self.move_tail(&area.clusters);
             self.count_rest(&area).await?;
-            self.tell_counted().await;
+            self.emit_refcounts_raised().await;
             let first = area.clusters.end - count;
             return Ok(HostOffset(first * cluster_bytes));
         }

@@ -12,30 +12,30 @@ impl Image {
     /// Marks the image dirty, if its refcounts are lazy, before clusters are
     /// handed out.
     pub(crate) async fn begin_lazy_refcounts(&self) -> Result<()> {
-        if !self.lazy.wanted || self.lazy.are_postponed() {
+        if !self.lazy_refcounts.wanted || self.lazy_refcounts.are_on() {
             return Ok(());
         }
-        let _one = self.lazy.changing.lock().await;
-        if self.lazy.are_postponed() {
+        let _one = self.lazy_refcounts.changing.lock().await;
+        if self.lazy_refcounts.are_on() {
             return Ok(());
         }
         self.set_dirty_bit(true).await?;
-        self.lazy.postponed.store(true, Ordering::Release);
-        self.allocator.set_counts_postponed(true);
+        self.lazy_refcounts.postponed.store(true, Ordering::Release);
+        self.allocator.set_refcounts_lazy(true);
         Ok(())
     }
 
     /// Lets commits write the counts again; for the close, whose commits then do.
     pub(crate) fn resume_refcounts(&self) {
-        if self.lazy.postponed.swap(false, Ordering::AcqRel) {
-            self.allocator.set_counts_postponed(false);
+        if self.lazy_refcounts.postponed.swap(false, Ordering::AcqRel) {
+            self.allocator.set_refcounts_lazy(false);
         }
     }
 
     /// Clears the dirty bit, if this program has set it; all counts are durable.
     pub(crate) async fn end_lazy_refcounts(&self) -> Result<()> {
         let dirty = self.header().incompatible.contains(Incompatible::DIRTY);
-        if self.lazy.wanted && dirty {
+        if self.lazy_refcounts.wanted && dirty {
             self.set_dirty_bit(false).await?;
         }
         Ok(())

@@ -45,7 +45,7 @@ impl LazyRefcounts {
     }
 
     /// Whether commits leave the counts in memory.
-    pub(crate) fn are_postponed(&self) -> bool {
+    pub(crate) fn are_on(&self) -> bool {
         self.postponed.load(Ordering::Acquire)
     }
 }

@@ -3,7 +3,7 @@
 //! While a program keeps allocating, counts are raised and the file is made longer
 //! in growing steps, and the next refcount block is made before the last one is
 //! full. All of it happens in a task of its own. A crash leaves clusters counted
-//! that nobody uses and a file that is too long, both harmless; [`Allocator::settle`]
+//! as used that nobody uses and a file that is too long, both harmless; [`Allocator::release_reserve`]
 //! takes both back, and refcount blocks that count nothing yet. A program that allocates little leaves nothing behind, however
 //! it ends.
 //!
@@ -15,14 +15,14 @@ use std::sync::Arc;
 use vellum_format::types::HostCluster;
 use vellum_storage::{Capabilities, Result, executor, spawn_lingering};
 
-use super::allocator::{Allocator, Obstacle, State};
+use super::allocator::{Allocator, Blocker, State};
 
 /// Calls to the refcounts between two looks at whether there is other work.
 const RAISES_AT_ONCE: usize = 64;
 
 /// How far ahead of the writes clusters are counted as used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AheadOptions {
+pub struct PreallocateAhead {
     /// Clusters that are allocated one by one after an image was opened.
     pub after_clusters: u64,
     /// Bytes of clusters that are counted ahead at most; the file is made longer by
@@ -30,17 +30,17 @@ pub struct AheadOptions {
     pub max_bytes: u64,
 }
 
-impl AheadOptions {
+impl PreallocateAhead {
     /// Nothing is done ahead.
-    pub const NONE: Self = AheadOptions {
+    pub const NONE: Self = PreallocateAhead {
         after_clusters: u64::MAX,
         max_bytes: 0,
     };
 }
 
-impl Default for AheadOptions {
+impl Default for PreallocateAhead {
     fn default() -> Self {
-        AheadOptions {
+        PreallocateAhead {
             after_clusters: 64,
             max_bytes: 64 << 20,
         }
@@ -49,7 +49,7 @@ impl Default for AheadOptions {
 
 /// How long the file is, and must be. In bytes, unless said otherwise.
 #[derive(Debug)]
-pub(crate) struct Length {
+pub(crate) struct FileLength {
     growable: bool,
     /// The file may be made longer before it is written there.
     ahead: bool,
@@ -62,13 +62,13 @@ pub(crate) struct Length {
     /// Entries lead so far, where the guest may write: the file is not cut before that.
     mapped: u64,
     /// The file is at least so long.
-    reached: u64,
+    actual: u64,
     /// As `reached`, durably.
     durable: u64,
     extending_to: Option<u64>,
     extended: bool,
     /// How many times the file was cut.
-    cuts: u64,
+    truncations: u64,
 }
 
 /// A length that the file had, before the next cut.
@@ -78,21 +78,21 @@ pub(crate) struct LengthMark {
     cuts: u64,
 }
 
-impl Length {
+impl FileLength {
     pub(crate) fn new(capabilities: &Capabilities, at_open: u64, tail_at_open: u64) -> Self {
         let growable = capabilities.growable;
-        Length {
+        FileLength {
             growable,
             ahead: growable && capabilities.has_zero_init,
             at_open,
             tail_at_open,
             needed: 0,
             mapped: 0,
-            reached: at_open,
+            actual: at_open,
             durable: 0,
             extending_to: None,
             extended: false,
-            cuts: 0,
+            truncations: 0,
         }
     }
 
@@ -133,28 +133,28 @@ impl Length {
 
     pub(crate) fn mark(&self) -> LengthMark {
         LengthMark {
-            len_bytes: self.reached,
-            cuts: self.cuts,
+            len_bytes: self.actual,
+            cuts: self.truncations,
         }
     }
 
     /// A barrier has passed after `mark`, which says nothing once the file was cut.
     pub(crate) fn note_durable(&mut self, mark: LengthMark) {
-        if mark.cuts == self.cuts {
+        if mark.cuts == self.truncations {
             self.durable = self.durable.max(mark.len_bytes);
         }
     }
 
     /// The file was cut at `end_bytes`, which is the end of cluster `tail`'s
     /// predecessor.
-    pub(crate) fn note_cut(&mut self, end_bytes: u64, tail: u64) {
+    pub(crate) fn note_truncated(&mut self, end_bytes: u64, tail: u64) {
         self.at_open = self.at_open.min(end_bytes);
         self.tail_at_open = self.tail_at_open.min(tail);
         self.needed = self.needed.min(end_bytes);
-        self.reached = self.reached.min(end_bytes);
+        self.actual = self.actual.min(end_bytes);
         self.durable = self.durable.min(end_bytes);
         self.extended = false;
-        self.cuts += 1;
+        self.truncations += 1;
     }
 
     pub(crate) fn is_durable_to(&self, end_bytes: u64) -> bool {
@@ -170,7 +170,7 @@ impl Length {
 
 /// What is to be done next.
 enum Task {
-    Clear(Obstacle),
+    Clear(Blocker),
     Extend,
 }
 
@@ -195,7 +195,7 @@ impl Drop for Extending<'_> {
 impl Allocator {
     /// How many clusters should be counted ahead.
     pub(crate) fn ahead_clusters(&self, state: &State) -> u64 {
-        if state.settled || state.end_held || state.handed_out <= self.options.after_clusters {
+        if state.closing || state.end_held || state.handed_out <= self.options.after_clusters {
             return 0;
         }
         let most = (self.options.max_bytes / self.cluster_bytes()).max(1);
@@ -224,7 +224,7 @@ impl Allocator {
         let mut next = Some(first);
         while let Some(task) = next {
             let done = match task {
-                Task::Clear(obstacle) => self.clear_away(obstacle).await,
+                Task::Clear(obstacle) => self.resolve(obstacle).await,
                 Task::Extend => self.extend().await,
             };
             let mut state = self.state();
@@ -260,14 +260,14 @@ impl Allocator {
             }
         }
         if let Some(cluster) = self.wanted_block(state, ahead) {
-            return Some(Task::Clear(Obstacle::NoBlock(cluster)));
+            return Some(Task::Clear(Blocker::NoBlock(cluster)));
         }
         if self.wanted_length(state, ahead).is_some() {
             return Some(Task::Extend);
         }
         let handed_out = state.handed_out;
         let scan = !state.free.is_crowded() && state.scan.wants_step(handed_out);
-        scan.then_some(Task::Clear(Obstacle::Scan))
+        scan.then_some(Task::Clear(Blocker::Scan))
     }
 
     /// The first cluster of the range that the tail will reach soon, if nothing
@@ -294,7 +294,7 @@ impl Allocator {
         let most = 4 * ahead.max(self.options.max_bytes / self.cluster_bytes());
         let step = state.handed_out.min(most) * self.cluster_bytes();
         let enough = tail.saturating_add(step / 2);
-        (length.reached < enough).then(|| tail.max(length.needed) + step)
+        (length.actual < enough).then(|| tail.max(length.needed) + step)
     }
 
     /// Makes the file longer.
@@ -319,7 +319,7 @@ impl Allocator {
         let mut state = self.state();
         match &result {
             Ok(()) => {
-                state.length.reached = target;
+                state.length.actual = target;
                 state.length.extended = true;
             }
             // Then the writes make it longer, as far as they get.
@@ -335,8 +335,8 @@ impl Allocator {
     ///
     /// # Errors
     /// When the file's length cannot be set, or a count is zero already.
-    pub(crate) async fn settle(&self) -> Result<()> {
-        self.state().settled = true;
+    pub(crate) async fn release_reserve(&self) -> Result<()> {
+        self.state().closing = true;
         self.count_beyond().await?;
         // What runs in the background comes to its end.
         let _one = self.growing.lock().await;
@@ -347,14 +347,14 @@ impl Allocator {
 
     /// Gives back what was counted ahead.
     pub(crate) async fn empty_reserve(&self) -> Result<()> {
-        let owed = {
+        let deferred = {
             let mut state = self.state();
             let unused = state.reserve.drain();
-            let mut owed = std::mem::take(&mut state.owed);
-            owed.extend(unused.iter().map(|run| run.start..run.end));
-            owed
+            let mut deferred = std::mem::take(&mut state.deferred_decrements);
+            deferred.extend(unused.iter().map(|run| run.start..run.end));
+            deferred
         };
-        self.pay(owed).await
+        self.decrement(deferred).await
     }
 
     async fn set_length(&self) -> Result<()> {
@@ -378,7 +378,7 @@ impl Allocator {
             file.truncate(end.max(len_bytes.min(mapped))).await?;
         }
         let mut state = self.state();
-        state.length.reached = state.length.reached.min(end);
+        state.length.actual = state.length.actual.min(end);
         state.length.extended = false;
         Ok(())
     }

@@ -13,7 +13,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, WriteFlag
 
 use super::allocator::Allocator;
 use super::refcounts::RefcountTable;
-use crate::qcow2::integrity::debug_events::reached;
+use crate::qcow2::integrity::debug_events::emit;
 use crate::qcow2::integrity::errors::corrupt;
 
 /// Offset of the header's fields refcount_table_offset and _clusters, which lie
@@ -37,7 +37,7 @@ impl Allocator {
             return Ok(());
         }
         let file = &self.refcounts.file;
-        reached(file, Event::RefblockAlloc).await;
+        emit(file, Event::RefblockAlloc).await;
         let geometry = self.refcounts.geometry;
         let index = geometry.refcount_table_index(cluster.index());
         if index == 0 {
@@ -54,11 +54,11 @@ impl Allocator {
         let place = block.cluster(&geometry).index();
         self.refuse_metadata(&(place..place + 1))?;
         self.refuse_beyond(&(place..place + 1))?;
-        reached(file, Event::RefblockAllocWrite).await;
+        emit(file, Event::RefblockAllocWrite).await;
         self.state().made_blocks.push(index);
         self.write_block(block, 1).await?;
         file.flush().await?;
-        reached(file, Event::RefblockAllocHookup).await;
+        emit(file, Event::RefblockAllocHookup).await;
         let entry = RefcountTableEntry::new(block);
         let bytes = Buffer::copy_of(&entry.0.to_be_bytes());
         self.write(table_offset.bytes() + 8 * index, bytes).await?;
@@ -180,7 +180,7 @@ impl Allocator {
         let layout = plan_table(&geometry, index);
         check_table_size(layout.table_clusters * cluster_bytes)?;
         let file = &self.refcounts.file;
-        reached(file, Event::ReftableGrow).await;
+        emit(file, Event::ReftableGrow).await;
         let used = layout.blocks + layout.table_clusters;
         let start = layout.first_block * per_block;
         self.refuse_metadata(&(start..start + used))?;
@@ -189,7 +189,7 @@ impl Allocator {
         let mut entries = self.refcounts.table().entries.clone();
         let count = layout.table_clusters * geometry.table_entries_per_cluster();
         entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);
-        reached(file, Event::RefblockAllocWriteBlocks).await;
+        emit(file, Event::RefblockAllocWriteBlocks).await;
         let wanted = HostOffset(index * geometry.bytes_per_refcount_block());
         self.write_block(wanted, 1).await?;
         entries[index as usize] = RefcountTableEntry::new(wanted);
@@ -205,13 +205,13 @@ impl Allocator {
             raw.copy_from_slice(&entry.0.to_be_bytes());
         }
         self.note_end(offset.bytes() + bytes.len() as u64);
-        reached(file, Event::RefblockAllocWriteTable).await;
+        emit(file, Event::RefblockAllocWriteTable).await;
         self.write(offset.bytes(), bytes).await?;
         file.flush().await?;
         let mut fields = [0; 12];
         fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
         fields[8..].copy_from_slice(&(layout.table_clusters as u32).to_be_bytes());
-        reached(file, Event::RefblockAllocSwitchTable).await;
+        emit(file, Event::RefblockAllocSwitchTable).await;
         self.write(HEADER_TABLE_FIELDS, Buffer::copy_of(&fields))
             .await?;
         file.flush().await?;

@@ -16,7 +16,7 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Buffers, Event, Result, Storage, WriteFlags};
 
 use crate::qcow2::header::load::read_bytes;
-use crate::qcow2::integrity::debug_events::reached;
+use crate::qcow2::integrity::debug_events::emit;
 use crate::qcow2::integrity::errors::bad_entry;
 use crate::qcow2::integrity::overlap::{Metadata, OverlapMap};
 use crate::qcow2::mapping::lookup::Lookup;
@@ -204,7 +204,7 @@ impl Refcounts {
         let _turn = self.writeback.lock().await;
         let copies = self.cache.begin_writeback();
         if !copies.is_empty() {
-            reached(&self.file, Event::RefblockUpdatePart).await;
+            emit(&self.file, Event::RefblockUpdatePart).await;
         }
         let keys: Vec<u64> = copies.iter().map(|copy| copy.key).collect();
         let result = match self.overlap.check_tables(&copies, Metadata::RefcountBlock) {

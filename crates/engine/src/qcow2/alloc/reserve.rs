@@ -12,36 +12,36 @@ use std::collections::VecDeque;
 
 /// Clusters side by side that were counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct ReservedRun {
     pub(crate) start: u64,
     pub(crate) end: u64,
     /// The commit period in which they were counted.
     pub(crate) period: u64,
     /// Never written since the file grew: they read as zeroes.
-    pub(crate) fresh: bool,
+    pub(crate) reads_as_zeroes: bool,
 }
 
-impl Run {
+impl ReservedRun {
     pub(crate) fn clusters(&self) -> u64 {
         self.end - self.start
     }
 
     /// Takes up to `want` clusters from the front.
-    fn split(&mut self, want: u64) -> Run {
+    fn split(&mut self, want: u64) -> ReservedRun {
         let end = self.end.min(self.start.saturating_add(want));
-        let front = Run { end, ..*self };
+        let front = ReservedRun { end, ..*self };
         self.start = end;
         front
     }
 
-    fn continues_in(&self, next: &Run) -> bool {
-        self.end == next.start && self.fresh == next.fresh
+    fn continues_in(&self, next: &ReservedRun) -> bool {
+        self.end == next.start && self.reads_as_zeroes == next.reads_as_zeroes
     }
 }
 
 #[derive(Debug)]
 struct Window {
-    run: Run,
+    run: ReservedRun,
     /// How many clusters it was made with.
     made_with: u64,
     used_at: u64,
@@ -62,7 +62,7 @@ const MAX_WINDOW_CLUSTERS: u64 = 256;
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(crate) struct Reserve {
-    runs: VecDeque<Run>,
+    runs: VecDeque<ReservedRun>,
     windows: Vec<Window>,
     stops: [Stop; REMEMBERED_STOPS],
     next_stop: usize,
@@ -77,7 +77,7 @@ impl Reserve {
     }
 
     /// Adds clusters at the end.
-    pub(crate) fn push(&mut self, run: Run) {
+    pub(crate) fn push(&mut self, run: ReservedRun) {
         self.clusters += run.clusters();
         match self.runs.back_mut() {
             Some(last) if last.continues_in(&run) && last.period == run.period => {
@@ -88,13 +88,13 @@ impl Reserve {
     }
 
     /// Puts clusters back to the front that were taken and not used.
-    pub(crate) fn give_back(&mut self, run: Run) {
+    pub(crate) fn give_back(&mut self, run: ReservedRun) {
         self.clusters += run.clusters();
         self.runs.push_front(run);
     }
 
     /// Takes everything out.
-    pub(crate) fn drain(&mut self) -> Vec<Run> {
+    pub(crate) fn drain(&mut self) -> Vec<ReservedRun> {
         self.close_windows();
         self.clusters = 0;
         self.runs.drain(..).collect()
@@ -102,7 +102,7 @@ impl Reserve {
 
     /// Takes between one and `want` clusters that lie side by side, if there are
     /// any; `after`: the cluster that would continue what the writer wrote before.
-    pub(crate) fn take(&mut self, want: u64, after: Option<u64>) -> Option<Run> {
+    pub(crate) fn take(&mut self, want: u64, after: Option<u64>) -> Option<ReservedRun> {
         if self.runs.is_empty() {
             self.close_windows();
         }
@@ -120,7 +120,7 @@ impl Reserve {
         Some(run)
     }
 
-    fn take_front(&mut self, want: u64) -> Option<Run> {
+    fn take_front(&mut self, want: u64) -> Option<ReservedRun> {
         let mut taken = self.runs.front_mut()?.split(want);
         // Runs of different periods may lie side by side.
         loop {
@@ -138,7 +138,7 @@ impl Reserve {
         }
     }
 
-    fn take_from_window(&mut self, want: u64, after: Option<u64>) -> Option<(Run, u64)> {
+    fn take_from_window(&mut self, want: u64, after: Option<u64>) -> Option<(ReservedRun, u64)> {
         let after = after?;
         let mut windows = self.windows.iter();
         let index = windows.position(|window| window.run.start == after)?;
@@ -153,7 +153,7 @@ impl Reserve {
 
     /// Sets clusters aside for a writer that goes on where it stopped a moment ago,
     /// unless the next clusters continue what it wrote anyway.
-    fn open_window(&mut self, want: u64, after: Option<u64>) -> Option<(Run, u64)> {
+    fn open_window(&mut self, want: u64, after: Option<u64>) -> Option<(ReservedRun, u64)> {
         let after = after?;
         let front = self.runs.front()?;
         if front.start == after {
@@ -185,7 +185,7 @@ impl Reserve {
     }
 
     fn close_windows(&mut self) {
-        let mut runs: Vec<Run> = self.windows.drain(..).map(|window| window.run).collect();
+        let mut runs: Vec<ReservedRun> = self.windows.drain(..).map(|window| window.run).collect();
         runs.sort_by_key(|run| run.start);
         for run in runs.into_iter().rev() {
             self.runs.push_front(run);
@@ -201,12 +201,12 @@ mod tests {
 
     use super::*;
 
-    fn run(start: u64, end: u64) -> Run {
-        Run {
+    fn run(start: u64, end: u64) -> ReservedRun {
+        ReservedRun {
             start,
             end,
             period: 1,
-            fresh: true,
+            reads_as_zeroes: true,
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
                     // Runs of two periods, side by side, and one apart.
                     for (from, to, period) in [(0, 100, 1), (100, 150, 2), (160, 200, 2)] {
                         let base = pushed;
-                        reserve.push(Run { period, ..run(base + from, base + to) });
+                        reserve.push(ReservedRun { period, ..run(base + from, base + to) });
                     }
                     pushed += 200;
                     continue;
@@ -279,7 +279,7 @@ mod tests {
                 let all = pushed / 200 * 190;
                 prop_assert_eq!(reserve.clusters() + seen.len() as u64, all);
             }
-            let rest: u64 = reserve.drain().iter().map(Run::clusters).sum();
+            let rest: u64 = reserve.drain().iter().map(ReservedRun::clusters).sum();
             prop_assert_eq!(rest + seen.len() as u64, pushed / 200 * 190);
         }
     }

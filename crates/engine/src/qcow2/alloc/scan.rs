@@ -10,7 +10,7 @@ use vellum_format::refcount;
 use vellum_format::types::HostCluster;
 use vellum_storage::Result;
 
-use super::allocator::{Allocator, Obstacle, State};
+use super::allocator::{Allocator, Blocker, State};
 use crate::qcow2::header::load::read_bytes;
 
 /// An image with more slices of refcounts is scanned in the background.
@@ -61,7 +61,7 @@ impl Scan {
     }
 
     /// Forgets everything from cluster `end` on, where the file was cut.
-    pub(crate) fn cut(&mut self, end: u64) {
+    pub(crate) fn shrink(&mut self, end: u64) {
         self.next = self.next.min(end);
         self.end = self.end.min(end);
     }
@@ -97,7 +97,7 @@ impl State {
 
 impl Allocator {
     /// Looks at one slice of refcounts in memory.
-    pub(crate) fn scan_slice(&self, state: &mut State) -> Result<Option<Obstacle>> {
+    pub(crate) fn scan_slice(&self, state: &mut State) -> Result<Option<Blocker>> {
         let first = state.scan.next;
         let Some(place) = self.refcounts.place(HostCluster(first))? else {
             self.skip_missing_block(state, first);
@@ -110,7 +110,7 @@ impl Allocator {
             unused(counts, order, place.index, seen.clone())
         });
         let Some(free) = free else {
-            return Ok(Some(Obstacle::Load(place.key)));
+            return Ok(Some(Blocker::Load(place.key)));
         };
         state.note_scanned(seen, free);
         Ok(None)

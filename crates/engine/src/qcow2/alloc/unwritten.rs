@@ -22,26 +22,37 @@ struct Cluster {
     /// Subclusters that were written.
     written: u32,
     /// The cluster's refcount is durable.
-    counted: bool,
+    refcount_durable: bool,
 }
 
 /// What is known of clusters that were allocated fresh.
 #[derive(Debug, Default)]
-pub(crate) struct Blanks {
+pub(crate) struct UnwrittenSubclusters {
     clusters: Mutex<HashMap<u64, Cluster>>,
 }
 
-impl Blanks {
+impl UnwrittenSubclusters {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Cluster>> {
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a cluster of which nothing but the subclusters `written` was ever
     /// written.
-    pub(crate) fn note_fresh(&self, cluster: HostCluster, written: u32, counted: bool) {
+    pub(crate) fn note_allocated(
+        &self,
+        cluster: HostCluster,
+        written: u32,
+        refcount_durable: bool,
+    ) {
         let mut clusters = self.lock();
         if clusters.len() < MOST_CLUSTERS && written != u32::MAX {
-            clusters.insert(cluster.index(), Cluster { written, counted });
+            clusters.insert(
+                cluster.index(),
+                Cluster {
+                    written,
+                    refcount_durable,
+                },
+            );
         }
     }
 
@@ -61,7 +72,7 @@ impl Blanks {
     pub(crate) fn find(&self, cluster: HostCluster, subclusters: u32) -> Option<bool> {
         let clusters = self.lock();
         let known = clusters.get(&cluster.index())?;
-        (known.written & subclusters == 0).then_some(known.counted)
+        (known.written & subclusters == 0).then_some(known.refcount_durable)
     }
 
     /// Forgets clusters that are going to be used for something else.
@@ -82,28 +93,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_unwritten_subclusters_of_known_clusters_are_blank() {
-        let blanks = Blanks::default();
+    fn only_unwritten_subclusters_of_known_clusters_count_as_unwritten() {
+        let unwritten = UnwrittenSubclusters::default();
         let cluster = HostCluster(7);
-        assert_eq!(blanks.find(cluster, 1), None);
-        blanks.note_fresh(cluster, 0b01, true);
-        assert_eq!(blanks.find(cluster, 0b10), Some(true));
-        assert_eq!(blanks.find(cluster, 0b11), None);
-        blanks.note_written(cluster, 0b10);
-        assert_eq!(blanks.find(cluster, 0b10), None);
-        assert_eq!(blanks.find(cluster, 0b100), Some(true));
-        blanks.forget(6..8);
-        assert_eq!(blanks.find(cluster, 0b100), None);
+        assert_eq!(unwritten.find(cluster, 1), None);
+        unwritten.note_allocated(cluster, 0b01, true);
+        assert_eq!(unwritten.find(cluster, 0b10), Some(true));
+        assert_eq!(unwritten.find(cluster, 0b11), None);
+        unwritten.note_written(cluster, 0b10);
+        assert_eq!(unwritten.find(cluster, 0b10), None);
+        assert_eq!(unwritten.find(cluster, 0b100), Some(true));
+        unwritten.forget(6..8);
+        assert_eq!(unwritten.find(cluster, 0b100), None);
     }
 
     #[test]
     fn memory_is_bounded() {
-        let blanks = Blanks::default();
+        let unwritten = UnwrittenSubclusters::default();
         for cluster in 0..2 * MOST_CLUSTERS as u64 {
-            blanks.note_fresh(HostCluster(cluster), 1, false);
+            unwritten.note_allocated(HostCluster(cluster), 1, false);
         }
-        assert_eq!(blanks.lock().len(), MOST_CLUSTERS);
-        blanks.forget(0..u64::MAX);
-        assert!(blanks.lock().is_empty());
+        assert_eq!(unwritten.lock().len(), MOST_CLUSTERS);
+        unwritten.forget(0..u64::MAX);
+        assert!(unwritten.lock().is_empty());
     }
 }

@@ -196,7 +196,7 @@ impl Expansion<'_> {
             let message = format!("an L2 table has {references} references, more than are counted");
             return Err(corrupt("amend", message));
         }
-        if !image.is_blank(&new)? {
+        if !image.reads_as_zeroes(&new)? {
             self.fill_with_zeroes(guest, new.start).await?;
         }
         Ok(Mapping::Data {

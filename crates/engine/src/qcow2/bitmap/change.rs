@@ -18,7 +18,7 @@ use super::state::{Table, Tracked};
 use super::store::NewClusters;
 use super::track::{entries_for, point_at};
 use crate::qcow2::image::Image;
-use crate::range_lock::{Guard, Mode};
+use crate::range_lock::{Mode, RangeGuard};
 
 const DEFAULT_GRANULARITY_BYTES: (u64, u64) = (4096, 65536);
 const EINVAL: i32 = 22;
@@ -26,7 +26,7 @@ const EINVAL: i32 = 22;
 /// No request runs, and everything written is durable.
 struct Quiet<'a> {
     layout: async_lock::MutexGuard<'a, Vec<Table>>,
-    _all: Guard,
+    _all: RangeGuard,
     _one: async_lock::MutexGuard<'a, ()>,
 }
 
@@ -56,7 +56,7 @@ impl Image {
             .guest_ranges
             .acquire(0..u64::MAX, Mode::Exclusive)
             .await;
-        self.drain_held_range(0..self.size_bytes()).await?;
+        self.write_back_locked_range(0..self.size_bytes()).await?;
         self.commit().await?;
         Ok(Quiet {
             layout: self.bitmaps.layout.lock().await,

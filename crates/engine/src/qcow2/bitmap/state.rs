@@ -11,7 +11,7 @@ use vellum_format::types::HostOffset;
 use vellum_storage::{Error, ErrorKind, Result};
 
 use super::dirty::Dirty;
-use crate::qcow2::commit::coalesce::Group;
+use crate::qcow2::commit::coalesce::Coalescer;
 
 /// The smallest region whose bits are set on disk at once, unless an option says so.
 pub(crate) const DEFAULT_STEP_BYTES: u64 = 1 << 20;
@@ -137,7 +137,7 @@ pub(crate) struct BitmapState {
     tracking: AtomicBool,
     live: Mutex<Live>,
     /// Those who wait for ranges to be covered.
-    pub(super) covers: Group,
+    pub(super) covers: Coalescer,
     /// Where the bits of the bitmaps in `live` lie, in the same order.
     pub(super) layout: async_lock::Mutex<Vec<Table>>,
 }
@@ -155,7 +155,7 @@ impl BitmapState {
             step_bytes: step_bytes.max(512).next_power_of_two(),
             tracking: AtomicBool::new(false),
             live: Mutex::new(Live::new()),
-            covers: Group::default(),
+            covers: Coalescer::default(),
             layout: async_lock::Mutex::default(),
         }
     }

@@ -14,7 +14,7 @@ use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags};
 use super::dirty::Dirty;
 use super::marker::list_lost;
 use super::state::Table;
-use crate::qcow2::commit::order::{Dropped, Reason};
+use crate::qcow2::commit::write_order::{DropReason, DroppedRun};
 use crate::qcow2::header::load::{self, read_bytes};
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::{bad_format, corrupt};
@@ -188,7 +188,7 @@ impl Image {
         let switched = self.switch_directory(entries, &mut new).await;
         if let Err(error) = switched {
             // After a failed write of the header nobody knows what it points at.
-            if self.check_latch().is_ok() {
+            if self.check_not_stopped().is_ok() {
                 self.give_back_new(new).await;
             }
             return Err(error);
@@ -272,10 +272,10 @@ impl Image {
     /// Notes runs of clusters that nothing on disk points at any more.
     pub(super) fn drop_clusters(&self, runs: impl IntoIterator<Item = (u64, u64)>) {
         for (first, count) in runs {
-            self.order.note_dropped(Dropped {
+            self.commits.defer_free(DroppedRun {
                 start: HostCluster(first),
                 count,
-                reason: Reason::Other,
+                reason: DropReason::Other,
             });
         }
     }

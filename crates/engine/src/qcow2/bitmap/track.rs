@@ -11,7 +11,7 @@ use super::dirty::Dirty;
 use super::marker::is_consistent;
 use super::state::{Table, Tracked};
 use super::store::{NewClusters, put_entries, runs_of};
-use crate::qcow2::commit::coalesce::Turn;
+use crate::qcow2::commit::coalesce::Role;
 use crate::qcow2::image::Image;
 
 /// Bits are written in whole blocks of this size, or clusters if these are smaller.
@@ -97,8 +97,8 @@ impl Image {
     /// Sets the bits of everything that is wanted on disk.
     async fn cover(self: &Arc<Self>) -> Result<()> {
         match self.bitmaps.covers.join().await {
-            Turn::Served(result) => result,
-            Turn::Mine(turn) => {
+            Role::Follower(result) => result,
+            Role::Leader(turn) => {
                 let mut layout = self.bitmaps.layout.lock().await;
                 let regions = self.bitmaps.live().take_wanted();
                 let mut planned = Vec::with_capacity(layout.len());

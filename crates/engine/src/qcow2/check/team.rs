@@ -15,7 +15,7 @@ use super::counts::{Counts, SharedCounts};
 use super::l2_tables::Uses;
 use super::tables::Batch;
 use super::walk::{Kind, compressed_range};
-use crate::qcow2::mapping::runs::{self, Run};
+use crate::qcow2::mapping::runs::{self, EntryRun};
 
 /// Counts narrower than this may not hold all references to a cluster, and who of
 /// several goes beyond must not depend on who comes first.
@@ -182,13 +182,13 @@ impl Team {
     }
 
     /// The run of plain entries at an index, perhaps of none; `None` at the end.
-    fn next_run(&self, table: &[u8], index: usize) -> Option<Run> {
+    fn next_run(&self, table: &[u8], index: usize) -> Option<EntryRun> {
         let geometry = &self.geometry;
         if index as u64 >= geometry.l2_entries() {
             return None;
         }
         Some(match geometry.extended_l2 {
-            true => Run::NONE,
+            true => EntryRun::NONE,
             false => runs::first_run(&table[index * 8..], geometry, self.file_len_bytes),
         })
     }
@@ -215,7 +215,7 @@ impl Team {
                 let sound = both == 0
                     && geometry.is_cluster_aligned(offset)
                     && offset < self.file_len_bytes;
-                sound.then_some(Entry::Cluster(Run {
+                sound.then_some(Entry::Cluster(EntryRun {
                     entries: 1,
                     offset_bytes: offset,
                     copied: entry.copied(),
@@ -230,7 +230,7 @@ impl Team {
 enum Entry {
     Nothing,
     Compressed(Range<u64>),
-    Cluster(Run),
+    Cluster(EntryRun),
 }
 
 impl Reference {

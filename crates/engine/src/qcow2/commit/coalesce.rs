@@ -1,5 +1,6 @@
-//! Work that many ask for and one does: everybody who asks is served by a turn that
-//! began after he asked, and turns come one at a time.
+//! Work that many ask for and one does, as in group commit: the first who asks becomes the
+//! *leader* of a round and does the work, the others are *followers*. Whoever asks is served
+//! by a round that began after he asked, and rounds come one at a time.
 
 use std::sync::PoisonError;
 
@@ -7,56 +8,56 @@ use vellum_storage::sync::{Event, Mutex, MutexGuard};
 use vellum_storage::{Error, ErrorKind, Result};
 
 #[derive(Default)]
-struct Turns {
+struct Rounds {
     started: u64,
     finished: u64,
     running: bool,
-    /// Why the turns up to `finished` failed, if the last of them did.
+    /// Why the rounds up to `finished` failed, if the last of them did.
     failure: Option<Error>,
 }
 
-/// Those who ask for the same work.
+/// Joins those who ask for the same work.
 #[derive(Default)]
-pub(crate) struct Group {
-    turns: Mutex<Turns>,
+pub(crate) struct Coalescer {
+    rounds: Mutex<Rounds>,
     ended: Event,
 }
 
-/// What asking came to.
-pub(crate) enum Turn<'a> {
-    /// The caller does the work, and ends the turn.
-    Mine(RunningTurn<'a>),
+/// What whoever asked has to do.
+pub(crate) enum Role<'a> {
+    /// The caller does the work, and ends the round.
+    Leader(Leader<'a>),
     /// Somebody else has done it.
-    Served(Result<()>),
+    Follower(Result<()>),
 }
 
-impl Group {
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+impl Coalescer {
+    fn lock(&self) -> MutexGuard<'_, Rounds> {
+        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether somebody is at work.
     pub(crate) fn is_running(&self) -> bool {
-        self.turns().running
+        self.lock().running
     }
 
-    /// Waits until the work has been done by a turn that began after this call, or
+    /// Waits until the work has been done by a round that began after this call, or
     /// the caller is the one to do it.
-    pub(crate) async fn join(&self) -> Turn<'_> {
-        let wanted = self.turns().started + 1;
+    pub(crate) async fn join(&self) -> Role<'_> {
+        let wanted = self.lock().started + 1;
         loop {
             let listener = self.ended.listen();
             {
-                let mut turns = self.turns();
-                if turns.finished >= wanted {
-                    return Turn::Served(turns.failure.clone().map_or(Ok(()), Err));
+                let mut rounds = self.lock();
+                if rounds.finished >= wanted {
+                    return Role::Follower(rounds.failure.clone().map_or(Ok(()), Err));
                 }
-                if !turns.running {
-                    turns.running = true;
-                    turns.started += 1;
-                    return Turn::Mine(RunningTurn {
-                        group: self,
-                        turn: turns.started,
+                if !rounds.running {
+                    rounds.running = true;
+                    rounds.started += 1;
+                    return Role::Leader(Leader {
+                        coalescer: self,
+                        round: rounds.started,
                         result: None,
                     });
                 }
@@ -66,38 +67,38 @@ impl Group {
     }
 }
 
-/// A turn that is not over. If it is dropped before [`RunningTurn::end`], for its
-/// lane has ended, it counts as failed.
-#[must_use = "others wait for the end of the turn"]
-pub(crate) struct RunningTurn<'a> {
-    group: &'a Group,
-    turn: u64,
+/// Leads a round that is not over. If it is dropped before [`Leader::end`], because its
+/// lane has ended, the round has failed.
+#[must_use = "others wait for the end of the round"]
+pub(crate) struct Leader<'a> {
+    coalescer: &'a Coalescer,
+    round: u64,
     result: Option<Result<()>>,
 }
 
-impl RunningTurn<'_> {
-    /// Ends the turn and tells those who wait.
+impl Leader<'_> {
+    /// Ends the round and tells the followers.
     pub(crate) fn end(mut self, result: Result<()>) -> Result<()> {
         self.result = Some(result.clone());
         result
     }
 
-    /// What those learn who wait for a turn that nobody ends.
+    /// The error of followers whose leader is gone.
     pub(crate) fn abandoned() -> Error {
         let message = "the work was abandoned: its lane ended (see lane::finish)";
         Error::new(ErrorKind::Io, "commit", message)
     }
 }
 
-impl Drop for RunningTurn<'_> {
+impl Drop for Leader<'_> {
     fn drop(&mut self) {
         let result = self.result.take().unwrap_or_else(|| Err(Self::abandoned()));
-        let mut turns = self.group.turns();
-        turns.finished = self.turn;
-        turns.running = false;
-        turns.failure = result.err();
-        drop(turns);
-        self.group.ended.notify(usize::MAX);
+        let mut rounds = self.coalescer.lock();
+        rounds.finished = self.round;
+        rounds.running = false;
+        rounds.failure = result.err();
+        drop(rounds);
+        self.coalescer.ended.notify(usize::MAX);
     }
 }
 
@@ -110,38 +111,38 @@ mod tests {
     use futures_util::FutureExt;
 
     #[test]
-    fn who_asks_during_a_turn_waits_for_the_next() {
-        let group = Group::default();
-        let Some(Turn::Mine(first)) = group.join().now_or_never() else {
+    fn who_asks_during_a_round_waits_for_the_next() {
+        let coalescer = Coalescer::default();
+        let Some(Role::Leader(first)) = coalescer.join().now_or_never() else {
             panic!("nobody else is there");
         };
-        let mut second = Box::pin(group.join());
-        let mut third = Box::pin(group.join());
+        let mut second = Box::pin(coalescer.join());
+        let mut third = Box::pin(coalescer.join());
         assert!(second.as_mut().now_or_never().is_none());
         assert!(third.as_mut().now_or_never().is_none());
         first.end(Ok(())).unwrap();
-        let Some(Turn::Mine(turn)) = second.as_mut().now_or_never() else {
-            panic!("the first turn began before");
+        let Some(Role::Leader(leader)) = second.as_mut().now_or_never() else {
+            panic!("the first round began before");
         };
         assert!(third.as_mut().now_or_never().is_none());
-        turn.end(Ok(())).unwrap();
+        leader.end(Ok(())).unwrap();
         assert!(matches!(
             third.as_mut().now_or_never(),
-            Some(Turn::Served(Ok(())))
+            Some(Role::Follower(Ok(())))
         ));
     }
 
     #[test]
-    fn an_abandoned_turn_has_failed() {
-        let group = Group::default();
-        let first = group.join().now_or_never();
-        let mut second = Box::pin(group.join());
+    fn an_abandoned_round_has_failed() {
+        let coalescer = Coalescer::default();
+        let first = coalescer.join().now_or_never();
+        let mut second = Box::pin(coalescer.join());
         assert!(second.as_mut().now_or_never().is_none());
         drop(first);
-        assert!(!group.is_running());
+        assert!(!coalescer.is_running());
         assert!(matches!(
             second.as_mut().now_or_never(),
-            Some(Turn::Mine(_))
+            Some(Role::Leader(_))
         ));
     }
 }

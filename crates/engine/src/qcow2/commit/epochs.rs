@@ -1,10 +1,10 @@
-//! Tells when the requests that read host clusters at some moment are all gone.
+//! Epoch-based reclamation of host clusters: tells when the requests that read them at some
+//! moment are all over.
 //!
-//! A cluster that the mapping has dropped may still be read by a request that
-//! looked it up before. Counting readers per cluster would put work on every
-//! read; instead readers are counted in two generations. [`Readers::turn`] opens
-//! a new generation, and when the old one is empty, nobody reads what was dropped
-//! before the turn.
+//! A cluster that the mapping has dropped may still be read by a request that looked it up
+//! before. Counting the readers of each cluster would put work on every read; instead a read
+//! enters the current *epoch*. [`Epochs::advance`] begins the next, and once nobody is left in
+//! the previous one, nobody reads what was dropped before that. There are two at a time.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::sync::Event;
 use vellum_storage::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Counts running reads by generation.
+/// Counts running reads by epoch.
 #[derive(Debug, Default)]
-pub(crate) struct Readers {
-    generation: AtomicU64,
+pub(crate) struct Epochs {
+    epoch: AtomicU64,
     running: [AtomicUsize; 2],
-    /// Somebody waits for a generation to end.
+    /// Somebody waits for an epoch to end.
     awaited: AtomicBool,
     ended: Event,
 }
 
-impl Readers {
-    /// Registers a read; must be called before the mapping is looked up.
-    pub(crate) fn enter(self: &Arc<Self>) -> Reading {
+impl Epochs {
+    /// Registers a read in the current epoch; call it before the mapping is looked up.
+    pub(crate) fn enter(self: &Arc<Self>) -> EpochGuard {
         loop {
-            let generation = self.generation.load(Ordering::SeqCst);
-            let slot = (generation & 1) as usize;
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            let slot = (epoch & 1) as usize;
             self.running[slot].fetch_add(1, Ordering::SeqCst);
-            if self.generation.load(Ordering::SeqCst) == generation {
-                return Reading {
-                    readers: self.clone(),
+            if self.epoch.load(Ordering::SeqCst) == epoch {
+                return EpochGuard {
+                    epochs: self.clone(),
                     slot,
                 };
             }
@@ -47,25 +47,25 @@ impl Readers {
         }
     }
 
-    /// Opens a new generation. The one before the last must be empty: call it
-    /// only when [`Readers::old_are_gone`] is true.
-    pub(crate) fn turn(&self) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
+    /// Begins the next epoch. The one before the current must be over: call it
+    /// only when [`Epochs::previous_is_over`] is true.
+    pub(crate) fn advance(&self) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether all reads that entered before the last turn have ended.
-    pub(crate) fn old_are_gone(&self) -> bool {
-        let old = (self.generation.load(Ordering::SeqCst).wrapping_add(1) & 1) as usize;
+    /// Whether all reads that entered before the last advance have ended.
+    pub(crate) fn previous_is_over(&self) -> bool {
+        let old = (self.epoch.load(Ordering::SeqCst).wrapping_add(1) & 1) as usize;
         self.running[old].load(Ordering::SeqCst) == 0 || mutants::is(Mutant::ReuseWhileRead)
     }
 
-    /// Waits until all reads that entered before the last turn have ended. One at a
-    /// time may wait, and nobody else may open a generation meanwhile.
-    pub(crate) async fn old_gone(&self) {
+    /// Waits until all reads that entered before the last advance have ended. One at a
+    /// time may wait, and nobody else may advance meanwhile.
+    pub(crate) async fn wait_for_previous(&self) {
         self.awaited.store(true, Ordering::SeqCst);
         loop {
             let ended = self.ended.listen();
-            if self.old_are_gone() {
+            if self.previous_is_over() {
                 break;
             }
             ended.await;
@@ -73,24 +73,24 @@ impl Readers {
         self.awaited.store(false, Ordering::SeqCst);
     }
 
-    /// As [`Readers::old_gone`], for all reads that entered before this call.
-    pub(crate) async fn all_gone(&self) {
-        self.old_gone().await;
-        self.turn();
-        self.old_gone().await;
+    /// As [`Epochs::wait_for_previous`], for all reads that entered before this call.
+    pub(crate) async fn wait_for_all(&self) {
+        self.wait_for_previous().await;
+        self.advance();
+        self.wait_for_previous().await;
     }
 }
 
 /// A running read; ends when dropped.
 #[derive(Debug)]
-pub(crate) struct Reading {
-    readers: Arc<Readers>,
+pub(crate) struct EpochGuard {
+    epochs: Arc<Epochs>,
     slot: usize,
 }
 
-impl Drop for Reading {
+impl Drop for EpochGuard {
     fn drop(&mut self) {
-        self.readers.leave(self.slot);
+        self.epochs.leave(self.slot);
     }
 }
 
@@ -102,14 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_reads_before_the_turn_count() {
-        let readers = Arc::new(Readers::default());
-        let before = readers.enter();
-        readers.turn();
-        let after = readers.enter();
-        assert!(!readers.old_are_gone());
+    fn only_reads_before_the_advance_count() {
+        let epochs = Arc::new(Epochs::default());
+        let before = epochs.enter();
+        epochs.advance();
+        let after = epochs.enter();
+        assert!(!epochs.previous_is_over());
         drop(before);
-        assert!(readers.old_are_gone());
+        assert!(epochs.previous_is_over());
         drop(after);
     }
 }

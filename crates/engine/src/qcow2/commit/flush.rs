@@ -1,9 +1,9 @@
-//! Commits, one at a time, in the order that [`order`](super::order) demands.
+//! Commits, one at a time, in the order that [`write_order`](super::write_order) demands.
 
 mod reclaim;
 
 use super::barrier::is_forgotten;
-use super::coalesce::{RunningTurn, Turn};
+use super::coalesce::{Leader, Role};
 use crate::qcow2::alloc::refcounts::write_tables;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::overlap::Metadata;
@@ -15,22 +15,25 @@ use vellum_storage::{Error, ErrorKind, Event, Result, spawn_lingering};
 
 /// A commit that is not over. If its lane ends first, nobody knows what has been
 /// written, and nothing more may be.
-struct Unfinished<'a>(Option<&'a Image>);
+struct UnfinishedCommit<'a>(Option<&'a Image>);
 
-impl Drop for Unfinished<'_> {
+impl Drop for UnfinishedCommit<'_> {
     fn drop(&mut self) {
         if let Some(image) = self.0 {
-            image.latch(RunningTurn::abandoned());
+            image.stop_changes(Leader::abandoned());
         }
     }
 }
 
 /// A commit in the background; over even if its lane ends first.
-struct Relief(Arc<Image>);
+struct BackgroundCommit(Arc<Image>);
 
-impl Drop for Relief {
+impl Drop for BackgroundCommit {
     fn drop(&mut self) {
-        self.0.order.relieving.store(false, Ordering::Release);
+        self.0
+            .commits
+            .background_commit
+            .store(false, Ordering::Release);
     }
 }
 
@@ -71,32 +74,32 @@ impl MappingCopies {
 impl Image {
     /// Whether the mapping in memory is the one that a crash would leave.
     pub(crate) fn mapping_is_durable(&self) -> bool {
-        !self.order.commits.is_running() && self.l2.is_clean() && self.l1.is_clean()
+        !self.commits.commit_coalescer.is_running() && self.l2.is_clean() && self.l1.is_clean()
     }
 
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
-        // Two turns, so that the next drain runs beside this commit.
-        self.reached(Event::FlushToOs).await;
-        let drained = match self.order.drains.join().await {
-            Turn::Served(result) => result,
-            Turn::Mine(turn) => turn.end(self.drain_all().await),
+        // Two coalescers, so that the next writeback runs beside this commit.
+        self.emit(Event::FlushToOs).await;
+        let written_back = match self.commits.writeback_coalescer.join().await {
+            Role::Follower(result) => result,
+            Role::Leader(leader) => leader.end(self.write_back_all().await),
         };
         // One cluster that cannot be copied keeps no other change from the disk.
-        self.reached(Event::FlushToDisk).await;
+        self.emit(Event::FlushToDisk).await;
         self.commit().await?;
-        drained
+        written_back
     }
 
     /// Makes everything durable that the mapping in memory leads to.
     pub(crate) async fn commit(self: &Arc<Self>) -> Result<()> {
-        match self.order.commits.join().await {
-            Turn::Served(result) => result,
-            Turn::Mine(turn) => {
-                let mut unfinished = Unfinished(Some(self));
+        match self.commits.commit_coalescer.join().await {
+            Role::Follower(result) => result,
+            Role::Leader(leader) => {
+                let mut unfinished = UnfinishedCommit(Some(self));
                 let result = self.run_commit().await;
                 unfinished.0 = None;
-                turn.end(result)
+                leader.end(result)
             }
         }
     }
@@ -107,15 +110,16 @@ impl Image {
         self: &Arc<Self>,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let turn = loop {
-            if let Turn::Mine(turn) = self.order.commits.join().await {
-                break turn;
+        let leader = loop {
+            if let Role::Leader(leader) = self.commits.commit_coalescer.join().await {
+                break leader;
             }
         };
-        let mut unfinished = Unfinished(Some(self));
-        let clean = self.l2.is_clean() && self.l1.is_clean() && self.order.lists().noted.is_empty();
+        let mut unfinished = UnfinishedCommit(Some(self));
+        let clean =
+            self.l2.is_clean() && self.l1.is_clean() && self.commits.lists().not_durable.is_empty();
         let mut committed = match clean {
-            true => self.check_latch(),
+            true => self.check_not_stopped(),
             false => self.run_commit().await,
         };
         let result = match &committed {
@@ -127,46 +131,46 @@ impl Image {
             committed = self.run_commit().await;
         }
         unfinished.0 = None;
-        let committed = turn.end(committed);
+        let committed = leader.end(committed);
         result.and_then(|done| committed.map(|()| done))
     }
 
     /// Gives back everything that the mapping on disk has dropped, once no request
     /// reads it any more. For work in the commits' turn.
-    pub(crate) async fn reclaim_all(&self) -> Result<()> {
-        while self.order.lists().has_durable() {
-            self.readers.old_gone().await;
+    pub(crate) async fn reclaim_after_reads(&self) -> Result<()> {
+        while self.commits.lists().has_durable() {
+            self.read_epochs.wait_for_previous().await;
             self.reclaim().await?;
         }
-        self.allocator.pay_owed().await
+        self.allocator.apply_deferred_decrements().await
     }
 
     /// Lets dirty tables be written in the background when they fill the cache; waits
     /// only if that is going on already and they fill it again.
-    pub(crate) async fn relieve_cache(self: &Arc<Self>) -> Result<()> {
+    pub(crate) async fn start_background_commit(self: &Arc<Self>) -> Result<()> {
         if !self.l2.wants_writeback() {
             return Ok(());
         }
         if self.l2.is_mostly_dirty() {
             return self.commit().await;
         }
-        if !self.order.relieving.swap(true, Ordering::AcqRel) {
-            let relief = Relief(self.clone());
+        if !self.commits.background_commit.swap(true, Ordering::AcqRel) {
+            let background = BackgroundCommit(self.clone());
             drop(spawn_lingering(async move {
-                // A failure latches the image or meets the next flush.
-                drop(relief.0.commit().await);
+                // A failure stops changes to the image or meets the next flush.
+                drop(background.0.commit().await);
             }));
         }
         Ok(())
     }
 
     async fn run_commit(self: &Arc<Self>) -> Result<()> {
-        self.check_latch()?;
-        let dropped = std::mem::take(&mut self.order.lists().noted);
+        self.check_not_stopped()?;
+        let dropped = std::mem::take(&mut self.commits.lists().not_durable);
         match self.write_everything().await {
-            Ok(()) => self.order.lists().durable.extend(dropped),
+            Ok(()) => self.commits.lists().durable.extend(dropped),
             Err(failure) => {
-                self.order.lists().noted.splice(0..0, dropped);
+                self.commits.lists().not_durable.splice(0..0, dropped);
                 self.metadata_write_failed(&failure).await;
                 return Err(failure.into_error());
             }
@@ -179,7 +183,7 @@ impl Image {
             slices: self.l2.begin_writeback(),
             sectors: self.l1.take_dirty(),
         };
-        let barrier = self.order.needs_barrier() || self.has_external_data();
+        let barrier = self.commits.needs_barrier() || self.has_external_data();
         let result = if barrier || copies.is_empty() {
             let before = self.write_refcounts_and_barrier().await;
             if copies.is_empty() {
@@ -187,7 +191,7 @@ impl Image {
             }
             self.write_mapping(copies, before).await
         } else {
-            let mark = self.allocator.commit_began();
+            let mark = self.allocator.begin_commit();
             let refcounts = self.write_refcounts().await.map_err(Failure::Write);
             let result = self.write_mapping(copies, refcounts).await;
             if result.is_ok() {
@@ -196,21 +200,21 @@ impl Image {
             result
         };
         if result.is_err() {
-            self.order.still_needs_barrier();
+            self.commits.still_needs_barrier();
         }
         result
     }
 
     /// Writes dirty refcount blocks, unless the image is marked dirty instead.
     async fn write_refcounts(&self) -> Result<()> {
-        if self.lazy.are_postponed() {
+        if self.lazy_refcounts.are_on() {
             return Ok(());
         }
         self.allocator.refcounts.write_back().await
     }
 
     async fn write_refcounts_and_barrier(&self) -> Result<(), Failure> {
-        let mark = self.allocator.commit_began();
+        let mark = self.allocator.begin_commit();
         self.write_refcounts().await.map_err(Failure::Write)?;
         if self.has_external_data() {
             self.data.flush().await.map_err(Failure::Barrier)?;
@@ -241,10 +245,10 @@ impl Image {
 
     async fn write_copies(&self, copies: MappingCopies) -> Result<(), Failure> {
         if !copies.slices.is_empty() {
-            self.reached(Event::L2Update).await;
+            self.emit(Event::L2Update).await;
         }
         if !copies.sectors.is_empty() {
-            self.reached(Event::L1Update).await;
+            self.emit(Event::L1Update).await;
         }
         let sectors = copies.sectors.into_iter().map(L1Sector::into_write);
         let sectors: Vec<WriteBack> = sectors.collect();
@@ -268,9 +272,9 @@ impl Image {
         drop(self.mark_corrupt(error.clone()).await);
         match failure {
             Failure::Barrier(_) if is_forgotten(error) => {}
-            Failure::Barrier(_) => self.latch(error.clone()),
+            Failure::Barrier(_) => self.stop_changes(error.clone()),
             Failure::Write(_) if error.kind() == ErrorKind::NoSpace => {}
-            Failure::Write(_) => self.latch_unwritten(error.clone()),
+            Failure::Write(_) => self.stop_changes_until_retry(error.clone()),
         }
     }
 }

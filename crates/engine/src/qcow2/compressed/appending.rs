@@ -20,14 +20,14 @@ use futures_util::future::join_all;
 use vellum_storage::sync::{Mutex, MutexGuard};
 use vellum_storage::{Buffer, Buffers, Result, Storage, WriteFlags};
 
-use crate::qcow2::commit::coalesce::{Group, RunningTurn, Turn};
+use crate::qcow2::commit::coalesce::{Coalescer, Leader, Role};
 
 /// See the module's head.
 pub(crate) struct Appender {
     file: Arc<dyn Storage>,
     unit_bytes: u64,
     pending: Mutex<Pending>,
-    turns: Group,
+    turns: Coalescer,
 }
 
 /// What the next write has.
@@ -46,7 +46,7 @@ pub(crate) struct Batch {
 impl Batch {
     /// Of a write that is over, or that nobody ends any more.
     fn outcome(&self) -> Result<()> {
-        let abandoned = || Err(RunningTurn::abandoned());
+        let abandoned = || Err(Leader::abandoned());
         self.outcome.get().cloned().unwrap_or_else(abandoned)
     }
 }
@@ -58,7 +58,7 @@ struct Segment {
     start: u64,
     bytes: Vec<u8>,
     /// There are bytes that were not in a write yet.
-    fresh: bool,
+    appended_since: bool,
 }
 
 impl Segment {
@@ -72,7 +72,7 @@ impl Segment {
         Segment {
             start,
             bytes: self.bytes[(start - self.start) as usize..].to_vec(),
-            fresh: false,
+            appended_since: false,
         }
     }
 
@@ -100,7 +100,7 @@ impl Appender {
             file,
             unit_bytes,
             pending: Mutex::default(),
-            turns: Group::default(),
+            turns: Coalescer::default(),
         }
     }
 
@@ -115,12 +115,12 @@ impl Appender {
         match pending.segments.last_mut() {
             Some(last) if last.end() == offset => {
                 last.bytes.extend_from_slice(bytes);
-                last.fresh = true;
+                last.appended_since = true;
             }
             _ => pending.segments.push(Segment {
                 start: offset,
                 bytes: bytes.to_vec(),
-                fresh: true,
+                appended_since: true,
             }),
         }
         pending.batch.clone()
@@ -135,14 +135,14 @@ impl Appender {
             .map(|last| last.tail(self.unit_bytes));
         let mut taken = std::mem::take(&mut *pending);
         pending.segments.extend(tail);
-        taken.segments.retain(|segment| segment.fresh);
+        taken.segments.retain(|segment| segment.appended_since);
         taken
     }
 
     /// Waits until what was appended as `own` is written; no barrier. When it fails nobody
     /// knows what of it is.
     pub(crate) async fn write(&self, own: &[Arc<Batch>]) -> Result<()> {
-        if let Turn::Mine(turn) = self.turns.join().await {
+        if let Role::Leader(turn) = self.turns.join().await {
             let taken = self.take();
             let writes = taken.segments.into_iter().map(|segment| {
                 let buffers = Buffers::from_iter([segment.padded(self.unit_bytes)]);

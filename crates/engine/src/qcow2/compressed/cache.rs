@@ -50,7 +50,7 @@ pub(crate) struct ClusterCache {
 
 #[derive(Debug, Default)]
 struct State {
-    clock: Vec<Kept>,
+    clock: Vec<CachedCluster>,
     hand: usize,
     /// Places in the clock.
     index: BTreeMap<Key, usize>,
@@ -60,7 +60,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedCluster {
     key: Key,
     cluster: Arc<Buffer>,
     /// Read since the hand came by.
@@ -214,7 +214,7 @@ impl State {
             }
         }
         self.index.insert(key, self.clock.len());
-        self.clock.push(Kept {
+        self.clock.push(CachedCluster {
             key,
             cluster,
             used: false,

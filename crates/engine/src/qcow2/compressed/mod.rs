@@ -6,20 +6,20 @@
 //! | [`cache`] | decompressed clusters that are read again, by budget of bytes |
 //! | [`compress`] | the codecs and their levels: a cluster to fewer bytes, or none |
 //! | [`decompress`] | the codecs: bytes to a cluster or its beginning |
-//! | [`packer`] | what the compressed writes of an image share |
+//! | [`write_state`] | what the compressed writes of an image share |
 //! | [`placing`] | finds and counts a place for compressed data, end to end |
 //! | [`read`] | how much of the data is read, with which I/O, in which thread |
 //! | [`sequence`] | whose turn it is: side by side, but placed in the order of the requests |
-//! | [`state`] | what the reads of an image's compressed clusters share |
+//! | [`read_state`] | what the reads of an image's compressed clusters share |
 //! | [`mod@write`] | batches, threads, then a link as for any write |
 
 pub(crate) mod appending;
 pub(crate) mod cache;
 pub(crate) mod compress;
 pub(crate) mod decompress;
-pub(crate) mod packer;
 pub(crate) mod placing;
 pub(crate) mod read;
+pub(crate) mod read_state;
 pub(crate) mod sequence;
-pub(crate) mod state;
 pub(crate) mod write;
+pub(crate) mod write_state;

@@ -18,7 +18,7 @@ use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::Result;
 
-use super::packer::OpenCluster;
+use super::write_state::OpenCluster;
 use crate::qcow2::image::Image;
 
 /// Where data is going to lie.
@@ -39,7 +39,7 @@ impl Image {
     ) -> Result<Option<CompressedDescriptor>> {
         self.begin_lazy_refcounts().await?;
         let cluster_bytes = self.geometry.cluster_size_bytes();
-        let mut open = self.packer.open.lock().await;
+        let mut open = self.compressed_writes.open.lock().await;
         let spot = self.find_spot(&mut open, len_bytes).await?;
         let bits = self.geometry.cluster_bits;
         let descriptor = CompressedDescriptor::new(HostOffset(spot.at), len_bytes, bits);
@@ -113,7 +113,7 @@ impl Image {
     ///
     /// Must have happened before refcounts are compared with the mapping.
     pub(crate) async fn seal_packed(&self) -> Result<()> {
-        match self.packer.open.lock().await.take() {
+        match self.compressed_writes.open.lock().await.take() {
             Some(old) => self.release_packed(old.cluster, 1).await,
             None => Ok(()),
         }

@@ -27,13 +27,13 @@ use vellum_storage::{Buffer, Buffers, Event, Result};
 
 use super::cache::Entered;
 use super::decompress::decompress;
-use super::state::MAX_BATCH_BYTES;
+use super::read_state::MAX_BATCH_BYTES;
 use crate::qcow2::image::Image;
-use crate::qcow2::mapping::lookup::{Run, RunKind};
+use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
 
 /// A run and the buffer that it is read into.
 pub(crate) struct Piece {
-    pub(crate) run: Run,
+    pub(crate) run: MappingRun,
     pub(crate) buffer: Buffer,
 }
 
@@ -156,13 +156,13 @@ impl Image {
     /// Reads a run of one compressed cluster.
     pub(crate) async fn read_compressed(
         &self,
-        run: &Run,
+        run: &MappingRun,
         descriptor: &CompressedDescriptor,
         mut piece: Buffer,
     ) -> Result<Buffer> {
         let inside = run.guest.in_cluster(&self.geometry) as usize;
         let loader = loop {
-            match self.compressed.kept.enter(descriptor) {
+            match self.compressed_reads.cache.enter(descriptor) {
                 Entered::Kept(cluster) => {
                     let end = inside + piece.len();
                     piece.copy_from_slice(&cluster[inside..end]);
@@ -172,7 +172,7 @@ impl Image {
                 Entered::Mine(loader) => break loader,
             }
         };
-        let _reading = self.compressed.begin(1).await;
+        let _reading = self.compressed_reads.begin(1).await;
         let host = descriptor.host_offset.bytes();
         let max_len = descriptor.max_len_bytes();
         let mut len = match loader.wants_whole() {
@@ -214,7 +214,7 @@ impl Image {
 
     /// Reads whole compressed clusters that lie side by side.
     pub(crate) async fn read_packed(&self, batch: Batch) -> Result<Vec<(u64, Buffer)>> {
-        let reading = self.compressed.begin(batch.len()).await;
+        let reading = self.compressed_reads.begin(batch.len()).await;
         let packed = |piece: &Piece| match piece.run.kind {
             RunKind::Compressed(descriptor) => {
                 descriptor.host_offset.bytes()..descriptor.end().bytes()
@@ -264,12 +264,12 @@ impl Image {
     }
 
     async fn decompress(&self, work: Work) -> Done {
-        let done = if self.compressed.needs_thread(work.out_bytes()) {
+        let done = if self.compressed_reads.needs_thread(work.out_bytes()) {
             compute(move || work.run()).await
         } else {
             work.run()
         };
-        self.compressed.note_cost(done.out_bytes, done.ns);
+        self.compressed_reads.note_cost(done.out_bytes, done.ns);
         done
     }
 
@@ -298,7 +298,7 @@ impl Image {
         let len_bytes = host.end.next_multiple_of(unit) - start;
         let mut buffer = Buffer::for_read((len_bytes.max(hold_bytes)) as usize);
         buffer.truncate(len_bytes as usize);
-        self.reached(Event::ReadCompressed).await;
+        self.emit(Event::ReadCompressed).await;
         let bytes = self.file.read(start, Buffers::from_iter([buffer])).await?;
         Ok(Span {
             bytes: Buffer::join_all(bytes),

@@ -24,7 +24,7 @@ use super::appending::Batch;
 use super::compress::{Codec, compress};
 use super::sequence::{Queue, Ticket};
 use crate::RequestFlags;
-use crate::qcow2::commit::order::{Reach, Reason};
+use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
 use crate::qcow2::image::Image;
 use crate::range_lock::Mode;
 
@@ -72,15 +72,15 @@ impl Content {
 }
 
 /// Clusters side by side that are written as they are.
-struct Plain<'a> {
+struct Uncompressed<'a> {
     image: &'a Arc<Image>,
     start: u64,
     pieces: Vec<Buffer>,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> Uncompressed<'a> {
     fn new(image: &'a Arc<Image>) -> Self {
-        Plain {
+        Uncompressed {
             image,
             start: 0,
             pieces: Vec::new(),
@@ -162,7 +162,7 @@ impl Image {
             if let Some(ticket) = &ticket {
                 ticket.turn().await;
             }
-            let placing = self.packer.placing.read().await;
+            let placing = self.compressed_writes.placing.read().await;
             self.make_tables(at..at + len as u64).await?;
             let (placed, result) = self.place_batch(at, batch, packed).await;
             if rest.is_empty() || result.is_err() {
@@ -179,7 +179,7 @@ impl Image {
             at += len as u64;
         }
         if flags.fua {
-            self.drain_range(offset_bytes..end_bytes).await?;
+            self.write_back_range(offset_bytes..end_bytes).await?;
             self.commit().await?;
         }
         Ok(Buffer::join_all(done))
@@ -227,7 +227,7 @@ impl Image {
         let mut jobs = Vec::new();
         while !batch.is_empty() {
             let job = Job {
-                codec: self.packer.codec,
+                codec: self.compressed_writes.codec,
                 cluster_bytes: cluster_bytes as usize,
                 piece: batch.split_to(batch.len().min(job_bytes)),
             };
@@ -255,21 +255,21 @@ impl Image {
     ) -> (PlacedBatch, Result<()>) {
         let cluster = self.geometry.cluster_size_bytes();
         let mut placed = PlacedBatch::default();
-        let mut plain = Plain::new(self);
+        let mut plain = Uncompressed::new(self);
         for (guest, packed) in (start..).step_by(cluster as usize).zip(packed) {
             let piece = batch.split_to(batch.len().min(cluster as usize));
             let place = match &packed {
                 None => Ok(None),
                 Some(bytes) => {
                     placed.content.extend(plain.have_places().await);
-                    self.reached(Event::ClusterAllocBytes).await;
+                    self.emit(Event::ClusterAllocBytes).await;
                     self.place_packed(bytes.len() as u64).await
                 }
             };
             match (place, packed) {
                 (Ok(Some(descriptor)), Some(bytes)) => {
                     let host = descriptor.host_offset.bytes();
-                    let appended = self.packer.appender.append(host, &bytes);
+                    let appended = self.compressed_writes.appender.append(host, &bytes);
                     placed.appended.push(appended);
                     placed
                         .appended
@@ -296,8 +296,8 @@ impl Image {
             return Ok(());
         }
         let mut linked = 0;
-        self.reached(Event::WriteCompressed).await;
-        let result = match self.packer.appender.write(appended).await {
+        self.emit(Event::WriteCompressed).await;
+        let result = match self.compressed_writes.appender.write(appended).await {
             Ok(()) => self.link_packed(range, &placed, &mut linked).await,
             Err(error) => Err(error),
         };
@@ -316,19 +316,19 @@ impl Image {
     ) -> Result<()> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
         self.mark_dirty(range.clone()).await?;
-        self.drain_beside(range).await?;
+        self.write_back_beside(range).await?;
         let cluster = self.geometry.cluster_size_bytes();
         for Placed { guest, descriptor } in placed {
             self.ensure_l2_table(GuestOffset(*guest)).await?;
             let old = self.mapping(GuestOffset(*guest)).await?;
             let new = Mapping::Compressed(*descriptor);
-            self.reached(Event::L2UpdateCompressed).await;
-            self.set_mapping(GuestOffset(*guest), new, Reach::AfterBarrier)
+            self.emit(Event::L2UpdateCompressed).await;
+            self.set_mapping(GuestOffset(*guest), new, WriteOrder::AfterBarrier)
                 .await?;
             *linked += 1;
-            self.drop_replaced(&old, &new, Reason::Replaced);
-            self.forget_replaced(&(*guest..(guest + cluster).min(self.size_bytes())));
+            self.defer_free_replaced(&old, &new, DropReason::Replaced);
+            self.discard_replaced(&(*guest..(guest + cluster).min(self.size_bytes())));
         }
-        self.relieve_cache().await
+        self.start_background_commit().await
     }
 }

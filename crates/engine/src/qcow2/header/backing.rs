@@ -54,7 +54,7 @@ impl Image {
         self.begin_change("change the backing file").await?;
         check(&self.header(), backing.as_ref())?;
         // Nothing of the image depends on it, but a caller that has copied data does.
-        self.drain_all().await?;
+        self.write_back_all().await?;
         self.commit().await?;
         self.update_header(|header| rename(header, backing)).await
     }

@@ -226,7 +226,7 @@ impl Image {
         });
         let header = rewritten.await.inspect_err(|error| {
             if error.kind() != ErrorKind::InvalidArgument {
-                self.latch(error.clone());
+                self.stop_changes(error.clone());
             }
         })?;
         self.overlap.note_directory(&header);

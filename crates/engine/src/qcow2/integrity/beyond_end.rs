@@ -12,7 +12,7 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Buffer, Result};
 
 use super::errors::corrupt;
-use crate::qcow2::alloc::allocator::{Allocator, Obstacle, State};
+use crate::qcow2::alloc::allocator::{Allocator, Blocker, State};
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::Lookup;
@@ -104,16 +104,16 @@ impl Allocator {
         state: &mut State,
         clusters: &Range<u64>,
         key: u64,
-    ) -> Result<Option<Obstacle>> {
+    ) -> Result<Option<Blocker>> {
         let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
-            return Ok(Some(Obstacle::NoBlock(HostCluster(clusters.start))));
+            return Ok(Some(Blocker::NoBlock(HostCluster(clusters.start))));
         };
         let count = (clusters.end - clusters.start) as usize;
         if !self
             .refcounts
             .take(place.key, place.index..place.index + count)
         {
-            return Ok(Some(Obstacle::Load(key)));
+            return Ok(Some(Blocker::Load(key)));
         }
         state.tail = clusters.end;
         Ok(None)

@@ -17,14 +17,14 @@ impl Image {
     pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
         let ours = error.target_name().is_none_or(|name| name == self.name);
         let error = self.name_error(error);
-        if error.kind() != ErrorKind::Corrupt || !ours || self.check_latch().is_err() {
+        if error.kind() != ErrorKind::Corrupt || !ours || self.check_not_stopped().is_err() {
             return error;
         }
         self.say_corrupt(&error);
         if self.read_only {
             return error;
         }
-        self.latch(error.clone());
+        self.stop_changes(error.clone());
         if self.geometry.version >= 3 {
             let marked = self.header().incompatible.with(Incompatible::CORRUPT);
             let bytes = marked.bits().to_be_bytes();
@@ -46,7 +46,7 @@ impl Image {
                 "qcow2: Marking image as corrupt: {why}; further corruption events will be \
                  suppressed"
             ));
-        } else if !self.latch.said.swap(true, Ordering::Relaxed) {
+        } else if !self.fail_stop.said.swap(true, Ordering::Relaxed) {
             self.messages.say(&format!(
                 "qcow2: Image is corrupt: {why}; further non-fatal corruption events will be \
                  suppressed"
@@ -55,8 +55,8 @@ impl Image {
     }
 
     /// Stops all changes from now on.
-    pub(crate) fn latch(&self, reason: Error) {
-        self.latch.change(|state| match state {
+    pub(crate) fn stop_changes(&self, reason: Error) {
+        self.fail_stop.change(|state| match state {
             State::Open => State::Broken(reason),
             State::Unwritten(first) => State::Broken(first),
             stopped => stopped,
@@ -65,27 +65,27 @@ impl Image {
 
     /// Stops all changes since metadata could not be written; the close tries again.
     /// A failed barrier is different: what it should have made durable may be lost.
-    pub(crate) fn latch_unwritten(&self, reason: Error) {
-        self.latch.change(|state| match state {
+    pub(crate) fn stop_changes_until_retry(&self, reason: Error) {
+        self.fail_stop.change(|state| match state {
             State::Open => State::Unwritten(reason),
             stopped => stopped,
         });
     }
 
     /// Lets the close try once more to write what could not be written.
-    pub(crate) fn unlatch_for_retry(&self) {
-        self.latch.change(|state| match state {
+    pub(crate) fn allow_retry(&self) {
+        self.fail_stop.change(|state| match state {
             State::Unwritten(_) => State::Open,
             other => other,
         });
     }
 
     /// Fails if an earlier failure has stopped all changes.
-    pub(crate) fn check_latch(&self) -> Result<()> {
-        if !self.latch.is_shut() {
+    pub(crate) fn check_not_stopped(&self) -> Result<()> {
+        if !self.fail_stop.is_shut() {
             return Ok(());
         }
-        let Some(reason) = self.latch.lock().reason().cloned() else {
+        let Some(reason) = self.fail_stop.lock().reason().cloned() else {
             return Ok(());
         };
         let errno = match reason.kind() {
@@ -104,7 +104,7 @@ impl Image {
 
     /// Refuses all changes from now on, for the image is closed.
     pub(crate) fn end_use(&self) {
-        self.latch.change(|state| match state {
+        self.fail_stop.change(|state| match state {
             State::Open => State::Ended(Error::new(
                 ErrorKind::InvalidArgument,
                 "write",
@@ -118,6 +118,6 @@ impl Image {
 
     /// Whether the image is closed.
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(*self.latch.lock(), State::Ended(_))
+        matches!(*self.fail_stop.lock(), State::Ended(_))
     }
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use vellum_storage::{Event, Storage};
 
 /// Tells the debugger of `file`, if there is one, of an event, and waits as long as it holds us.
-/// Who has the image asks `Image::reached`.
+/// Who has the image asks `Image::emit`.
 #[inline]
-pub(crate) async fn reached(file: &Arc<dyn Storage>, event: Event) {
+pub(crate) async fn emit(file: &Arc<dyn Storage>, event: Event) {
     if let Some(debugger) = file.debugger()
         && let Some(suspension) = debugger.event(event)
     {

@@ -1,4 +1,4 @@
-//! [`Latch`]: when an image accepts no more changes, and why. Metadata that contradicts
+//! [`FailStop`]: when an image accepts no more changes, and why. Metadata that contradicts
 //! itself or cannot be written must not be built upon, or the damage spreads.
 //!
 //! Invariant: of several reasons the first is kept, and told to all who ask later.
@@ -24,7 +24,7 @@ pub(super) enum State {
 
 /// Why the image accepts no changes any more, if so.
 #[derive(Debug, Default)]
-pub(crate) struct Latch {
+pub(crate) struct FailStop {
     state: Mutex<State>,
     /// The state is not [`State::Open`]: every request looks.
     shut: AtomicBool,
@@ -41,7 +41,7 @@ impl State {
     }
 }
 
-impl Latch {
+impl FailStop {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,7 +8,7 @@ use vellum_format::header::field;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_storage::{Event, Result};
 
-use crate::qcow2::commit::order::{Dropped, Reason};
+use crate::qcow2::commit::write_order::{DropReason, DroppedRun};
 use crate::qcow2::create::write::region;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::overlap::Metadata;
@@ -25,20 +25,20 @@ impl Image {
         // is on its way to the disk.
         let _all = self.l1_entries.acquire(0..u64::MAX, Mode::Exclusive).await;
         self.commit().await?;
-        self.reached(Event::L1GrowAllocTable).await;
+        self.emit(Event::L1GrowAllocTable).await;
         let old = self.l1_clusters(self.l1.offset(), old_entries);
         let has_room = self.geometry.clusters_for(entries * 8) <= old.end - old.start;
         let offset = match has_room {
             true => self.l1.offset(),
             false => {
                 let clusters = self.geometry.clusters_for(entries * 8);
-                self.reached(Event::ClusterAlloc).await;
+                self.emit(Event::ClusterAlloc).await;
                 self.allocator.allocate_at_end(clusters).await?
             }
         };
         let first = if has_room { old_entries } else { 0 };
         if let Err(error) = self.put_l1(offset, first..entries).await {
-            if !has_room && self.check_latch().is_ok() {
+            if !has_room && self.check_not_stopped().is_ok() {
                 // Nothing leads to the new table.
                 let new = self.l1_clusters(offset, entries);
                 let count = new.end - new.start;
@@ -57,7 +57,7 @@ impl Image {
     /// lead there.
     async fn put_l1(&self, offset: HostOffset, entries: Range<u64>) -> Result<()> {
         let start = offset.bytes();
-        self.reached(Event::L1GrowWriteTable).await;
+        self.emit(Event::L1GrowWriteTable).await;
         region(
             &self.file,
             start + entries.start * 8..start + entries.end * 8,
@@ -70,7 +70,7 @@ impl Image {
         .await?;
         self.allocator.refcounts.write_back().await?;
         self.file.flush().await?;
-        self.reached(Event::L1GrowActivateTable).await;
+        self.emit(Event::L1GrowActivateTable).await;
         self.point_at_l1(offset, entries.end).await
     }
 
@@ -103,10 +103,10 @@ impl Image {
         let new = self.l1_clusters(offset, entries);
         self.overlap.move_area(Metadata::ActiveL1, new);
         if !old.is_empty() {
-            self.order.note_dropped(Dropped {
+            self.commits.defer_free(DroppedRun {
                 start: HostCluster(old.start),
                 count: old.end - old.start,
-                reason: Reason::Other,
+                reason: DropReason::Other,
             });
         }
     }

@@ -10,7 +10,7 @@ use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::{Buffers, Event, Result, WriteFlags, ZeroFlags};
 
 use crate::qcow2::alloc::allocator::Allocation;
-use crate::qcow2::commit::order::{Dropped, Reach, Reason};
+use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::{bad_entry, corrupt};
@@ -43,21 +43,20 @@ impl Image {
         let table = allocation.start;
         // A table of zeroes maps nothing: where the file reads so there is no need to
         // write one.
-        let empty = old.is_none() && self.is_blank(&allocation)?;
+        let empty = old.is_none() && self.reads_as_zeroes(&allocation)?;
         let filled = match empty {
             true => Ok(()),
             false => self.fill_table(old, &allocation).await,
         };
-        self.give_back_unless(filled.is_ok(), Some(allocation))
-            .await;
+        self.free_unless(filled.is_ok(), Some(allocation)).await;
         filled?;
         self.count_table().await?;
         self.forget_slices(table);
         if old.is_none() {
             self.keep_empty_slice(guest, table);
         }
-        let reach = Reach::of_new(empty && allocation.counted);
-        let change = self.order.change(reach);
+        let order = WriteOrder::of_new_clusters(empty && allocation.refcount_durable);
+        let change = self.commits.begin_change(order);
         self.overlap
             .add_table(Metadata::ActiveL2, L1Entry::new(table, true));
         if !self.l1.set(index, L1Entry::new(table, true)) {
@@ -66,10 +65,10 @@ impl Image {
         drop(change);
         if let Some(old) = old {
             let start = old.cluster(&self.geometry);
-            self.order.note_dropped(Dropped {
+            self.commits.defer_free(DroppedRun {
                 start,
                 count: 1,
-                reason: Reason::Other,
+                reason: DropReason::Other,
             });
         }
         Ok(())
@@ -78,7 +77,7 @@ impl Image {
     /// Lets the counts of tables be right on disk also where counts are lazy: there is
     /// one table for many clusters, and less to repair after a crash.
     async fn count_table(&self) -> Result<()> {
-        match self.lazy.are_postponed() {
+        match self.lazy_refcounts.are_on() {
             true => self.allocator.refcounts.write_back().await,
             false => Ok(()),
         }
@@ -107,12 +106,12 @@ impl Image {
         let table_bytes = self.geometry.cluster_size_bytes();
         let new_bytes = new.start.bytes();
         if old.is_some() {
-            self.reached(Event::L2AllocCowRead).await;
+            self.emit(Event::L2AllocCowRead).await;
         }
-        self.reached(Event::L2AllocWrite).await;
+        self.emit(Event::L2AllocWrite).await;
         let Some(old) = old else {
             // Where nothing was ever written it is enough that the file reaches so far.
-            let written = match new.fresh {
+            let written = match new.reads_as_zeroes {
                 true => table_bytes.min(LAST_BYTES),
                 false => table_bytes,
             };

@@ -20,7 +20,7 @@ impl Image {
     pub(crate) async fn load_slice_at(&self, guest: GuestOffset, slice: Slice) -> Result<()> {
         let slice_bytes = self.mapper().slice_guest_bytes();
         let most = self.l2.scan_tables() as u64;
-        let window = self.streams.window(guest.bytes() / slice_bytes, most);
+        let window = self.readahead.window(guest.bytes() / slice_bytes, most);
         if window <= 1 {
             return self.load_slice(slice).await;
         }

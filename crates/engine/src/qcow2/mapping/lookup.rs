@@ -40,7 +40,7 @@ pub(crate) enum RunKind {
 
 /// A run of guest bytes of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct MappingRun {
     /// Guest offset of the first byte.
     pub(crate) guest: GuestOffset,
     /// Length in bytes.
@@ -49,9 +49,9 @@ pub(crate) struct Run {
     pub(crate) kind: RunKind,
 }
 
-impl Run {
+impl MappingRun {
     /// Extends this run by `next` if the two are one.
-    fn try_append(&mut self, next: &Run) -> bool {
+    fn try_append(&mut self, next: &MappingRun) -> bool {
         let follows = |a: HostOffset, b: HostOffset| a.bytes() + self.len_bytes == b.bytes();
         let joins = match (self.kind, next.kind) {
             (RunKind::Unallocated { host: a }, RunKind::Unallocated { host: b })
@@ -73,7 +73,7 @@ impl Run {
 }
 
 /// The runs of a guest range, in order and without gaps.
-pub(crate) type View = SmallVec<[Run; 2]>;
+pub(crate) type View = SmallVec<[MappingRun; 2]>;
 
 /// A part of an L2 table: what the cache holds and a miss loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,7 +194,11 @@ impl Mapper<'_> {
 
     /// The first of the runs that [`Mapper::view`] finds, without a look at the others:
     /// of a scattered image there are many.
-    pub(crate) fn first_run(&self, guest: GuestOffset, len_bytes: u64) -> Result<Lookup<Run>> {
+    pub(crate) fn first_run(
+        &self,
+        guest: GuestOffset,
+        len_bytes: u64,
+    ) -> Result<Lookup<MappingRun>> {
         Ok(match self.runs(guest, len_bytes, 1)? {
             Lookup::Hit(view) => Lookup::Hit(view[0]),
             Lookup::Miss(slice) => Lookup::Miss(slice),
@@ -214,7 +218,7 @@ impl Mapper<'_> {
                 let kind = RunKind::Unallocated { host: None };
                 push(
                     &mut view,
-                    Run {
+                    MappingRun {
                         guest: at,
                         len_bytes,
                         kind,
@@ -297,7 +301,7 @@ impl Mapper<'_> {
         };
         push(
             view,
-            Run {
+            MappingRun {
                 guest,
                 len_bytes,
                 kind,
@@ -325,7 +329,7 @@ impl Mapper<'_> {
             };
             push(
                 view,
-                Run {
+                MappingRun {
                     guest: GuestOffset(at),
                     len_bytes: stop - at,
                     kind,
@@ -343,7 +347,7 @@ struct Bits {
     zero: u32,
 }
 
-fn push(view: &mut View, run: Run) {
+fn push(view: &mut View, run: MappingRun) {
     if !view.last_mut().is_some_and(|last| last.try_append(&run)) {
         view.push(run);
     }

@@ -7,7 +7,7 @@ const COPIED: u64 = 1 << 63;
 
 /// Entries that lie side by side and lead to clusters that do, or nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct EntryRun {
     pub(crate) entries: usize,
     /// Where the first leads; 0: all lead nowhere.
     pub(crate) offset_bytes: u64,
@@ -15,9 +15,9 @@ pub(crate) struct Run {
     pub(crate) copied: bool,
 }
 
-impl Run {
+impl EntryRun {
     /// The first entry is of another kind.
-    pub(crate) const NONE: Run = Run {
+    pub(crate) const NONE: EntryRun = EntryRun {
         entries: 0,
         offset_bytes: 0,
         copied: false,
@@ -27,29 +27,29 @@ impl Run {
 /// The first entries of a table, as far as they are all 0, or all lead to whole
 /// clusters below `end_bytes`, one behind the other, with the same copied flag.
 /// Entries of 8 bytes only.
-pub(crate) fn first_run(table: &[u8], geometry: &Geometry, end_bytes: u64) -> Run {
+pub(crate) fn first_run(table: &[u8], geometry: &Geometry, end_bytes: u64) -> EntryRun {
     let mut entries = table
         .chunks_exact(8)
         .map(|entry| u64::from_be_bytes(entry.try_into().unwrap_or_default()));
     let Some(first) = entries.next() else {
-        return Run::NONE;
+        return EntryRun::NONE;
     };
     let cluster = geometry.cluster_size_bytes();
     let offset_bytes = first & !COPIED;
     if first == 0 {
-        return Run {
+        return EntryRun {
             entries: 1 + entries.take_while(|&entry| entry == 0).count(),
-            ..Run::NONE
+            ..EntryRun::NONE
         };
     }
     let below = end_bytes.saturating_sub(offset_bytes) / cluster;
     let is_plain = offset_bytes != 0 && geometry.is_cluster_aligned(offset_bytes) && below > 0;
     if !is_plain {
-        return Run::NONE;
+        return EntryRun::NONE;
     }
     let next = (1..below).map(|index| first + index * cluster);
     let following = entries.zip(next).take_while(|(entry, next)| entry == next);
-    Run {
+    EntryRun {
         entries: 1 + following.count(),
         offset_bytes,
         copied: first & COPIED != 0,

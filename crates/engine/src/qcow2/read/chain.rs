@@ -19,9 +19,9 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
 use vellum_storage::{Buffer, Buffers, Result, Storage};
 
-use super::chain_index::{Place, Region, Run};
+use super::chain_index::{ChainRun, Place, Region};
 use super::data;
-use super::layers::{Chain, Layer, Layers};
+use super::layers::{BackingChain, Layer, Layers};
 use crate::BlockDevice;
 use crate::qcow2::device::Qcow2;
 use crate::qcow2::mapping::lookup::RunKind;
@@ -119,7 +119,7 @@ impl Layers {
 
     /// Asks layer after layer for what it holds of a range.
     async fn resolve(&self, range: Range<u64>) -> Result<Region> {
-        let mut found: Vec<(u64, Run)> = Vec::new();
+        let mut found: Vec<(u64, ChainRun)> = Vec::new();
         let mut missing = vec![range.clone()];
         for (number, layer) in self.images.iter().enumerate() {
             let mut still_missing: Vec<Range<u64>> = Vec::new();
@@ -142,7 +142,7 @@ impl Layers {
         for range in missing {
             let place = self.rest.as_ref().map_or(Place::Zero, |_| Place::Rest);
             let end = range.end;
-            found.push((range.start, Run { end, place }));
+            found.push((range.start, ChainRun { end, place }));
         }
         found.sort_unstable_by_key(|(start, _)| *start);
         let runs = found.into_iter().map(|(_, run)| run).collect();
@@ -169,9 +169,9 @@ impl Layers {
     }
 }
 
-fn zeroes(end: u64) -> Run {
+fn zeroes(end: u64) -> ChainRun {
     let place = Place::Zero;
-    Run { end, place }
+    ChainRun { end, place }
 }
 
 impl Layer {
@@ -180,7 +180,7 @@ impl Layer {
         &self,
         number: u16,
         range: Range<u64>,
-        found: &mut Vec<(u64, Run)>,
+        found: &mut Vec<(u64, ChainRun)>,
         missing: &mut Vec<Range<u64>>,
     ) -> Result<()> {
         let mut at = range.start;
@@ -204,7 +204,7 @@ impl Layer {
                     },
                     _ => Place::Layer(number),
                 };
-                found.push((at, Run { end, place }));
+                found.push((at, ChainRun { end, place }));
                 at = end;
             }
         }
@@ -212,7 +212,7 @@ impl Layer {
     }
 }
 
-impl Chain {
+impl BackingChain {
     fn layers(&self) -> Option<&Layers> {
         let layers = self
             .layers

@@ -30,7 +30,7 @@ pub(crate) enum Place {
 
 /// The end of a run, and where its bytes lie. Runs follow each other without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct ChainRun {
     /// Guest offset of the first byte behind the run.
     pub(crate) end: u64,
     /// Where its first byte lies.
@@ -38,7 +38,7 @@ pub(crate) struct Run {
 }
 
 /// Memory of a run beside its share of a region's bookkeeping.
-const RUN_BYTES: usize = size_of::<Run>();
+const RUN_BYTES: usize = size_of::<ChainRun>();
 /// What a region costs beside its runs: its places in map and clock, and its box.
 const REGION_BYTES: usize = 160;
 const SHARDS: usize = 8;
@@ -49,13 +49,13 @@ const WANTED: usize = 512;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     start: u64,
-    runs: Box<[Run]>,
+    runs: Box<[ChainRun]>,
 }
 
 impl Region {
     /// A region that begins at `start`; the runs are merged where they are one.
-    pub(crate) fn new(start: u64, runs: Vec<Run>) -> Self {
-        let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
+    pub(crate) fn new(start: u64, runs: Vec<ChainRun>) -> Self {
+        let mut merged: Vec<ChainRun> = Vec::with_capacity(runs.len());
         let mut at = start;
         let mut last_start = start;
         for run in runs {
@@ -77,7 +77,7 @@ impl Region {
     }
 
     /// Where the byte at `offset` lies, and the end of its run.
-    pub(crate) fn find(&self, offset: u64) -> Option<Run> {
+    pub(crate) fn find(&self, offset: u64) -> Option<ChainRun> {
         let index = self.runs.partition_point(|run| run.end <= offset);
         let run = self.runs.get(index)?;
         let start = match index {
@@ -91,7 +91,7 @@ impl Region {
             },
             other => other,
         };
-        Some(Run {
+        Some(ChainRun {
             end: run.end,
             place,
         })
@@ -113,14 +113,14 @@ fn continues(place: Place, len_bytes: u64, next: Place) -> bool {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedRegion {
     region: Arc<Region>,
     used: bool,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    regions: HashMap<u64, Kept>,
+    regions: HashMap<u64, CachedRegion>,
     clock: VecDeque<u64>,
     bytes: usize,
     wanted: Vec<u64>,
@@ -128,14 +128,14 @@ struct Shard {
 
 /// See the module's head.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct ChainIndex {
     shard_budget_bytes: usize,
     shards: [Mutex<Shard>; SHARDS],
 }
 
-impl Index {
+impl ChainIndex {
     pub(crate) fn new(budget_bytes: usize) -> Self {
-        Index {
+        ChainIndex {
             shard_budget_bytes: budget_bytes / SHARDS,
             shards: Default::default(),
         }
@@ -184,7 +184,7 @@ impl Index {
         shard.bytes += size_bytes;
         shard.clock.push_back(number);
         let used = false;
-        shard.regions.insert(number, Kept { region, used });
+        shard.regions.insert(number, CachedRegion { region, used });
     }
 
     /// Drops the regions that were not used since the last call.
@@ -230,8 +230,8 @@ mod tests {
         Place::Data { layer, host }
     }
 
-    fn run(end: u64, place: Place) -> Run {
-        Run { end, place }
+    fn run(end: u64, place: Place) -> ChainRun {
+        ChainRun { end, place }
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn memory_stays_within_the_budget() {
-        let index = Index::new(64 << 10);
+        let index = ChainIndex::new(64 << 10);
         for number in 0..10_000 {
             index.insert(number, region(number as usize % 100 + 1));
             assert!(index.used_bytes() <= 64 << 10);
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn what_is_used_stays_and_a_full_index_admits_only_what_comes_again() {
-        let index = Index::new(64 << 10);
+        let index = ChainIndex::new(64 << 10);
         assert!(index.admits(0));
         for number in 0..2000 {
             index.insert(number, region(10));
@@ -284,6 +284,6 @@ mod tests {
         assert!(index.get(8).is_none());
         assert!(!index.admits(4000));
         assert!(index.admits(4000));
-        assert!(!Index::new(0).admits(1));
+        assert!(!ChainIndex::new(0).admits(1));
     }
 }

@@ -8,10 +8,10 @@ use vellum_format::types::GuestOffset;
 use vellum_storage::{Buffer, Buffers, Event, Io, Result, Storage};
 
 use crate::BlockDevice;
-use crate::qcow2::commit::epochs::Reading;
+use crate::qcow2::commit::epochs::EpochGuard;
 use crate::qcow2::compressed::read::{Batch, Piece, batches};
 use crate::qcow2::image::Image;
-use crate::qcow2::mapping::lookup::{Lookup, Run, RunKind};
+use crate::qcow2::mapping::lookup::{Lookup, MappingRun, RunKind};
 
 /// Runs of one request read at the same time.
 const MAX_PARALLEL_RUNS: usize = 64;
@@ -21,10 +21,10 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     if let Err(error) = image.check_range("read", offset_bytes, buffer.len() as u64) {
         return Io::ready(Err(error));
     }
-    let reading = image.readers.enter();
+    let reading = image.read_epochs.enter();
     let guest = GuestOffset(offset_bytes);
-    // Before the mapping is looked up: a cluster that is drained meanwhile is found there.
-    let kept = image.kept_pieces(offset_bytes, buffer.len() as u64);
+    // Before the mapping is looked up: a cluster that is written back meanwhile is found there.
+    let kept = image.buffered_pieces(offset_bytes, buffer.len() as u64);
     if !kept.is_empty() {
         let image = image.clone();
         return Io::start(async move {
@@ -63,7 +63,7 @@ fn one_piece(
         [run] if run.len_bytes == len_bytes => match run.kind {
             RunKind::Data { .. } if !image.reads_as_stored() => None,
             RunKind::Data { host, .. } => Some((&image.data, host.bytes())),
-            RunKind::Unallocated { .. } => image.chain.place(guest.bytes(), len_bytes),
+            RunKind::Unallocated { .. } => image.backing_chain.place(guest.bytes(), len_bytes),
             _ => None,
         },
         _ => None,
@@ -94,13 +94,13 @@ pub(crate) async fn read_padded(
 }
 
 impl Image {
-    /// What the data cache holds of a guest range.
-    fn kept_pieces(&self, offset_bytes: u64, len_bytes: u64) -> Vec<(u64, Buffer)> {
-        if self.data_cache.is_empty() {
+    /// What the write buffer holds of a guest range.
+    fn buffered_pieces(&self, offset_bytes: u64, len_bytes: u64) -> Vec<(u64, Buffer)> {
+        if self.write_buffer.is_empty() {
             return Vec::new();
         }
         let cluster_bytes = self.geometry.cluster_size_bytes();
-        self.data_cache
+        self.write_buffer
             .pieces_in(offset_bytes..offset_bytes + len_bytes, cluster_bytes)
     }
 
@@ -109,7 +109,7 @@ impl Image {
         self: &Arc<Self>,
         from: GuestOffset,
         mut rest: Buffer,
-        _reading: Reading,
+        _reading: EpochGuard,
     ) -> Result<Buffer> {
         let mut at = from.bytes();
         let mut done: Vec<(u64, Buffer)> = Vec::new();
@@ -155,13 +155,13 @@ impl Image {
         Ok(done)
     }
 
-    async fn read_run(&self, run: &Run, mut piece: Buffer) -> Result<Buffer> {
+    async fn read_run(&self, run: &MappingRun, mut piece: Buffer) -> Result<Buffer> {
         match run.kind {
             RunKind::Data { host, .. } if !self.reads_as_stored() => {
                 self.read_legacy(run, host.bytes(), piece).await
             }
             RunKind::Data { host, .. } => {
-                self.reached(Event::ReadAio).await;
+                self.emit(Event::ReadAio).await;
                 let buffers = Buffers::from_iter([piece]);
                 self.data.read(host.bytes(), buffers).into_single().await
             }
@@ -170,17 +170,17 @@ impl Image {
                 Ok(piece)
             }
             RunKind::Unallocated { .. } => {
-                if self.backing_reaches(run.guest) {
-                    self.reached(Event::ReadBackingAio).await;
+                if self.backing_covers(run.guest) {
+                    self.emit(Event::ReadBackingAio).await;
                 }
-                self.chain.read(run.guest.bytes(), piece).await
+                self.backing_chain.read(run.guest.bytes(), piece).await
             }
             RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
         }
     }
 
     /// Whether the backing device has something at a guest offset.
-    fn backing_reaches(&self, guest: GuestOffset) -> bool {
+    fn backing_covers(&self, guest: GuestOffset) -> bool {
         let backing = self.backing.as_ref();
         backing.is_some_and(|device| device.size_bytes() > guest.bytes())
     }
@@ -192,7 +192,7 @@ impl Image {
         let mut buffer = Buffer::for_read(len_bytes as usize);
         let head = buffer.split_to(inside as usize);
         buffer.fill(0);
-        let reading = self.readers.enter();
+        let reading = self.read_epochs.enter();
         let head = self.read_runs(GuestOffset(guest), head, reading).await?;
         Ok(Buffer::join_all([head, buffer]))
     }
@@ -205,7 +205,7 @@ impl Image {
             for run in self.view(GuestOffset(at), end - at).await? {
                 let zero = match run.kind {
                     RunKind::Zero { .. } => true,
-                    RunKind::Unallocated { .. } => !self.backing_reaches(run.guest),
+                    RunKind::Unallocated { .. } => !self.backing_covers(run.guest),
                     _ => false,
                 };
                 if !zero {

@@ -1,15 +1,15 @@
 //! [`Chain`]: what an image knows of what lies below it.
 
-use super::chain_index::Index;
+use super::chain_index::ChainIndex;
 use crate::BlockDevice;
 use crate::qcow2::image::Image;
 use std::sync::{Arc, OnceLock};
 
 /// What lies below an image; see [`chain`](super::chain).
 #[derive(Debug)]
-pub(crate) struct Chain {
+pub(crate) struct BackingChain {
     pub(super) below: Option<Arc<dyn BlockDevice>>,
-    pub(super) index: Index,
+    pub(super) index: ChainIndex,
     /// `None`: too few layers for an index to be worth while.
     pub(super) layers: OnceLock<Option<Layers>>,
 }
@@ -29,12 +29,12 @@ pub(super) struct Layer {
     pub(super) plain: bool,
 }
 
-impl Chain {
+impl BackingChain {
     /// The chain that begins with the device `below`.
     pub(crate) fn new(below: Option<&Arc<dyn BlockDevice>>, budget_bytes: usize) -> Self {
-        Chain {
+        BackingChain {
             below: below.cloned(),
-            index: Index::new(budget_bytes),
+            index: ChainIndex::new(budget_bytes),
             layers: OnceLock::new(),
         }
     }

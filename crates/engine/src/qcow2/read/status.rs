@@ -6,7 +6,7 @@ use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::Result;
 
 use crate::qcow2::image::Image;
-use crate::qcow2::mapping::lookup::{Run, RunKind};
+use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
 use crate::{Extent, HostLocation};
 
 impl Image {
@@ -63,7 +63,7 @@ impl Image {
     /// The status of a run that this layer does not hold.
     async fn status_below(
         &self,
-        run: &Run,
+        run: &MappingRun,
         host: Option<HostOffset>,
         max_depth: u32,
     ) -> Result<Extent> {
@@ -131,12 +131,12 @@ pub(crate) async fn block_status(
         });
     }
     let mut len_bytes = len_bytes;
-    if !image.data_cache.is_empty() {
+    if !image.write_buffer.is_empty() {
         let range = offset_bytes..offset_bytes + len_bytes;
-        // What cannot be drained now is data all the same.
-        drop(image.drain_range(range.clone()).await);
+        // What cannot be written back now is data all the same.
+        drop(image.write_back_range(range.clone()).await);
         let cluster_bytes = image.geometry.cluster_size_bytes();
-        if let Some(kept) = image.data_cache.piece_from(offset_bytes, cluster_bytes) {
+        if let Some(kept) = image.write_buffer.piece_from(offset_bytes, cluster_bytes) {
             if kept.start <= offset_bytes {
                 return Ok(Extent {
                     data: true,

@@ -21,7 +21,7 @@ use vellum_storage::buffer::is_zero;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags, ZeroFlags};
 
 use crate::ZeroRequest;
-use crate::qcow2::commit::order::Reach;
+use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::create::write::{region, space as space_in};
 use crate::qcow2::image::Image;
@@ -172,7 +172,7 @@ impl Image {
         self.zero_rest_of_cluster(in_old_cluster.clone(), asked)
             .await?;
         // The zeroes may be kept in memory.
-        self.drain_range(in_old_cluster).await?;
+        self.write_back_range(in_old_cluster).await?;
         if space.is_mapped() && new_start < new_bytes {
             self.map_new_space(new_start..self.cluster_end(new_bytes), space)
                 .await?;
@@ -196,7 +196,7 @@ impl Image {
     async fn write_size(&self, size_bytes: u64) -> Result<()> {
         self.write_header_field(field::SIZE, &size_bytes.to_be_bytes())
             .await
-            .inspect_err(|error| self.latch(error.clone()))?;
+            .inspect_err(|error| self.stop_changes(error.clone()))?;
         self.change_header(|header| header.size_bytes = size_bytes);
         Ok(())
     }
@@ -333,9 +333,9 @@ impl Image {
         while at < end {
             self.ensure_l2_table(GuestOffset(at)).await?;
             let mapping = placed.mapping(&self.geometry, at);
-            self.set_mapping(GuestOffset(at), mapping, Reach::AfterBarrier)
+            self.set_mapping(GuestOffset(at), mapping, WriteOrder::AfterBarrier)
                 .await?;
-            self.relieve_cache().await?;
+            self.start_background_commit().await?;
             at += self.geometry.cluster_size_bytes();
         }
         Ok(())
@@ -374,7 +374,7 @@ impl Image {
         for (number, index) in placed.indexes.clone().enumerate() {
             let table = HostOffset(start + number as u64 * cluster_bytes);
             self.forget_slices(table);
-            let change = self.order.change(Reach::AfterBarrier);
+            let change = self.commits.begin_change(WriteOrder::AfterBarrier);
             let set = self.l1.set(index, L1Entry::new(table, true));
             drop(change);
             debug_assert!(set, "the L1 table has grown");
@@ -393,11 +393,11 @@ impl Image {
                 .guest_ranges
                 .acquire(first..u64::MAX, Mode::Exclusive)
                 .await;
-            self.drain_held_range(first..end).await?;
+            self.write_back_locked_range(first..end).await?;
             self.commit().await?;
             self.write_size(new_bytes).await?;
             self.size.set(new_bytes);
-            self.forget_kept(end);
+            self.discard_buffered(end);
             self.cut_mapping(end).await?;
         }
         // Twice: the first commit makes it durable that clusters were dropped, the

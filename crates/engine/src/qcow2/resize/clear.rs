@@ -15,7 +15,7 @@ impl Image {
     pub(crate) async fn make_empty(self: Arc<Self>) -> Result<()> {
         self.begin_change("make empty").await?;
         let _one = self.resizing.lock().await;
-        self.reached(Event::EmptyImagePrepare).await;
+        self.emit(Event::EmptyImagePrepare).await;
         {
             let _all = self
                 .guest_ranges
@@ -25,8 +25,8 @@ impl Image {
                 // Else the guest sees below what it has seen here.
                 self.mark_dirty(0..self.size_bytes()).await?;
             }
-            self.drain_held_range(0..self.size_bytes()).await?;
-            self.forget_kept(0);
+            self.write_back_locked_range(0..self.size_bytes()).await?;
+            self.discard_buffered(0);
             self.cut_mapping(0).await?;
         }
         // Twice: the first commit makes it durable that clusters were dropped, the

@@ -10,7 +10,7 @@ use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_storage::{Event, Result};
 
 use crate::qcow2::alloc::allocator::Allocator;
-use crate::qcow2::commit::order::{Dropped, Reach, Reason};
+use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
 use crate::range_lock::Mode;
@@ -36,10 +36,10 @@ impl Image {
                 continue;
             }
             if !cut {
-                self.reached(Event::L1ShrinkWriteTable).await;
+                self.emit(Event::L1ShrinkWriteTable).await;
             }
             cut = true;
-            self.reached(Event::L1ShrinkFreeL2Clusters).await;
+            self.emit(Event::L1ShrinkFreeL2Clusters).await;
             dropped += self.cut_table(index).await?;
             if dropped >= CLUSTERS_PER_COMMIT {
                 self.commit().await?;
@@ -59,10 +59,10 @@ impl Image {
             if !is_empty(&old) {
                 cut = true;
                 self.ensure_l2_table(guest).await?;
-                self.set_mapping(guest, Mapping::Unallocated, Reach::AfterBarrier)
+                self.set_mapping(guest, Mapping::Unallocated, WriteOrder::AfterBarrier)
                     .await?;
-                self.drop_replaced(&old, &Mapping::Unallocated, Reason::Cut);
-                self.relieve_cache().await?;
+                self.defer_free_replaced(&old, &Mapping::Unallocated, DropReason::Shrunk);
+                self.start_background_commit().await?;
             }
             at += self.geometry.cluster_size_bytes();
         }
@@ -88,7 +88,7 @@ impl Image {
         let table = entry
             .decode(&self.geometry)
             .map_err(|e| bad_format("resize", &e))?;
-        let change = self.order.change(Reach::AfterBarrier);
+        let change = self.commits.begin_change(WriteOrder::AfterBarrier);
         let set = self.l1.set(index, L1Entry::UNALLOCATED);
         drop(change);
         debug_assert!(set, "the entry was there");
@@ -109,7 +109,7 @@ impl Image {
         for mapping in mappings {
             match (mapping, mapping.host()) {
                 (Mapping::Compressed(_), _) => {
-                    self.drop_replaced(mapping, &Mapping::Unallocated, Reason::Cut);
+                    self.defer_free_replaced(mapping, &Mapping::Unallocated, DropReason::Shrunk);
                 }
                 (_, Some(host)) if host.bytes() == run.end => run.end += cluster_bytes,
                 (_, Some(host)) => {
@@ -128,20 +128,20 @@ impl Image {
         }
         let first = HostOffset(bytes.start).cluster(&self.geometry);
         let count = (bytes.end - bytes.start) / self.geometry.cluster_size_bytes();
-        self.blanks.forget(first.index()..first.index() + count);
-        self.order.note_dropped(Dropped {
+        self.unwritten.forget(first.index()..first.index() + count);
+        self.commits.defer_free(DroppedRun {
             start: first,
             count,
-            reason: Reason::Cut,
+            reason: DropReason::Shrunk,
         });
     }
 
     fn drop_table(&self, table: HostOffset) {
         self.forget_slices(table);
-        self.order.note_dropped(Dropped {
+        self.commits.defer_free(DroppedRun {
             start: table.cluster(&self.geometry),
             count: 1,
-            reason: Reason::Cut,
+            reason: DropReason::Shrunk,
         });
     }
 
@@ -149,7 +149,7 @@ impl Image {
     pub(crate) async fn cut_tail(self: &Arc<Self>) -> Result<()> {
         // Nobody allocates, or writes what was allocated, meanwhile: neither by guest
         // ranges nor for compressed data that has no mapping yet.
-        let _unpacked = self.packer.placing.write().await;
+        let _unpacked = self.compressed_writes.placing.write().await;
         let _all = self
             .guest_ranges
             .acquire(0..u64::MAX, Mode::Exclusive)
@@ -191,9 +191,11 @@ impl Allocator {
         let mut state = self.state();
         let tail = state.tail.min(end);
         state.tail = tail;
-        state.length.note_cut(end * self.cluster_bytes(), tail);
+        state
+            .length
+            .note_truncated(end * self.cluster_bytes(), tail);
         state.free.remove(end..u64::MAX);
-        state.scan.cut(end);
+        state.scan.shrink(end);
         state.written_beyond.retain(|written| written.start < end);
     }
 

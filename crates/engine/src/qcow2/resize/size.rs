@@ -27,7 +27,7 @@ impl Size {
 
     /// What may be touched.
     #[inline]
-    pub(crate) fn reach_bytes(&self) -> u64 {
+    pub(crate) fn addressable_bytes(&self) -> u64 {
         self.reach_bytes.load(Ordering::Acquire)
     }
 

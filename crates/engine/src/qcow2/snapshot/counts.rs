@@ -16,7 +16,7 @@ use super::places::Places;
 use super::references::{Deltas, References, frees};
 use crate::qcow2::alloc::allocator::{Allocator, HeldEnd};
 use crate::qcow2::alloc::refcounts::RefcountTable;
-use crate::qcow2::commit::order::Reason;
+use crate::qcow2::commit::write_order::DropReason;
 use crate::qcow2::create::write::region;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
@@ -220,7 +220,7 @@ impl Image {
     /// Gives the clusters that have become unused to the allocator, and their space to
     /// the storage where that is wanted. What cannot be read is found when the image is
     /// opened again.
-    pub(super) async fn free_unused(&self, counts: &Counts, reason: Reason) {
+    pub(super) async fn free_unused(&self, counts: &Counts, reason: DropReason) {
         let blocks = counts.blocks.iter();
         let freeing = blocks.filter(|block| counts.freeing.contains(&block.index));
         let mut reads = stream::iter(freeing.map(|block| self.freed_in(*block)))
@@ -239,13 +239,13 @@ impl Image {
         self.free_run(run, reason).await;
     }
 
-    async fn free_run(&self, run: Range<u64>, reason: Reason) {
+    async fn free_run(&self, run: Range<u64>, reason: DropReason) {
         if run.is_empty() {
             return;
         }
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let bytes = run.start * cluster_bytes..run.end * cluster_bytes;
-        self.compressed.kept.forget(bytes);
+        self.compressed_reads.cache.forget(bytes);
         if self.passes_discard(reason) {
             self.punch(run.clone()).await;
         }

@@ -26,7 +26,7 @@ use super::counts::Counts;
 use super::places::Places;
 use super::references::{Deltas, too_low};
 use crate::qcow2::alloc::allocator::{Allocator, HeldEnd};
-use crate::qcow2::commit::order::{Dropped, Reason};
+use crate::qcow2::commit::write_order::{DropReason, DroppedRun};
 use crate::qcow2::create::write::region;
 use crate::qcow2::header::load::{SnapshotTable, read_bytes};
 use crate::qcow2::image::Image;
@@ -60,7 +60,7 @@ pub(super) struct Change {
     /// L2 tables that the active table does not lead to any more.
     pub(super) left: Vec<HostOffset>,
     /// Why clusters become free.
-    pub(super) reason: Reason,
+    pub(super) reason: DropReason,
 }
 
 impl Change {
@@ -124,13 +124,13 @@ impl Image {
         };
         if let Err(error) = self.put_into_force(&change, &exchanged).await {
             drop(held);
-            if self.check_latch().is_ok() {
+            if self.check_not_stopped().is_ok() {
                 places.give_back(self).await;
             }
             return Err(error);
         }
         self.adopt(&change, &exchanged)?;
-        self.readers.all_gone().await;
+        self.read_epochs.wait_for_all().await;
         match &exchanged.counts {
             Some(counts) => self.free_unused(counts, change.reason).await,
             None => self.release_metadata(&change).await?,
@@ -155,7 +155,7 @@ impl Image {
                 *by, -1,
                 "only what moves with the counts is referred to more"
             );
-            self.release_clusters(Dropped {
+            self.release_clusters(DroppedRun {
                 start: HostCluster(clusters.start),
                 count: clusters.end - clusters.start,
                 reason: change.reason,
@@ -327,7 +327,7 @@ impl Image {
             size_bytes: new.snapshots_bytes,
         });
         self.remap_metadata();
-        self.blanks.forget(0..u64::MAX);
+        self.unwritten.forget(0..u64::MAX);
         if change.size_bytes != self.size.visible_bytes() {
             self.set_size(change.size_bytes);
         }

@@ -158,16 +158,16 @@ impl Image {
     async fn exclusively<T>(self: &Arc<Self>, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.begin_change("snapshot").await?;
         let _one = self.resizing.lock().await;
-        let _unpacked = self.packer.placing.write().await;
+        let _unpacked = self.compressed_writes.placing.write().await;
         let _guests = self
             .guest_ranges
             .acquire(0..u64::MAX, Mode::Exclusive)
             .await;
-        self.drain_held_range(0..u64::MAX).await?;
+        self.write_back_locked_range(0..u64::MAX).await?;
         let _tables = self.l1_entries.acquire(0..u64::MAX, Mode::Exclusive).await;
         self.seal_packed().await?;
         let settled = async {
-            self.reclaim_all().await?;
+            self.reclaim_after_reads().await?;
             work.await
         };
         self.commit_and(settled).await

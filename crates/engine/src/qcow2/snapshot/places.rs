@@ -17,7 +17,7 @@ impl Image {
         if taken.clusters == count {
             return Ok(taken.start);
         }
-        self.give_back_unless(false, Some(taken)).await;
+        self.free_unless(false, Some(taken)).await;
         self.allocator.allocate_at_end(count).await
     }
 }

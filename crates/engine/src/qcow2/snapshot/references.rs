@@ -8,7 +8,7 @@ use vellum_format::{limits, refcount};
 use vellum_storage::{Error, ErrorKind, Result};
 
 use crate::qcow2::integrity::errors::{bad_format, corrupt};
-use crate::qcow2::mapping::runs::{Run, first_run};
+use crate::qcow2::mapping::runs::{EntryRun, first_run};
 
 const EINVAL: i32 = 22;
 
@@ -51,7 +51,7 @@ fn first_reference(
 ) -> Result<(usize, Option<Range<u64>>)> {
     let run = match geometry.extended_l2 {
         false => first_run(&table[index * 8..], geometry, limits::HOST_OFFSET_END),
-        true => Run::NONE,
+        true => EntryRun::NONE,
     };
     if run.entries == 0 {
         return referred(table, index, geometry).map(|clusters| (1, clusters));

@@ -16,7 +16,7 @@ use super::find;
 use super::places::Places;
 use super::references::{Bits, Deltas, set_flags};
 use super::select::next_id;
-use crate::qcow2::commit::order::Reason;
+use crate::qcow2::commit::write_order::DropReason;
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;
 use crate::qcow2::info::{SnapshotInfo, snapshot_info};
@@ -96,7 +96,7 @@ impl Image {
     }
 
     /// A change that changes nothing yet.
-    fn no_change(&self, reason: Reason) -> Result<Change> {
+    fn no_change(&self, reason: DropReason) -> Result<Change> {
         if self.has_external_data() {
             let message = "Operation not supported";
             return Err(refuse(ErrorKind::Unsupported, message, ENOTSUP));
@@ -116,7 +116,7 @@ impl Image {
     }
 
     async fn plan_creation(&self, new: NewSnapshot, places: &mut Places) -> Result<Change> {
-        let mut change = self.no_change(Reason::Other)?;
+        let mut change = self.no_change(DropReason::Other)?;
         let entry = self.new_entry(new, &change)?;
         let mut taken = change.active.clone();
         if entry.vm_state_size_bytes > 0 {
@@ -185,7 +185,7 @@ impl Image {
             let message = "Device has active dirty bitmaps";
             return Err(refuse(ErrorKind::InvalidArgument, message, EBUSY));
         }
-        let mut change = self.no_change(Reason::Snapshot)?;
+        let mut change = self.no_change(DropReason::Snapshot)?;
         let (_, entry) = find(&change.entries, which)?;
         let mut snapshot = self.read_snapshot_l1(entry).await?;
         change.size_bytes = entry.disk_size_bytes.unwrap_or(change.size_bytes);
@@ -225,7 +225,7 @@ impl Image {
     }
 
     async fn plan_deletion(&self, which: &SnapshotSelector, places: &mut Places) -> Result<Change> {
-        let mut change = self.no_change(Reason::Snapshot)?;
+        let mut change = self.no_change(DropReason::Snapshot)?;
         let (index, _) = find(&change.entries, which)?;
         let entry = change.entries.remove(index);
         let snapshot = self.read_snapshot_l1(&entry).await?;

@@ -88,17 +88,17 @@ impl Image {
         let written = self
             .write(range.start, buffer, RequestFlags::default())
             .await;
-        // Nothing of it may wait in memory: it would be drained beyond the end.
-        let drained = self.drain_range(range).await;
+        // Nothing of it may wait in memory: it would be written back beyond the end.
+        let written_back = self.write_back_range(range).await;
         self.size.set_reach(self.size.visible_bytes());
-        drained.and(written)
+        written_back.and(written)
     }
 
     async fn load_vm_state(self: &Arc<Self>, offset_bytes: u64, buffer: Buffer) -> Result<Buffer> {
         let _one = self.resizing.lock().await;
         let len_bytes = buffer.len() as u64;
         let range = self.vm_state_range("load VM state", offset_bytes, len_bytes)?;
-        let reading = self.readers.enter();
+        let reading = self.read_epochs.enter();
         self.read_runs(GuestOffset(range.start), buffer, reading)
             .await
     }

@@ -15,7 +15,7 @@ const WINDOW_BITS: u32 = 8;
 
 /// Where the latest scans stand, in numbers of slices of the guest's device.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub(crate) struct Readahead {
     /// The first slice behind a stream's window, and the window's length below it;
     /// 0: no stream. Each is one word, so that no lock is needed: what a race
     /// loses is speed.
@@ -23,7 +23,7 @@ pub(crate) struct Streams {
     next_victim: AtomicUsize,
 }
 
-impl Streams {
+impl Readahead {
     /// How many slices to load after a miss of slice `slice`, `most` at most.
     pub(crate) fn window(&self, slice: u64, most: u64) -> u64 {
         for stream in &self.ends {
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn a_scan_reads_ahead_further_and_further() {
-        let streams = Streams::default();
+        let streams = Readahead::default();
         assert_eq!(streams.window(10, 16), 1);
         assert_eq!(streams.window(11, 16), 2);
         assert_eq!(streams.window(12, 16), 1, "is being loaded");
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_small_cache_is_filled_again_where_it_ended() {
-        let streams = Streams::default();
+        let streams = Readahead::default();
         let mut slice = 0;
         let windows = std::array::from_fn(|_| {
             let window = streams.window(slice, 8);
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn scans_are_told_apart_and_from_random_reads() {
-        let streams = Streams::default();
+        let streams = Readahead::default();
         for slice in (0..1000).step_by(7) {
             assert_eq!(streams.window(slice, 16), 1);
         }

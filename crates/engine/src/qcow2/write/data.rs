@@ -17,10 +17,10 @@ use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags};
 use super::plan::{self, Step, Target};
 use crate::RequestFlags;
 use crate::qcow2::alloc::allocator::Allocation;
-use crate::qcow2::commit::order::Reach;
+use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::compressed::sequence::Ticket;
 use crate::qcow2::image::Image;
-use crate::qcow2::mapping::lookup::{Lookup, Run, RunKind};
+use crate::qcow2::mapping::lookup::{Lookup, MappingRun, RunKind};
 use crate::range_lock::Mode;
 
 /// Clusters that one step handles at most.
@@ -31,25 +31,25 @@ const SECTOR_BYTES: u64 = 512;
 const MAX_ZERO_FILL_BYTES: u64 = 32 << 10;
 
 /// What became of bytes while their range was held shared.
-enum Held {
+enum InPlace {
     /// They are written.
     Written { piece: Buffer, durable: bool },
-    /// The data cache has no room for that many.
+    /// The write buffer has no room for that many.
     NoRoom { len_bytes: u64 },
     /// The mapping has to change.
     NeedsStep,
 }
 
 /// A step with everything known that it needs.
-pub(crate) struct Placed {
+pub(crate) struct PlacedStep {
     /// The old mappings of the clusters.
     pub(crate) old: Vec<Mapping>,
     /// Where the first cluster lies.
     pub(crate) host: HostOffset,
     /// What is to be written reads as zeroes on disk.
-    pub(crate) fresh: bool,
+    pub(crate) reads_as_zeroes: bool,
     /// The clusters' refcounts are durable.
-    pub(crate) counted: bool,
+    pub(crate) refcount_durable: bool,
     pub(crate) allocation: Option<Allocation>,
     /// Guest range that the request covers in these clusters.
     pub(crate) start: u64,
@@ -71,7 +71,7 @@ impl Image {
             .await
     }
 
-    /// As [`Image::write`], past the data cache: all of it is allocated in its order.
+    /// As [`Image::write`], past the write buffer: all of it is allocated in its order.
     pub(crate) async fn write_at_once(
         self: &Arc<Self>,
         offset_bytes: u64,
@@ -102,7 +102,7 @@ impl Image {
         offset_bytes: u64,
         buffer: Buffer,
         flags: RequestFlags,
-        may_keep: bool,
+        may_buffer: bool,
         turn: &mut Option<Ticket>,
     ) -> Result<Buffer> {
         self.begin_change("write").await?;
@@ -112,18 +112,18 @@ impl Image {
         let mut commit = false;
         while !rest.is_empty() {
             let held = self
-                .write_held(at, &mut rest, flags.fua, may_keep, turn)
+                .write_in_place(at, &mut rest, flags.fua, may_buffer, turn)
                 .await?;
             let piece = match held {
-                Held::Written { piece, durable } => {
+                InPlace::Written { piece, durable } => {
                     commit |= flags.fua && !durable;
                     piece
                 }
-                Held::NoRoom { len_bytes } => {
+                InPlace::NoRoom { len_bytes } => {
                     self.wait_for_room(at, len_bytes).await;
                     continue;
                 }
-                Held::NeedsStep => {
+                InPlace::NeedsStep => {
                     commit |= flags.fua;
                     // Boxed, as the commit is: a write in place would carry the room.
                     match Box::pin(self.write_step(at, &mut rest, turn)).await? {
@@ -141,16 +141,16 @@ impl Image {
         Ok(Buffer::join_all(done))
     }
 
-    /// Writes the first bytes of `rest` in place or into the data cache, if that is
+    /// Writes the first bytes of `rest` in place or into the write buffer, if that is
     /// where they belong.
-    async fn write_held(
+    async fn write_in_place(
         self: &Arc<Self>,
         at: u64,
         rest: &mut Buffer,
         fua: bool,
         may_keep: bool,
         turn: &mut Option<Ticket>,
-    ) -> Result<Held> {
+    ) -> Result<InPlace> {
         let len_bytes = rest.len() as u64;
         let _shared = self
             .guest_ranges
@@ -161,16 +161,16 @@ impl Image {
         let view = self.view_to_write(GuestOffset(at), len_bytes).await?;
         let first = view[0];
         if goes_on_in_place(&view) {
-            return Ok(Held::NeedsStep);
+            return Ok(InPlace::NeedsStep);
         }
         let RunKind::Data { host, copied: true } = first.kind else {
-            let Some(len_bytes) = self.bytes_to_keep(&first).filter(|_| may_keep && !fua) else {
-                return Ok(Held::NeedsStep);
+            let Some(len_bytes) = self.bytes_to_buffer(&first).filter(|_| may_keep && !fua) else {
+                return Ok(InPlace::NeedsStep);
             };
-            if !self.keep(at, &rest[..len_bytes as usize]) {
-                return Ok(Held::NoRoom { len_bytes });
+            if !self.buffer_write(at, &rest[..len_bytes as usize]) {
+                return Ok(InPlace::NoRoom { len_bytes });
             }
-            return Ok(Held::Written {
+            return Ok(InPlace::Written {
                 piece: rest.split_to(len_bytes as usize),
                 durable: false,
             });
@@ -185,10 +185,10 @@ impl Image {
             // Nothing more needs a place.
             *turn = None;
         }
-        self.reached(Event::WriteAio).await;
+        self.emit(Event::WriteAio).await;
         let buffers = Buffers::from_iter([piece]);
         let written = self.write_data(at, host.bytes(), buffers, flags).await?;
-        Ok(Held::Written {
+        Ok(InPlace::Written {
             piece: Buffer::join_all(written),
             durable: flags.fua,
         })
@@ -210,7 +210,7 @@ impl Image {
             .min(self.geometry.cluster_start(at) + most);
         let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
         self.mark_dirty(at..end).await?;
-        self.drain_beside(at..end).await?;
+        self.write_back_beside(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
@@ -218,23 +218,21 @@ impl Image {
         if placed.end == at + rest.len() as u64 {
             *turn = None;
         }
-        let before = self.reach_before_data(&placed).await;
-        self.give_back_unless(before.is_ok(), placed.allocation)
-            .await;
+        let before = self.order_before_data(&placed).await;
+        self.free_unless(before.is_ok(), placed.allocation).await;
         let before = before?;
         let piece = if before.is_some() {
             None
         } else {
             let piece = rest.split_to((placed.end - placed.start) as usize);
             let written = self.write_placed(&placed, piece).await;
-            self.give_back_unless(written.is_ok(), placed.allocation)
-                .await;
+            self.free_unless(written.is_ok(), placed.allocation).await;
             Some(written?)
         };
-        let reach = before.unwrap_or(Reach::AfterBarrier);
-        self.link(&placed, reach).await?;
-        self.forget_replaced(&(placed.start..placed.end));
-        self.relieve_cache().await?;
+        let order = before.unwrap_or(WriteOrder::AfterBarrier);
+        self.link(&placed, order).await?;
+        self.discard_replaced(&(placed.start..placed.end));
+        self.start_background_commit().await?;
         Ok(piece)
     }
 
@@ -242,27 +240,27 @@ impl Image {
     /// for the same clusters go side by side; `None`: it must come after. It may come
     /// before where the guest sees no difference between the old content and places
     /// that nothing was written to.
-    async fn reach_before_data(&self, placed: &Placed) -> Result<Option<Reach>> {
+    async fn order_before_data(&self, placed: &PlacedStep) -> Result<Option<WriteOrder>> {
         let (start, end) = (placed.fill_start, placed.fill_end);
-        if !placed.fresh
-            || !self.kept_clusters(start..end).is_empty()
+        if !placed.reads_as_zeroes
+            || !self.buffered_clusters(start..end).is_empty()
             || self.host_end(placed) > self.file.len_bytes()?
             || !self.maps_to_zeroes(start, end - start).await?
         {
             return Ok(None);
         }
-        Ok(Some(Reach::of_new(placed.counted)))
+        Ok(Some(WriteOrder::of_new_clusters(placed.refcount_durable)))
     }
 
     /// Where the last cluster of a step ends on disk.
-    fn host_end(&self, placed: &Placed) -> u64 {
+    fn host_end(&self, placed: &PlacedStep) -> u64 {
         placed.host.bytes() + placed.old.len() as u64 * self.geometry.cluster_size_bytes()
     }
 
     /// The host clusters of a step, and the subclusters of each that it writes.
     fn written_bits<'a>(
         &'a self,
-        placed: &'a Placed,
+        placed: &'a PlacedStep,
     ) -> impl Iterator<Item = (HostCluster, u32)> + 'a {
         let first_guest = self.geometry.cluster_start(placed.start);
         let first_host = placed.host.cluster(&self.geometry).index();
@@ -276,53 +274,54 @@ impl Image {
 
     /// Finds out whether the subclusters of a step in places that exist were never
     /// written.
-    fn look_for_blanks(&self, placed: &mut Placed) {
+    fn look_for_unwritten(&self, placed: &mut PlacedStep) {
         if !self.geometry.extended_l2 || self.has_external_data() || placed.allocation.is_some() {
             return;
         }
         let known = self
             .written_bits(placed)
-            .try_fold(true, |counted, (cluster, bits)| {
-                Some(counted & self.blanks.find(cluster, bits)?)
+            .try_fold(true, |durable, (cluster, bits)| {
+                Some(durable & self.unwritten.find(cluster, bits)?)
             });
-        placed.fresh = known.is_some();
-        placed.counted = known.unwrap_or(false);
+        placed.reads_as_zeroes = known.is_some();
+        placed.refcount_durable = known.unwrap_or(false);
     }
 
     /// Notes, before a step writes into places that exist, that it may have.
-    pub(crate) fn note_writing(&self, placed: &Placed) {
+    pub(crate) fn note_writing(&self, placed: &PlacedStep) {
         if placed.allocation.is_none() {
-            self.note_blanks(placed);
+            self.note_unwritten(placed);
         }
     }
 
-    pub(crate) fn note_blanks(&self, placed: &Placed) {
+    pub(crate) fn note_unwritten(&self, placed: &PlacedStep) {
         if !self.geometry.extended_l2 || self.has_external_data() {
             return;
         }
         for (cluster, bits) in self.written_bits(placed) {
             match placed.allocation {
-                Some(allocation) if allocation.fresh => {
-                    self.blanks.note_fresh(cluster, bits, allocation.counted);
+                Some(allocation) if allocation.reads_as_zeroes => {
+                    self.unwritten
+                        .note_allocated(cluster, bits, allocation.refcount_durable);
                 }
-                _ => self.blanks.note_written(cluster, bits),
+                _ => self.unwritten.note_written(cluster, bits),
             }
         }
     }
 
     /// Whether new clusters lie inside the file and read as zeroes there.
-    pub(crate) fn is_blank(&self, allocation: &Allocation) -> Result<bool> {
+    pub(crate) fn reads_as_zeroes(&self, allocation: &Allocation) -> Result<bool> {
         let len_bytes = allocation.clusters * self.geometry.cluster_size_bytes();
         let end = allocation.start.bytes() + len_bytes;
-        Ok(allocation.fresh && end <= self.file.len_bytes()?)
+        Ok(allocation.reads_as_zeroes && end <= self.file.len_bytes()?)
     }
 
     /// Gives new clusters back for which something failed: nothing points at them. If
     /// even that fails they are leaked.
-    pub(crate) async fn give_back_unless(&self, worked: bool, allocation: Option<Allocation>) {
+    pub(crate) async fn free_unless(&self, worked: bool, allocation: Option<Allocation>) {
         if !worked && let Some(allocation) = allocation {
             let start = allocation.start.cluster(&self.geometry);
-            self.blanks
+            self.unwritten
                 .forget(start.index()..start.index() + allocation.clusters);
             drop(self.allocator.release(start, allocation.clusters).await);
         }
@@ -358,7 +357,7 @@ impl Image {
         mut mappings: Vec<Mapping>,
         start: u64,
         end: u64,
-    ) -> Result<Placed> {
+    ) -> Result<PlacedStep> {
         let cluster_start = self.geometry.cluster_start(start);
         let (host, allocation, clusters) = match step.target {
             Target::Own(host) => (host, None, step.clusters),
@@ -376,25 +375,25 @@ impl Image {
         let stop = cluster_start + clusters as u64 * self.geometry.cluster_size_bytes();
         let end = end.min(stop);
         let (first, last) = (mappings[0], mappings[mappings.len() - 1]);
-        let mut placed = Placed {
+        let mut placed = PlacedStep {
             old: mappings,
             host,
-            fresh: allocation.is_some_and(|new| new.fresh),
-            counted: allocation.is_some_and(|new| new.counted),
+            reads_as_zeroes: allocation.is_some_and(|new| new.reads_as_zeroes),
+            refcount_durable: allocation.is_some_and(|new| new.refcount_durable),
             allocation,
             start,
             end,
             fill_start: plan::fill_start(&self.geometry, step, &first, start),
             fill_end: plan::fill_end(&self.geometry, step, &last, end),
         };
-        self.look_for_blanks(&mut placed);
+        self.look_for_unwritten(&mut placed);
         Ok(placed)
     }
 
     /// Writes the guest's bytes and the fill around them.
     pub(crate) async fn write_placed(
         self: &Arc<Self>,
-        placed: &Placed,
+        placed: &PlacedStep,
         piece: Buffer,
     ) -> Result<Buffer> {
         self.note_writing(placed);
@@ -406,9 +405,9 @@ impl Image {
         buffers.push(piece);
         buffers.extend(tail);
         let host = placed.host.bytes() + (first - self.geometry.cluster_start(placed.start));
-        self.reached(Event::WriteAio).await;
+        self.emit(Event::WriteAio).await;
         if buffers.len() > 1 {
-            self.reached(Event::CowWrite).await;
+            self.emit(Event::CowWrite).await;
         }
         let flags = WriteFlags::default();
         let mut written = self.write_data(first, host, buffers, flags).await?;
@@ -418,7 +417,7 @@ impl Image {
     /// Prepares what is written around the guest's bytes: before and after them.
     async fn fill_around(
         self: &Arc<Self>,
-        placed: &Placed,
+        placed: &PlacedStep,
     ) -> Result<(Option<Buffer>, Option<Buffer>)> {
         let head = self.fill(placed, placed.fill_start, placed.start);
         let tail = self.fill(placed, placed.end, placed.fill_end);
@@ -439,12 +438,12 @@ impl Image {
     /// Lets the file reach to the end of new clusters that are not written to their
     /// end: a later write in place that ended inside a sector would else end the file
     /// there, and half a sector of the next write could be cut off by a power cut.
-    async fn reach_end(&self, placed: &Placed) -> Result<()> {
+    async fn reach_end(&self, placed: &PlacedStep) -> Result<()> {
         let end = self.host_end(placed);
         let cluster_end = self.geometry.cluster_start(placed.start) + end - placed.host.bytes();
         // What the fill writes of it ends with the sector of the guest's last byte.
         let written_end = placed.end.next_multiple_of(SECTOR_BYTES);
-        if !placed.fresh || written_end >= cluster_end || end <= self.data.len_bytes()? {
+        if !placed.reads_as_zeroes || written_end >= cluster_end || end <= self.data.len_bytes()? {
             return Ok(());
         }
         let zeroes = Buffers::from_iter([Buffer::zeroed(SECTOR_BYTES as usize)]);
@@ -458,7 +457,7 @@ impl Image {
     /// anything; long runs of zeroes are dealt with here.
     async fn fill(
         self: &Arc<Self>,
-        placed: &Placed,
+        placed: &PlacedStep,
         start: u64,
         end: u64,
     ) -> Result<Option<Buffer>> {
@@ -467,7 +466,7 @@ impl Image {
             return Ok(None);
         }
         if !self.maps_to_zeroes(start, len_bytes).await? {
-            self.reached(Event::CowRead).await;
+            self.emit(Event::CowRead).await;
             let rest = self.share(placed, start..end).await?;
             let rest_bytes = rest.end - rest.start;
             return match rest_bytes {
@@ -475,12 +474,12 @@ impl Image {
                 _ => self.read_old(rest.start, rest_bytes).await.map(Some),
             };
         }
-        if len_bytes <= MAX_ZERO_FILL_BYTES && !placed.fresh {
+        if len_bytes <= MAX_ZERO_FILL_BYTES && !placed.reads_as_zeroes {
             return Ok(Some(Buffer::zeroed(len_bytes as usize)));
         }
         let whole = whole_sectors(start, end);
         let whole_bytes = whole.end - whole.start;
-        if whole_bytes > 0 && !placed.fresh {
+        if whole_bytes > 0 && !placed.reads_as_zeroes {
             let inside = whole.start - self.geometry.cluster_start(placed.start);
             let host = placed.host.bytes() + inside;
             self.zero_data(whole.start, host, whole_bytes).await?;
@@ -492,7 +491,7 @@ impl Image {
 
 /// Whether the bytes behind the first run have places of their own that follow its place, so that all of
 /// it can be written at once.
-fn goes_on_in_place(view: &[Run]) -> bool {
+fn goes_on_in_place(view: &[MappingRun]) -> bool {
     let [first, next, ..] = view else {
         return false;
     };

@@ -5,7 +5,7 @@
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::encryption::Encryption;
 use crate::qcow2::image::Image;
-use crate::qcow2::mapping::lookup::Run;
+use crate::qcow2::mapping::lookup::MappingRun;
 use vellum_format::types::HostOffset;
 use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags, ZeroFlags};
 
@@ -23,7 +23,7 @@ impl Image {
     ) -> Result<Allocation> {
         let mut allocation = self.allocate_near(want, after).await?;
         // What reads as zeroes on disk does not when it is decrypted.
-        allocation.fresh &= !self.is_encrypted();
+        allocation.reads_as_zeroes &= !self.is_encrypted();
         Ok(allocation)
     }
 
@@ -35,7 +35,7 @@ impl Image {
     /// Reads a run of data of an image with old AES.
     pub(crate) async fn read_legacy(
         &self,
-        run: &Run,
+        run: &MappingRun,
         host_bytes: u64,
         piece: Buffer,
     ) -> Result<Buffer> {

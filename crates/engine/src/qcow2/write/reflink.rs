@@ -13,7 +13,7 @@ use std::ops::Range;
 use vellum_format::types::GuestOffset;
 use vellum_storage::{ErrorKind, Result};
 
-use super::data::Placed;
+use super::data::PlacedStep;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 use crate::qcow2::read::chain::Located;
@@ -27,11 +27,11 @@ impl Image {
     /// Has the blocks inside a part of a step's fill share what they show now. Gives
     /// the part that is still to be copied: all of it, or what the guest's bytes share
     /// a block with.
-    pub(crate) async fn share(&self, placed: &Placed, guest: Range<u64>) -> Result<Range<u64>> {
+    pub(crate) async fn share(&self, placed: &PlacedStep, guest: Range<u64>) -> Result<Range<u64>> {
         let blocks = whole_blocks(&guest);
         let inside = blocks.start - self.geometry.cluster_start(placed.start);
         let host = placed.host.bytes() + inside;
-        let _reading = self.readers.enter();
+        let _reading = self.read_epochs.enter();
         let Some(parts) = self.sharable(&blocks, host).await? else {
             return Ok(guest);
         };
@@ -54,9 +54,9 @@ impl Image {
     }
 
     /// Whether [`Image::share`] is going to share a part of what a step fills.
-    pub(crate) async fn shares_fill(&self, placed: &Placed) -> Result<bool> {
+    pub(crate) async fn shares_fill(&self, placed: &PlacedStep) -> Result<bool> {
         let cluster_start = self.geometry.cluster_start(placed.start);
-        let _reading = self.readers.enter();
+        let _reading = self.read_epochs.enter();
         for fill in [placed.fill_start..placed.start, placed.end..placed.fill_end] {
             let blocks = whole_blocks(&fill);
             let host = placed.host.bytes() + (blocks.start - cluster_start);
@@ -104,7 +104,7 @@ impl Image {
                 offset_bytes: host.bytes(),
                 len_bytes: run.len_bytes,
             })),
-            RunKind::Unallocated { .. } => self.chain.locate(guest, run.len_bytes).await,
+            RunKind::Unallocated { .. } => self.backing_chain.locate(guest, run.len_bytes).await,
             _ => Ok(None),
         }
     }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use vellum_format::types::GuestOffset;
 use vellum_storage::{Error, ErrorKind, Result};
 
-use super::data::{MAX_STEP_CLUSTERS, Placed};
+use super::data::{MAX_STEP_CLUSTERS, PlacedStep};
 use super::plan;
-use crate::qcow2::commit::order::Reach;
+use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 use crate::qcow2::read::chain::Located;
@@ -67,22 +67,21 @@ impl Image {
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
         let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
-        self.drain_beside(at..end).await?;
+        self.write_back_beside(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
         let placed = self.place_step(&step, mappings, at, end).await?;
         let shared = self.share_placed(&placed, source).await;
-        self.give_back_unless(shared.is_ok(), placed.allocation)
-            .await;
+        self.free_unless(shared.is_ok(), placed.allocation).await;
         shared?;
-        self.link(&placed, Reach::AfterBarrier).await?;
-        self.forget_replaced(&(placed.start..placed.end));
-        self.relieve_cache().await?;
+        self.link(&placed, WriteOrder::AfterBarrier).await?;
+        self.discard_replaced(&(placed.start..placed.end));
+        self.start_background_commit().await?;
         Ok(placed.end - placed.start)
     }
 
-    async fn share_placed(&self, placed: &Placed, source: &Located) -> Result<()> {
+    async fn share_placed(&self, placed: &PlacedStep, source: &Located) -> Result<()> {
         if placed.fill_start != placed.start || placed.fill_end != placed.end {
             return Err(refused("a part of a cluster has to be copied"));
         }

@@ -13,7 +13,7 @@ use vellum_storage::{Buffer, Error, Result, ZeroFlags};
 
 use super::plan::touched_bits;
 use crate::ZeroRequest;
-use crate::qcow2::commit::order::{Reach, Reason};
+use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
 use crate::qcow2::image::Image;
 use crate::range_lock::Mode;
 
@@ -48,8 +48,8 @@ impl Image {
                 .await?;
         }
         if request.fua {
-            // Zeroes that had to be written may be in the data cache.
-            self.drain_range(offset_bytes..offset_bytes + len_bytes)
+            // Zeroes that had to be written may be in the write buffer.
+            self.write_back_range(offset_bytes..offset_bytes + len_bytes)
                 .await?;
             self.commit().await?;
         }
@@ -104,11 +104,11 @@ impl Image {
     ) -> Result<Outcome> {
         let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
         self.mark_dirty(range.clone()).await?;
-        self.drain_beside(range.clone()).await?;
+        self.write_back_beside(range.clone()).await?;
         let replaced = range.clone();
         let outcome = self.zero_held(range, may_unmap, no_fallback).await?;
         if outcome == Outcome::Done {
-            self.forget_replaced(&replaced);
+            self.discard_replaced(&replaced);
         }
         Ok(outcome)
     }
@@ -247,9 +247,9 @@ impl Image {
         }
         let _exclusive = self.lock_clusters(asked.clone(), Mode::Exclusive).await?;
         self.mark_dirty(asked).await?;
-        self.drain_beside(start..end).await?;
+        self.write_back_beside(start..end).await?;
         self.discard_clusters(start..end).await?;
-        self.forget_replaced(&(start..end));
+        self.discard_replaced(&(start..end));
         Ok(())
     }
 
@@ -299,7 +299,7 @@ impl Image {
         let Some(host) = kept.filter(|_| old.copied()) else {
             return;
         };
-        if !self.discard_no_unref || !self.passes_discard(Reason::Discarded) {
+        if !self.discard_no_unref || !self.passes_discard(DropReason::Discarded) {
             return;
         }
         let mut len_bytes = self.geometry.cluster_size_bytes();
@@ -320,9 +320,9 @@ impl Image {
         if new == *old {
             return Ok(());
         }
-        self.set_mapping(GuestOffset(start), new, Reach::AfterBarrier)
+        self.set_mapping(GuestOffset(start), new, WriteOrder::AfterBarrier)
             .await?;
-        self.drop_replaced(old, &new, Reason::Discarded);
+        self.defer_free_replaced(old, &new, DropReason::Discarded);
         if self.has_external_data() && old.host().is_some() && new.host().is_none() {
             let len_bytes = self
                 .geometry
@@ -331,7 +331,7 @@ impl Image {
             // A hint: the mapping says "zero" whatever becomes of the bytes.
             drop(self.data.discard(start, len_bytes).await);
         }
-        self.relieve_cache().await
+        self.start_background_commit().await
     }
 }
 

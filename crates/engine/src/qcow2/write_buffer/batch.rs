@@ -1,4 +1,4 @@
-//! Drains several clusters of the data cache at once: small clusters are copied side
+//! Writes back several clusters of the write buffer at once: small clusters are copied side
 //! by side to a run of new ones, which is written with one request.
 //!
 //! Only the first cluster's range is waited for. The others are taken if nobody holds
@@ -11,11 +11,11 @@ use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::{Buffers, Event, Result, WriteFlags, finish_all};
 
 use crate::qcow2::alloc::allocator::Allocation;
-use crate::qcow2::commit::order::Reach;
+use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
-use crate::qcow2::write::data::Placed;
+use crate::qcow2::write::data::PlacedStep;
 use crate::qcow2::write::plan::{self, Target};
-use crate::range_lock::{Guard, Mode};
+use crate::range_lock::{Mode, RangeGuard};
 
 /// What one request writes at most, unless a single cluster is longer.
 const BATCH_BYTES: u64 = 128 << 10;
@@ -24,11 +24,11 @@ const BATCH_BYTES: u64 = 128 << 10;
 struct Member {
     cluster: u64,
     mapping: Mapping,
-    _exclusive: Guard,
+    _exclusive: RangeGuard,
 }
 
 impl Image {
-    /// How many clusters a drain should take together.
+    /// How many clusters a writeback should take together.
     pub(crate) fn clusters_per_batch(&self) -> usize {
         if self.geometry.extended_l2 || !self.reads_as_stored() {
             // Subclusters of different clusters never lie side by side; what is encrypted
@@ -38,8 +38,8 @@ impl Image {
         (BATCH_BYTES / self.geometry.cluster_size_bytes()).max(1) as usize
     }
 
-    /// Drains those of `clusters` together that can be; the others stay as they are.
-    pub(crate) async fn drain_batch(self: &Arc<Self>, clusters: &[u64]) -> Result<()> {
+    /// Writes back those of `clusters` together that can be; the others stay as they are.
+    pub(crate) async fn write_back_batch(self: &Arc<Self>, clusters: &[u64]) -> Result<()> {
         let Some((&first, others)) = clusters.split_first() else {
             return Ok(());
         };
@@ -54,7 +54,7 @@ impl Image {
             let guard = self.guest_ranges.try_acquire(range, Mode::Exclusive);
             held.extend(guard.map(|guard| (cluster, guard)));
         }
-        self.check_latch()?;
+        self.check_not_stopped()?;
         let mut members = Vec::with_capacity(held.len());
         for (cluster, exclusive) in held {
             members.extend(self.member(cluster, exclusive).await?);
@@ -69,8 +69,12 @@ impl Image {
 
     /// The cluster as a member of a batch, if its pieces and all around them must go
     /// to a new place.
-    async fn member(self: &Arc<Self>, cluster: u64, exclusive: Guard) -> Result<Option<Member>> {
-        if self.data_cache.piece_after(cluster, 0).is_none() {
+    async fn member(
+        self: &Arc<Self>,
+        cluster: u64,
+        exclusive: RangeGuard,
+    ) -> Result<Option<Member>> {
+        if self.write_buffer.piece_after(cluster, 0).is_none() {
             return Ok(None);
         }
         self.ensure_l2_table(GuestOffset(cluster)).await?;
@@ -92,8 +96,7 @@ impl Image {
         let allocation = self.allocate_for_data(members.len() as u64, after).await?;
         members.truncate(allocation.clusters as usize);
         let written = self.write_members(&members, allocation.start).await;
-        self.give_back_unless(written.is_ok(), Some(allocation))
-            .await;
+        self.free_unless(written.is_ok(), Some(allocation)).await;
         written?;
         let mut outcome = Ok(());
         for (index, member) in members.iter().enumerate() {
@@ -101,7 +104,7 @@ impl Image {
             if outcome.is_ok() {
                 outcome = self.link_member(member, place).await;
             } else {
-                self.give_back_unless(false, Some(place)).await;
+                self.free_unless(false, Some(place)).await;
             }
         }
         outcome
@@ -111,19 +114,19 @@ impl Image {
     async fn link_member(&self, member: &Member, place: Allocation) -> Result<()> {
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let end = member.cluster + cluster_bytes;
-        let placed = Placed {
+        let placed = PlacedStep {
             old: vec![member.mapping],
             host: place.start,
-            fresh: place.fresh,
-            counted: place.counted,
+            reads_as_zeroes: place.reads_as_zeroes,
+            refcount_durable: place.refcount_durable,
             allocation: Some(place),
             start: member.cluster,
             end,
             fill_start: member.cluster,
             fill_end: end,
         };
-        self.link(&placed, Reach::AfterBarrier).await?;
-        self.data_cache.remove(member.cluster, 0..cluster_bytes);
+        self.link(&placed, WriteOrder::AfterBarrier).await?;
+        self.write_buffer.remove(member.cluster, 0..cluster_bytes);
         Ok(())
     }
 
@@ -131,10 +134,10 @@ impl Image {
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let contents = members
             .iter()
-            .map(|member| self.content(member.cluster..member.cluster + cluster_bytes));
+            .map(|member| self.read_with_buffered(member.cluster..member.cluster + cluster_bytes));
         let contents = finish_all(members.len(), contents).await?;
         let buffers: Buffers = contents.into_iter().collect();
-        self.reached(Event::WriteAio).await;
+        self.emit(Event::WriteAio).await;
         self.data
             .write(host.bytes(), buffers, WriteFlags::default())
             .await

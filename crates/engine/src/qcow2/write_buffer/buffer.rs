@@ -1,21 +1,21 @@
-//! The data cache: guest bytes of partial writes to clusters that need copy-on-write,
-//! kept in memory until their cluster is *drained*, which is to say written whole to a
+//! The write buffer: guest bytes of partial writes to clusters that need copy-on-write,
+//! kept in memory until their cluster is *written back*, which is to say written whole to a
 //! new place and linked.
 //!
 //! A small write to such a cluster is complete as soon as its bytes are here, as in
 //! the volatile cache of a disk. What the following writes overwrite then never has
 //! to be copied, and many writes of one cluster cost one fill. This room holds the
-//! bytes and says what is to be drained next; `writeback` does it.
+//! bytes and says what is to be written back next; `writeback` does it.
 //!
 //! Invariants:
 //! - Pieces are added by requests that hold their guest range shared, and removed by
-//!   a drain that holds the whole cluster exclusive. A cluster that has pieces has no
+//!   a writeback that holds the whole cluster exclusive. A cluster that has pieces has no
 //!   place of its own for those bytes, so no request writes them in place.
 //! - A read looks here first and at the mapping afterwards: what it does not find
 //!   here any more, the mapping leads to.
 //! - Memory stays within the budget, but that a write finds room in an empty cache
 //!   whatever the budget is. What a write will take is known exactly before it is
-//!   taken. One that finds no room waits for drains, or, once a drain has failed,
+//!   taken. One that finds no room waits for writebacks, or, once a writeback has failed,
 //!   goes past the cache and meets the failure itself.
 
 mod pieces;
@@ -37,7 +37,7 @@ const STREAMS: usize = 16;
 #[derive(Default)]
 struct Cluster {
     pieces: Pieces,
-    /// Waits for being drained, or is being drained.
+    /// Waits for being written back, or is being written back.
     queued: bool,
     /// Got bytes since the last sweep.
     touched: bool,
@@ -47,10 +47,10 @@ struct Cluster {
 
 /// What is to become of a write that was put into the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum Buffered {
     /// More bytes of the cluster may follow.
     Waiting,
-    /// The cluster is queued for being drained.
+    /// The cluster is queued for being written back.
     Queued,
 }
 
@@ -76,7 +76,7 @@ struct State {
     queue: VecDeque<u64>,
     memory_bytes: usize,
     recent_ends: VecDeque<u64>,
-    draining: usize,
+    in_writeback: usize,
     sweeping: bool,
     failure: Option<Error>,
 }
@@ -143,20 +143,20 @@ impl State {
     }
 }
 
-/// The data cache of an image; see the module's head.
-pub(crate) struct DataCache {
+/// The write buffer of an image; see the module's head.
+pub(crate) struct WriteBuffer {
     state: Mutex<State>,
     /// Clusters in the cache, to be asked without the lock.
     len: AtomicUsize,
-    /// Something was drained, or could not be.
+    /// Something was written back, or could not be.
     changed: Event,
     budget_bytes: usize,
 }
 
-impl DataCache {
+impl WriteBuffer {
     /// A cache that holds at most `budget_bytes` bytes; 0: none.
     pub(crate) fn new(budget_bytes: usize) -> Self {
-        DataCache {
+        WriteBuffer {
             state: Mutex::default(),
             len: AtomicUsize::new(0),
             changed: Event::new(),
@@ -181,7 +181,7 @@ impl DataCache {
 
     /// Puts bytes here; `None` if there is no room, and clusters are queued to make
     /// some. The caller holds the guest range shared.
-    pub(crate) fn put(&self, place: &Place, bytes: &[u8]) -> Option<Kept> {
+    pub(crate) fn put(&self, place: &Place, bytes: &[u8]) -> Option<Buffered> {
         let mut state = self.lock();
         if state.is_full(place, bytes.len(), self.budget_bytes) {
             state.enqueue_oldest(self.budget_bytes / 4);
@@ -201,28 +201,28 @@ impl DataCache {
         let waits = (sequential || place.inside == 0) && !pieces.covers(0..place.cluster_len_bytes);
         state.memory_bytes += grown;
         if waits {
-            return Some(Kept::Waiting);
+            return Some(Buffered::Waiting);
         }
         state.enqueue(place.cluster_start);
-        Some(Kept::Queued)
+        Some(Buffered::Queued)
     }
 
-    /// The next clusters to drain, `batch` at most, unless `most` are being drained
-    /// already; to be followed by [`DataCache::drained`].
-    pub(crate) fn next_to_drain(&self, most: usize, batch: usize) -> Vec<u64> {
+    /// The next clusters to write back, `batch` at most, unless `most` are being written back
+    /// already; to be followed by [`WriteBuffer::writeback_ended`].
+    pub(crate) fn next_for_writeback(&self, most: usize, batch: usize) -> Vec<u64> {
         let mut state = self.lock();
-        if state.draining >= most {
+        if state.in_writeback >= most {
             return Vec::new();
         }
         let count = batch.min(state.queue.len());
-        state.draining += count;
+        state.in_writeback += count;
         state.queue.drain(..count).collect()
     }
 
-    /// A drain begun by [`DataCache::next_to_drain`] has ended.
-    pub(crate) fn drained(&self, clusters: &[u64], result: Result<()>) {
+    /// A writeback begun by [`WriteBuffer::next_for_writeback`] has ended.
+    pub(crate) fn writeback_ended(&self, clusters: &[u64], result: Result<()>) {
         let mut state = self.lock();
-        state.draining -= clusters.len();
+        state.in_writeback -= clusters.len();
         if let Err(error) = result {
             for cluster_start in clusters {
                 let Some(cluster) = state.clusters.get_mut(cluster_start) else {
@@ -238,7 +238,7 @@ impl DataCache {
         self.changed.notify(usize::MAX);
     }
 
-    /// Queues everything; what is to be drained then has arrived before the result.
+    /// Queues everything; what is to be written back then has arrived before the result.
     /// An earlier failure is forgotten: those clusters get another chance.
     pub(crate) fn enqueue_all(&self) -> u64 {
         let mut state = self.lock();
@@ -247,8 +247,8 @@ impl DataCache {
         state.next_arrival
     }
 
-    /// Whether everything that arrived before `until` is drained, or why it cannot be.
-    pub(crate) fn is_drained(&self, until: u64) -> Option<Result<()>> {
+    /// Whether everything that arrived before `until` is written back, or why it cannot be.
+    pub(crate) fn is_written_back(&self, until: u64) -> Option<Result<()>> {
         let state = self.lock();
         let oldest = state.arrivals.first_key_value();
         match &state.failure {
@@ -270,7 +270,7 @@ impl DataCache {
     }
 
     /// Whether the caller is to sweep from now on; if so, until
-    /// [`DataCache::sweep`] says that nothing is left, or [`DataCache::end_sweeping`].
+    /// [`WriteBuffer::sweep`] says that nothing is left, or [`WriteBuffer::end_sweeping`].
     pub(crate) fn begin_sweeping(&self) -> bool {
         !std::mem::replace(&mut self.lock().sweeping, true)
     }
@@ -402,11 +402,11 @@ impl DataCache {
     }
 }
 
-impl std::fmt::Debug for DataCache {
+impl std::fmt::Debug for WriteBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "DataCache({} clusters)",
+            "WriteBuffer({} clusters)",
             self.len.load(Ordering::Relaxed)
         )
     }
@@ -430,34 +430,34 @@ mod tests {
 
     #[test]
     fn sequential_bytes_wait_for_the_whole_cluster() {
-        let cache = DataCache::new(1 << 20);
+        let cache = WriteBuffer::new(1 << 20);
         for at in (0..48).step_by(16) {
-            assert_eq!(cache.put(&place(at), &[1; 16]), Some(Kept::Waiting));
+            assert_eq!(cache.put(&place(at), &[1; 16]), Some(Buffered::Waiting));
         }
-        assert_eq!(cache.next_to_drain(8, 1), []);
-        assert_eq!(cache.put(&place(48), &[1; 16]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(8, 1), [0]);
+        assert_eq!(cache.next_for_writeback(8, 1), []);
+        assert_eq!(cache.put(&place(48), &[1; 16]), Some(Buffered::Queued));
+        assert_eq!(cache.next_for_writeback(8, 1), [0]);
         assert!(cache.covers(0, 0..CLUSTER));
     }
 
     #[test]
     fn bytes_in_the_middle_do_not_wait() {
-        let cache = DataCache::new(1 << 20);
-        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
-        assert_eq!(cache.put(&place(100), &[1; 8]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(1, 1), [0]);
-        assert_eq!(cache.next_to_drain(1, 1), [], "one at a time");
+        let cache = WriteBuffer::new(1 << 20);
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Buffered::Queued));
+        assert_eq!(cache.put(&place(100), &[1; 8]), Some(Buffered::Queued));
+        assert_eq!(cache.next_for_writeback(1, 1), [0]);
+        assert_eq!(cache.next_for_writeback(1, 1), [], "one at a time");
         cache.remove(0, 0..CLUSTER);
-        cache.drained(&[0], Ok(()));
-        assert_eq!(cache.next_to_drain(1, 1), [64]);
+        cache.writeback_ended(&[0], Ok(()));
+        assert_eq!(cache.next_for_writeback(1, 1), [64]);
     }
 
     #[test]
     fn a_full_cache_queues_the_oldest() {
-        let cache = DataCache::new(4 * UNIT_BYTES);
+        let cache = WriteBuffer::new(4 * UNIT_BYTES);
         for cluster in 0..4 {
             let kept = cache.put(&place(cluster * CLUSTER), &[1; 16]);
-            assert_eq!(kept, Some(Kept::Waiting));
+            assert_eq!(kept, Some(Buffered::Waiting));
         }
         assert!(cache.is_full(&place(4 * CLUSTER), 16));
         assert!(
@@ -465,17 +465,17 @@ mod tests {
             "there is memory for more of a piece"
         );
         assert_eq!(cache.put(&place(4 * CLUSTER), &[1; 16]), None);
-        assert_eq!(cache.next_to_drain(8, 1), [0]);
-        assert_eq!(cache.next_to_drain(8, 1), [], "the others are younger");
+        assert_eq!(cache.next_for_writeback(8, 1), [0]);
+        assert_eq!(cache.next_for_writeback(8, 1), [], "the others are younger");
     }
 
     #[test]
     fn a_failed_drain_stops_caching_until_one_works() {
-        let cache = DataCache::new(1 << 20);
-        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(1, 1), [0]);
+        let cache = WriteBuffer::new(1 << 20);
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Buffered::Queued));
+        assert_eq!(cache.next_for_writeback(1, 1), [0]);
         let full = Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
-        cache.drained(&[0], Err(full));
+        cache.writeback_ended(&[0], Err(full));
         assert!(!cache.takes_writes());
         assert_eq!(
             cache.clusters_in(0..u64::MAX, CLUSTER),
@@ -484,39 +484,39 @@ mod tests {
         );
         let until = cache.enqueue_all();
         assert!(cache.takes_writes(), "another chance");
-        assert!(cache.is_drained(until).is_none());
-        assert_eq!(cache.next_to_drain(1, 1), [0]);
+        assert!(cache.is_written_back(until).is_none());
+        assert_eq!(cache.next_for_writeback(1, 1), [0]);
         cache.remove(0, 0..CLUSTER);
-        cache.drained(&[0], Ok(()));
-        assert!(cache.is_drained(until).unwrap().is_ok());
+        cache.writeback_ended(&[0], Ok(()));
+        assert!(cache.is_written_back(until).unwrap().is_ok());
     }
 
     #[test]
     fn a_failure_ends_with_the_bytes_it_is_about() {
-        let cache = DataCache::new(1 << 20);
+        let cache = WriteBuffer::new(1 << 20);
         let full = || Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
-        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(1, 1), [0]);
-        cache.drained(&[0], Err(full()));
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Buffered::Queued));
+        assert_eq!(cache.next_for_writeback(1, 1), [0]);
+        cache.writeback_ended(&[0], Err(full()));
         assert!(!cache.takes_writes());
         cache.remove(0, 0..u64::MAX);
         assert!(cache.takes_writes());
-        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Kept::Queued));
-        assert_eq!(cache.next_to_drain(1, 1), [0]);
+        assert_eq!(cache.put(&place(16), &[1; 16]), Some(Buffered::Queued));
+        assert_eq!(cache.next_for_writeback(1, 1), [0]);
         cache.remove(0, 0..u64::MAX);
-        cache.drained(&[0], Err(full()));
+        cache.writeback_ended(&[0], Err(full()));
         assert!(cache.takes_writes());
     }
 
     #[test]
     fn idle_clusters_are_swept() {
-        let cache = DataCache::new(1 << 20);
-        assert_eq!(cache.put(&place(0), &[1; 16]), Some(Kept::Waiting));
+        let cache = WriteBuffer::new(1 << 20);
+        assert_eq!(cache.put(&place(0), &[1; 16]), Some(Buffered::Waiting));
         assert!(cache.begin_sweeping());
         assert!(!cache.begin_sweeping());
         assert!(cache.sweep(), "touched since");
         assert!(!cache.sweep());
-        assert_eq!(cache.next_to_drain(1, 1), [0]);
+        assert_eq!(cache.next_for_writeback(1, 1), [0]);
         assert!(cache.begin_sweeping());
     }
 
@@ -527,7 +527,7 @@ mod tests {
             budget_units in 1usize..40,
         ) {
             const LARGE: u64 = 1 << 16;
-            let cache = DataCache::new(budget_units * UNIT_BYTES);
+            let cache = WriteBuffer::new(budget_units * UNIT_BYTES);
             for (guest, len) in puts {
                 let inside = guest % LARGE;
                 let at = Place {
@@ -558,7 +558,7 @@ mod tests {
             puts in prop::collection::vec((0u64..CLUSTER, 1u64..CLUSTER, any::<u8>()), 1..40),
             (from, to) in (0u64..CLUSTER, 0u64..CLUSTER),
         ) {
-            let cache = DataCache::new(1 << 20);
+            let cache = WriteBuffer::new(1 << 20);
             let mut model = [None; CLUSTER as usize];
             for (start, len, byte) in puts {
                 let end = (start + len).min(CLUSTER);

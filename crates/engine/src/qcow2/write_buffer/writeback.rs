@@ -1,7 +1,7 @@
-//! Drains the data cache: writes a cluster's pieces, with what has to be copied
+//! Writes the write buffer back: a cluster's pieces, with what has to be copied
 //! around them, to their place on disk, and links it.
 //!
-//! Drains run in the background as soon as no more bytes of a cluster are expected,
+//! Writebacks run in the background as soon as no more bytes of a cluster are expected,
 //! many at a time, and in the way of whoever needs the mapping to be complete:
 //! flushes, and requests that change the mapping of the same cluster.
 
@@ -13,37 +13,37 @@ use futures_util::stream::{self, StreamExt};
 use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags, lane, spawn, spawn_lingering};
 
-use super::buffer::{Kept, Place};
-use crate::qcow2::commit::coalesce::RunningTurn;
-use crate::qcow2::commit::order::Reach;
+use super::buffer::{Buffered, Place};
+use crate::qcow2::commit::coalesce::Leader;
+use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
-use crate::qcow2::mapping::lookup::{Run, RunKind};
-use crate::qcow2::write::data::Placed;
+use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
+use crate::qcow2::write::data::PlacedStep;
 use crate::qcow2::write::plan::{self, Step};
 use crate::range_lock::Mode;
 
-/// Clusters that are drained at the same time at most.
-const MAX_DRAINS: usize = 64;
-/// Memory that they may fill together; at least two drains run at a time.
+/// Clusters that are written back at the same time at most.
+const MAX_WRITEBACKS: usize = 64;
+/// Memory that they may fill together; at least two writebacks run at a time.
 const MAX_FILL_BYTES: u64 = 2 << 20;
 /// Longer pieces of a cluster are written at once.
-const MAX_KEPT_BYTES: u64 = 32 << 10;
+const MAX_BUFFERED_BYTES: u64 = 32 << 10;
 /// How long a cluster waits for more bytes at least, and twice that at most.
-const PATIENCE: Duration = Duration::from_millis(20);
+const IDLE_SWEEP_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Image {
-    /// A drain of scattered bytes fills one subcluster, which is the cluster itself
+    /// A writeback of scattered bytes fills one subcluster, which is the cluster itself
     /// without extended L2 entries; longer ones have their bytes in the cache's budget.
-    fn max_drains(&self) -> usize {
+    fn max_writebacks(&self) -> usize {
         let by_memory = MAX_FILL_BYTES / self.geometry.subcluster_size_bytes();
-        (by_memory as usize).clamp(2, MAX_DRAINS)
+        (by_memory as usize).clamp(2, MAX_WRITEBACKS)
     }
 
     /// How many bytes at the start of `run`, which is not the cluster's own data,
-    /// should go to the data cache: those of the first cluster, if they do not make
+    /// should go to the write buffer: those of the first cluster, if they do not make
     /// it whole and the rest has to be copied from somewhere.
-    pub(crate) fn bytes_to_keep(&self, run: &Run) -> Option<u64> {
-        if self.has_external_data() || !self.data_cache.takes_writes() {
+    pub(crate) fn bytes_to_buffer(&self, run: &MappingRun) -> Option<u64> {
+        if self.has_external_data() || !self.write_buffer.takes_writes() {
             return None;
         }
         let needs_copy = match run.kind {
@@ -58,10 +58,10 @@ impl Image {
         let to_end = self.geometry.cluster_size_bytes() - inside;
         let len_bytes = run.len_bytes.min(to_end);
         let whole = inside == 0 && len_bytes == to_end;
-        (needs_copy && !whole && len_bytes <= MAX_KEPT_BYTES).then_some(len_bytes)
+        (needs_copy && !whole && len_bytes <= MAX_BUFFERED_BYTES).then_some(len_bytes)
     }
 
-    fn place_in_cache(&self, guest: u64) -> Place {
+    fn place_in_buffer(&self, guest: u64) -> Place {
         let cluster_start = self.geometry.cluster_start(guest);
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let left = self.size_bytes().saturating_sub(cluster_start);
@@ -72,161 +72,167 @@ impl Image {
         }
     }
 
-    /// Puts bytes of one cluster into the data cache, and starts what has to be
-    /// drained; `false` if there is no room. The caller holds their range shared.
-    pub(crate) fn keep(self: &Arc<Self>, guest: u64, bytes: &[u8]) -> bool {
-        let kept = self.data_cache.put(&self.place_in_cache(guest), bytes);
-        if kept == Some(Kept::Waiting) {
+    /// Puts bytes of one cluster into the write buffer, and starts what has to be
+    /// written back; `false` if there is no room. The caller holds their range shared.
+    pub(crate) fn buffer_write(self: &Arc<Self>, guest: u64, bytes: &[u8]) -> bool {
+        let buffered = self.write_buffer.put(&self.place_in_buffer(guest), bytes);
+        if buffered == Some(Buffered::Waiting) {
             self.start_sweeper();
         } else {
-            self.start_drains();
+            self.start_writeback();
         }
-        kept.is_some()
+        buffered.is_some()
     }
 
-    fn start_drains(self: &Arc<Self>) {
+    fn start_writeback(self: &Arc<Self>) {
         loop {
             let batch = self.clusters_per_batch();
-            let clusters = self.data_cache.next_to_drain(self.max_drains(), batch);
+            let clusters = self
+                .write_buffer
+                .next_for_writeback(self.max_writebacks(), batch);
             if clusters.is_empty() {
                 return;
             }
-            let turn = Turn {
+            let writeback = BackgroundWriteback {
                 image: self.clone(),
                 clusters,
-                result: Err(RunningTurn::abandoned()),
+                result: Err(Leader::abandoned()),
             };
-            drop(spawn_lingering(turn.drain()));
+            drop(spawn_lingering(writeback.run()));
         }
     }
 
-    /// Drains what waits for bytes that do not come.
+    /// Writes back what waits for bytes that do not come.
     fn start_sweeper(self: &Arc<Self>) {
-        if !self.data_cache.begin_sweeping() {
+        if !self.write_buffer.begin_sweeping() {
             return;
         }
         let sweeper = Sweeper(Arc::downgrade(self));
         drop(spawn(sweeper.sweep()));
     }
 
-    /// Waits until there may be room in the data cache, or it takes no writes.
+    /// Waits until there may be room in the write buffer, or it takes no writes.
     pub(crate) async fn wait_for_room(self: &Arc<Self>, guest: u64, len_bytes: u64) {
-        let changed = self.data_cache.listen();
+        let changed = self.write_buffer.listen();
         if self
-            .data_cache
-            .is_full(&self.place_in_cache(guest), len_bytes)
+            .write_buffer
+            .is_full(&self.place_in_buffer(guest), len_bytes)
         {
             changed.await;
         }
     }
 
-    /// Drains everything that is in the data cache when this is called.
-    pub(crate) async fn drain_all(self: &Arc<Self>) -> Result<()> {
-        if self.data_cache.is_empty() {
+    /// Writes back everything that is in the write buffer when this is called.
+    pub(crate) async fn write_back_all(self: &Arc<Self>) -> Result<()> {
+        if self.write_buffer.is_empty() {
             return Ok(());
         }
-        let until = self.data_cache.enqueue_all();
-        self.start_drains();
+        let until = self.write_buffer.enqueue_all();
+        self.start_writeback();
         loop {
-            let changed = self.data_cache.listen();
-            if let Some(result) = self.data_cache.is_drained(until) {
+            let changed = self.write_buffer.listen();
+            if let Some(result) = self.write_buffer.is_written_back(until) {
                 return result;
             }
             changed.await;
         }
     }
 
-    /// Drains the clusters that a guest range touches; the caller holds none of them.
-    pub(crate) async fn drain_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
-        let clusters = self.kept_clusters(range);
-        let mut drains = stream::iter(clusters.into_iter().map(|cluster| self.drain(cluster)))
-            .buffer_unordered(self.max_drains());
+    /// Writes back the clusters that a guest range touches; the caller holds none of them.
+    pub(crate) async fn write_back_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
+        let clusters = self.buffered_clusters(range);
+        let mut writebacks = stream::iter(
+            clusters
+                .into_iter()
+                .map(|cluster| self.write_back_cluster(cluster)),
+        )
+        .buffer_unordered(self.max_writebacks());
         let mut result = Ok(());
-        while let Some(drained) = drains.next().await {
-            result = result.and(drained);
+        while let Some(written) = writebacks.next().await {
+            result = result.and(written);
         }
         result
     }
 
     /// As [`Image::drain_range`], for a caller that holds whole clusters around the
     /// range exclusive and is going to replace all bytes of the range: clusters of which
-    /// only such bytes are kept stay as they are, for [`Image::forget_replaced`].
-    pub(crate) async fn drain_beside(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
-        for cluster in self.kept_clusters(range.clone()) {
-            if !self.data_cache.is_inside(cluster, &range) {
-                self.drain_held(cluster).await?;
+    /// only such bytes are buffered stay as they are, for [`Image::forget_replaced`].
+    pub(crate) async fn write_back_beside(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
+        for cluster in self.buffered_clusters(range.clone()) {
+            if !self.write_buffer.is_inside(cluster, &range) {
+                self.write_back_locked(cluster).await?;
             }
         }
         Ok(())
     }
 
-    /// Forgets kept bytes of a range that the mapping leads to newer ones of; call it
+    /// Forgets buffered bytes of a range for which the mapping leads to newer ones; call it
     /// with the range still held.
-    pub(crate) fn forget_replaced(&self, range: &Range<u64>) {
-        for cluster in self.kept_clusters(range.clone()) {
+    pub(crate) fn discard_replaced(&self, range: &Range<u64>) {
+        for cluster in self.buffered_clusters(range.clone()) {
             let start = range.start.saturating_sub(cluster);
-            self.data_cache.remove(cluster, start..range.end - cluster);
+            self.write_buffer
+                .remove(cluster, start..range.end - cluster);
         }
     }
 
     /// As [`Image::drain_range`], for a caller that holds whole clusters around the
     /// range exclusive.
-    pub(crate) async fn drain_held_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
-        for cluster in self.kept_clusters(range) {
-            self.drain_held(cluster).await?;
+    pub(crate) async fn write_back_locked_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
+        for cluster in self.buffered_clusters(range) {
+            self.write_back_locked(cluster).await?;
         }
         Ok(())
     }
 
-    /// Forgets what is kept of clusters from the guest offset `start` on; the caller
+    /// Forgets what is buffered of clusters from the guest offset `start` on; the caller
     /// holds them exclusive.
-    pub(crate) fn forget_kept(&self, start: u64) {
-        for cluster in self.kept_clusters(start..u64::MAX) {
-            self.data_cache.remove(cluster, 0..u64::MAX);
+    pub(crate) fn discard_buffered(&self, start: u64) {
+        for cluster in self.buffered_clusters(start..u64::MAX) {
+            self.write_buffer.remove(cluster, 0..u64::MAX);
         }
     }
 
-    pub(crate) fn kept_clusters(&self, range: Range<u64>) -> Vec<u64> {
-        if self.data_cache.is_empty() {
+    pub(crate) fn buffered_clusters(&self, range: Range<u64>) -> Vec<u64> {
+        if self.write_buffer.is_empty() {
             return Vec::new();
         }
         let cluster_bytes = self.geometry.cluster_size_bytes();
-        self.data_cache.clusters_in(range, cluster_bytes)
+        self.write_buffer.clusters_in(range, cluster_bytes)
     }
 
-    async fn drain(self: &Arc<Self>, cluster: u64) -> Result<()> {
+    async fn write_back_cluster(self: &Arc<Self>, cluster: u64) -> Result<()> {
         let end = cluster + self.geometry.cluster_size_bytes();
         let _exclusive = self
             .guest_ranges
             .acquire(cluster..end, Mode::Exclusive)
             .await;
-        self.drain_held(cluster).await
+        self.write_back_locked(cluster).await
     }
 
-    /// Drains one cluster, which the caller holds exclusive.
-    async fn drain_held(self: &Arc<Self>, cluster: u64) -> Result<()> {
-        while let Some(piece) = self.data_cache.piece_after(cluster, 0) {
-            self.check_latch()?;
+    /// Writes back one cluster, which the caller holds exclusive.
+    async fn write_back_locked(self: &Arc<Self>, cluster: u64) -> Result<()> {
+        while let Some(piece) = self.write_buffer.piece_after(cluster, 0) {
+            self.check_not_stopped()?;
             self.ensure_l2_table(GuestOffset(cluster)).await?;
             let mapping = self.mapping(GuestOffset(cluster)).await?;
             let step = plan::first_step(&self.geometry, &[mapping]);
-            let end = self.group_end(cluster, &step, &mapping, piece.end);
+            let end = self.step_end(cluster, &step, &mapping, piece.end);
             let (start, end) = (cluster + piece.start, cluster + end);
             let placed = self.place_step(&step, vec![mapping], start, end).await?;
-            let written = self.write_group(&placed).await;
-            self.give_back_unless(written.is_ok(), placed.allocation)
-                .await;
+            let written = self.write_step_content(&placed).await;
+            self.free_unless(written.is_ok(), placed.allocation).await;
             written?;
-            self.link(&placed, Reach::AfterBarrier).await?;
+            self.link(&placed, WriteOrder::AfterBarrier).await?;
             let inside = placed.fill_start - cluster..placed.fill_end - cluster;
-            self.data_cache.remove(cluster, inside);
+            self.write_buffer.remove(cluster, inside);
         }
         Ok(())
     }
 
     /// Where the pieces end that must be written together with the one that ends at
     /// `end`, since its fill reaches them.
-    fn group_end(
+    fn step_end(
         &self,
         cluster: u64,
         step: &Step,
@@ -235,7 +241,7 @@ impl Image {
     ) -> u64 {
         loop {
             let fill_end = plan::fill_end(&self.geometry, step, mapping, cluster + end) - cluster;
-            match self.data_cache.piece_after(cluster, end) {
+            match self.write_buffer.piece_after(cluster, end) {
                 Some(next) if next.start <= fill_end => end = next.end,
                 _ => return end,
             }
@@ -243,86 +249,88 @@ impl Image {
     }
 
     /// Writes the pieces of a step and the fill around and between them.
-    async fn write_group(self: &Arc<Self>, placed: &Placed) -> Result<()> {
+    async fn write_step_content(self: &Arc<Self>, placed: &PlacedStep) -> Result<()> {
         let cluster = self.geometry.cluster_start(placed.start);
         let (start, end) = (placed.fill_start, placed.fill_end);
         let inside = start - cluster..end - cluster;
         let guest = placed.start - cluster..placed.end - cluster;
-        let in_parts = !self.data_cache.covers(cluster, inside)
+        let in_parts = !self.write_buffer.covers(cluster, inside)
             && (self.maps_to_zeroes(start, end - start).await?
-                || self.data_cache.covers(cluster, guest) && self.shares_fill(placed).await?);
+                || self.write_buffer.covers(cluster, guest) && self.shares_fill(placed).await?);
         if in_parts {
             let mut piece = Buffer::zeroed((placed.end - placed.start) as usize);
-            self.overlay(placed.start, &mut piece);
+            self.copy_buffered_over(placed.start, &mut piece);
             return self.write_placed(placed, piece).await.map(drop);
         }
-        let whole = self.content(start..end).await?;
+        let whole = self.read_with_buffered(start..end).await?;
         self.note_writing(placed);
         let host = HostOffset(placed.host.bytes() + (start - cluster));
-        self.reached(Event::WriteAio).await;
+        self.emit(Event::WriteAio).await;
         let (buffers, flags) = (Buffers::from_iter([whole]), WriteFlags::default());
         let written = self.write_data(start, host.bytes(), buffers, flags).await;
         written.map(drop)
     }
 
-    /// What a range of one cluster holds, kept bytes included; the caller holds it.
-    pub(crate) async fn content(self: &Arc<Self>, range: Range<u64>) -> Result<Buffer> {
+    /// What a range of one cluster holds, buffered bytes included; the caller holds it.
+    pub(crate) async fn read_with_buffered(self: &Arc<Self>, range: Range<u64>) -> Result<Buffer> {
         let cluster = self.geometry.cluster_start(range.start);
         let len_bytes = range.end - range.start;
         let inside = range.start - cluster..range.end - cluster;
-        let mut content = if self.data_cache.covers(cluster, inside) {
+        let mut content = if self.write_buffer.covers(cluster, inside) {
             Buffer::for_read(len_bytes as usize)
         } else {
             // One read of the whole is cheaper than one before and one after.
-            self.reached(Event::CowRead).await;
+            self.emit(Event::CowRead).await;
             self.read_old(range.start, len_bytes).await?
         };
-        self.overlay(range.start, &mut content);
+        self.copy_buffered_over(range.start, &mut content);
         Ok(content)
     }
 
-    fn overlay(&self, guest: u64, bytes: &mut [u8]) {
+    fn copy_buffered_over(&self, guest: u64, bytes: &mut [u8]) {
         let cluster_bytes = self.geometry.cluster_size_bytes();
-        self.data_cache.copy_over(guest, bytes, cluster_bytes);
+        self.write_buffer.copy_over(guest, bytes, cluster_bytes);
     }
 }
 
-/// A drain in the background. Its end counts even if its lane ends first.
-struct Turn {
+/// A writeback in the background. Its end counts even if its lane ends first.
+struct BackgroundWriteback {
     image: Arc<Image>,
     clusters: Vec<u64>,
     result: Result<()>,
 }
 
-impl Turn {
-    async fn drain(mut self) {
-        if let Err(error) = self.drain_clusters().await {
+impl BackgroundWriteback {
+    async fn run(mut self) {
+        if let Err(error) = self.write_back().await {
             self.result = Err(self.image.mark_corrupt(error).await);
         } else {
             self.result = Ok(());
         }
         let image = self.image.clone();
         drop(self);
-        image.start_drains();
-        // A failure latches the image or meets the next flush.
-        drop(image.relieve_cache().await);
+        image.start_writeback();
+        // A failure stops changes to the image or meets the next flush.
+        drop(image.start_background_commit().await);
     }
 
-    async fn drain_clusters(&self) -> Result<()> {
+    async fn write_back(&self) -> Result<()> {
         if self.clusters.len() > 1 {
-            self.image.drain_batch(&self.clusters).await?;
+            self.image.write_back_batch(&self.clusters).await?;
         }
         for &cluster in &self.clusters {
-            self.image.drain(cluster).await?;
+            self.image.write_back_cluster(cluster).await?;
         }
         Ok(())
     }
 }
 
-impl Drop for Turn {
+impl Drop for BackgroundWriteback {
     fn drop(&mut self) {
         let result = std::mem::replace(&mut self.result, Ok(()));
-        self.image.data_cache.drained(&self.clusters, result);
+        self.image
+            .write_buffer
+            .writeback_ended(&self.clusters, result);
     }
 }
 
@@ -332,12 +340,12 @@ struct Sweeper(Weak<Image>);
 impl Sweeper {
     async fn sweep(self) {
         loop {
-            lane::sleep(PATIENCE).await;
+            lane::sleep(IDLE_SWEEP_INTERVAL).await;
             let Some(image) = self.0.upgrade() else {
                 return;
             };
-            let more = image.data_cache.sweep();
-            image.start_drains();
+            let more = image.write_buffer.sweep();
+            image.start_writeback();
             if !more {
                 return;
             }
@@ -348,7 +356,7 @@ impl Sweeper {
 impl Drop for Sweeper {
     fn drop(&mut self) {
         if let Some(image) = self.0.upgrade() {
-            image.data_cache.end_sweeping();
+            image.write_buffer.end_sweeping();
         }
     }
 }

@@ -6,7 +6,7 @@ use vellum_format::types::HostCluster;
 use vellum_storage::{ErrorKind, Event, Result};
 
 use super::Allocator;
-use crate::qcow2::integrity::debug_events::reached;
+use crate::qcow2::integrity::debug_events::emit;
 
 impl Allocator {
     /// Lowers the counts of a run of clusters that no durable mapping and no
@@ -16,16 +16,16 @@ impl Allocator {
     /// # Errors
     /// [`ErrorKind::Corrupt`] if a count is zero already.
     pub(crate) async fn release(&self, start: HostCluster, count: u64) -> Result<()> {
-        reached(&self.refcounts.file, Event::ClusterFree).await;
-        let mut owed = std::mem::take(&mut self.state().owed);
-        owed.push(start.index()..start.index() + count);
-        self.pay(owed).await
+        emit(&self.refcounts.file, Event::ClusterFree).await;
+        let mut deferred = std::mem::take(&mut self.state().deferred_decrements);
+        deferred.push(start.index()..start.index() + count);
+        self.decrement(deferred).await
     }
 
-    /// Lowers the counts that are owed.
-    pub(in crate::qcow2) async fn pay(&self, owed: Vec<Range<u64>>) -> Result<()> {
+    /// Lowers the counts of these clusters by one each.
+    pub(in crate::qcow2) async fn decrement(&self, deferred: Vec<Range<u64>>) -> Result<()> {
         let mut outcome = Ok(());
-        for mut clusters in owed {
+        for mut clusters in deferred {
             while !clusters.is_empty() {
                 match self.refcounts.lower_in_slice(clusters.clone()).await {
                     Ok(lowered) => {
@@ -40,7 +40,7 @@ impl Allocator {
                         break;
                     }
                     Err(_) => {
-                        self.state().owed.push(clusters);
+                        self.state().deferred_decrements.push(clusters);
                         break;
                     }
                 }

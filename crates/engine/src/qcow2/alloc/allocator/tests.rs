@@ -49,7 +49,7 @@ fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
     receiver.try_recv().expect("memory never waits")
 }
 
-async fn allocator(file: Arc<dyn Storage>, options: AheadOptions) -> Arc<Allocator> {
+async fn allocator(file: Arc<dyn Storage>, options: PreallocateAhead) -> Arc<Allocator> {
     let header = load::header(&file, vellum_format::header::Purpose::Use)
         .await
         .unwrap();
@@ -63,7 +63,7 @@ async fn allocator(file: Arc<dyn Storage>, options: AheadOptions) -> Arc<Allocat
 }
 
 async fn commit(allocator: &Allocator) {
-    let mark = allocator.commit_began();
+    let mark = allocator.begin_commit();
     allocator.refcounts.write_back().await.unwrap();
     allocator.refcounts.file.flush().await.unwrap();
     allocator.barrier_passed(mark);
@@ -123,18 +123,18 @@ fn a_counted_cluster_is_counted_on_disk_and_inside_the_file() {
         let file = Arc::new(Volatile::default());
         create(file.clone(), None, &small()).await.unwrap();
         file.flush().await.unwrap();
-        let options = AheadOptions {
+        let options = PreallocateAhead {
             after_clusters: 5,
             max_bytes: 40 * 512,
         };
         let allocator = allocator(file.clone(), options).await;
-        let (mut counted, mut fresh) = (0, 0);
+        let (mut durable, mut zeroes) = (0, 0);
         for round in 0..3000u64 {
             let allocation = allocator.allocate(1 + round % 3).await.unwrap();
             let first = allocation.start.bytes() / 512;
-            fresh += u64::from(allocation.fresh);
-            if allocation.counted {
-                counted += 1;
+            zeroes += u64::from(allocation.reads_as_zeroes);
+            if allocation.refcount_durable {
+                durable += 1;
                 let durable = file.durable.lock().unwrap();
                 for cluster in first..first + allocation.clusters {
                     assert_eq!(count_in(&durable, cluster), 1, "cluster {cluster}");
@@ -146,10 +146,13 @@ fn a_counted_cluster_is_counted_on_disk_and_inside_the_file() {
                 commit(&allocator).await;
             }
         }
-        assert!(counted > 2800, "{counted} of 3000");
-        assert!(fresh > 2900, "all but old refcount tables: {fresh} of 3000");
+        assert!(durable > 2800, "{durable} of 3000");
+        assert!(
+            zeroes > 2900,
+            "all but old refcount tables: {zeroes} of 3000"
+        );
         let handed_out = allocator.state().length.needed_bytes();
-        allocator.settle().await.unwrap();
+        allocator.release_reserve().await.unwrap();
         commit(&allocator).await;
         assert_eq!(file.len_bytes().unwrap(), handed_out);
         let bytes = file.now.snapshot();
@@ -166,7 +169,7 @@ fn a_program_that_writes_little_leaves_nothing_behind() {
     run(async {
         let file = Arc::new(MemStorage::new());
         create(file.clone(), None, &small()).await.unwrap();
-        let allocator = allocator(file.clone(), AheadOptions::default()).await;
+        let allocator = allocator(file.clone(), PreallocateAhead::default()).await;
         let mut last = 0;
         for _ in 0..64 {
             last = allocator.allocate(1).await.unwrap().start.bytes() / 512;
@@ -184,7 +187,7 @@ fn freed_clusters_are_used_again_lowest_first() {
     run(async {
         let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
         create(file.clone(), None, &small()).await.unwrap();
-        let allocator = allocator(file, AheadOptions::default()).await;
+        let allocator = allocator(file, PreallocateAhead::default()).await;
         let mut starts = Vec::new();
         for _ in 0..20 {
             starts.push(allocator.allocate(1).await.unwrap().start.bytes() / 512);
@@ -200,7 +203,10 @@ fn freed_clusters_are_used_again_lowest_first() {
         assert!(in_one_piece.start.bytes() / 512 > starts[19]);
         let again = allocator.allocate(2).await.unwrap();
         let expected = (starts[3] * 512, 2, false);
-        assert_eq!((again.start.bytes(), again.clusters, again.fresh), expected);
+        assert_eq!(
+            (again.start.bytes(), again.clusters, again.reads_as_zeroes),
+            expected
+        );
         let again = allocator.allocate(1).await.unwrap();
         assert_eq!((again.start.bytes(), again.clusters), (starts[11] * 512, 1));
     });
@@ -258,7 +264,7 @@ async fn measure(path: std::path::PathBuf, clusters: u64) {
     const LANES: u64 = 8;
     let storage = FileStorage::open(&path, &FileOptions::default()).unwrap();
     let opened = Instant::now();
-    let allocator = allocator(storage.clone(), AheadOptions::default()).await;
+    let allocator = allocator(storage.clone(), PreallocateAhead::default()).await;
     let opened = opened.elapsed();
     let writers = (0..LANES).map(|_| {
         let (allocator, storage) = (allocator.clone(), storage.clone());
@@ -293,7 +299,7 @@ async fn measure(path: std::path::PathBuf, clusters: u64) {
         at(0.999),
         at(1.0)
     );
-    allocator.settle().await.unwrap();
+    allocator.release_reserve().await.unwrap();
 }
 
 /// Takes 0.7 GB of disk: run it by hand with `--ignored --nocapture`.
@@ -315,7 +321,7 @@ fn an_area_is_claimed_beside_what_was_counted_ahead() {
     run(async {
         let file = Arc::new(MemStorage::new());
         create(file.clone(), None, &small()).await.unwrap();
-        let options = AheadOptions {
+        let options = PreallocateAhead {
             after_clusters: 5,
             max_bytes: 40 * 512,
         };
@@ -334,7 +340,7 @@ fn an_area_is_claimed_beside_what_was_counted_ahead() {
             }
             assert!(area >= first, "areas lie at the end");
         }
-        allocator.settle().await.unwrap();
+        allocator.release_reserve().await.unwrap();
         commit(&allocator).await;
         let bytes = file.snapshot();
         for cluster in taken {
@@ -353,7 +359,7 @@ fn a_length_from_before_a_cut_is_not_durable_after_it() {
             ..small()
         };
         create(file.clone(), None, &wide).await.unwrap();
-        let options = AheadOptions {
+        let options = PreallocateAhead {
             after_clusters: 0,
             max_bytes: 40 * 512,
         };
@@ -363,7 +369,7 @@ fn a_length_from_before_a_cut_is_not_durable_after_it() {
             starts.push(allocator.allocate(1).await.unwrap().start);
             turn().await;
         }
-        let mark = allocator.commit_began();
+        let mark = allocator.begin_commit();
         allocator.refcounts.write_back().await.unwrap();
         let geometry = allocator.refcounts.geometry;
         for start in starts.split_off(3) {
@@ -375,13 +381,16 @@ fn a_length_from_before_a_cut_is_not_durable_after_it() {
         assert_eq!(file.len_bytes().unwrap(), end);
         allocator.barrier_passed(mark);
         let next = allocator.allocate(1).await.unwrap();
-        assert_eq!((next.start.bytes(), next.fresh), (end, true));
-        assert!(!next.counted, "neither its count nor the length is durable");
+        assert_eq!((next.start.bytes(), next.reads_as_zeroes), (end, true));
+        assert!(
+            !next.refcount_durable,
+            "neither its count nor the length is durable"
+        );
         turn().await;
         commit(&allocator).await;
         let durable = file.durable.lock().unwrap().len() as u64;
         let allocation = allocator.allocate(1).await.unwrap();
         let reaches = allocation.start.bytes() + 512 <= durable;
-        assert!(reaches || !allocation.counted);
+        assert!(reaches || !allocation.refcount_durable);
     });
 }

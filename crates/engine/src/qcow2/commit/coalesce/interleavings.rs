@@ -1,5 +1,5 @@
-//! Who asks is served by a turn that began after he asked, with the result of such a turn, and
-//! turns come one at a time, whoever gives up.
+//! Who asks is served by a round that began after he asked, with the result of such a round, and
+//! rounds come one at a time, whoever gives up.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::*;
 use vellum_storage::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use vellum_storage::sync::{block_on, chance, explore, join, point, thread};
 
-/// A turn that has ended.
+/// A round that has ended.
 struct Ended {
     began: u64,
     good: bool,
@@ -17,7 +17,7 @@ struct Ended {
 
 #[derive(Default)]
 struct World {
-    group: Group,
+    coalescer: Coalescer,
     clock: AtomicU64,
     at_work: AtomicBool,
     ended: Mutex<Vec<Ended>>,
@@ -28,9 +28,9 @@ impl World {
         self.clock.fetch_add(1, SeqCst)
     }
 
-    fn work(&self, turn: RunningTurn<'_>) {
+    fn work(&self, leader: Leader<'_>) {
         let began = self.now();
-        assert!(!self.at_work.swap(true, SeqCst), "two turns at once");
+        assert!(!self.at_work.swap(true, SeqCst), "two rounds at once");
         point();
         let how = chance(3);
         self.ended.lock().expect("nobody panics").push(Ended {
@@ -40,22 +40,22 @@ impl World {
         self.at_work.store(false, SeqCst);
         let failure = Error::new(ErrorKind::Io, "work", "failed");
         match how {
-            0 => turn.end(Ok(())).expect("it was good"),
-            1 => drop(turn.end(Err(failure))),
-            _ => drop(turn),
+            0 => leader.end(Ok(())).expect("it was good"),
+            1 => drop(leader.end(Err(failure))),
+            _ => drop(leader),
         }
     }
 
     fn ask(&self) {
         let asked = self.now();
-        match block_on(self.group.join()) {
-            Turn::Mine(turn) => self.work(turn),
-            Turn::Served(result) => {
+        match block_on(self.coalescer.join()) {
+            Role::Leader(leader) => self.work(leader),
+            Role::Follower(result) => {
                 let ended = self.ended.lock().expect("nobody panics");
-                let served = |turn: &Ended| turn.began > asked && turn.good == result.is_ok();
+                let served = |round: &Ended| round.began > asked && round.good == result.is_ok();
                 assert!(
                     ended.iter().any(served),
-                    "no turn began after it, or so ended"
+                    "no round began after it, or so ended"
                 );
             }
         }
@@ -63,7 +63,7 @@ impl World {
 }
 
 #[test]
-fn who_asks_is_served_by_a_turn_that_began_after_it() {
+fn who_asks_is_served_by_a_round_that_began_after_it() {
     explore(|| {
         let world = Arc::new(World::default());
         let threads = [2, 1, 1].map(|times| {
@@ -71,7 +71,7 @@ fn who_asks_is_served_by_a_turn_that_began_after_it() {
             thread::spawn(move || (0..times).for_each(|_| world.ask()))
         });
         join(threads);
-        assert!(!world.group.is_running());
+        assert!(!world.coalescer.is_running());
     });
 }
 
@@ -82,16 +82,16 @@ fn whoever_gives_up_waiting_keeps_nobody_waiting() {
         let leaving = world.clone();
         let leaving = thread::spawn(move || {
             let mut left = chance(3);
-            let mut asked = pin!(leaving.group.join());
-            let turn = block_on(std::future::poll_fn(|context| {
+            let mut asked = pin!(leaving.coalescer.join());
+            let role = block_on(std::future::poll_fn(|context| {
                 if left == 0 {
                     return Poll::Ready(None);
                 }
                 left -= 1;
                 asked.as_mut().poll(context).map(Some)
             }));
-            if let Some(Turn::Mine(turn)) = turn {
-                leaving.work(turn);
+            if let Some(Role::Leader(leader)) = role {
+                leaving.work(leader);
             }
         });
         let staying = [(); 2].map(|()| {

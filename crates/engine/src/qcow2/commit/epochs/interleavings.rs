@@ -7,7 +7,7 @@ use vellum_storage::sync::{Mutex, block_on, explore, join, point, thread};
 /// What a read finds, and whether that was given to somebody else.
 #[derive(Default)]
 struct World {
-    readers: Arc<Readers>,
+    epochs: Arc<Epochs>,
     mapping: Mutex<usize>,
     given_back: [AtomicBool; 3],
     over: AtomicBool,
@@ -16,7 +16,7 @@ struct World {
 
 impl World {
     fn read(&self) {
-        let reading = self.readers.enter();
+        let reading = self.epochs.enter();
         let cluster = *self.mapping.lock().expect("nobody panics");
         point();
         assert!(!self.given_back[cluster].load(SeqCst), "it is being read");
@@ -26,7 +26,7 @@ impl World {
     /// As an exchange of snapshots does it.
     fn change(&self, to: usize) {
         let old = std::mem::replace(&mut *self.mapping.lock().expect("nobody panics"), to);
-        block_on(self.readers.all_gone());
+        block_on(self.epochs.wait_for_all());
         self.given_back[old].store(true, SeqCst);
     }
 }
@@ -53,8 +53,8 @@ fn reads_that_entered_later_hold_nobody_up() {
         let threads = [(); 2].map(|()| {
             let world = world.clone();
             thread::spawn(move || {
-                let reading = world.readers.enter();
-                // Before the turn: nobody may be kept waiting by it.
+                let reading = world.epochs.enter();
+                // Before the advance: nobody may be kept waiting by it.
                 if reading.slot == 0 {
                     return;
                 }
@@ -67,8 +67,8 @@ fn reads_that_entered_later_hold_nobody_up() {
                 drop(reading);
             })
         });
-        world.readers.turn();
-        block_on(world.readers.old_gone());
+        world.epochs.advance();
+        block_on(world.epochs.wait_for_previous());
         world.over.store(true, SeqCst);
         world.ended.notify(usize::MAX);
         join(threads);

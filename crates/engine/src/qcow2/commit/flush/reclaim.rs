@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use vellum_storage::Result;
 
-use crate::qcow2::commit::order::{Dropped, Reason, merged};
+use crate::qcow2::commit::write_order::{DropReason, DroppedRun, merged};
 use crate::qcow2::image::Image;
 
 impl Image {
@@ -15,7 +15,7 @@ impl Image {
     pub(super) async fn reclaim(&self) -> Result<()> {
         // The second round serves what only waited for the readers' turn.
         for _ in 0..2 {
-            let Some(ready) = self.order.take_quiescent(&self.readers) else {
+            let Some(ready) = self.commits.take_quiescent(&self.read_epochs) else {
                 return Ok(());
             };
             for dropped in merged(ready) {
@@ -29,12 +29,12 @@ impl Image {
     /// is allocated: reads that still run find their bytes where they were, for what they
     /// may look at is not punched.
     pub(in crate::qcow2) async fn release_all_dropped(self: &Arc<Self>) -> Result<()> {
-        let any_noted = !self.order.lists().noted.is_empty();
+        let any_noted = !self.commits.lists().not_durable.is_empty();
         if any_noted {
             self.commit().await?;
         }
         let left = {
-            let mut lists = self.order.lists();
+            let mut lists = self.commits.lists();
             let mut left = std::mem::take(&mut lists.quiescing);
             left.append(&mut lists.durable);
             left
@@ -45,7 +45,7 @@ impl Image {
         Ok(())
     }
 
-    pub(in crate::qcow2) async fn release_clusters(&self, dropped: Dropped) -> Result<()> {
+    pub(in crate::qcow2) async fn release_clusters(&self, dropped: DroppedRun) -> Result<()> {
         if self.passes_discard(dropped.reason) {
             // A hint: what cannot be looked up now is not punched.
             drop(self.punch_unshared(dropped).await);
@@ -53,11 +53,11 @@ impl Image {
         self.release_counts(dropped).await
     }
 
-    async fn release_counts(&self, dropped: Dropped) -> Result<()> {
+    async fn release_counts(&self, dropped: DroppedRun) -> Result<()> {
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let start = dropped.start.index() * cluster_bytes;
         let end = start + dropped.count * cluster_bytes;
-        self.compressed.kept.forget(start..end);
+        self.compressed_reads.cache.forget(start..end);
         match self.allocator.release(dropped.start, dropped.count).await {
             Ok(()) => Ok(()),
             Err(error) => Err(self.mark_corrupt(error).await),
@@ -66,19 +66,19 @@ impl Image {
 
     /// Whether the space of clusters that were dropped for `reason` goes back to the
     /// storage when nobody else uses them.
-    pub(crate) fn passes_discard(&self, reason: Reason) -> bool {
+    pub(crate) fn passes_discard(&self, reason: DropReason) -> bool {
         match reason {
-            Reason::Discarded => self.pass_discards.request,
-            Reason::Cut => true,
-            Reason::Replaced => false,
-            Reason::Snapshot => self.pass_discards.snapshot,
-            Reason::Other => self.pass_discards.other,
+            DropReason::Discarded => self.pass_discards.request,
+            DropReason::Shrunk => true,
+            DropReason::Replaced => false,
+            DropReason::Snapshot => self.pass_discards.snapshot,
+            DropReason::Other => self.pass_discards.other,
         }
     }
 
     /// Punches those clusters whose last user is gone, while their count still
     /// keeps them from being allocated.
-    async fn punch_unshared(&self, dropped: Dropped) -> Result<()> {
+    async fn punch_unshared(&self, dropped: DroppedRun) -> Result<()> {
         let mut left = dropped.start.index()..dropped.start.index() + dropped.count;
         let mut run = left.start..left.start;
         while !left.is_empty() {

@@ -4,8 +4,8 @@ use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_storage::Result;
 
-use super::Placed;
-use crate::qcow2::commit::order::{Dropped, Reach, Reason};
+use super::PlacedStep;
+use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::corrupt;
 use crate::qcow2::mapping::lookup::EntryPlace;
@@ -14,15 +14,15 @@ use crate::qcow2::write::plan;
 impl Image {
     /// Points the mapping at what was written. If that fails on the way, the new clusters
     /// that nothing points at yet are given back.
-    pub(crate) async fn link(&self, placed: &Placed, reach: Reach) -> Result<()> {
-        self.note_blanks(placed);
+    pub(crate) async fn link(&self, placed: &PlacedStep, order: WriteOrder) -> Result<()> {
+        self.note_unwritten(placed);
         for index in 0..placed.old.len() {
-            let linked = self.link_cluster(placed, index, reach).await;
+            let linked = self.link_cluster(placed, index, order).await;
             if let Err(error) = linked {
                 let unused = placed
                     .allocation
                     .map(|new| new.skip(index as u64, &self.geometry));
-                self.give_back_unless(false, unused).await;
+                self.free_unless(false, unused).await;
                 return Err(error);
             }
         }
@@ -31,9 +31,9 @@ impl Image {
 
     pub(super) async fn link_cluster(
         &self,
-        placed: &Placed,
+        placed: &PlacedStep,
         index: usize,
-        reach: Reach,
+        order: WriteOrder,
     ) -> Result<()> {
         let old = &placed.old[index];
         let inside = index as u64 * self.geometry.cluster_size_bytes();
@@ -43,8 +43,8 @@ impl Image {
         let bits = plan::touched_bits(&self.geometry, guest, start, end);
         let new = plan::written(&self.geometry, old, host, bits);
         if new != *old {
-            self.set_mapping(GuestOffset(guest), new, reach).await?;
-            self.drop_replaced(old, &new, Reason::Replaced);
+            self.set_mapping(GuestOffset(guest), new, order).await?;
+            self.defer_free_replaced(old, &new, DropReason::Replaced);
         }
         Ok(())
     }
@@ -54,14 +54,14 @@ impl Image {
         &self,
         guest: GuestOffset,
         mapping: Mapping,
-        reach: Reach,
+        order: WriteOrder,
     ) -> Result<()> {
         let entry = mapping.encode(&self.geometry);
         let place = self.mapper().place(guest)?;
         let EntryPlace { slice, index } =
             place.ok_or_else(|| corrupt("write", "the L2 table has gone"))?;
         loop {
-            let change = self.order.change(reach);
+            let change = self.commits.begin_change(order);
             let set = self
                 .l2
                 .update(slice.key, |slice| entry.write(slice, index, &self.geometry));
@@ -76,7 +76,7 @@ impl Image {
 
     /// Notes the clusters that `old` used and `new` does not. Call it after the
     /// mapping has changed.
-    pub(crate) fn drop_replaced(&self, old: &Mapping, new: &Mapping, reason: Reason) {
+    pub(crate) fn defer_free_replaced(&self, old: &Mapping, new: &Mapping, reason: DropReason) {
         if self.has_external_data() {
             return;
         }
@@ -94,8 +94,8 @@ impl Image {
         };
         let first = HostOffset(start).cluster(&self.geometry);
         let count = end.div_ceil(cluster_bytes) - first.index();
-        self.blanks.forget(first.index()..first.index() + count);
-        self.order.note_dropped(Dropped {
+        self.unwritten.forget(first.index()..first.index() + count);
+        self.commits.defer_free(DroppedRun {
             start: first,
             count,
             reason,

@@ -76,12 +76,12 @@ fn a_table_that_cannot_be_loaded_for_a_link_leaks_nothing() {
         assert_eq!(placed.allocation.unwrap().clusters, 4);
         // The first cluster is linked, the others are not.
         image
-            .link_cluster(&placed, 0, Reach::AfterBarrier)
+            .link_cluster(&placed, 0, WriteOrder::AfterBarrier)
             .await
             .unwrap();
         forget_table(&image, start).await;
         file.fail(Matching::operation(Operation::Read), 0, Times::Once, EIO);
-        let rest = Placed {
+        let rest = PlacedStep {
             old: placed.old[1..].to_vec(),
             host: HostOffset(placed.host.bytes() + CLUSTER),
             allocation: placed.allocation.map(|new| new.skip(1, &image.geometry)),
@@ -89,7 +89,10 @@ fn a_table_that_cannot_be_loaded_for_a_link_leaks_nothing() {
             fill_start: start + CLUSTER,
             ..placed
         };
-        image.link(&rest, Reach::AfterBarrier).await.unwrap_err();
+        image
+            .link(&rest, WriteOrder::AfterBarrier)
+            .await
+            .unwrap_err();
         drop(exclusive);
         drop(image);
         qcow2.close().await.unwrap();
@@ -117,11 +120,11 @@ fn what_was_linked_before_the_failure_stays() {
             .unwrap();
         let old = image.mappings(start, end).await.unwrap();
         let allocation = image.allocate_near(5, None).await.unwrap();
-        let placed = Placed {
+        let placed = PlacedStep {
             old,
             host: allocation.start,
-            fresh: allocation.fresh,
-            counted: allocation.counted,
+            reads_as_zeroes: allocation.reads_as_zeroes,
+            refcount_durable: allocation.refcount_durable,
             allocation: Some(allocation),
             start,
             end,
@@ -130,7 +133,10 @@ fn what_was_linked_before_the_failure_stays() {
         };
         forget_table(&image, border).await;
         file.fail(Matching::operation(Operation::Read), 0, Times::Once, EIO);
-        image.link(&placed, Reach::AfterBarrier).await.unwrap_err();
+        image
+            .link(&placed, WriteOrder::AfterBarrier)
+            .await
+            .unwrap_err();
         let linked = image.mappings(start, end).await.unwrap();
         assert_eq!(
             linked[1].host().unwrap().bytes(),

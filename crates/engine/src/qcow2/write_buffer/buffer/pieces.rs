@@ -1,4 +1,4 @@
-//! [`Pieces`]: which bytes of a cluster the data cache holds. Pure.
+//! [`Pieces`]: which bytes of a cluster the write buffer holds. Pure.
 
 use std::ops::Range;
 

@@ -11,7 +11,7 @@
 //! 5. what was noted in 1 is nobody's on disk; once no request reads it either,
 //!    its refcounts go down and it may be used again.
 //!
-//! Step 2 is left out when no change in the copies needs it ([`Reach::AtOnce`]): an
+//! Step 2 is left out when no change in the copies needs it ([`WriteOrder::AnyTime`]): an
 //! entry that points at a new cluster whose refcount is durable already and which
 //! reads on disk as what the guest saw there before, namely zeroes, may be on disk
 //! before the data is.
@@ -34,39 +34,39 @@ use vellum_format::types::HostCluster;
 use vellum_storage::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use vellum_storage::sync::{Mutex, MutexGuard};
 
-use super::coalesce::Group;
-use super::epochs::Readers;
+use super::coalesce::Coalescer;
+use super::epochs::Epochs;
 
 /// When a change of the mapping may reach the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum WriteOrder {
     /// At any time.
-    AtOnce,
+    AnyTime,
     /// After a barrier that follows everything that was written before the change.
     AfterBarrier,
 }
 
-impl Reach {
+impl WriteOrder {
     /// For a mapping to new clusters that read as the old content did, whether or not
-    /// their refcounts are durable (`counted`).
-    pub(crate) fn of_new(counted: bool) -> Self {
-        match counted {
-            true => Reach::AtOnce,
-            false => Reach::AfterBarrier,
+    /// their refcounts are durable.
+    pub(crate) fn of_new_clusters(refcount_durable: bool) -> Self {
+        match refcount_durable {
+            true => WriteOrder::AnyTime,
+            false => WriteOrder::AfterBarrier,
         }
     }
 }
 
 /// Why the mapping has dropped a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum DropReason {
     /// The guest has discarded it, or zeroed it and let its space go.
     Discarded,
     /// The guest's data lies elsewhere now. Never punched: the cluster is soon used
     /// again.
     Replaced,
     /// The device has become smaller.
-    Cut,
+    Shrunk,
     /// It belonged to a snapshot, or to what a snapshot has replaced.
     Snapshot,
     /// It was a table.
@@ -75,15 +75,15 @@ pub(crate) enum Reason {
 
 /// A run of clusters that the mapping has dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Dropped {
+pub(crate) struct DroppedRun {
     pub(crate) start: HostCluster,
     pub(crate) count: u64,
-    pub(crate) reason: Reason,
+    pub(crate) reason: DropReason,
 }
 
 /// The same clusters in as few runs as possible: what lay scattered for the guest may lie
 /// side by side in the file, and each run costs requests.
-pub(super) fn merged(mut runs: Vec<Dropped>) -> Vec<Dropped> {
+pub(super) fn merged(mut runs: Vec<DroppedRun>) -> Vec<DroppedRun> {
     runs.sort_by_key(|run| run.start);
     runs.dedup_by(|next, run| {
         let follows = run.start.index() + run.count == next.start.index();
@@ -97,16 +97,16 @@ pub(super) fn merged(mut runs: Vec<Dropped>) -> Vec<Dropped> {
 }
 
 #[derive(Default)]
-pub(super) struct DroppedLists {
+pub(super) struct DeferredFrees {
     /// Dropped in memory, not on disk yet.
-    pub(super) noted: Vec<Dropped>,
+    pub(super) not_durable: Vec<DroppedRun>,
     /// Dropped on disk; perhaps still being read.
-    pub(super) durable: Vec<Dropped>,
+    pub(super) durable: Vec<DroppedRun>,
     /// As `durable`, since before the last turn of the readers' generations.
-    pub(super) quiescing: Vec<Dropped>,
+    pub(super) quiescing: Vec<DroppedRun>,
 }
 
-impl DroppedLists {
+impl DeferredFrees {
     pub(super) fn has_durable(&self) -> bool {
         !self.durable.is_empty() || !self.quiescing.is_empty()
     }
@@ -114,84 +114,86 @@ impl DroppedLists {
 
 /// The state of commits.
 #[derive(Default)]
-pub(crate) struct Order {
-    pub(super) commits: Group,
-    pub(super) drains: Group,
-    dropped: Mutex<DroppedLists>,
+pub(crate) struct Commits {
+    pub(super) commit_coalescer: Coalescer,
+    pub(super) writeback_coalescer: Coalescer,
+    deferred_frees: Mutex<DeferredFrees>,
     /// Changes that need a barrier: running, and whether any has ended since the
     /// last commit took its copies.
-    pub(super) changing: AtomicUsize,
-    changed: AtomicBool,
+    pub(super) running_changes: AtomicUsize,
+    changed_since_commit: AtomicBool,
     /// A commit in the background is under way.
-    pub(super) relieving: AtomicBool,
+    pub(super) background_commit: AtomicBool,
 }
 
 /// A running change of the mapping that needs a barrier before it.
 #[derive(Debug)]
-pub(crate) struct Change<'a>(&'a Order);
+pub(crate) struct OrderedChange<'a>(&'a Commits);
 
-impl Drop for Change<'_> {
+impl Drop for OrderedChange<'_> {
     fn drop(&mut self) {
-        self.0.changed.store(true, Ordering::SeqCst);
-        self.0.changing.fetch_sub(1, Ordering::SeqCst);
+        self.0.changed_since_commit.store(true, Ordering::SeqCst);
+        self.0.running_changes.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl std::fmt::Debug for Order {
+impl std::fmt::Debug for Commits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Order")
     }
 }
 
-impl Order {
-    pub(super) fn lists(&self) -> MutexGuard<'_, DroppedLists> {
-        self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
+impl Commits {
+    pub(super) fn lists(&self) -> MutexGuard<'_, DeferredFrees> {
+        self.deferred_frees
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Must be held while a table of the mapping is changed in memory.
-    pub(crate) fn change(&self, reach: Reach) -> Option<Change<'_>> {
-        (reach == Reach::AfterBarrier).then(|| {
-            self.changing.fetch_add(1, Ordering::SeqCst);
-            Change(self)
+    pub(crate) fn begin_change(&self, order: WriteOrder) -> Option<OrderedChange<'_>> {
+        (order == WriteOrder::AfterBarrier).then(|| {
+            self.running_changes.fetch_add(1, Ordering::SeqCst);
+            OrderedChange(self)
         })
     }
 
     /// Whether anything in copies taken just before needs a barrier.
     pub(super) fn needs_barrier(&self) -> bool {
         // In this order: a change that has ended has left its mark first.
-        let running = self.changing.load(Ordering::SeqCst) > 0;
-        self.changed.swap(false, Ordering::SeqCst) || running
+        let running = self.running_changes.load(Ordering::SeqCst) > 0;
+        self.changed_since_commit.swap(false, Ordering::SeqCst) || running
     }
 
     /// The barrier failed: the changes still need one.
     pub(super) fn still_needs_barrier(&self) {
-        self.changed.store(true, Ordering::SeqCst);
+        self.changed_since_commit.store(true, Ordering::SeqCst);
     }
 
     /// Notes that the mapping in memory has dropped a run of clusters.
-    pub(crate) fn note_dropped(&self, dropped: Dropped) {
+    pub(crate) fn defer_free(&self, dropped: DroppedRun) {
         let mut lists = self.lists();
-        if let Some(last) = lists.noted.last_mut() {
+        if let Some(last) = lists.not_durable.last_mut() {
             let adjacent = last.start.index() + last.count == dropped.start.index();
             if adjacent && last.reason == dropped.reason {
                 last.count += dropped.count;
                 return;
             }
         }
-        lists.noted.push(dropped);
+        lists.not_durable.push(dropped);
     }
 
     /// What is dropped on disk and no request reads any more; what was dropped since waits
     /// for those that read now. `None`: some still read.
-    pub(super) fn take_quiescent(&self, readers: &Readers) -> Option<Vec<Dropped>> {
+    pub(super) fn take_quiescent(&self, readers: &Epochs) -> Option<Vec<DroppedRun>> {
         let mut lists = self.lists();
-        if !readers.old_are_gone() {
+        if !readers.previous_is_over() {
             return None;
         }
         let ready = std::mem::take(&mut lists.quiescing);
         if !lists.durable.is_empty() {
             lists.quiescing = std::mem::take(&mut lists.durable);
-            readers.turn();
+            readers.advance();
         }
         Some(ready)
     }
@@ -201,8 +203,8 @@ impl Order {
 mod tests {
     use super::*;
 
-    fn run(start: u64, count: u64, reason: Reason) -> Dropped {
-        Dropped {
+    fn run(start: u64, count: u64, reason: DropReason) -> DroppedRun {
+        DroppedRun {
             start: HostCluster(start),
             count,
             reason,
@@ -211,7 +213,7 @@ mod tests {
 
     #[test]
     fn dropped_runs_are_joined_where_they_lie_side_by_side() {
-        let (cut, replaced) = (Reason::Cut, Reason::Replaced);
+        let (cut, replaced) = (DropReason::Shrunk, DropReason::Replaced);
         let scattered = vec![
             run(9, 1, cut),
             run(4, 2, cut),

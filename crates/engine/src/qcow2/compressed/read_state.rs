@@ -1,4 +1,4 @@
-//! [`Compressed`]: what the reads of an image's compressed clusters share.
+//! [`CompressedReads`]: what the reads of an image's compressed clusters share.
 
 use super::cache::ClusterCache;
 use async_lock::{Semaphore, SemaphoreGuard};
@@ -19,8 +19,8 @@ const FIRST_NS_PER_KIB: u32 = 1000;
 
 /// What the reads of an image's compressed clusters share.
 #[derive(Debug)]
-pub(crate) struct Compressed {
-    pub(crate) kept: ClusterCache,
+pub(crate) struct CompressedReads {
+    pub(crate) cache: ClusterCache,
     pub(super) reads: Semaphore,
     /// Clusters being read or waiting for it.
     pub(super) wanted: AtomicUsize,
@@ -28,13 +28,13 @@ pub(crate) struct Compressed {
     pub(super) ns_per_kib: AtomicU32,
 }
 
-impl Compressed {
+impl CompressedReads {
     /// For an image of `size_bytes`; `budget_bytes` are for decompressed clusters.
     pub(crate) fn new(geometry: &Geometry, size_bytes: u64, budget_bytes: u64) -> Self {
         let read_bytes = geometry.cluster_size_bytes().max(MAX_BATCH_BYTES);
         let reads = (MAX_HELD_BYTES / read_bytes) as usize;
-        Compressed {
-            kept: ClusterCache::new(geometry, size_bytes, budget_bytes),
+        CompressedReads {
+            cache: ClusterCache::new(geometry, size_bytes, budget_bytes),
             reads: Semaphore::new(reads.clamp(compute_threads().min(MAX_READS), MAX_READS)),
             wanted: AtomicUsize::new(0),
             ns_per_kib: AtomicU32::new(FIRST_NS_PER_KIB),
@@ -43,7 +43,7 @@ impl Compressed {
 
     /// Waits until another read of `clusters` clusters may begin.
     pub(super) async fn begin(&self, clusters: usize) -> Reading<'_> {
-        let want = Want::new(&self.wanted, clusters);
+        let want = CompressedRead::new(&self.wanted, clusters);
         Reading {
             _turn: self.reads.acquire().await,
             _want: want,
@@ -73,19 +73,19 @@ impl Compressed {
 }
 
 /// Clusters that somebody wants, while it lives.
-pub(super) struct Want<'a> {
+pub(super) struct CompressedRead<'a> {
     wanted: &'a AtomicUsize,
     clusters: usize,
 }
 
-impl<'a> Want<'a> {
+impl<'a> CompressedRead<'a> {
     pub(super) fn new(wanted: &'a AtomicUsize, clusters: usize) -> Self {
         wanted.fetch_add(clusters, Ordering::Relaxed);
-        Want { wanted, clusters }
+        CompressedRead { wanted, clusters }
     }
 }
 
-impl Drop for Want<'_> {
+impl Drop for CompressedRead<'_> {
     fn drop(&mut self) {
         self.wanted.fetch_sub(self.clusters, Ordering::Relaxed);
     }
@@ -94,5 +94,5 @@ impl Drop for Want<'_> {
 /// The right to hold memory for a read.
 pub(super) struct Reading<'a> {
     _turn: SemaphoreGuard<'a>,
-    _want: Want<'a>,
+    _want: CompressedRead<'a>,
 }

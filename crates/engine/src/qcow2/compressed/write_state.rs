@@ -1,4 +1,4 @@
-//! [`Packer`]: what the compressed writes of an image share.
+//! [`CompressedWrites`]: what the compressed writes of an image share.
 
 use super::appending::Appender;
 use super::compress::Codec;
@@ -11,7 +11,7 @@ use vellum_storage::Storage;
 
 /// What the compressed writes of an image share.
 #[derive(Debug)]
-pub(crate) struct Packer {
+pub(crate) struct CompressedWrites {
     pub(crate) codec: Codec,
     pub(crate) queue: Arc<Queue>,
     pub(crate) appender: Appender,
@@ -28,14 +28,14 @@ pub(super) struct OpenCluster {
     pub(super) used_bytes: u64,
 }
 
-impl Packer {
+impl CompressedWrites {
     /// For an image in `file` without compressed data of its own yet.
     pub(crate) fn new(geometry: &Geometry, file: &Arc<dyn Storage>, codec: Codec) -> Self {
         let wanted = u64::from(file.capabilities().request_alignment_bytes);
         let unit_bytes = wanted
             .max(COMPRESSED_SECTOR_BYTES)
             .min(geometry.cluster_size_bytes());
-        Packer {
+        CompressedWrites {
             codec,
             queue: Arc::default(),
             appender: Appender::new(file.clone(), unit_bytes),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::qcow2::commit::epochs::Readers;
+use crate::qcow2::commit::epochs::Epochs;
 use vellum_storage::sync::atomic::Ordering::SeqCst;
 use vellum_storage::sync::{block_on, explore, join, point, thread};
 
@@ -12,15 +12,15 @@ const CLUSTERS: usize = 4;
 
 #[derive(Default)]
 struct Clusters {
-    order: Order,
-    readers: Arc<Readers>,
+    commits: Commits,
+    epochs: Arc<Epochs>,
     mapping: Mutex<usize>,
     given_back: [AtomicBool; CLUSTERS],
 }
 
 impl Clusters {
     fn read(&self) {
-        let reading = self.readers.enter();
+        let reading = self.epochs.enter();
         let cluster = *self.mapping.lock().expect("nobody panics");
         point();
         assert!(!self.given_back[cluster].load(SeqCst), "it is being read");
@@ -29,16 +29,16 @@ impl Clusters {
 
     fn replace(&self, with: usize) {
         let old = std::mem::replace(&mut *self.mapping.lock().expect("nobody panics"), with);
-        self.order.note_dropped(Dropped {
+        self.commits.defer_free(DroppedRun {
             start: HostCluster(old as u64),
             count: 1,
-            reason: Reason::Replaced,
+            reason: DropReason::Replaced,
         });
     }
 
     fn give_back(&self) {
         for _ in 0..2 {
-            let Some(ready) = self.order.take_quiescent(&self.readers) else {
+            let Some(ready) = self.commits.take_quiescent(&self.epochs) else {
                 return;
             };
             for run in merged(ready) {
@@ -52,9 +52,9 @@ impl Clusters {
 
     /// A commit, all of whose writes and barriers have gone well.
     fn commit(&self) {
-        let dropped = std::mem::take(&mut self.order.lists().noted);
+        let dropped = std::mem::take(&mut self.commits.lists().not_durable);
         point();
-        self.order.lists().durable.extend(dropped);
+        self.commits.lists().durable.extend(dropped);
         self.give_back();
     }
 }
@@ -81,8 +81,8 @@ fn dropped_clusters_wait_for_their_readers_and_all_are_given_back() {
         });
         join(reading.into_iter().chain([writer, committer]));
         clusters.commit();
-        while clusters.order.lists().has_durable() {
-            block_on(clusters.readers.old_gone());
+        while clusters.commits.lists().has_durable() {
+            block_on(clusters.epochs.wait_for_previous());
             clusters.give_back();
         }
         let given_back = clusters
@@ -96,7 +96,7 @@ fn dropped_clusters_wait_for_their_readers_and_all_are_given_back() {
 /// Data, entries that lead to it, and what of both is on disk.
 #[derive(Default)]
 struct Disk {
-    order: Order,
+    commits: Commits,
     written: [AtomicBool; 3],
     entries: Mutex<Vec<usize>>,
     durable: Mutex<[bool; 3]>,
@@ -105,7 +105,7 @@ struct Disk {
 impl Disk {
     fn write(&self, data: usize) {
         self.written[data].store(true, SeqCst);
-        let _change = self.order.change(Reach::AfterBarrier);
+        let _change = self.commits.begin_change(WriteOrder::AfterBarrier);
         self.entries.lock().expect("nobody panics").push(data);
         point();
     }
@@ -113,7 +113,7 @@ impl Disk {
     fn commit(&self) {
         let copies = self.entries.lock().expect("nobody panics").clone();
         let mut durable = self.durable.lock().expect("nobody panics");
-        if self.order.needs_barrier() {
+        if self.commits.needs_barrier() {
             *durable = self.written.each_ref().map(|written| written.load(SeqCst));
         }
         for data in copies {
