@@ -10,8 +10,8 @@ use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2, read_header};
 use vellum::{BlockDevice, Buffer, ErrorKind, Extent, Storage};
 use vellum_format::header::Header;
+use vellum_io::executor::Executor;
 use vellum_storage::MemStorage;
-use vellum_storage::executor::Executor;
 
 /// Sectors that a record can begin at: images have up to 8 MiB.
 const SECTORS: usize = 16 << 10;

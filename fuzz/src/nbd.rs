@@ -4,20 +4,18 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use vellum_storage::lane::{self, net::Stream};
-use vellum_storage::nbd::Channel;
-use vellum_storage::nbd::answer::{Chunk, Coverage};
-use vellum_storage::nbd::client::handshake::Handshake;
-use vellum_storage::nbd::client::list::list;
-use vellum_storage::nbd::client::{Connection, Outcome, Question, Session};
-use vellum_storage::nbd::input::Input;
-use vellum_storage::nbd::option::{ClientOption, OPTION_HEADER_BYTES, OptionHeader};
-use vellum_storage::nbd::proto;
-use vellum_storage::nbd::request::{
-    Command, Framing, Range, RequestHeader, Selection, SessionLimits,
-};
+use vellum_io::lane::{self, net::Stream};
+use vellum_nbd::Channel;
+use vellum_nbd::answer::{Chunk, Coverage};
+use vellum_nbd::client::handshake::Handshake;
+use vellum_nbd::client::list::list;
+use vellum_nbd::client::{Connection, Outcome, Question, Session};
+use vellum_nbd::input::Input;
+use vellum_nbd::option::{ClientOption, OPTION_HEADER_BYTES, OptionHeader};
+use vellum_nbd::proto;
+use vellum_nbd::request::{Command, Framing, Range, RequestHeader, Selection, SessionLimits};
 
-use vellum_storage::{Buffer, Buffers};
+use vellum_io::{Buffer, Buffers};
 
 const SIZE_BYTES: u64 = 3 << 30;
 const FRAMINGS: [Framing; 3] = [Framing::Simple, Framing::Structured, Framing::Extended];

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
-use vellum_storage::nbd::proto;
-use vellum_storage::{Buffer, Buffers, Storage, WriteFlags, ZeroFlags, lane};
+use vellum_io::{Buffer, Buffers, lane};
+use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
+use vellum_nbd::proto;
+use vellum_storage::{Storage, WriteFlags, ZeroFlags};
 
 const SIZE_BYTES: u64 = 64 << 10;
 /// What a client may take, on a machine that is busy with other things.

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use vellum::Raw;
 use vellum::raw::RawOptions;
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, serve};
-use vellum_storage::nbd::proto;
-use vellum_storage::{MemStorage, lane};
+use vellum_io::lane;
+use vellum_nbd::proto;
+use vellum_storage::MemStorage;
 
 const SIZE_BYTES: usize = 64 << 10;
 /// Most acts of a script.

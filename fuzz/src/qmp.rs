@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use vellum_control::daemon::{Daemon, Host, carry_out, check_capabilities};
 use vellum_control::qmp::{self, Messages, Request};
 use vellum_control::{Nodes, Options};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 /// Most messages of a session that are carried out.
 const MOST_MESSAGES: usize = 200;

@@ -10,9 +10,10 @@ use crate::process;
 use crate::workspace::Workspace;
 
 /// What has such tests: a package and its target, and what their paths begin with or have.
-const TESTS: [(&str, &[&str], &str); 3] = [
-    ("vellum-storage", &["--lib"], "interleavings::"),
-    ("vellum-storage", &["--test", "weak_memory"], ""),
+const TESTS: [(&str, &[&str], &str); 4] = [
+    ("vellum-io", &["--lib"], "interleavings::"),
+    ("vellum-io", &["--test", "weak_memory"], ""),
+    ("vellum-nbd", &["--lib"], "interleavings::"),
     ("vellum", &["--lib"], "interleavings::"),
 ];
 /// Under each of three schedulers; a minute for all tests.

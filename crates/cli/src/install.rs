@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use vellum_storage::error::io_text;
+use vellum_io::error::io_text;
 
 use crate::report;
 

@@ -1,6 +1,6 @@
 //! `--trace`: there are no trace events here, so none that could be switched on.
 
-use vellum_storage::error::errno_text;
+use vellum_io::error::errno_text;
 
 use crate::report;
 

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use vellum::gate::DenyAll;
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Storage};
-use vellum_storage::{FileOptions, FileStorage, lane};
+use vellum_io::lane;
+use vellum_storage::{FileOptions, FileStorage};
 
 const BLOCK_BYTES: u64 = 4096;
 const SIZE_BYTES: u64 = 64 << 20;

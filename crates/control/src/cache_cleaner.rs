@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use vellum::qcow2::Qcow2;
-use vellum_storage::{lane, spawn};
+use vellum_io::{lane, spawn};
 
 /// QEMU's default, in seconds.
 const DEFAULT_INTERVAL_S: u64 = 600;

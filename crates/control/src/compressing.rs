@@ -62,7 +62,7 @@ impl BlockDevice for Compressing {
         let end = offset_bytes + buffer.len() as u64;
         let around = self.around(offset_bytes, end);
         let (inner, padding) = (self.inner.clone(), self.padding.clone());
-        Io::task(vellum_storage::spawn(async move {
+        Io::task(vellum_io::spawn(async move {
             if around == (offset_bytes..end) {
                 let _beside = padding.read_arc().await;
                 return inner.write_compressed(offset_bytes, buffer, flags).await;
@@ -83,7 +83,7 @@ impl BlockDevice for Compressing {
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
         let (inner, padding) = (self.inner.clone(), self.padding.clone());
-        Io::task(vellum_storage::spawn(async move {
+        Io::task(vellum_io::spawn(async move {
             let _beside = padding.read_arc().await;
             inner.write_zeroes(offset_bytes, len_bytes, request).await
         }))
@@ -91,7 +91,7 @@ impl BlockDevice for Compressing {
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         let (inner, padding) = (self.inner.clone(), self.padding.clone());
-        Io::task(vellum_storage::spawn(async move {
+        Io::task(vellum_io::spawn(async move {
             let _beside = padding.read_arc().await;
             inner.discard(offset_bytes, len_bytes).await
         }))

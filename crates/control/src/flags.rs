@@ -1,7 +1,7 @@
 //! [`OpenFlags`]: how an image is to be used.
 
 use vellum::qcow2::CompressionOptions;
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use crate::CacheMode;
 

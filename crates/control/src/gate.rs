@@ -91,7 +91,7 @@ impl FileGate {
 impl Gate for FileGate {
     fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
         // A task of its own, so that the stack does not grow with the chain.
-        Io::task(vellum_storage::spawn(self.clone().backing(request)))
+        Io::task(vellum_io::spawn(self.clone().backing(request)))
     }
 
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
@@ -123,7 +123,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("base"), [0; 65536]).unwrap();
         let path = directory.path().join("image");
-        let opened = vellum_storage::lane::block_on(async {
+        let opened = vellum_io::lane::block_on(async {
             let file = vellum_storage::FileOptions {
                 create: vellum_storage::file::Create::Truncate,
                 ..Default::default()

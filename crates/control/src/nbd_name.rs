@@ -3,7 +3,7 @@
 //! not have.
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_storage::nbd::proto::DEFAULT_PORT;
+use vellum_nbd::proto::DEFAULT_PORT;
 
 use crate::options::{Options, Scalar};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_storage::nbd::Upgrade;
+use vellum_nbd::Upgrade;
 
 use crate::options::Options;
 

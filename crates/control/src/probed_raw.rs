@@ -7,7 +7,7 @@ use vellum::qcow2::create::Preallocation;
 use vellum::{
     BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, Result, ZeroRequest, pass_on,
 };
-use vellum_storage::spawn;
+use vellum_io::spawn;
 
 use crate::probe::{PROBE_BYTES, Probed, probe};
 

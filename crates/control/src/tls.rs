@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_storage::nbd::Upgrade;
+use vellum_nbd::Upgrade;
 use zeroize::Zeroizing;
 
 use vellum_tls::{Authorizer, Client, Credentials, CredentialsOptions, Endpoint, Kind, Server};

@@ -11,7 +11,7 @@ use vellum::nodes::Link;
 use vellum::{BlockDevice, Buffer, RequestFlags};
 use vellum_control::nodes::{User, Wanted};
 use vellum_control::{Nodes, Options, create};
-use vellum_storage::{lane, spawn};
+use vellum_io::{lane, spawn};
 
 const SIZE_BYTES: usize = 1 << 20;
 /// How often the node below is made writable or read-only.

@@ -12,7 +12,8 @@ use vellum::{
 };
 use vellum_control::probe::{PROBE_BYTES, Probed, probe};
 use vellum_control::probed_raw::ProbedRaw;
-use vellum_storage::{MemStorage, lane, spawn};
+use vellum_io::{lane, spawn};
+use vellum_storage::MemStorage;
 
 const SECTOR: usize = 512;
 

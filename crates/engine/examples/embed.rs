@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum::gate::DenyAll;
+use vellum::io::lane;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::storage::file::{Create, FileOptions, FileStorage};
-use vellum::storage::lane;
 use vellum::{BlockDevice, Buffer, RequestFlags, Result, ZeroRequest};
 
 const MIB: u64 = 1 << 20;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use vellum_storage::{Buffer, Error, ErrorKind, Io, Result, Storage};
+use vellum_io::{Buffer, Error, ErrorKind, Io, Result};
+use vellum_storage::Storage;
 
 use crate::qcow2::create::Preallocation;
 
@@ -77,7 +78,7 @@ pub struct Extent {
 /// A device of bytes. All offsets and lengths are in bytes of the guest's view.
 ///
 /// Any alignment is accepted. A request beyond [`BlockDevice::size_bytes`] fails
-/// with [`vellum_storage::ErrorKind::OutOfRange`]. Requests run in parallel in any
+/// with [`vellum_io::ErrorKind::OutOfRange`]. Requests run in parallel in any
 /// order; of overlapping writes each sector ends up as one of them. Requests must
 /// be made inside a lane (or an executor), and finish even if the returned [`Io`]
 /// of a changing request is dropped. None waits for another one to be polled, but that
@@ -108,7 +109,8 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// # use vellum::gate::DenyAll;
     /// # use vellum::qcow2::create::{CreateOptions, create};
     /// # use vellum::qcow2::{OpenOptions, Qcow2};
-    /// # use vellum::storage::{MemStorage, lane};
+    /// # use vellum_io::lane;
+    /// # use vellum_storage::MemStorage;
     /// # use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
     /// # lane::block_on(async {
     /// let file: Arc<dyn Storage> = Arc::new(MemStorage::new());

@@ -5,7 +5,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use vellum_storage::{Error, ErrorKind, Io, Storage};
+use vellum_io::{Error, ErrorKind, Io};
+use vellum_storage::Storage;
 
 use crate::BlockDevice;
 

@@ -20,8 +20,10 @@ pub mod raw;
 
 pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, ZeroRequest};
 pub use raw::{Raw, RawOptions};
+pub use vellum_io as io;
+pub use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 pub use vellum_storage as storage;
-pub use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
+pub use vellum_storage::Storage;
 
 /// The README's example, so that it compiles as long as it stands there.
 #[cfg(doctest)]

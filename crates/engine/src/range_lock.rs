@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use vellum_storage::sync::{Mutex, MutexGuard};
+use vellum_io::sync::{Mutex, MutexGuard};
 
 /// How a range is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,8 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use vellum_io::spawn;
 use vellum_storage::nodes::debug::Debugger;
-use vellum_storage::{BlockStatus, Event, WriteFlags, ZeroFlags, spawn};
+use vellum_storage::{BlockStatus, Event, WriteFlags, ZeroFlags};
 
 use crate::qcow2::create::{Preallocation, write::space};
 use crate::{
@@ -437,8 +438,8 @@ impl BlockDevice for Raw {
 mod tests {
     use std::future::Future;
 
+    use vellum_io::executor::Executor;
     use vellum_storage::MemStorage;
-    use vellum_storage::executor::Executor;
 
     use super::*;
 

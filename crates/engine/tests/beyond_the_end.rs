@@ -8,7 +8,8 @@ use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, Preallocation, create};
 use vellum::qcow2::{OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
-use vellum_storage::{MemStorage, lane};
+use vellum_io::lane;
+use vellum_storage::MemStorage;
 
 const CLUSTER: u64 = 4096;
 const COPIED: u64 = 1 << 63;

@@ -1,7 +1,7 @@
 //! What the metadata caches really take, as the allocator sees it: never more than
 //! their budget and a small constant, whether tables are clean or dirty.
 
-#[path = "../../storage/tests/common/heap.rs"]
+#[path = "../../io/tests/common/heap.rs"]
 mod heap;
 
 use std::os::unix::fs::FileExt;
@@ -12,8 +12,8 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Storage, ZeroRequest};
+use vellum_io::lane;
 use vellum_storage::file::{Create, FileOptions, FileStorage};
-use vellum_storage::lane;
 
 use heap::live_bytes;
 

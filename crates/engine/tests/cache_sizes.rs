@@ -9,8 +9,8 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, ErrorKind};
+use vellum_io::lane;
 use vellum_storage::file::Create;
-use vellum_storage::lane;
 
 mod common;
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use common::{Verdict, open, qemu_ok, qemu_verdict, vellum_verdict};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
+use vellum_io::lane;
 use vellum_storage::file::Create;
-use vellum_storage::lane;
 
 /// An image in memory, to be damaged.
 struct Image {

@@ -5,7 +5,7 @@
 //! The huge image is nowhere: a storage makes its tables up as they are read, and keeps
 //! what a repair writes in a few words a cluster.
 
-#[path = "../../storage/tests/common/heap.rs"]
+#[path = "../../io/tests/common/heap.rs"]
 mod heap;
 
 use std::collections::HashMap;
@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
 use vellum::qcow2::survey::{SurveyOptions, survey};
 use vellum::{Result, Storage};
+use vellum_io::{Buffers, Io, lane};
 use vellum_storage::{
-    BlockStatus, Buffers, Capabilities, FileOptions, FileStorage, Io, StorageExtent, WriteFlags,
-    ZeroFlags, lane,
+    BlockStatus, Capabilities, FileOptions, FileStorage, StorageExtent, WriteFlags, ZeroFlags,
 };
 
 use heap::peak_of;

@@ -14,7 +14,7 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, RequestFlags, Storage};
-use vellum_storage::lane;
+use vellum_io::lane;
 use vellum_storage::wrap::{Matching, Operation, TraceStorage};
 use vellum_storage::{FileOptions, FileStorage, MemStorage};
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use common::{open, qemu, qemu_ok, qemu_verdict, vellum_verdict};
 use vellum::qcow2::create::{CreateOptions, Preallocation, create};
 use vellum_format::header::CompressionType;
+use vellum_io::lane;
 use vellum_storage::file::Create;
-use vellum_storage::lane;
 
 const MIB: u64 = 1 << 20;
 

@@ -11,7 +11,8 @@ use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Messages, Metadata, OpenOptions, OverlapChecks, Qcow2, read_header};
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, RequestFlags, Storage};
 use vellum_format::features::Incompatible;
-use vellum_storage::{Buffers, MemStorage, WriteFlags};
+use vellum_io::Buffers;
+use vellum_storage::{MemStorage, WriteFlags};
 
 const CLUSTER: u64 = 65536;
 

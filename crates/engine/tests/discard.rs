@@ -10,8 +10,8 @@ use common::{qemu_ok, qemu_verdict};
 use vellum::gate::DenyAll;
 use vellum::qcow2::{OpenOptions, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags};
+use vellum_io::lane;
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::lane;
 
 const MIB: u64 = 1 << 20;
 

@@ -21,8 +21,9 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, Fix, check, repair};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
+use vellum_io::{Buffers, lane};
 use vellum_storage::file::Create;
-use vellum_storage::{Buffers, MemStorage, WriteFlags, lane};
+use vellum_storage::{MemStorage, WriteFlags};
 
 const SIZE: u64 = 8 << 20;
 /// The guest's disk is read and compared in pieces of this size.

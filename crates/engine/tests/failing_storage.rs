@@ -9,8 +9,8 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{NewSnapshot, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
+use vellum_io::lane::yield_now;
 use vellum_storage::MemStorage;
-use vellum_storage::lane::yield_now;
 use vellum_storage::wrap::{DelayStorage, FaultStorage, Matching, Operation, Times};
 
 const EIO: i32 = 5;
@@ -87,7 +87,7 @@ fn a_failed_write_gives_nothing_back_that_it_still_writes_to() {
         faults.fail(zeroing, 0, Times::Once, EIO);
         let shared = image.clone();
         let at = 8 * CLUSTER_BYTES + CLUSTER_BYTES / 2;
-        let failing = vellum_storage::spawn(async move { write(&shared, at, 2, 4096).await });
+        let failing = vellum_io::spawn(async move { write(&shared, at, 2, 4096).await });
         some_turns().await;
         assert!(held.has_arrived(), "the clusters are not new");
         for cluster in 20..24 {

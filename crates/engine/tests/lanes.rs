@@ -11,8 +11,8 @@ use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{CacheOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
+use vellum_io::lane::{self, Backend};
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::lane::{self, Backend};
 
 const LANES: u64 = 3;
 const BLOCK_BYTES: u64 = 4096;

@@ -17,9 +17,9 @@ use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
+use vellum_io::lane::{self, Backend};
 use vellum_storage::MemStorage;
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::lane::{self, Backend};
 
 const LANES: u64 = 3;
 

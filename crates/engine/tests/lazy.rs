@@ -10,8 +10,8 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::{OpenOptions, Qcow2, read_header};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags};
 use vellum_format::features::Incompatible;
+use vellum_io::lane;
 use vellum_storage::file::Create;
-use vellum_storage::lane;
 
 fn create(dir: &std::path::Path, options: &str) {
     let create = ["create", "-q", "-f", "qcow2", "-o", options, "image", "64M"];

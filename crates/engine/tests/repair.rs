@@ -11,8 +11,9 @@ use vellum::qcow2::Messages;
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::{BlockDevice, Storage};
+use vellum_io::lane;
+use vellum_storage::MemStorage;
 use vellum_storage::file::Create;
-use vellum_storage::{MemStorage, lane};
 
 const CLUSTER: u64 = 65536;
 const COPIED: u64 = 1 << 63;

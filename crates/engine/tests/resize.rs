@@ -10,9 +10,9 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::Preallocation;
 use vellum::qcow2::{Backing, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, Raw, RequestFlags, Storage};
+use vellum_io::lane;
 use vellum_storage::MemStorage;
 use vellum_storage::file::Create;
-use vellum_storage::lane;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

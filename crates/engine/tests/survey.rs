@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use vellum::gate::DenyAll;
+use vellum::io::lane;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::survey::{Survey, SurveyOptions, survey};
 use vellum::qcow2::{CacheOptions, NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
-use vellum::storage::{MemStorage, lane};
+use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
 
 const CLUSTER: u64 = 4096;

@@ -11,8 +11,8 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, BitmapOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
+use vellum_io::lane;
 use vellum_storage::file::{Create, FileOptions, FileStorage};
-use vellum_storage::lane;
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 

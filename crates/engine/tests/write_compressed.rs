@@ -15,9 +15,10 @@ use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{CompressionOptions, OpenOptions, Qcow2};
 use vellum::raw::RawOptions;
 use vellum::{BlockDevice, Buffer, ErrorKind, Raw, RequestFlags, Storage, ZeroRequest};
+use vellum_io::lane;
+use vellum_storage::MemStorage;
 use vellum_storage::file::Create;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
-use vellum_storage::{MemStorage, lane};
 
 const FLAGS: RequestFlags = RequestFlags { fua: false };
 

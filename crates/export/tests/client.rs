@@ -11,13 +11,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::{SIZE_BYTES, Server, pattern};
-use vellum::storage::lane;
 use vellum::{Buffer, Error, ErrorKind, Storage};
-use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
-use vellum_storage::nbd::proto;
-use vellum_storage::{
-    BlockStatus, Buffers, FileOptions, FileStorage, MemStorage, WriteFlags, ZeroFlags, spawn,
-};
+use vellum_io::{Buffers, lane, spawn};
+use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
+use vellum_nbd::proto;
+use vellum_storage::{BlockStatus, FileOptions, FileStorage, MemStorage, WriteFlags, ZeroFlags};
 
 fn options(socket: &Path) -> ClientOptions {
     let address = Address::Unix(socket.display().to_string());

@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use common::{Client, SIZE_BYTES, Server, compact, pattern};
-use vellum_storage::nbd::proto;
+use vellum_nbd::proto;
 
 #[test]
 fn requests_beyond_the_end_are_refused_and_the_connection_stays() {

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Client, Server};
-use vellum::storage::{MemStorage, lane};
 use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, ZeroRequest};
 use vellum_export::nbd::{Export, ServerOptions};
-use vellum_storage::nbd::proto;
+use vellum_io::lane;
+use vellum_nbd::proto;
+use vellum_storage::MemStorage;
 
 const SIZE_BYTES: u64 = 1 << 40;
 const MIB: u64 = 1 << 20;

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Client, SIZE_BYTES, Server, compact, pattern};
-use vellum_storage::nbd::proto;
+use vellum_nbd::proto;
 
 #[test]
 fn the_greeting_and_export_name_come_with_and_without_zeroes() {

@@ -70,7 +70,7 @@ impl<T> Receiver<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vellum_storage::lane;
+    use vellum_io::lane;
 
     #[test]
     fn answers_come_from_other_threads_or_never() {

@@ -94,7 +94,8 @@ impl std::error::Error for CommitError {
 /// use vellum::{BlockDevice, Buffer, RequestFlags};
 /// use vellum_jobs::commit::{CommitOptions, commit};
 /// use vellum_jobs::copy::Silent;
-/// use vellum_storage::{MemStorage, lane};
+/// use vellum_io::lane;
+/// use vellum_storage::MemStorage;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// lane::block_on(async {

@@ -71,7 +71,7 @@ impl Comparison {
 fn is_same(old: Option<&[u8]>, new: &[u8]) -> bool {
     match old {
         Some(old) => old == new,
-        None => vellum_storage::buffer::is_zero(new),
+        None => vellum_io::buffer::is_zero(new),
     }
 }
 

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::thread::{Builder, JoinHandle};
 
-use vellum_storage::lane::{self, Remote};
+use vellum_io::lane::{self, Remote};
 
 use crate::answer::{Receiver, Sender, answer};
 
@@ -53,7 +53,7 @@ impl Helpers {
         };
         match self.next() {
             Some(helper) => helper.remote.spawn(work),
-            None => drop(vellum_storage::spawn(work())),
+            None => drop(vellum_io::spawn(work())),
         }
         receiver
     }

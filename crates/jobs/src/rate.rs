@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use event_listener::Event;
 use futures_util::future::select;
-use vellum_storage::lane::sleep;
+use vellum_io::lane::sleep;
 
 /// How fast something may be done, now or later.
 #[derive(Debug, Default)]
@@ -99,7 +99,7 @@ impl RateLimit {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use vellum_storage::lane::block_on;
+    use vellum_io::lane::block_on;
 
     use super::*;
 

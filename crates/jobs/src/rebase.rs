@@ -36,7 +36,8 @@ pub struct RebaseOptions {
 /// use vellum::{BlockDevice, Buffer, Raw, RawOptions};
 /// use vellum_jobs::copy::Silent;
 /// use vellum_jobs::rebase::{RebaseOptions, rebase};
-/// use vellum_storage::{MemStorage, lane};
+/// use vellum_io::lane;
+/// use vellum_storage::MemStorage;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// lane::block_on(async {

@@ -1,6 +1,6 @@
 //! Finding the zeroes worth leaving out of a copy.
 
-use vellum_storage::buffer::is_zero;
+use vellum_io::buffer::is_zero;
 
 /// A piece of a buffer that is all zeroes, or is to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

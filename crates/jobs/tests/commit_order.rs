@@ -6,10 +6,11 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags};
+use vellum_io::Buffers;
+use vellum_io::lane::block_on;
 use vellum_jobs::commit::{CommitOptions, commit};
 use vellum_jobs::copy::Silent;
-use vellum_storage::lane::block_on;
-use vellum_storage::{Buffers, MemStorage, Storage, pass_on};
+use vellum_storage::{MemStorage, Storage, pass_on};
 
 const CLUSTER: usize = 64 << 10;
 const CLUSTERS: usize = 48;

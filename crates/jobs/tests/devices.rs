@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Raw, RawOptions};
+use vellum_io::lane;
 use vellum_jobs::compare::{CompareOptions, Outcome, compare};
 use vellum_jobs::copy::{CHUNK_BYTES, CopyOptions, Silent, copy};
 use vellum_jobs::map::map;
-use vellum_storage::{MemStorage, lane};
+use vellum_storage::MemStorage;
 
 fn device(bytes: Vec<u8>) -> (Arc<MemStorage>, Arc<dyn BlockDevice>) {
     let storage = Arc::new(MemStorage::with_bytes(bytes));

@@ -9,9 +9,10 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Io, Raw};
+use vellum_io::lane::{block_on, sleep};
+use vellum_io::{Buffers, spawn};
 use vellum_jobs::copy::{CopyOptions, Silent, copy};
-use vellum_storage::lane::{block_on, sleep};
-use vellum_storage::{Buffers, MemStorage, Storage, WriteFlags, ZeroFlags, pass_on, spawn};
+use vellum_storage::{MemStorage, Storage, WriteFlags, ZeroFlags, pass_on};
 
 const SIZE_BYTES: usize = 12 << 20;
 

@@ -6,9 +6,9 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Raw, RawOptions, RequestFlags};
+use vellum_io::lane::block_on;
 use vellum_jobs::copy::{Silent, Step};
 use vellum_jobs::rebase::{RebaseOptions, rebase};
-use vellum_storage::lane::block_on;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 use vellum_storage::{MemStorage, Storage};
 

@@ -6,9 +6,9 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Raw, RawOptions, RequestFlags, Storage};
+use vellum_io::lane::block_on;
 use vellum_jobs::commit::{CommitOptions, commit};
 use vellum_jobs::copy::Silent;
-use vellum_storage::lane::block_on;
 use vellum_storage::wrap::{Sharing, SharingStorage};
 
 const MIB: u64 = 1 << 20;

@@ -3,7 +3,8 @@
 //! The mark "dirty" is on disk before anything is broken, so that whoever finds the
 //! image after a power cut knows that its refcounts are not to be trusted.
 
-use vellum_storage::{Buffer, Buffers, WriteFlags};
+use vellum_io::{Buffer, Buffers};
+use vellum_storage::WriteFlags;
 
 use crate::drive::Guest;
 use crate::failure::{Failure, FailureKind};

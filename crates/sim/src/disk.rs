@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use vellum_storage::{BlockStatus, Buffers, Io, Result, StorageExtent};
+use vellum_io::{Buffers, Io, Result};
+use vellum_storage::{BlockStatus, StorageExtent};
 
 use crate::faults::Faults;
 use crate::lies::Lie;
@@ -388,7 +389,7 @@ impl Core {
         let loses = faults.rng.next_u64();
         let hides = self.lie.as_ref().is_some_and(Lie::hides_failures);
         let (forgets, unreported) = (faults.forgets, faults.unreported || hides);
-        let error = |operation| vellum_storage::Error::from_errno(operation, errno);
+        let error = |operation| vellum_io::Error::from_errno(operation, errno);
         self.has_failed = true;
         let record = pending.request.record().cloned();
         if let (Some(record), true) = (&record, lands) {

@@ -12,7 +12,7 @@ use vellum::qcow2::Qcow2;
 use vellum::qcow2::amend::AmendOptions;
 use vellum::qcow2::create::Preallocation;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, ZeroRequest};
-use vellum_storage::{Buffer, JoinHandle, spawn};
+use vellum_io::{Buffer, JoinHandle, spawn};
 
 use crate::bitmap;
 use crate::chain;

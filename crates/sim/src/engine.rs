@@ -8,7 +8,7 @@ use vellum::luks::{Cipher, FormatOptions, IterationTime, Mode, Passphrase};
 use vellum::qcow2::check::{CheckOptions, FindingKind, Fix, check, repair};
 use vellum::qcow2::create::{CreateOptions, Encryption, create};
 use vellum::qcow2::{Backing as OpenBacking, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
-use vellum_storage::Io;
+use vellum_io::Io;
 
 use crate::scenario::{Backing, DataFile, ImageOptions};
 use crate::subject::{Files, Findings, Subject};

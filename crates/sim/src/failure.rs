@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vellum_storage::Error;
+use vellum_io::Error;
 
 use crate::model::Mismatch;
 use crate::world::Stuck;

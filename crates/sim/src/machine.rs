@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::raw::{Raw, RawOptions};
 use vellum::{BlockDevice, Result as IoResult};
-use vellum_storage::{Buffer, Buffers};
+use vellum_io::{Buffer, Buffers};
 
 use crate::audit::Frozen;
 use crate::disk::{Disk, Mode};

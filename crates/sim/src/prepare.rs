@@ -172,7 +172,7 @@ fn fill(
         let failed = |error| Failure::error(FailureKind::Setup, "fill the backing file", &error);
         let files: Files = inside.files();
         let device = subject.open(files, &options).await.map_err(failed)?;
-        let buffer = vellum_storage::Buffer::copy_of(&bytes);
+        let buffer = vellum_io::Buffer::copy_of(&bytes);
         device
             .write(0, buffer, vellum::RequestFlags::default())
             .await

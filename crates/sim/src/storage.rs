@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use vellum_storage::buffer::total_len;
-use vellum_storage::{
-    Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
-    WriteFlags, ZeroFlags,
-};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
+use vellum_storage::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 
 use crate::disk::{Disk, Request};
 use crate::pages::{Pages, SECTOR_BYTES};
@@ -248,7 +246,7 @@ mod tests {
     use crate::disk::Mode;
     use crate::schedule::Scheduler;
     use crate::world::World;
-    use vellum_storage::Buffer;
+    use vellum_io::Buffer;
 
     fn buffers(byte: u8, len: usize) -> Buffers {
         let mut buffer = Buffer::zeroed(len);

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_storage::{Io, Storage};
+use vellum_io::Io;
+use vellum_storage::Storage;
 
 use crate::scenario::ImageOptions;
 

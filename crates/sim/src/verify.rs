@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum::qcow2::SnapshotSelector;
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 use crate::audit::{Frozen, audit};
 use crate::bitmap;

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use vellum_storage::executor::Executor;
+use vellum_io::executor::Executor;
 
 use crate::disk::Disk;
 use crate::schedule::Scheduler;

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use vellum::BlockDevice;
+use vellum_io::{Buffer, Buffers, Io};
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
 use vellum_sim::scenario::{ImageOptions, Preparation, Story};
 use vellum_sim::subject::{Files, Findings, Subject};
 use vellum_sim::{Explorer, engine};
-use vellum_storage::{Buffer, Buffers, Io};
 
 /// The engine; notes where the refcount tables of the images lie that it checks.
 #[derive(Debug)]

@@ -10,8 +10,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use vellum_storage::lane::{self, Backend, LaneOptions};
-use vellum_storage::{Buffer, Buffers, FileOptions, FileStorage, Result, Storage, spawn};
+use vellum_io::lane::{self, Backend, LaneOptions};
+use vellum_io::{Buffer, Buffers, Result, spawn};
+use vellum_storage::{FileOptions, FileStorage, Storage};
 
 struct Arguments {
     path: String,
@@ -116,7 +117,7 @@ fn main() -> Result<()> {
         for reader in readers {
             count += reader.await?;
         }
-        Ok::<_, vellum_storage::Error>(count)
+        Ok::<_, vellum_io::Error>(count)
     })?;
     let (time, cpu) = (start.elapsed(), cpu_time() - cpu);
     println!(

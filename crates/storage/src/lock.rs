@@ -18,9 +18,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use self::holders::{Held, Holding};
-use crate::lane::{compute, sleep};
 use crate::sys::{self, LockAction};
-use crate::{Error, ErrorKind, Result};
+use vellum_io::lane::{compute, sleep};
+use vellum_io::{Error, ErrorKind, Result};
 
 /// First byte that says who uses a permission.
 const USED_BASE_BYTES: u64 = 100;
@@ -285,7 +285,7 @@ fn take(fd: RawFd, wanted: Permissions) -> Result<(), Conflict> {
     let refused = wanted.refused().bits().map(|bit| REFUSED_BASE_BYTES + bit);
     for at_bytes in used.chain(refused) {
         sys::lock_byte(fd, at_bytes, LockAction::Share).map_err(|errno| {
-            let why = crate::error::errno_text(errno);
+            let why = vellum_io::error::errno_text(errno);
             Conflict {
                 message: format!("Failed to lock byte {at_bytes}: {why}"),
                 at_bytes,

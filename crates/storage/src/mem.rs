@@ -3,10 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::buffer::total_len;
-use crate::{
-    BlockStatus, Buffers, Capabilities, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags,
-};
+use crate::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffers, Io, Result};
 
 /// Bytes in memory; every request completes at once.
 #[derive(Debug)]

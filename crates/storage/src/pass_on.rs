@@ -19,12 +19,12 @@ macro_rules! pass_on {
         }
     };
     (@ len_bytes [$($place:tt)+]) => {
-        fn len_bytes(&self) -> $crate::Result<u64> {
+        fn len_bytes(&self) -> ::vellum_io::Result<u64> {
             self.$($place)+.len_bytes()
         }
     };
     (@ read [$($place:tt)+]) => {
-        fn read(&self, offset_bytes: u64, buffers: $crate::Buffers) -> $crate::Io<$crate::Buffers> {
+        fn read(&self, offset_bytes: u64, buffers: ::vellum_io::Buffers) -> ::vellum_io::Io<::vellum_io::Buffers> {
             self.$($place)+.read(offset_bytes, buffers)
         }
     };
@@ -32,9 +32,9 @@ macro_rules! pass_on {
         fn write(
             &self,
             offset_bytes: u64,
-            buffers: $crate::Buffers,
+            buffers: ::vellum_io::Buffers,
             flags: $crate::WriteFlags,
-        ) -> $crate::Io<$crate::Buffers> {
+        ) -> ::vellum_io::Io<::vellum_io::Buffers> {
             self.$($place)+.write(offset_bytes, buffers, flags)
         }
     };
@@ -44,27 +44,27 @@ macro_rules! pass_on {
             offset_bytes: u64,
             len_bytes: u64,
             flags: $crate::ZeroFlags,
-        ) -> $crate::Io<()> {
+        ) -> ::vellum_io::Io<()> {
             self.$($place)+.write_zeroes(offset_bytes, len_bytes, flags)
         }
     };
     (@ discard [$($place:tt)+]) => {
-        fn discard(&self, offset_bytes: u64, len_bytes: u64) -> $crate::Io<()> {
+        fn discard(&self, offset_bytes: u64, len_bytes: u64) -> ::vellum_io::Io<()> {
             self.$($place)+.discard(offset_bytes, len_bytes)
         }
     };
     (@ allocate [$($place:tt)+]) => {
-        fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> $crate::Io<()> {
+        fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> ::vellum_io::Io<()> {
             self.$($place)+.allocate(offset_bytes, len_bytes)
         }
     };
     (@ flush [$($place:tt)+]) => {
-        fn flush(&self) -> $crate::Io<()> {
+        fn flush(&self) -> ::vellum_io::Io<()> {
             self.$($place)+.flush()
         }
     };
     (@ truncate [$($place:tt)+]) => {
-        fn truncate(&self, len_bytes: u64) -> $crate::Io<()> {
+        fn truncate(&self, len_bytes: u64) -> ::vellum_io::Io<()> {
             self.$($place)+.truncate(len_bytes)
         }
     };
@@ -73,12 +73,12 @@ macro_rules! pass_on {
             &self,
             offset_bytes: u64,
             len_bytes: u64,
-        ) -> $crate::Io<$crate::StorageExtent> {
+        ) -> ::vellum_io::Io<$crate::StorageExtent> {
             self.$($place)+.block_status(offset_bytes, len_bytes)
         }
     };
     (@ allocated_bytes [$($place:tt)+]) => {
-        fn allocated_bytes(&self) -> $crate::Result<Option<u64>> {
+        fn allocated_bytes(&self) -> ::vellum_io::Result<Option<u64>> {
             self.$($place)+.allocated_bytes()
         }
     };
@@ -88,7 +88,7 @@ macro_rules! pass_on {
         }
     };
     (@ close [$($place:tt)+]) => {
-        fn close(&self) -> $crate::Io<()> {
+        fn close(&self) -> ::vellum_io::Io<()> {
             self.$($place)+.close()
         }
     };

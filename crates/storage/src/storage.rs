@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Buffers, Io, Result};
+use vellum_io::{Buffers, Io, Result};
 
 /// What a storage can do and what it wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct WriteFlags {
 pub struct ZeroFlags {
     /// The space may be given back.
     pub may_unmap: bool,
-    /// Fail with [`crate::ErrorKind::Unsupported`] rather than write zeroes out.
+    /// Fail with [`vellum_io::ErrorKind::Unsupported`] rather than write zeroes out.
     pub no_fallback: bool,
     /// Durable when the request completes.
     pub fua: bool,
@@ -81,7 +81,7 @@ pub struct StorageExtent {
 /// All offsets and lengths are in bytes. Any alignment is accepted; what is below
 /// [`Capabilities::request_alignment_bytes`] costs more. Requests may run and
 /// complete in any order; the caller keeps apart what must not overlap. Requests
-/// must be made inside a lane or an [`crate::executor::Executor`].
+/// must be made inside a lane or an [`vellum_io::executor::Executor`].
 pub trait Storage: Send + Sync + fmt::Debug {
     /// What this storage can do.
     fn capabilities(&self) -> Capabilities;
@@ -128,7 +128,7 @@ pub trait Storage: Send + Sync + fmt::Debug {
 
     /// Tries to copy a range of `source`, which may be this same storage, without
     /// moving bytes through the program's memory. The range must lie inside `source`
-    /// and the two must not overlap. [`crate::ErrorKind::Unsupported`] where that cannot
+    /// and the two must not overlap. [`vellum_io::ErrorKind::Unsupported`] where that cannot
     /// be had; then any part of the range may have been copied.
     fn copy_range(
         &self,
@@ -138,8 +138,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         len_bytes: u64,
     ) -> Io<()> {
         let _ = (source, from_bytes, to_bytes, len_bytes);
-        Io::ready(Err(crate::Error::new(
-            crate::ErrorKind::Unsupported,
+        Io::ready(Err(vellum_io::Error::new(
+            vellum_io::ErrorKind::Unsupported,
             "copy range",
             "the storage cannot copy by itself",
         )
@@ -156,7 +156,7 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// Has a range share the blocks of a range of `source`, which may be this same
     /// storage: as if it were copied, without moving a byte. Both ranges must be made
     /// of whole blocks of the file system and lie inside `source`; the two must not
-    /// overlap. [`crate::ErrorKind::Unsupported`] where that cannot be had, in general
+    /// overlap. [`vellum_io::ErrorKind::Unsupported`] where that cannot be had, in general
     /// or for these ranges; then nothing has changed.
     fn clone_range(
         &self,
@@ -166,8 +166,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         len_bytes: u64,
     ) -> Io<()> {
         let _ = (source, from_bytes, to_bytes, len_bytes);
-        Io::ready(Err(crate::Error::new(
-            crate::ErrorKind::Unsupported,
+        Io::ready(Err(vellum_io::Error::new(
+            vellum_io::ErrorKind::Unsupported,
             "clone range",
             "the storage cannot share blocks",
         )

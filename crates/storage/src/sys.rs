@@ -1,28 +1,15 @@
-//! System calls as safe functions: descriptors are borrowed, memory comes as
-//! slices or [`Buffers`], failures are the bare error number.
+//! System calls on files as safe functions: descriptors are borrowed, failures are the
+//! bare error number.
 
 use std::ffi::CStr;
-use std::net::Shutdown;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::time::Duration;
-
-use smallvec::SmallVec;
-
-use crate::Buffers;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// A failed call's error number.
 pub(crate) type Errno = i32;
 
-/// Pieces of memory of one vectored call.
-pub(crate) type IoVecs = SmallVec<[libc::iovec; 4]>;
-
-/// The most bytes one read or write is asked to move; the kernel moves no more
-/// than a little under 2 GiB.
-pub(crate) const MAX_TRANSFER_BYTES: usize = 1 << 30;
-
-/// The most pieces one vectored call takes (`IOV_MAX`).
-const MAX_PIECES: usize = 1024;
+/// The most bytes one copy is asked to move.
+const MAX_COPY_BYTES: usize = 1 << 30;
 
 /// The error number of the call that just failed.
 fn errno() -> Errno {
@@ -46,61 +33,10 @@ fn retry(mut call: impl FnMut() -> i64) -> Result<i64, Errno> {
     }
 }
 
-/// The memory of `buffers` from `skip_bytes` on, as far as one call may take it.
-pub(crate) fn io_vecs(buffers: &mut Buffers, mut skip_bytes: usize) -> IoVecs {
-    let mut vecs = IoVecs::new();
-    let mut room_bytes = MAX_TRANSFER_BYTES;
-    for buffer in buffers {
-        if skip_bytes >= buffer.len() {
-            skip_bytes -= buffer.len();
-            continue;
-        }
-        if room_bytes == 0 || vecs.len() == MAX_PIECES {
-            break;
-        }
-        let piece = &mut buffer[std::mem::take(&mut skip_bytes)..];
-        let len = piece.len().min(room_bytes);
-        room_bytes -= len;
-        vecs.push(libc::iovec {
-            iov_base: piece.as_mut_ptr().cast(),
-            iov_len: len,
-        });
-    }
-    vecs
-}
-
-/// Reads into `buffers` after their first `skip_bytes` bytes.
-pub(crate) fn read_at(
-    fd: RawFd,
-    buffers: &mut Buffers,
-    skip_bytes: usize,
-    offset_bytes: u64,
-) -> Result<i64, Errno> {
-    let vecs = io_vecs(buffers, skip_bytes);
-    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
-    retry(|| unsafe {
-        libc::preadv(fd, vecs.as_ptr(), vecs.len() as i32, offset_bytes as i64) as i64
-    })
-}
-
-/// Writes `buffers` from `skip_bytes` on; `durable` writes through to the medium.
-pub(crate) fn write_at(
-    fd: RawFd,
-    buffers: &mut Buffers,
-    skip_bytes: usize,
-    offset_bytes: u64,
-    durable: bool,
-) -> Result<i64, Errno> {
-    let vecs = io_vecs(buffers, skip_bytes);
-    let (count, offset) = (vecs.len() as i32, offset_bytes as i64);
-    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
-    retry(|| unsafe {
-        if durable {
-            libc::pwritev2(fd, vecs.as_ptr(), count, offset, libc::RWF_DSYNC) as i64
-        } else {
-            libc::pwritev(fd, vecs.as_ptr(), count, offset) as i64
-        }
-    })
+/// Reads the first bytes of a file.
+pub(crate) fn read_first(fd: RawFd, buffer: &mut [u8]) -> Result<i64, Errno> {
+    // SAFETY: the buffer is borrowed exclusively for the call.
+    retry(|| unsafe { libc::pread(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) as i64 })
 }
 
 /// The memory of the machine; 0 if that is not to be found out.
@@ -144,32 +80,6 @@ pub(crate) fn forget_cached(fd: RawFd, range: Range<u64>) -> Result<i64, Errno> 
         0 => Ok(0),
         errno => Err(errno),
     }
-}
-
-/// Makes data and the length durable. Never tried again: a failure is told only once.
-pub(crate) fn sync_data(fd: RawFd) -> Result<i64, Errno> {
-    // SAFETY: a call without pointers.
-    check(i64::from(unsafe { libc::fdatasync(fd) }))
-}
-
-/// Whether a file lies on an NFS server.
-pub(crate) fn is_on_nfs(fd: RawFd) -> bool {
-    // SAFETY: all zeroes is a valid value of a structure of integers.
-    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: it points to a live local.
-    let told = unsafe { libc::fstatfs(fd, &raw mut system) };
-    told == 0 && system.f_type == libc::NFS_SUPER_MAGIC
-}
-
-/// `fallocate(2)`.
-pub(crate) fn fallocate(
-    fd: RawFd,
-    mode: i32,
-    offset_bytes: u64,
-    len_bytes: u64,
-) -> Result<i64, Errno> {
-    // SAFETY: a call without pointers.
-    retry(|| i64::from(unsafe { libc::fallocate(fd, mode, offset_bytes as i64, len_bytes as i64) }))
 }
 
 /// `ftruncate(2)`.
@@ -216,7 +126,7 @@ pub(crate) fn copy_file_range(
     len_bytes: u64,
 ) -> Result<i64, Errno> {
     let (mut from, mut to) = (from_bytes as i64, to_bytes as i64);
-    let len = (len_bytes as usize).min(MAX_TRANSFER_BYTES);
+    let len = (len_bytes as usize).min(MAX_COPY_BYTES);
     // SAFETY: both offsets are live locals for the whole call.
     retry(|| unsafe { libc::copy_file_range(source_fd, &mut from, fd, &mut to, len, 0) as i64 })
 }
@@ -285,107 +195,11 @@ pub(crate) fn ioctl_range(
     retry(|| i64::from(unsafe { libc::ioctl(fd, request, range.as_ptr()) }))
 }
 
-/// Waits until a descriptor of `set` is ready or the time is over.
-pub(crate) fn poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<i64, Errno> {
-    let time = timeout.map(|t| libc::timespec {
-        tv_sec: t.as_secs().min(i64::MAX as u64) as i64,
-        tv_nsec: i64::from(t.subsec_nanos()),
-    });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the set and the time are live for the whole call; no signal mask.
-    check(i64::from(unsafe {
-        libc::ppoll(
-            set.as_mut_ptr(),
-            set.len() as libc::nfds_t,
-            time,
-            std::ptr::null(),
-        )
-    }))
-}
-
-/// Receives what is there, without waiting.
-pub(crate) fn receive(fd: RawFd, buffer: &mut [u8]) -> Result<i64, Errno> {
-    // SAFETY: the buffer is borrowed exclusively for the call.
-    retry(|| unsafe {
-        libc::recv(
-            fd,
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            libc::MSG_DONTWAIT,
-        ) as i64
-    })
-}
-
-/// Sends `buffers` from `skip_bytes` on, as much as fits without waiting.
-pub(crate) fn send(fd: RawFd, buffers: &mut Buffers, skip_bytes: usize) -> Result<i64, Errno> {
-    let mut vecs = io_vecs(buffers, skip_bytes);
-    let header = message_header(&mut vecs);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the header points to `vecs`, and that into borrowed buffers.
-    retry(|| unsafe { libc::sendmsg(fd, &raw const header, flags) as i64 })
-}
-
-/// The header of a message made of `vecs`; valid as long as they stay in place.
-pub(crate) fn message_header(vecs: &mut IoVecs) -> libc::msghdr {
-    // SAFETY: `msghdr` is plain old data, for which zero bytes are a value.
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    header.msg_iov = vecs.as_mut_ptr();
-    header.msg_iovlen = vecs.len() as _;
-    header
-}
-
-/// Accepts a connection; waits only if the listener is in blocking mode.
-pub(crate) fn accept(fd: RawFd) -> Result<i64, Errno> {
-    // SAFETY: no address is asked for, so there are no pointers.
-    retry(|| unsafe {
-        let none = std::ptr::null_mut();
-        i64::from(libc::accept4(
-            fd,
-            none,
-            std::ptr::null_mut(),
-            libc::SOCK_CLOEXEC,
-        ))
-    })
-}
-
 /// Takes ownership of a descriptor that a call just returned.
 pub(crate) fn own(fd: RawFd) -> OwnedFd {
     debug_assert!(fd >= 0);
     // SAFETY: the kernel just made this descriptor for us; nobody else has it.
     unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// Sets `O_NONBLOCK`.
-pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let fd = fd.as_raw_fd();
-    // SAFETY: a call without pointers.
-    let flags = check(i64::from(unsafe { libc::fcntl(fd, libc::F_GETFL) }))? as i32;
-    // SAFETY: a call without pointers.
-    check(i64::from(unsafe {
-        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
-    }))?;
-    Ok(())
-}
-
-/// Has small packets sent at once on TCP; sockets that are not TCP refuse.
-pub(crate) fn set_no_delay(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let (on, len) = (1_i32, size_of::<i32>() as libc::socklen_t);
-    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
-    // SAFETY: a live int and its length.
-    let result =
-        unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const on).cast(), len) };
-    check(i64::from(result)).map(drop)
-}
-
-/// `shutdown(2)`.
-pub(crate) fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Errno> {
-    let how = match how {
-        Shutdown::Read => libc::SHUT_RD,
-        Shutdown::Write => libc::SHUT_WR,
-        Shutdown::Both => libc::SHUT_RDWR,
-    };
-    // SAFETY: a call without pointers.
-    check(i64::from(unsafe { libc::shutdown(fd.as_raw_fd(), how) })).map(drop)
 }
 
 /// What to do with a byte range's lock.
@@ -401,21 +215,11 @@ pub(crate) enum LockAction {
 
 /// An open-file-description lock on one byte. `Err(EAGAIN)` means a conflict.
 pub(crate) fn lock_byte(fd: RawFd, at_bytes: u64, action: LockAction) -> Result<(), Errno> {
-    lock(fd, at_bytes, 1, action)
-}
-
-/// Gives up every lock of an open file description.
-pub(crate) fn unlock(fd: RawFd) {
-    // A length of 0 reaches to the end of any file. What has no locks may refuse.
-    let _ = lock(fd, 0, 0, LockAction::Release);
-}
-
-fn lock(fd: RawFd, at_bytes: u64, len_bytes: i64, action: LockAction) -> Result<(), Errno> {
     // SAFETY: `flock` is plain old data, for which zero bytes are a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_whence = libc::SEEK_SET as i16;
     lock.l_start = at_bytes as i64;
-    lock.l_len = len_bytes;
+    lock.l_len = 1;
     let (kind, command) = match action {
         LockAction::Share => (libc::F_RDLCK, libc::F_OFD_SETLK),
         LockAction::Release => (libc::F_UNLCK, libc::F_OFD_SETLK),
@@ -429,56 +233,5 @@ fn lock(fd: RawFd, at_bytes: u64, len_bytes: i64, action: LockAction) -> Result<
         Err(libc::EAGAIN)
     } else {
         Ok(())
-    }
-}
-
-/// Unmaps the pages of a range of addresses; what is used again is read from its file.
-/// Refused, nothing happens.
-///
-/// # Safety
-/// The range is a private mapping of a file, and stays one; nobody can write to it, and
-/// all its pages are the file's.
-pub(crate) unsafe fn forget_pages(range: Range<usize>) {
-    let start = range.start as *mut libc::c_void;
-    // SAFETY: by the contract the kernel drops only what it reads from the file again, so
-    // no byte that anybody can see changes.
-    unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
-}
-
-#[cfg(shuttle)]
-pub(crate) use crate::sync::EventFd;
-
-/// A counter that wakes whoever reads or polls it.
-#[cfg(not(shuttle))]
-#[derive(Debug)]
-pub(crate) struct EventFd(OwnedFd);
-
-#[cfg(not(shuttle))]
-impl EventFd {
-    /// A new counter at zero.
-    pub(crate) fn new() -> Result<Self, Errno> {
-        // SAFETY: a call without pointers.
-        let fd = check(i64::from(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }))?;
-        Ok(EventFd(own(fd as RawFd)))
-    }
-
-    /// The raw descriptor.
-    pub(crate) fn raw(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-
-    /// Adds one.
-    pub(crate) fn signal(&self) {
-        let one = 1_u64;
-        // SAFETY: eight live bytes. A failure would mean 2^64 - 1 unread signals,
-        // in which case the reader wakes anyway.
-        let _ = retry(|| unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) as i64 });
-    }
-
-    /// Takes the count; call it only when the counter is known to be readable.
-    pub(crate) fn drain(&self) {
-        let mut count = 0_u64;
-        // SAFETY: eight live bytes.
-        let _ = retry(|| unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) as i64 });
     }
 }

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use vellum_io::lane::block_on;
+use vellum_io::{Buffer, Buffers, ErrorKind};
 use vellum_storage::file::Create;
-use vellum_storage::lane::block_on;
-use vellum_storage::{
-    Buffer, Buffers, ErrorKind, FileOptions, FileStorage, MemStorage, Storage, WriteFlags,
-};
+use vellum_storage::{FileOptions, FileStorage, MemStorage, Storage, WriteFlags};
 
 const MIB: u64 = 1 << 20;
 /// The smallest file system that `mkfs.xfs` makes.

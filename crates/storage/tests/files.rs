@@ -6,12 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use vellum_io::lane::{block_on, yield_now};
+use vellum_io::{Buffer, Buffers, ErrorKind};
 use vellum_storage::file::{Create, FileKind};
-use vellum_storage::lane::{block_on, yield_now};
-use vellum_storage::{
-    BlockStatus, Buffer, Buffers, ErrorKind, FileOptions, FileStorage, Storage, WriteFlags,
-    ZeroFlags,
-};
+use vellum_storage::{BlockStatus, FileOptions, FileStorage, Storage, WriteFlags, ZeroFlags};
 
 fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()

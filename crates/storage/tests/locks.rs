@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use vellum_io::{ErrorKind, Result, lane};
 use vellum_storage::lock::{PermissionSet, Permissions};
-use vellum_storage::{ErrorKind, FileOptions, FileStorage, Locks, Result, Storage, lane};
+use vellum_storage::{FileOptions, FileStorage, Locks, Storage};
 
 /// One test at a time: a program being started holds our locks until its `exec`.
 fn alone() -> MutexGuard<'static, ()> {

@@ -14,7 +14,8 @@ use openssl::ssl::{
 use openssl::x509::store::{X509Lookup, X509StoreBuilder};
 use openssl::x509::verify::X509VerifyFlags;
 use openssl::x509::{X509, X509Name};
-use vellum_storage::{Error, Result, secret};
+use vellum_io::{Error, Result};
+use vellum_storage::secret;
 use zeroize::Zeroizing;
 
 use crate::keys::Keys;

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use vellum_storage::{Error, Result, secret};
+use vellum_io::{Error, Result};
+use vellum_storage::secret;
 use zeroize::Zeroizing;
 
 use crate::error;

@@ -34,14 +34,14 @@ mod session;
 
 use std::sync::Arc;
 
-use vellum_storage::lane::net::Stream;
-use vellum_storage::nbd::{Secured, Upgrade};
-use vellum_storage::{Error, ErrorKind, Io};
+use vellum_io::lane::net::Stream;
+use vellum_io::{Error, ErrorKind, Io};
+use vellum_nbd::{Secured, Upgrade};
 
 pub use credentials::{Credentials, CredentialsOptions, Endpoint, Kind};
 
 /// The operation that every error here names.
-const OPERATION: &str = vellum_storage::nbd::client::handshake::TLS_OPERATION;
+const OPERATION: &str = vellum_nbd::client::handshake::TLS_OPERATION;
 
 fn error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Protocol, OPERATION, message).with_errno(libc::EINVAL)
@@ -50,7 +50,7 @@ fn error(message: impl Into<String>) -> Error {
 /// Who may come in, by the name in the certificate.
 pub trait Authorizer: Send + Sync + std::fmt::Debug {
     /// Whether that name may.
-    fn is_allowed(&self, identity: &str) -> vellum_storage::Result<bool>;
+    fn is_allowed(&self, identity: &str) -> vellum_io::Result<bool>;
 }
 
 /// Secures connections to servers.

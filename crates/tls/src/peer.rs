@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use openssl::nid::Nid;
 use openssl::ssl::{SslRef, SslVerifyMode, SslVersion};
 use openssl::x509::{X509NameRef, X509Ref, X509VerifyResult};
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use crate::{Authorizer, error};
 

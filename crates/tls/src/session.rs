@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use openssl::ssl::{ErrorCode, Ssl, SslStream};
 use openssl::x509::verify::X509CheckFlags;
-use vellum_storage::lane::net::Stream;
-use vellum_storage::nbd::Secured;
-use vellum_storage::{Buffer, Buffers, Error, Io, Result};
+use vellum_io::lane::net::Stream;
+use vellum_io::{Buffer, Buffers, Error, Io, Result};
+use vellum_nbd::Secured;
 
 use crate::credentials::{Credentials, Kind};
 use crate::peer::{self, Findings};
@@ -273,7 +273,7 @@ impl TlsStream {
                 self.lock().write_all(part).map_err(|cause| {
                     error(format!(
                         "Cannot write to TLS channel: {}",
-                        vellum_storage::error::io_text(&cause)
+                        vellum_io::error::io_text(&cause)
                     ))
                 })?;
                 if self.lock().get_ref().outgoing.len() >= SEND_BYTES {

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use vellum::{Error, ErrorKind, Storage};
 use vellum_control::audit::{Finding, Permission, Reference, Report, audit};
-use vellum_storage::{FileOptions, FileStorage, lane};
+use vellum_io::lane;
+use vellum_storage::{FileOptions, FileStorage};
 
 use crate::output::Output;
 use crate::{hint, report};

@@ -263,7 +263,7 @@ fn write_tables(path: &Path, tables: &[u64], entries: &[u8]) -> std::io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vellum_storage::lane;
+    use vellum_io::lane;
 
     #[test]
     fn a_step_visits_everything_once() {

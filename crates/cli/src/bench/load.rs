@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use vellum::{BlockDevice, Buffer, RequestFlags, Result};
-use vellum_storage::{lane, spawn};
+use vellum_io::{lane, spawn};
 
 use super::plan::BLOCK_BYTES;
 use super::result::Sample;

@@ -29,7 +29,7 @@ use std::fmt;
 use std::io::Write;
 use std::path::Path;
 
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use arguments::{Arguments, Output, Topic};
 use progress::Progress;
@@ -37,7 +37,7 @@ use result::{About, Report};
 use run::{Bench, Subject};
 use scratch::{Interrupt, Scratch};
 use survey::Survey;
-use vellum_storage::error::io_text as os_text;
+use vellum_io::error::io_text as os_text;
 
 use crate::getopt::UsageError;
 use crate::size::human;

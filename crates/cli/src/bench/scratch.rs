@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
-use vellum_storage::error::io_text as os_text;
+use vellum_io::error::io_text as os_text;
 
 use super::Failure;
 use crate::size::human;

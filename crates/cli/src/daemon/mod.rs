@@ -19,7 +19,7 @@ use std::rc::Rc;
 use futures_util::lock::Mutex;
 use vellum_control::daemon::{self, Daemon, Host};
 use vellum_control::{Nodes, Options};
-use vellum_storage::{JoinHandle, lane, program, spawn};
+use vellum_io::{JoinHandle, lane, program, spawn};
 
 use crate::nbd::daemon::{Ready, Side, fork};
 use crate::nbd::serve;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vellum::qcow2::amend::ProgressSink;
 use vellum_control::create_options::{asks_for_help, help_text};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, amend, open_device};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, check_object, fail, image_spec, open_failure,

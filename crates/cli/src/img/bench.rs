@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use vellum::{BlockDevice, Buffer, Error, RequestFlags};
 use vellum_control::{Aio, CacheMode, OpenFlags, open_device};
-use vellum_storage::error::errno_text;
-use vellum_storage::{JoinHandle, lane, spawn};
+use vellum_io::error::errno_text;
+use vellum_io::{JoinHandle, lane, spawn};
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, fail, image_spec, number, one_name, open_failure, size,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};
 use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, incomplete, open_failure,

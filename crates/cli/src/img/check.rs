@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, Fix, check, repair};
 use vellum::{Error, Storage};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
-use vellum_storage::error::errno_text;
-use vellum_storage::lane;
+use vellum_io::error::errno_text;
+use vellum_io::lane;
 
 use super::command::{
     Command, Failure, Outcome, Output, cache_mode, check_object, fail, one_image, open_failure,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use crate::getopt::{OptionSpec, Parser, UsageError};
 pub use crate::output::Output;

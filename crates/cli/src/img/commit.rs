@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, Source, chain, error_text, open_device};
+use vellum_io::error::errno_text;
+use vellum_io::lane;
 use vellum_jobs::Speed;
 use vellum_jobs::commit::{CommitError, CommitOptions, commit};
-use vellum_storage::error::errno_text;
-use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, cache_mode, check_object, fail, image_spec,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum_control::{CacheMode, open_device};
+use vellum_io::error::errno_text;
+use vellum_io::lane;
 use vellum_jobs::compare::{CompareError, CompareOptions, Outcome as Found, Side, compare};
-use vellum_storage::error::errno_text;
-use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, check_object, image_spec, install_bulk_lane,

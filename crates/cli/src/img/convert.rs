@@ -8,10 +8,10 @@ use vellum_control::create_options::{CreateSettings, asks_for_help};
 use vellum_control::{
     CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
 };
+use vellum_io::error::errno_text;
+use vellum_io::lane;
 use vellum_jobs::Speed;
 use vellum_jobs::copy::{CopyError, CopyOptions, Observer, TargetBacking, copy};
-use vellum_storage::error::errno_text;
-use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, fail, image_spec, incomplete, install_bulk_lane,

@@ -7,7 +7,7 @@ use vellum_control::create_options::{
     all_options, asks_for_help, format_options, help_text, is_option_list, not_creatable,
 };
 use vellum_control::error_text;
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};
 use super::help;

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 
 use vellum_control::create_options::format_options;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, create, error_text, open_device};
+use vellum_io::error::errno_text;
+use vellum_io::lane;
 use vellum_jobs::copy::{CopyError, CopyOptions, Step, copy};
-use vellum_storage::error::errno_text;
-use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, incomplete,

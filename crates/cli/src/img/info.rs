@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use vellum::ErrorKind;
 use vellum_control::{ImageSpec, error_text, filename, json};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::command::{Command, Failure, Outcome, Output, check_object, one_image, open_failure};
 use super::describe::{Description, describe};

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Io, RequestFlags};
 use vellum_control::probe::{PROBE_BYTES, Probed, probe};
+use vellum_io::error::io_text;
+use vellum_io::lane;
 use vellum_jobs::sparse::{Sparse, zero_runs};
-use vellum_storage::error::io_text;
-use vellum_storage::lane;
 
 use super::command::{Failure, fail};
 use super::convert_args::Arguments;
@@ -190,7 +190,7 @@ impl Intake<'_> {
             let cluster = self.target.info().cluster_size_bytes.unwrap_or(1) as usize;
             let mut offset = at;
             for piece in bytes.chunks(cluster) {
-                if !vellum_storage::buffer::is_zero(piece) {
+                if !vellum_io::buffer::is_zero(piece) {
                     let piece = Buffer::copy_of(piece);
                     let flags = RequestFlags::default();
                     self.start(self.target.write_compressed(offset, piece, flags))

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::fmt::Write;
 
 use vellum_control::{CacheMode, ImageSpec, open_device};
+use vellum_io::lane;
 use vellum_jobs::map::{MapEntry, map};
-use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, Output, check_object, one_image, open_failure, reading,

@@ -6,7 +6,7 @@ use serde_json::json;
 use vellum::qcow2::SnapshotSelector;
 use vellum_control::measure::{Measure, Subject, measure, settings};
 use vellum_control::{CacheMode, json, open_device};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::command::{
     Command, MAX_BYTES, Outcome, Output, check_object, fail, image_spec, incomplete, open_failure,

@@ -7,10 +7,10 @@ use vellum::BlockDevice;
 use vellum::qcow2::BackingName;
 use vellum_control::probe::is_format_name;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
+use vellum_io::error::errno_text;
+use vellum_io::lane;
 use vellum_jobs::copy::{CopyError, CopyOptions, Step};
 use vellum_jobs::rebase::{RebaseOptions, rebase};
-use vellum_storage::error::errno_text;
-use vellum_storage::lane;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, check_object, fail, image_spec, install_bulk_lane,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use vellum::qcow2::create::Preallocation;
 use vellum_control::options::size_value;
 use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::command::{Command, Failure, Outcome, check_object, fail, image_spec, open_failure};
 use super::help;

@@ -31,9 +31,9 @@ use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
+use vellum_io::error::io_text;
 use vellum_jobs::copy::{CopyOptions, Observer};
 use vellum_jobs::resume::{PieceError, copy_in_pieces};
-use vellum_storage::error::io_text;
 use vellum_storage::{FileOptions, FileStorage};
 
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error, ErrorKind};
 use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
-use vellum_storage::error::errno_text;
-use vellum_storage::lane;
+use vellum_io::error::errno_text;
+use vellum_io::lane;
 
 use super::command::{Command, Failure, Outcome, check_object, fail, one_image, open_failure};
 use super::watch::Watch;

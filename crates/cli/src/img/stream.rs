@@ -15,8 +15,8 @@ use vellum::qcow2::create::ClusterSet;
 use vellum::{BlockDevice, Buffer, Io};
 use vellum_control::create;
 use vellum_control::create_options::CreateSettings;
+use vellum_io::error::io_text;
 use vellum_jobs::map::map;
-use vellum_storage::error::io_text;
 
 use super::command::{Command, Failure, Outcome, fail};
 use super::convert_args::Arguments;

@@ -19,7 +19,8 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use vellum_control::filename;
-use vellum_storage::{FileOptions, FileStorage, lane};
+use vellum_io::lane;
+use vellum_storage::{FileOptions, FileStorage};
 
 use super::command::{Failure, Outcome};
 use crate::report;

@@ -20,7 +20,7 @@ mod text;
 
 use std::ffi::OsString;
 
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use crate::output::Output;
 use crate::{hint, report};

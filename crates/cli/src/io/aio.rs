@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use vellum::{RequestFlags, ZeroRequest};
-use vellum_storage::{JoinHandle, spawn};
+use vellum_io::{JoinHandle, spawn};
 
 use super::arguments::{self, Words};
 use super::image::Image;
@@ -113,7 +113,7 @@ struct Request {
 }
 
 enum Content {
-    Data(vellum_storage::Buffer),
+    Data(vellum_io::Buffer),
     Zeroes { may_unmap: bool },
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 use super::commands::Command;
 use super::{Failed, Outcome};
@@ -194,7 +194,7 @@ pub fn filled_from(len_bytes: u64, path: &str, misaligned: bool) -> Outcome<Buff
         Failed
     };
     let content = std::fs::read(path).map_err(|error| {
-        let text = error.raw_os_error().map(vellum_storage::error::errno_text);
+        let text = error.raw_os_error().map(vellum_io::error::errno_text);
         complain(text.unwrap_or_else(|| error.to_string()))
     })?;
     if content.is_empty() {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use vellum_io::error::errno_text;
 use vellum_storage::Event;
-use vellum_storage::error::errno_text;
 use vellum_storage::nodes::debug::Debugger;
 
 use super::image::Image;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
 use vellum_control::reopen::{self, Drivers};
 use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open_device, overlay};
-use vellum_storage::Buffer;
-use vellum_storage::error::errno_text;
+use vellum_io::Buffer;
+use vellum_io::error::errno_text;
 
 use super::arguments::Words;
 use super::options::{NO_CACHE, default_flags, set_aio, set_cache, set_discard};

@@ -20,7 +20,7 @@ mod transfer;
 use std::ffi::OsString;
 
 use vellum_control::Aio;
-use vellum_storage::lane::{self, Backend, LaneOptions};
+use vellum_io::lane::{self, Backend, LaneOptions};
 
 use crate::report;
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
 
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::aio::Started;
 use super::arguments::{self, Words};

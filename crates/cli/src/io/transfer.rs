@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use vellum::{Error, RequestFlags, Result, ZeroRequest};
-use vellum_storage::Buffer;
-use vellum_storage::error::errno_text;
+use vellum_io::Buffer;
+use vellum_io::error::errno_text;
 
 use super::arguments::{self, MAX_REQUEST_BYTES, Words, require_sectors};
 use super::image::Image;

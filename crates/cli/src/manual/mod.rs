@@ -22,7 +22,7 @@ use std::path::Path;
 use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
-use vellum_storage::error::io_text;
+use vellum_io::error::io_text;
 
 use crate::report;
 use pages::Page;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use vellum::qcow2::info::ImageInfo;
-use vellum_storage::{FileOptions, FileStorage, Locks, lane};
+use vellum_io::lane;
+use vellum_storage::{FileOptions, FileStorage, Locks};
 
 /// Which names are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vellum_control::{Aio, CacheMode, DetectZeroes, tls};
-use vellum_storage::nbd::Upgrade;
-use vellum_storage::nbd::client::Address;
+use vellum_nbd::Upgrade;
+use vellum_nbd::client::Address;
 
 use super::Failure;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::report;
 
 /// Longest name and description in bytes that the protocol allows.
-const MAX_STRING_BYTES: usize = vellum_storage::nbd::proto::MAX_STRING_BYTES;
+const MAX_STRING_BYTES: usize = vellum_nbd::proto::MAX_STRING_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Id {

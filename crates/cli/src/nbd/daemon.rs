@@ -93,7 +93,7 @@ pub(crate) fn take_sockets(count: RawFd) -> Result<Vec<OwnedFd>, String> {
 fn take_socket(fd: RawFd) -> Result<OwnedFd, String> {
     // SAFETY: no memory is involved; the call only asks whether `fd` is open.
     if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        let error = vellum_storage::error::errno_text(
+        let error = vellum_io::error::errno_text(
             io::Error::last_os_error()
                 .raw_os_error()
                 .unwrap_or(libc::EBADF),

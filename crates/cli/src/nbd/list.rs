@@ -1,10 +1,10 @@
 //! `--list`: what another server offers.
 
-use vellum_storage::lane;
-use vellum_storage::nbd::client::list::{self, ExportInfo, Listing};
-use vellum_storage::nbd::client::{self, Address};
-use vellum_storage::nbd::proto;
-use vellum_storage::nbd::request::Framing;
+use vellum_io::lane;
+use vellum_nbd::client::list::{self, ExportInfo, Listing};
+use vellum_nbd::client::{self, Address};
+use vellum_nbd::proto;
+use vellum_nbd::request::Framing;
 
 use super::arguments::Arguments;
 use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure};

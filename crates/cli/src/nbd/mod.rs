@@ -57,7 +57,7 @@ impl Failure {
     }
 }
 
-pub(crate) use vellum_storage::error::io_text as os_text;
+pub(crate) use vellum_io::error::io_text as os_text;
 
 pub(crate) fn bad_port(host: &str, port: &str) -> Failure {
     Failure::Message(format!(

@@ -15,7 +15,7 @@ use vellum::BlockDevice;
 use vellum_control::{ImageSpec, OpenFlags, open_device, overlay, shown_bitmaps};
 use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, Log, Phase, ServerOptions, Stop};
-use vellum_storage::{lane, program, spawn};
+use vellum_io::{lane, program, spawn};
 
 use super::arguments::Arguments;
 use super::daemon::{self, Ready, Side};
@@ -119,7 +119,7 @@ async fn run(
 async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
     let name = &arguments.image;
     let format = arguments.format.as_deref();
-    let failed = |error: vellum_storage::Error| {
+    let failed = |error: vellum_io::Error| {
         message(format!(
             "Failed to blk_new_open '{name}': {}",
             report::error_text(&error)

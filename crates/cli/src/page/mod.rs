@@ -4,7 +4,7 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use vellum_storage::error::io_text;
+use vellum_io::error::io_text;
 
 pub mod svg;
 

@@ -2,8 +2,9 @@
 
 use futures_util::future::join_all;
 use vellum_control::probe::{Probed, probe};
-use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
-use vellum_storage::{Buffer, Buffers, Io, Storage, WriteFlags, ZeroFlags, lane, spawn};
+use vellum_io::{Buffer, Buffers, Io, lane, spawn};
+use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
+use vellum_storage::{Storage, WriteFlags, ZeroFlags};
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use vellum_storage::error::io_text;
+use vellum_io::error::io_text;
 
 use super::{Audit, Permission, Policy};
 use crate::{Options, Scalar, filename};

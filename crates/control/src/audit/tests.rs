@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum_format::header::field;
+use vellum_io::lane;
 use vellum_storage::MemStorage;
-use vellum_storage::lane;
 
 use super::*;
 

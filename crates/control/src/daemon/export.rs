@@ -7,7 +7,7 @@ use crate::wrap::WriteThrough;
 use crate::{Nodes, Options, shown_bitmaps};
 use vellum::BlockDevice;
 use vellum_export::nbd::Export;
-use vellum_storage::nbd::proto::MAX_STRING_BYTES;
+use vellum_nbd::proto::MAX_STRING_BYTES;
 
 use super::server::Server;
 use super::{Failure, failure, message, need, refuse_rest};

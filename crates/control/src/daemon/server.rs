@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use vellum_export::nbd::{self, Exports, Listener, Log, ServerOptions, Stop};
-use vellum_storage::lane::Remote;
-use vellum_storage::{JoinHandle, spawn};
+use vellum_io::lane::Remote;
+use vellum_io::{JoinHandle, spawn};
 
 use super::{Failure, failure, message, need, refuse_rest};
 use crate::{Options, tls};

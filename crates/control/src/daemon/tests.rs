@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use event_listener::Event;
 use serde_json::Value;
 use vellum::BlockDevice;
-use vellum_storage::lane::{block_on, yield_now};
-use vellum_storage::{Buffer, spawn};
+use vellum_io::lane::{block_on, yield_now};
+use vellum_io::{Buffer, spawn};
 
 use super::*;
 use crate::nodes::tests::durable::World;

@@ -64,7 +64,7 @@ pub fn option_names(driver: &str) -> impl Iterator<Item = &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use vellum_storage::lane;
+    use vellum_io::lane;
 
     use super::*;
     use crate::{ImageSpec, OpenFlags, create, open_device};

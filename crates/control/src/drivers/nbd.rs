@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vellum::Result;
-use vellum_storage::nbd::Upgrade;
-use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
-use vellum_storage::nbd::proto::{self, MAX_STRING_BYTES};
+use vellum_nbd::Upgrade;
+use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
+use vellum_nbd::proto::{self, MAX_STRING_BYTES};
 
 use crate::file_node::Common;
 use crate::graph::{Around, Body, Opened, invalid, refuse_unknown};

@@ -5,7 +5,7 @@ pub(crate) mod volatile;
 use super::*;
 use crate::create;
 use vellum::{Buffer, RequestFlags};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 async fn add(nodes: &Nodes, text: &str) -> std::result::Result<(), String> {
     let options = Options::parse(text).unwrap();

@@ -8,7 +8,7 @@ use vellum_format::luks::{
     SALT_SIZE_BYTES, SECTOR_SIZE_BYTES, STRIPES, Suite, key_material_sectors, key_place_sectors,
     payload_start_sectors,
 };
-use vellum_storage::lane::compute;
+use vellum_io::lane::compute;
 use zeroize::Zeroizing;
 
 use super::MasterKey;

@@ -13,7 +13,8 @@
 //! ```
 //! use std::sync::Arc;
 //! use vellum::luks::{FormatOptions, IterationTime, LuksDevice, LuksOptions, format};
-//! use vellum::storage::{MemStorage, lane};
+//! use vellum::io::lane;
+//! use vellum::storage::MemStorage;
 //! use vellum::{BlockDevice, Buffer, Buffers, RequestFlags, Storage};
 //!
 //! lane::block_on(async {

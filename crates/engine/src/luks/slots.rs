@@ -12,8 +12,8 @@ use vellum_format::luks::{
     KEY_SLOTS, KeySlot, LuksHeader, SALT_SIZE_BYTES, SECTOR_SIZE_BYTES, SLOT_SIZE_BYTES,
     SLOTS_OFFSET_BYTES, key_material_sectors,
 };
+use vellum_io::lane::compute;
 use vellum_storage::WriteFlags;
-use vellum_storage::lane::compute;
 
 use super::Passphrase;
 use super::format::{IterationTime, new_slot};

@@ -11,11 +11,10 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use vellum_storage::buffer::total_len;
-use vellum_storage::lane::compute;
-use vellum_storage::{
-    BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, pass_on, spawn_lingering,
-};
+use vellum_io::buffer::total_len;
+use vellum_io::lane::compute;
+use vellum_io::spawn_lingering;
+use vellum_storage::{BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, pass_on};
 
 use super::MasterKey;
 use super::SECTOR_BYTES;

@@ -7,7 +7,7 @@ use vellum_format::luks::{
     DIGEST_SIZE_BYTES, HEADER_SIZE_BYTES, KeySlot, LuksHeader, SECTOR_SIZE_BYTES, Suite,
     key_material_sectors,
 };
-use vellum_storage::lane::compute;
+use vellum_io::lane::compute;
 use zeroize::Zeroizing;
 
 use super::Passphrase;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum_storage::{Buffer, Error, ErrorKind, Io, Result};
+use vellum_io::{Buffer, Error, ErrorKind, Io, Result};
 
 use crate::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
 

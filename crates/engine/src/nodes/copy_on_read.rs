@@ -7,8 +7,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use vellum_io::spawn;
+use vellum_storage::Event;
 use vellum_storage::nodes::debug::Debugger;
-use vellum_storage::{Event, spawn};
 
 use crate::qcow2::Qcow2;
 use crate::range_lock::{Mode, RangeLock};
@@ -233,8 +234,8 @@ impl BlockDevice for CopyOnRead {
 
 #[cfg(test)]
 mod tests {
+    use vellum_io::lane::block_on;
     use vellum_storage::MemStorage;
-    use vellum_storage::lane::block_on;
 
     use super::*;
     use crate::gate::DenyAll;

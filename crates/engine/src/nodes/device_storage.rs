@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
-use vellum_storage::buffer::total_len;
-use vellum_storage::{
-    BlockStatus, Buffers, Capabilities, StorageExtent, WriteFlags, ZeroFlags, spawn,
-};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffers, spawn};
+use vellum_storage::{BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags};
 
 use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, Storage, ZeroRequest};
 
@@ -214,8 +213,8 @@ impl Storage for DeviceStorage {
 
 #[cfg(test)]
 mod tests {
+    use vellum_io::lane::block_on;
     use vellum_storage::MemStorage;
-    use vellum_storage::lane::block_on;
 
     use super::*;
     use crate::gate::DenyAll;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use vellum_storage::spawn;
+use vellum_io::spawn;
 
 use crate::{BlockDevice, Extent, Io, Raw, pass_on};
 
@@ -49,8 +49,9 @@ impl BlockDevice for Filter {
 
 #[cfg(test)]
 mod tests {
+    use vellum_io::lane::block_on;
+    use vellum_storage::MemStorage;
     use vellum_storage::nodes::debug::{DebugStorage, Debugger, Limits};
-    use vellum_storage::{MemStorage, lane::block_on};
 
     use super::*;
     use crate::gate::DenyAll;

@@ -16,9 +16,10 @@
 
 use std::sync::{Arc, PoisonError};
 
+use vellum_io::spawn;
+use vellum_io::sync::{Event, Mutex, MutexGuard};
+use vellum_storage::MemStorage;
 use vellum_storage::mutants::{self, Mutant};
-use vellum_storage::sync::{Event, Mutex, MutexGuard};
-use vellum_storage::{MemStorage, spawn};
 
 use crate::qcow2::create::Preallocation;
 use crate::{
@@ -271,7 +272,7 @@ mod interleavings;
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use futures_util::FutureExt;
-    use vellum_storage::lane::{block_on, yield_now};
+    use vellum_io::lane::{block_on, yield_now};
 
     use super::*;
     use crate::pass_on;

@@ -14,7 +14,8 @@
 //!     Action, DebugStorage, Debugger, Injection, Limits, RequestKind, Rule,
 //! };
 //! use vellum::storage::nodes::throttle::{Limit, ThrottleGroup, ThrottleLimits, ThrottleStorage};
-//! use vellum::storage::{Event, MemStorage, lane};
+//! use vellum::io::lane;
+//! use vellum::storage::{Event, MemStorage};
 //! use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage};
 //!
 //! # lane::block_on(async {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use futures_util::TryFutureExt;
 use vellum_format::header::Header;
-use vellum_storage::{Buffer, Io, Result, Storage, heap, spawn_lingering};
+use vellum_io::{Buffer, Io, Result, heap, spawn_lingering};
+use vellum_storage::Storage;
 
 use crate::gate::Gate;
 use crate::qcow2::create::Preallocation;
@@ -49,9 +50,9 @@ impl Qcow2 {
     /// its refcounts repaired first, and unknown autoclear bits are cleared.
     ///
     /// # Errors
-    /// [`vellum_storage::ErrorKind::InvalidImage`] and [`vellum_storage::ErrorKind::Corrupt`] for what the file
-    /// holds, [`vellum_storage::ErrorKind::Unsupported`] for features that are not known,
-    /// [`vellum_storage::ErrorKind::InvalidArgument`] for options that contradict each other, and
+    /// [`vellum_io::ErrorKind::InvalidImage`] and [`vellum_io::ErrorKind::Corrupt`] for what the file
+    /// holds, [`vellum_io::ErrorKind::Unsupported`] for features that are not known,
+    /// [`vellum_io::ErrorKind::InvalidArgument`] for options that contradict each other, and
     /// whatever gate and storage report.
     pub async fn open(
         file: Arc<dyn Storage>,
@@ -89,7 +90,7 @@ impl Qcow2 {
     /// calls [`Qcow2::clean_caches`].
     ///
     /// # Errors
-    /// [`vellum_storage::ErrorKind::InvalidArgument`] for sizes that contradict each other, as when
+    /// [`vellum_io::ErrorKind::InvalidArgument`] for sizes that contradict each other, as when
     /// the image is opened; nothing has changed then.
     pub fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
         let image = &self.image;

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use vellum_format::Header;
 use vellum_format::crypto::CryptMethod;
-use vellum_storage::{Error, ErrorKind, Result, Storage};
+use vellum_io::{Error, ErrorKind, Result};
+use vellum_storage::Storage;
 
 use crate::luks::{EncryptedStorage, KeySlot, LuksHeader, Passphrase, read_header, unlock};
 use crate::qcow2::options::OpenOptions;

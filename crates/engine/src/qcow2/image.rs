@@ -8,8 +8,9 @@ use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
 use vellum_format::header::Header;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::nodes::debug::Debugger;
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
+use vellum_storage::{Event, Storage, WriteFlags};
 
 use crate::BlockDevice;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};

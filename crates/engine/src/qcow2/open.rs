@@ -9,7 +9,8 @@ use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, Purpose, field};
 use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::snapshot::SnapshotEntry;
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, Storage, WriteFlags};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::{Event, Storage, WriteFlags};
 
 use crate::BlockDevice;
 use crate::gate::{FileRequest, Gate};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use vellum_format::geometry::Geometry;
-use vellum_storage::{Error, ErrorKind, Result, Storage};
+use vellum_io::{Error, ErrorKind, Result};
+use vellum_storage::Storage;
 
 use crate::BlockDevice;
 use crate::luks::Passphrase;

@@ -17,9 +17,9 @@ use vellum::qcow2::create::{CreateOptions, Preallocation, create};
 use vellum::qcow2::info::{BitmapInfo, ImageInfo};
 use vellum::qcow2::{BitmapOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
+use vellum_io::lane;
 use vellum_storage::MemStorage;
 use vellum_storage::file::Create;
-use vellum_storage::lane;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use vellum::qcow2::create::Preallocation;
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, ZeroRequest};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::{every, expect_sound, memory, new_image, open_image, ranges, write};
 

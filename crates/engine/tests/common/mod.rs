@@ -10,9 +10,9 @@ use std::thread;
 use vellum::qcow2::Backing;
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, check};
 use vellum::{Raw, RawOptions, Storage};
-use vellum_storage::executor::Executor;
+use vellum_io::executor::Executor;
+use vellum_io::lane::{self, Backend, LaneOptions};
 use vellum_storage::file::{Create, Locks};
-use vellum_storage::lane::{self, Backend, LaneOptions};
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 use vellum_storage::{FileOptions, FileStorage, MemStorage};
 

@@ -6,6 +6,7 @@ mod legacy;
 
 use std::sync::Arc;
 
+use vellum::io::lane;
 use vellum::luks::{
     Cipher, FormatOptions, Hash, IterationTime, IvGenerator, KeyChange, LuksDevice, LuksOptions,
     Mode, Passphrase, change_keys, format, read_header, unlock,
@@ -13,7 +14,7 @@ use vellum::luks::{
 use vellum::qcow2::amend::AmendOptions;
 use vellum::qcow2::create::{self, CreateOptions, Encryption, Preallocation};
 use vellum::qcow2::{Backing, NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
-use vellum::storage::{MemStorage, lane};
+use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, RequestFlags, Storage, ZeroRequest};
 
 const QUICK: IterationTime = IterationTime::Iterations(1000);
@@ -176,11 +177,11 @@ fn zeroes_and_discards_leave_zeroes() {
         write(&*device, 512 << 10, b"new").await;
         let all = read(&*device, 0, 1 << 20).await;
         assert!(all[..1000].iter().all(|&byte| byte == 7));
-        assert!(vellum::storage::buffer::is_zero(&all[1000..71_000]));
+        assert!(vellum::io::buffer::is_zero(&all[1000..71_000]));
         assert!(all[71_000..131_072].iter().all(|&byte| byte == 7));
-        assert!(vellum::storage::buffer::is_zero(&all[131_072..196_608]));
+        assert!(vellum::io::buffer::is_zero(&all[131_072..196_608]));
         assert_eq!(all[512 << 10..][..3], *b"new");
-        assert!(vellum::storage::buffer::is_zero(&all[(512 << 10) + 3..]));
+        assert!(vellum::io::buffer::is_zero(&all[(512 << 10) + 3..]));
         device.close().await.unwrap();
     });
 }

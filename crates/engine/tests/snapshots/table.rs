@@ -10,7 +10,8 @@ use vellum::qcow2::{CacheOptions, NewSnapshot, OpenOptions, Qcow2, SnapshotSelec
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage};
 use vellum_format::snapshot::{SnapshotEntry, decode_table, encode_table};
 use vellum_format::types::HostOffset;
-use vellum_storage::{Buffers, MemStorage, WriteFlags};
+use vellum_io::Buffers;
+use vellum_storage::{MemStorage, WriteFlags};
 
 use super::common::{qemu_ok, run_on_memory as run};
 use super::{Case, assert_sound, open};

@@ -14,9 +14,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use vellum_io::{Buffer, lane, spawn};
+use vellum_nbd::Channel;
 use vellum_storage::mutants::{self, Mutant};
-use vellum_storage::nbd::Channel;
-use vellum_storage::{Buffer, lane, spawn};
 
 use super::export::{Export, MetaContext};
 use super::guest::Guest;
@@ -26,10 +26,10 @@ use super::pieces;
 use super::pool::Pool;
 use super::sessions::FAREWELL;
 use super::window::Window;
-use vellum_storage::nbd::input::{Gone, Input};
-use vellum_storage::nbd::proto;
-use vellum_storage::nbd::reply::{Address, Head};
-use vellum_storage::nbd::request::{Command, Framing, RequestHeader, SessionLimits};
+use vellum_nbd::input::{Gone, Input};
+use vellum_nbd::proto;
+use vellum_nbd::reply::{Address, Head};
+use vellum_nbd::request::{Command, Framing, RequestHeader, SessionLimits};
 
 /// Payloads of refused requests up to this many bytes are read and dropped, so
 /// that the connection stays usable.

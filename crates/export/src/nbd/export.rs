@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum::qcow2::BitmapView;
 
-use vellum_storage::nbd::proto;
+use vellum_nbd::proto;
 
 use super::sessions::Sessions;
 

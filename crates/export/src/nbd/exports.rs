@@ -50,7 +50,8 @@ impl Exports {
 #[cfg(test)]
 mod tests {
     use vellum::{Raw, RawOptions, Storage};
-    use vellum_storage::{MemStorage, lane};
+    use vellum_io::lane;
+    use vellum_storage::MemStorage;
 
     use super::*;
 

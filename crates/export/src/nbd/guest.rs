@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vellum_storage::lane::net::Stream;
+use vellum_io::lane::net::Stream;
 
 /// A connection that can be ended from any thread; clones are the same one.
 #[derive(Debug, Clone)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use vellum_storage::executor;
-use vellum_storage::lane::{self, Remote};
+use vellum_io::executor;
+use vellum_io::lane::{self, Remote};
 
 use super::stop::Stop;
 

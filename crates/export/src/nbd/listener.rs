@@ -8,8 +8,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vellum_storage::lane::net::{self, Port, Stream};
-use vellum_storage::{Error, Result};
+use vellum_io::lane::net::{self, Port, Stream};
+use vellum_io::{Error, Result};
 
 /// A listening socket.
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //! the reader takes many requests from one receive, each goes straight to the
 //! device, and what has completed goes out in one vectored send.
 //!
-//! The protocol itself, which the client shares, is [`vellum_storage::nbd`].
+//! The protocol itself, which the client shares, is [`vellum_nbd`].
 
 mod connection;
 mod export;

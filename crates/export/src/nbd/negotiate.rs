@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use vellum_storage::nbd::{Channel, Upgrade};
+use vellum_nbd::{Channel, Upgrade};
 
 use super::connection::Agreement;
 use super::export::{Export, MetaContext};
 use super::exports::Exports;
-use vellum_storage::nbd::input::{Gone, Input};
-use vellum_storage::nbd::option::{
+use vellum_nbd::input::{Gone, Input};
+use vellum_nbd::option::{
     BadOption, ClientOption, InfoRequest, MetaQuery, OPTION_HEADER_BYTES, OptionHeader,
 };
-use vellum_storage::nbd::proto;
-use vellum_storage::nbd::reply::option_reply;
-use vellum_storage::nbd::request::Framing;
+use vellum_nbd::proto;
+use vellum_nbd::reply::option_reply;
+use vellum_nbd::request::Framing;
 
 /// Options longer than this in bytes are refused.
 const MAX_OPTION_BYTES: u32 = 32 << 10;

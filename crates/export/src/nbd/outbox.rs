@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-use vellum_storage::{Buffer, Buffers};
+use vellum_io::{Buffer, Buffers};
 
-use vellum_storage::nbd::reply::Head;
+use vellum_nbd::reply::Head;
 
 /// Most replies in one send: two pieces each stay far below the system's limit.
 const MAX_BATCH_REPLIES: usize = 128;
@@ -137,8 +137,8 @@ impl Heads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vellum_storage::nbd::reply::Address;
-    use vellum_storage::nbd::request::Framing;
+    use vellum_nbd::reply::Address;
+    use vellum_nbd::request::Framing;
 
     #[test]
     fn heads_are_gathered_around_payloads_and_come_back() {

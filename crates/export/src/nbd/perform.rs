@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use vellum::{Extent, RequestFlags, ZeroRequest};
-use vellum_storage::{Buffer, Error, Io, Result, lane, spawn};
+use vellum_io::{Buffer, Error, Io, Result, lane, spawn};
 
 use super::connection::Request;
 use super::export::MetaContext;
 use super::pieces;
-use vellum_storage::nbd::proto;
-use vellum_storage::nbd::request::{Command, Framing, Range, Selection};
+use vellum_nbd::proto;
+use vellum_nbd::request::{Command, Framing, Range, Selection};
 
 /// Reads from this length on ask the device where its holes are.
 const SPARSE_READ_BYTES: u64 = 64 << 10;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vellum::{BlockDevice, ZeroRequest};
-use vellum_storage::lane;
-use vellum_storage::nbd::request::Range;
-use vellum_storage::{Buffer, Error, ErrorKind, Io, Result};
+use vellum_io::{Buffer, Error, ErrorKind, Io, Result, lane};
+use vellum_nbd::request::Range;
 
 use super::connection::Request;
 

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 const MIN_CLASS: u32 = 12;
 const MAX_CLASS: u32 = 22;

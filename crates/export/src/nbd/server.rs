@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
-use vellum_storage::lane::{self, Remote, net::Stream};
-use vellum_storage::nbd::client::handshake::TLS_OPERATION;
-use vellum_storage::nbd::{Channel, Upgrade};
-use vellum_storage::spawn;
+use vellum_io::lane::{self, Remote, net::Stream};
+use vellum_io::spawn;
+use vellum_nbd::client::handshake::TLS_OPERATION;
+use vellum_nbd::{Channel, Upgrade};
 
 use super::connection;
 use super::exports::Exports;
@@ -24,7 +24,7 @@ use super::listener::Listener;
 use super::negotiate::negotiate;
 use super::sessions::FAREWELL;
 use super::stop::Stop;
-use vellum_storage::nbd::input::{Gone, Input};
+use vellum_nbd::input::{Gone, Input};
 
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::guest::Guest;
 

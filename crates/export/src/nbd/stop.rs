@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 /// How long what has begun may take to end by itself once the stop is requested.
 const GRACE: Duration = Duration::from_millis(500);

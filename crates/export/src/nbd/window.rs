@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-use vellum_storage::nbd::proto;
+use vellum_nbd::proto;
 
 /// Most requests of one connection in flight.
 const MAX_REQUESTS: usize = 128;

@@ -10,11 +10,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use vellum::raw::RawOptions;
-use vellum::storage::{MemStorage, lane};
 use vellum::{BlockDevice, Raw};
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, serve};
-use vellum_storage::nbd::client::list::{Listing, list};
-use vellum_storage::nbd::{Channel, proto};
+use vellum_io::lane;
+use vellum_nbd::client::list::{Listing, list};
+use vellum_nbd::{Channel, proto};
+use vellum_storage::MemStorage;
 
 pub const SIZE_BYTES: usize = 4 << 20;
 

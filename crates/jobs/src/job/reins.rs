@@ -75,6 +75,6 @@ mod tests {
         reins.set(Wish::Cancel);
         reins.set(Wish::Run);
         assert_eq!(reins.wish(), Wish::Cancel);
-        vellum_storage::lane::block_on(reins.until(|wish| wish == Wish::Cancel));
+        vellum_io::lane::block_on(reins.until(|wish| wish == Wish::Cancel));
     }
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
 use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, ZeroRequest, pass_on};
-use vellum_storage::{JoinHandle, spawn};
+use vellum_io::{JoinHandle, spawn};
 
 use super::bits::{Bits, grain_bytes_for};
 use super::dirty::DirtyMap;

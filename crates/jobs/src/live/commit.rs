@@ -223,8 +223,8 @@ impl LiveCommit {
 
 #[cfg(test)]
 mod tests {
-    use vellum_storage::lane::{block_on, yield_now};
-    use vellum_storage::spawn;
+    use vellum_io::lane::{block_on, yield_now};
+    use vellum_io::spawn;
 
     use super::*;
     use crate::copy::Silent;
@@ -241,7 +241,7 @@ mod tests {
         source: &Arc<Gate>,
         target: &Arc<Gate>,
         reins: &Arc<Reins>,
-    ) -> vellum_storage::JoinHandle<Copied> {
+    ) -> vellum_io::JoinHandle<Copied> {
         let options = LiveCommitOptions {
             layers: 1,
             parallel: 4,

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_listener::Event;
 use vellum::{BlockDevice, Buffer, Io, Raw, RawOptions, RequestFlags, ZeroRequest, pass_on};
-use vellum_storage::{MemStorage, spawn};
+use vellum_io::spawn;
+use vellum_storage::MemStorage;
 
 /// A device that is closed until somebody opens it: requests wait.
 #[derive(Debug)]

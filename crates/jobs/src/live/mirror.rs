@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum::nodes::Link;
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest};
-use vellum_storage::{JoinHandle, spawn};
+use vellum_io::{JoinHandle, spawn};
 
 use super::dirty::DirtyMap;
 use super::side_by_side::PIECE_BYTES;

@@ -81,7 +81,7 @@ impl Drop for Span {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use vellum_storage::lane::block_on;
+    use vellum_io::lane::block_on;
 
     use super::*;
 

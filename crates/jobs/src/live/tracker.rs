@@ -82,7 +82,7 @@ impl BlockDevice for Tracker {
 
 #[cfg(test)]
 mod tests {
-    use vellum_storage::lane::block_on;
+    use vellum_io::lane::block_on;
 
     use super::*;
     use crate::live::gate::Gate;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use vellum::nodes::Link;
 use vellum::qcow2::Backing;
 use vellum::{BlockDevice, Buffer};
+use vellum_io::lane::{block_on, yield_now};
+use vellum_io::spawn;
 use vellum_jobs::copy::Silent;
 use vellum_jobs::job::{Reins, Wish};
 use vellum_jobs::live::{BeforeWrite, Copied, DirtyMap, Keeping, LiveBackup};
-use vellum_storage::lane::{block_on, yield_now};
-use vellum_storage::spawn;
 
 use crate::world::{SECTOR_BYTES, SIZE_BYTES, World, image, new_file};
 

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use vellum::nodes::{CopyOnRead, Link, nothing};
 use vellum::qcow2::Backing;
 use vellum::{BlockDevice, Buffer, RequestFlags};
+use vellum_io::lane::{block_on, yield_now};
+use vellum_io::spawn;
 use vellum_jobs::copy::Silent;
 use vellum_jobs::job::{Reins, Wish};
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, LiveStream, Tracker};
-use vellum_storage::lane::{block_on, yield_now};
-use vellum_storage::spawn;
 
 use world::{SIZE_BYTES, World, image, new_file};
 

@@ -10,11 +10,12 @@ use vellum::nodes::Link;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Io, Raw, RawOptions, RequestFlags, ZeroRequest, pass_on};
+use vellum_io::lane::{block_on, yield_now};
+use vellum_io::spawn;
 use vellum_jobs::copy::Silent;
 use vellum_jobs::job::Reins;
 use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
-use vellum_storage::lane::{block_on, yield_now};
-use vellum_storage::{MemStorage, Storage, spawn};
+use vellum_storage::{MemStorage, Storage};
 
 const SIZE_BYTES: u64 = 32 << 20;
 const GRAIN_BYTES: u64 = 64 << 10;

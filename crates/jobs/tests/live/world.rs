@@ -9,8 +9,9 @@ use vellum::nodes::Link;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, Storage, ZeroRequest, pass_on};
-use vellum_storage::lane::yield_now;
-use vellum_storage::{JoinHandle, MemStorage, spawn};
+use vellum_io::lane::yield_now;
+use vellum_io::{JoinHandle, spawn};
+use vellum_storage::MemStorage;
 
 pub const SIZE_BYTES: u64 = 1 << 20;
 pub const SECTOR_BYTES: u64 = 512;

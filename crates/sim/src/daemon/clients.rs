@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, RequestFlags, ZeroRequest};
-use vellum_storage::{Buffer, Error};
+use vellum_io::{Buffer, Error};
 
 use super::scene::{GuestDisk, Scene};
 use crate::failure::{Failure, FailureKind};

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum_control::files::Files;
-use vellum_storage::{Error, ErrorKind, Result, Storage};
+use vellum_io::{Error, ErrorKind, Result};
+use vellum_storage::Storage;
 
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use serde_json::json;
 use vellum::BlockDevice;
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 use super::monitor::{add_node_on, pause};
 use super::scene::{GuestDisk, Scene};

@@ -9,12 +9,11 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use serde_json::json;
 use vellum_export::nbd::Export;
-use vellum_storage::lane;
-use vellum_storage::nbd::client::handshake::Handshake;
-use vellum_storage::nbd::client::{Connection, Question};
-use vellum_storage::nbd::request::RequestHeader;
-use vellum_storage::nbd::{Channel, proto};
-use vellum_storage::{Buffer, Buffers};
+use vellum_io::{Buffer, Buffers, lane};
+use vellum_nbd::client::handshake::Handshake;
+use vellum_nbd::client::{Connection, Question};
+use vellum_nbd::request::RequestHeader;
+use vellum_nbd::{Channel, proto};
 
 use super::monitor::{self, pause};
 use super::scene::{GuestDisk, Scene};

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vellum_storage::executor::{Executor, Remote};
-use vellum_storage::lane::{self, Clock};
+use vellum_io::executor::{Executor, Remote};
+use vellum_io::lane::{self, Clock};
 
 use crate::disk::Disk;
 use crate::rng::Rng;

@@ -58,7 +58,7 @@ pub(super) async fn monitor(scene: Rc<Scene>, disk: Rc<GuestDisk>, commands: u64
 /// Lets others have some turns.
 pub(super) async fn pause(scene: &Scene) {
     for _ in 0..scene.draw(|rng| rng.below(40)) {
-        vellum_storage::lane::yield_now().await;
+        vellum_io::lane::yield_now().await;
     }
 }
 

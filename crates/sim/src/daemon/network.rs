@@ -13,10 +13,10 @@ use std::task::{Poll, Waker};
 
 use vellum_control::daemon::{Failure, Host};
 use vellum_export::nbd::Listener;
-use vellum_storage::executor::Remote;
-use vellum_storage::lane::net::{Port, Stream, Wire};
-use vellum_storage::nbd::client::{Address, Dial};
-use vellum_storage::{Buffer, Buffers, Error, Io, Result};
+use vellum_io::executor::Remote;
+use vellum_io::lane::net::{Port, Stream, Wire};
+use vellum_io::{Buffer, Buffers, Error, Io, Result};
+use vellum_nbd::client::{Address, Dial};
 
 use super::lanes::Beside;
 use crate::rng::Rng;

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select;
-use vellum_storage::lane;
-use vellum_storage::nbd::client::handshake::Handshake;
-use vellum_storage::nbd::client::{Address, ClientOptions, Connection, NbdStorage, Question};
-use vellum_storage::nbd::{Channel, proto};
-use vellum_storage::{Buffer, Buffers, Error, Storage, WriteFlags};
+use vellum_io::{Buffer, Buffers, Error, lane};
+use vellum_nbd::client::handshake::Handshake;
+use vellum_nbd::client::{Address, ClientOptions, Connection, NbdStorage, Question};
+use vellum_nbd::{Channel, proto};
+use vellum_storage::{Storage, WriteFlags};
 
 use super::greedy::soon;
 use super::monitor::pause;

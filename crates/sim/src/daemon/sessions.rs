@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use vellum::{BlockDevice, Raw, RawOptions};
-use vellum_storage::nbd::client::{Address, ClientOptions, NbdStorage};
+use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
 
 use super::network::Network;
 use super::scene::Scene;

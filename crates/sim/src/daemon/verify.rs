@@ -8,7 +8,7 @@ use serde_json::json;
 use vellum::BlockDevice;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum_control::{Nodes, Options};
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 use super::bitmaps::Pair;
 use super::files::{SimFiles, is_raw};

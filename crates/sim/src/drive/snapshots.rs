@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error, ErrorKind};
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 use super::Guest;
 use crate::failure::{Failure, FailureKind};

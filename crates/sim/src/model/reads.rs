@@ -43,7 +43,7 @@ impl Model {
 
     pub(super) fn holds(&self, value: Value, start: u64, part: &[u8]) -> bool {
         match value {
-            Value::Zero => vellum_storage::buffer::is_zero(part),
+            Value::Zero => vellum_io::buffer::is_zero(part),
             Value::Written(id) => pattern::matches(id, start, part),
             Value::Mixed(index) => {
                 let inside = (start % SECTOR_BYTES) as usize;

@@ -9,11 +9,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vellum::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
+use vellum_io::{Buffer, Buffers, Io, Result, spawn};
 use vellum_sim::layout::{COPIED, Layout, ZERO};
 use vellum_sim::pages::Pages;
 use vellum_sim::scenario::ImageOptions;
 use vellum_sim::subject::{Files, Findings, Subject};
-use vellum_storage::{Buffer, Buffers, Io, Result, Storage, WriteFlags, spawn};
+use vellum_storage::{Storage, WriteFlags};
 
 /// The toy's cluster size.
 pub const CLUSTER_BITS: u32 = 12;

@@ -124,7 +124,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Buffer, Buffers, FileOptions, FileStorage, Storage, lane};
+    use crate::{FileOptions, FileStorage, Storage};
+    use vellum_io::{Buffer, Buffers, lane};
 
     const MIB: u64 = 1 << 20;
 

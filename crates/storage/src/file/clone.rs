@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::File;
-use crate::Result;
-use crate::lane::{self, finish_unit};
 use crate::sys;
+use vellum_io::Result;
+use vellum_io::lane::{self, finish_unit};
 
 /// Why the kernel does not copy between two files.
 const CANNOT_COPY: [i32; 5] = [

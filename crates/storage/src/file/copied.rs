@@ -2,9 +2,8 @@
 //! after others have ended.
 
 use super::File;
-use crate::align;
-use crate::buffer::total_len;
-use crate::{Buffer, Buffers, Result};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Result, align};
 
 impl File {
     /// Reads through an aligned copy.

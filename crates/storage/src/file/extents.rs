@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::File;
 use crate::sys;
-use crate::{BlockStatus, Result, StorageExtent};
+use crate::{BlockStatus, StorageExtent};
+use vellum_io::Result;
 
 /// The last range that was found to hold data, and the last hole: walking a file in
 /// small steps, or its parts in any order, then asks the kernel once per range.
@@ -101,9 +102,9 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lane::block_on;
     use crate::lock::{PermissionSet, Permissions};
     use crate::{FileOptions, FileStorage, Locks, Storage};
+    use vellum_io::lane::block_on;
 
     #[test]
     fn holes_are_remembered_only_while_the_locks_keep_writers_away() {

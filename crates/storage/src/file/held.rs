@@ -6,9 +6,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::Result;
-use crate::lane::Descriptor;
 use crate::lock::{self, PermissionSet, Permissions, Refusal};
+use vellum_io::Result;
+use vellum_io::lane::Descriptor;
 
 /// The locks of one open file.
 #[derive(Debug)]

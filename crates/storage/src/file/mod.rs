@@ -22,15 +22,13 @@ pub use behind::large_file_bytes;
 use held::HeldLocks;
 use open::Opening;
 
-use crate::align::{Alignment, Passing, RangeLocks};
-use crate::buffer::total_len;
-use crate::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
 use crate::lock::{self, PermissionSet, Permissions, Refusal};
 use crate::sys;
-use crate::{
-    Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent, WriteFlags,
-    ZeroFlags,
-};
+use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
+use vellum_io::align::{Alignment, Passing, RangeLocks};
+use vellum_io::buffer::total_len;
+use vellum_io::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
+use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
 
 /// Whether opening may make or empty the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use super::behind::Behind;
 use super::{Create, Device, File, FileKind, FileOptions, Supports};
-use crate::align::Alignment;
-use crate::error::errno_text;
-use crate::lane::Descriptor;
 use crate::lock::{self, Permissions, Refusal};
 use crate::sys::{self, Errno};
-use crate::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_io::align::Alignment;
+use vellum_io::error::errno_text;
+use vellum_io::lane::Descriptor;
+use vellum_io::{Buffer, Error, ErrorKind, Result};
 
 /// `BLKGETSIZE64`: a device's length in bytes.
 const BLKGETSIZE64: libc::Ioctl = 0x8008_1272_u32 as libc::Ioctl;
@@ -192,8 +192,8 @@ fn find_alignment(fd: RawFd) -> Alignment {
 /// safe choice is right.
 fn probe_alignment(fd: RawFd) -> Alignment {
     let reads = |len_bytes: u32| {
-        let mut buffers = Buffers::from_buf([Buffer::for_read(len_bytes as usize)]);
-        sys::read_at(fd, &mut buffers, 0, 0)
+        let mut buffer = Buffer::for_read(len_bytes as usize);
+        sys::read_first(fd, &mut buffer)
     };
     let trustworthy = reads(1).is_err();
     let found = CANDIDATES

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
 
 use super::{File, Supports};
-use crate::lane::{self, Op, finish_unit};
+use crate::ZeroFlags;
 use crate::sys;
-use crate::{Buffer, Buffers, Error, ErrorKind, Result, ZeroFlags};
+use vellum_io::lane::{self, Op, finish_unit};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 
 /// `BLKZEROOUT`: make a device's range zero; takes offset and length.
 const BLKZEROOUT: libc::Ioctl = 0x127f;
@@ -290,7 +291,7 @@ impl File {
     }
 
     pub(super) fn cannot(&self, operation: &'static str) -> Error {
-        let message = crate::error::errno_text(libc::EOPNOTSUPP);
+        let message = vellum_io::error::errno_text(libc::EOPNOTSUPP);
         Error::new(ErrorKind::Unsupported, operation, message)
             .with_errno(libc::EOPNOTSUPP)
             .target(self.name())
@@ -300,8 +301,8 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lane::block_on;
     use crate::{FileOptions, FileStorage, Storage, WriteFlags};
+    use vellum_io::lane::block_on;
 
     /// A file of ones on which no way of `fallocate` works any more.
     fn plain_file(folder: &std::path::Path, len_bytes: usize, direct: bool) -> FileStorage {

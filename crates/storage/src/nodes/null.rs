@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use crate::buffer::total_len;
-use crate::{
-    BlockStatus, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
-    WriteFlags, ZeroFlags, lane, spawn,
-};
+use crate::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffers, Error, ErrorKind, Io, Result, lane, spawn};
 
 /// How a [`NullStorage`] behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,8 +148,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::lane::block_on;
-    use crate::{Buffer, Buffers};
+    use vellum_io::lane::block_on;
+    use vellum_io::{Buffer, Buffers};
 
     #[test]
     fn writes_are_forgotten_and_reads_are_as_asked_for() {

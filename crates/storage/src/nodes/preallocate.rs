@@ -6,11 +6,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::align::RangeLocks;
-use crate::buffer::total_len;
-use crate::{
-    BlockStatus, Buffers, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on, spawn,
-};
+use crate::{BlockStatus, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::align::RangeLocks;
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffers, Io, Result, spawn};
 
 /// How much is made ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,8 +221,9 @@ impl Storage for PreallocateStorage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lane::block_on;
-    use crate::{Buffer, MemStorage};
+    use crate::MemStorage;
+    use vellum_io::Buffer;
+    use vellum_io::lane::block_on;
 
     #[test]
     fn the_file_is_longer_than_its_data_until_it_is_closed() {

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::buffer::total_len;
-use crate::{
-    Buffer, Buffers, Error, ErrorKind, Io, Result, Storage, StorageExtent, WriteFlags, ZeroFlags,
-    pass_on, spawn,
-};
+use crate::{Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, spawn};
 
 /// Sends every request to both storages and compares what comes back. Where they
 /// disagree the request fails, and `tell` hears why.
@@ -147,8 +145,8 @@ impl Storage for VerifyStorage {
 mod tests {
     use super::*;
     use crate::MemStorage;
-    use crate::lane::block_on;
     use crate::wrap::{FaultStorage, Matching, Operation, Times};
+    use vellum_io::lane::block_on;
 
     fn told(text: &str) {
         assert!(text.starts_with("blkverify: "), "{text}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use event_listener::Event;
 
 use super::{Call, Matching, Policy, Wrapped};
-use crate::{Io, lane, spawn};
+use vellum_io::{Io, lane, spawn};
 
 /// A storage whose chosen requests wait.
 pub type DelayStorage = Wrapped<Delays>;
@@ -147,9 +147,10 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::lane::block_on;
     use crate::wrap::Operation;
-    use crate::{Buffer, Buffers, MemStorage, Storage, WriteFlags};
+    use crate::{MemStorage, Storage, WriteFlags};
+    use vellum_io::lane::block_on;
+    use vellum_io::{Buffer, Buffers};
 
     fn write(storage: &DelayStorage, offset_bytes: u64, byte: u8) -> Io<Buffers> {
         let buffers = Buffers::from_buf([Buffer::copy_of(&[byte; 512])]);

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::{Call, Matching, Operation, Policy, Wrapped};
-use crate::{Error, Io};
+use vellum_io::{Error, Io};
 
 /// A storage whose chosen requests fail.
 pub type FaultStorage = Wrapped<Faults>;
@@ -105,10 +105,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::lane::block_on;
-    use crate::{Buffer, Buffers, MemStorage, Storage, WriteFlags};
+    use crate::{MemStorage, Storage, WriteFlags};
+    use vellum_io::lane::block_on;
+    use vellum_io::{Buffer, Buffers};
 
-    fn write(storage: &FaultStorage, offset_bytes: u64) -> crate::Result<Buffers> {
+    fn write(storage: &FaultStorage, offset_bytes: u64) -> vellum_io::Result<Buffers> {
         let buffers = Buffers::from_buf([Buffer::zeroed(512)]);
         block_on(storage.write(offset_bytes, buffers, WriteFlags::default()))
     }

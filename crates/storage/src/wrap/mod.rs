@@ -13,8 +13,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::buffer::total_len;
-use crate::{Buffers, Io, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use crate::{Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffers, Io};
 
 pub use delay::{DelayStorage, Delays, Held};
 pub use fault::{FaultStorage, Faults, Times};

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::buffer::total_len;
-use crate::{Buffer, Buffers, Error, ErrorKind, Io, MemStorage, Storage, WriteFlags, pass_on};
+use crate::{MemStorage, Storage, WriteFlags, pass_on};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io};
 
 const BLOCK_BYTES: u64 = 4096;
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Call, Matching, Policy, Wrapped};
-use crate::{Io, spawn};
+use vellum_io::{Io, spawn};
 
 /// A storage that records its requests.
 pub type TraceStorage = Wrapped<Trace>;
@@ -119,9 +119,10 @@ impl Policy for Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lane::block_on;
     use crate::wrap::Operation;
-    use crate::{Buffer, Buffers, MemStorage, Storage, WriteFlags};
+    use crate::{MemStorage, Storage, WriteFlags};
+    use vellum_io::lane::block_on;
+    use vellum_io::{Buffer, Buffers};
 
     #[test]
     fn the_record_tells_order_and_ranges() {

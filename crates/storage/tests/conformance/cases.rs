@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use vellum_storage::lane::block_on;
-use vellum_storage::{
-    BlockStatus, Buffer, Buffers, ErrorKind, Storage, WriteFlags, ZeroFlags, spawn,
-};
+use vellum_io::lane::block_on;
+use vellum_io::{Buffer, Buffers, ErrorKind, spawn};
+use vellum_storage::{BlockStatus, Storage, WriteFlags, ZeroFlags};
 
 use crate::everywhere;
 

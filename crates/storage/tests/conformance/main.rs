@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use vellum_storage::lane::{self, Backend, LaneOptions};
+use vellum_io::lane::{self, Backend, LaneOptions};
 use vellum_storage::wrap::{DelayStorage, FaultStorage, Matching, Operation, TraceStorage};
 use vellum_storage::{FileOptions, FileStorage, MemStorage, Storage, file::Create};
 

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use vellum_storage::lane::block_on;
-use vellum_storage::{Buffer, Buffers, Io, Storage, WriteFlags, ZeroFlags};
+use vellum_io::lane::block_on;
+use vellum_io::{Buffer, Buffers, Io};
+use vellum_storage::{Storage, WriteFlags, ZeroFlags};
 
 use crate::everywhere;
 

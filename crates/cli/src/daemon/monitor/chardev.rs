@@ -9,8 +9,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use vellum_control::Options;
-use vellum_storage::lane::{self, net};
-use vellum_storage::{Buffer, Buffers};
+use vellum_io::lane::{self, net};
+use vellum_io::{Buffer, Buffers};
 
 use super::super::{failure, message, need};
 use crate::nbd::{Failure, os_text};

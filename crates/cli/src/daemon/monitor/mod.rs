@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use vellum_control::Options;
 use vellum_control::daemon::{self as commands, Daemon, Listener};
 use vellum_control::qmp::{self, Class, Messages, Outcome, Request};
-use vellum_storage::lane::net;
-use vellum_storage::{JoinHandle, lane, spawn};
+use vellum_io::lane::net;
+use vellum_io::{JoinHandle, lane, spawn};
 
 use super::{failure, message, need, refuse_rest};
 use crate::nbd::Failure;

@@ -116,7 +116,7 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use vellum_storage::lane;
+    use vellum_io::lane;
 
     use super::*;
 

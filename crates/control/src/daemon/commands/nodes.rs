@@ -5,7 +5,7 @@ use std::rc::Rc;
 use crate::nodes::{Changes, NodeInfo, User, Wanted};
 use crate::qmp::{Arguments, Failure, Outcome};
 use serde_json::{Value, json};
-use vellum_storage::lane;
+use vellum_io::lane;
 
 use super::{Daemon, bitmaps, done, no_device};
 

@@ -19,10 +19,10 @@ use crate::Nodes;
 use crate::nodes::{Changes, User, Wanted};
 use event_listener::Event;
 use serde_json::{Value, json};
+use vellum_io::spawn;
 use vellum_jobs::copy::{CopyError, Observer, Step};
 use vellum_jobs::job::{Reins, Status, Verb, Wish};
 use vellum_jobs::live::Copied;
-use vellum_storage::spawn;
 
 use super::Daemon;
 use super::events::Events;

@@ -11,8 +11,9 @@ use vellum::gate::DenyAll;
 use vellum::nodes::CopyOnRead;
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{Raw, RawOptions, ZeroRequest};
-use vellum_storage::lane::yield_now;
-use vellum_storage::{MemStorage, Storage, spawn};
+use vellum_io::lane::yield_now;
+use vellum_io::spawn;
+use vellum_storage::{MemStorage, Storage};
 
 use super::volatile::Volatile;
 use super::*;

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum::Io;
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum_storage::lane::yield_now;
-use vellum_storage::{Buffers, MemStorage, Storage, WriteFlags, ZeroFlags, pass_on, spawn};
+use vellum_io::lane::yield_now;
+use vellum_io::{Buffers, spawn};
+use vellum_storage::{MemStorage, Storage, WriteFlags, ZeroFlags, pass_on};
 
 use super::super::*;
 use super::durable::SIZE_BYTES;

@@ -2,8 +2,8 @@
 //! end, and every drain ends.
 
 use super::*;
-use vellum_storage::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use vellum_storage::sync::{block_on, explore, join, point, thread};
+use vellum_io::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use vellum_io::sync::{block_on, explore, join, point, thread};
 
 #[test]
 fn no_request_runs_while_a_link_is_drained() {

@@ -24,7 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vellum_format::geometry::Geometry;
 use vellum_format::limits::HOST_OFFSET_END;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Error, ErrorKind, Event, Result};
+use vellum_io::{Error, ErrorKind, Result};
+use vellum_storage::Event;
 
 use super::beyond::Beyond;
 use super::free_index::FreeIndex;

@@ -15,7 +15,8 @@ use std::ops::Range;
 
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::WriteFlags;
 
 use super::allocator::{Allocator, check_limit, overlap};
 use super::refcount_growth::{HEADER_TABLE_FIELDS, check_table_size};

@@ -4,7 +4,7 @@
 use crate::qcow2::alloc::free_index::FreeIndex;
 use crate::qcow2::integrity::errors::corrupt;
 use std::ops::Range;
-use vellum_storage::Result;
+use vellum_io::Result;
 
 /// Extents of such clusters that are known, at most.
 const MOST_EXTENTS: usize = 4096;

@@ -6,7 +6,7 @@ use crate::qcow2::image::Image;
 use std::sync::atomic::Ordering;
 use vellum_format::features::Incompatible;
 use vellum_format::header::field;
-use vellum_storage::Result;
+use vellum_io::Result;
 
 impl Image {
     /// Marks the image dirty, if its refcounts are lazy, before clusters are

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum_format::features::Compatible;
 use vellum_format::header::Header;
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 /// Whether refcounts are postponed.
 #[derive(Debug, Default)]

@@ -13,7 +13,8 @@
 use std::sync::Arc;
 
 use vellum_format::types::HostCluster;
-use vellum_storage::{Capabilities, Result, executor, spawn_lingering};
+use vellum_io::{Result, executor, spawn_lingering};
+use vellum_storage::Capabilities;
 
 use super::allocator::{Allocator, Blocker, State};
 

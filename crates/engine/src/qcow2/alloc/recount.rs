@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use vellum_format::refcount;
 use vellum_format::types::HostCluster;
-use vellum_storage::{Error, Result};
+use vellum_io::{Error, Result};
 
 use super::refcounts::Refcounts;
 use crate::qcow2::integrity::errors::corrupt;

@@ -9,7 +9,8 @@ use vellum_format::geometry::Geometry;
 use vellum_format::limits::MAX_REFCOUNT_TABLE_SIZE_BYTES;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Event, Result, WriteFlags};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::{Event, WriteFlags};
 
 use super::allocator::Allocator;
 use super::refcounts::RefcountTable;

@@ -13,7 +13,8 @@ use futures_util::stream::{self, StreamExt};
 use vellum_format::geometry::Geometry;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffers, Event, Result, Storage, WriteFlags};
+use vellum_io::{Buffers, Result};
+use vellum_storage::{Event, Storage, WriteFlags};
 
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::integrity::debug_events::emit;

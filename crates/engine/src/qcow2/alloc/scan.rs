@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use vellum_format::refcount;
 use vellum_format::types::HostCluster;
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use super::allocator::{Allocator, Blocker, State};
 use crate::qcow2::header::load::read_bytes;

@@ -3,7 +3,7 @@
 use vellum_format::features::{Compatible, Incompatible};
 use vellum_format::limits::DEFAULT_REFCOUNT_ORDER;
 use vellum_format::{Header, header::CompressionType};
-use vellum_storage::{ErrorKind, Result};
+use vellum_io::{ErrorKind, Result};
 
 use super::AmendOptions;
 use super::downgrade;

@@ -6,7 +6,7 @@ use vellum_format::header::CompressionType;
 use vellum_format::l1::L1Entry;
 use vellum_format::l2::L2Entry;
 use vellum_format::types::HostOffset;
-use vellum_storage::{Buffer, Result};
+use vellum_io::{Buffer, Result};
 
 use super::Work;
 use super::zeroes;

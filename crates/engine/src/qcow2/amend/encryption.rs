@@ -2,7 +2,7 @@
 
 use vellum_format::Header;
 use vellum_format::crypto::CryptMethod;
-use vellum_storage::{ErrorKind, Result};
+use vellum_io::{ErrorKind, Result};
 
 use super::Work;
 use super::refuse;

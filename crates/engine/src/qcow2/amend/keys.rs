@@ -6,7 +6,7 @@ use crate::qcow2::amend;
 use crate::qcow2::encryption::{Encryption, luks_header};
 use crate::qcow2::image::Image;
 use vellum_format::Header;
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 impl Image {
     /// Changes the key slots of an image that has some.

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use vellum_format::Header;
 use vellum_format::extension::{Extension, kind};
 use vellum_format::features::{Autoclear, Compatible};
-use vellum_storage::{Error, ErrorKind, Io, Result};
+use vellum_io::{Error, ErrorKind, Io, Result};
 
 use crate::luks::KeyChange;
 use crate::qcow2::Qcow2;
@@ -80,7 +80,8 @@ impl Qcow2 {
     /// use vellum::qcow2::amend::AmendOptions;
     /// use vellum::qcow2::create::{CreateOptions, create};
     /// use vellum::qcow2::{OpenOptions, Qcow2, read_header};
-    /// use vellum_storage::{MemStorage, Storage, lane};
+    /// use vellum_io::lane;
+    /// use vellum_storage::{MemStorage, Storage};
     ///
     /// let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
     /// # lane::block_on(async {

@@ -4,7 +4,8 @@
 
 use vellum_format::snapshot::encode_table;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, ErrorKind, Result, WriteFlags};
+use vellum_io::{Buffer, Buffers, ErrorKind, Result};
+use vellum_storage::WriteFlags;
 
 use super::Work;
 use super::refuse;

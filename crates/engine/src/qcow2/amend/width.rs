@@ -13,7 +13,8 @@ use vellum_format::geometry::Geometry;
 use vellum_format::limits::MAX_REFCOUNT_TABLE_SIZE_BYTES;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, ErrorKind, Result, WriteFlags};
+use vellum_io::{Buffer, Buffers, ErrorKind, Result};
+use vellum_storage::WriteFlags;
 
 use super::Work;
 use super::refuse;

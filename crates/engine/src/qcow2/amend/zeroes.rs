@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags};
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::WriteFlags;
 
 use super::downgrade::{l1_tables, l2_tables, read_table};
 use super::progress::Progress;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::bitmap::BitmapFlags;
-use vellum_storage::{Io, Result, spawn_lingering};
+use vellum_io::{Io, Result, spawn_lingering};
 
 use super::dirty::Dirty;
 use super::marker::{are_lost, is_consistent};
@@ -97,7 +97,8 @@ impl DirtyBitmap {
 /// use vellum::qcow2::create::{CreateOptions, create};
 /// use vellum::qcow2::{BitmapOptions, OpenOptions, Qcow2};
 /// use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
-/// use vellum_storage::{MemStorage, lane};
+/// use vellum_io::lane;
+/// use vellum_storage::MemStorage;
 ///
 /// # fn main() -> vellum::Result<()> {
 /// lane::block_on(async {
@@ -184,7 +185,7 @@ impl Bitmaps {
     /// it. Also of an image that is open read-only.
     ///
     /// # Errors
-    /// [`vellum_storage::ErrorKind::InvalidArgument`] if there is none of that name, or
+    /// [`vellum_io::ErrorKind::InvalidArgument`] if there is none of that name, or
     /// its content is lost; what reading meets.
     pub fn read(&self, name: &str) -> Io<DirtyBitmap> {
         let (image, name) = (self.image.clone(), name.to_owned());
@@ -211,7 +212,7 @@ impl Bitmaps {
     /// Adds a bitmap that calls nothing dirty.
     ///
     /// # Errors
-    /// [`vellum_storage::ErrorKind::InvalidArgument`] if there is one of that name, the
+    /// [`vellum_io::ErrorKind::InvalidArgument`] if there is one of that name, the
     /// image is of version 2, or a limit of the format is met.
     pub fn add(&self, name: &str, options: BitmapOptions) -> Io<()> {
         let name = name.to_owned();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapFlags};
 use vellum_format::limits;
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 use super::api::BitmapOptions;
 use super::dirty::Dirty;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapCluster, BitmapFlags};
 use vellum_format::features::Autoclear;
-use vellum_storage::{Buffer, ErrorKind, Result};
+use vellum_io::{Buffer, ErrorKind, Result};
 
 use super::marker::is_consistent;
 use super::state::Table;

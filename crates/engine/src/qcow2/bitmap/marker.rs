@@ -8,7 +8,7 @@ use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapFlags};
 use vellum_format::extension::{Extension, kind};
 use vellum_format::features::Autoclear;
 use vellum_format::header::{Header, field};
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use crate::qcow2::image::Image;
 

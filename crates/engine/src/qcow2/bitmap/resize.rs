@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use vellum_format::bitmap::BitmapFlags;
-use vellum_storage::{ErrorKind, Result};
+use vellum_io::{ErrorKind, Result};
 
 use super::change::inconsistent;
 use super::dirty::Dirty;

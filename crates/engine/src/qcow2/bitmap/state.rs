@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vellum_format::bitmap::BitmapCluster;
 use vellum_format::geometry::Geometry;
 use vellum_format::types::HostOffset;
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 use super::dirty::Dirty;
 use crate::qcow2::commit::coalesce::Coalescer;

@@ -9,7 +9,8 @@ use vellum_format::bitmap::{
 use vellum_format::extension::{Extension, kind};
 use vellum_format::features::Autoclear;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::WriteFlags;
 
 use super::dirty::Dirty;
 use super::marker::list_lost;

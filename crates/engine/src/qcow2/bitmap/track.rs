@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapCluster, BitmapDirectoryEntry, BitmapFlags};
-use vellum_storage::{Buffer, ErrorKind, Result};
+use vellum_io::{Buffer, ErrorKind, Result};
 
 use super::dirty::Dirty;
 use super::marker::is_consistent;

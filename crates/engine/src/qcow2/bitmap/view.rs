@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use super::dirty::Dirty;
 use crate::qcow2::image::Image;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::{HostOffset, limits};
-use vellum_storage::finish_all;
+use vellum_io::finish_all;
 
 use super::outcome::Outcome;
 use super::place::Places;

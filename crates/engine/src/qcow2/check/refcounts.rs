@@ -121,7 +121,7 @@ async fn outside(
             format!("Repairing {}", what())
         });
         findings.note(|| {
-            let why = vellum_storage::error::errno_text(errno);
+            let why = vellum_io::error::errno_text(errno);
             format!("ERROR could not resize image: {why}")
         });
         outcome.must_rebuild = true;

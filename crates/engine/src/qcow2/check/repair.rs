@@ -2,7 +2,7 @@
 
 use vellum_format::features::Autoclear;
 use vellum_format::header::field;
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 use super::FindingKind;
 use super::Findings;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use vellum_format::refcount;
-use vellum_storage::finish_all;
+use vellum_io::finish_all;
 
 use super::Fix;
 use super::counts::CHUNK_CLUSTERS;

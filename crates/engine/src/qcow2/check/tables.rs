@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vellum_storage::lane::{compute, compute_threads};
+use vellum_io::lane::{compute, compute_threads};
 
 use super::source::Image;
 use crate::{Buffer, Buffers, Io, Result};

@@ -4,8 +4,8 @@ use vellum_format::features::Incompatible;
 use vellum_format::header::field;
 use vellum_format::l1::L1Entry;
 use vellum_format::{L2Entry, refcount};
+use vellum_io::executor::Executor;
 use vellum_storage::MemStorage;
-use vellum_storage::executor::Executor;
 
 use super::*;
 use crate::qcow2::create::{CreateOptions, Preallocation, create};

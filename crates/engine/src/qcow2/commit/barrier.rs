@@ -7,10 +7,9 @@
 
 use std::sync::{Arc, OnceLock};
 
+use vellum_io::{Buffers, Error, ErrorKind, Io, spawn};
 use vellum_storage::mutants::{self, Mutant};
-use vellum_storage::{
-    Buffers, Error, ErrorKind, Io, Storage, WriteFlags, ZeroFlags, pass_on, spawn,
-};
+use vellum_storage::{Storage, WriteFlags, ZeroFlags, pass_on};
 
 /// The image file of one opening; see the module's head.
 #[derive(Debug)]
@@ -91,9 +90,10 @@ pub(crate) fn is_forgotten(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use vellum_storage::lane::block_on;
+    use vellum_io::lane::block_on;
+    use vellum_io::{Buffer, Buffers};
     use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
-    use vellum_storage::{Buffer, Buffers, MemStorage, WriteFlags};
+    use vellum_storage::{MemStorage, WriteFlags};
 
     use super::*;
 

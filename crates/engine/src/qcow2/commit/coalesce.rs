@@ -4,8 +4,8 @@
 
 use std::sync::PoisonError;
 
-use vellum_storage::sync::{Event, Mutex, MutexGuard};
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::sync::{Event, Mutex, MutexGuard};
+use vellum_io::{Error, ErrorKind, Result};
 
 #[derive(Default)]
 struct Rounds {

@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
+use vellum_io::sync::Event;
+use vellum_io::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use vellum_storage::mutants::{self, Mutant};
-use vellum_storage::sync::Event;
-use vellum_storage::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Counts running reads by epoch.
 #[derive(Debug, Default)]

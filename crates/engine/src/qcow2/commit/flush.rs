@@ -10,8 +10,9 @@ use crate::qcow2::integrity::overlap::Metadata;
 use crate::qcow2::mapping::l1::L1Sector;
 use crate::qcow2::table_cache::cache::WriteBack;
 use std::sync::Arc;
-use vellum_storage::sync::atomic::Ordering;
-use vellum_storage::{Error, ErrorKind, Event, Result, spawn_lingering};
+use vellum_io::sync::atomic::Ordering;
+use vellum_io::{Error, ErrorKind, Result, spawn_lingering};
+use vellum_storage::Event;
 
 /// A commit that is not over. If its lane ends first, nobody knows what has been
 /// written, and nothing more may be.

@@ -31,8 +31,8 @@ mod interleavings;
 use std::sync::PoisonError;
 
 use vellum_format::types::HostCluster;
-use vellum_storage::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use vellum_storage::sync::{Mutex, MutexGuard};
+use vellum_io::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use vellum_io::sync::{Mutex, MutexGuard};
 
 use super::coalesce::Coalescer;
 use super::epochs::Epochs;

@@ -17,8 +17,9 @@
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use futures_util::future::join_all;
-use vellum_storage::sync::{Mutex, MutexGuard};
-use vellum_storage::{Buffer, Buffers, Result, Storage, WriteFlags};
+use vellum_io::sync::{Mutex, MutexGuard};
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::{Storage, WriteFlags};
 
 use crate::qcow2::commit::coalesce::{Coalescer, Leader, Role};
 
@@ -166,8 +167,9 @@ mod interleavings;
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use vellum_io::lane;
+    use vellum_storage::MemStorage;
     use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
-    use vellum_storage::{MemStorage, lane};
 
     use super::*;
 

@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use event_listener::{Event, EventListener};
 use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::geometry::Geometry;
-use vellum_storage::Buffer;
-use vellum_storage::buffer::ALIGNMENT_BYTES;
+use vellum_io::Buffer;
+use vellum_io::buffer::ALIGNMENT_BYTES;
 
 /// What a kept cluster costs beside its bytes: its place in the clock, in the index
 /// and in the list of misses, rounded up.

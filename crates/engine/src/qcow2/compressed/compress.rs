@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use flate2::{FlushCompress, Status};
 use libdeflater::CompressionLvl;
 use vellum_format::header::CompressionType;
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 use zstd::zstd_safe::CCtx;
 
 /// How clusters are compressed that [`BlockDevice::write_compressed`] writes.

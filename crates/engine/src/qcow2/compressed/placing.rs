@@ -16,7 +16,7 @@
 
 use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use super::write_state::OpenCluster;
 use crate::qcow2::image::Image;

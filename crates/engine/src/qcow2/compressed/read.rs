@@ -22,8 +22,9 @@ use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::geometry::Geometry;
 use vellum_format::header::CompressionType;
 use vellum_format::limits::COMPRESSED_SECTOR_BYTES;
-use vellum_storage::lane::compute;
-use vellum_storage::{Buffer, Buffers, Event, Result};
+use vellum_io::lane::compute;
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::Event;
 
 use super::cache::Entered;
 use super::decompress::decompress;

@@ -4,7 +4,7 @@ use super::cache::ClusterCache;
 use async_lock::{Semaphore, SemaphoreGuard};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use vellum_format::geometry::Geometry;
-use vellum_storage::lane::compute_threads;
+use vellum_io::lane::compute_threads;
 
 /// Compressed bytes that one I/O for several clusters reads at most.
 pub(super) const MAX_BATCH_BYTES: u64 = 128 << 10;

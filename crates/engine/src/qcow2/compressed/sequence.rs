@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
-use vellum_storage::sync::{Event, Mutex, MutexGuard};
+use vellum_io::sync::{Event, Mutex, MutexGuard};
 
 /// See the module's head.
 #[derive(Debug, Default)]

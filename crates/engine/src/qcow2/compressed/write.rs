@@ -17,8 +17,9 @@ use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::crypto::CryptMethod;
 use vellum_format::l2::Mapping;
 use vellum_format::types::GuestOffset;
-use vellum_storage::lane::{compute, compute_threads};
-use vellum_storage::{Buffer, Error, ErrorKind, Event, Io, Result, spawn_lingering};
+use vellum_io::lane::{compute, compute_threads};
+use vellum_io::{Buffer, Error, ErrorKind, Io, Result, spawn_lingering};
+use vellum_storage::Event;
 
 use super::appending::Batch;
 use super::compress::{Codec, compress};

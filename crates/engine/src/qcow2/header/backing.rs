@@ -6,7 +6,7 @@ use vellum_format::extension::{Extension, kind};
 use vellum_format::features::Autoclear;
 use vellum_format::header::Header;
 use vellum_format::limits;
-use vellum_storage::{Error, ErrorKind, Io, Result};
+use vellum_io::{Error, ErrorKind, Io, Result};
 
 use crate::qcow2::device::Qcow2;
 use crate::qcow2::image::Image;

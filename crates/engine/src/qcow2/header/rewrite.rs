@@ -26,7 +26,8 @@ use std::sync::Arc;
 use vellum_format::extension::{Extension, default_feature_names, kind};
 use vellum_format::header::{Purpose, field, first_cluster_size_bytes};
 use vellum_format::{FormatError, FormatErrorKind, Header};
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::{Storage, WriteFlags};
 
 use super::load::read_bytes;
 use crate::qcow2::image::Image;

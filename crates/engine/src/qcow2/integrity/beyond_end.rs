@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Result};
+use vellum_io::{Buffer, Result};
 
 use super::errors::corrupt;
 use crate::qcow2::alloc::allocator::{Allocator, Blocker, State};

@@ -6,7 +6,7 @@ use crate::qcow2::image::Image;
 use std::sync::atomic::Ordering;
 use vellum_format::features::Incompatible;
 use vellum_format::header::field;
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 /// What QEMU answers for an image that was found to be corrupt.
 const ENOMEDIUM: i32 = 123;

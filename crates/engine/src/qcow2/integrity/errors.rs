@@ -1,7 +1,7 @@
 //! Turns what the codecs say of an image's bytes into engine errors.
 
 use vellum_format::error::{FormatError, FormatErrorKind};
-use vellum_storage::{Error, ErrorKind};
+use vellum_io::{Error, ErrorKind};
 
 /// An engine error for a structure that does not decode.
 pub(crate) fn bad_format(operation: &'static str, error: &FormatError) -> Error {

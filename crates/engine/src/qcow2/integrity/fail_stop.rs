@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use vellum_storage::Error;
+use vellum_io::Error;
 
 /// Whether an image accepts changes, and why not.
 #[derive(Debug, Default)]

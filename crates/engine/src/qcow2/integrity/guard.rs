@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use vellum_format::geometry::Geometry;
-use vellum_storage::{Buffers, Io, Storage, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::{Buffers, Io};
+use vellum_storage::{Storage, WriteFlags, ZeroFlags, pass_on};
 
 use super::overlap::OverlapMap;
 

@@ -22,7 +22,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vellum_format::features::Autoclear;
 use vellum_format::header::Header;
 use vellum_format::types::HostOffset;
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use super::errors::corrupt;
 use crate::qcow2::table_cache::cache::WriteBack;
@@ -360,7 +360,7 @@ impl OverlapMap {
 }
 
 /// The error of a write that would have hit metadata.
-pub(crate) fn refusal(kind: Metadata) -> vellum_storage::Error {
+pub(crate) fn refusal(kind: Metadata) -> vellum_io::Error {
     let name = kind.name();
     corrupt(
         "write",
@@ -369,7 +369,7 @@ pub(crate) fn refusal(kind: Metadata) -> vellum_storage::Error {
 }
 
 /// What QEMU says where the header's cluster would have been allocated for `what`.
-pub(crate) fn refused_for(what: &str, error: vellum_storage::Error) -> vellum_storage::Error {
+pub(crate) fn refused_for(what: &str, error: vellum_io::Error) -> vellum_io::Error {
     match error.message() == refusal(Metadata::MainHeader).message() {
         true => corrupt(
             "allocate",

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use vellum_format::l1::L1Entry;
 use vellum_format::types::HostOffset;
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 use crate::qcow2::table_cache::cache::WriteBack;
 

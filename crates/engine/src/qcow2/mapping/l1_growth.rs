@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use vellum_format::header::field;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Event, Result};
+use vellum_io::Result;
+use vellum_storage::Event;
 
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun};
 use crate::qcow2::create::write::region;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use vellum_format::l1::L1Entry;
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffers, Event, Result, WriteFlags, ZeroFlags};
+use vellum_io::{Buffers, Result};
+use vellum_storage::{Event, WriteFlags, ZeroFlags};
 
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};

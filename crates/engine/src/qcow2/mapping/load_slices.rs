@@ -6,7 +6,7 @@ use crate::qcow2::mapping::lookup::Slice;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use vellum_format::types::GuestOffset;
-use vellum_storage::Result;
+use vellum_io::Result;
 
 /// Slices that lie side by side on disk.
 struct SliceRun {

@@ -7,7 +7,7 @@ use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::geometry::Geometry;
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Error, Result};
+use vellum_io::{Error, Result};
 
 use super::l1::L1Table;
 use super::packed::{L2Codec, SliceView};

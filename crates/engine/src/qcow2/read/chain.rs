@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
-use vellum_storage::{Buffer, Buffers, Result, Storage};
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::Storage;
 
 use super::chain_index::{ChainRun, Place, Region};
 use super::data;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
-use vellum_storage::{Buffer, Buffers, Event, Io, Result, Storage};
+use vellum_io::{Buffer, Buffers, Io, Result};
+use vellum_storage::{Event, Storage};
 
 use crate::BlockDevice;
 use crate::qcow2::commit::epochs::EpochGuard;

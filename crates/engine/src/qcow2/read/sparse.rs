@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use vellum_format::refcount;
 use vellum_format::types::HostCluster;
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use crate::qcow2::alloc::refcounts::Refcounts;
 use crate::qcow2::image::Image;

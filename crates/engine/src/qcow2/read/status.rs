@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{MappingRun, RunKind};

@@ -17,8 +17,9 @@ use vellum_format::l1::L1Entry;
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
 use vellum_format::{Geometry, limits};
-use vellum_storage::buffer::is_zero;
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, WriteFlags, ZeroFlags};
+use vellum_io::buffer::is_zero;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::{WriteFlags, ZeroFlags};
 
 use crate::ZeroRequest;
 use crate::qcow2::commit::write_order::WriteOrder;

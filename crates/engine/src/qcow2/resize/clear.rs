@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use vellum_storage::{Event, Result, ZeroFlags};
+use vellum_io::Result;
+use vellum_storage::{Event, ZeroFlags};
 
 use crate::qcow2::image::Image;
 use crate::range_lock::Mode;

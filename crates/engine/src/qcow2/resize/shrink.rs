@@ -7,7 +7,8 @@ use std::sync::Arc;
 use vellum_format::l1::L1Entry;
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_storage::{Event, Result};
+use vellum_io::Result;
+use vellum_storage::Event;
 
 use crate::qcow2::alloc::allocator::Allocator;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};

@@ -9,7 +9,7 @@ use std::ops::Range;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::{Buffer, Result};
+use vellum_io::{Buffer, Result};
 
 use super::exchange::{Change, fill_words};
 use super::places::Places;

@@ -19,8 +19,9 @@ use vellum_format::header::field;
 use vellum_format::l1::L1Entry;
 use vellum_format::snapshot::{SnapshotEntry, encode_table};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::buffer::total_len;
-use vellum_storage::{Buffer, Buffers, Result, WriteFlags, finish_all};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Result, finish_all};
+use vellum_storage::WriteFlags;
 
 use super::counts::Counts;
 use super::places::Places;

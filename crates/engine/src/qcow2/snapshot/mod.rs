@@ -24,7 +24,7 @@ mod vm_state;
 use std::sync::{Arc, PoisonError};
 
 use vellum_format::snapshot::SnapshotEntry;
-use vellum_storage::{Error, ErrorKind, Io, Result};
+use vellum_io::{Error, ErrorKind, Io, Result};
 
 use crate::qcow2::device::Qcow2;
 use crate::qcow2::header::load::SnapshotTable;
@@ -83,7 +83,7 @@ impl Qcow2 {
     /// # use vellum::{BlockDevice, gate::DenyAll, storage::MemStorage};
     /// # use vellum::qcow2::{NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
     /// # use vellum::qcow2::create::{CreateOptions, create};
-    /// # vellum_storage::lane::block_on(async {
+    /// # vellum_io::lane::block_on(async {
     /// # let file: Arc<dyn vellum::Storage> = Arc::new(MemStorage::new());
     /// # let options = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
     /// # create(file.clone(), None, &options).await?;

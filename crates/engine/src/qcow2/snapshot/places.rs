@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::image::Image;

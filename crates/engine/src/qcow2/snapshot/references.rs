@@ -5,7 +5,7 @@ use std::ops::Range;
 use vellum_format::geometry::Geometry;
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::{limits, refcount};
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 use crate::qcow2::integrity::errors::{bad_format, corrupt};
 use crate::qcow2::mapping::runs::{EntryRun, first_run};

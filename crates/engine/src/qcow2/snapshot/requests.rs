@@ -7,7 +7,7 @@ use vellum_format::l1::L1Entry;
 use vellum_format::limits;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::types::HostOffset;
-use vellum_storage::{Buffer, Error, ErrorKind, Result};
+use vellum_io::{Buffer, Error, ErrorKind, Result};
 
 use super::NewSnapshot;
 use super::SnapshotSelector;

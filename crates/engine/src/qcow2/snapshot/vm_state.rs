@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::types::GuestOffset;
-use vellum_storage::{Buffer, Error, ErrorKind, Io, Result};
+use vellum_io::{Buffer, Error, ErrorKind, Io, Result};
 
 use crate::RequestFlags;
 use crate::qcow2::device::Qcow2;

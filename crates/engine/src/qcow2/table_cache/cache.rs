@@ -30,7 +30,7 @@ use event_listener::{Event, EventListener};
 pub(crate) use shard::packed_cost_bytes;
 use shard::{Origin, Shard, Stored, TableState, hash};
 use smallvec::SmallVec;
-use vellum_storage::{Buffer, Result};
+use vellum_io::{Buffer, Result};
 
 /// How much memory a cache may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags};
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::{Event, WriteFlags};
 
 use super::plan::{self, Step, Target};
 use crate::RequestFlags;

@@ -7,7 +7,8 @@ use crate::qcow2::encryption::Encryption;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::MappingRun;
 use vellum_format::types::HostOffset;
-use vellum_storage::{Buffer, Buffers, Error, ErrorKind, Result, Storage, WriteFlags, ZeroFlags};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::{Storage, WriteFlags, ZeroFlags};
 
 impl Image {
     /// Whether guest data is encrypted.

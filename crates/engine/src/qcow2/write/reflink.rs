@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use vellum_format::types::GuestOffset;
-use vellum_storage::{ErrorKind, Result};
+use vellum_io::{ErrorKind, Result};
 
 use super::data::PlacedStep;
 use crate::qcow2::image::Image;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use vellum_format::types::GuestOffset;
-use vellum_storage::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 use super::data::{MAX_STEP_CLUSTERS, PlacedStep};
 use super::plan;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use vellum_format::l2::Mapping;
 use vellum_format::types::GuestOffset;
-use vellum_storage::{Buffer, Error, Result, ZeroFlags};
+use vellum_io::{Buffer, Error, Result};
+use vellum_storage::ZeroFlags;
 
 use super::plan::touched_bits;
 use crate::ZeroRequest;

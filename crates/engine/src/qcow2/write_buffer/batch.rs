@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffers, Event, Result, WriteFlags, finish_all};
+use vellum_io::{Buffers, Result, finish_all};
+use vellum_storage::{Event, WriteFlags};
 
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::commit::write_order::WriteOrder;

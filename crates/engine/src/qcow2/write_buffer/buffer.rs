@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use event_listener::{Event, EventListener};
-use vellum_storage::{Buffer, Error, Result};
+use vellum_io::{Buffer, Error, Result};
 
 use pieces::{Pieces, memory_for};
 
@@ -474,7 +474,7 @@ mod tests {
         let cache = WriteBuffer::new(1 << 20);
         assert_eq!(cache.put(&place(16), &[1; 16]), Some(Buffered::Queued));
         assert_eq!(cache.next_for_writeback(1, 1), [0]);
-        let full = Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
+        let full = Error::new(vellum_io::ErrorKind::NoSpace, "write", "full");
         cache.writeback_ended(&[0], Err(full));
         assert!(!cache.takes_writes());
         assert_eq!(
@@ -494,7 +494,7 @@ mod tests {
     #[test]
     fn a_failure_ends_with_the_bytes_it_is_about() {
         let cache = WriteBuffer::new(1 << 20);
-        let full = || Error::new(vellum_storage::ErrorKind::NoSpace, "write", "full");
+        let full = || Error::new(vellum_io::ErrorKind::NoSpace, "write", "full");
         assert_eq!(cache.put(&place(16), &[1; 16]), Some(Buffered::Queued));
         assert_eq!(cache.next_for_writeback(1, 1), [0]);
         cache.writeback_ended(&[0], Err(full()));

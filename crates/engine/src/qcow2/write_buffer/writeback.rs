@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::{Buffer, Buffers, Event, Result, WriteFlags, lane, spawn, spawn_lingering};
+use vellum_io::{Buffer, Buffers, Result, lane, spawn, spawn_lingering};
+use vellum_storage::{Event, WriteFlags};
 
 use super::buffer::{Buffered, Place};
 use crate::qcow2::commit::coalesce::Leader;

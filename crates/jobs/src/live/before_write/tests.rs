@@ -4,7 +4,7 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{Extent, Raw, RawOptions};
-use vellum_storage::lane::{block_on, yield_now};
+use vellum_io::lane::{block_on, yield_now};
 use vellum_storage::{MemStorage, Storage};
 
 use super::*;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use vellum::{Raw, RawOptions};
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, serve};
-use vellum_storage::executor::Executor;
-use vellum_storage::{Error, lane};
+use vellum_io::executor::Executor;
+use vellum_io::{Error, lane};
 
 use super::super::lanes::Beside;
 use super::super::network::Network;

@@ -20,13 +20,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::align::{Alignment, RangeLocks, gather, scatter};
-use crate::buffer::total_len;
 use crate::event::Event;
-use crate::{
-    Buffer, Buffers, Capabilities, Error, ErrorKind, Io, Result, Storage, StorageExtent,
-    WriteFlags, ZeroFlags, lane, pass_on, spawn,
-};
+use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::align::{Alignment, RangeLocks, gather, scatter};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, lane, spawn};
 
 pub use debugger::{Debugger, Suspension};
 pub use limits::{Limits, Piece};

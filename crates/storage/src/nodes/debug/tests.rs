@@ -1,6 +1,6 @@
 use super::*;
 use crate::MemStorage;
-use crate::lane::block_on;
+use vellum_io::lane::block_on;
 
 fn quiet(_: &str) {}
 

@@ -23,12 +23,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
 
-use crate::align::RangeLocks;
-use crate::buffer::total_len;
-use crate::{
-    Buffer, Buffers, Error, ErrorKind, Io, Result, Storage, WriteFlags, ZeroFlags, pass_on,
-    spawn_lingering,
-};
+use crate::{Storage, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::align::RangeLocks;
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, spawn_lingering};
 
 use entry::{DISCARD, Data, Entry, FLUSH, FUA, MAGIC, VERSION, encoded_head};
 use queue::{Position, Queue};
@@ -359,8 +357,8 @@ impl Storage for LogWritesStorage {
 mod tests {
     use super::*;
     use crate::MemStorage;
-    use crate::lane::block_on;
     use crate::wrap::{DelayStorage, FaultStorage, Matching, Operation, Times};
+    use vellum_io::lane::block_on;
 
     fn buffers(byte: u8) -> Buffers {
         Buffers::from_iter([Buffer::copy_of(&[byte; 512])])

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::entry::{Data, Entry, FLUSH};
-use crate::{Error, Result};
+use vellum_io::{Error, Result};
 
 /// Where the log ends.
 #[derive(Debug, Clone, Copy)]

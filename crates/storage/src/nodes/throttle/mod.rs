@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use event_listener::Event;
 
-use crate::buffer::total_len;
-use crate::{Buffers, Io, Storage, WriteFlags, ZeroFlags, lane, pass_on, spawn};
+use crate::{Storage, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffers, Io, lane, spawn};
 
 use buckets::{Buckets, Direction};
 pub use buckets::{Limit, MAX_RATE, ThrottleLimits};
@@ -180,8 +181,9 @@ impl Storage for ThrottleStorage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lane::block_on;
-    use crate::{Buffer, MemStorage};
+    use crate::MemStorage;
+    use vellum_io::Buffer;
+    use vellum_io::lane::block_on;
 
     #[test]
     fn requests_beyond_the_burst_wait_and_keep_their_order() {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use vellum_format::types::HostCluster;
-use vellum_storage::{ErrorKind, Event, Result};
+use vellum_io::{ErrorKind, Result};
+use vellum_storage::Event;
 
 use super::Allocator;
 use crate::qcow2::integrity::debug_events::emit;

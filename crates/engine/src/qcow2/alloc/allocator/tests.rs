@@ -2,10 +2,11 @@ use std::time::{Duration, Instant};
 
 use vellum_format::Header;
 use vellum_format::refcount;
-use vellum_storage::executor::Executor;
+use vellum_io::executor::Executor;
+use vellum_io::lane::block_on;
+use vellum_io::{Buffer, Buffers, Io};
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::lane::block_on;
-use vellum_storage::{Buffer, Buffers, Io, MemStorage, Storage, WriteFlags, pass_on};
+use vellum_storage::{MemStorage, Storage, WriteFlags, pass_on};
 
 use super::*;
 use crate::qcow2::create::{CreateOptions, create};

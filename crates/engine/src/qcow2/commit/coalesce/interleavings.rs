@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::*;
-use vellum_storage::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use vellum_storage::sync::{block_on, chance, explore, join, point, thread};
+use vellum_io::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use vellum_io::sync::{block_on, chance, explore, join, point, thread};
 
 /// A round that has ended.
 struct Ended {

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, merged};
 use crate::qcow2::image::Image;

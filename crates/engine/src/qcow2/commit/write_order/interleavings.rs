@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::qcow2::commit::epochs::Epochs;
-use vellum_storage::sync::atomic::Ordering::SeqCst;
-use vellum_storage::sync::{block_on, explore, join, point, thread};
+use vellum_io::sync::atomic::Ordering::SeqCst;
+use vellum_io::sync::{block_on, explore, join, point, thread};
 
 const CLUSTERS: usize = 4;
 

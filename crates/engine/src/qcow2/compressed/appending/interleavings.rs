@@ -1,8 +1,8 @@
 //! What an owner is told to be written is, whoever's write had it and whatever fails.
 
 use super::*;
+use vellum_io::sync::{block_on, chance, explore, join, thread};
 use vellum_storage::MemStorage;
-use vellum_storage::sync::{block_on, chance, explore, join, thread};
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 #[test]

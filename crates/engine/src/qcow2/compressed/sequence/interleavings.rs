@@ -1,7 +1,7 @@
 //! Tickets take their turns in their order, each of them, whatever becomes of others.
 
 use super::*;
-use vellum_storage::sync::{block_on, chance, explore, join, thread};
+use vellum_io::sync::{block_on, chance, explore, join, thread};
 
 #[test]
 fn tickets_pass_in_their_order_though_some_are_given_up() {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use vellum_format::l1::L1Entry;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::types::HostOffset;
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use super::Metadata;
 use super::OverlapMap;

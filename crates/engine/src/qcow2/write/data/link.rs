@@ -2,7 +2,7 @@
 
 use vellum_format::l2::Mapping;
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_storage::Result;
+use vellum_io::Result;
 
 use super::PlacedStep;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};

@@ -1,6 +1,6 @@
 //! Failures in the middle of a link.
 
-use vellum_storage::executor::Executor;
+use vellum_io::executor::Executor;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 use vellum_storage::{MemStorage, Storage};
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use vellum_storage::Buffer;
+use vellum_io::Buffer;
 
 /// What the memory of pieces is counted in.
 pub(super) const UNIT_BYTES: usize = 4096;

@@ -1,0 +1,379 @@
+//! Requests that are not aligned as direct I/O wants them: they go through an
+//! aligned copy, and a write that ends inside a block first reads the rest of it.
+//!
+//! Invariant: from the moment at which such a write reads a block until it has written it,
+//! nothing else changes that block ([`RangeLocks`]). Requests that change whole blocks run
+//! side by side, also where they overlap: they bring nothing old back.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+
+use crate::buffer::total_len;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Event, Mutex, MutexGuard};
+use crate::{Buffer, Buffers};
+
+/// What direct I/O on a file wants; all 1 for buffered I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of offsets and lengths, in bytes; a power of two.
+    pub request_bytes: u32,
+    /// Of memory, in bytes; a power of two.
+    pub memory_bytes: u32,
+}
+
+impl Alignment {
+    /// No wishes.
+    pub const NONE: Alignment = Alignment {
+        request_bytes: 1,
+        memory_bytes: 1,
+    };
+
+    /// Whether a range may go to the kernel as it is.
+    pub fn fits_range(self, offset_bytes: u64, len_bytes: u64) -> bool {
+        (offset_bytes | len_bytes) & u64::from(self.request_bytes - 1) == 0
+    }
+
+    /// Whether a request may go to the kernel as it is.
+    pub fn fits(self, offset_bytes: u64, buffers: &[Buffer]) -> bool {
+        if self == Self::NONE {
+            return true;
+        }
+        let memory_mask = self.memory_bytes as usize - 1;
+        self.fits_range(offset_bytes, 0)
+            && buffers.iter().all(|buffer| {
+                self.fits_range(0, buffer.len() as u64)
+                    && buffer.as_ptr() as usize & memory_mask == 0
+            })
+    }
+
+    /// The smallest aligned range around a range.
+    pub fn around(self, offset_bytes: u64, len_bytes: u64) -> Range<u64> {
+        let unit = u64::from(self.request_bytes);
+        let end = offset_bytes + len_bytes;
+        offset_bytes & !(unit - 1)..end.next_multiple_of(unit)
+    }
+
+    /// The largest aligned range inside a range; it may be empty.
+    pub fn inside(self, offset_bytes: u64, len_bytes: u64) -> Range<u64> {
+        let unit = u64::from(self.request_bytes);
+        let end = (offset_bytes + len_bytes) & !(unit - 1);
+        let start = offset_bytes.next_multiple_of(unit);
+        start..end.max(start)
+    }
+}
+
+/// Copies `source` from `skip_bytes` on into `buffers`.
+pub fn scatter(source: &[u8], buffers: &mut Buffers) {
+    let mut at = 0;
+    for buffer in buffers {
+        let end = at + buffer.len();
+        buffer.copy_from_slice(&source[at..end]);
+        at = end;
+    }
+}
+
+/// Copies all of `buffers` into `target`.
+pub fn gather(buffers: &[Buffer], target: &mut [u8]) {
+    debug_assert_eq!(total_len(buffers), target.len() as u64);
+    let mut at = 0;
+    for buffer in buffers {
+        target[at..at + buffer.len()].copy_from_slice(buffer);
+        at += buffer.len();
+    }
+}
+
+/// Who changes which ranges of one file: requests that read, change and write blocks hold them
+/// alone; those that change whole blocks pass together.
+///
+/// While nobody holds anything alone, to pass costs two atomic additions and no lock. Whoever
+/// comes to hold something first waits until all have ended that began so.
+#[derive(Debug, Default)]
+pub struct RangeLocks {
+    ranges: Mutex<Ranges>,
+    /// How many hold a range alone, or wait for that.
+    alone: AtomicUsize,
+    /// How many pass that nobody knows the ranges of: they began while `alone` was 0.
+    unnamed: AtomicUsize,
+    released: Event,
+}
+
+#[derive(Debug, Default)]
+struct Ranges {
+    held: Vec<Range<u64>>,
+    passing: Vec<Range<u64>>,
+}
+
+/// A range that is held alone.
+#[derive(Debug)]
+pub struct RangeGuard<'a> {
+    locks: &'a RangeLocks,
+    /// `None` while it waits for others that hold it.
+    range: Option<Range<u64>>,
+}
+
+/// The leave to change whole blocks beside others who do.
+#[derive(Debug)]
+pub struct Passing {
+    locks: Arc<RangeLocks>,
+    /// `None`: one of the unnamed.
+    range: Option<Range<u64>>,
+}
+
+/// What a request that changes a range holds.
+#[derive(Debug)]
+pub enum Claim<'a> {
+    /// Whole blocks.
+    Passing(Passing),
+    /// Blocks of which a part stays as it is.
+    Alone(RangeGuard<'a>),
+    /// There are no blocks.
+    Nothing,
+}
+
+fn touches(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+    ranges.iter().any(overlaps)
+}
+
+fn forget(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
+    if let Some(at) = ranges.iter().position(|other| other == range) {
+        ranges.swap_remove(at);
+    }
+}
+
+impl RangeLocks {
+    fn lock(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ready`, which is asked again after each release.
+    async fn wait_until(&self, mut ready: impl FnMut() -> bool) {
+        // Listen first: a release between the question and the wait must count.
+        while !ready() {
+            let released = self.released.listen();
+            if ready() {
+                return;
+            }
+            released.await;
+        }
+    }
+
+    /// Waits until nobody else changes any part of `range`, and holds it.
+    pub async fn hold(&self, range: Range<u64>) -> RangeGuard<'_> {
+        // From now on whoever passes says where.
+        self.alone.fetch_add(1, Ordering::SeqCst);
+        let mut guard = RangeGuard {
+            locks: self,
+            range: None,
+        };
+        self.wait_until(|| {
+            let mut ranges = self.lock();
+            let free = !touches(&ranges.held, &range);
+            if free {
+                ranges.held.push(range.clone());
+            }
+            free
+        })
+        .await;
+        guard.range = Some(range.clone());
+        self.wait_until(|| {
+            self.unnamed.load(Ordering::SeqCst) == 0 && !touches(&self.lock().passing, &range)
+        })
+        .await;
+        guard
+    }
+
+    /// The leave to change whole blocks, if nobody holds anything alone.
+    pub fn try_pass(self: &Arc<Self>) -> Option<Passing> {
+        self.unnamed.fetch_add(1, Ordering::SeqCst);
+        let passing = Passing {
+            locks: self.clone(),
+            range: None,
+        };
+        (self.alone.load(Ordering::SeqCst) == 0).then_some(passing)
+    }
+
+    /// Waits until nobody holds any part of `range`, which is made of whole blocks, alone.
+    pub async fn pass(self: &Arc<Self>, range: Range<u64>) -> Passing {
+        if let Some(passing) = self.try_pass() {
+            return passing;
+        }
+        self.wait_until(|| {
+            let mut ranges = self.lock();
+            let free = !touches(&ranges.held, &range);
+            if free {
+                ranges.passing.push(range.clone());
+            }
+            free
+        })
+        .await;
+        Passing {
+            locks: self.clone(),
+            range: Some(range),
+        }
+    }
+
+    /// What a change of a range needs where blocks are as `alignment` says.
+    pub async fn claim(
+        self: &Arc<Self>,
+        alignment: Alignment,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Claim<'_> {
+        if alignment.request_bytes == 1 {
+            return Claim::Nothing;
+        }
+        let around = alignment.around(offset_bytes, len_bytes);
+        match alignment.fits_range(offset_bytes, len_bytes) {
+            true => Claim::Passing(self.pass(around).await),
+            false => Claim::Alone(self.hold(around).await),
+        }
+    }
+}
+
+impl Drop for RangeGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(range) = self.range.take() {
+            forget(&mut self.locks.lock().held, &range);
+        }
+        self.locks.alone.fetch_sub(1, Ordering::SeqCst);
+        self.locks.released.notify(usize::MAX);
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        match self.range.take() {
+            None => drop(self.locks.unnamed.fetch_sub(1, Ordering::SeqCst)),
+            Some(range) => forget(&mut self.locks.lock().passing, &range),
+        }
+        if self.locks.alone.load(Ordering::SeqCst) > 0 {
+            self.locks.released.notify(usize::MAX);
+        }
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod interleavings;
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::lane::{block_on, yield_now};
+    use crate::spawn;
+
+    const SECTORS: Alignment = Alignment {
+        request_bytes: 512,
+        memory_bytes: 512,
+    };
+
+    #[test]
+    fn ranges_grow_and_shrink_to_blocks() {
+        assert_eq!(SECTORS.around(513, 1), 512..1024);
+        assert_eq!(SECTORS.around(512, 512), 512..1024);
+        assert_eq!(SECTORS.inside(1, 2000), 512..1536);
+        assert!(SECTORS.inside(1, 511).is_empty());
+        assert!(SECTORS.inside(100, 200).is_empty());
+        assert_eq!(Alignment::NONE.around(7, 9), 7..16);
+    }
+
+    #[test]
+    fn offset_length_and_memory_all_count() {
+        let mut buffer = Buffer::zeroed(2048);
+        assert!(SECTORS.fits(1024, std::slice::from_ref(&buffer)));
+        assert!(!SECTORS.fits(1000, std::slice::from_ref(&buffer)));
+        let head = buffer.split_to(100);
+        assert!(!SECTORS.fits(0, &[head]));
+        buffer.truncate(512);
+        assert!(!SECTORS.fits(0, std::slice::from_ref(&buffer)));
+        assert!(Alignment::NONE.fits(1, &[buffer]));
+    }
+
+    #[test]
+    fn overlapping_holds_take_turns() {
+        let locks = std::rc::Rc::new(RangeLocks::default());
+        let order = std::rc::Rc::new(RefCell::new(Vec::new()));
+        block_on(async {
+            let tasks = [(0..10, 1), (5..6, 2), (20..30, 3)].map(|(range, name)| {
+                let (locks, order) = (locks.clone(), order.clone());
+                spawn(async move {
+                    let _held = locks.hold(range).await;
+                    order.borrow_mut().push((name, "in"));
+                    yield_now().await;
+                    yield_now().await;
+                    order.borrow_mut().push((name, "out"));
+                })
+            });
+            for task in tasks {
+                task.await;
+            }
+        });
+        let order = order.borrow();
+        let at = |event| order.iter().position(|other| *other == event);
+        assert!(at((1, "out")) < at((2, "in")));
+        assert!(at((3, "in")) < at((1, "out")));
+    }
+
+    /// What has happened so far, in order.
+    type Log = std::rc::Rc<RefCell<Vec<&'static str>>>;
+
+    #[test]
+    fn who_reads_a_block_to_write_it_meets_nobody_who_changes_it() {
+        let locks = Arc::new(RangeLocks::default());
+        let log = Log::default();
+        let say = |text| log.borrow_mut().push(text);
+        block_on(async {
+            let first = locks.pass(0..512).await;
+            let (held, told) = (locks.clone(), log.clone());
+            let alone = spawn(async move {
+                let _held = held.hold(0..512).await;
+                told.borrow_mut().push("alone");
+                yield_now().await;
+                told.borrow_mut().push("done");
+            });
+            yield_now().await;
+            say("first is still there");
+            // Side by side with it where that is elsewhere, and after it where it is not.
+            drop(locks.pass(512..1024).await);
+            say("elsewhere");
+            let (passes, told) = (locks.clone(), log.clone());
+            let second = spawn(async move {
+                let _passing = passes.pass(0..1024).await;
+                told.borrow_mut().push("second");
+            });
+            yield_now().await;
+            drop(first);
+            alone.await;
+            second.await;
+            assert!(locks.try_pass().is_some());
+        });
+        let expected = [
+            "first is still there",
+            "elsewhere",
+            "alone",
+            "done",
+            "second",
+        ];
+        assert_eq!(*log.borrow(), expected);
+    }
+
+    #[test]
+    fn who_gives_up_waiting_leaves_nothing_behind() {
+        let locks = Arc::new(RangeLocks::default());
+        block_on(async {
+            let held = locks.hold(0..512).await;
+            {
+                let mut second = std::pin::pin!(locks.hold(0..1));
+                let mut third = std::pin::pin!(locks.pass(0..512));
+                assert!(futures_util::poll!(&mut second).is_pending());
+                assert!(futures_util::poll!(&mut third).is_pending());
+            }
+            assert!(locks.try_pass().is_none());
+            drop(held);
+            assert!(locks.try_pass().is_some());
+        });
+    }
+}

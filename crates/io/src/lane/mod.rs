@@ -1,0 +1,412 @@
+//! Lanes: one thread's requests and tasks.
+//!
+//! A lane is an I/O backend (io_uring, or worker threads where the kernel refuses
+//! it), a single-threaded [`Executor`] and timers. Each thread has at most one;
+//! [`block_on`] drives it. Submissions collect while tasks run and go to the
+//! kernel with the system call that waits.
+//!
+//! Invariants:
+//! - What a request points to (descriptor, buffers) belongs to the request until
+//!   its completion arrives. Dropping an [`Io`] abandons the result; only
+//!   requests that could wait forever (receive, accept, poll) are cancelled.
+//! - A lane is not gone before its requests are: dropping it, at the latest when
+//!   its thread ends, waits for everything in flight.
+
+mod compute;
+mod crew;
+#[cfg(all(test, shuttle))]
+mod interleavings;
+pub mod net;
+mod reactor;
+mod request;
+mod submission;
+mod syncs;
+mod threads;
+mod timer;
+mod uring;
+mod workers;
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::fd::BorrowedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use crate::executor::Executor;
+use crate::sync::thread_local;
+use crate::sys::EventFd;
+use crate::{Buffers, Error, ErrorKind, Io, Result};
+
+pub use crate::executor::Remote;
+pub use compute::{Computation, compute, compute_threads};
+use reactor::Reactor;
+pub(crate) use reactor::Ticket;
+pub use request::{Descriptor, Done, Op, Request};
+pub use timer::{Clock, Sleep, now, sleep, sleep_until};
+
+/// Names the backend in the environment, over [`Backend::Auto`]: `threads` or `io_uring`.
+pub const BACKEND_VARIABLE: &str = "VELLUM_LANE";
+
+/// How often ready tasks may follow each other before the kernel gets a turn.
+const MAX_ROUNDS: usize = 16;
+
+/// What a lane's requests run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// io_uring, or threads where the kernel refuses it.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    IoUring,
+    /// Worker threads and `poll(2)`.
+    Threads,
+}
+
+impl Backend {
+    fn resolve(self) -> Self {
+        if self != Backend::Auto {
+            return self;
+        }
+        match std::env::var(BACKEND_VARIABLE).as_deref() {
+            Ok("threads") => Backend::Threads,
+            Ok("io_uring") => Backend::IoUring,
+            // Only threads can have their turns told to them.
+            _ if cfg!(shuttle) => Backend::Threads,
+            _ => Backend::Auto,
+        }
+    }
+}
+
+/// How a lane is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneOptions {
+    /// What requests run on.
+    pub backend: Backend,
+    /// Submissions that fit into the ring at a time; four times as many requests
+    /// may be in the kernel, more wait their turn.
+    pub ring_entries: u32,
+}
+
+impl Default for LaneOptions {
+    fn default() -> Self {
+        LaneOptions {
+            backend: Backend::Auto,
+            ring_entries: 128,
+        }
+    }
+}
+
+/// How long a turn may wait for the kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wait {
+    No,
+    Forever,
+    Until(Instant),
+}
+
+struct Lane {
+    executor: Executor,
+    reactor: Rc<Reactor>,
+    timers: Rc<timer::Timers>,
+    running: Cell<bool>,
+}
+
+static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static LANE: RefCell<Option<Rc<Lane>>> = const { RefCell::new(None) };
+    static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Sets up the calling thread's lane.
+///
+/// # Errors
+/// If the thread has one already, or the backend that `options` insist on cannot
+/// be had.
+pub fn install(options: &LaneOptions) -> Result<()> {
+    LANE.with(|lane| {
+        let mut lane = lane.borrow_mut();
+        if lane.is_some() {
+            let message = "the thread has a lane already";
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "install lane",
+                message,
+            ));
+        }
+        *lane = Some(Rc::new(Lane::new(options)?));
+        Ok(())
+    })
+}
+
+/// The calling thread's lane, made with default options if there is none.
+fn current() -> Result<Rc<Lane>> {
+    let existing = LANE.try_with(|lane| lane.borrow().clone());
+    match existing {
+        Ok(Some(lane)) => Ok(lane),
+        Ok(None) => {
+            let lane = Rc::new(Lane::new(&LaneOptions::default())?);
+            LANE.with(|current| current.replace(Some(lane.clone())));
+            Ok(lane)
+        }
+        Err(_) => Err(Error::new(
+            ErrorKind::Io,
+            "use lane",
+            "the thread is ending",
+        )),
+    }
+}
+
+/// The lane, where there is no way to report an error.
+fn current_or_panic() -> Rc<Lane> {
+    match current() {
+        Ok(lane) => lane,
+        Err(error) => panic!("cannot set up this thread's lane: {error}"),
+    }
+}
+
+/// Drives the calling thread's lane until `future` is done, and what was started with
+/// [`crate::spawn_lingering`]. [`crate::spawn`] works inside; other tasks that are not
+/// done then go on with the next call.
+///
+/// # Panics
+/// Inside itself (await instead), and if a lane cannot be set up at all.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    current_or_panic().block_on(future)
+}
+
+/// Drives the calling thread's lane until no task is left, such as work that a
+/// device does in the background. A thread whose lane was used for devices that
+/// others go on using should end with it: tasks of a lane that ends are dropped.
+///
+/// # Panics
+/// As [`block_on`].
+pub fn finish() {
+    current_or_panic().finish();
+}
+
+/// Whether the calling thread is inside [`block_on`]; not so in a simulation, whose
+/// executor has no lane.
+pub fn is_running() -> bool {
+    LANE.try_with(|lane| {
+        lane.borrow()
+            .as_ref()
+            .is_some_and(|lane| lane.running.get())
+    })
+    .unwrap_or(false)
+}
+
+/// A handle that starts tasks on the calling thread's lane from other threads.
+/// They run while that lane is inside [`block_on`].
+///
+/// # Panics
+/// If a lane cannot be set up at all.
+pub fn remote() -> Remote {
+    current_or_panic().executor.remote()
+}
+
+/// What the calling thread's lane runs on; never [`Backend::Auto`].
+///
+/// # Panics
+/// If a lane cannot be set up at all.
+pub fn backend() -> Backend {
+    current_or_panic().reactor.backend()
+}
+
+/// A number for the calling thread's lane, to deal things out among lanes.
+pub fn number() -> usize {
+    NUMBER.with(|number| {
+        let known = number
+            .get()
+            .unwrap_or_else(|| NEXT_NUMBER.fetch_add(1, Ordering::Relaxed));
+        number.set(Some(known));
+        known
+    })
+}
+
+/// Makes the calling thread's lane another one: for simulations, which have several on one
+/// thread.
+pub fn set_number(lane: usize) {
+    NUMBER.with(|number| number.set(Some(lane)));
+}
+
+/// Lets other tasks and completions have a turn.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Waits until `fd` can be read. Dropping the request ends the wait.
+pub fn poll_readable(fd: BorrowedFd<'_>) -> Io<()> {
+    poll_descriptor(fd, libc::POLLIN)
+}
+
+/// Waits until `fd` can be written. Dropping the request ends the wait.
+pub fn poll_writable(fd: BorrowedFd<'_>) -> Io<()> {
+    poll_descriptor(fd, libc::POLLOUT)
+}
+
+fn poll_descriptor(fd: BorrowedFd<'_>, events: i16) -> Io<()> {
+    // A duplicate: the request must own what it waits for.
+    match fd.try_clone_to_owned() {
+        Ok(fd) => {
+            let file = Arc::new(Descriptor::new(fd, "descriptor"));
+            submit(
+                Request::new(file, Op::Poll { events }, Buffers::new()),
+                finish_unit,
+            )
+        }
+        Err(error) => Io::ready(Err(Error::from_io("poll", &error))),
+    }
+}
+
+/// Starts a request on the calling thread's lane.
+pub fn submit<T>(request: Request, finish: fn(Done) -> Result<T>) -> Io<T> {
+    match current() {
+        Ok(lane) => Io::lane(lane.reactor.start(request, finish)),
+        Err(error) => Io::ready(Err(error)),
+    }
+}
+
+/// Runs a blocking call on a worker thread.
+pub fn call<T>(
+    file: &Arc<Descriptor>,
+    name: &'static str,
+    work: impl FnOnce() -> Result<i64, i32> + Send + 'static,
+    finish: fn(Done) -> Result<T>,
+) -> Io<T> {
+    let op = Op::Call {
+        name,
+        work: Some(Box::new(work)),
+    };
+    submit(Request::new(file.clone(), op, Buffers::new()), finish)
+}
+
+/// Runs a request that takes several steps as a task, so that it goes on when
+/// its [`Io`] is dropped.
+pub fn task<T: 'static>(future: impl Future<Output = Result<T>> + 'static) -> Io<T> {
+    if crate::executor::is_entered() {
+        return Io::task(crate::spawn(future));
+    }
+    match current() {
+        Ok(lane) => Io::task(lane.executor.spawn(future)),
+        Err(error) => Io::ready(Err(error)),
+    }
+}
+
+/// The end of a request that gives nothing back.
+pub fn finish_unit(done: Done) -> Result<()> {
+    done.value().map(drop)
+}
+
+/// The end of a request that gives its buffers back.
+pub fn finish_buffers(done: Done) -> Result<Buffers> {
+    done.value()?;
+    Ok(done.request.buffers)
+}
+
+impl Lane {
+    fn new(options: &LaneOptions) -> Result<Self> {
+        let event = EventFd::new().map_err(|errno| Error::from_errno("set up lane", errno))?;
+        let event = Arc::new(event);
+        let reactor = Rc::new(Reactor::new(options, &event)?);
+        let executor = Executor::new(move || event.signal());
+        Ok(Lane {
+            executor,
+            reactor,
+            timers: Rc::default(),
+            running: Cell::new(false),
+        })
+    }
+
+    fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        assert!(
+            !self.running.replace(true),
+            "lane::block_on inside a lane: await instead"
+        );
+        let _running = Running(self);
+        let mut future = pin!(future);
+        let waker = self.executor.root_waker();
+        let mut context = Context::from_waker(&waker);
+        waker.wake_by_ref();
+        self.executor.enter(|| {
+            loop {
+                self.run_tasks();
+                if self.executor.take_root_wake()
+                    && let Poll::Ready(value) = future.as_mut().poll(&mut context)
+                {
+                    self.run_while(|executor| executor.lingering_tasks() > 0);
+                    return value;
+                }
+                self.wait();
+            }
+        })
+    }
+
+    fn run_while(&self, goes_on: impl Fn(&Executor) -> bool) {
+        while goes_on(&self.executor) {
+            self.run_tasks();
+            if goes_on(&self.executor) {
+                self.wait();
+            }
+        }
+    }
+
+    fn finish(&self) {
+        assert!(
+            !self.running.replace(true),
+            "lane::finish inside a lane: its tasks go on anyway"
+        );
+        let _running = Running(self);
+        self.executor
+            .enter(|| self.run_while(|executor| executor.live_tasks() > 0));
+    }
+
+    /// Runs tasks until none is ready, the root future is, or the kernel must
+    /// have its turn.
+    fn run_tasks(&self) {
+        for _ in 0..MAX_ROUNDS {
+            if !self.executor.run_batch() || self.executor.root_is_woken() {
+                return;
+            }
+        }
+    }
+
+    /// Submits what the tasks started, and waits if there is nothing else to do.
+    fn wait(&self) {
+        let wait = match self.executor.prepare_to_sleep() {
+            false => Wait::No,
+            true => self.timers.next().map_or(Wait::Forever, Wait::Until),
+        };
+        self.reactor.turn(wait, || self.executor.end_sleep());
+        self.timers.fire();
+    }
+}
+
+/// Marks the lane as not running again, and hands over what was started last.
+struct Running<'a>(&'a Lane);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.reactor.turn(Wait::No, || {});
+        self.0.running.set(false);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.executor.drop_tasks();
+        self.reactor.shut_down();
+    }
+}

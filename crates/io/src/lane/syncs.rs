@@ -1,0 +1,143 @@
+//! What a file knows of its syncs: whether what they said may be believed.
+//!
+//! Invariants:
+//! - After a sync has failed, whatever its errno, none succeeds until the file is opened anew:
+//!   the kernel has dropped what it could not write, and says "all is written" the next time.
+//! - The kernel tells a loss to one of those who ask, and only once. So a sync that the kernel
+//!   calls good counts only when all have ended that ran beside it, and none of them failed.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+
+use super::request::Descriptor;
+use crate::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use crate::sync::{Event, Mutex, MutexGuard};
+use crate::sys::Errno;
+use crate::{Error, Result};
+
+/// The syncs of one file, and the changes that they are for.
+#[derive(Debug)]
+pub(super) struct Syncs {
+    /// Why the first one failed; 0: none has.
+    errno: AtomicI32,
+    /// Changes that are complete; what others have left in the page cache before the
+    /// file was opened counts as one.
+    changes: AtomicU64,
+    /// As many of them as a sync has made durable.
+    durable_changes: AtomicU64,
+    running: Mutex<Running>,
+    ended: Event,
+}
+
+/// By number, in the order in which they began.
+#[derive(Debug, Default)]
+struct Running {
+    next: u64,
+    numbers: BTreeSet<u64>,
+}
+
+impl Default for Syncs {
+    fn default() -> Self {
+        Syncs {
+            errno: AtomicI32::new(0),
+            changes: AtomicU64::new(1),
+            durable_changes: AtomicU64::new(0),
+            running: Mutex::default(),
+            ended: Event::new(),
+        }
+    }
+}
+
+/// A sync, or a write that is to be durable, until the kernel is done with it.
+#[derive(Debug)]
+pub(crate) struct RunningSync {
+    file: Arc<Descriptor>,
+    number: u64,
+}
+
+impl Syncs {
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes that are complete, if not all of them are known to be durable.
+    pub(super) fn changes_to_sync(&self) -> Option<u64> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let durable = changes == self.durable_changes.load(Ordering::Acquire);
+        (!durable || self.check().is_err()).then_some(changes)
+    }
+
+    /// Notes that a change has ended.
+    pub(super) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Remembers why a sync has failed.
+    pub(super) fn failed(&self, errno: Errno) {
+        // Another one may have been the first.
+        let _ = self
+            .errno
+            .compare_exchange(0, errno, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Fails if a sync has.
+    pub(super) fn check(&self) -> Result<(), Errno> {
+        match self.errno.load(Ordering::Acquire) {
+            0 => Ok(()),
+            errno => Err(errno),
+        }
+    }
+}
+
+impl RunningSync {
+    /// Of a sync that is about to be asked for.
+    pub(super) fn begin(file: &Arc<Descriptor>) -> Self {
+        let mut running = file.syncs.running();
+        let number = running.next;
+        running.next += 1;
+        running.numbers.insert(number);
+        drop(running);
+        RunningSync {
+            file: file.clone(),
+            number,
+        }
+    }
+}
+
+impl Drop for RunningSync {
+    fn drop(&mut self) {
+        let syncs = &self.file.syncs;
+        syncs.running().numbers.remove(&self.number);
+        syncs.ended.notify(usize::MAX);
+    }
+}
+
+impl Descriptor {
+    /// Waits until a sync that the kernel calls good, and that has just ended, may be
+    /// believed; it covers the first `changes` ones.
+    ///
+    /// # Errors
+    /// If one that ran beside it has failed.
+    pub async fn accept_sync(&self, operation: &'static str, changes: u64) -> Result<()> {
+        let before = self.syncs.running().next;
+        let all_ended = || {
+            let running = self.syncs.running();
+            running.numbers.first().is_none_or(|first| *first >= before)
+        };
+        while !all_ended() {
+            let ended = self.syncs.ended.listen();
+            if all_ended() {
+                break;
+            }
+            ended.await;
+        }
+        let checked = self.syncs.check();
+        checked.map_err(|errno| Error::from_errno(operation, errno).target(self.name()))?;
+        let durable = &self.syncs.durable_changes;
+        durable.fetch_max(changes, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod interleavings;

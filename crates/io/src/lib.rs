@@ -1,0 +1,34 @@
+//! How requests run: lanes, the executor, owned buffers and errors.
+//!
+//! A [`lane`] is one thread's I/O backend (io_uring, or worker threads) with a
+//! single-threaded [`executor`]. A request owns its [`Buffers`] and is waited for as an
+//! [`Io`]. What a storage is stands in `vellum-storage`; nothing here knows of it.
+//!
+//! Invariants:
+//! - A buffer handed to a request belongs to the request until its completion
+//!   arrives; dropping an [`Io`] abandons a result, never an I/O.
+//! - Nothing here knows about storages or image formats.
+
+// What the model stands for is built and not used.
+#![cfg_attr(shuttle, allow(dead_code, unused_imports))]
+
+pub mod align;
+mod block;
+pub mod buffer;
+pub mod error;
+pub mod executor;
+pub mod heap;
+pub mod io;
+pub mod lane;
+mod pool;
+pub mod program;
+#[doc(hidden)]
+pub mod sync;
+mod sys;
+mod together;
+
+pub use buffer::{Buffer, Buffers};
+pub use error::{Error, ErrorKind, Result};
+pub use executor::{JoinHandle, spawn, spawn_lingering};
+pub use io::Io;
+pub use together::finish_all;

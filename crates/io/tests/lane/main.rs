@@ -1,0 +1,24 @@
+//! Lanes: tasks, timers, wake-ups and sockets on both backends.
+
+mod net;
+mod tasks;
+
+use vellum_io::lane::{self, Backend, LaneOptions};
+
+/// Runs a test over both backends, each in a thread with a lane of its own.
+fn on_both(test: fn()) {
+    for backend in [Backend::IoUring, Backend::Threads] {
+        let work = move || {
+            lane::install(&LaneOptions {
+                backend,
+                ..LaneOptions::default()
+            })
+            .unwrap();
+            assert_eq!(lane::backend(), backend);
+            test();
+        };
+        if std::thread::spawn(work).join().is_err() {
+            panic!("failed over {backend:?}");
+        }
+    }
+}
