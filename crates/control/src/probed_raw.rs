@@ -1,4 +1,7 @@
 //! The care taken with a raw image whose format was only guessed.
+//!
+//! Invariant: whoever changes the first sector holds its lock from the look at what the sector will hold to
+//! the end of the change; the guess looks at no other bytes.
 
 use std::sync::Arc;
 

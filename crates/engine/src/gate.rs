@@ -1,6 +1,6 @@
 //! The one gate through which an image may ask for other files.
 //!
-//! Invariant: no other code opens a file that an image names.
+//! Invariant (rule 12): no other code opens a file that an image names.
 
 use std::fmt;
 use std::sync::Arc;

@@ -5,7 +5,10 @@
 //! Requests on overlapping ranges are granted in the order in which they came,
 //! so neither kind starves.
 //!
-//! Invariant: of two overlapping granted ranges, both are shared.
+//! Invariants:
+//! - Of two overlapping granted ranges, both are shared.
+//! - Rule 9: a request that holds a range does not wait for another one; who wants several takes
+//!   the others with `try_acquire`.
 
 use std::fmt;
 use std::future::Future;

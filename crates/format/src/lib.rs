@@ -5,7 +5,7 @@
 //! and numbers the rules (I1, I2, …) that this crate refers to.
 //!
 //! Invariants:
-//! - No input makes a decoder panic, overflow or allocate more than a small
+//! - Rule 12: no input makes a decoder panic, overflow or allocate more than a small
 //!   multiple of the input's length.
 //! - Whatever a decoder accepts is within [`limits`], and
 //!   `decode(encode(decode(bytes))) == decode(bytes)`.

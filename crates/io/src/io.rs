@@ -1,4 +1,7 @@
 //! [`Io`]: the future of one request, without a box on the common path.
+//!
+//! A request that others may wait for (it loads, writes back or locks more than it needs) is made
+//! with [`Io::start`]: it ends whether or not its future is polled (rule 10).
 
 use std::fmt;
 use std::future::Future;
@@ -57,6 +60,7 @@ impl<T> Io<T> {
         T: 'static,
     {
         let mut future = Box::pin(future);
+        // Rule 10: whoever drops the result does not stop the request.
         // Whom that would wake does not matter: a new task is polled anyway.
         match future
             .as_mut()

@@ -1,5 +1,7 @@
 //! Commit: writes what an image holds itself, and what the layers between hold, into an
 //! image further down its chain.
+//!
+//! Invariant: the image is emptied only after the base has everything, durably.
 
 use std::fmt;
 use std::sync::Arc;

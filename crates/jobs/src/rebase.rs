@@ -1,4 +1,7 @@
 //! Rebase: makes an image independent of what is different in another backing file.
+//!
+//! Invariant: the image names the new backing file only after it holds every difference, durably:
+//! the caller does so in the end ([`vellum::qcow2::Qcow2::set_backing_file`]).
 
 use std::sync::Arc;
 

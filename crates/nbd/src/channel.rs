@@ -1,4 +1,7 @@
 //! What messages go through: a socket, plain or secured.
+//!
+//! Invariant: bytes received in the clear never count as said under TLS: whoever switches has none left
+//! over.
 
 use std::fmt;
 use std::net::Shutdown;

@@ -4,8 +4,12 @@
 //! [`proto`], [`wire`], [`option`], [`request`], [`reply`] and [`answer`] are the
 //! protocol itself, pure functions over bytes; [`input`] and [`channel`] carry it.
 //!
-//! Invariant: bytes from a peer are never trusted. Decoders are total functions,
-//! and no length that a peer names is allocated before it was checked.
+//! Invariants:
+//! - Bytes from a peer are never trusted. Decoders are total functions,
+//!   and no length that a peer names is allocated before it was checked.
+//! - The kernel's sockets, the clock, threads and names are reached only through `lane::net`,
+//!   `lane::now`, `lane::sleep` and the options of client and server, so that the simulator runs
+//!   both sides as they are on connections and a clock of its own.
 
 pub mod answer;
 pub mod channel;

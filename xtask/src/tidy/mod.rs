@@ -2,6 +2,7 @@
 
 mod cycles;
 mod dependencies;
+mod documents;
 mod layers;
 mod promises;
 mod sources;
@@ -20,6 +21,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     findings.extend(cycles::findings(&workspace)?);
     findings.extend(sources::findings(&workspace)?);
     findings.extend(promises::findings(&workspace)?);
+    findings.extend(documents::findings(&workspace)?);
     for finding in &findings {
         println!("tidy: {finding}");
     }

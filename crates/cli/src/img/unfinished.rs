@@ -4,6 +4,8 @@
 //! QEMU's programs leave it as it is, and no check tells half an image from a whole one.
 //! Called by our own name, a target that was not there before is removed, and of any other
 //! it is said that it is not complete. The files of devices are never removed.
+//!
+//! Invariant: nothing is removed that the copy has not made and locked itself.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

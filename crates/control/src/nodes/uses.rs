@@ -1,7 +1,9 @@
 //! Who uses which node, and for what: what a node's fate depends on.
 //!
-//! Invariant: of the users of one node none changes what another one needs to stay as it
-//! is; who would is refused.
+//! Invariants:
+//! - Of the users of one node none changes what another one needs to stay as it
+//!   is; who would is refused.
+//! - What a job watches is not opened anew.
 
 use std::sync::Arc;
 

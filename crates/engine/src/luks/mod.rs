@@ -58,6 +58,14 @@
 //!   one that decrypts to a third thing.
 //! - Keys and passphrases are wiped from memory when they are dropped, and no error
 //!   or debug text shows them.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `format`, `volume`, `slots` | new headers; from a passphrase to the master key; passphrases added and erased |
+//! | `hash`, `split`, `passphrase` | PBKDF2 and its time; the anti-forensic splitter; secrets that are wiped |
+//! | `cipher`, `modes`, `xts`, `iv` | sectors encrypted and decrypted |
+//! | `storage`, `device` | plain bytes above, encrypted sectors below; a volume of the luks format |
+//! | `legacy` | the AES-CBC of old qcow2 images |
 
 mod cipher;
 mod device;

@@ -1,4 +1,8 @@
 //! [`absent`]: what keeps the place of a device that is away.
+//!
+//! While a device is away its place has the device's size and no bytes. So whoever reads through an
+//! image asks for the size of its backing file without waiting, and takes what lies beyond the end
+//! for zeroes.
 
 use std::sync::Arc;
 

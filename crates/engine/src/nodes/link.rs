@@ -13,6 +13,10 @@
 //!   never waits for that link, so the drain of any number of them ends.
 //! - Nobody else relies on what is below staying the same: a link is no layer, tells of
 //!   no storage, and no place on the host (another device may own it a moment later).
+//!
+//! A request through a link takes a short lock twice. A long chain below a link has no merged mapping
+//! (`qcow2/read/chain.rs`): that would be a second user of every link it looks through, and would
+//! have to be dropped before a device is exchanged.
 
 use std::sync::{Arc, PoisonError};
 

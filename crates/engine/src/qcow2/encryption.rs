@@ -4,10 +4,12 @@
 //! data file does it all; metadata is never encrypted. The AES of old images counts by
 //! guest offset, so there one is made for each place, as it is read or written.
 //!
-//! Invariant: of an encrypted image, nothing that was not written reads as zeroes. New
-//! clusters are never taken for fresh, clusters that are made ahead are mapped as
-//! zeroes, holes in the file say nothing, and no space of a cluster that is still
-//! mapped is given back.
+//! Invariants:
+//! - Of an encrypted image, nothing that was not written reads as zeroes. New
+//!   clusters are never taken for fresh, clusters that are made ahead are mapped as
+//!   zeroes, holes in the file say nothing, and no space of a cluster that is still
+//!   mapped is given back.
+//! - Compressed clusters are not encrypted, and none is written to an encrypted image.
 
 use std::sync::Arc;
 

@@ -17,6 +17,10 @@
 //! | `header/` | the header and what is read whole: snapshot table, bitmap directory |
 //! | `resize/` | changing the size |
 //! | `amend/` `bitmap/` `check/` `create/` `snapshot/` `survey/` | one feature each |
+//!
+//! Invariants:
+//! - No lock of a thread is held across an await. The async locks (`growing`, `writeback`,
+//!   `preparing`, `resizing`, `header_writes`) serialise rare work that no cache hit needs.
 
 pub mod amend;
 pub mod check;

@@ -1,4 +1,6 @@
 //! The handshake: fixed newstyle negotiation up to an [`Agreement`].
+//!
+//! Invariant: a client that says nothing is ended by the limit of the handshake, or by the server's end.
 
 use std::sync::Arc;
 

@@ -1,5 +1,10 @@
 //! Requests that may ask for a whole disk, carried out piece by piece: none begins for a
 //! client that is gone.
+//!
+//! Invariants:
+//! - No piece begins once the server has hung up, or the client has been gone for half a second;
+//!   what was begun ends before its export does.
+//! - Between pieces others on the lane have their turn, also where the device never waits.
 
 use std::sync::Arc;
 use std::time::Duration;

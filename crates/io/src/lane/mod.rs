@@ -11,6 +11,8 @@
 //!   requests that could wait forever (receive, accept, poll) are cancelled.
 //! - A lane is not gone before its requests are: dropping it, at the latest when
 //!   its thread ends, waits for everything in flight.
+//! - Work in the background ends with its lane at the latest, and says so: nobody waits for
+//!   what was abandoned. A thread that ends before its image does calls [`finish`].
 
 mod compute;
 mod crew;

@@ -5,6 +5,8 @@
 //!   the kernel has dropped what it could not write, and says "all is written" the next time.
 //! - The kernel tells a loss to one of those who ask, and only once. So a sync that the kernel
 //!   calls good counts only when all have ended that ran beside it, and none of them failed.
+//! - A flush is left out only if all that was complete before it is durable by an earlier one that
+//!   began after that; the first after opening never is, for others may have left something.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -80,7 +82,7 @@ impl Syncs {
             .compare_exchange(0, errno, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Fails if a sync has.
+    /// Fails if a sync has (rule 11).
     pub(super) fn check(&self) -> Result<(), Errno> {
         match self.errno.load(Ordering::Acquire) {
             0 => Ok(()),

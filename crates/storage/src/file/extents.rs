@@ -1,4 +1,6 @@
 //! Which ranges of a file hold data, from `SEEK_DATA` and `SEEK_HOLE`.
+//!
+//! Invariant: a hole is remembered only while the file's locks keep writers away.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};

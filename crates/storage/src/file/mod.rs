@@ -3,6 +3,16 @@
 //! A request that is aligned as the file wants it is a slot of the calling
 //! thread's lane and nothing else; what takes several steps (unaligned direct
 //! I/O, zeroes with fallbacks) runs as a task of the lane.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `open`, `held` | opening: locks, kinds, what direct I/O wants; the locks held |
+//! | `copied` | requests that direct I/O wants aligned |
+//! | `zero`, `extents`, `clone` | zeroes and holes; where there is data; blocks that files share |
+//! | `behind` | large files that a job reads once leave the page cache again |
+//!
+//! Invariant: who opens a file takes its locks with it ([`Locks::Image`], the default) and keeps them
+//! to the last byte written; [`Locks::Unlocked`] is the exception, with the reason beside it.
 
 mod behind;
 mod clone;

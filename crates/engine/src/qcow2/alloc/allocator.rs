@@ -15,6 +15,11 @@
 //!   cut.
 //! - While the file is made longer, nothing beyond its new end is handed out; while
 //!   somebody holds its end, the tail stays where it is, and nothing is counted ahead.
+//! - An [`Allocation`] is `refcount_durable` only if its counts and a file that is long enough
+//!   are durable, or the header says that counts are not to be trusted: a mapping to it needs
+//!   no barrier before it. It `reads_as_zeroes` only if nothing was ever written there.
+//! - The file is cut, and a run of clusters claimed at its end, only by the one who holds that
+//!   end ([`Allocator::hold_end`]). A length from before a cut proves nothing afterwards.
 
 mod release;
 

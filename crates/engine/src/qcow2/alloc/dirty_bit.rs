@@ -19,6 +19,7 @@ impl Image {
         if self.lazy_refcounts.are_on() {
             return Ok(());
         }
+        // Rule 6: durable before a cluster is handed out whose count stays in memory.
         self.set_dirty_bit(true).await?;
         self.lazy_refcounts.postponed.store(true, Ordering::Release);
         self.allocator.set_refcounts_lazy(true);

@@ -9,6 +9,10 @@
 //!
 //! Failures here are not reported: what is needed at once is done again, and
 //! reported, by the request that needs it.
+//!
+//! Invariant: a close that succeeds leaves no cluster counted that nobody uses, unless there were
+//! such before: what it drops itself goes down in the counts before these are written for
+//! the last time.
 
 use std::sync::Arc;
 

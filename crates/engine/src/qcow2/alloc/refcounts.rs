@@ -203,6 +203,7 @@ impl Refcounts {
     /// Writes all dirty blocks; no barrier.
     pub(crate) async fn write_back(&self) -> Result<()> {
         let _turn = self.writeback.lock().await;
+        // Rule 2: counts in memory may be on disk at any time, so nothing is waited for here.
         let copies = self.cache.begin_writeback();
         if !copies.is_empty() {
             emit(&self.file, Event::RefblockUpdatePart).await;

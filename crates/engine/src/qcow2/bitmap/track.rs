@@ -88,6 +88,7 @@ impl Image {
         if !self.bitmaps.is_tracking() || range.is_empty() {
             return Ok(());
         }
+        // Rule 4: what is not called dirty on disk yet is so first.
         while !self.bitmaps.mark(&range)? {
             self.cover().await?;
         }

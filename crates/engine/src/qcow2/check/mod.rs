@@ -10,7 +10,14 @@
 //! Messages, counts and the order of both are QEMU's; what [`repair`] does is told
 //! in its own room.
 //!
-//! Invariant: [`check`] writes nothing.
+//! Invariants:
+//! - [`check`] writes nothing.
+//! - Memory is bounded by the clusters of the file, a few bits each (with wide refcounts up to
+//!   8 bytes), whatever its tables say.
+//! - A repair writes new metadata only where nothing lies by the references and by the refcounts,
+//!   or behind the end where nothing points; it raises counts before it lowers any, and changes a
+//!   table only if nothing else lies in its clusters. What read as zeroes goes on doing so. Cut off
+//!   anywhere, it leaves an image that the next repair puts right.
 
 use std::fmt;
 use std::sync::Arc;

@@ -29,6 +29,7 @@ impl Barriers {
 
     /// Makes a change, unless a barrier has failed.
     fn change<T>(&self, start: impl FnOnce(&dyn Storage) -> Io<T>) -> Io<T> {
+        // Rule 11: nothing is written after a barrier that failed.
         match self.failed.get() {
             None => start(&*self.file),
             Some(error) => Io::ready(Err(error.clone())),

@@ -82,6 +82,7 @@ impl Image {
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
         // Two coalescers, so that the next writeback runs beside this commit.
         self.emit(Event::FlushToOs).await;
+        // Rule 8: buffered bytes get their place before the mapping is written.
         let written_back = match self.commits.writeback_coalescer.join().await {
             Role::Follower(result) => result,
             Role::Leader(leader) => leader.end(self.write_back_all().await),
@@ -180,6 +181,8 @@ impl Image {
     }
 
     async fn write_everything(&self) -> Result<(), Failure> {
+        // Rule 1: data and refcounts of everything in these copies are complete, and become
+        // durable before the copies are written.
         let copies = MappingCopies {
             slices: self.l2.begin_writeback(),
             sectors: self.l1.take_dirty(),
@@ -271,6 +274,7 @@ impl Image {
     async fn metadata_write_failed(&self, failure: &Failure) {
         let error = failure.error();
         drop(self.mark_corrupt(error.clone()).await);
+        // Rule 11: nothing is built upon what may not be on disk.
         match failure {
             Failure::Barrier(_) if is_forgotten(error) => {}
             Failure::Barrier(_) => self.stop_changes(error.clone()),

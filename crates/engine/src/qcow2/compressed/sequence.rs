@@ -1,8 +1,11 @@
 //! Requests that work side by side but take one step in the order in which they
 //! were made.
 //!
-//! Invariant: a ticket that is dropped lets the next one pass, whatever became of
-//! its request, so nobody waits for what was abandoned.
+//! Invariants:
+//! - A ticket that is dropped lets the next one pass, whatever became of
+//!   its request, so nobody waits for what was abandoned.
+//! - A request waits for its turn before it holds a guest range, and passes it on as soon as
+//!   all of its clusters have a place, before its data is written.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};

@@ -5,6 +5,9 @@
 //! | [`backing`] | another backing file's name for an image in use |
 //! | [`load`] | reads header, snapshot table and bitmap directory, and checks them against the limits |
 //! | [`rewrite`] | the header with its extensions and names, replaced as a whole by one sector; `Image::update_header` |
+//!
+//! Invariant: header fields are written under `Image::header_writes`; what changes extensions or
+//! names goes through [`rewrite`].
 
 pub(crate) mod backing;
 pub(crate) mod load;

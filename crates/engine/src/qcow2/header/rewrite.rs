@@ -63,6 +63,7 @@ pub(crate) async fn rewrite_header(
     let mut header = Header::decode_for(&old, Purpose::Use).map_err(|error| broken(&error))?;
     change(&mut header)?;
     refresh_feature_names(&mut header);
+    // Rule 3: the first sector switches from the old header to the new one.
     for stage in stages(&old, &header).map_err(|error| refused(&error).target(file.name()))? {
         let bytes = Buffers::from_iter([Buffer::copy_of(&stage.bytes)]);
         let at = stage.offset_bytes as u64;

@@ -1,7 +1,12 @@
 //! [`FailStop`]: when an image accepts no more changes, and why. Metadata that contradicts
 //! itself or cannot be written must not be built upon, or the damage spreads.
 //!
-//! Invariant: of several reasons the first is kept, and told to all who ask later.
+//! Invariants:
+//! - Of several reasons the first is kept, and told to all who ask later.
+//! - A full disk (ENOSPC) does not stop changes when a write fails with it, but does when a
+//!   barrier does. The close tries once more to write what could not be written; after a
+//!   failed barrier it writes nothing (rule 11).
+//! - Metadata that contradicts itself also sets the corrupt bit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -24,7 +24,7 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     }
     let reading = image.read_epochs.enter();
     let guest = GuestOffset(offset_bytes);
-    // Before the mapping is looked up: a cluster that is written back meanwhile is found there.
+    // Rule 8: before the mapping is looked up. A cluster that is written back meanwhile is found there.
     let kept = image.buffered_pieces(offset_bytes, buffer.len() as u64);
     if !kept.is_empty() {
         let image = image.clone();

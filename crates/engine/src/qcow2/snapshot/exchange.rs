@@ -288,6 +288,7 @@ impl Image {
         fields.extend((change.entries.len() as u32).to_be_bytes());
         fields.extend(new.snapshots.bytes().to_be_bytes());
         debug_assert_eq!(fields.len(), HEADER_FIELDS.len());
+        // Rule 3: all of the change comes into force with this write.
         let old = read_bytes(&self.file, 0, HEADER_FIELDS.end as u64).await?;
         self.switch_header_fields(HEADER_FIELDS.start, &old[HEADER_FIELDS], &fields)
             .await

@@ -9,9 +9,12 @@
 //! (see [`exchange`]), so a crash leaves the image as it was before or as it is
 //! afterwards.
 //!
-//! Invariant: while snapshots change no request changes anything, no commit runs and
-//! no cluster is counted or freed. Reads go on; a read beside an apply sees, sector by
-//! sector, the old content or the snapshot's.
+//! Invariants:
+//! - While snapshots change no request changes anything, no commit runs and
+//!   no cluster is counted or freed. Reads go on; a read beside an apply sees, sector by
+//!   sector, the old content or the snapshot's.
+//! - While snapshots change, no compressed data is between its place and its mapping: they hold
+//!   `placing`, which is taken before any guest range.
 
 mod counts;
 mod exchange;

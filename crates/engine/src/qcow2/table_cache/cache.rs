@@ -16,6 +16,8 @@
 //! Invariants:
 //! - Only clean tables are evicted, so a load never finds stale bytes.
 //! - Only dirty tables, and the last clean one, take memory beyond the budget.
+//! - A load ends only its own claim, so bytes read before a table was forgotten never become one.
+//! - Half a budget of dirty tables asks for a commit.
 
 mod codec;
 mod ghosts;

@@ -222,6 +222,7 @@ impl Image {
         let before = self.order_before_data(&placed).await;
         self.free_unless(before.is_ok(), placed.allocation).await;
         let before = before?;
+        // Rule 1: the data comes before the link, unless the guest sees no difference.
         let piece = if before.is_some() {
             None
         } else {

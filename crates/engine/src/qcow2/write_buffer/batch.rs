@@ -51,6 +51,7 @@ impl Image {
             .await;
         let mut held = vec![(first, exclusive)];
         for &cluster in others {
+            // Rule 9: while one range is held, no other is waited for.
             let range = cluster..cluster + cluster_bytes;
             let guard = self.guest_ranges.try_acquire(range, Mode::Exclusive);
             held.extend(guard.map(|guard| (cluster, guard)));

@@ -7,6 +7,9 @@
 //! | [`writeback`] | writes clusters to their new places, with what has to be copied, in the background |
 //!
 //! Invariants: reads see what is buffered; a flush writes it back before it says success.
+//!
+//! Rule 8: whoever changes the mapping of a cluster, or answers questions about it, writes it back
+//! first.
 
 pub(crate) mod batch;
 pub(crate) mod buffer;

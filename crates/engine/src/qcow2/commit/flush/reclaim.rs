@@ -13,6 +13,7 @@ use crate::qcow2::image::Image;
 impl Image {
     /// Gives back clusters that are dropped on disk and that no request reads.
     pub(super) async fn reclaim(&self) -> Result<()> {
+        // Rule 5: these are dropped on disk, and no request reads them.
         // The second round serves what only waited for the readers' turn.
         for _ in 0..2 {
             let Some(ready) = self.commits.take_quiescent(&self.read_epochs) else {

@@ -411,6 +411,7 @@ impl<C: Codec> Shard<C> {
     }
 
     fn candidate(&self) -> Option<u32> {
+        // Rule 7: the third queue holds what is not clean.
         let [small, main, _] = self.queues;
         let from_small = small.len_bytes * SMALL_PART >= small.len_bytes + main.len_bytes;
         let order = match from_small {
