@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aes::Aes256;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use cbc::cipher::block_padding::Pkcs7;
 use cbc::cipher::{BlockModeDecrypt, KeyIvInit};
+use parking_lot::{Mutex, MutexGuard};
 use vellum::luks::Passphrase;
 use vellum::{Error, ErrorKind, Result};
 use vellum_storage::secret::read_file;
@@ -26,7 +26,7 @@ const KEY_BYTES: usize = 32;
 const IV_BYTES: usize = 16;
 
 fn secrets() -> MutexGuard<'static, BTreeMap<String, Passphrase>> {
-    SECRETS.lock().unwrap_or_else(PoisonError::into_inner)
+    SECRETS.lock()
 }
 
 fn invalid(message: impl Into<String>) -> Error {

@@ -7,8 +7,8 @@
 use std::io::{Write, stderr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vellum::qcow2::Messages;
 
@@ -66,7 +66,7 @@ fn has_room(out: &impl AsFd, patience: &Timespec) -> bool {
 
 /// Prints a line on standard error, or drops it where nobody reads.
 pub fn say(line: &str) {
-    let mut outlet = OUTLET.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut outlet = OUTLET.lock();
     outlet.say(&mut stderr().lock(), line, &PATIENCE);
 }
 

@@ -4,8 +4,9 @@
 //! As in QEMU they belong to the process, and live as long as it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::{Error, ErrorKind, Result};
 use vellum_nbd::Upgrade;
 use zeroize::Zeroizing;
@@ -25,7 +26,7 @@ enum Object {
 }
 
 fn objects() -> MutexGuard<'static, BTreeMap<String, Object>> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+    OBJECTS.lock()
 }
 
 fn invalid(message: impl Into<String>) -> Error {

@@ -14,7 +14,7 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use vellum_io::sync::{Mutex, MutexGuard};
@@ -106,7 +106,7 @@ pub(crate) struct RangeLock {
 
 impl RangeLock {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Takes `range` if that is possible without waiting.

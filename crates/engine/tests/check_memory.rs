@@ -10,8 +10,9 @@ mod heap;
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
 use vellum::qcow2::survey::{SurveyOptions, survey};
 use vellum::{Result, Storage};
@@ -161,11 +162,11 @@ impl Storage for Made {
     }
 
     fn len_bytes(&self) -> Result<u64> {
-        Ok(*self.len_bytes.lock().unwrap())
+        Ok(*self.len_bytes.lock())
     }
 
     fn read(&self, offset_bytes: u64, mut buffers: Buffers) -> Io<Buffers> {
-        let written = self.written.lock().unwrap();
+        let written = self.written.lock();
         let mut at = offset_bytes;
         for buffer in &mut buffers {
             for piece in buffer.chunks_mut(CLUSTER as usize) {
@@ -193,7 +194,7 @@ impl Storage for Made {
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, _flags: WriteFlags) -> Io<Buffers> {
-        let mut written = self.written.lock().unwrap();
+        let mut written = self.written.lock();
         let mut at = offset_bytes;
         for piece in buffers
             .iter()
@@ -216,7 +217,7 @@ impl Storage for Made {
             }
             at += piece.len() as u64;
         }
-        let mut len_bytes = self.len_bytes.lock().unwrap();
+        let mut len_bytes = self.len_bytes.lock();
         *len_bytes = at.max(*len_bytes);
         drop(len_bytes);
         Io::ready(Ok(buffers))
@@ -239,7 +240,7 @@ impl Storage for Made {
     }
 
     fn truncate(&self, len_bytes: u64) -> Io<()> {
-        *self.len_bytes.lock().unwrap() = len_bytes;
+        *self.len_bytes.lock() = len_bytes;
         Io::ready(Ok(()))
     }
 
@@ -253,7 +254,7 @@ impl Storage for Made {
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock()
 }
 
 fn check_and_repair(size_bytes: u64) {

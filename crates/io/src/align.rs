@@ -6,7 +6,7 @@
 //! side by side, also where they overlap: they bring nothing old back.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::buffer::total_len;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -144,7 +144,7 @@ fn forget(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
 
 impl RangeLocks {
     fn lock(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.lock()
     }
 
     /// Waits until `ready`, which is asked again after each release.

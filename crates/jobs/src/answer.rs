@@ -1,8 +1,10 @@
 //! An answer from another thread.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Gives the answer; dropped without one, it says that there is none.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ struct State<T> {
 }
 
 fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+    state.lock()
 }
 
 /// A pair for one answer.

@@ -9,10 +9,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum_io::{Buffers, Io, Result};
 use vellum_storage::{BlockStatus, StorageExtent};
 
@@ -311,7 +312,7 @@ impl Disk {
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock()
     }
 }
 
@@ -530,7 +531,7 @@ impl<T> Reply<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Slot<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn send(&self, result: Result<T>) {

@@ -1,7 +1,8 @@
 //! Vellum's own engine as the subject of a simulation.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vellum::BlockDevice;
 use vellum::gate::DenyAll;
 use vellum::luks::{Cipher, FormatOptions, IterationTime, Mode, Passphrase};
@@ -132,7 +133,7 @@ async fn check_or_repair(files: Files, fix: Option<Fix>) -> vellum::Result<Findi
     let options = CheckOptions {
         on_finding: Some(Arc::new(move |finding| {
             if finding.kind != FindingKind::Leak {
-                let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut sink = sink.lock();
                 sink.push(finding.message.clone());
             }
         })),
@@ -142,10 +143,7 @@ async fn check_or_repair(files: Files, fix: Option<Fix>) -> vellum::Result<Findi
         None => check(files.image, &options).await?,
         Some(fix) => repair(files.image, fix, &options).await?,
     };
-    let messages = messages
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
+    let messages = messages.lock().clone();
     Ok(Findings {
         corruptions: report.corruptions,
         check_errors: report.check_errors,

@@ -1,7 +1,8 @@
 //! Storage in memory, for tests and for small images that never touch a disk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 use vellum_io::buffer::total_len;
@@ -42,7 +43,7 @@ impl MemStorage {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock()
     }
 }
 

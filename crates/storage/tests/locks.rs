@@ -4,8 +4,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum_io::{ErrorKind, Result, lane};
 use vellum_storage::lock::{PermissionSet, Permissions};
 use vellum_storage::{FileOptions, FileStorage, Locks, Storage};
@@ -13,7 +13,7 @@ use vellum_storage::{FileOptions, FileStorage, Locks, Storage};
 /// One test at a time: a program being started holds our locks until its `exec`.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ONE.lock()
 }
 
 fn open(path: &Path, permissions: Permissions) -> Result<std::sync::Arc<FileStorage>> {

@@ -1,11 +1,12 @@
 //! Who the peer is: what is wrong with its certificate, and the name in it.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use openssl::nid::Nid;
 use openssl::ssl::{SslRef, SslVerifyMode, SslVersion};
 use openssl::x509::{X509NameRef, X509Ref, X509VerifyResult};
+use parking_lot::Mutex;
 use vellum_io::Result;
 
 use crate::{Authorizer, error};
@@ -34,7 +35,7 @@ impl Findings {
         session.set_verify_callback(SslVerifyMode::PEER, move |good, context| {
             if !good {
                 let found = context.error().as_raw();
-                let mut findings = findings.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut findings = findings.lock();
                 findings.push(found);
             }
             true
@@ -43,11 +44,7 @@ impl Findings {
 
     /// The refusal that the findings call for, the gravest first, in QEMU's words.
     pub(crate) fn judge(&self, session: &SslRef, hostname: Option<&str>) -> Result<()> {
-        let found = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let found = self.0.lock().clone();
         let Some(certificate) = session.peer_certificate() else {
             return Err(error("Verify failed: No certificate was found."));
         };

@@ -2,10 +2,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use openssl::ssl::{ErrorCode, Ssl, SslStream};
 use openssl::x509::verify::X509CheckFlags;
+use parking_lot::{Mutex, MutexGuard};
 use vellum_io::lane::net::Stream;
 use vellum_io::{Buffer, Buffers, Error, Io, Result};
 use vellum_nbd::Secured;
@@ -201,7 +202,7 @@ fn reason(cause: &openssl::ssl::Error) -> String {
 
 impl TlsStream {
     fn lock(&self) -> MutexGuard<'_, SslStream<Pipe>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        self.session.lock()
     }
 
     /// Sends what the session wants to say.

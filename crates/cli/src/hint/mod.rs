@@ -16,8 +16,8 @@ use std::io::IsTerminal;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::{Error, ErrorKind};
 use vellum_control::probe::{PROBE_BYTES, Probed, probe};
 use vellum_storage::lock::Waiting;
@@ -73,7 +73,7 @@ pub fn about_wait(waiting: Waiting, name: &str) {
 static PREPARED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn prepared() -> MutexGuard<'static, Vec<String>> {
-    PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+    PREPARED.lock()
 }
 
 /// Gives a hint after the next error.

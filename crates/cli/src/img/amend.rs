@@ -1,8 +1,9 @@
 //! `amend`: changes options of an image.
 
 use std::ffi::OsString;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::qcow2::amend::ProgressSink;
 use vellum_control::create_options::{asks_for_help, help_text};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, amend, open_device};
@@ -99,7 +100,7 @@ impl Meter {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Progress>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn show(&self, done: u64, total: u64) {

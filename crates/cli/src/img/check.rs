@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, Fix, check, repair};
 use vellum::{Error, Storage};
@@ -160,7 +161,7 @@ async fn run_once(
     let progress = Arc::new(Mutex::new(Some(progress)));
     let shown = progress.clone();
     let on_progress = move |done, total| {
-        let mut progress = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = shown.lock();
         if let Some(progress) = &mut *progress {
             progress.show(done, total);
         }
@@ -173,7 +174,7 @@ async fn run_once(
         None => check(storage.clone(), &options).await,
         Some(fix) => repair(storage.clone(), fix, &options).await,
     };
-    let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut progress = progress.lock();
     if let Some(progress) = progress.take() {
         progress.end();
     }

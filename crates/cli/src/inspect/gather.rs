@@ -1,8 +1,9 @@
 //! Collects the facts about an image.
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vellum::qcow2::check::{CheckOptions, CheckReport, ProgressSink, check};
 use vellum::qcow2::info::ImageInfo;
 use vellum::qcow2::survey::{Survey, SurveyOptions, survey};
@@ -93,7 +94,7 @@ pub async fn gather(program: &str, arguments: &Arguments) -> Result<Facts, Strin
             .map_err(failed)?;
         if let Ok(progress) = Arc::try_unwrap(progress) {
             let progress = progress.into_inner();
-            progress.unwrap_or_else(PoisonError::into_inner).end();
+            progress.end();
         }
         // What is encrypted differs from what it was copied from, whatever it is.
         if !encrypted && let Some(below) = device.backing() {
@@ -218,7 +219,7 @@ async fn look_inside(
 fn shown_in(progress: &Arc<Mutex<Progress>>) -> ProgressSink {
     let progress = progress.clone();
     Arc::new(move |done, total| {
-        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = progress.lock();
         progress.show(done, total);
     })
 }

@@ -2,9 +2,10 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 
+use parking_lot::Mutex;
 use vellum::luks::LuksHeader;
 use vellum::qcow2::check::{CheckOptions, FindingKind, check};
 use vellum::qcow2::info::ImageInfo;
@@ -224,7 +225,7 @@ impl Audit<'_> {
         let sink = told.clone();
         let options = CheckOptions {
             on_finding: Some(Arc::new(move |finding| {
-                let mut told = sink.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut told = sink.lock();
                 if finding.kind != FindingKind::Leak && told.len() < MAX_TOLD {
                     told.push(finding.message.clone());
                 }
@@ -232,7 +233,7 @@ impl Audit<'_> {
             on_progress: None,
         };
         let work = self.in_time(check(self.storage.clone(), &options)).await;
-        let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
+        let told = std::mem::take(&mut *told.lock());
         for message in told {
             self.report.reject("inconsistent", message.trim_end());
         }

@@ -1,8 +1,9 @@
 //! `throttle`, and the groups (`--object throttle-group`) whose limits it keeps.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::Result;
 use vellum_storage::nodes::throttle::{Limit, ThrottleGroup, ThrottleLimits, ThrottleStorage};
 
@@ -14,7 +15,7 @@ use crate::options::Options;
 static GROUPS: Mutex<BTreeMap<String, Arc<ThrottleGroup>>> = Mutex::new(BTreeMap::new());
 
 fn groups() -> MutexGuard<'static, BTreeMap<String, Arc<ThrottleGroup>>> {
-    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+    GROUPS.lock()
 }
 
 /// Makes the group that the properties of `--object throttle-group` describe; its

@@ -18,8 +18,9 @@ mod named;
 mod uses;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::nodes::Link;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 
@@ -219,7 +220,7 @@ impl Nodes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Named> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+        self.named.lock()
     }
 
     /// A name for a node that was given none.

@@ -18,7 +18,7 @@
 //! (`qcow2/read/chain.rs`): that would be a second user of every link it looks through, and would
 //! have to be dropped before a device is exchanged.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use vellum_io::spawn;
 use vellum_io::sync::{Event, Mutex, MutexGuard};
@@ -121,7 +121,7 @@ impl Link {
 
 impl Core {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Counts a request, unless requests are held up.

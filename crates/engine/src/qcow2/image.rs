@@ -1,9 +1,10 @@
 //! An open image: its parts, and the state that all requests share.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
 use vellum_format::header::Header;
@@ -272,10 +273,7 @@ impl Image {
     /// # Errors
     /// Where the options contradict themselves; nothing has changed then.
     pub(crate) fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
-        let mut current = self
-            .cache_options
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.cache_options.lock();
         let sizes = options.resolve(&self.geometry, self.size.visible_bytes())?;
         *current = *options;
         self.l2.set_budget(sizes.l2);
@@ -338,15 +336,12 @@ impl Image {
 
     /// The header as it is now.
     pub(crate) fn header(&self) -> Arc<Header> {
-        self.header
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.header.lock().clone()
     }
 
     /// Changes the header in memory.
     pub(crate) fn change_header(&self, change: impl FnOnce(&mut Header)) {
-        let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut header = self.header.lock();
         change(Arc::make_mut(&mut header));
     }
 

@@ -1,9 +1,10 @@
 //! Opening an image: nothing in it is trusted, and no other file is opened
 //! except through the gate.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, Purpose, field};
@@ -277,7 +278,7 @@ pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Re
 
 fn cache_options(image: &Image) -> CacheOptions {
     let options = image.cache_options.lock();
-    *options.unwrap_or_else(PoisonError::into_inner)
+    *options
 }
 
 /// Reads the refcount table where the header says it lies.

@@ -1,6 +1,8 @@
 //! What a server offers, which may change while it serves.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::export::Export;
 
@@ -17,7 +19,7 @@ impl Exports {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The export called `name`.

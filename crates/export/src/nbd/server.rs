@@ -6,11 +6,12 @@ use std::fmt;
 use std::net::Shutdown;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
+use parking_lot::{Mutex, MutexGuard};
 use vellum_io::lane::{self, Remote, net::Stream};
 use vellum_io::spawn;
 use vellum_nbd::client::handshake::TLS_OPERATION;
@@ -242,7 +243,7 @@ impl Shared {
     }
 
     fn guests(&self) -> MutexGuard<'_, Guests> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guests.lock()
     }
 
     fn has_room(&self) -> bool {

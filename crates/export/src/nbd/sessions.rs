@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
+use parking_lot::{Mutex, MutexGuard};
 use vellum_io::lane;
 
 use super::guest::Guest;
@@ -45,7 +46,7 @@ pub(super) struct Session {
 
 impl Sessions {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     pub(super) fn count(&self) -> usize {

@@ -35,13 +35,13 @@ struct Flag {
 impl Flag {
     fn set(&self) {
         self.set.store(true, Ordering::Release);
-        let waker = self.waker.lock().expect("nobody panics").take();
+        let waker = self.waker.lock().take();
         waker.into_iter().for_each(Waker::wake);
     }
 
     async fn wait(&self) {
         std::future::poll_fn(|context| {
-            *self.waker.lock().expect("nobody panics") = Some(context.waker().clone());
+            *self.waker.lock() = Some(context.waker().clone());
             match self.set.load(Ordering::Acquire) {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
@@ -99,7 +99,7 @@ fn what_others_start_here_runs() {
             let (remote, count, ended) = (executor.remote(), count.clone(), ended.clone());
             thread::spawn(move || {
                 remote.spawn(move || async move {
-                    let mut count = count.lock().expect("nobody panics");
+                    let mut count = count.lock();
                     *count += number;
                     ended.store(*count == 3, Ordering::SeqCst);
                 });

@@ -5,7 +5,6 @@
 //! dangles if who gave it goes away first; the answer then goes nowhere.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
@@ -53,7 +52,7 @@ impl<J: Send> Crew<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Jobs<J>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock()
     }
 
     /// Has a thread do `job`.
@@ -99,11 +98,7 @@ impl<J: Send> Crew<J> {
                 continue;
             }
             jobs.idle += 1;
-            let (guard, timeout) = self
-                .arrived
-                .wait_timeout(jobs, IDLE_TIME)
-                .unwrap_or_else(PoisonError::into_inner);
-            jobs = guard;
+            let timeout = self.arrived.wait_for(&mut jobs, IDLE_TIME);
             jobs.idle -= 1;
             if timeout.timed_out() && jobs.waiting.is_empty() {
                 jobs.threads -= 1;

@@ -14,7 +14,7 @@ impl<T> Post<T> {
     }
 
     fn put(&self, value: T) {
-        let mut inside = self.0.lock().expect("nobody panics");
+        let mut inside = self.0.lock();
         inside.0.push(value);
         let waker = inside.1.take();
         drop(inside);
@@ -23,7 +23,7 @@ impl<T> Post<T> {
 
     async fn take(&self, count: usize) -> Vec<T> {
         std::future::poll_fn(|context| {
-            let mut inside = self.0.lock().expect("nobody panics");
+            let mut inside = self.0.lock();
             if inside.0.len() >= count {
                 return Poll::Ready(std::mem::take(&mut inside.0));
             }

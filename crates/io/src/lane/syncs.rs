@@ -9,7 +9,7 @@
 //!   began after that; the first after opening never is, for others may have left something.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::request::Descriptor;
 use crate::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -59,7 +59,7 @@ pub(crate) struct RunningSync {
 
 impl Syncs {
     fn running(&self) -> MutexGuard<'_, Running> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     /// Changes that are complete, if not all of them are known to be durable.

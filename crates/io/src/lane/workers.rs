@@ -1,7 +1,7 @@
 //! Worker threads for what blocks: every file request of a lane without
 //! io_uring, and on every lane the few calls that have no asynchronous form.
 
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::crew::Crew;
 use super::request::{Done, Request};
@@ -30,7 +30,7 @@ impl Mailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(u32, Done)>> {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+        self.done.lock()
     }
 
     fn put(&self, slot: u32, done: Done) {

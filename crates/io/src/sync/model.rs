@@ -5,13 +5,14 @@
 //! inside is one step. Wakers that shuttle's `block_on` gives take no locks, so the event may
 //! use them while it holds its own.
 
-use std::sync::{LockResult, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use event_listener::{EventListener, IntoNotification};
 use shuttle::rand::Rng;
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler};
-use shuttle::sync::{Condvar as ShuttleCondvar, Mutex, MutexGuard};
+use shuttle::sync::{Condvar as ShuttleCondvar, Mutex as ShuttleMutex};
 use shuttle::thread::JoinHandle;
 use shuttle::{Config, MaxSteps, Runner};
 
@@ -96,14 +97,54 @@ impl Event {
     }
 }
 
-/// As [`std::sync::Condvar`]; time passes when a test says so, and then for ever.
+/// As [`parking_lot::Mutex`].
+#[derive(Debug, Default)]
+pub struct Mutex<T>(ShuttleMutex<T>);
+
+/// As [`parking_lot::MutexGuard`]; `None` only while a [`Condvar`] has it.
+#[derive(Debug)]
+pub struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
+
+impl<T> Mutex<T> {
+    /// One that nobody holds.
+    pub const fn new(value: T) -> Self {
+        Mutex(ShuttleMutex::new(value))
+    }
+
+    /// As the real one.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        MutexGuard(Some(guard))
+    }
+
+    /// As the real one.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("nobody waits with it")
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect("nobody waits with it")
+    }
+}
+
+/// As [`parking_lot::Condvar`]; time passes when a test says so, and then for ever.
 #[derive(Debug)]
 pub struct Condvar {
     inner: ShuttleCondvar,
     late: std::sync::atomic::AtomicBool,
 }
 
-/// As [`std::sync::WaitTimeoutResult`].
+/// As [`parking_lot::WaitTimeoutResult`].
 #[derive(Debug, Clone, Copy)]
 pub struct Timeout(bool);
 
@@ -134,25 +175,28 @@ impl Condvar {
     }
 
     /// As the real one, with a time that is over once [`Condvar::let_time_pass`] was called.
-    pub fn wait_timeout<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        _time: Duration,
-    ) -> LockResult<(MutexGuard<'a, T>, Timeout)> {
-        if self.is_late() {
-            return Ok((guard, Timeout(true)));
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _time: Duration) -> Timeout {
+        if !self.is_late() {
+            self.wait(guard);
         }
-        let waited = self.inner.wait(guard);
-        let late = Timeout(self.is_late());
-        match waited {
-            Ok(guard) => Ok((guard, late)),
-            Err(error) => Err(PoisonError::new((error.into_inner(), late))),
-        }
+        Timeout(self.is_late())
+    }
+
+    /// As the real one.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let held = guard.0.take().expect("nobody waits with it");
+        let held = self.inner.wait(held);
+        guard.0 = Some(held.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// As the real one.
     pub fn notify_one(&self) {
         self.inner.notify_one();
+    }
+
+    /// As the real one.
+    pub fn notify_all(&self) {
+        self.inner.notify_all();
     }
 
     /// Ends all waits, also those to come. For whoever holds the lock: nobody else is then
@@ -168,7 +212,7 @@ impl Condvar {
 #[derive(Debug)]
 pub struct EventFd {
     count: Mutex<u64>,
-    signalled: ShuttleCondvar,
+    signalled: Condvar,
 }
 
 impl EventFd {
@@ -179,12 +223,12 @@ impl EventFd {
     pub fn new() -> Result<Self, i32> {
         Ok(EventFd {
             count: Mutex::new(0),
-            signalled: ShuttleCondvar::new(),
+            signalled: Condvar::new(),
         })
     }
 
     fn count(&self) -> MutexGuard<'_, u64> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+        self.count.lock()
     }
 
     /// No descriptor.
@@ -207,10 +251,7 @@ impl EventFd {
     pub fn wait(&self, deadline: Option<Instant>) -> bool {
         let mut count = self.count();
         while *count == 0 && deadline.is_none() {
-            count = self
-                .signalled
-                .wait(count)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.signalled.wait(&mut count);
         }
         *count > 0
     }

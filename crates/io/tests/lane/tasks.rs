@@ -95,7 +95,7 @@ fn remotes_start_tasks_and_wakers_cross_threads() {
 
 /// A counter that can be awaited: how many numbers came, and their sum.
 #[derive(Clone)]
-struct Counter(std::sync::Arc<(std::sync::Mutex<(u64, u64)>, event_listener::Event)>);
+struct Counter(std::sync::Arc<(parking_lot::Mutex<(u64, u64)>, event_listener::Event)>);
 
 fn futures_channel() -> (Counter, Counter) {
     let counter = Counter(Default::default());
@@ -104,7 +104,7 @@ fn futures_channel() -> (Counter, Counter) {
 
 impl Counter {
     fn add(&self, n: u64) {
-        let mut state = self.0.0.lock().unwrap();
+        let mut state = self.0.0.lock();
         state.0 += 1;
         state.1 += n;
         drop(state);
@@ -114,7 +114,7 @@ impl Counter {
     async fn wait_for(&self, count: u64) -> u64 {
         loop {
             let changed = self.0.1.listen();
-            let state = *self.0.0.lock().unwrap();
+            let state = *self.0.0.lock();
             if state.0 == count {
                 return state.1;
             }

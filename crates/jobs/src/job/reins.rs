@@ -1,8 +1,9 @@
 //! [`Reins`]: what somebody wishes of a job that runs.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use event_listener::Event;
+use parking_lot::Mutex;
 
 use crate::Speed;
 
@@ -34,7 +35,7 @@ impl Reins {
 
     /// What is wished now.
     pub fn wish(&self) -> Wish {
-        *self.wish.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.wish.lock()
     }
 
     /// How fast the job may be; as fast as it can, unless somebody has set that.
@@ -44,7 +45,7 @@ impl Reins {
 
     /// Wishes something else.
     pub fn set(&self, wish: Wish) {
-        let mut old = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = self.wish.lock();
         if *old != Wish::Cancel {
             *old = wish;
         }

@@ -10,9 +10,10 @@
 //!   overwritten.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use event_listener::Event;
+use parking_lot::{Mutex, MutexGuard};
 use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, ZeroRequest, pass_on};
 use vellum_io::{JoinHandle, spawn};
 
@@ -117,7 +118,7 @@ impl State {
 
 impl Core {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The grains that a range of bytes touches.

@@ -1,9 +1,10 @@
 //! [`DirtyMap`]: which parts of a device have been written since somebody looked.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use event_listener::Event;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::bits::{Bits, MIN_GRAIN_BYTES, grain_bytes_for};
 use super::mirror::Mirror;
@@ -49,7 +50,7 @@ impl DirtyMap {
     }
 
     fn lock(&self) -> MutexGuard<'_, Bits> {
-        self.bits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bits.lock()
     }
 
     /// Calls a range dirty; what lies beyond the end is left out.

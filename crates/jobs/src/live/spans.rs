@@ -4,9 +4,10 @@
 //! nobody waits for more than those who were there before.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use event_listener::Event;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Ranges that are held or wanted.
 #[derive(Debug, Default)]
@@ -44,7 +45,7 @@ impl State {
 
 impl Spans {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Holds a range until the result is dropped.

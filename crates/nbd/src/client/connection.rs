@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::net::Shutdown;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use event_listener::IntoNotification;
@@ -180,7 +180,7 @@ impl Connection {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Makes a request and waits for its end.

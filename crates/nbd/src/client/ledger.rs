@@ -16,7 +16,9 @@
 //! - A connection that is lost without such writes makes nothing fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::connection::Connection;
 use vellum_io::Error;
@@ -81,7 +83,7 @@ pub(super) struct Due {
 
 impl Ledger {
     fn gone(&self) -> MutexGuard<'_, Gones> {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gone.lock()
     }
 
     /// A connection that was just made.

@@ -9,11 +9,12 @@
 //!   nobody knows whether the server still has them.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use event_listener::Event;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::super::channel::Channel;
 use super::super::proto;
@@ -78,7 +79,7 @@ impl Slot {
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn set(&self, state: SlotState) {

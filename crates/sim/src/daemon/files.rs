@@ -1,8 +1,9 @@
 //! The simulated files of a daemon, by name.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum_control::files::Files;
 use vellum_io::{Error, ErrorKind, Result};
@@ -35,7 +36,7 @@ impl SimFiles {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        self.names.lock()
     }
 
     /// Adds a file that is there durably.

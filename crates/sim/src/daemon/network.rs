@@ -8,9 +8,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::net::Shutdown;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum_control::daemon::{Failure, Host};
 use vellum_export::nbd::Listener;
 use vellum_io::executor::Remote;
@@ -189,7 +190,7 @@ impl Network {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Listens on a port.

@@ -6,8 +6,9 @@
 //! 1. refcounts and new L2 tables; 2. a barrier; 3. L1 and L2 entries; 4. a
 //!    barrier; 5. what the mapping has dropped is free once nobody uses it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, Buffers, Io, Result, spawn};
 use vellum_sim::layout::{COPIED, Layout, ZERO};
@@ -180,7 +181,7 @@ impl Toy {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     fn entry(&self, cluster: u64) -> u64 {

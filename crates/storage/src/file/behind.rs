@@ -10,7 +10,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::sys::{self, Errno};
 
@@ -64,7 +65,7 @@ impl Behind {
 
     /// Notes a read; the ranges that are to be let go now.
     pub(super) fn note(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut read = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.0.lock();
         read.note(range)
     }
 }

@@ -3,7 +3,8 @@
 //! Invariant: a hole is remembered only while the file's locks keep writers away.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::File;
 use crate::sys;
@@ -30,7 +31,7 @@ struct Known {
 
 impl ExtentCache {
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Called before anything makes holes, and again after it.

@@ -4,7 +4,9 @@
 //! Invariant: whoever changes the length of a file that it has locks on holds the lock for
 //! that meanwhile, so that nobody cuts off what somebody else relies on.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::lock::{self, PermissionSet, Permissions, Refusal};
 use vellum_io::Result;
@@ -88,7 +90,7 @@ impl HeldLocks {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -4,7 +4,9 @@
 //! Invariant: what lies beyond [`Storage::len_bytes`] was never written by anybody
 //! and reads as zeroes; [`Storage::close`] gives it back.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{BlockStatus, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
 use vellum_io::align::RangeLocks;
@@ -78,7 +80,7 @@ impl PreallocateStorage {
 
 impl Core {
     fn ends(&self) -> MutexGuard<'_, Ends> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends.lock()
     }
 
     /// What must be made before a write that ends at `end_bytes`: from where to where.

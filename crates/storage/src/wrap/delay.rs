@@ -1,10 +1,11 @@
 //! [`DelayStorage`]: chosen requests wait, for a time or until they are released,
 //! before they reach the storage below.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use event_listener::Event;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Call, Matching, Policy, Wrapped};
 use vellum_io::{Io, lane, spawn};
@@ -57,7 +58,7 @@ impl DelayStorage {
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn change(&self, change: impl FnOnce(&mut GateState)) {
@@ -105,7 +106,7 @@ enum Wait {
 
 impl Delays {
     fn lock(&self) -> MutexGuard<'_, Vec<Delay>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn wait_of(&self, call: &Call) -> Option<Wait> {

@@ -1,6 +1,6 @@
 //! [`FaultStorage`]: chosen requests fail and never reach the storage below.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use super::{Call, Matching, Operation, Policy, Wrapped};
 use vellum_io::{Error, Io};
@@ -49,8 +49,8 @@ impl FaultStorage {
 }
 
 impl Faults {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Fault>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Vec<Fault>> {
+        self.0.lock()
     }
 
     /// The error number that strikes `call`, if any does.

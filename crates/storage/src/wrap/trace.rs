@@ -1,6 +1,8 @@
 //! [`TraceStorage`]: a record of every request, its start and its end.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Call, Matching, Policy, Wrapped};
 use vellum_io::{Io, spawn};
@@ -64,7 +66,7 @@ impl TraceStorage {
 }
 
 fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
+    log.lock()
 }
 
 impl Trace {

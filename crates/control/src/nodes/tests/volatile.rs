@@ -32,7 +32,7 @@ impl Core {
     /// Makes a range durable, as a write with FUA does.
     fn keep(&self, range: std::ops::Range<u64>) {
         let bytes = self.memory.snapshot();
-        let mut durable = self.durable.lock().unwrap();
+        let mut durable = self.durable.lock();
         let range = range.start as usize..range.end as usize;
         let len = durable.len().max(range.end);
         durable.resize(len, 0);
@@ -76,7 +76,7 @@ impl Volatile {
 
     /// What is left of it: when the power fails, and when only the program ends.
     pub(super) fn left(&self) -> [Vec<u8>; 2] {
-        let durable = self.0.durable.lock().unwrap().clone();
+        let durable = self.0.durable.lock().clone();
         [durable, self.0.memory.snapshot()]
     }
 }
@@ -130,7 +130,7 @@ impl Storage for Volatile {
             if core.fails_flushes.load(Ordering::SeqCst) {
                 return Io::ready(Err(Error::from_errno("flush", libc::EIO)));
             }
-            *core.durable.lock().unwrap() = core.memory.snapshot();
+            *core.durable.lock() = core.memory.snapshot();
             Io::ready(Ok(()))
         })
     }

@@ -7,9 +7,10 @@
 //! - Two writes of one block never overlap: write-backs take turns.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt};
+use parking_lot::{Mutex, MutexGuard};
 use vellum_format::geometry::Geometry;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
@@ -107,7 +108,7 @@ impl Refcounts {
 
     /// The refcount table, locked; never across an I/O.
     pub(crate) fn table(&self) -> MutexGuard<'_, RefcountTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// Enters a new refcount block into the table in memory.

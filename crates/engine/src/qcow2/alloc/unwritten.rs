@@ -10,8 +10,8 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum_format::types::HostCluster;
 
 /// Clusters that are remembered at most, in about a megabyte.
@@ -33,7 +33,7 @@ pub(crate) struct UnwrittenSubclusters {
 
 impl UnwrittenSubclusters {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Cluster>> {
-        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clusters.lock()
     }
 
     /// Notes a cluster of which nothing but the subclusters `written` was ever

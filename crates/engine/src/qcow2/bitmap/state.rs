@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum_format::bitmap::BitmapCluster;
 use vellum_format::geometry::Geometry;
 use vellum_format::types::HostOffset;
@@ -161,7 +161,7 @@ impl BitmapState {
     }
 
     pub(super) fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     /// Whether any bitmap records writes.

@@ -5,7 +5,8 @@
 //! clusters takes 40 MiB, or 80 MiB with up to 14 snapshots that share everything.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::chunk::{Chunk, parts, place};
 
@@ -121,7 +122,7 @@ impl SharedCounts {
     /// The chunk of a number, for the caller alone; `None` if there are not so many.
     pub(super) fn lock(&self, number: usize) -> Option<MutexGuard<'_, Chunk>> {
         let chunk = self.chunks.get(number)?;
-        Some(chunk.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(chunk.lock())
     }
 
     /// As [`Counts::add_run`].

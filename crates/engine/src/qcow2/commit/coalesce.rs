@@ -2,8 +2,6 @@
 //! *leader* of a round and does the work, the others are *followers*. Whoever asks is served
 //! by a round that began after he asked, and rounds come one at a time.
 
-use std::sync::PoisonError;
-
 use vellum_io::sync::{Event, Mutex, MutexGuard};
 use vellum_io::{Error, ErrorKind, Result};
 
@@ -33,7 +31,7 @@ pub(crate) enum Role<'a> {
 
 impl Coalescer {
     fn lock(&self) -> MutexGuard<'_, Rounds> {
-        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rounds.lock()
     }
 
     /// Whether somebody is at work.

@@ -28,8 +28,6 @@
 #[cfg(all(test, shuttle))]
 mod interleavings;
 
-use std::sync::PoisonError;
-
 use vellum_format::types::HostCluster;
 use vellum_io::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use vellum_io::sync::{Mutex, MutexGuard};
@@ -145,9 +143,7 @@ impl std::fmt::Debug for Commits {
 
 impl Commits {
     pub(super) fn lists(&self) -> MutexGuard<'_, DeferredFrees> {
-        self.deferred_frees
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.deferred_frees.lock()
     }
 
     /// Must be held while a table of the mapping is changed in memory.

@@ -14,7 +14,7 @@
 //! asks for one. So each write tells how it went to those whose bytes it had ([`Batch`]): that
 //! a later one succeeds says nothing of them.
 
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::join_all;
 use vellum_io::sync::{Mutex, MutexGuard};
@@ -106,7 +106,7 @@ impl Appender {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 
     /// Adds bytes for `offset`, which is where the last ones ended or a multiple of

@@ -16,9 +16,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use event_listener::{Event, EventListener};
+use parking_lot::{Mutex, MutexGuard};
 use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::geometry::Geometry;
 use vellum_io::Buffer;
@@ -113,7 +114,7 @@ impl ClusterCache {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Finds a cluster, or says who is to decompress it.

@@ -8,7 +8,7 @@
 //!   all of its clusters have a place, before its data is written.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use vellum_io::sync::{Event, Mutex, MutexGuard};
 
@@ -38,7 +38,7 @@ pub(crate) struct Ticket {
 
 impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The place behind all that were handed out before.

@@ -9,8 +9,8 @@
 //! - Metadata that contradicts itself also sets the corrupt bit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum_io::Error;
 
 /// Whether an image accepts changes, and why not.
@@ -48,7 +48,7 @@ impl State {
 
 impl FailStop {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn is_shut(&self) -> bool {

@@ -16,9 +16,10 @@ mod survey;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vellum_format::features::Autoclear;
 use vellum_format::header::Header;
 use vellum_format::types::HostOffset;
@@ -219,7 +220,7 @@ impl OverlapMap {
     }
 
     pub(crate) fn clear(&self) {
-        let mut areas = self.areas.write().unwrap_or_else(PoisonError::into_inner);
+        let mut areas = self.areas.write();
         areas.clear();
         drop(areas);
         self.shards.iter().for_each(|shard| write(shard).clear());
@@ -239,7 +240,7 @@ impl OverlapMap {
     }
 
     fn areas(&self) -> RwLockReadGuard<'_, Vec<(Metadata, Range<u64>)>> {
-        self.areas.read().unwrap_or_else(PoisonError::into_inner)
+        self.areas.read()
     }
 
     /// Notes that clusters hold metadata.
@@ -248,7 +249,7 @@ impl OverlapMap {
             return;
         }
         if kind.layer() == AREAS {
-            let mut areas = self.areas.write().unwrap_or_else(PoisonError::into_inner);
+            let mut areas = self.areas.write();
             areas.push((kind, clusters.clone()));
         }
         for (group, bits) in groups(clusters) {
@@ -258,7 +259,7 @@ impl OverlapMap {
 
     /// Notes that the only structure of its kind lies elsewhere now.
     pub(crate) fn move_area(&self, kind: Metadata, clusters: Range<u64>) {
-        let mut areas = self.areas.write().unwrap_or_else(PoisonError::into_inner);
+        let mut areas = self.areas.write();
         areas.retain(|(other, _)| *other != kind);
         drop(areas);
         self.add(kind, clusters);
@@ -380,11 +381,11 @@ pub(crate) fn refused_for(what: &str, error: vellum_io::Error) -> vellum_io::Err
 }
 
 fn read(shard: &RwLock<Shard>) -> RwLockReadGuard<'_, Shard> {
-    shard.read().unwrap_or_else(PoisonError::into_inner)
+    shard.read()
 }
 
 fn write(shard: &RwLock<Shard>) -> RwLockWriteGuard<'_, Shard> {
-    shard.write().unwrap_or_else(PoisonError::into_inner)
+    shard.write()
 }
 
 fn any(layers: &Group) -> u64 {

@@ -9,9 +9,10 @@
 //! - Where the table lies changes only while it is clean and nobody changes entries.
 
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use vellum_format::l1::L1Entry;
 use vellum_format::types::HostOffset;
 use vellum_io::Buffer;
@@ -73,9 +74,7 @@ impl L1Table {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<usize>> {
-        self.dirty_sectors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.dirty_sectors.lock()
     }
 
     /// Where the table lies.

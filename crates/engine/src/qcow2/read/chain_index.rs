@@ -8,7 +8,9 @@
 //!   clock's hand came by make room.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Where a run's bytes lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,9 +144,7 @@ impl ChainIndex {
     }
 
     fn shard(&self, number: u64) -> MutexGuard<'_, Shard> {
-        self.shards[number as usize % SHARDS]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shards[number as usize % SHARDS].lock()
     }
 
     /// The region with this number, if it is in memory.

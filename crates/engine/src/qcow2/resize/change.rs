@@ -10,7 +10,7 @@
 //!   leaves that mapped: wasted space, not damage. Growing clears it.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use vellum_format::header::field;
 use vellum_format::l1::L1Entry;
@@ -125,10 +125,7 @@ impl Image {
             self.size.set(self.header().size_bytes);
         }
         let result = result.and(self.bitmaps_after_resize().await);
-        let cache_options = *self
-            .cache_options
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let cache_options = *self.cache_options.lock();
         // The caches stay as they are if the options do not fit the new size.
         drop(self.set_cache_sizes(&cache_options));
         result

@@ -24,7 +24,7 @@ mod requests;
 pub(crate) mod select;
 mod vm_state;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_io::{Error, ErrorKind, Io, Result};
@@ -143,17 +143,11 @@ impl Qcow2 {
 impl Image {
     /// The snapshots as they are now.
     pub(crate) fn snapshot_table(&self) -> Arc<SnapshotTable> {
-        self.snapshots
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.snapshots.lock().clone()
     }
 
     fn set_snapshot_table(&self, table: SnapshotTable) {
-        *self
-            .snapshots
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        *self.snapshots.lock() = Arc::new(table);
     }
 
     /// Does `work` while nobody else changes anything: requests that have begun are
@@ -179,10 +173,7 @@ impl Image {
     /// Changes the size that everybody sees; the header has it.
     fn set_size(&self, size_bytes: u64) {
         self.size.set(size_bytes);
-        let options = *self
-            .cache_options
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let options = *self.cache_options.lock();
         // The caches stay as they are if the options do not fit the new size.
         drop(self.set_cache_sizes(&options));
     }

@@ -24,8 +24,10 @@ mod ghosts;
 mod shard;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) use codec::{Codec, Content, RawTables};
 use event_listener::{Event, EventListener};
@@ -168,9 +170,7 @@ impl<C: Codec> TableCache<C> {
     }
 
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard<C>> {
-        self.shards[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shards[index].lock()
     }
 
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard<C>> {

@@ -23,9 +23,9 @@ mod pieces;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use event_listener::{Event, EventListener};
+use parking_lot::{Mutex, MutexGuard};
 use vellum_io::{Buffer, Error, Result};
 
 use pieces::{Pieces, memory_for};
@@ -165,7 +165,7 @@ impl WriteBuffer {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Whether nothing is here.

@@ -1,7 +1,9 @@
 //! [`Debugger`]: the rules of a [`super::DebugStorage`], and the requests that they hold.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::rules::{Action, RequestKind, Rule, Rules, Strike};
 use crate::event::Event;
@@ -15,12 +17,12 @@ struct Gate {
 
 impl Gate {
     fn open(&self) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.open.lock() = true;
         self.opened.notify(usize::MAX);
     }
 
     fn is_open(&self) -> bool {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.open.lock()
     }
 }
 
@@ -78,7 +80,7 @@ impl Debugger {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Plays an event. What is returned holds the request and must be awaited.

@@ -19,9 +19,10 @@
 mod entry;
 mod queue;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use event_listener::Event;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Storage, WriteFlags, ZeroFlags, pass_on};
 use vellum_io::align::RangeLocks;
@@ -199,7 +200,7 @@ async fn find_end(log: &dyn Storage) -> Result<(u64, Position)> {
 
 impl Log {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Records what has ended. Where a flush under way has to stand before it, it waits in

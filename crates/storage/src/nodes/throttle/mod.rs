@@ -7,10 +7,11 @@
 mod buckets;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use event_listener::Event;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Storage, WriteFlags, ZeroFlags, pass_on};
 use vellum_io::buffer::total_len;
@@ -55,7 +56,7 @@ impl ThrottleGroup {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits until a request may go on, and counts it.

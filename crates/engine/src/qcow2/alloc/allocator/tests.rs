@@ -31,7 +31,7 @@ impl Storage for Volatile {
         "volatile"
     }
     fn flush(&self) -> Io<()> {
-        *self.durable.lock().unwrap() = self.now.snapshot();
+        *self.durable.lock() = self.now.snapshot();
         Io::ready(Ok(()))
     }
 }
@@ -136,7 +136,7 @@ fn a_counted_cluster_is_counted_on_disk_and_inside_the_file() {
             zeroes += u64::from(allocation.reads_as_zeroes);
             if allocation.refcount_durable {
                 durable += 1;
-                let durable = file.durable.lock().unwrap();
+                let durable = file.durable.lock();
                 for cluster in first..first + allocation.clusters {
                     assert_eq!(count_in(&durable, cluster), 1, "cluster {cluster}");
                     assert!((cluster + 1) * 512 <= durable.len() as u64);
@@ -389,7 +389,7 @@ fn a_length_from_before_a_cut_is_not_durable_after_it() {
         );
         turn().await;
         commit(&allocator).await;
-        let durable = file.durable.lock().unwrap().len() as u64;
+        let durable = file.durable.lock().len() as u64;
         let allocation = allocator.allocate(1).await.unwrap();
         let reaches = allocation.start.bytes() + 512 <= durable;
         assert!(reaches || !allocation.refcount_durable);

@@ -21,14 +21,14 @@ struct Clusters {
 impl Clusters {
     fn read(&self) {
         let reading = self.epochs.enter();
-        let cluster = *self.mapping.lock().expect("nobody panics");
+        let cluster = *self.mapping.lock();
         point();
         assert!(!self.given_back[cluster].load(SeqCst), "it is being read");
         drop(reading);
     }
 
     fn replace(&self, with: usize) {
-        let old = std::mem::replace(&mut *self.mapping.lock().expect("nobody panics"), with);
+        let old = std::mem::replace(&mut *self.mapping.lock(), with);
         self.commits.defer_free(DroppedRun {
             start: HostCluster(old as u64),
             count: 1,
@@ -106,13 +106,13 @@ impl Disk {
     fn write(&self, data: usize) {
         self.written[data].store(true, SeqCst);
         let _change = self.commits.begin_change(WriteOrder::AfterBarrier);
-        self.entries.lock().expect("nobody panics").push(data);
+        self.entries.lock().push(data);
         point();
     }
 
     fn commit(&self) {
-        let copies = self.entries.lock().expect("nobody panics").clone();
-        let mut durable = self.durable.lock().expect("nobody panics");
+        let copies = self.entries.lock().clone();
+        let mut durable = self.durable.lock();
         if self.commits.needs_barrier() {
             *durable = self.written.each_ref().map(|written| written.load(SeqCst));
         }

@@ -317,7 +317,7 @@ proptest! {
             let real: usize = cache
                 .shards
                 .iter()
-                .map(|shard| shard.lock().unwrap().real_bytes())
+                .map(|shard| shard.lock().real_bytes())
                 .sum();
             prop_assert_eq!(cache.used_bytes(), real);
             let dirty = cache.dirty.load(Ordering::Relaxed);
