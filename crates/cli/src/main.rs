@@ -22,11 +22,13 @@ mod object;
 mod output;
 mod page;
 mod paint;
+mod progress;
 mod report;
+mod server;
 mod size;
-mod socket;
 mod terminal;
 mod trace;
+mod version;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -46,6 +48,8 @@ fn main() -> ExitCode {
         |name| name.to_string_lossy().into_owned(),
     );
     report::set_program(&name);
+    report::set_hinter(hint::about);
+    hint::set_subcommands(manual::subcommand_names);
     vellum_control::stderr::say_every_line(name.starts_with("qemu-"));
     vellum_storage::lock::tell_waits(hint::about_wait);
     let code = run(&name, words.collect());

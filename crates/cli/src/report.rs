@@ -10,6 +10,14 @@ use std::sync::OnceLock;
 
 static PROGRAM: OnceLock<String> = OnceLock::new();
 
+/// Gives a person at a terminal hints about an error.
+static HINTER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Sets what is called with every error after it was printed; the first call decides.
+pub fn set_hinter(hinter: fn(&str)) {
+    let _ = HINTER.set(hinter);
+}
+
 /// Sets the name that messages begin with; the first call decides.
 pub fn set_program(name: &str) {
     // A second call is a tool calling another one: the outer name stays.
@@ -80,7 +88,9 @@ pub fn error(message: impl Display) {
         false => &message,
     };
     eprint_line(&format!("{}: {shown}", speaker()));
-    crate::hint::about(&message);
+    if let Some(hinter) = HINTER.get() {
+        hinter(&message);
+    }
 }
 
 /// Prints `program: warning: message` on standard error.

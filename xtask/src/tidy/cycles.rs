@@ -1,4 +1,4 @@
-//! No large circle of imports: files that need each other can only be understood together.
+//! No large import cycle: files that need each other can only be understood together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,49 +7,82 @@ use anyhow::{Context, Result};
 
 use crate::workspace::Workspace;
 
-/// A source folder, the module that is looked into, and how many files may need each other.
-const LIMITS: &[(&str, &str, usize)] = &[("crates/engine/src", "qcow2", 4)];
+/// How many files of a source folder may need each other.
+struct Limit {
+    source: &'static str,
+    /// Only cycles inside this module count; `None`: all.
+    module: Option<&'static str>,
+    max_files: usize,
+    heads: Heads,
+}
+
+/// What the head of a folder (`mod.rs`, `main.rs`) takes from the files below it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Heads {
+    /// It does not count.
+    Ignored,
+    /// It counts, but for names that the head only passes on (`pub use`): who uses such a name
+    /// uses the file that it comes from.
+    Counted,
+}
+
+const LIMITS: &[Limit] = &[
+    Limit {
+        source: "crates/engine/src",
+        module: Some("qcow2"),
+        max_files: 4,
+        heads: Heads::Ignored,
+    },
+    Limit {
+        source: "crates/cli/src",
+        module: None,
+        max_files: 6,
+        heads: Heads::Counted,
+    },
+];
 
 type Module = Vec<String>;
 
 /// What breaks the rule.
 pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
     let mut findings = Vec::new();
-    for (source, module, most) in LIMITS {
+    for limit in LIMITS {
         let mut files = BTreeMap::new();
-        collect(&workspace.root.join(source), &mut Vec::new(), &mut files)?;
-        let imports = imports(&files);
-        for circle in circles(&imports)
-            .iter()
-            .filter(|circle| circle.len() > *most)
-        {
-            let within = circle
-                .iter()
-                .all(|file| file.first().is_some_and(|top| top == module));
-            if within {
-                findings.push(told(source, circle, *most, &imports));
-            }
-        }
+        let folder = workspace.root.join(limit.source);
+        collect(&folder, &mut Vec::new(), &mut files)?;
+        let imports = imports(&files, limit.heads);
+        let found = cycles(&imports);
+        let too_large = found.iter().filter(|cycle| limit.forbids(cycle));
+        findings.extend(too_large.map(|cycle| describe(limit, cycle, &imports)));
     }
     Ok(findings)
 }
 
-fn told(
-    source: &str,
-    circle: &[Module],
-    most: usize,
+impl Limit {
+    fn forbids(&self, cycle: &[Module]) -> bool {
+        let counts = |file: &Module| match self.module {
+            Some(module) => file.first().is_some_and(|top| top == module),
+            None => true,
+        };
+        cycle.len() > self.max_files && cycle.iter().all(counts)
+    }
+}
+
+fn describe(
+    limit: &Limit,
+    cycle: &[Module],
     imports: &BTreeMap<Module, BTreeSet<Module>>,
 ) -> String {
-    let count = circle.len();
-    let mut told =
-        format!("{source}: {count} files import each other in a circle, more than {most}:");
-    for file in circle {
+    let (source, max_files, count) = (limit.source, limit.max_files, cycle.len());
+    let mut text =
+        format!("{source}: {count} files import each other in a cycle, more than {max_files}:");
+    for file in cycle {
         let used = imports.get(file).into_iter().flatten();
-        let used = used.filter(|used| circle.contains(*used));
+        let used = used.filter(|used| cycle.contains(*used));
         let used: Vec<String> = used.map(|used| used.join("::")).collect();
-        told.push_str(&format!("\n  {} -> {}", file.join("::"), used.join(", ")));
+        text.push_str(&format!("\n  {} -> {}", file.join("::"), used.join(", ")));
     }
-    told
+    text
 }
 
 /// Reads the source files below a folder, by the modules that they are.
@@ -78,19 +111,32 @@ fn collect(folder: &Path, at: &mut Module, files: &mut BTreeMap<Module, String>)
 }
 
 /// Which files each file takes something from.
-fn imports(files: &BTreeMap<Module, String>) -> BTreeMap<Module, BTreeSet<Module>> {
+fn imports(files: &BTreeMap<Module, String>, heads: Heads) -> BTreeMap<Module, BTreeSet<Module>> {
+    let mut passed_on = BTreeMap::new();
+    if heads == Heads::Counted {
+        for (file, text) in files {
+            passed_on.extend(reexports(file, text));
+        }
+        // A file may hold, and a head pass on, a function with the name of the file.
+        passed_on.retain(|name, _| !files.contains_key(name));
+    }
     let found = files.iter().map(|(file, text)| {
+        let (text, children) = match heads {
+            Heads::Ignored => (code(text), Vec::new()),
+            Heads::Counted => (without_reexports(&code(text)), children(file, files)),
+        };
         let mut used = BTreeSet::new();
-        for path in paths(text) {
+        for path in paths(&text, &children) {
             let Some(path) = absolute(file, &path) else {
                 continue;
             };
+            let path = origin(path, &passed_on);
             // What names an item of a file, or the file.
             let depths = (0..=path.len()).rev();
             let found = depths
                 .map(|depth| &path[..depth])
                 .find(|path| files.contains_key(*path));
-            // Names that a folder's head passes on are not the folder's own.
+            // The root has no items but modules.
             if let Some(found) = found.filter(|found| *found != file && !found.is_empty()) {
                 used.insert(found.to_vec());
             }
@@ -100,21 +146,98 @@ fn imports(files: &BTreeMap<Module, String>) -> BTreeMap<Module, BTreeSet<Module
     found.collect()
 }
 
-/// The paths that a file's code names from `crate` or `super` on; its tests are left out.
-fn paths(text: &str) -> Vec<Module> {
-    let code = text
-        .split("#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or(text);
-    let lines = code
+/// The names of the files and folders right below a folder's head.
+fn children<'a>(file: &Module, files: &'a BTreeMap<Module, String>) -> Vec<&'a str> {
+    let below = files.keys().filter_map(|other| {
+        let (name, folder) = other.split_last()?;
+        (folder == file.as_slice()).then_some(name.as_str())
+    });
+    below.collect()
+}
+
+/// The part of a `pub use` statement behind `use`, and what stands before and behind the
+/// statement.
+fn next_reexport(code: &str) -> Option<(&str, &str, &str)> {
+    let mut at = 0;
+    loop {
+        let start = at + code[at..].find("pub")?;
+        let rest = &code[start + "pub".len()..];
+        let rest = match rest.strip_prefix('(') {
+            Some(scope) => scope.split_once(')').map_or("", |(_, rest)| rest),
+            None => rest,
+        };
+        if let Some((names, behind)) = rest
+            .strip_prefix(" use ")
+            .and_then(|rest| rest.split_once(';'))
+        {
+            return Some((&code[..start], names, behind));
+        }
+        at = start + "pub".len();
+    }
+}
+
+fn without_reexports(code: &str) -> String {
+    match next_reexport(code) {
+        Some((before, _, behind)) => format!("{before}{}", without_reexports(behind)),
+        None => code.to_owned(),
+    }
+}
+
+/// The names that a file passes on from others, and where each comes from.
+fn reexports(file: &Module, text: &str) -> Vec<(Module, Module)> {
+    let mut found = Vec::new();
+    let text = code(text);
+    let mut rest = text.as_str();
+    while let Some((_, names, behind)) = next_reexport(rest) {
+        let mut paths = Vec::new();
+        expand(names, &mut Vec::new(), &mut paths);
+        for path in paths {
+            let name = [file.as_slice(), &path[path.len().saturating_sub(1)..]].concat();
+            found.extend(absolute(file, &path).map(|origin| (name, origin)));
+        }
+        rest = behind;
+    }
+    found
+}
+
+/// The path to where the item is, past the heads that pass its name on.
+fn origin(mut path: Module, passed_on: &BTreeMap<Module, Module>) -> Module {
+    // A name that is passed on in a circle would not compile.
+    while let Some((depth, from)) = (1..=path.len())
+        .rev()
+        .find_map(|depth| Some((depth, passed_on.get(&path[..depth])?)))
+        .filter(|(depth, from)| **from != path[..*depth])
+    {
+        path = [from.as_slice(), &path[depth..]].concat();
+    }
+    path
+}
+
+/// A file's code without its tests and comments.
+fn code(text: &str) -> String {
+    let end = text
+        .match_indices("#[cfg(test)]\n")
+        .find(|(at, attribute)| {
+            let next = text[at + attribute.len()..].lines().next();
+            next.is_some_and(|line| line.ends_with("mod tests {"))
+        });
+    let text = end.map_or(text, |(at, _)| &text[..at]);
+    let lines = text
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));
-    let code: String = lines.flat_map(|line| [line, "\n"]).collect();
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+/// The paths that code names from `crate` or `super` on, or from one of the `children` on.
+fn paths(code: &str, children: &[&str]) -> Vec<Module> {
     let mut paths = Vec::new();
-    for start in ["crate::", "super::"] {
-        for (at, _) in code.match_indices(start) {
-            let before = code[..at].chars().next_back();
-            if !before.is_some_and(|before| before.is_alphanumeric() || ":_$".contains(before)) {
+    for start in ["crate", "super"].iter().chain(children) {
+        for (at, _) in code.match_indices(&format!("{start}::")) {
+            let before = &code[..at];
+            let is_inside =
+                before.ends_with(|before: char| before.is_alphanumeric() || ":_$".contains(before));
+            // `pub(in crate::module)` uses nothing.
+            if !is_inside && !before.ends_with("(in ") {
                 expand(&code[at..], &mut Vec::new(), &mut paths);
             }
         }
@@ -165,24 +288,24 @@ fn absolute(file: &[String], path: &[String]) -> Option<Module> {
 }
 
 /// The files that reach each other, in groups of more than one.
-fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<Vec<Module>> {
+fn cycles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<Vec<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> = imports
         .keys()
         .map(|file| (file, reach(file, imports)))
         .collect();
-    let mut circles = BTreeSet::new();
+    let mut cycles = BTreeSet::new();
     for (file, others) in &reached {
         let back = others
             .iter()
             .filter(|other| reached[*other].contains(*file));
-        let circle: BTreeSet<Module> = back.map(|other| (*other).clone()).collect();
-        if circle.len() > 1 {
-            circles.insert(circle);
+        let cycle: BTreeSet<Module> = back.map(|other| (*other).clone()).collect();
+        if cycle.len() > 1 {
+            cycles.insert(cycle);
         }
     }
-    circles
+    cycles
         .into_iter()
-        .map(|circle| circle.into_iter().collect())
+        .map(|cycle| cycle.into_iter().collect())
         .collect()
 }
 
@@ -218,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn circles_are_found_through_every_kind_of_path() {
+    fn cycles_are_found_through_every_kind_of_path() {
         let files = files(&[
             ("a::one", "use super::two::Two;\nuse std::sync::Arc;\n"),
             (
@@ -232,7 +355,7 @@ mod tests {
             ),
             ("raw", "// See crate::a::two.\n"),
         ]);
-        let found = circles(&imports(&files));
+        let found = cycles(&imports(&files, Heads::Ignored));
         assert_eq!(
             found,
             [[module("a::one"), module("a::two"), module("b::three")]]
@@ -240,9 +363,43 @@ mod tests {
     }
 
     #[test]
+    fn heads_of_folders_count_where_that_is_wanted() {
+        let files = files(&[
+            (
+                "a",
+                "mod one;\nmod two;\npub use two::Two;\nfn f() { one::g(); }\n",
+            ),
+            ("a::one", "use super::Two;\n"),
+            ("a::two", "use crate::b;\npub(in crate::a) struct Two;\n"),
+            ("b", "use crate::a;\n"),
+        ]);
+        assert!(cycles(&imports(&files, Heads::Ignored)).is_empty());
+        let found = cycles(&imports(&files, Heads::Counted));
+        let expected = ["a", "a::one", "a::two", "b"].map(module);
+        assert_eq!(found, [expected]);
+    }
+
+    #[test]
+    fn names_that_are_passed_on_belong_to_their_file() {
+        let files = files(&[
+            ("a", "pub use one::{One, one};\npub use crate::b::B;\n"),
+            ("a::one", "pub struct One;\npub fn one() {}\n"),
+            ("b", "use crate::a::One;\n"),
+            ("c", "use crate::a::B;\n"),
+        ]);
+        let imports = imports(&files, Heads::Counted);
+        assert_eq!(imports[&module("b")], BTreeSet::from([module("a::one")]));
+        assert_eq!(imports[&module("c")], BTreeSet::from([module("b")]));
+        assert!(imports[&module("a")].is_empty());
+    }
+
+    #[test]
     fn trees_are_taken_apart() {
         let text = "use crate::{a::{b, c::d}, e};\nuse super::super::f;\n";
-        let found: BTreeSet<String> = paths(text).iter().map(|path| path.join("::")).collect();
+        let found: BTreeSet<String> = paths(text, &[])
+            .iter()
+            .map(|path| path.join("::"))
+            .collect();
         for expected in [
             "crate::a::b",
             "crate::a::c::d",

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the rules of the house that no compiler knows.
+//! `cargo xtask tidy`: the rules of the project that the compiler does not check.
 
 mod cycles;
 mod dependencies;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use vellum_control::audit::Policy;
+use vellum_control::audit::{Permission, Policy};
 use vellum_control::probe::is_format_name;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
@@ -135,4 +135,17 @@ pub fn help(program: &str) -> String {
     format!(
         "Usage: {program} audit {USAGE}\n\n{EXPLAINS}\nArguments:\n  -h, --help\n{HELP}{examples}"
     )
+}
+
+/// The option that allows what was found.
+pub fn option_for(permission: Permission) -> &'static str {
+    match permission {
+        Permission::Backing => "--allow-backing",
+        Permission::DataFile => "--allow-data-file",
+        Permission::Protocols => "--allow-protocols",
+        Permission::Folder => "--within",
+        Permission::Size => "--max-size",
+        Permission::Memory => "--max-memory",
+        Permission::Time => "--max-time",
+    }
 }

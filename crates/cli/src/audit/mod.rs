@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use vellum::{Error, ErrorKind, Storage};
-use vellum_control::audit::{Finding, Permission, Reference, Report, audit};
+use vellum_control::audit::{Finding, Reference, Report, audit};
 use vellum_io::lane;
 use vellum_storage::{FileOptions, FileStorage};
 
@@ -151,21 +151,8 @@ fn finding(finding: &Finding) -> Value {
         "level": finding.level.name(),
         "code": finding.code,
         "message": finding.message,
-        "option": finding.permission.map(option),
+        "option": finding.permission.map(arguments::option_for),
     })
-}
-
-/// The option that allows what was found.
-fn option(permission: Permission) -> &'static str {
-    match permission {
-        Permission::Backing => "--allow-backing",
-        Permission::DataFile => "--allow-data-file",
-        Permission::Protocols => "--allow-protocols",
-        Permission::Folder => "--within",
-        Permission::Size => "--max-size",
-        Permission::Memory => "--max-memory",
-        Permission::Time => "--max-time",
-    }
 }
 
 fn reference(reference: &Reference) -> Value {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use vellum_control::audit::{Level, Report};
 
+use super::arguments::option_for;
 use crate::paint::{Colour, Paint};
 use crate::size::human;
 use crate::terminal::harmless;
@@ -31,7 +32,7 @@ pub fn report(image: &str, found: &Report) -> String {
         let level = paint.colour(colour, &format!("{:<7}", finding.level.name()));
         let allowed = finding
             .permission
-            .map(|permission| format!(" (allowed by {})", super::option(permission)));
+            .map(|permission| format!(" (allowed by {})", option_for(permission)));
         let _ = writeln!(
             text,
             "  {level}  {:<width$}  {}{}",

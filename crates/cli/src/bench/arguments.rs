@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::Failure;
+use super::failure::Failure;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::size;
 

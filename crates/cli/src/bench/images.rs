@@ -11,7 +11,7 @@ use vellum_control::{ImageSpec, OpenFlags, Options, Source, create, open_device}
 use vellum_format::header::Header;
 use vellum_format::l1::L1Entry;
 
-use super::Failure;
+use super::failure::Failure;
 use super::load::{Numbers, fill};
 use super::plan::{Layout, READ_CLUSTER_BYTES};
 use super::scratch::Interrupt;

@@ -11,6 +11,7 @@
 //!   also after a signal; a page never replaces an image.
 
 mod arguments;
+mod failure;
 mod html;
 mod images;
 mod json;
@@ -25,21 +26,19 @@ mod survey;
 mod tables;
 
 use std::ffi::OsString;
-use std::fmt;
 use std::io::Write;
-use std::path::Path;
 
+use vellum_io::error::io_text;
 use vellum_io::lane;
 
 use arguments::{Arguments, Output, Topic};
+use failure::Failure;
 use progress::Progress;
 use result::{About, Report};
 use run::{Bench, Subject};
 use scratch::{Interrupt, Scratch};
 use survey::Survey;
-use vellum_io::error::io_text as os_text;
 
-use crate::getopt::UsageError;
 use crate::size::human;
 use crate::{hint, report};
 
@@ -49,57 +48,6 @@ pub use arguments::{help, options};
 const INTERRUPTED: i32 = 130;
 /// Room beyond the images for what a file system needs of its own.
 const SPARE_BYTES: u64 = 64 << 20;
-
-/// Why there is no result.
-#[derive(Debug)]
-enum Failure {
-    Message(String),
-    /// The command line cannot be understood.
-    Usage(String),
-    /// The user has asked for the end.
-    Interrupted,
-}
-
-impl Failure {
-    fn message<T>(text: impl Into<String>) -> Result<T, Failure> {
-        Err(Failure::Message(text.into()))
-    }
-
-    fn usage<T>(text: impl Into<String>) -> Result<T, Failure> {
-        Err(Failure::Usage(text.into()))
-    }
-
-    fn io<T>(verb: &str, path: &Path, error: &std::io::Error) -> Result<T, Failure> {
-        let text = os_text(error);
-        Failure::message(format!("Cannot {verb} '{}': {text}", path.display()))
-    }
-
-    fn open(name: &str, error: &vellum::Error) -> Failure {
-        let text = report::error_text(error);
-        Failure::Message(format!("Could not open '{name}': {text}"))
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Message(text) | Failure::Usage(text) => f.write_str(text),
-            Failure::Interrupted => f.write_str("interrupted"),
-        }
-    }
-}
-
-impl From<UsageError> for Failure {
-    fn from(error: UsageError) -> Failure {
-        Failure::Usage(error.to_string())
-    }
-}
-
-impl From<vellum::Error> for Failure {
-    fn from(error: vellum::Error) -> Failure {
-        Failure::Message(report::error_text(&error))
-    }
-}
 
 /// Runs the tool and returns its exit code.
 pub fn main(program: &str, args: Vec<OsString>) -> i32 {
@@ -141,7 +89,7 @@ fn try_main(program: &str, args: Vec<OsString>) -> Result<(), Failure> {
 fn show(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let shown = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    shown.or_else(|error| Failure::message(format!("Cannot print: {}", os_text(&error))))
+    shown.or_else(|error| Failure::message(format!("Cannot print: {}", io_text(&error))))
 }
 
 async fn measure(arguments: &Arguments, interrupt: Interrupt) -> Result<Report, Failure> {

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use vellum::{BlockDevice, Buffer};
 
-use super::Failure;
 use super::arguments::Effort;
+use super::failure::Failure;
 use super::images::{self, FullImage, Opening};
 use super::load::{Blocks, Load};
 use super::plan::{self, Row, Table, Work};

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
-use vellum_io::error::io_text as os_text;
+use vellum_io::error::io_text;
 
-use super::Failure;
+use super::failure::Failure;
 use crate::size::human;
 
 /// Whether the user has asked for the end (Ctrl-C).
@@ -23,7 +23,7 @@ impl Interrupt {
         let interrupt = Interrupt::default();
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
             signal_hook::flag::register(signal, interrupt.0.clone()).map_err(|error| {
-                Failure::Message(format!("Cannot catch signals: {}", os_text(&error)))
+                Failure::Message(format!("Cannot catch signals: {}", io_text(&error)))
             })?;
         }
         Ok(interrupt)
@@ -53,7 +53,7 @@ impl Scratch {
     pub(super) fn new(directory: &Path, needed_bytes: u64) -> Result<Scratch, Failure> {
         let shown = directory.display();
         let failed = |error: std::io::Error| {
-            Failure::Message(format!("Cannot use '{shown}': {}", os_text(&error)))
+            Failure::Message(format!("Cannot use '{shown}': {}", io_text(&error)))
         };
         let stat = rustix::fs::statvfs(directory).map_err(|errno| failed(errno.into()))?;
         let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
@@ -81,7 +81,7 @@ impl Scratch {
     pub(super) fn remove(self) -> Result<(), Failure> {
         let path = self.folder.path().to_owned();
         self.folder.close().map_err(|error| {
-            let text = os_text(&error);
+            let text = io_text(&error);
             Failure::Message(format!("Cannot remove '{}': {text}", path.display()))
         })
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use vellum::BlockDevice;
 use vellum_control::{ImageSpec, Options, Source, open_device};
 
-use super::Failure;
 use super::arguments::Arguments;
+use super::failure::Failure;
 use super::images::Opening;
 use super::load::Blocks;
 use super::plan::Metadata;

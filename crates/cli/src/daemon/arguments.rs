@@ -3,10 +3,9 @@
 use std::ffi::OsString;
 use std::fmt;
 
-use super::message;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::nbd::Failure;
 use crate::report;
+use crate::server::Failure;
 
 #[derive(Debug, Clone, Copy)]
 enum Id {
@@ -88,7 +87,7 @@ impl Arguments {
     pub(super) fn parse(words: Vec<OsString>) -> Result<Arguments, Failure> {
         let mut arguments = Arguments::default();
         let mut parser = Parser::new(OPTIONS, words);
-        while let Some((id, value)) = parser.next_option().map_err(Failure::Usage)? {
+        while let Some((id, value)) = parser.next_option()? {
             let text = value.unwrap_or_default();
             match id {
                 Id::Help => arguments.action = Action::Help,
@@ -97,7 +96,7 @@ impl Arguments {
                 Id::Trace => {}
                 Id::Daemonize => arguments.daemonize = true,
                 Id::PidFile if arguments.pid_file.is_some() => {
-                    return Err(message("--pidfile can only be specified once"));
+                    return Err(Failure::message("--pidfile can only be specified once"));
                 }
                 Id::PidFile => arguments.pid_file = Some(text),
                 Id::Part(part) => arguments.items.push(Item {
@@ -111,7 +110,7 @@ impl Arguments {
             }
         }
         match parser.operands().first() {
-            Some(word) => Err(message(format!("{word}: Unexpected argument"))),
+            Some(word) => Err(Failure::message(format!("{word}: Unexpected argument"))),
             None => Ok(arguments),
         }
     }

@@ -19,20 +19,17 @@ use std::rc::Rc;
 use futures_util::lock::Mutex;
 use vellum_control::daemon::{self, Daemon, Host};
 use vellum_control::{Nodes, Options};
+use vellum_io::error::io_text;
 use vellum_io::{JoinHandle, lane, program, spawn};
 
-use crate::nbd::daemon::{Ready, Side, fork};
-use crate::nbd::serve;
-use crate::nbd::{Failure, os_text};
+use crate::server::daemonize::{Ready, Side, fork};
+use crate::server::{self, Failure};
+use crate::version::version;
 use crate::{hint, report};
 use arguments::{Action, Arguments, Item, Part};
 use monitor::{Chardev, Source};
 
 pub use arguments::{help, options};
-
-fn message(text: impl Into<String>) -> Failure {
-    Failure::Message(text.into())
-}
 
 /// Runs the tool and returns its exit code.
 pub fn main(program: &str, args: Vec<OsString>) -> i32 {
@@ -42,7 +39,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             Ok(())
         }
         Action::Version => {
-            report::print(crate::img::version(program));
+            report::print(version(program));
             Ok(())
         }
         Action::Run => start(arguments),
@@ -50,17 +47,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     match done {
         Ok(()) => 0,
         Err(failure) => {
-            match failure {
-                Failure::Message(text) => report::error(text),
-                Failure::Usage(error) => {
-                    report::error(&error);
-                    hint::about_option(error, &options());
-                    if report::is_own() {
-                        report::try_help();
-                    }
-                }
-                Failure::Told => {}
-            }
+            failure.report(&options());
             1
         }
     }
@@ -69,21 +56,21 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 fn start(arguments: Arguments) -> Result<(), Failure> {
     let mut ready = None;
     if arguments.daemonize {
-        match fork().map_err(|e| message(format!("Failed to fork: {}", os_text(&e))))? {
+        match fork().map_err(|e| Failure::message(format!("Failed to fork: {}", io_text(&e))))? {
             Side::Parent(parent) => {
                 return match parent.wait() {
                     true => Ok(()),
-                    false => Err(Failure::Told),
+                    false => Err(Failure::AlreadyReported),
                 };
             }
             Side::Child(child) => ready = Some(child),
         }
     }
     let program = Program::new(&arguments);
-    let signals = serve::catch_signals()?;
+    let signals = server::catch_signals()?;
     lane::block_on(async {
         let stop = program.daemon.stop.clone();
-        drop(spawn(serve::stop_on_signal(signals, stop)));
+        drop(spawn(server::stop_on_signal(signals, stop)));
         let run = run(&program, &arguments, ready).await;
         // Also after an error: what was opened must be left clean.
         let closed = program.shut_down().await;
@@ -92,7 +79,7 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
             let _ = std::fs::remove_file(path);
         }
         run?;
-        closed.map_err(|error| message(report::error_text(&error)))
+        Ok(closed?)
     })
 }
 
@@ -108,21 +95,16 @@ async fn run(
         let Some(made) = stop.or_give_up(made).await else {
             return Ok(());
         };
-        made.map_err(|failure| match failure {
-            Failure::Message(text) => message(format!("{item}: {text}")),
-            other => other,
-        })?;
+        made.map_err(|failure| failure.with_prefix(item))?;
     }
     if let Some(path) = &arguments.pid_file {
-        serve::write_pid_file(path).map_err(|failure| match failure {
-            Failure::Message(text) => message(format!("cannot create PID file: {text}")),
-            other => other,
-        })?;
+        server::write_pid_file(path)
+            .map_err(|failure| failure.with_prefix("cannot create PID file"))?;
         program.pid_file_written.set(true);
     }
     if let Some(ready) = ready {
         let told = ready.tell(false);
-        told.map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
+        told.map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e))))?;
     }
     let has = |part| arguments.items.iter().any(|item| item.part == part);
     if !has(Part::Export) && !has(Part::Monitor) {
@@ -182,7 +164,7 @@ impl Program {
         match item.part {
             Part::Blockdev => {
                 let options = parse_options(&item.text, Some("driver"))?;
-                parts.nodes.add(options).await.map_err(failure)
+                Ok(parts.nodes.add(options).await?)
             }
             Part::Object => Ok(parts.add_object(parse_options(&item.text, Some("qom-type"))?)?),
             Part::NbdServer => Ok(parts.add_server(parse_options(&item.text, None)?)?),
@@ -206,9 +188,9 @@ impl Program {
 /// What the daemon listens with.
 fn host() -> Host {
     Host {
-        listen_unix: |path| serve::listen_unix(path).map_err(told),
-        listen_tcp: |host, port| serve::listen_tcp(host, port).map_err(told),
-        log: Some(serve::log(false)),
+        listen_unix: |path| server::listen_unix(path).map_err(told),
+        listen_tcp: |host, port| server::listen_tcp(host, port).map_err(told),
+        log: Some(server::log(false)),
         lanes: None,
     }
 }
@@ -235,31 +217,19 @@ fn parse_options(text: &str, implied: Option<&str>) -> Result<Options, Failure> 
         true => Options::from_json(text),
         false => Options::parse_with_implied(text, implied),
     };
-    parsed.map_err(failure)
-}
-
-fn failure(error: vellum::Error) -> Failure {
-    message(report::error_text(&error))
-}
-
-/// Takes an option that must be there.
-fn need(options: &mut Options, key: &str) -> Result<String, Failure> {
-    Ok(daemon::need(options, key)?)
-}
-
-/// Refuses what nobody has taken.
-fn refuse_rest(options: &Options) -> Result<(), Failure> {
-    Ok(daemon::refuse_rest(options)?)
+    Ok(parsed?)
 }
 
 impl Sockets {
     async fn add_chardev(&mut self, options: Options, in_background: bool) -> Result<(), Failure> {
         let (id, chardev) = Chardev::take(options)?;
         if in_background && matches!(chardev, Chardev::Stdio) {
-            return Err(message("cannot use stdio with -daemonize"));
+            return Err(Failure::message("cannot use stdio with -daemonize"));
         }
         if self.chardevs.contains_key(&id) {
-            return Err(message(format!("Chardev with id '{id}' already exists")));
+            return Err(Failure::message(format!(
+                "Chardev with id '{id}' already exists"
+            )));
         }
         self.chardevs.insert(id, Some(chardev.open().await?));
         Ok(())
@@ -269,14 +239,16 @@ impl Sockets {
         let wanted = monitor::Description::take(options)?;
         let id = wanted.chardev;
         let Some(chardev) = self.chardevs.get_mut(&id) else {
-            return Err(message(format!("chardev \"{id}\" not found")));
+            return Err(Failure::message(format!("chardev \"{id}\" not found")));
         };
         match chardev.take() {
             Some(source) => {
                 self.monitors.push((source, wanted.pretty));
                 Ok(())
             }
-            None => Err(message(format!("chardev '{id}' is already in use"))),
+            None => Err(Failure::message(format!(
+                "chardev '{id}' is already in use"
+            ))),
         }
     }
 }

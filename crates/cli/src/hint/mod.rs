@@ -15,6 +15,7 @@ use std::fmt::Display;
 use std::io::IsTerminal;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -23,7 +24,6 @@ use vellum_control::probe::{PROBE_BYTES, Probed, probe};
 use vellum_storage::lock::Waiting;
 
 use crate::getopt::Shape;
-use crate::manual;
 use crate::paint::{Colour, Paint};
 use crate::report;
 use crate::size::human;
@@ -103,9 +103,18 @@ pub fn about(message: &str) {
     }
 }
 
+/// Lists the subcommands that there are.
+static SUBCOMMANDS: OnceLock<fn() -> Vec<String>> = OnceLock::new();
+
+/// Sets what lists the subcommands; the first call decides. Hints cannot ask the tools
+/// themselves, which all use hints.
+pub fn set_subcommands(list: fn() -> Vec<String>) {
+    let _ = SUBCOMMANDS.set(list);
+}
+
 /// A subcommand that does not exist.
 pub fn about_subcommand(word: &str) {
-    let known = manual::subcommand_names();
+    let known = SUBCOMMANDS.get().map_or_else(Vec::new, |list| list());
     about_word(word, known.iter().map(String::as_str).chain(["help"]));
 }
 

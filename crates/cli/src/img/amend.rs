@@ -14,8 +14,8 @@ use super::command::{
 };
 use super::create::add_options;
 use super::help;
-use super::progress::Progress;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::progress::Progress;
 use crate::{hint, report};
 
 /// Smaller steps of the progress, in percent, are not printed.

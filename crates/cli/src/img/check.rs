@@ -17,8 +17,8 @@ use super::command::{
     reading,
 };
 use super::help;
-use super::progress::Progress;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::progress::Progress;
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]

@@ -5,19 +5,29 @@ use std::ffi::OsString;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_io::lane;
 
-use crate::getopt::{OptionSpec, Parser, UsageError};
+use crate::getopt::{OptionSpec, Parser, Shape, UsageError};
 pub use crate::output::Output;
 use crate::output::UnknownOutput;
 use crate::size::{self, SizeError};
 use crate::{hint, report};
 
 /// A subcommand that is being run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Command<'a> {
     /// The name that the program was called by.
     pub program: &'a str,
-    /// The subcommand's name.
+    pub subcommand: &'static Subcommand,
+}
+
+/// A subcommand of the image tool.
+pub struct Subcommand {
     pub name: &'static str,
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// Its options, as completions and manuals show them.
+    pub options: fn() -> Vec<Shape>,
+    /// Its work, after its name was read.
+    pub run: fn(Command<'_>, Vec<OsString>) -> Outcome,
 }
 
 /// Why a subcommand did not do its work.
@@ -66,7 +76,7 @@ impl Command<'_> {
 
     /// The name as it stands after the program's: the short `bench` is a tool of our own.
     pub fn typed(&self) -> &'static str {
-        match self.name {
+        match self.subcommand.name {
             "bench" if report::is_own_name(self.program) => "img bench",
             name => name,
         }
@@ -95,12 +105,7 @@ impl Command<'_> {
             }
             Failure::Option(error) => {
                 report::eprint_line(&format!("{} {}: {error}", self.program, self.typed()));
-                let tool = super::SUBCOMMANDS
-                    .iter()
-                    .find(|tool| tool.name == self.name);
-                if let Some(tool) = tool {
-                    hint::about_option(error, &(tool.options)());
-                }
+                hint::about_option(error, &(self.subcommand.options)());
                 try_help();
             }
         }

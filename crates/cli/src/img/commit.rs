@@ -15,8 +15,8 @@ use super::command::{
     install_bulk_lane, one_name, open_failure, size,
 };
 use super::help;
-use super::progress::{Progress, Teller};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::progress::{Progress, ProgressReporter};
 use crate::{hint, report};
 
 #[derive(Debug, Clone, Copy)]
@@ -108,12 +108,18 @@ async fn work(
     arguments: &Arguments,
 ) -> Outcome {
     let (wanted, quiet) = (arguments.progress, arguments.quiet);
-    let mut teller = Teller::new(command.program, wanted, quiet);
-    let found = find_base(spec, cache, arguments.base.as_deref(), &mut teller.progress).await;
+    let mut reporter = ProgressReporter::new(command.program, wanted, quiet);
+    let found = find_base(
+        spec,
+        cache,
+        arguments.base.as_deref(),
+        &mut reporter.progress,
+    )
+    .await;
     let (layers, base_spec) = match found {
         Ok(found) => found,
         Err(failure) => {
-            teller.progress.end();
+            reporter.progress.end();
             return Err(failure);
         }
     };
@@ -141,14 +147,14 @@ async fn work(
         speed: Speed::new(arguments.rate_bytes.unwrap_or(0)),
         ..CommitOptions::default()
     };
-    let committed = commit(&top, &base, &options, &mut teller).await;
+    let committed = commit(&top, &base, &options, &mut reporter).await;
     if committed.is_ok() {
-        teller.progress.show(1, 1);
+        reporter.progress.show(1, 1);
     }
-    teller.progress.end();
+    reporter.progress.end();
     let closed = close(&base).await.and(close(&top).await);
     committed.map_err(|error| {
-        hint::about_space(&base_spec.name, error.cause(), Some(teller.left_bytes));
+        hint::about_space(&base_spec.name, error.cause(), Some(reporter.left_bytes));
         failure(spec, error)
     })?;
     closed?;

@@ -14,8 +14,8 @@ use super::command::{
     open_failure, reading_once,
 };
 use super::help;
-use super::progress::Progress;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::progress::Progress;
 use crate::report;
 
 #[derive(Debug, Clone, Copy)]

@@ -22,10 +22,10 @@ pub use super::convert_args::options;
 use super::convert_bitmaps;
 use super::create::print_option_help;
 use super::intake::{self, Input};
-use super::progress::{Progress, Teller};
 use super::stream::{self, DASH};
 use super::unfinished::Unfinished;
 use super::{help, resume, snapshot};
+use crate::progress::{Progress, ProgressReporter};
 use crate::{hint, report};
 
 const DEFAULT_SPARSE_BYTES: u64 = 4096;
@@ -129,11 +129,11 @@ async fn convert(
     }
     let options = copy_options(arguments, &target, has_backing);
     let mut observer = CopyTeller {
-        teller: begun(command, arguments),
+        reporter: begun(command, arguments),
         quiet: arguments.quiet,
     };
     let copied = copy(&sources, &target, &options, &mut observer).await;
-    end_copy(copied, observer.teller, target_name)?;
+    end_copy(copied, observer.reporter, target_name)?;
     convert_bitmaps::copy(arguments, &sources, &target).await?;
     target.close().await.map_err(|error| {
         hint::about_space(target_name, &error, None);
@@ -146,15 +146,15 @@ async fn convert(
 /// Tells how a copy has ended.
 fn end_copy(
     copied: Result<(), CopyError>,
-    mut teller: Teller,
+    mut reporter: ProgressReporter,
     target_name: &str,
 ) -> Result<(), Failure> {
     if copied.is_ok() {
-        teller.progress.show(1, 1);
+        reporter.progress.show(1, 1);
     }
-    teller.progress.end();
+    reporter.progress.end();
     copied.map_err(|error| {
-        hint::about_space(target_name, &error.cause, Some(teller.left_bytes));
+        hint::about_space(target_name, &error.cause, Some(reporter.left_bytes));
         copy_failure(error)
     })
 }
@@ -422,31 +422,31 @@ pub(super) fn copy_failure(error: CopyError) -> Failure {
     ))
 }
 
-/// A teller that has begun to count.
-fn begun(command: Command<'_>, arguments: &Arguments) -> Teller {
-    let mut teller = Teller::new(command.program, arguments.progress, arguments.quiet);
-    teller.progress.show(0, 1);
-    teller
+/// A reporter that has begun to count.
+fn begun(command: Command<'_>, arguments: &Arguments) -> ProgressReporter {
+    let mut reporter = ProgressReporter::new(command.program, arguments.progress, arguments.quiet);
+    reporter.progress.show(0, 1);
+    reporter
 }
 
 /// Tells the user how a copy goes, and what of the sources cannot be read.
 struct CopyTeller {
-    teller: Teller,
+    reporter: ProgressReporter,
     quiet: bool,
 }
 
 impl Observer for CopyTeller {
     fn wants_progress(&self) -> bool {
-        self.teller.wants_progress()
+        self.reporter.wants_progress()
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        self.teller.progress(done_bytes, total_bytes);
+        self.reporter.progress(done_bytes, total_bytes);
     }
 
     fn unknown(&mut self, source_offset_bytes: u64, error: &Error) {
         if !self.quiet {
-            self.teller.progress.beside(|| {
+            self.reporter.progress.beside(|| {
                 report::warning(format_args!(
                     "error while reading block status at offset {source_offset_bytes}: {}",
                     errno_text(error.errno())
@@ -457,7 +457,7 @@ impl Observer for CopyTeller {
 
     fn unreadable(&mut self, offset_bytes: u64, error: &Error) {
         if !self.quiet {
-            self.teller.progress.beside(|| {
+            self.reporter.progress.beside(|| {
                 report::warning(format_args!(
                     "error while reading offset {offset_bytes}: {}",
                     errno_text(error.errno())

@@ -13,10 +13,10 @@ use super::command::{
     install_bulk_lane, number, open_failure, reading_once, size,
 };
 use super::help;
-use super::progress::Teller;
 use super::stream;
 use super::unfinished::Unfinished;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::progress::ProgressReporter;
 use crate::{hint, report};
 
 #[derive(Debug, Clone, Copy)]
@@ -160,11 +160,11 @@ async fn copy_blocks(
         skip_bytes: skip_bytes.min(end_bytes),
         ..CopyOptions::default()
     };
-    let mut teller = Teller::new(command.program, false, false);
-    let copied = copy(&[source], &target, &options, &mut teller).await;
-    teller.progress.end();
+    let mut reporter = ProgressReporter::new(command.program, false, false);
+    let copied = copy(&[source], &target, &options, &mut reporter).await;
+    reporter.progress.end();
     copied.map_err(|error| {
-        hint::about_space(output, &error.cause, Some(teller.left_bytes));
+        hint::about_space(output, &error.cause, Some(reporter.left_bytes));
         copy_failure(error)
     })?;
     target.close().await?;

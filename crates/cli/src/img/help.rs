@@ -2,24 +2,11 @@
 
 use vellum_control::driver_names;
 
-use super::command::{Command, Outcome};
-use super::{SUBCOMMANDS, Subcommand, help_texts};
+use super::command::{Command, Outcome, Subcommand};
+use super::help_texts;
 use crate::manual::pages;
 use crate::report;
-
-/// The version of QEMU whose tools are matched. Programs that call `qemu-img`
-/// look at this number to know what it can do.
-const QEMU_VERSION: &str = "10.0.2";
-
-/// What `--version` prints.
-pub fn version(program: &str) -> String {
-    let own = env!("CARGO_PKG_VERSION");
-    if program.starts_with("qemu-") {
-        format!("{program} version {QEMU_VERSION} (vellum {own})\n{COPYRIGHT}\n")
-    } else {
-        format!("{program} {own}\n")
-    }
-}
+use crate::version::version;
 
 /// What the options before a subcommand mean.
 pub const OPTIONS_HELP: &str = "\
@@ -28,11 +15,9 @@ pub const OPTIONS_HELP: &str = "\
   -T, --trace TRACE    accepted and ignored
 ";
 
-const COPYRIGHT: &str = "Copyright (c) 2026 The Vellum contributors; this is not QEMU's program";
-
 /// Prints the help of the whole tool.
-pub fn tool(program: &str) {
-    let is_own = !program.starts_with("qemu-");
+pub fn tool(program: &str, subcommands: &[Subcommand]) {
+    let is_own = report::is_own_name(program);
     let mut text = version(program);
     text.push_str(&format!(
         "{}.  Usage:\n\n  {program} [standard options] COMMAND [--help | command options]\n\n\
@@ -48,7 +33,7 @@ pub fn tool(program: &str) {
             "QEMU disk image utility"
         },
     ));
-    for subcommand in SUBCOMMANDS {
+    for subcommand in subcommands {
         // The short name is that of a tool of our own; see below.
         let name = match subcommand.name {
             "bench" if is_own => "img bench",
@@ -97,9 +82,8 @@ fn wrapped(names: &[&str], limit: usize) -> String {
 
 /// Prints the help of a subcommand.
 pub fn subcommand(command: Command<'_>) -> Outcome {
-    let about = SUBCOMMANDS.iter().find(|other| other.name == command.name);
-    let about = about.map_or("", |Subcommand { about, .. }| about);
-    let Some(help) = help_texts::of(command.name) else {
+    let about = command.subcommand.about;
+    let Some(help) = help_texts::of(command.subcommand.name) else {
         return Ok(0);
     };
     let mut text = format!(

@@ -13,14 +13,13 @@ mod convert_bitmaps;
 mod create;
 mod dd;
 mod describe;
-pub(crate) mod help;
+mod help;
 mod help_texts;
 mod human;
 mod info;
 mod intake;
 mod map;
 mod measure;
-pub mod progress;
 mod rebase;
 mod resize;
 mod resume;
@@ -31,24 +30,12 @@ mod watch;
 
 use std::ffi::OsString;
 
-use command::{Command, Outcome};
-pub use help::version;
-
+use command::{Command, Subcommand};
 pub use help::{OPTIONS_HELP, options_of as help_text, usage_of};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::version::version;
 use crate::{hint, report, trace};
-
-/// The work of a subcommand.
-type Run = fn(Command<'_>, Vec<OsString>) -> Outcome;
-
-/// A subcommand and what it does.
-pub struct Subcommand {
-    pub name: &'static str,
-    pub about: &'static str,
-    pub options: fn() -> Vec<Shape>,
-    run: Run,
-}
 
 pub const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
@@ -168,11 +155,11 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     loop {
         match parser.next_option() {
             Ok(Some((Opt::Help, _))) => {
-                help::tool(program);
+                help::tool(program, SUBCOMMANDS);
                 return 0;
             }
             Ok(Some((Opt::Version, _))) => {
-                report::print(help::version(program));
+                report::print(version(program));
                 return 0;
             }
             Ok(Some((Opt::Trace, value))) => trace::take(&value.unwrap_or_default()),
@@ -207,10 +194,10 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     run(program, subcommand, args)
 }
 
-fn run(program: &str, subcommand: &Subcommand, args: Vec<OsString>) -> i32 {
+fn run(program: &str, subcommand: &'static Subcommand, args: Vec<OsString>) -> i32 {
     let command = Command {
         program,
-        name: subcommand.name,
+        subcommand,
     };
     report::set_command(command.typed());
     hint::know_options(&(subcommand.options)());

@@ -17,9 +17,9 @@ use super::command::{
     one_name, open_failure,
 };
 use super::help;
-use super::progress::{Progress, Teller};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::hint;
+use crate::progress::{Progress, ProgressReporter};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -214,15 +214,15 @@ async fn copy(
     };
     let old = image.backing();
     let (wanted, quiet) = (arguments.progress, arguments.quiet);
-    let mut teller = Teller::new(command.program, wanted, quiet);
-    teller.progress.show(0, 1);
-    let copied = rebase(image, old.as_ref(), new, &options, &mut teller).await;
+    let mut reporter = ProgressReporter::new(command.program, wanted, quiet);
+    reporter.progress.show(0, 1);
+    let copied = rebase(image, old.as_ref(), new, &options, &mut reporter).await;
     if copied.is_ok() {
-        teller.progress.show(1, 1);
+        reporter.progress.show(1, 1);
     }
-    teller.progress.end();
+    reporter.progress.end();
     copied.map_err(|error| {
-        hint::about_space(&image.info().name, &error.cause, Some(teller.left_bytes));
+        hint::about_space(&image.info().name, &error.cause, Some(reporter.left_bytes));
         failure(error)
     })
 }

@@ -39,8 +39,8 @@ use vellum_storage::{FileOptions, FileStorage};
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
-use super::progress::Progress;
 use super::unfinished::Unfinished;
+use crate::progress::Progress;
 use crate::size::human;
 use crate::{hint, report};
 

@@ -20,7 +20,7 @@ use vellum_jobs::map::map;
 
 use super::command::{Command, Failure, Outcome, fail};
 use super::convert_args::Arguments;
-use super::progress::Progress;
+use crate::progress::Progress;
 use crate::report;
 
 /// Bytes of one read of the sources.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::progress::has_bars;
+use crate::progress::has_bars;
 
 /// Work that is over sooner shows nothing.
 const PATIENCE: Duration = Duration::from_millis(400);

@@ -14,7 +14,7 @@ use vellum_jobs::map::map;
 use super::arguments::Arguments;
 use super::growth::{self, Growth, Sampler};
 use super::picture::{CELLS, GuestCell, Picture};
-use crate::img::progress::Progress;
+use crate::progress::Progress;
 use crate::report;
 
 /// One image of the chain, and what of the disk it decides.

@@ -7,9 +7,9 @@ use vellum_io::{JoinHandle, spawn};
 
 use super::arguments::{self, Words};
 use super::image::Image;
+use super::outcome::{Failed, Outcome};
 use super::print::Transfer;
 use super::transfer::{DEFAULT_PATTERN, Inspection, failed};
-use super::{Failed, Outcome};
 use crate::report;
 
 /// The asynchronous requests of a session.

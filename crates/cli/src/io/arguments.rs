@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use vellum_io::Buffer;
 
 use super::commands::Command;
-use super::{Failed, Outcome};
+use super::outcome::{Failed, Outcome};
 use crate::getopt::Parser;
 use crate::report;
 use crate::size::{self, SizeError};

@@ -7,7 +7,7 @@ use vellum_storage::Event;
 use vellum_storage::nodes::debug::Debugger;
 
 use super::image::Image;
-use super::{Failed, Outcome};
+use super::outcome::{Failed, Outcome};
 use crate::report;
 
 /// Runs the command called `name`.

@@ -1,8 +1,8 @@
 //! What a command is: its names, arguments and help. Which there are says the
 //! [table](super::command_table).
 
-use super::Failed;
 use super::command_table::COMMANDS;
+use super::outcome::Failed;
 use crate::getopt::OptionSpec;
 use crate::{hint, report};
 

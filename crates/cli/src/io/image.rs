@@ -10,8 +10,7 @@ use vellum_io::error::errno_text;
 
 use super::arguments::Words;
 use super::options::{NO_CACHE, default_flags, set_aio, set_cache, set_discard};
-use super::session::Session;
-use super::{Failed, Outcome};
+use super::outcome::{Failed, Outcome};
 use crate::report;
 
 /// An open image and how it was opened.
@@ -176,21 +175,20 @@ impl Image {
     }
 }
 
-/// `open`
-pub async fn open(session: &mut Session, words: Words) -> Outcome {
+/// `open`; `is_open` says whether an image is open already.
+pub async fn open(words: &Words, is_open: bool) -> Outcome<Image> {
     let mut flags = default_flags();
     for (letter, value) in &words.options {
         apply(&mut flags, *letter, value)?;
     }
-    let spec = spec_from(&words)?;
-    if session.image.is_some() {
+    let spec = spec_from(words)?;
+    if is_open {
         report::error("file open already, try 'help close'");
         return Err(Failed);
     }
     let name = words.operands.first().map(String::as_str);
     let temporary = words.has('s');
-    session.image = Some(Image::open_named(spec, flags, temporary, name).await?);
-    Ok(())
+    Image::open_named(spec, flags, temporary, name).await
 }
 
 /// One option of `open`.
@@ -301,35 +299,44 @@ fn driver_options(words: &Words) -> Outcome<Option<Options>> {
         .map_err(|error| complain(report::error_text(&error)))
 }
 
-/// `reopen`
-pub async fn reopen(session: &mut Session, words: Words) -> Outcome {
-    if !words.operands.is_empty() {
-        return Err(words.usage());
+/// `reopen`: how to open the image again, and how it is open now.
+pub struct Reopening {
+    new: (ImageSpec, OpenFlags),
+    old: (ImageSpec, OpenFlags),
+}
+
+impl Reopening {
+    /// Reads the words of the command; the image must be closed before [`Reopening::open`], or
+    /// the new opening would meet the locks of the old one.
+    pub fn new(image: &Image, words: &Words) -> Outcome<Reopening> {
+        if image.temporary {
+            // Its file has no name by which it could be found again.
+            return Err(complain("A temporary overlay cannot be reopened".into()));
+        }
+        let flags = reopen_flags(words, &image.flags)?;
+        let new = driver_options(words)?;
+        check_once(words, new.as_ref())?;
+        let spec = merge(&image.spec, new, &image.device)
+            .map_err(|error| complain(report::error_text(&error)))?;
+        Ok(Reopening {
+            new: (spec, flags),
+            old: (image.spec.clone(), image.flags.clone()),
+        })
     }
-    let Some(image) = &session.image else {
-        return Err(Failed);
-    };
-    let (old_spec, old_flags) = (image.spec.clone(), image.flags.clone());
-    if image.temporary {
-        // Its file has no name by which it could be found again.
-        return Err(complain("A temporary overlay cannot be reopened".into()));
-    }
-    let flags = reopen_flags(&words, &old_flags)?;
-    let new = driver_options(&words)?;
-    check_once(&words, new.as_ref())?;
-    let spec = merge(&old_spec, new, &image.device)
-        .map_err(|error| complain(report::error_text(&error)))?;
-    // The new opening would meet the locks of the old one.
-    session.close().await?;
-    match Image::try_open(spec, flags, false).await {
-        Ok(image) => session.image = Some(image),
-        Err(error) => {
-            report::fail(&error);
-            session.image = Some(Image::open(old_spec, old_flags, false).await?);
-            return Err(Failed);
+
+    /// Opens the image in the new way, or after a failure, which is reported, in the old way.
+    /// Also returns whether the new way worked.
+    pub async fn open(self) -> Outcome<(Image, Outcome)> {
+        let (spec, flags) = self.new;
+        match Image::try_open(spec, flags, false).await {
+            Ok(image) => Ok((image, Ok(()))),
+            Err(error) => {
+                report::fail(&error);
+                let (spec, flags) = self.old;
+                Ok((Image::open(spec, flags, false).await?, Err(Failed)))
+            }
         }
     }
-    Ok(())
 }
 
 fn reopen_flags(words: &Words, old: &OpenFlags) -> Outcome<OpenFlags> {

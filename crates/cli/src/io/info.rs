@@ -8,8 +8,8 @@ use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::Header;
 
 use super::image::Image;
+use super::outcome::{Failed, Outcome};
 use super::print::byte_text;
-use super::{Failed, Outcome};
 use crate::report;
 
 /// Prints what is known about an image.

@@ -12,6 +12,7 @@ mod help_texts;
 mod image;
 mod info;
 mod options;
+mod outcome;
 mod print;
 mod session;
 mod space;
@@ -49,10 +50,3 @@ fn install_lane(aio: Option<Aio>) -> vellum::Result<()> {
         ..LaneOptions::default()
     })
 }
-
-/// A command failed and has said so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Failed;
-
-/// How a command ended.
-type Outcome<T = ()> = Result<T, Failed>;

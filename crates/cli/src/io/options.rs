@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use vellum_control::{Aio, CacheMode, ImageSpec, OpenFlags};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::version::version;
 use crate::{hint, report};
 
 /// What the command line asks for.
@@ -171,7 +172,10 @@ impl Reader {
     fn take(&mut self, program: &str, id: Id, value: String) -> Result<(), i32> {
         match id {
             Id::Help => return Err(usage(program, 0)),
-            Id::Version => return Err(version(program)),
+            Id::Version => {
+                report::print(version(program));
+                return Err(0);
+            }
             Id::Command => self.commands.push(value),
             Id::Format => self.format = Some(value),
             Id::ImageOpts => self.image_opts = true,
@@ -250,11 +254,6 @@ fn complain(message: String) -> i32 {
 
 fn refuse<T>(message: &str) -> Result<T, i32> {
     Err(complain(message.to_owned()))
-}
-
-fn version(program: &str) -> i32 {
-    report::print(crate::img::version(program));
-    0
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use vellum_io::lane;
 use super::aio::Started;
 use super::arguments::{self, Words};
 use super::commands::{self, Command, Needs, Verb};
-use super::image::{self, Image};
+use super::image::{self, Image, Reopening};
 use super::options::SessionOptions;
-use super::{Failed, Outcome, breakpoint, info, space, transfer};
+use super::outcome::{Failed, Outcome};
+use super::{breakpoint, info, space, transfer};
 use crate::{hint, report};
 
 /// What stays between commands.
@@ -118,6 +119,20 @@ impl Session {
         Ok(())
     }
 
+    async fn reopen(&mut self, words: &Words) -> Outcome {
+        if !words.operands.is_empty() {
+            return Err(words.usage());
+        }
+        let Some(image) = &self.image else {
+            return Err(Failed);
+        };
+        let reopening = Reopening::new(image, words)?;
+        self.close().await?;
+        let (image, outcome) = reopening.open().await?;
+        self.image = Some(image);
+        outcome
+    }
+
     async fn perform(&mut self, command: &'static Command, rest: &[&str]) -> Outcome {
         match command.verb {
             Verb::Help => return commands::help(rest.first().copied()),
@@ -133,8 +148,12 @@ impl Session {
             }
             Verb::Sleep => return sleep(rest).await,
             Verb::Sigraise => return raise(rest),
-            Verb::Open => return image::open(self, Words::parse(command, rest)?).await,
-            Verb::Reopen => return image::reopen(self, Words::parse(command, rest)?).await,
+            Verb::Open => {
+                let words = Words::parse(command, rest)?;
+                self.image = Some(image::open(&words, self.image.is_some()).await?);
+                return Ok(());
+            }
+            Verb::Reopen => return self.reopen(&Words::parse(command, rest)?).await,
             _ => {}
         }
         let words = Words::parse(command, rest)?;

@@ -7,9 +7,9 @@ use vellum::qcow2::create::Preallocation;
 
 use super::arguments::{self, Words};
 use super::image::Image;
+use super::outcome::{Failed, Outcome};
 use super::print::{Transfer, byte_text};
 use super::transfer::{bounded_length, failed};
-use super::{Failed, Outcome};
 use crate::report;
 
 /// What `alloc` looks at without a count.

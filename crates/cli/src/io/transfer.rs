@@ -8,8 +8,8 @@ use vellum_io::error::errno_text;
 
 use super::arguments::{self, MAX_REQUEST_BYTES, Words, require_sectors};
 use super::image::Image;
+use super::outcome::{Failed, Outcome};
 use super::print::{self, Transfer};
-use super::{Failed, Outcome};
 use crate::report;
 
 /// The byte that is written where no pattern is given.

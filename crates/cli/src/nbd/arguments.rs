@@ -5,12 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vellum_control::{Aio, CacheMode, DetectZeroes, tls};
+use vellum_io::error::io_text;
 use vellum_nbd::Upgrade;
 use vellum_nbd::client::Address;
 
-use super::Failure;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::report;
+use crate::server::Failure;
+
+/// Where the server listens if nothing else is said.
+pub(super) const DEFAULT_ADDRESS: &str = "0.0.0.0";
+/// The port that is set aside for NBD.
+pub(super) const DEFAULT_PORT: &str = "10809";
 
 /// Longest name and description in bytes that the protocol allows.
 const MAX_STRING_BYTES: usize = vellum_nbd::proto::MAX_STRING_BYTES;
@@ -168,7 +174,7 @@ impl Arguments {
     pub(super) fn parse(words: Vec<OsString>) -> Result<Self, Failure> {
         let mut arguments = Arguments::default();
         let mut parser = Parser::new(OPTIONS, words);
-        while let Some((id, value)) = parser.next_option().map_err(Failure::usage)? {
+        while let Some((id, value)) = parser.next_option()? {
             arguments.take(id, value.unwrap_or_default())?;
             if matches!(arguments.action, Action::Help | Action::Version) {
                 return Ok(arguments);
@@ -207,7 +213,7 @@ impl Arguments {
             Id::PidFile => self.pid_file = Some(value),
             Id::SelinuxLabel => self.selinux_label = true,
             Id::Snapshot => self.temporary = true,
-            Id::Object => return crate::object::add(&value).map_err(told),
+            Id::Object => return crate::object::add(&value).map_err(Failure::from),
             _ => return self.take_checked(id, value),
         }
         Ok(())
@@ -398,7 +404,7 @@ impl Arguments {
 /// Why a device of the kernel cannot be used: it is not there, or there is no code for it.
 fn no_kernel_device(what: &str, device: &str) -> Result<(), Failure> {
     match std::fs::File::options().read(true).write(true).open(device) {
-        Err(error) => fail(format!("{what} {device}: {}", super::os_text(&error))),
+        Err(error) => fail(format!("{what} {device}: {}", io_text(&error))),
         Ok(_) => fail("Kernel /dev/nbdN support not available"),
     }
 }
@@ -424,10 +430,6 @@ fn parse_offset(text: &str) -> Result<u64, Failure> {
     }
 }
 
-fn told(error: vellum::Error) -> Failure {
-    Failure::Message(vellum_control::error_text(&error))
-}
-
 fn no_credentials(error: vellum::Error) -> Failure {
     let text = vellum_control::error_text(&error);
     Failure::Message(format!("Failed to get TLS creds: {text}"))
@@ -442,7 +444,7 @@ mod tests {
         Arguments::parse(words).map_err(|failure| match failure {
             Failure::Message(text) => text,
             Failure::Usage(error) => error.to_string(),
-            Failure::Told => String::new(),
+            Failure::AlreadyReported => String::new(),
         })
     }
 

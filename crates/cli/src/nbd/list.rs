@@ -6,9 +6,9 @@ use vellum_nbd::client::{self, Address};
 use vellum_nbd::proto;
 use vellum_nbd::request::Framing;
 
-use super::arguments::Arguments;
-use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure};
+use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 use crate::report;
+use crate::server::{Failure, bad_port};
 
 /// The flags with the words for them.
 const FLAG_NAMES: &[(u16, &str)] = &[
@@ -41,13 +41,13 @@ fn ask(arguments: &Arguments) -> Result<Listing, Failure> {
             let port = arguments.port.as_deref().unwrap_or(DEFAULT_PORT);
             Address::Tcp {
                 host: host.to_owned(),
-                port: port.parse().map_err(|_| super::bad_port(host, port))?,
+                port: port.parse().map_err(|_| bad_port(host, port))?,
             }
         }
     };
     let tls = arguments.client_tls(&address)?;
     let listed = lane::block_on(async { list::list(client::connect(&address).await?, tls).await });
-    listed.map_err(|error| Failure::Message(report::error_text(&error)))
+    Ok(listed?)
 }
 
 fn describe(listing: &Listing) -> String {

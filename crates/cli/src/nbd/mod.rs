@@ -1,69 +1,19 @@
 //! `vellum nbd`, also known as `qemu-nbd`: serves an image to NBD clients.
 
+mod activation;
 mod arguments;
-pub(crate) mod daemon;
 mod list;
-pub(crate) mod serve;
+mod serve;
 
 use std::ffi::OsString;
 
-use arguments::{Action, Arguments};
+use arguments::{Action, Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 
-use crate::getopt::UsageError;
-use crate::{hint, report};
+use crate::report;
+use crate::server::Failure;
+use crate::version::version;
 
 pub use arguments::options;
-
-/// Where the server listens if nothing else is said.
-const DEFAULT_ADDRESS: &str = "0.0.0.0";
-/// The port that is set aside for NBD.
-const DEFAULT_PORT: &str = "10809";
-
-/// Why the program ends with an error.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// What the user should read.
-    Message(String),
-    /// The command line cannot be understood.
-    Usage(UsageError),
-    /// The process in the background has told the user already.
-    Told,
-}
-
-impl From<vellum_control::daemon::Failure> for Failure {
-    fn from(failure: vellum_control::daemon::Failure) -> Self {
-        Failure::Message(failure.0)
-    }
-}
-
-impl Failure {
-    fn usage(error: UsageError) -> Self {
-        Failure::Usage(error)
-    }
-
-    fn report(&self) {
-        match self {
-            Failure::Message(text) => report::error(text),
-            Failure::Usage(error) => {
-                report::error(error);
-                hint::about_option(error, &options());
-                match report::is_own() {
-                    true => report::try_help(),
-                    false => report::error("Try `qemu-nbd --help' for more information."),
-                }
-            }
-            Failure::Told => {}
-        }
-    }
-}
-
-pub(crate) use vellum_io::error::io_text as os_text;
-
-pub(crate) fn bad_port(host: &str, port: &str) -> Failure {
-    Failure::Message(format!(
-        "address resolution failed for {host}:{port}: Servname not supported for ai_socktype"
-    ))
-}
 
 /// Runs the tool and returns its exit code.
 pub fn main(program: &str, args: Vec<OsString>) -> i32 {
@@ -74,7 +24,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         }
         Action::Version => {
             // qemu-nbd leaves out the word that the other programs have.
-            report::print(crate::img::version(program).replace(" version ", " "));
+            report::print(version(program).replace(" version ", " "));
             Ok(())
         }
         Action::List => list::list(&arguments),
@@ -83,7 +33,10 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     match done {
         Ok(()) => 0,
         Err(failure) => {
-            failure.report();
+            failure.report(&options());
+            if matches!(failure, Failure::Usage(_)) && !report::is_own() {
+                report::error("Try `qemu-nbd --help' for more information.");
+            }
             1
         }
     }

@@ -1,53 +1,43 @@
 //! Opening the image, listening, serving, and ending in order.
 
-use std::fmt::Display;
-use std::fs;
-use std::io::{Read, Write};
-use std::net::ToSocketAddrs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, fcntl_lock};
 use vellum::BlockDevice;
 use vellum_control::{ImageSpec, OpenFlags, open_device, overlay, shown_bitmaps};
 use vellum_export::Slice;
-use vellum_export::nbd::{Export, Exports, Listener, Log, Phase, ServerOptions, Stop};
+use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
+use vellum_io::error::io_text;
 use vellum_io::{lane, program, spawn};
 
-use super::arguments::Arguments;
-use super::daemon::{self, Ready, Side};
-use super::{DEFAULT_ADDRESS, DEFAULT_PORT, Failure, os_text};
-use crate::{hint, img::snapshot, report, socket};
-
-/// Longest path in bytes that a unix socket can have, with its terminator.
-const MAX_SOCKET_PATH_BYTES: usize = 108;
-
-fn message(text: impl Into<String>) -> Failure {
-    Failure::Message(text.into())
-}
+use super::activation;
+use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
+use crate::img::snapshot;
+use crate::server::daemonize::{Ready, Side, fork};
+use crate::server::{
+    Failure, catch_signals, listen_tcp, listen_unix, log, stop_on_signal, write_pid_file,
+};
+use crate::{hint, report};
 
 /// Serves the image until the clients or a signal end it.
 pub(super) fn serve(arguments: Arguments) -> Result<(), Failure> {
-    let activated = match daemon::activated_sockets() {
+    let activated = match activation::activated_sockets() {
         0 => None,
         count => {
             check_activation(&arguments)?;
             // Before anything else is opened: a descriptor that was promised and
             // is not there must not turn out to be one of ours.
-            Some(daemon::take_sockets(count).map_err(message)?)
+            Some(activation::take_sockets(count).map_err(Failure::Message)?)
         }
     };
     let mut ready = None;
     if arguments.fork {
-        match daemon::fork().map_err(|e| message(format!("Failed to fork: {}", os_text(&e))))? {
+        match fork().map_err(|e| Failure::message(format!("Failed to fork: {}", io_text(&e))))? {
             Side::Parent(parent) => {
                 return if parent.wait() {
                     Ok(())
                 } else {
-                    Err(Failure::Told)
+                    Err(Failure::AlreadyReported)
                 };
             }
             Side::Child(child) => ready = Some(child),
@@ -68,7 +58,7 @@ fn check_activation(arguments: &Arguments) -> Result<(), Failure> {
         (arguments.port.is_some(), "TCP port number"),
     ];
     match conflicts.iter().find(|(set, _)| *set) {
-        Some((_, what)) => Err(message(format!(
+        Some((_, what)) => Err(Failure::message(format!(
             "{what} can't be set when using socket activation"
         ))),
         None => Ok(()),
@@ -96,7 +86,7 @@ async fn run(
         if let Some(ready) = ready {
             ready
                 .tell(arguments.verbose)
-                .map_err(|e| message(format!("Failed to daemonize: {}", os_text(&e))))?;
+                .map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e))))?;
         }
         let options = server_options(arguments)?;
         if !is_activated && !arguments.fork {
@@ -112,7 +102,7 @@ async fn run(
     served?;
     closed.map_err(|error| {
         let text = report::error_text(&error);
-        message(format!("Failed to close '{}': {text}", arguments.image))
+        Failure::message(format!("Failed to close '{}': {text}", arguments.image))
     })
 }
 
@@ -120,7 +110,7 @@ async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
     let name = &arguments.image;
     let format = arguments.format.as_deref();
     let failed = |error: vellum_io::Error| {
-        message(format!(
+        Failure::message(format!(
             "Failed to blk_new_open '{name}': {}",
             report::error_text(&error)
         ))
@@ -157,18 +147,18 @@ async fn show(
         return Ok(device.clone());
     };
     let selector = snapshot::selector(text)
-        .map_err(|_| message(format!("Failed in parsing snapshot param `{text}'")))?;
+        .map_err(|_| Failure::message(format!("Failed in parsing snapshot param `{text}'")))?;
     if arguments.offset_bytes > 0 {
         // The offset is cut off first, and what is left has no snapshots.
         without_offset(arguments, device)?;
-        return Err(message(
+        return Err(Failure::message(
             "Failed to load snapshot: Block format 'raw' used by device '' does not support \
              temporarily loading internal snapshots",
         ));
     }
     snapshot::shown(device, selector)
         .await
-        .map_err(|error| message(report::error_text(&error)))
+        .map_err(|error| Failure::message(report::error_text(&error)))
 }
 
 /// The image without the bytes that are to be left out.
@@ -177,7 +167,7 @@ fn without_offset(
     device: &Arc<dyn BlockDevice>,
 ) -> Result<Arc<Slice>, Failure> {
     let slice = Slice::new(device.clone(), arguments.offset_bytes);
-    slice.map_err(|error| message(report::error_text(&error)))
+    slice.map_err(|error| Failure::message(report::error_text(&error)))
 }
 
 async fn make_export(
@@ -210,19 +200,6 @@ fn server_options(arguments: &Arguments) -> Result<ServerOptions, Failure> {
             .unwrap_or(defaults.handshake_limit),
         log: Some(log(arguments.verbose)),
         ..defaults
-    })
-}
-
-/// Tells who could not come in; of the others, what they do wrong, where that is wanted.
-/// Clients decide how much that is, so no client waits for who reads it.
-pub(crate) fn log(verbose: bool) -> Log {
-    let say = |what: &str, line: &dyn Display| {
-        vellum_control::stderr::say(&format!("{}: {what}: {line}", report::program()));
-    };
-    Arc::new(move |phase, line| match phase {
-        Phase::Negotiation => say("option negotiation failed", &line),
-        Phase::Transmission if verbose => say("info", &line),
-        Phase::Transmission => {}
     })
 }
 
@@ -259,7 +236,7 @@ fn listen(
         let take = |socket| {
             Listener::from_fd(socket).map_err(|error| {
                 let text = report::error_text(&error);
-                message(format!("Failed to use socket activation: {text}"))
+                Failure::message(format!("Failed to use socket activation: {text}"))
             })
         };
         return sockets.into_iter().map(take).collect();
@@ -272,98 +249,4 @@ fn listen(
         )?,
     };
     Ok(vec![listener])
-}
-
-/// Listens on a unix socket.
-pub(crate) fn listen_unix(path: &str) -> Result<Listener, Failure> {
-    if path.len() >= MAX_SOCKET_PATH_BYTES {
-        return Err(message(format!(
-            "UNIX socket path '{path}' is too long\nPath must be less than \
-             {MAX_SOCKET_PATH_BYTES} bytes"
-        )));
-    }
-    socket::check_free(path).map_err(message)?;
-    Listener::bind_unix(Path::new(path)).map_err(|error| {
-        let text = report::error_text(&error);
-        message(format!("Failed to bind socket to {path}: {text}"))
-    })
-}
-
-/// Listens on a TCP address.
-pub(crate) fn listen_tcp(host: &str, port: &str) -> Result<Listener, Failure> {
-    let number: u16 = port.parse().map_err(|_| super::bad_port(host, port))?;
-    let addresses: Vec<_> = (host, number)
-        .to_socket_addrs()
-        .map_err(|error| {
-            let text = error.to_string();
-            let text = text.rsplit(": ").next().unwrap_or_default();
-            message(format!(
-                "address resolution failed for {host}:{port}: {text}"
-            ))
-        })?
-        .collect();
-    Listener::bind_tcp(&addresses[..]).map_err(|error| {
-        message(format!(
-            "Failed to bind socket: {}",
-            report::error_text(&error)
-        ))
-    })
-}
-
-/// Writes the number of this process into a file, which stays locked until the process
-/// ends: as QEMU does, so that of two servers with one such file the second refuses.
-pub(crate) fn write_pid_file(path: &str) -> Result<(), Failure> {
-    let failed =
-        |what: &str, error: std::io::Error| message(format!("{what}: {}", os_text(&error)));
-    let mut file = loop {
-        let file = fs::File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(|error| failed(&format!("Could not create '{path}'"), error))?;
-        let lock = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive);
-        lock.map_err(|errno| failed("Cannot lock pid file", errno.into()))?;
-        let own = file.metadata();
-        let own = own.map_err(|error| failed("Cannot stat file", error))?;
-        // Who had the lock before may have removed the file.
-        let named = fs::metadata(path);
-        if named.is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())) {
-            break file;
-        }
-    };
-    file.set_len(0)
-        .map_err(|error| failed("Failed to truncate pid file", error))?;
-    writeln!(file, "{}", std::process::id())
-        .map_err(|error| failed("Failed to write pid file", error))?;
-    // The lock is the process's, and given up when it closes the file.
-    std::mem::forget(file);
-    Ok(())
-}
-
-/// Arranges that the signals that end a program arrive as bytes on a socket.
-pub(crate) fn catch_signals() -> Result<UnixStream, Failure> {
-    let catch = || {
-        let (reader, writer) = UnixStream::pair()?;
-        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-            signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
-        }
-        reader.set_nonblocking(true)?;
-        Ok(reader)
-    };
-    catch().map_err(|error: std::io::Error| {
-        message(format!("Failed to set up signals: {}", os_text(&error)))
-    })
-}
-
-/// Requests the stop when a signal arrives.
-pub(crate) async fn stop_on_signal(mut signals: UnixStream, stop: Stop) {
-    // An error of the poll would mean that no signal can arrive any more.
-    while signals.read(&mut [0]).is_err() {
-        if lane::poll_readable(signals.as_fd()).await.is_err() {
-            return;
-        }
-    }
-    stop.request();
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use askama::Template;
 
-use super::Failure;
+use super::failure::Failure;
 use super::result::{Measured, Report, Results};
 use super::tables;
 use crate::page;

@@ -9,12 +9,13 @@ use std::path::Path;
 use std::rc::Rc;
 
 use vellum_control::Options;
+use vellum_control::daemon::need;
+use vellum_io::error::io_text;
 use vellum_io::lane::{self, net};
 use vellum_io::{Buffer, Buffers};
 
-use super::super::{failure, message, need};
-use crate::nbd::{Failure, os_text};
-use crate::{report, socket};
+use crate::report;
+use crate::server::{Failure, bad_port, check_free};
 
 /// Bytes received at once.
 const PIECE_BYTES: usize = 4096;
@@ -45,26 +46,26 @@ impl Chardev {
     /// Takes the options apart; the id comes with it.
     pub(in crate::daemon) fn take(mut options: Options) -> Result<(String, Self), Failure> {
         let kind = need(&mut options, "backend")?;
-        let Some(id) = options.take_text("id").map_err(failure)? else {
-            return Err(message("chardev: no id specified"));
+        let Some(id) = options.take_text("id")? else {
+            return Err(Failure::message("chardev: no id specified"));
         };
         let chardev = match kind.as_str() {
             "stdio" => {
                 // Signals end the program, whatever is said here.
-                options.take_bool("signal").map_err(failure)?;
+                options.take_bool("signal")?;
                 Chardev::Stdio
             }
             "null" => Chardev::Null,
             "socket" => take_socket(&mut options)?,
             other => {
-                return Err(message(format!(
+                return Err(Failure::message(format!(
                     "'{other}' is not a valid char driver name"
                 )));
             }
         };
         match options.keys().next() {
             None => Ok((id, chardev)),
-            Some(key) => Err(message(format!("Invalid parameter '{key}'"))),
+            Some(key) => Err(Failure::message(format!("Invalid parameter '{key}'"))),
         }
     }
 
@@ -73,7 +74,7 @@ impl Chardev {
         Ok(match self {
             Chardev::Null => Source::Nobody,
             Chardev::Stdio => Source::One(Port::stdio().map_err(|error| {
-                message(format!("cannot use standard input: {}", os_text(&error)))
+                Failure::message(format!("cannot use standard input: {}", io_text(&error)))
             })?),
             Chardev::Client(address) => Source::One(Port::Socket(address.connect().await?)),
             Chardev::Server { address, wait } => {
@@ -93,7 +94,7 @@ impl Chardev {
                         "QEMU waiting for connection on: disconnected:{address},server=on"
                     ));
                     let client = listener.accept().await;
-                    *first = Some(Port::Socket(client.map_err(failure)?));
+                    *first = Some(Port::Socket(client?));
                 }
                 source
             }
@@ -102,19 +103,19 @@ impl Chardev {
 }
 
 fn take_socket(options: &mut Options) -> Result<Chardev, Failure> {
-    let server = options.take_bool("server").map_err(failure)?;
-    let wait = options.take_bool("wait").map_err(failure)?;
-    let path = options.take_text("path").map_err(failure)?;
+    let server = options.take_bool("server")?;
+    let wait = options.take_bool("wait")?;
+    let path = options.take_text("path")?;
     let address = match path {
         Some(path) => Address::Unix(path),
         None => {
             let mut part = |key: &str| {
-                let value = options.take_text(key).map_err(failure)?;
-                value.ok_or_else(|| message(format!("chardev: socket: no {key} given")))
+                let value = options.take_text(key)?;
+                value.ok_or_else(|| Failure::message(format!("chardev: socket: no {key} given")))
             };
             let (host, port) = (part("host")?, part("port")?);
             let number = port.parse();
-            let port = number.map_err(|_| crate::nbd::bad_port(&host, &port))?;
+            let port = number.map_err(|_| bad_port(&host, &port))?;
             Address::Tcp { host, port }
         }
     };
@@ -123,7 +124,7 @@ fn take_socket(options: &mut Options) -> Result<Chardev, Failure> {
             address,
             wait: wait.unwrap_or(true),
         }),
-        (false, Some(true)) => Err(message(
+        (false, Some(true)) => Err(Failure::message(
             "'wait' option is incompatible with socket in client connect mode",
         )),
         (false, _) => Ok(Chardev::Client(address)),
@@ -150,14 +151,14 @@ impl Address {
         };
         connected.await.map_err(|error| {
             let text = report::error_text(&error);
-            message(format!("Failed to connect to '{name}': {text}"))
+            Failure::message(format!("Failed to connect to '{name}': {text}"))
         })
     }
 
     fn listen(&self) -> Result<net::Listener, Failure> {
         let (bound, name) = match self {
             Address::Unix(path) => {
-                socket::check_free(path).map_err(message)?;
+                check_free(path).map_err(Failure::Message)?;
                 // A socket that is left over; if it is something else, binding fails.
                 if is_socket(path) {
                     let _ = std::fs::remove_file(path);
@@ -171,7 +172,7 @@ impl Address {
         };
         bound.map_err(|error| {
             let text = report::error_text(&error);
-            message(format!("Failed to bind socket to {name}: {text}"))
+            Failure::message(format!("Failed to bind socket to {name}: {text}"))
         })
     }
 

@@ -17,13 +17,12 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 use vellum_control::Options;
-use vellum_control::daemon::{self as commands, Daemon, Listener};
+use vellum_control::daemon::{self as commands, Daemon, Listener, need, refuse_rest};
 use vellum_control::qmp::{self, Class, Messages, Outcome, Request};
 use vellum_io::lane::net;
 use vellum_io::{JoinHandle, lane, spawn};
 
-use super::{failure, message, need, refuse_rest};
-use crate::nbd::Failure;
+use crate::server::Failure;
 pub(super) use chardev::{Chardev, Port, Source};
 use outbox::Outbox;
 
@@ -40,18 +39,18 @@ pub(super) struct Description {
 impl Description {
     pub(super) fn take(mut options: Options) -> Result<Self, Failure> {
         let chardev = need(&mut options, "chardev")?;
-        options.take_text("id").map_err(failure)?;
-        let mode = options.take_text("mode").map_err(failure)?;
+        options.take_text("id")?;
+        let mode = options.take_text("mode")?;
         match mode.as_deref() {
             None | Some("control") => {}
-            Some("readline") => return Err(message("Only QMP is supported")),
+            Some("readline") => return Err(Failure::message("Only QMP is supported")),
             Some(other) => {
-                return Err(message(format!(
+                return Err(Failure::message(format!(
                     "Parameter 'mode' does not accept value '{other}'"
                 )));
             }
         }
-        let pretty = options.take_bool("pretty").map_err(failure)?;
+        let pretty = options.take_bool("pretty")?;
         refuse_rest(&options)?;
         Ok(Description {
             chardev,

@@ -123,23 +123,23 @@ impl Progress {
 }
 
 /// Tells the user how far a job is.
-pub struct Teller {
+pub struct ProgressReporter {
     pub progress: Progress,
     /// What is left to be written.
     pub left_bytes: u64,
 }
 
-impl Teller {
+impl ProgressReporter {
     /// Tells it as [`Progress::new`] says, in steps of a percent.
-    pub fn new(program: &str, wanted: bool, quiet: bool) -> Teller {
-        Teller {
+    pub fn new(program: &str, wanted: bool, quiet: bool) -> ProgressReporter {
+        ProgressReporter {
             progress: Progress::new(program, wanted, quiet, 1.0),
             left_bytes: 0,
         }
     }
 }
 
-impl Observer for Teller {
+impl Observer for ProgressReporter {
     fn wants_progress(&self) -> bool {
         self.progress.is_on()
     }

@@ -1,0 +1,55 @@
+//! Opening the socket that a server listens on.
+
+use std::net::ToSocketAddrs;
+use std::path::Path;
+
+use vellum_export::nbd::Listener;
+
+use super::{Failure, check_free};
+use crate::report;
+
+/// Longest path in bytes that a unix socket can have, with its terminator.
+const MAX_SOCKET_PATH_BYTES: usize = 108;
+
+/// Listens on a unix socket.
+pub fn listen_unix(path: &str) -> Result<Listener, Failure> {
+    if path.len() >= MAX_SOCKET_PATH_BYTES {
+        return Err(Failure::message(format!(
+            "UNIX socket path '{path}' is too long\nPath must be less than \
+             {MAX_SOCKET_PATH_BYTES} bytes"
+        )));
+    }
+    check_free(path).map_err(Failure::Message)?;
+    Listener::bind_unix(Path::new(path)).map_err(|error| {
+        let text = report::error_text(&error);
+        Failure::message(format!("Failed to bind socket to {path}: {text}"))
+    })
+}
+
+/// Listens on a TCP address.
+pub fn listen_tcp(host: &str, port: &str) -> Result<Listener, Failure> {
+    let number: u16 = port.parse().map_err(|_| bad_port(host, port))?;
+    let addresses: Vec<_> = (host, number)
+        .to_socket_addrs()
+        .map_err(|error| {
+            let text = error.to_string();
+            let text = text.rsplit(": ").next().unwrap_or_default();
+            Failure::message(format!(
+                "address resolution failed for {host}:{port}: {text}"
+            ))
+        })?
+        .collect();
+    Listener::bind_tcp(&addresses[..]).map_err(|error| {
+        Failure::message(format!(
+            "Failed to bind socket: {}",
+            report::error_text(&error)
+        ))
+    })
+}
+
+/// The failure for a port that is no number.
+pub fn bad_port(host: &str, port: &str) -> Failure {
+    Failure::message(format!(
+        "address resolution failed for {host}:{port}: Servname not supported for ai_socktype"
+    ))
+}

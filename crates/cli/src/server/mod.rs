@@ -1,0 +1,19 @@
+//! What the two servers, `nbd` and `daemon`, have in common: sockets to listen on, signals that
+//! end the program, going to the background, and the file with the process id.
+//!
+//! Only `nbd` and `daemon` use this module; it knows neither.
+
+pub mod daemonize;
+mod failure;
+mod listen;
+mod log;
+mod pid_file;
+mod signals;
+mod socket;
+
+pub use failure::Failure;
+pub use listen::{bad_port, listen_tcp, listen_unix};
+pub use log::log;
+pub use pid_file::write_pid_file;
+pub use signals::{catch_signals, stop_on_signal};
+pub use socket::check_free;
