@@ -1,5 +1,5 @@
-//! Links between documents lead somewhere, and the rules of docs/ARCHITECTURE.md and the code
-//! name each other.
+//! Links between documents lead somewhere, the source files that documents name exist, and the
+//! rules of docs/ARCHITECTURE.md and the code name each other.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -11,6 +11,8 @@ use crate::process;
 use crate::workspace::Workspace;
 
 const RULES: &str = "docs/ARCHITECTURE.md";
+/// Documents that tell what was, with the names of that time.
+const HISTORY: &[&str] = &["CHANGELOG.md", "docs/performance-history.md"];
 
 /// What breaks the rules.
 pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
@@ -20,8 +22,12 @@ pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
         "--others",
         "--exclude-standard",
         "*.md",
-        "crates/*.rs",
+        "*.rs",
     ]))?;
+    let sources: Vec<&str> = listing
+        .lines()
+        .filter(|name| name.ends_with(".rs"))
+        .collect();
     let mut findings = Vec::new();
     let mut named = BTreeSet::new();
     for name in listing.lines() {
@@ -29,10 +35,15 @@ pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
         let Ok(text) = std::fs::read_to_string(workspace.root.join(name)) else {
             continue;
         };
-        if name.ends_with(".rs") {
+        if name.starts_with("xtask/src/tidy/") {
+            // Its tests have rules of their own.
+        } else if name.ends_with(".rs") {
             named.extend(numbers(&text, "ule ").map(|rule| (rule, name.to_owned())));
         } else {
             findings.extend(broken_links(&workspace.root, name, &text));
+            if !HISTORY.contains(&name) {
+                findings.extend(missing_sources(name, &text, &sources));
+            }
         }
     }
     let text = std::fs::read_to_string(workspace.root.join(RULES)).context(RULES)?;
@@ -95,6 +106,23 @@ fn broken_links(root: &Path, name: &str, text: &str) -> Vec<String> {
         }
     }
     findings
+}
+
+/// Source files that a document names and that are not there: the last parts of their paths
+/// are enough.
+fn missing_sources(name: &str, text: &str, sources: &[&str]) -> Vec<String> {
+    let quoted = outside_blocks(text).flat_map(|line| line.split('`').skip(1).step_by(2));
+    let files = quoted.filter(|word| word.ends_with(".rs") && !word.contains(['*', ' ']));
+    let missing = files.filter(|file| {
+        let is_named = |source: &str| {
+            let before = source.strip_suffix(*file);
+            before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
+        };
+        !sources.iter().any(|source| is_named(source))
+    });
+    missing
+        .map(|file| format!("{name}: there is no source file {file}"))
+        .collect()
 }
 
 /// The targets of `[text](target)`, but not those in blocks of code.
@@ -165,6 +193,14 @@ mod tests {
             1
         );
         assert_eq!(unmatched_rules("", &named("module 1")).len(), 1);
+    }
+
+    #[test]
+    fn named_sources_exist() {
+        let sources = ["crates/a/src/one.rs"];
+        let told = |text: &str| missing_sources("a.md", text, &sources).len();
+        assert_eq!(told("`one.rs`, `src/one.rs` and `*/two.rs`"), 0);
+        assert_eq!(told("`two.rs`, `ne.rs`"), 2);
     }
 
     #[test]
