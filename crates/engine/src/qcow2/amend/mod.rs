@@ -5,6 +5,14 @@
 //! allocate clusters, or to resize) opens the image anew for itself, because the
 //! version and the width of refcounts are fixed for as long as an image is open.
 //!
+//! | file | what it does |
+//! | --- | --- |
+//! | `check` | what is refused before anything changes |
+//! | `upgrade`, `downgrade`, `zeroes` | version 2 to 3 and back; zero clusters, which version 2 does not have |
+//! | `width` | another width of refcounts |
+//! | `encryption`, `keys` | key slots |
+//! | `progress` | how far it is |
+//!
 //! Invariants:
 //! - Each step makes what it needs, durably, and ends with one switch of the header
 //!   (see `rewrite`). A crash leaves the image as it was before the step or after it;

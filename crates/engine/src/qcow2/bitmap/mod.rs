@@ -12,6 +12,17 @@
 //! bit of our own tells Vellum that it may: whoever does not know the bit clears it
 //! before the first change (`marker`; FORMAT.md, I43).
 //!
+//! | file | what it does |
+//! | --- | --- |
+//! | `track` | sets bits on disk before the data, in regions (rule 4) |
+//! | `state`, `dirty`, `bits` | the enabled bitmaps in memory |
+//! | `close` | leaves bitmaps behind that everybody may trust |
+//! | `marker` | who may trust a bitmap that is in use, after a crash |
+//! | `change` | adding, removing, clearing, enabling, disabling and merging |
+//! | `resize` | bitmaps of an image that gets another size |
+//! | `store` | bits from the disk and to new places on it; the directory |
+//! | `api`, `view` | bitmaps as the library shows them; asked about piece by piece |
+//!
 //! Invariants:
 //! - A bit in memory is set only once it is durable on disk.
 //! - Bytes of the guest change only after every enabled bitmap calls them dirty, while

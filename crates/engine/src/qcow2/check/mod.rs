@@ -7,8 +7,22 @@
 //! share it. Nothing is looked up on disk for a single entry, so the work grows
 //! with the metadata and not with what it says.
 //!
-//! Messages, counts and the order of both are QEMU's; what [`repair`] does is told
-//! in its own room.
+//! Messages, counts and the order of both are QEMU's.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `walk` | follows everything that the header leads to, but for the refcount blocks, and counts references |
+//! | `team` | counts the references of L2 tables on all cores; what is wrong is left to `walk` |
+//! | `tally`, `counts`, `chunk` | the references to clusters; counts in as little memory as they need |
+//! | `l2_tables`, `parts` | which L2 tables there are, for a part of the file at a time, so that memory is bounded |
+//! | `areas` | where metadata lies that is no L2 table |
+//! | `source`, `tables`, `stored` | the image as its header describes it; many tables read at once; the refcounts on disk |
+//! | `compare`, `findings`, `outcome` | compares counts and references; counts and reports what is found |
+//! | `refcounts` | the order of a check and of a repair |
+//! | `settle`, `rebuild` | repair of single refcounts in their blocks, or of all of them in new places |
+//! | `place`, `beyond` | where new metadata may be put; what points behind the end of the file |
+//! | `repair` | the small writes of a repair: entries that are given up, the header's marks |
+//! | `copied`, `snapshots`, `bitmaps` | repair of the copied flags, of the snapshot table, of bitmaps |
 //!
 //! Invariants:
 //! - [`check`] writes nothing.

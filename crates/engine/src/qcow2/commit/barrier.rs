@@ -2,8 +2,8 @@
 //! one has failed, and to which nothing is written any more.
 //!
 //! What a failed barrier should have made durable may be lost, though it can still be read, and
-//! the next one would not tell. Many rooms have barriers between their writes; this stands before
-//! all of them, so that none goes on after what another one met. Guest data goes past it.
+//! the next one would not tell. Many modules have barriers between their writes; this stands
+//! before all of them, so that none goes on after one that failed. Guest data goes past it.
 
 use std::sync::{Arc, OnceLock};
 

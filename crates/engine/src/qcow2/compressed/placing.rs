@@ -11,6 +11,8 @@
 //! Invariants:
 //! - A host cluster's refcount covers all data placed in it before the mapping can
 //!   point at that data.
+//! - Whoever compares refcounts with the mapping of an open image seals the open cluster first
+//!   (`Image::seal_packed`).
 //! - Places are handed out and their bytes appended in the order of the tickets, so
 //!   the bytes of the open cluster lie in memory or on disk without a hole.
 

@@ -1,5 +1,12 @@
 //! Makes new images.
 //!
+//! | file | what it does |
+//! | --- | --- |
+//! | `layout` | where everything in a new image lies; pure |
+//! | `write` | writes it: large writes in the order of the file |
+//! | `stream` | an image as one stream of bytes, for a pipe |
+//! | `encrypted` | the LUKS header of a new image |
+//!
 //! Invariant: the header's first sector is written last, behind a barrier. Whatever
 //! fails before, and a crash at any point, leaves a file that nobody takes for an
 //! image.

@@ -9,6 +9,9 @@
 //! | [`fail_stop`] | when an image accepts no more changes, and why |
 //! | [`guard`] | the image file as guest data sees it, which refuses writes that would hit metadata |
 //! | [`overlap`] | where metadata lies, one bit a cluster, and what must not hit it |
+//!
+//! Invariant: guest data is written through [`guard::GuardedData`], and tables only after
+//! `OverlapMap::check_tables`: no write hits metadata of another kind that is checked for.
 
 pub(crate) mod beyond_end;
 pub(crate) mod corruption;

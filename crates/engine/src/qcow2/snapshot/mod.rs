@@ -9,6 +9,16 @@
 //! (see [`exchange`]), so a crash leaves the image as it was before or as it is
 //! afterwards.
 //!
+//! | file | what it does |
+//! | --- | --- |
+//! | `requests` | what create, apply and delete make of the image: its tables and counts afterwards |
+//! | `references` | what an L2 table refers to, and how many more or fewer references clusters get |
+//! | `places` | new places for metadata, given back if the change fails |
+//! | `counts` | every refcount block and their table in new places |
+//! | [`exchange`] | writes all of it and puts it into force with one write of the header (rule 3) |
+//! | `select` | which snapshot is meant, by identifier or name |
+//! | `vm_state` | the state of a virtual machine behind the end of the disk |
+//!
 //! Invariants:
 //! - While snapshots change no request changes anything, no commit runs and
 //!   no cluster is counted or freed. Reads go on; a read beside an apply sees, sector by

@@ -10,6 +10,12 @@
 //! What snapshots hold alone is told by the refcounts on disk, so it is as true as these
 //! are: a check comes first.
 //!
+//! | file | what it does |
+//! | --- | --- |
+//! | `walk` | goes through all tables |
+//! | `tables` | what slices of L2 tables take in a cache; pure |
+//! | `cells` | what lies where in the file, in equal parts |
+//!
 //! Invariant: nothing is written.
 
 use std::fmt;

@@ -4,7 +4,7 @@
 //!
 //! A small write to such a cluster is complete as soon as its bytes are here, as in
 //! the volatile cache of a disk. What the following writes overwrite then never has
-//! to be copied, and many writes of one cluster cost one fill. This room holds the
+//! to be copied, and many writes of one cluster cost one fill. This module holds the
 //! bytes and says what is to be written back next; `writeback` does it.
 //!
 //! Invariants:
