@@ -8,6 +8,7 @@
 //! - No code of this crate is unsafe.
 #![forbid(unsafe_code)]
 
+mod debug_events;
 pub mod detect_zeroes;
 pub mod device;
 pub mod gate;

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
 use vellum_format::header::Header;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::nodes::debug::Debugger;
-use vellum_storage::{Event, Storage, WriteFlags};
+use vellum_storage::{Event, Storage};
 
 use crate::BlockDevice;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
@@ -31,11 +31,53 @@ use crate::qcow2::mapping::lookup::{L2Cache, Lookup, Mapper, MappingRun, Slice, 
 use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{CacheOptions, PassDiscards};
 use crate::qcow2::read::layers::BackingChain;
-use crate::qcow2::resize::size::Size;
 use crate::qcow2::table_cache::cache::Budget;
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
 use crate::range_lock::{Mode, RangeGuard, RangeLock};
+
+/// The virtual size of an open image.
+#[derive(Debug)]
+pub(crate) struct Size {
+    /// What guests see and may ask for.
+    visible_bytes: AtomicU64,
+    /// What the engine itself may touch: more while the image grows.
+    addressable_bytes: AtomicU64,
+}
+
+impl Size {
+    /// A size that nobody is changing.
+    pub(crate) fn new(size_bytes: u64) -> Self {
+        Size {
+            visible_bytes: AtomicU64::new(size_bytes),
+            addressable_bytes: AtomicU64::new(size_bytes),
+        }
+    }
+
+    /// What guests see.
+    pub(crate) fn visible_bytes(&self) -> u64 {
+        self.visible_bytes.load(Ordering::Acquire)
+    }
+
+    /// What may be touched.
+    #[inline]
+    pub(crate) fn addressable_bytes(&self) -> u64 {
+        self.addressable_bytes.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set(&self, size_bytes: u64) {
+        self.addressable_bytes.store(size_bytes, Ordering::Release);
+        self.visible_bytes.store(size_bytes, Ordering::Release);
+    }
+
+    pub(crate) fn set_visible(&self, size_bytes: u64) {
+        self.visible_bytes.store(size_bytes, Ordering::Release);
+    }
+
+    pub(crate) fn set_addressable(&self, size_bytes: u64) {
+        self.addressable_bytes.store(size_bytes, Ordering::Release);
+    }
+}
 
 /// Everything that the requests on one image share.
 #[derive(Debug)]
@@ -77,7 +119,8 @@ pub(crate) struct Image {
     pub(crate) allocator: Arc<Allocator>,
     pub(crate) compressed_reads: CompressedReads,
     pub(crate) compressed_writes: CompressedWrites,
-    pub(crate) lazy_refcounts: LazyRefcounts,
+    /// `None`: refcounts are written by every commit.
+    pub(crate) lazy_refcounts: Option<LazyRefcounts>,
     /// Guest ranges of running changing requests, in bytes.
     pub(crate) guest_ranges: Arc<RangeLock>,
     /// L1 indexes whose L2 table is being made.
@@ -190,8 +233,7 @@ impl Image {
         want: u64,
         after: Option<HostOffset>,
     ) -> Result<Allocation> {
-        self.begin_lazy_refcounts().await?;
-        self.emit(Event::ClusterAlloc).await;
+        self.begin_allocation().await?;
         match self.allocator.allocate_near(want, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(error).await),
@@ -204,12 +246,19 @@ impl Image {
         what: &str,
         after: Option<HostOffset>,
     ) -> Result<Allocation> {
-        self.begin_lazy_refcounts().await?;
-        self.emit(Event::ClusterAlloc).await;
+        self.begin_allocation().await?;
         match self.allocator.allocate_near(1, after).await {
             Ok(allocation) => Ok(allocation),
             Err(error) => Err(self.mark_corrupt(refused_for(what, error)).await),
         }
+    }
+
+    async fn begin_allocation(&self) -> Result<()> {
+        if self.lazy_refcounts.is_some() {
+            self.begin_lazy_refcounts().await?;
+        }
+        self.emit(Event::ClusterAlloc).await;
+        Ok(())
     }
 
     /// Where the data of the guest cluster before `guest` ends, as far as memory
@@ -294,6 +343,48 @@ impl Image {
         Ok(guard)
     }
 
+    /// Begins a change of the mapping of guest clusters: takes them exclusive, calls the
+    /// range dirty in bitmaps that are kept, and writes back what is buffered beside it.
+    /// [`Image::end_mapping_change`] ends it, while the guard is still held.
+    pub(crate) async fn begin_mapping_change(
+        self: &Arc<Self>,
+        range: Range<u64>,
+    ) -> Result<RangeGuard> {
+        let exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
+        if self.bitmaps.is_tracking() {
+            self.mark_dirty(range.clone()).await?;
+        }
+        if !self.write_buffer.is_empty() {
+            self.write_back_beside(range).await?;
+        }
+        Ok(exclusive)
+    }
+
+    /// Ends a change of the mapping of `range`, which leads to the newest bytes by now.
+    pub(crate) async fn end_mapping_change(self: &Arc<Self>, range: &Range<u64>) -> Result<()> {
+        if !self.write_buffer.is_empty() {
+            self.discard_replaced(range);
+        }
+        self.relieve_l2_cache().await
+    }
+
+    /// Lets dirty tables be written in the background when they fill the cache.
+    pub(crate) async fn relieve_l2_cache(self: &Arc<Self>) -> Result<()> {
+        match self.l2.wants_writeback() {
+            true => self.start_background_commit().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Makes sure that the L2 table for `guest` exists and is this image state's own, so
+    /// that its entries may be changed.
+    pub(crate) async fn ensure_l2_table(self: &Arc<Self>, guest: GuestOffset) -> Result<()> {
+        match self.mapper().owned_table(guest)? {
+            Some(_) => Ok(()),
+            None => self.make_l2_table(guest).await,
+        }
+    }
+
     /// Refuses a range, held by now, that the image has lost by shrinking since the
     /// request began.
     pub(crate) fn check_still_inside(&self, range: Range<u64>) -> Result<()> {
@@ -328,103 +419,9 @@ impl Image {
     /// Refuses where changes are not allowed.
     pub(crate) fn check_changeable(&self, operation: &'static str) -> Result<()> {
         if !self.read_only {
-            return self.check_not_stopped();
+            return self.fail_stop.check(&self.name);
         }
         let message = "the image is open read-only";
         Err(Error::new(ErrorKind::ReadOnly, operation, message).target(self.name.clone()))
-    }
-
-    /// The header as it is now.
-    pub(crate) fn header(&self) -> Arc<Header> {
-        self.header.lock().clone()
-    }
-
-    /// Changes the header in memory.
-    pub(crate) fn change_header(&self, change: impl FnOnce(&mut Header)) {
-        let mut header = self.header.lock();
-        change(Arc::make_mut(&mut header));
-    }
-
-    /// Writes one field of the header in place. The known fields all lie in the
-    /// first 512 bytes, so a crash leaves the old or the new value.
-    pub(crate) async fn write_header_field(&self, offset_bytes: usize, bytes: &[u8]) -> Result<()> {
-        let _one = self.header_writes.lock().await;
-        let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
-        self.file
-            .write(offset_bytes as u64, buffers, WriteFlags::default())
-            .await?;
-        self.file.flush().await
-    }
-
-    /// As [`Image::write_header_field`], for fields that lead to other metadata from now
-    /// on. If they cannot be written, the `old` ones are written once more.
-    ///
-    /// # Errors
-    /// The first one. The image goes on as it was before if the old fields are there
-    /// again; if even that is not known, it accepts no more changes.
-    pub(crate) async fn switch_header_fields(
-        &self,
-        offset_bytes: usize,
-        old: &[u8],
-        new: &[u8],
-    ) -> Result<()> {
-        let _one = self.header_writes.lock().await;
-        let write = |bytes: &[u8]| {
-            let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
-            self.file
-                .write(offset_bytes as u64, buffers, WriteFlags::default())
-        };
-        let Err(error) = write(new).await else {
-            let flushed = self.file.flush().await;
-            return flushed.inspect_err(|error| self.stop_changes(error.clone()));
-        };
-        let taken_back = async {
-            write(old).await?;
-            self.file.flush().await
-        };
-        if taken_back.await.is_err() {
-            self.stop_changes(error.clone());
-        }
-        Err(error)
-    }
-
-    /// Writes back everything; afterwards all requests that change something fail.
-    pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
-        let closed = self.close_image().await;
-        // A node below may have something left to write, however this ended.
-        let file = self.file.close().await;
-        let data = match self.has_external_data() {
-            true => self.data.close().await,
-            false => Ok(()),
-        };
-        closed.and(file).and(data)
-    }
-
-    /// Closes the image, but not the files that it lies in.
-    pub(crate) async fn close_image(self: &Arc<Self>) -> Result<()> {
-        if self.read_only || self.has_ended() {
-            return Ok(());
-        }
-        if !self.prepared.load(Ordering::Acquire) && !self.has_kept_bitmaps() {
-            // Nothing was ever changed, so there is nothing to write or to flush.
-            self.end_use();
-            return Ok(());
-        }
-        self.allow_retry();
-        self.check_not_stopped()?;
-        // What could not be written back is lost, and reported; all else is kept.
-        let written_back = self.write_back_all().await;
-        self.seal_packed().await?;
-        self.commit().await?;
-        // Else they stay in use, and are kept as after a crash.
-        let bitmaps = self.close_bitmaps().await;
-        self.resume_refcounts();
-        self.release_all_dropped().await?;
-        self.allocator.release_reserve().await?;
-        // Writes the counts that have gone down, and those of clusters counted ahead.
-        self.commit().await?;
-        self.end_lazy_refcounts().await?;
-        self.end_use();
-        written_back.and(bitmaps)
     }
 }

@@ -30,6 +30,7 @@ pub mod survey;
 
 mod alloc;
 mod bitmap;
+mod close;
 mod commit;
 mod compressed;
 mod device;

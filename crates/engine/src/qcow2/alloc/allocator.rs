@@ -39,7 +39,7 @@ use super::prealloc::{FileLength, LengthMark, PreallocateAhead};
 use super::refcounts::Refcounts;
 use super::reserve::{Reserve, ReservedRun};
 use super::scan::Scan;
-use crate::qcow2::integrity::debug_events::emit;
+use crate::debug_events::emit;
 use crate::qcow2::integrity::overlap::refusal;
 
 /// Extents of free clusters that are kept in memory, at most.
@@ -103,8 +103,9 @@ pub(crate) struct State {
     /// Freed clusters beyond the tail: a refcount table has been there.
     pub(crate) written_beyond: Vec<Range<u64>>,
     pub(crate) length: FileLength,
-    /// Nothing is handed out there.
-    pub(crate) beyond: Beyond,
+    /// Clusters beyond the end of the file that entries lead to, if there are any: nothing
+    /// is handed out there.
+    pub(crate) beyond: Option<Beyond>,
     /// Somebody holds the end of the file: see [`Allocator::hold_end`].
     pub(crate) end_held: bool,
     /// Something is being prepared in the background.
@@ -118,6 +119,16 @@ pub(crate) struct State {
     pub(crate) made_blocks: Vec<u64>,
     /// Clusters whose counts must still go down by one.
     pub(crate) deferred_decrements: Vec<Range<u64>>,
+}
+
+impl State {
+    /// The first of these clusters, beyond the end of the file, that entries lead to.
+    pub(crate) fn first_mapped_in(&self, clusters: &Range<u64>) -> Result<Option<Range<u64>>> {
+        match &self.beyond {
+            Some(beyond) => beyond.first_in(clusters),
+            None => Ok(None),
+        }
+    }
 }
 
 /// What an attempt to allocate came to.
@@ -186,7 +197,7 @@ impl Allocator {
             refcounts_lazy: false,
             written_beyond: Vec::new(),
             length: FileLength::new(&capabilities, len_bytes, tail),
-            beyond: Beyond::default(),
+            beyond: None,
             end_held: false,
             preparing: false,
             prepare_from: 0,
@@ -308,7 +319,7 @@ impl Allocator {
             true => state.free.first_for(want),
             false => state.free.first(),
         };
-        if state.scan.is_due(extent.clone()) {
+        if !state.scan.left.is_empty() && state.scan.is_due(extent.clone()) {
             return self.scan_slice(state);
         }
         if let Some(extent) = extent {
@@ -316,7 +327,7 @@ impl Allocator {
         }
         if !growable
             && state.tail * self.cluster_bytes() >= state.length.end_at_open_bytes()
-            && !state.scan.is_complete()
+            && !state.scan.left.is_empty()
         {
             return Ok(Some(Blocker::Scan));
         }
@@ -355,7 +366,7 @@ impl Allocator {
             Ok(found) => found,
             Err(obstacle) => return Ok(Some(obstacle)),
         };
-        if let Some(mapped) = state.beyond.first_in(&clusters)? {
+        if let Some(mapped) = state.first_mapped_in(&clusters)? {
             if mapped.start <= clusters.start {
                 clusters.end = clusters.end.min(mapped.end);
                 return self.leave_out(state, &clusters, slice.key);

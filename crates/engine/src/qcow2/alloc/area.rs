@@ -157,7 +157,7 @@ impl Allocator {
         if let Some(next) = written.map(|written| written.end).max() {
             return Ok(Taken::NotFresh { next });
         }
-        if let Some(mapped) = state.beyond.first_in(&clusters)? {
+        if let Some(mapped) = state.first_mapped_in(&clusters)? {
             return Ok(Taken::NotFresh { next: mapped.end });
         }
         let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {

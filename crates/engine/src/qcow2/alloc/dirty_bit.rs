@@ -2,6 +2,7 @@
 //! the first cluster is handed out whose count is not going to be written, cleared by the close
 //! once all are durable (see [`lazy`](super::lazy)).
 
+use super::lazy::LazyRefcounts;
 use crate::qcow2::image::Image;
 use std::sync::atomic::Ordering;
 use vellum_format::features::Incompatible;
@@ -12,23 +13,30 @@ impl Image {
     /// Marks the image dirty, if its refcounts are lazy, before clusters are
     /// handed out.
     pub(crate) async fn begin_lazy_refcounts(&self) -> Result<()> {
-        if !self.lazy_refcounts.wanted || self.lazy_refcounts.are_on() {
+        let Some(lazy) = self.lazy_refcounts.as_ref().filter(|lazy| !lazy.are_on()) else {
             return Ok(());
-        }
-        let _one = self.lazy_refcounts.changing.lock().await;
-        if self.lazy_refcounts.are_on() {
+        };
+        let _one = lazy.changing.lock().await;
+        if lazy.are_on() {
             return Ok(());
         }
         // Rule 6: durable before a cluster is handed out whose count stays in memory.
         self.set_dirty_bit(true).await?;
-        self.lazy_refcounts.postponed.store(true, Ordering::Release);
+        lazy.postponed.store(true, Ordering::Release);
         self.allocator.set_refcounts_lazy(true);
         Ok(())
     }
 
+    /// Whether commits leave the counts in memory.
+    pub(crate) fn refcounts_are_lazy(&self) -> bool {
+        let lazy = self.lazy_refcounts.as_ref();
+        lazy.is_some_and(LazyRefcounts::are_on)
+    }
+
     /// Lets commits write the counts again; for the close, whose commits then do.
     pub(crate) fn resume_refcounts(&self) {
-        if self.lazy_refcounts.postponed.swap(false, Ordering::AcqRel) {
+        let lazy = self.lazy_refcounts.as_ref();
+        if lazy.is_some_and(|lazy| lazy.postponed.swap(false, Ordering::AcqRel)) {
             self.allocator.set_refcounts_lazy(false);
         }
     }
@@ -36,7 +44,7 @@ impl Image {
     /// Clears the dirty bit, if this program has set it; all counts are durable.
     pub(crate) async fn end_lazy_refcounts(&self) -> Result<()> {
         let dirty = self.header().incompatible.contains(Incompatible::DIRTY);
-        if self.lazy_refcounts.wanted && dirty {
+        if self.lazy_refcounts.is_some() && dirty {
             self.set_dirty_bit(false).await?;
         }
         Ok(())

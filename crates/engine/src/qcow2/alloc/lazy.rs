@@ -15,21 +15,20 @@ use vellum_format::features::Compatible;
 use vellum_format::header::Header;
 use vellum_io::{Error, ErrorKind, Result};
 
-/// Whether refcounts are postponed.
+/// Whether refcounts are postponed, in an image whose refcounts may be.
 #[derive(Debug, Default)]
 pub(crate) struct LazyRefcounts {
-    pub(super) wanted: bool,
     /// The dirty bit is set, durably, and counts are not written.
     pub(super) postponed: AtomicBool,
     pub(super) changing: async_lock::Mutex<()>,
 }
 
 impl LazyRefcounts {
-    /// What the image and the option `lazy-refcounts` ask for.
+    /// `None` where neither the image nor the option `lazy-refcounts` asks for them.
     ///
     /// # Errors
     /// In QEMU's words, if the image is too old for what the option asks for.
-    pub(crate) fn new(header: &Header, option: Option<bool>) -> Result<Self> {
+    pub(crate) fn new(header: &Header, option: Option<bool>) -> Result<Option<Self>> {
         let wanted = option.unwrap_or(header.compatible.contains(Compatible::LAZY_REFCOUNTS));
         if wanted && header.geometry().version < 3 {
             return Err(Error::new(
@@ -38,10 +37,7 @@ impl LazyRefcounts {
                 "Lazy refcounts require a qcow2 image with at least qemu 1.1 compatibility level",
             ));
         }
-        Ok(LazyRefcounts {
-            wanted,
-            ..Self::default()
-        })
+        Ok(wanted.then(Self::default))
     }
 
     /// Whether commits leave the counts in memory.

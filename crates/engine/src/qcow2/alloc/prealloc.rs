@@ -271,7 +271,9 @@ impl Allocator {
             return Some(Task::Extend);
         }
         let handed_out = state.handed_out;
-        let scan = !state.free.is_crowded() && state.scan.wants_step(handed_out);
+        let scan = !state.scan.left.is_empty()
+            && !state.free.is_crowded()
+            && state.scan.wants_step(handed_out);
         scan.then_some(Task::Clear(Blocker::Scan))
     }
 

@@ -14,7 +14,7 @@ use vellum_storage::{Event, WriteFlags};
 
 use super::allocator::Allocator;
 use super::refcounts::RefcountTable;
-use crate::qcow2::integrity::debug_events::emit;
+use crate::debug_events::emit;
 use crate::qcow2::integrity::errors::corrupt;
 
 /// Offset of the header's fields refcount_table_offset and _clusters, which lie

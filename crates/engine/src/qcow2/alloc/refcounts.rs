@@ -17,8 +17,8 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_io::{Buffers, Result};
 use vellum_storage::{Event, Storage, WriteFlags};
 
+use crate::debug_events::emit;
 use crate::qcow2::header::load::read_bytes;
-use crate::qcow2::integrity::debug_events::emit;
 use crate::qcow2::integrity::errors::bad_entry;
 use crate::qcow2::integrity::overlap::{Metadata, OverlapMap};
 use crate::qcow2::mapping::lookup::Lookup;

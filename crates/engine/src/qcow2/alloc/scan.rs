@@ -22,11 +22,11 @@ const STEPS_AT_ONCE: u64 = 8;
 /// Clusters that are handed out before the next steps.
 const CLUSTERS_BETWEEN: u64 = 64;
 
-/// How far the scan has come: free clusters below `next` are in the index.
+/// How far the scan has come: free clusters below `left` are in the index.
 #[derive(Debug)]
 pub(crate) struct Scan {
-    next: u64,
-    end: u64,
+    /// Clusters that were not looked at yet.
+    pub(super) left: Range<u64>,
     eager: bool,
     steps_left: u64,
     rest_until: u64,
@@ -36,40 +36,35 @@ impl Scan {
     /// A scan of all clusters below `end`.
     pub(crate) fn new(end: u64, entries_per_slice: u64) -> Self {
         Scan {
-            next: 0,
-            end,
+            left: 0..end,
             eager: end <= EAGER_SLICES * entries_per_slice,
             steps_left: STEPS_AT_ONCE,
             rest_until: 0,
         }
     }
 
-    pub(crate) fn is_complete(&self) -> bool {
-        self.next >= self.end
-    }
-
     /// Whether clusters below the lowest known free extent must be looked at
     /// before anything is allocated.
     pub(crate) fn is_due(&self, lowest: Option<Range<u64>>) -> bool {
-        self.eager && !self.is_complete() && lowest.is_none_or(|free| self.next <= free.start)
+        self.eager
+            && !self.left.is_empty()
+            && lowest.is_none_or(|free| self.left.start <= free.start)
     }
 
     /// Lets the scan visit clusters again that the index has forgotten.
     pub(crate) fn look_again(&mut self, clusters: Range<u64>) {
-        self.next = self.next.min(clusters.start);
-        self.end = self.end.max(clusters.end);
+        self.left = self.left.start.min(clusters.start)..self.left.end.max(clusters.end);
     }
 
     /// Forgets everything from cluster `end` on, where the file was cut.
     pub(crate) fn shrink(&mut self, end: u64) {
-        self.next = self.next.min(end);
-        self.end = self.end.min(end);
+        self.left = self.left.start.min(end)..self.left.end.min(end);
     }
 
     /// Whether the background should take a step, now that so many clusters were
     /// handed out.
     pub(crate) fn wants_step(&mut self, handed_out: u64) -> bool {
-        if self.eager || self.is_complete() || handed_out < self.rest_until {
+        if self.eager || self.left.is_empty() || handed_out < self.rest_until {
             return false;
         }
         self.steps_left -= 1;
@@ -84,8 +79,8 @@ impl Scan {
 impl State {
     /// Enters what a look at `seen` has found.
     fn note_scanned(&mut self, seen: Range<u64>, free: Vec<Range<u64>>) {
-        if self.scan.next == seen.start {
-            self.scan.next = seen.end;
+        if self.scan.left.start == seen.start {
+            self.scan.left.start = seen.end;
         }
         for clusters in free {
             if let Some(forgotten) = self.free.insert(clusters) {
@@ -98,13 +93,13 @@ impl State {
 impl Allocator {
     /// Looks at one slice of refcounts in memory.
     pub(crate) fn scan_slice(&self, state: &mut State) -> Result<Option<Blocker>> {
-        let first = state.scan.next;
+        let first = state.scan.left.start;
         let Some(place) = self.refcounts.place(HostCluster(first))? else {
             self.skip_missing_block(state, first);
             return Ok(None);
         };
         let count = self.refcounts.entries_per_slice() - place.index as u64;
-        let seen = first..(first + count).min(state.scan.end);
+        let seen = first..(first + count).min(state.scan.left.end);
         let order = self.refcounts.geometry.refcount_order;
         let free = self.refcounts.cache.with(place.key, |counts| {
             unused(counts, order, place.index, seen.clone())
@@ -119,7 +114,7 @@ impl Allocator {
     /// A range without a refcount block is free.
     fn skip_missing_block(&self, state: &mut State, first: u64) {
         let entries = self.refcounts.geometry.refcount_block_entries();
-        let end = ((first / entries + 1) * entries).min(state.scan.end);
+        let end = ((first / entries + 1) * entries).min(state.scan.left.end);
         state.note_scanned(first..end, vec![first..end]);
     }
 
@@ -128,7 +123,7 @@ impl Allocator {
     pub(crate) async fn scan_on(&self) -> Result<()> {
         let (first, end) = {
             let state = self.state();
-            (state.scan.next, state.scan.end)
+            (state.scan.left.start, state.scan.left.end)
         };
         if first >= end {
             return Ok(());

@@ -121,7 +121,7 @@ impl Image {
         let clean =
             self.l2.is_clean() && self.l1.is_clean() && self.commits.lists().not_durable.is_empty();
         let mut committed = match clean {
-            true => self.check_not_stopped(),
+            true => self.fail_stop.check(&self.name),
             false => self.run_commit().await,
         };
         let result = match &committed {
@@ -150,9 +150,6 @@ impl Image {
     /// Lets dirty tables be written in the background when they fill the cache; waits
     /// only if that is going on already and they fill it again.
     pub(crate) async fn start_background_commit(self: &Arc<Self>) -> Result<()> {
-        if !self.l2.wants_writeback() {
-            return Ok(());
-        }
         if self.l2.is_mostly_dirty() {
             return self.commit().await;
         }
@@ -167,7 +164,7 @@ impl Image {
     }
 
     async fn run_commit(self: &Arc<Self>) -> Result<()> {
-        self.check_not_stopped()?;
+        self.fail_stop.check(&self.name)?;
         let dropped = std::mem::take(&mut self.commits.lists().not_durable);
         match self.write_everything().await {
             Ok(()) => self.commits.lists().durable.extend(dropped),
@@ -211,7 +208,7 @@ impl Image {
 
     /// Writes dirty refcount blocks, unless the image is marked dirty instead.
     async fn write_refcounts(&self) -> Result<()> {
-        if self.lazy_refcounts.are_on() {
+        if self.refcounts_are_lazy() {
             return Ok(());
         }
         self.allocator.refcounts.write_back().await

@@ -315,9 +315,7 @@ impl Image {
         placed: &[Placed],
         linked: &mut usize,
     ) -> Result<()> {
-        let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
-        self.mark_dirty(range.clone()).await?;
-        self.write_back_beside(range).await?;
+        let _exclusive = self.begin_mapping_change(range).await?;
         let cluster = self.geometry.cluster_size_bytes();
         for Placed { guest, descriptor } in placed {
             self.ensure_l2_table(GuestOffset(*guest)).await?;
@@ -330,6 +328,6 @@ impl Image {
             self.defer_free_replaced(&old, &new, DropReason::Replaced);
             self.discard_replaced(&(*guest..(guest + cluster).min(self.size_bytes())));
         }
-        self.start_background_commit().await
+        self.relieve_l2_cache().await
     }
 }

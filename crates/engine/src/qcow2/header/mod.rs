@@ -3,6 +3,7 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | [`backing`] | another backing file's name for an image in use |
+//! | [`fields`] | the header in memory, and its fields on disk, changed in place |
 //! | [`load`] | reads header, snapshot table and bitmap directory, and checks them against the limits |
 //! | [`rewrite`] | the header with its extensions and names, replaced as a whole by one sector; `Image::update_header` |
 //!
@@ -10,5 +11,6 @@
 //! names goes through [`rewrite`].
 
 pub(crate) mod backing;
+pub(crate) mod fields;
 pub(crate) mod load;
 pub(crate) mod rewrite;

@@ -86,7 +86,7 @@ impl Allocator {
                     state
                         .length
                         .note_mapped(clusters.end * self.cluster_bytes());
-                    state.beyond.note(clusters);
+                    state.beyond.get_or_insert_default().note(clusters);
                 }
             }
             state.length.is_extending()
@@ -121,7 +121,7 @@ impl Allocator {
 
     /// Refuses a place that cannot be had elsewhere.
     pub(crate) fn refuse_beyond(&self, clusters: &Range<u64>) -> Result<()> {
-        match self.state().beyond.first_in(clusters)? {
+        match self.state().first_mapped_in(clusters)? {
             None => Ok(()),
             Some(_) => Err(corrupt(
                 "allocate",
@@ -140,7 +140,7 @@ impl Allocator {
         let end = geometry.clusters_for(self.refcounts.file.len_bytes()?);
         let clusters: Vec<u64> = {
             let state = self.state();
-            let extents = state.beyond.extents.iter();
+            let extents = state.beyond.iter().flat_map(|beyond| beyond.extents.iter());
             let inside = extents.map(|extent| extent.start..extent.end.min(end));
             inside.flatten().collect()
         };

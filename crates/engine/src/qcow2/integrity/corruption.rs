@@ -6,10 +6,7 @@ use crate::qcow2::image::Image;
 use std::sync::atomic::Ordering;
 use vellum_format::features::Incompatible;
 use vellum_format::header::field;
-use vellum_io::{Error, ErrorKind, Result};
-
-/// What QEMU answers for an image that was found to be corrupt.
-const ENOMEDIUM: i32 = 123;
+use vellum_io::{Error, ErrorKind};
 
 impl Image {
     /// Deals with metadata that contradicts itself: a writable image is marked
@@ -17,7 +14,8 @@ impl Image {
     pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
         let ours = error.target_name().is_none_or(|name| name == self.name);
         let error = self.name_error(error);
-        if error.kind() != ErrorKind::Corrupt || !ours || self.check_not_stopped().is_err() {
+        if error.kind() != ErrorKind::Corrupt || !ours || self.fail_stop.check(&self.name).is_err()
+        {
             return error;
         }
         self.say_corrupt(&error);
@@ -78,28 +76,6 @@ impl Image {
             State::Unwritten(_) => State::Open,
             other => other,
         });
-    }
-
-    /// Fails if an earlier failure has stopped all changes.
-    pub(crate) fn check_not_stopped(&self) -> Result<()> {
-        if !self.fail_stop.is_shut() {
-            return Ok(());
-        }
-        let Some(reason) = self.fail_stop.lock().reason().cloned() else {
-            return Ok(());
-        };
-        let errno = match reason.kind() {
-            ErrorKind::Corrupt => ENOMEDIUM,
-            _ => reason.errno(),
-        };
-        Err(reason
-            .context(
-                "write",
-                "the image accepts no more writes since required metadata could not be written; \
-                 close it, and check it before the next use",
-            )
-            .with_errno(errno)
-            .target(self.name.clone()))
     }
 
     /// Refuses all changes from now on, for the image is closed.

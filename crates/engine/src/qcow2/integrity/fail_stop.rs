@@ -8,10 +8,13 @@
 //!   failed barrier it writes nothing (rule 11).
 //! - Metadata that contradicts itself also sets the corrupt bit.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
-use vellum_io::Error;
+use vellum_io::{Error, ErrorKind, Result};
+
+/// What QEMU answers for an image that was found to be corrupt.
+const ENOMEDIUM: i32 = 123;
 
 /// Whether an image accepts changes, and why not.
 #[derive(Debug, Default)]
@@ -51,8 +54,26 @@ impl FailStop {
         self.state.lock()
     }
 
-    pub(super) fn is_shut(&self) -> bool {
-        self.shut.load(Ordering::Acquire)
+    /// Fails if an earlier failure of the image has stopped all changes.
+    pub(crate) fn check(&self, image_name: &str) -> Result<()> {
+        if !self.shut.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let Some(reason) = self.lock().reason().cloned() else {
+            return Ok(());
+        };
+        let errno = match reason.kind() {
+            ErrorKind::Corrupt => ENOMEDIUM,
+            _ => reason.errno(),
+        };
+        Err(reason
+            .context(
+                "write",
+                "the image accepts no more writes since required metadata could not be written; \
+                 close it, and check it before the next use",
+            )
+            .with_errno(errno)
+            .target(image_name))
     }
 
     pub(super) fn change(&self, next: impl FnOnce(State) -> State) {

@@ -22,18 +22,15 @@ use crate::range_lock::Mode;
 const LAST_BYTES: u64 = 4096;
 
 impl Image {
-    /// Makes sure that the L2 table for `guest` exists and is this image state's
-    /// own, so that its entries may be changed.
-    pub(crate) async fn ensure_l2_table(self: &Arc<Self>, guest: GuestOffset) -> Result<()> {
+    /// Makes the L2 table for `guest`, a copy of the one that a snapshot shares or an
+    /// empty one, unless somebody else does meanwhile.
+    pub(crate) async fn make_l2_table(self: &Arc<Self>, guest: GuestOffset) -> Result<()> {
         let index = self.geometry.l1_index(guest);
-        if self.owned_table(index)?.is_some() {
-            return Ok(());
-        }
         let _one = self
             .l1_entries
             .acquire(index..index + 1, Mode::Exclusive)
             .await;
-        if self.owned_table(index)?.is_some() {
+        if self.mapper().owned_table(guest)?.is_some() {
             return Ok(());
         }
         let entry = self.l1.get(index);
@@ -78,7 +75,7 @@ impl Image {
     /// Lets the counts of tables be right on disk also where counts are lazy: there is
     /// one table for many clusters, and less to repair after a crash.
     async fn count_table(&self) -> Result<()> {
-        match self.lazy_refcounts.are_on() {
+        match self.refcounts_are_lazy() {
             true => self.allocator.refcounts.write_back().await,
             false => Ok(()),
         }
@@ -91,14 +88,6 @@ impl Image {
         let inside = entry / slice_bytes as u64 * slice_bytes as u64;
         self.l2
             .insert_clean(table.bytes() + inside, &vec![0; slice_bytes]);
-    }
-
-    fn owned_table(&self, index: u64) -> Result<Option<HostOffset>> {
-        let entry = self.l1.get(index);
-        let table = entry
-            .decode(&self.geometry)
-            .map_err(|e| bad_entry("write", &e, "L1 index", index))?;
-        Ok(table.filter(|_| entry.copied()))
     }
 
     /// Writes the content of a new table: that of `old`, or nothing allocated. A

@@ -117,6 +117,17 @@ impl Mapper<'_> {
         self.l2.table_bytes() as u64 / self.geometry.l2_entry_size_bytes()
     }
 
+    /// The L2 table for `guest`, if it exists and is this image state's own: no snapshot
+    /// shares it.
+    pub(crate) fn owned_table(&self, guest: GuestOffset) -> Result<Option<HostOffset>> {
+        let index = self.geometry.l1_index(guest);
+        let entry = self.l1.get(index);
+        let table = entry
+            .decode(self.geometry)
+            .map_err(|e| bad_entry("write", &e, "L1 index", index))?;
+        Ok(table.filter(|_| entry.copied()))
+    }
+
     /// Where the L2 entry of the cluster at `guest` lies; `None` if its L2 table
     /// does not exist.
     pub(crate) fn place(&self, guest: GuestOffset) -> Result<Option<EntryPlace>> {

@@ -13,23 +13,22 @@
 //! - Reads beyond the end of a layer are zeroes, whatever lies below.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::Storage;
 
-use super::chain_index::{ChainRun, Place, Region};
+use super::chain_index::{ChainIndex, ChainRun, Place, Region};
 use super::data;
 use super::layers::{BackingChain, Layer, Layers};
 use crate::BlockDevice;
 use crate::qcow2::device::Qcow2;
+use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 use crate::qcow2::options::OpenOptions;
 
-/// With fewer layers below, walking them is as fast.
-const MIN_LAYERS: usize = 2;
 const MAX_LAYERS: usize = u16::MAX as usize;
 /// Clusters of the finest layer in a region: as many as an L2 slice usually maps.
 const REGION_CLUSTERS: u64 = 512;
@@ -73,8 +72,7 @@ async fn locate_in(
             len_bytes,
         }));
     }
-    let image = device.as_layer().map(|Qcow2 { image }| image);
-    let Some(image) = image.filter(|image| image.read_only && image.reads_as_stored()) else {
+    let Some(image) = read_only_image(device).filter(|image| image.reads_as_stored()) else {
         return Ok(None);
     };
     let run = image.view(GuestOffset(offset), len_bytes).await?[0];
@@ -89,13 +87,13 @@ async fn locate_in(
 }
 
 impl Layers {
-    fn below(device: &Arc<dyn BlockDevice>) -> Option<Layers> {
+    fn below(device: &Arc<dyn BlockDevice>) -> Layers {
         let mut images = Vec::new();
         let mut next = Some(device.clone());
         let mut rest = None;
         while let Some(device) = next.take() {
-            match device.as_layer().map(|Qcow2 { image }| image) {
-                Some(image) if image.read_only && images.len() < MAX_LAYERS => {
+            match read_only_image(&device) {
+                Some(image) if images.len() < MAX_LAYERS => {
                     next = image.backing.clone();
                     let plain = image.reads_as_stored();
                     let image = image.clone();
@@ -104,18 +102,19 @@ impl Layers {
                 _ => rest = Some(device),
             }
         }
-        if images.len() < MIN_LAYERS {
-            return None;
-        }
+        debug_assert!(
+            images.len() >= 2,
+            "nothing is indexed where fewer lie below"
+        );
         let clusters = images.iter().map(|l| l.image.geometry.cluster_size_bytes());
         let finest_bytes = clusters.min().unwrap_or(MIN_REGION_BYTES);
         let region_bytes =
             (finest_bytes * REGION_CLUSTERS).clamp(MIN_REGION_BYTES, MAX_REGION_BYTES);
-        Some(Layers {
+        Layers {
             images,
             rest,
             region_bytes,
-        })
+        }
     }
 
     /// Asks layer after layer for what it holds of a range.
@@ -213,11 +212,33 @@ impl Layer {
     }
 }
 
+/// The image that a device is, if its mapping does not change.
+fn read_only_image(device: &Arc<dyn BlockDevice>) -> Option<&Arc<Image>> {
+    let image = device.as_layer().map(|Qcow2 { image }| image);
+    image.filter(|image| image.read_only)
+}
+
 impl BackingChain {
+    /// The chain that begins with the device `below`.
+    pub(crate) fn new(below: Option<&Arc<dyn BlockDevice>>, budget_bytes: usize) -> Self {
+        let second = below
+            .and_then(read_only_image)
+            .and_then(|image| image.backing.as_ref());
+        BackingChain {
+            below: below.cloned(),
+            is_indexed: second.and_then(read_only_image).is_some(),
+            index: ChainIndex::new(budget_bytes),
+            layers: OnceLock::new(),
+        }
+    }
+
     fn layers(&self) -> Option<&Layers> {
-        let layers = self
-            .layers
-            .get_or_init(|| self.below.as_ref().and_then(Layers::below));
+        let layers = self.layers.get_or_init(|| {
+            self.below
+                .as_ref()
+                .filter(|_| self.is_indexed)
+                .map(Layers::below)
+        });
         layers.as_ref()
     }
 

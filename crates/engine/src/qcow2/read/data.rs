@@ -174,7 +174,10 @@ impl Image {
                 if self.backing_covers(run.guest) {
                     self.emit(Event::ReadBackingAio).await;
                 }
-                self.backing_chain.read(run.guest.bytes(), piece).await
+                match self.backing_chain.is_indexed {
+                    true => self.backing_chain.read(run.guest.bytes(), piece).await,
+                    false => read_padded(self.backing.as_ref(), run.guest.bytes(), piece).await,
+                }
             }
             RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
         }

@@ -1,4 +1,4 @@
-//! [`Chain`]: what an image knows of what lies below it.
+//! [`BackingChain`]: what an image knows of what lies below it.
 
 use super::chain_index::ChainIndex;
 use crate::BlockDevice;
@@ -9,8 +9,10 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub(crate) struct BackingChain {
     pub(super) below: Option<Arc<dyn BlockDevice>>,
+    /// Two or more images that are open read-only lie below: an index is worth while.
+    pub(crate) is_indexed: bool,
     pub(super) index: ChainIndex,
-    /// `None`: too few layers for an index to be worth while.
+    /// Found when something is first read there; `None` where nothing is indexed.
     pub(super) layers: OnceLock<Option<Layers>>,
 }
 
@@ -30,15 +32,6 @@ pub(super) struct Layer {
 }
 
 impl BackingChain {
-    /// The chain that begins with the device `below`.
-    pub(crate) fn new(below: Option<&Arc<dyn BlockDevice>>, budget_bytes: usize) -> Self {
-        BackingChain {
-            below: below.cloned(),
-            index: ChainIndex::new(budget_bytes),
-            layers: OnceLock::new(),
-        }
-    }
-
     /// Bytes of memory that the index takes.
     pub(crate) fn used_bytes(&self) -> usize {
         self.index.used_bytes()

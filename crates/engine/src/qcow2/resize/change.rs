@@ -117,7 +117,7 @@ impl Image {
         let result = if size_bytes < old_bytes {
             self.shrink(size_bytes).await
         } else {
-            self.size.set_reach(size_bytes);
+            self.size.set_addressable(size_bytes);
             self.grow(old_bytes, size_bytes, preallocation).await
         };
         if result.is_err() {
@@ -333,7 +333,7 @@ impl Image {
             let mapping = placed.mapping(&self.geometry, at);
             self.set_mapping(GuestOffset(at), mapping, WriteOrder::AfterBarrier)
                 .await?;
-            self.start_background_commit().await?;
+            self.relieve_l2_cache().await?;
             at += self.geometry.cluster_size_bytes();
         }
         Ok(())

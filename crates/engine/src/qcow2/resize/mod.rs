@@ -5,9 +5,7 @@
 //! | [`change`] | another size, while requests run: growing, shrinking, new space made ahead |
 //! | [`clear`] | giving up everything that an image holds itself |
 //! | [`shrink`] | giving up what lies beyond the end: its mapping, its clusters |
-//! | [`size`] | the size that guests see, and the one that the engine may touch |
 
 pub(crate) mod change;
 pub(crate) mod clear;
 pub(crate) mod shrink;
-pub(crate) mod size;

@@ -63,7 +63,7 @@ impl Image {
                 self.set_mapping(guest, Mapping::Unallocated, WriteOrder::AfterBarrier)
                     .await?;
                 self.defer_free_replaced(&old, &Mapping::Unallocated, DropReason::Shrunk);
-                self.start_background_commit().await?;
+                self.relieve_l2_cache().await?;
             }
             at += self.geometry.cluster_size_bytes();
         }

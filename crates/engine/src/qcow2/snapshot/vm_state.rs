@@ -84,13 +84,13 @@ impl Image {
         let range = self.vm_state_range("save VM state", offset_bytes, len_bytes)?;
         self.grow_l1(self.geometry.l1_entries_for(range.end))
             .await?;
-        self.size.set_reach(range.end);
+        self.size.set_addressable(range.end);
         let written = self
             .write(range.start, buffer, RequestFlags::default())
             .await;
         // Nothing of it may wait in memory: it would be written back beyond the end.
         let written_back = self.write_back_range(range).await;
-        self.size.set_reach(self.size.visible_bytes());
+        self.size.set_addressable(self.size.visible_bytes());
         written_back.and(written)
     }
 

@@ -16,6 +16,7 @@ use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::{Event, WriteFlags};
 
 use super::plan::{self, Step, Target};
+use super::reflink::MIN_SHARED_BYTES;
 use crate::RequestFlags;
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::commit::write_order::WriteOrder;
@@ -149,7 +150,7 @@ impl Image {
         at: u64,
         rest: &mut Buffer,
         fua: bool,
-        may_keep: bool,
+        may_buffer: bool,
         turn: &mut Option<Ticket>,
     ) -> Result<InPlace> {
         let len_bytes = rest.len() as u64;
@@ -158,14 +159,19 @@ impl Image {
             .acquire(at..at + len_bytes, Mode::Shared)
             .await;
         self.check_still_inside(at..at + len_bytes)?;
-        self.mark_dirty(at..at + len_bytes).await?;
+        if self.bitmaps.is_tracking() {
+            self.mark_dirty(at..at + len_bytes).await?;
+        }
         let view = self.view_to_write(GuestOffset(at), len_bytes).await?;
         let first = view[0];
         if goes_on_in_place(&view) {
             return Ok(InPlace::NeedsStep);
         }
         let RunKind::Data { host, copied: true } = first.kind else {
-            let Some(len_bytes) = self.bytes_to_buffer(&first).filter(|_| may_keep && !fua) else {
+            if !may_buffer || fua || !self.write_buffer.takes_writes() {
+                return Ok(InPlace::NeedsStep);
+            }
+            let Some(len_bytes) = self.bytes_to_buffer(&first) else {
                 return Ok(InPlace::NeedsStep);
             };
             if !self.buffer_write(at, &rest[..len_bytes as usize]) {
@@ -209,9 +215,7 @@ impl Image {
         let end = (at + rest.len() as u64)
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
-        let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
-        self.mark_dirty(at..end).await?;
-        self.write_back_beside(at..end).await?;
+        let _exclusive = self.begin_mapping_change(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
@@ -233,8 +237,7 @@ impl Image {
         };
         let order = before.unwrap_or(WriteOrder::AfterBarrier);
         self.link(&placed, order).await?;
-        self.discard_replaced(&(placed.start..placed.end));
-        self.start_background_commit().await?;
+        self.end_mapping_change(&(placed.start..placed.end)).await?;
         Ok(piece)
     }
 
@@ -245,7 +248,7 @@ impl Image {
     async fn order_before_data(&self, placed: &PlacedStep) -> Result<Option<WriteOrder>> {
         let (start, end) = (placed.fill_start, placed.fill_end);
         if !placed.reads_as_zeroes
-            || !self.buffered_clusters(start..end).is_empty()
+            || !self.write_buffer.is_empty() && !self.buffered_clusters(start..end).is_empty()
             || self.host_end(placed) > self.file.len_bytes()?
             || !self.maps_to_zeroes(start, end - start).await?
         {
@@ -469,7 +472,10 @@ impl Image {
         }
         if !self.maps_to_zeroes(start, len_bytes).await? {
             self.emit(Event::CowRead).await;
-            let rest = self.share(placed, start..end).await?;
+            let rest = match len_bytes >= MIN_SHARED_BYTES {
+                true => self.share(placed, start..end).await?,
+                false => start..end,
+            };
             let rest_bytes = rest.end - rest.start;
             return match rest_bytes {
                 0 => Ok(None),

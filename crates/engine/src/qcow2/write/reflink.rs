@@ -21,7 +21,7 @@ use crate::qcow2::read::chain::Located;
 /// The largest block of the file systems that share them (XFS, btrfs).
 const BLOCK_BYTES: u64 = 4096;
 /// What is shorter is copied: sharing costs the file system a transaction.
-const MIN_SHARED_BYTES: u64 = 256 << 10;
+pub(super) const MIN_SHARED_BYTES: u64 = 256 << 10;
 
 impl Image {
     /// Has the blocks inside a part of a step's fill share what they show now. Gives

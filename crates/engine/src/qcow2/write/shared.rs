@@ -66,8 +66,7 @@ impl Image {
         let end = (at + source.len_bytes)
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
-        let _exclusive = self.lock_clusters(at..end, Mode::Exclusive).await?;
-        self.write_back_beside(at..end).await?;
+        let _exclusive = self.begin_mapping_change(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
@@ -76,8 +75,7 @@ impl Image {
         self.free_unless(shared.is_ok(), placed.allocation).await;
         shared?;
         self.link(&placed, WriteOrder::AfterBarrier).await?;
-        self.discard_replaced(&(placed.start..placed.end));
-        self.start_background_commit().await?;
+        self.end_mapping_change(&(placed.start..placed.end)).await?;
         Ok(placed.end - placed.start)
     }
 

@@ -103,9 +103,7 @@ impl Image {
         may_unmap: bool,
         no_fallback: bool,
     ) -> Result<Outcome> {
-        let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
-        self.mark_dirty(range.clone()).await?;
-        self.write_back_beside(range.clone()).await?;
+        let _exclusive = self.begin_mapping_change(range.clone()).await?;
         let replaced = range.clone();
         let outcome = self.zero_held(range, may_unmap, no_fallback).await?;
         if outcome == Outcome::Done {
@@ -332,7 +330,7 @@ impl Image {
             // A hint: the mapping says "zero" whatever becomes of the bytes.
             drop(self.data.discard(start, len_bytes).await);
         }
-        self.start_background_commit().await
+        self.relieve_l2_cache().await
     }
 }
 

@@ -214,7 +214,7 @@ impl Image {
     /// Writes back one cluster, which the caller holds exclusive.
     async fn write_back_locked(self: &Arc<Self>, cluster: u64) -> Result<()> {
         while let Some(piece) = self.write_buffer.piece_after(cluster, 0) {
-            self.check_not_stopped()?;
+            self.fail_stop.check(&self.name)?;
             self.ensure_l2_table(GuestOffset(cluster)).await?;
             let mapping = self.mapping(GuestOffset(cluster)).await?;
             let step = plan::first_step(&self.geometry, &[mapping]);
@@ -312,7 +312,7 @@ impl BackgroundWriteback {
         drop(self);
         image.start_writeback();
         // A failure stops changes to the image or meets the next flush.
-        drop(image.start_background_commit().await);
+        drop(image.relieve_l2_cache().await);
     }
 
     async fn write_back(&self) -> Result<()> {

@@ -7,7 +7,7 @@ use vellum_io::{ErrorKind, Result};
 use vellum_storage::Event;
 
 use super::Allocator;
-use crate::qcow2::integrity::debug_events::emit;
+use crate::debug_events::emit;
 
 impl Allocator {
     /// Lowers the counts of a run of clusters that no durable mapping and no

@@ -41,11 +41,6 @@ impl Ghosts {
         found
     }
 
-    /// Forgets all, and gives the memory back.
-    pub(super) fn clear(&mut self) {
-        self.prints = Vec::new();
-    }
-
     /// Bytes of memory.
     pub(super) fn heap_bytes(&self) -> usize {
         self.prints.capacity() * size_of::<u32>()

@@ -148,7 +148,8 @@ pub(super) struct Shard<C: Codec> {
     pub(super) loading: KeyMap<Arc<Event>>,
     tables: Vec<Table<C::Packed>>,
     queues: [Queue; QUEUES],
-    ghosts: Ghosts,
+    /// `None` until a table is evicted.
+    ghosts: Option<Ghosts>,
     /// Tables loaded so far: the clock that tells scans from users.
     loads: u32,
     /// Bytes that the cache counts for this shard.
@@ -167,7 +168,7 @@ impl<C: Codec> Default for Shard<C> {
             loading: KeyMap::default(),
             tables: Vec::new(),
             queues: [queue; QUEUES],
-            ghosts: Ghosts::default(),
+            ghosts: None,
             loads: 0,
             counted_bytes: 0,
         }
@@ -224,7 +225,7 @@ impl<C: Codec> Shard<C> {
         payload
             + allocated(self.tables.capacity() * size_of::<Table<C::Packed>>())
             + allocated(places * (size_of::<(u64, u32)>() + 1))
-            + allocated(self.ghosts.heap_bytes())
+            + allocated(self.ghosts.as_ref().map_or(0, Ghosts::heap_bytes))
     }
 
     fn link(&mut self, index: u32, name: QueueName) {
@@ -369,7 +370,9 @@ impl<C: Codec> Shard<C> {
 
     /// Remembers whether a table that comes in now went out not long ago.
     pub(super) fn take_ghost(&mut self, key: u64) -> bool {
-        self.ghosts.take(hash(key))
+        self.ghosts
+            .as_mut()
+            .is_some_and(|ghosts| ghosts.take(hash(key)))
     }
 
     /// Makes room: packs a table, or evicts one. `false` if there is nothing left
@@ -389,7 +392,7 @@ impl<C: Codec> Shard<C> {
             let table = &mut self.tables[index as usize];
             if table.queue == QueueName::Small && table.frequency < USED_AGAIN {
                 let key = table.key;
-                self.ghosts.add(hash(key), ghosts);
+                self.ghosts.get_or_insert_default().add(hash(key), ghosts);
                 self.remove(key);
                 return true;
             }
@@ -398,7 +401,7 @@ impl<C: Codec> Shard<C> {
                 table.frequency = 0;
             } else if table.frequency == 0 {
                 let key = table.key;
-                self.ghosts.add(hash(key), ghosts);
+                self.ghosts.get_or_insert_default().add(hash(key), ghosts);
                 self.remove(key);
                 return true;
             } else {
@@ -461,7 +464,7 @@ impl<C: Codec> Shard<C> {
         self.tables.shrink_to_fit();
         self.by_key.shrink_to_fit();
         self.loading.shrink_to_fit();
-        self.ghosts.clear();
+        self.ghosts = None;
     }
 }
 

@@ -1,0 +1,68 @@
+//! The header of an open image: as it is in memory, and its fields on disk, changed in place.
+
+use std::sync::{Arc, PoisonError};
+
+use vellum_format::header::Header;
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::WriteFlags;
+
+use crate::qcow2::image::Image;
+
+impl Image {
+    /// The header as it is now.
+    pub(crate) fn header(&self) -> Arc<Header> {
+        self.header
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Changes the header in memory.
+    pub(crate) fn change_header(&self, change: impl FnOnce(&mut Header)) {
+        let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut header));
+    }
+
+    /// Writes one field of the header in place. The known fields all lie in the
+    /// first 512 bytes, so a crash leaves the old or the new value.
+    pub(crate) async fn write_header_field(&self, offset_bytes: usize, bytes: &[u8]) -> Result<()> {
+        let _one = self.header_writes.lock().await;
+        let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
+        self.file
+            .write(offset_bytes as u64, buffers, WriteFlags::default())
+            .await?;
+        self.file.flush().await
+    }
+
+    /// As [`Image::write_header_field`], for fields that lead to other metadata from now
+    /// on. If they cannot be written, the `old` ones are written once more.
+    ///
+    /// # Errors
+    /// The first one. The image goes on as it was before if the old fields are there
+    /// again; if even that is not known, it accepts no more changes.
+    pub(crate) async fn switch_header_fields(
+        &self,
+        offset_bytes: usize,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<()> {
+        let _one = self.header_writes.lock().await;
+        let write = |bytes: &[u8]| {
+            let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
+            self.file
+                .write(offset_bytes as u64, buffers, WriteFlags::default())
+        };
+        let Err(error) = write(new).await else {
+            let flushed = self.file.flush().await;
+            return flushed.inspect_err(|error| self.stop_changes(error.clone()));
+        };
+        let taken_back = async {
+            write(old).await?;
+            self.file.flush().await
+        };
+        if taken_back.await.is_err() {
+            self.stop_changes(error.clone());
+        }
+        Err(error)
+    }
+}
