@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vellum::qcow2::create::{self, CreateOptions, Preallocation};
+use vellum::Preallocation;
+use vellum::qcow2::create::{self, CreateOptions};
 use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 use vellum_format::header::CompressionType;
 use vellum_storage::WriteFlags;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vellum::qcow2::create::{CreateOptions, Encryption, Preallocation};
+use vellum::Preallocation;
+use vellum::qcow2::create::{CreateOptions, Encryption};
 use vellum::qcow2::info::{BitmapInfo, ImageInfo};
 use vellum::{BlockDevice, Error, ErrorKind, Result, luks};
 

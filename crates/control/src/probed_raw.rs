@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use async_lock::Mutex;
-use vellum::qcow2::create::Preallocation;
+use vellum::Preallocation;
 use vellum::{
     BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, Result, ZeroRequest, pass_on,
 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum_io::{Buffer, Error, ErrorKind, Io, Result};
 use vellum_storage::Storage;
 
-use crate::qcow2::create::Preallocation;
+use crate::Preallocation;
 
 /// What a device is and what it wants.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,11 +15,13 @@ pub mod gate;
 pub mod luks;
 pub mod nodes;
 mod pass_on;
+mod preallocation;
 pub mod qcow2;
 mod range_lock;
 pub mod raw;
 
 pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, ZeroRequest};
+pub use preallocation::Preallocation;
 pub use raw::{Raw, RawOptions};
 pub use vellum_io as io;
 pub use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};

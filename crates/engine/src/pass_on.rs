@@ -104,7 +104,7 @@ macro_rules! pass_on {
         fn resize(
             &self,
             size_bytes: u64,
-            preallocation: $crate::qcow2::create::Preallocation,
+            preallocation: $crate::Preallocation,
         ) -> $crate::Io<()> {
             self.$($place)+.resize(size_bytes, preallocation)
         }

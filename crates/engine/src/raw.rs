@@ -12,7 +12,8 @@ use vellum_io::spawn;
 use vellum_storage::nodes::debug::Debugger;
 use vellum_storage::{BlockStatus, Event, WriteFlags, ZeroFlags};
 
-use crate::qcow2::create::{Preallocation, write::space};
+use crate::Preallocation;
+use crate::qcow2::create::write::space;
 use crate::{
     BlockDevice, Buffer, Buffers, DeviceInfo, Error, ErrorKind, Extent, HostLocation, Io,
     RequestFlags, Result, Storage, ZeroRequest,

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use vellum::Preallocation;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
-use vellum::qcow2::create::{CreateOptions, Preallocation, create};
+use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
 use vellum_io::lane;

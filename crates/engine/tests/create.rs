@@ -5,7 +5,8 @@ mod common;
 use std::path::Path;
 
 use common::{open, qemu, qemu_ok, qemu_verdict, vellum_verdict};
-use vellum::qcow2::create::{CreateOptions, Preallocation, create};
+use vellum::Preallocation;
+use vellum::qcow2::create::{CreateOptions, create};
 use vellum_format::header::CompressionType;
 use vellum_io::lane;
 use vellum_storage::file::Create;

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{open, qemu_ok, qemu_verdict};
+use vellum::Preallocation;
 use vellum::gate::DenyAll;
-use vellum::qcow2::create::Preallocation;
 use vellum::qcow2::{Backing, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{BlockDevice, Buffer, Raw, RequestFlags, Storage};
 use vellum_io::lane;

@@ -67,6 +67,15 @@ pub mod field {
     pub const TAIL: usize = 105;
 }
 
+/// The fields `refcount_table_offset` and `refcount_table_clusters` as they lie side by side
+/// in the header, from [`field::REFCOUNT_TABLE_OFFSET`] on: one write changes both.
+pub fn encode_refcount_table(offset: HostOffset, clusters: u32) -> [u8; 12] {
+    let mut fields = [0; 12];
+    fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
+    fields[8..].copy_from_slice(&clusters.to_be_bytes());
+    fields
+}
+
 /// How compressed clusters are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum CompressionType {

@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use vellum::Preallocation;
 use vellum::qcow2::Qcow2;
 use vellum::qcow2::amend::AmendOptions;
-use vellum::qcow2::create::Preallocation;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, JoinHandle, spawn};
 

@@ -1,6 +1,6 @@
 //! Makes stories out of seeds.
 
-use vellum::qcow2::create::Preallocation;
+use vellum::Preallocation;
 
 use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;

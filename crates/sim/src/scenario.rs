@@ -2,7 +2,7 @@
 //!
 //! All of it is plain data: a failure is printed as the data that makes it.
 
-use vellum::qcow2::create::Preallocation;
+use vellum::Preallocation;
 
 use crate::cut::Cut;
 use crate::storage::Traits;
@@ -355,7 +355,7 @@ impl Story {
         format!(
             "/// {message}\n#[test]\nfn {name}() {{\n    use vellum_sim::scenario::{{Backing::*, \
              BitmapChange::*, Change::*, DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
-             Kept}}, storage::Traits}};\n    use vellum::qcow2::create::Preallocation::*;\n    let story = {};\n    \
+             Kept}}, storage::Traits}};\n    use vellum::Preallocation::*;\n    let story = {};\n    \
              vellum_sim::replay(&vellum_sim::engine(), &story).unwrap();\n}}\n",
             data.replace('\n', "\n    ")
                 .replace("backing: None", "backing: Backing::None")

@@ -1,7 +1,7 @@
 //! The engine under power cuts: a slice of the seeds that `vellum-sim` runs, and
 //! short scripts with every cut that there is.
 
-use vellum::qcow2::create::Preallocation;
+use vellum::Preallocation;
 use vellum_sim::cut::{Cut, Kept};
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;

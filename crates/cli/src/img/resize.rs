@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use vellum::qcow2::create::Preallocation;
+use vellum::Preallocation;
 use vellum_control::options::size_value;
 use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::lane;

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use vellum::Preallocation;
 use vellum::Result;
-use vellum::qcow2::create::Preallocation;
 
 use super::arguments::{self, Words};
 use super::image::Image;

@@ -25,7 +25,7 @@ use vellum_io::sync::{Event, Mutex, MutexGuard};
 use vellum_storage::MemStorage;
 use vellum_storage::mutants::{self, Mutant};
 
-use crate::qcow2::create::Preallocation;
+use crate::Preallocation;
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Extent, Io, Raw, RawOptions, RequestFlags, Result, ZeroRequest,
 };

@@ -8,8 +8,8 @@ use vellum_format::header::Header;
 use vellum_io::{Buffer, Io, Result, heap, spawn_lingering};
 use vellum_storage::Storage;
 
+use crate::Preallocation;
 use crate::gate::Gate;
-use crate::qcow2::create::Preallocation;
 use crate::qcow2::image::Image;
 use crate::qcow2::open;
 use crate::qcow2::options::{CacheOptions, OpenOptions};

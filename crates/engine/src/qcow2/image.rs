@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
-use vellum_format::header::Header;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::nodes::debug::Debugger;
@@ -24,12 +23,13 @@ use crate::qcow2::compressed::read_state::CompressedReads;
 use crate::qcow2::compressed::write_state::CompressedWrites;
 use crate::qcow2::encryption::Encryption;
 use crate::qcow2::header::load::SnapshotTable;
+use crate::qcow2::header::state::HeaderState;
 use crate::qcow2::integrity::fail_stop::FailStop;
 use crate::qcow2::integrity::overlap::{OverlapMap, refused_for};
 use crate::qcow2::mapping::l1::L1Table;
 use crate::qcow2::mapping::lookup::{L2Cache, Lookup, Mapper, MappingRun, Slice, View};
 use crate::qcow2::messages::Messages;
-use crate::qcow2::options::{CacheOptions, PassDiscards};
+use crate::qcow2::options::{CacheOptions, Discards};
 use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::table_cache::cache::Budget;
 use crate::qcow2::table_cache::readahead::Readahead;
@@ -90,13 +90,9 @@ pub(crate) struct Image {
     /// One at a time changes the size, or the snapshots.
     pub(crate) resizing: async_lock::Mutex<()>,
     pub(crate) read_only: bool,
-    pub(crate) discard: bool,
-    pub(crate) discard_no_unref: bool,
-    pub(crate) pass_discards: PassDiscards,
-    pub(crate) header: Mutex<Arc<Header>>,
+    pub(crate) discards: Discards,
+    pub(crate) header: HeaderState,
     pub(crate) snapshots: Mutex<Arc<SnapshotTable>>,
-    /// One at a time writes to the header on disk.
-    pub(crate) header_writes: async_lock::Mutex<()>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
     /// The name of what holds the data clusters, for all who ask where bytes lie.

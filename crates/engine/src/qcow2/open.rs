@@ -28,6 +28,7 @@ use crate::qcow2::compressed::read_state::CompressedReads;
 use crate::qcow2::compressed::write_state::CompressedWrites;
 use crate::qcow2::encryption::{self, Encryption};
 use crate::qcow2::header::load::{self, SnapshotTable, read_bytes};
+use crate::qcow2::header::state::HeaderState;
 use crate::qcow2::image::{Image, Size};
 use crate::qcow2::integrity::errors::bad_format;
 use crate::qcow2::integrity::overlap::{GuardedData, OverlapMap};
@@ -242,10 +243,10 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
     let header = read_header(&closed.file).await?;
     let options = OpenOptions {
         cache: cache_options(closed),
-        discard: closed.discard,
-        discard_no_unref: closed.discard_no_unref && header.version >= 3,
-        pass_discard_request: Some(closed.pass_discards.request),
-        pass_discard_other: closed.pass_discards.other,
+        discard: closed.discards.enabled,
+        discard_no_unref: closed.discards.keep_references && header.version >= 3,
+        pass_discard_request: Some(closed.discards.pass_request),
+        pass_discard_other: closed.discards.pass_other,
         lazy_refcounts: Some(false),
         ahead: PreallocateAhead::NONE,
         ..OpenOptions::default()
@@ -368,9 +369,7 @@ async fn assemble(
         size: Size::new(header.guest_size_bytes()),
         resizing: async_lock::Mutex::new(()),
         read_only,
-        discard: options.discard,
-        discard_no_unref: options.discard_no_unref,
-        pass_discards: options.pass_discards(),
+        discards: options.discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
         cache_options: Mutex::new(options.cache),
@@ -385,9 +384,8 @@ async fn assemble(
         compressed_writes: CompressedWrites::new(&geometry, &data, codec),
         messages: options.messages.clone(),
         overlap,
-        header: Mutex::new(Arc::new(header)),
+        header: HeaderState::new(header),
         snapshots: Mutex::new(Arc::new(snapshots)),
-        header_writes: async_lock::Mutex::new(()),
         file,
         data_name: data.name().into(),
         data,

@@ -119,20 +119,29 @@ pub struct OpenOptions {
     pub metadata_only: bool,
 }
 
-/// Which freed clusters are punched out of the file.
+/// What discards do, and which freed clusters are punched out of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PassDiscards {
-    pub(crate) request: bool,
-    pub(crate) other: bool,
-    pub(crate) snapshot: bool,
+pub(crate) struct Discards {
+    /// `discard=unmap`
+    pub(crate) enabled: bool,
+    /// `discard-no-unref`
+    pub(crate) keep_references: bool,
+    /// `pass-discard-request`
+    pub(crate) pass_request: bool,
+    /// `pass-discard-other`
+    pub(crate) pass_other: bool,
+    /// `pass-discard-snapshot`
+    pub(crate) pass_snapshot: bool,
 }
 
 impl OpenOptions {
-    pub(crate) fn pass_discards(&self) -> PassDiscards {
-        PassDiscards {
-            request: self.pass_discard_request.unwrap_or(self.discard),
-            other: self.pass_discard_other,
-            snapshot: self.pass_discard_snapshot.unwrap_or(true),
+    pub(crate) fn discards(&self) -> Discards {
+        Discards {
+            enabled: self.discard,
+            keep_references: self.discard_no_unref,
+            pass_request: self.pass_discard_request.unwrap_or(self.discard),
+            pass_other: self.pass_discard_other,
+            pass_snapshot: self.pass_discard_snapshot.unwrap_or(true),
         }
     }
 }

@@ -11,9 +11,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{open, qemu, qemu_ok, qemu_verdict};
+use vellum::Preallocation;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
-use vellum::qcow2::create::{CreateOptions, Preallocation, create};
+use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::info::{BitmapInfo, ImageInfo};
 use vellum::qcow2::{BitmapOptions, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};

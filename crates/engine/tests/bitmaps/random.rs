@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use vellum::qcow2::create::Preallocation;
+use vellum::Preallocation;
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, ZeroRequest};
 use vellum_io::lane;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum::Preallocation;
 use vellum::io::lane;
-use vellum::qcow2::create::{self, CreateOptions, Encryption, Preallocation};
+use vellum::qcow2::create::{self, CreateOptions, Encryption};
 use vellum::qcow2::{OpenOptions, Qcow2};
 
 use super::{SECRET, file, open, qemu, read, write};

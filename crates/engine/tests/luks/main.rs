@@ -6,13 +6,14 @@ mod legacy;
 
 use std::sync::Arc;
 
+use vellum::Preallocation;
 use vellum::io::lane;
 use vellum::luks::{
     Cipher, FormatOptions, Hash, IterationTime, IvGenerator, KeyChange, LuksDevice, LuksOptions,
     Mode, Passphrase, change_keys, format, read_header, unlock,
 };
 use vellum::qcow2::amend::AmendOptions;
-use vellum::qcow2::create::{self, CreateOptions, Encryption, Preallocation};
+use vellum::qcow2::create::{self, CreateOptions, Encryption};
 use vellum::qcow2::{Backing, NewSnapshot, OpenOptions, Qcow2, SnapshotSelector};
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, RequestFlags, Storage, ZeroRequest};

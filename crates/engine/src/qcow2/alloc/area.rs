@@ -13,13 +13,14 @@
 
 use std::ops::Range;
 
+use vellum_format::header::{encode_refcount_table, field};
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::WriteFlags;
 
 use super::allocator::{Allocator, check_limit, overlap};
-use super::refcount_growth::{HEADER_TABLE_FIELDS, check_table_size};
+use super::refcount_growth::check_table_size;
 use super::refcounts::RefcountTable;
 use crate::qcow2::create::write::region;
 
@@ -264,11 +265,9 @@ impl Allocator {
         )
         .await?;
         file.flush().await?;
-        let mut fields = Buffer::zeroed(12);
-        fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
-        fields[8..].copy_from_slice(&(clusters as u32).to_be_bytes());
+        let fields = Buffer::copy_of(&encode_refcount_table(offset, clusters as u32));
         file.write(
-            HEADER_TABLE_FIELDS,
+            field::REFCOUNT_TABLE_OFFSET as u64,
             Buffers::from_iter([fields]),
             WriteFlags::default(),
         )

@@ -6,6 +6,7 @@
 //! In both cases content is made durable before anything points at it.
 
 use vellum_format::geometry::Geometry;
+use vellum_format::header::{encode_refcount_table, field};
 use vellum_format::limits::MAX_REFCOUNT_TABLE_SIZE_BYTES;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
@@ -16,10 +17,6 @@ use super::allocator::Allocator;
 use super::refcounts::RefcountTable;
 use crate::debug_events::emit;
 use crate::qcow2::integrity::errors::corrupt;
-
-/// Offset of the header's fields refcount_table_offset and _clusters, which lie
-/// side by side (spec: header, bytes 48 to 59).
-pub(crate) const HEADER_TABLE_FIELDS: u64 = 48;
 
 /// Where a larger refcount table and the blocks that count it will lie: side by side,
 /// blocks first, from the range on that the first of them counts.
@@ -209,12 +206,13 @@ impl Allocator {
         emit(file, Event::RefblockAllocWriteTable).await;
         self.write(offset.bytes(), bytes).await?;
         file.flush().await?;
-        let mut fields = [0; 12];
-        fields[..8].copy_from_slice(&offset.bytes().to_be_bytes());
-        fields[8..].copy_from_slice(&(layout.table_clusters as u32).to_be_bytes());
+        let fields = encode_refcount_table(offset, layout.table_clusters as u32);
         emit(file, Event::RefblockAllocSwitchTable).await;
-        self.write(HEADER_TABLE_FIELDS, Buffer::copy_of(&fields))
-            .await?;
+        self.write(
+            field::REFCOUNT_TABLE_OFFSET as u64,
+            Buffer::copy_of(&fields),
+        )
+        .await?;
         file.flush().await?;
         let new = RefcountTable::new(offset, layout.table_clusters, entries);
         let old = self.refcounts.replace_table(new);

@@ -36,7 +36,7 @@ impl Qcow2 {
         let image = &self.image;
         self.check_key_slots()?;
         image.begin_change("amend").await?;
-        let _one = image.header_writes.lock().await;
+        let _one = image.header.lock_for_writing().await;
         image.change_keys(&image.header(), change).await
     }
 

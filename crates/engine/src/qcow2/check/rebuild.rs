@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use vellum_format::header::{encode_refcount_table, field};
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::{HostOffset, limits};
 use vellum_io::finish_all;
@@ -14,7 +15,6 @@ use vellum_io::finish_all;
 use super::outcome::Outcome;
 use super::place::Places;
 use super::source::Image;
-use crate::qcow2::alloc::refcount_growth::HEADER_TABLE_FIELDS;
 use crate::{Buffer, Error, ErrorKind, Result};
 
 /// Blocks that are written at a time, in bytes.
@@ -39,11 +39,13 @@ pub(super) async fn rebuild(image: &Image, outcome: &mut Outcome) -> Result<()> 
     write_blocks(image, outcome, &plan).await?;
     write_table(image, &plan).await?;
     image.flush().await?;
-    let mut fields = [0; 12];
-    fields[..8].copy_from_slice(&image.offset_of(plan.table).to_be_bytes());
-    fields[8..].copy_from_slice(&(plan.table_clusters as u32).to_be_bytes());
+    let table = HostOffset(image.offset_of(plan.table));
+    let fields = encode_refcount_table(table, plan.table_clusters as u32);
     image
-        .write(HEADER_TABLE_FIELDS, Buffer::copy_of(&fields))
+        .write(
+            field::REFCOUNT_TABLE_OFFSET as u64,
+            Buffer::copy_of(&fields),
+        )
         .await?;
     image.flush().await
 }

@@ -8,7 +8,8 @@ use vellum_io::executor::Executor;
 use vellum_storage::MemStorage;
 
 use super::*;
-use crate::qcow2::create::{CreateOptions, Preallocation, create};
+use crate::Preallocation;
+use crate::qcow2::create::{CreateOptions, create};
 
 fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
     let executor = Executor::new(|| {});

@@ -19,7 +19,7 @@ use vellum_format::header::CompressionType;
 use vellum_format::{FormatError, FormatErrorKind, Geometry, Header, limits};
 
 use crate::luks::NewVolume;
-use crate::{Error, ErrorKind, Result, Storage};
+use crate::{Error, ErrorKind, Preallocation, Result, Storage};
 
 mod encrypted;
 mod layout;
@@ -36,38 +36,6 @@ pub const DEFAULT_CLUSTER_SIZE_BYTES: u64 = 65536;
 
 /// Guest sizes are whole sectors.
 const SECTOR_SIZE_BYTES: u64 = 512;
-
-/// How much of an image is made ahead of its use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Preallocation {
-    /// Nothing: clusters are allocated as they are written.
-    #[default]
-    Off,
-    /// All tables, with every cluster mapped; the file is sparse.
-    Metadata,
-    /// Like `Metadata`, with space reserved for the data.
-    Falloc,
-    /// Like `Metadata`, with zeroes written over all the data.
-    Full,
-}
-
-impl Preallocation {
-    /// QEMU's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Preallocation::Off => "off",
-            Preallocation::Metadata => "metadata",
-            Preallocation::Falloc => "falloc",
-            Preallocation::Full => "full",
-        }
-    }
-
-    /// The mode of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        let all = [Self::Off, Self::Metadata, Self::Falloc, Self::Full];
-        all.into_iter().find(|mode| mode.name() == name)
-    }
-}
 
 /// What image to make: the `-o` options of `qemu-img create`, with its defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,11 +9,11 @@ use std::ops::Range;
 use vellum_format::{Geometry, L1Entry, Mapping};
 
 use super::CreateOptions;
-use super::Preallocation;
 use super::layout::Layout;
 use super::refuse;
 use super::too_large;
 use super::write;
+use crate::Preallocation;
 use crate::{Buffer, Result};
 
 /// Bytes of metadata that are made at once, about.

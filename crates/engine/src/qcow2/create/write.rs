@@ -7,9 +7,9 @@ use std::sync::Arc;
 use vellum_format::{Geometry, L1Entry, Mapping, refcount};
 use vellum_storage::WriteFlags;
 
-use super::Preallocation;
 use super::SECTOR_SIZE_BYTES;
 use super::layout::Layout;
+use crate::Preallocation;
 use crate::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
 
 /// Bytes of one write.

@@ -1,6 +1,6 @@
 //! The header of an open image: as it is in memory, and its fields on disk, changed in place.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use vellum_format::header::Header;
 use vellum_io::{Buffer, Buffers, Result};
@@ -11,22 +11,18 @@ use crate::qcow2::image::Image;
 impl Image {
     /// The header as it is now.
     pub(crate) fn header(&self) -> Arc<Header> {
-        self.header
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.header.get()
     }
 
     /// Changes the header in memory.
     pub(crate) fn change_header(&self, change: impl FnOnce(&mut Header)) {
-        let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
-        change(Arc::make_mut(&mut header));
+        self.header.change(change);
     }
 
     /// Writes one field of the header in place. The known fields all lie in the
     /// first 512 bytes, so a crash leaves the old or the new value.
     pub(crate) async fn write_header_field(&self, offset_bytes: usize, bytes: &[u8]) -> Result<()> {
-        let _one = self.header_writes.lock().await;
+        let _one = self.header.lock_for_writing().await;
         let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
         self.file
             .write(offset_bytes as u64, buffers, WriteFlags::default())
@@ -46,7 +42,7 @@ impl Image {
         old: &[u8],
         new: &[u8],
     ) -> Result<()> {
-        let _one = self.header_writes.lock().await;
+        let _one = self.header.lock_for_writing().await;
         let write = |bytes: &[u8]| {
             let buffers = Buffers::from_iter([Buffer::copy_of(bytes)]);
             self.file

@@ -3,14 +3,16 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | [`backing`] | another backing file's name for an image in use |
-//! | [`fields`] | the header in memory, and its fields on disk, changed in place |
+//! | [`fields`] | the header's fields, changed in memory and in place on disk |
 //! | [`load`] | reads header, snapshot table and bitmap directory, and checks them against the limits |
 //! | [`rewrite`] | the header with its extensions and names, replaced as a whole by one sector; `Image::update_header` |
+//! | [`state`] | the header in memory, and whose turn it is to write it |
 //!
-//! Invariant: header fields are written under `Image::header_writes`; what changes extensions or
+//! Invariant: header fields are written under [`state::HeaderState::lock_for_writing`]; what changes extensions or
 //! names goes through [`rewrite`].
 
 pub(crate) mod backing;
 pub(crate) mod fields;
 pub(crate) mod load;
 pub(crate) mod rewrite;
+pub(crate) mod state;

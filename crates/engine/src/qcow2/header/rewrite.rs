@@ -219,7 +219,7 @@ impl Image {
     /// When the new header does not fit its cluster, or it cannot be written: after
     /// a failed write no more changes are accepted.
     pub(crate) async fn update_header(&self, change: impl FnOnce(&mut Header)) -> Result<()> {
-        let _one = self.header_writes.lock().await;
+        let _one = self.header.lock_for_writing().await;
         // The refcount table moves without asking for that.
         let _table = self.allocator.growing.lock().await;
         let rewritten = rewrite_header(&self.file, |header| {

@@ -21,9 +21,9 @@ use vellum_io::buffer::is_zero;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::{WriteFlags, ZeroFlags};
 
+use crate::Preallocation;
 use crate::ZeroRequest;
 use crate::qcow2::commit::write_order::WriteOrder;
-use crate::qcow2::create::Preallocation;
 use crate::qcow2::create::write::{region, space as space_in};
 use crate::qcow2::image::Image;
 use crate::range_lock::Mode;

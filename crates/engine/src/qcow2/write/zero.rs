@@ -39,7 +39,7 @@ impl Image {
         request: ZeroRequest,
     ) -> Result<()> {
         self.begin_change("write zeroes").await?;
-        let may_unmap = request.may_unmap && self.discard;
+        let may_unmap = request.may_unmap && self.discards.enabled;
         for piece in pieces(
             offset_bytes,
             len_bytes,
@@ -211,7 +211,7 @@ impl Image {
 
     /// A whole cluster's mapping after its bytes became zero.
     fn zeroed_cluster(&self, old: &Mapping, unmap: bool) -> Mapping {
-        let keep = !unmap || self.discard_no_unref;
+        let keep = !unmap || self.discards.keep_references;
         let host = old.host().filter(|_| keep);
         let copied = old.copied() && host.is_some();
         if self.geometry.extended_l2 {
@@ -228,7 +228,7 @@ impl Image {
     /// Gives up the clusters that lie wholly in a range; the range was checked.
     pub(crate) async fn discard(self: &Arc<Self>, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         self.begin_change("discard").await?;
-        if !self.discard || (self.geometry.version < 3 && self.backing.is_some()) {
+        if !self.discards.enabled || (self.geometry.version < 3 && self.backing.is_some()) {
             return Ok(());
         }
         let cluster = self.geometry.cluster_size_bytes();
@@ -298,7 +298,7 @@ impl Image {
         let Some(host) = kept.filter(|_| old.copied()) else {
             return;
         };
-        if !self.discard_no_unref || !self.passes_discard(DropReason::Discarded) {
+        if !self.discards.keep_references || !self.passes_discard(DropReason::Discarded) {
             return;
         }
         let mut len_bytes = self.geometry.cluster_size_bytes();

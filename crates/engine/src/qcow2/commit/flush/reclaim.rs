@@ -69,11 +69,11 @@ impl Image {
     /// storage when nobody else uses them.
     pub(crate) fn passes_discard(&self, reason: DropReason) -> bool {
         match reason {
-            DropReason::Discarded => self.pass_discards.request,
+            DropReason::Discarded => self.discards.pass_request,
             DropReason::Shrunk => true,
             DropReason::Replaced => false,
-            DropReason::Snapshot => self.pass_discards.snapshot,
-            DropReason::Other => self.pass_discards.other,
+            DropReason::Snapshot => self.discards.pass_snapshot,
+            DropReason::Other => self.discards.pass_other,
         }
     }
 
