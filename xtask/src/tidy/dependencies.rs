@@ -1,5 +1,5 @@
-//! Licences and duplicate versions of what others wrote, by the rules in
-//! `deny.toml`. cargo-deny reads the same file and knows more (advisories);
+//! What others wrote: each crate has a line in docs/DEPENDENCIES.md, and licences and
+//! duplicate versions keep to the rules in `deny.toml`. cargo-deny reads the same file and knows more (advisories);
 //! this needs nothing installed and no network.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +9,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::workspace::Workspace;
+
+const DOCUMENT: &str = "docs/DEPENDENCIES.md";
+const OWN: &str = "vellum";
 
 /// The part of cargo-deny's configuration that is read here.
 #[derive(Deserialize)]
@@ -45,7 +48,28 @@ pub fn findings(workspace: &Workspace, metadata: &Value) -> Result<Vec<String>> 
         .context("cargo metadata lists no packages")?;
     let mut findings = unknown_licences(packages, &rules.licenses.allow);
     findings.extend(duplicates(packages, &rules.bans.skip));
+    let manifest = std::fs::read_to_string(workspace.root.join("Cargo.toml"))?;
+    let manifest: toml::Table = toml::from_str(&manifest).context("Cargo.toml")?;
+    let declared = manifest["workspace"]["dependencies"].as_table();
+    let declared = declared.context("Cargo.toml declares no dependencies")?;
+    let document = std::fs::read_to_string(workspace.root.join(DOCUMENT)).context(DOCUMENT)?;
+    findings.extend(unexplained(declared.keys().map(String::as_str), &document));
     Ok(findings)
+}
+
+/// Dependencies that the document does not explain, and explained ones that are not there.
+fn unexplained<'a>(declared: impl Iterator<Item = &'a str>, document: &str) -> Vec<String> {
+    let rows = document.lines().filter(|line| line.starts_with("| `"));
+    let explained: BTreeSet<&str> = rows
+        .filter_map(|row| row.split('|').nth(1))
+        .flat_map(|names| names.split('`').skip(1).step_by(2))
+        .collect();
+    let declared: BTreeSet<&str> = declared.filter(|name| !name.starts_with(OWN)).collect();
+    let missing = declared.difference(&explained);
+    let missing = missing.map(|name| format!("{DOCUMENT}: does not say what {name} is for"));
+    let gone = explained.difference(&declared);
+    let gone = gone.map(|name| format!("{DOCUMENT}: {name} is not a dependency"));
+    missing.chain(gone).collect()
 }
 
 fn unknown_licences(packages: &[Value], allowed: &BTreeSet<String>) -> Vec<String> {
@@ -119,6 +143,15 @@ mod tests {
         for refused in ["GPL-3.0", "MIT AND GPL-2.0", "(MIT OR X) AND Y", ""] {
             assert!(!is_allowed(refused, &allowed), "{refused}");
         }
+    }
+
+    #[test]
+    fn each_dependency_is_explained() {
+        let document = "| crate | what for |\n| `a`, `b` (c) | x |\n";
+        let told = |names: &[&'static str]| unexplained(names.iter().copied(), document);
+        assert!(told(&["a", "b", "vellum-io"]).is_empty());
+        assert_eq!(told(&["a"]).len(), 1);
+        assert_eq!(told(&["a", "b", "c"]).len(), 1);
     }
 
     #[test]
