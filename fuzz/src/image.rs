@@ -75,13 +75,10 @@ pub fn run(future: impl Future<Output = ()> + 'static) {
 async fn check_all(storage: Arc<dyn Storage>) {
     let findings = Arc::new(Mutex::new(0u64));
     let count = findings.clone();
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(move |finding| {
-            assert!(!finding.message.is_empty());
-            *count.lock().expect("nobody panicked") += 1;
-        })),
-        ..CheckOptions::default()
-    };
+    let options = CheckOptions::default().on_finding(Some(Arc::new(move |finding| {
+        assert!(!finding.message.is_empty());
+        *count.lock().expect("nobody panicked") += 1;
+    })));
     if let Ok(report) = check(storage, &options).await {
         let reported = report.corruptions > 0 || report.leaks > 0 || report.check_errors > 0;
         let found = *findings.lock().expect("nobody panicked") > 0;
@@ -94,11 +91,9 @@ async fn read_all(storage: Arc<dyn Storage>) {
         return;
     };
     refuse_other_files(storage.clone(), &header).await;
-    let mut options = OpenOptions {
-        read_only: true,
-        backing: Backing::None,
-        ..OpenOptions::default()
-    };
+    let mut options = OpenOptions::default()
+        .read_only(true)
+        .backing(Backing::None);
     if header.geometry().external_data {
         let bytes = (0..1 << 20).map(|at: u32| (at / 512) as u8 | 1).collect();
         options.data_file = Some(Arc::new(MemStorage::with_bytes(bytes)));
@@ -123,10 +118,7 @@ async fn refuse_other_files(storage: Arc<dyn Storage>, header: &Header) {
     if header.backing_file.is_none() && !header.geometry().external_data {
         return;
     }
-    let options = OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().read_only(true);
     let opened = Qcow2::open(storage, Arc::new(DenyAll), options).await;
     assert!(opened.is_err(), "another file was opened");
 }

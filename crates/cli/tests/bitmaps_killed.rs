@@ -90,17 +90,11 @@ fn kill_after(enough: usize, client: &mut Child, server: &mut Child) -> Vec<usiz
 }
 
 async fn open(path: &Path, read_only: bool) -> Arc<Qcow2> {
-    let options = FileOptions {
-        read_only,
-        ..FileOptions::default()
-    };
+    let options = FileOptions::default().read_only(read_only);
     let file: Arc<dyn Storage> = FileStorage::open_patiently(path, &options)
         .await
         .expect("the image");
-    let options = OpenOptions {
-        read_only,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().read_only(read_only);
     let opened = Qcow2::open(file, Arc::new(DenyAll), options).await;
     opened.expect("an image that opens")
 }

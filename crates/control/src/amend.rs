@@ -81,20 +81,19 @@ fn amend_of(settings: &CreateSettings, force: bool) -> Result<AmendOptions> {
         Some("1.1" | "v3") => Some(3),
         Some(other) => return Err(invalid(format!("Unknown compatibility level {other}"))),
     };
-    Ok(AmendOptions {
-        version,
-        size_bytes: settings.integer("size").filter(|&bytes| bytes > 0),
-        backing_file: text("backing_file"),
-        backing_format: text("backing_fmt"),
-        data_file: text("data_file"),
-        data_file_raw: bool("data_file_raw"),
-        lazy_refcounts: bool("lazy_refcounts"),
-        refcount_bits: settings.integer("refcount_bits"),
-        key_slots: match amend_keys::is_asked_for(settings, "encrypt.") {
+    Ok(AmendOptions::default()
+        .version(version)
+        .size_bytes(settings.integer("size").filter(|&bytes| bytes > 0))
+        .backing_file(text("backing_file"))
+        .backing_format(text("backing_fmt"))
+        .data_file(text("data_file"))
+        .data_file_raw(bool("data_file_raw"))
+        .lazy_refcounts(bool("lazy_refcounts"))
+        .refcount_bits(settings.integer("refcount_bits"))
+        .key_slots(match amend_keys::is_asked_for(settings, "encrypt.") {
             true => Some(amend_keys::key_change(settings, "encrypt.", force)?),
             false => None,
-        },
-    })
+        }))
 }
 
 #[cfg(test)]
@@ -112,19 +111,14 @@ mod tests {
     #[test]
     fn only_what_is_given_changes() {
         let options = parse("size=0,lazy_refcounts").unwrap();
-        let lazy = AmendOptions {
-            lazy_refcounts: Some(true),
-            ..AmendOptions::default()
-        };
+        let lazy = AmendOptions::default().lazy_refcounts(Some(true));
         assert_eq!(options, lazy);
         let options = parse("compat=v2,data_file=,refcount_bits=8,size=1k").unwrap();
-        let all = AmendOptions {
-            version: Some(2),
-            data_file: Some(String::new()),
-            refcount_bits: Some(8),
-            size_bytes: Some(1024),
-            ..AmendOptions::default()
-        };
+        let all = AmendOptions::default()
+            .version(Some(2))
+            .data_file(Some(String::new()))
+            .refcount_bits(Some(8))
+            .size_bytes(Some(1024));
         assert_eq!(options, all);
     }
 

@@ -208,10 +208,7 @@ mod tests {
         config.fill(&mut cache);
         assert_eq!(cache.l2_cache_size_bytes, Some(8 << 20));
         assert_eq!(cache.refcount_cache_size_bytes, Some(65536));
-        let mut said = CacheOptions {
-            cache_size_bytes: Some(1),
-            ..CacheOptions::default()
-        };
+        let mut said = CacheOptions::default().cache_size_bytes(Some(1));
         config.fill(&mut said);
         assert_eq!(said.l2_cache_size_bytes, None);
         assert_eq!(said.cache_size_bytes, Some(1));

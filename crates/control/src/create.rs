@@ -263,11 +263,9 @@ async fn claim_export(export: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> 
 async fn create_file(path: &str) -> Result<Arc<FileStorage>> {
     FileStorage::open_patiently(
         path,
-        &FileOptions {
-            create: Create::Truncate,
-            locks: Locks::Of(Permissions::CREATOR),
-            ..FileOptions::default()
-        },
+        &FileOptions::default()
+            .create(Create::Truncate)
+            .locks(Locks::Of(Permissions::CREATOR)),
     )
     .await
 }
@@ -455,23 +453,26 @@ pub fn qcow2_options(settings: &CreateSettings) -> Result<CreateOptions> {
         return Err(not_accepted("backing-fmt", format));
     }
     let defaults = CreateOptions::default();
-    Ok(CreateOptions {
-        size_bytes: settings.integer("size").unwrap_or(0),
-        version,
-        cluster_size_bytes: settings
-            .integer("cluster_size")
-            .unwrap_or(defaults.cluster_size_bytes),
-        refcount_bits: settings
-            .integer("refcount_bits")
-            .unwrap_or(defaults.refcount_bits),
-        extended_l2: settings.bool("extended_l2"),
-        lazy_refcounts: settings.bool("lazy_refcounts"),
-        compression_type,
-        backing_file: text("backing_file"),
-        backing_format: text("backing_fmt"),
-        data_file: text("data_file"),
-        data_file_raw: settings.bool("data_file_raw"),
-        preallocation: preallocation(settings)?,
-        encryption: encryption::for_qcow2(settings)?,
-    })
+    Ok(CreateOptions::default()
+        .size_bytes(settings.integer("size").unwrap_or(0))
+        .version(version)
+        .cluster_size_bytes(
+            settings
+                .integer("cluster_size")
+                .unwrap_or(defaults.cluster_size_bytes),
+        )
+        .refcount_bits(
+            settings
+                .integer("refcount_bits")
+                .unwrap_or(defaults.refcount_bits),
+        )
+        .extended_l2(settings.bool("extended_l2"))
+        .lazy_refcounts(settings.bool("lazy_refcounts"))
+        .compression_type(compression_type)
+        .backing_file(text("backing_file"))
+        .backing_format(text("backing_fmt"))
+        .data_file(text("data_file"))
+        .data_file_raw(settings.bool("data_file_raw"))
+        .preallocation(preallocation(settings)?)
+        .encryption(encryption::for_qcow2(settings)?))
 }

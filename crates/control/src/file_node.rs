@@ -119,17 +119,15 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
     }
     let file = FileStorage::open(
         &filename,
-        &FileOptions {
-            read_only: !common.writable,
-            direct: common.direct,
-            kind,
-            no_flush: common.no_flush,
-            discard: common.discard,
-            read_once_min_bytes: flags.read_once.then(large_file_bytes),
+        &FileOptions::default()
+            .read_only(!common.writable)
+            .direct(common.direct)
+            .kind(kind)
+            .no_flush(common.no_flush)
+            .discard(common.discard)
+            .read_once_min_bytes(flags.read_once.then(large_file_bytes))
             // Which locks, the use decides: see `Unlocked::lock`.
-            locks: Locks::Unlocked,
-            ..FileOptions::default()
-        },
+            .locks(Locks::Unlocked),
     )
     .map_err(|error| as_driver(error, &name))?;
     Ok(Unlocked {

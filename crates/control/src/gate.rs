@@ -124,17 +124,13 @@ mod tests {
         std::fs::write(directory.path().join("base"), [0; 65536]).unwrap();
         let path = directory.path().join("image");
         let opened = vellum_io::lane::block_on(async {
-            let file = vellum_storage::FileOptions {
-                create: vellum_storage::file::Create::Truncate,
-                ..Default::default()
-            };
+            let file = vellum_storage::FileOptions::default()
+                .create(vellum_storage::file::Create::Truncate);
             let storage = vellum_storage::FileStorage::open(&path, &file)?;
-            let options = vellum::qcow2::create::CreateOptions {
-                size_bytes: 65536,
-                backing_file: Some("base".to_owned()),
-                backing_format: Some("raw".to_owned()),
-                ..Default::default()
-            };
+            let options = vellum::qcow2::create::CreateOptions::default()
+                .size_bytes(65536)
+                .backing_file(Some("base".to_owned()))
+                .backing_format(Some("raw".to_owned()));
             vellum::qcow2::create::create(storage, None, &options).await?;
             let name = path.to_str().unwrap();
             let text = format!("driver=qcow2,file.filename={name},backing.driver=raw");

@@ -145,10 +145,7 @@ impl Opened {
         match self.body {
             Body::Device(device) => Ok(device),
             Body::Storage(storage) => {
-                let options = RawOptions {
-                    read_only: !self.writable,
-                    ..RawOptions::default()
-                };
+                let options = RawOptions::default().read_only(!self.writable);
                 let raw = Raw::open_as(self.driver, storage, options)?;
                 Ok(match self.filtered {
                     Some(device) => Filter::new(raw, device),

@@ -76,16 +76,9 @@ pub async fn measure(
             bitmaps_bytes: None,
         });
     }
-    let options = CreateOptions {
-        size_bytes,
-        ..qcow2_options(settings)?
-    };
+    let options = (qcow2_options(settings)?).size_bytes(size_bytes);
     // A backing file is only named here: nobody has to know its format.
-    let checked = CreateOptions {
-        backing_file: None,
-        backing_format: None,
-        ..options.clone()
-    };
+    let checked = options.clone().backing_file(None).backing_format(None);
     checked.validate().map_err(|error| {
         // Here QEMU does not say for which format.
         let message = error.message().replace(" for file format 'qcow2'", "");

@@ -415,11 +415,10 @@ fn open_raw(
     flags: &OpenFlags,
     probed: bool,
 ) -> Result<Arc<dyn BlockDevice>> {
-    let raw = RawOptions {
-        offset_bytes: options.take_size("offset")?.unwrap_or(0),
-        size_bytes: options.take_size("size")?,
-        read_only: !flags.writable,
-    };
+    let raw = RawOptions::default()
+        .offset_bytes(options.take_size("offset")?.unwrap_or(0))
+        .size_bytes(options.take_size("size")?)
+        .read_only(!flags.writable);
     refuse_unknown(&options, "raw")?;
     let name = file.name().to_owned();
     let file_bytes = file.len_bytes()?.next_multiple_of(512);

@@ -26,22 +26,10 @@ pub async fn put_on(device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>
         .tempfile_in(folder)
         .map_err(failed)?
         .into_temp_path();
-    let file = FileStorage::open(
-        &name,
-        &FileOptions {
-            create: Create::Truncate,
-            ..FileOptions::default()
-        },
-    )?;
+    let file = FileStorage::open(&name, &FileOptions::default().create(Create::Truncate))?;
     name.close().map_err(failed)?;
-    let options = CreateOptions {
-        size_bytes: device.size_bytes(),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(device.size_bytes());
     create(file.clone(), None, &options).await?;
-    let options = OpenOptions {
-        backing: Backing::Given(device),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().backing(Backing::Given(device));
     Ok(Qcow2::open(file, Arc::new(DenyAll), options).await?)
 }

@@ -31,13 +31,12 @@ fn invalid(message: impl Into<String>) -> Error {
 
 /// Takes the options of a qcow2 node out; backing and data file are not among them.
 fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
-    let mut cache = CacheOptions {
-        l2_cache_size_bytes: options.take_size("l2-cache-size")?,
-        refcount_cache_size_bytes: options.take_size("refcount-cache-size")?,
-        cache_size_bytes: options.take_size("cache-size")?,
-        l2_cache_entry_size_bytes: options.take_size("l2-cache-entry-size")?,
-        cache_clean_interval_s: options.take_number("cache-clean-interval")?,
-    };
+    let mut cache = CacheOptions::default()
+        .l2_cache_size_bytes(options.take_size("l2-cache-size")?)
+        .refcount_cache_size_bytes(options.take_size("refcount-cache-size")?)
+        .cache_size_bytes(options.take_size("cache-size")?)
+        .l2_cache_entry_size_bytes(options.take_size("l2-cache-entry-size")?)
+        .cache_clean_interval_s(options.take_number("cache-clean-interval")?);
     config::read()?.fill(&mut cache);
     let decompressed_cache_size_bytes = options.take_size("decompressed-cache-size")?;
     let chain_index_size_bytes = options.take_size("chain-index-size")?;
@@ -50,24 +49,22 @@ fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
     let pass_discard_snapshot = options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     let overlap_checks = take_overlap_checks(options)?;
-    Ok(OpenOptions {
-        read_only: !common.writable,
-        cache,
-        decompressed_cache_size_bytes,
-        chain_index_size_bytes,
-        data_cache_size_bytes,
-        compression,
-        bitmap_step_bytes,
-        discard: common.discard,
-        discard_no_unref,
-        overlap_checks,
-        pass_discard_request,
-        pass_discard_other,
-        pass_discard_snapshot,
-        lazy_refcounts,
-        messages: stderr::messages(),
-        ..OpenOptions::default()
-    })
+    Ok(OpenOptions::default()
+        .read_only(!common.writable)
+        .cache(cache)
+        .decompressed_cache_size_bytes(decompressed_cache_size_bytes)
+        .chain_index_size_bytes(chain_index_size_bytes)
+        .data_cache_size_bytes(data_cache_size_bytes)
+        .compression(compression)
+        .bitmap_step_bytes(bitmap_step_bytes)
+        .discard(common.discard)
+        .discard_no_unref(discard_no_unref)
+        .overlap_checks(overlap_checks)
+        .pass_discard_request(pass_discard_request)
+        .pass_discard_other(pass_discard_other)
+        .pass_discard_snapshot(pass_discard_snapshot)
+        .lazy_refcounts(lazy_refcounts)
+        .messages(stderr::messages()))
 }
 
 /// How compressed clusters are written: options that QEMU does not have.
@@ -88,10 +85,9 @@ fn take_compression(options: &mut Options) -> Result<CompressionOptions> {
             )));
         }
     };
-    Ok(CompressionOptions {
-        level,
-        small_window,
-    })
+    Ok(CompressionOptions::default()
+        .level(level)
+        .small_window(small_window))
 }
 
 /// What writes are checked against: a template, and switches for single structures.

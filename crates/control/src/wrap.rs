@@ -27,7 +27,7 @@ impl BlockDevice for WriteThrough {
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, _flags: RequestFlags) -> Io<Buffer> {
         self.inner
-            .write(offset_bytes, buffer, RequestFlags { fua: true })
+            .write(offset_bytes, buffer, RequestFlags::default().fua(true))
     }
 
     fn write_compressed(
@@ -37,17 +37,11 @@ impl BlockDevice for WriteThrough {
         _flags: RequestFlags,
     ) -> Io<Buffer> {
         self.inner
-            .write_compressed(offset_bytes, buffer, RequestFlags { fua: true })
+            .write_compressed(offset_bytes, buffer, RequestFlags::default().fua(true))
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
-        self.inner.write_zeroes(
-            offset_bytes,
-            len_bytes,
-            ZeroRequest {
-                fua: true,
-                ..request
-            },
-        )
+        self.inner
+            .write_zeroes(offset_bytes, len_bytes, request.fua(true))
     }
 }

@@ -24,17 +24,12 @@ fn main() -> Result<()> {
 }
 
 async fn embed(path: &Path) -> Result<()> {
-    let file = FileOptions {
-        create: Create::Truncate,
-        ..FileOptions::default()
-    };
+    let file = FileOptions::default().create(Create::Truncate);
     let storage = FileStorage::open(path, &file)?;
-    let options = CreateOptions {
-        size_bytes: 64 * MIB,
-        cluster_size_bytes: 128 * 1024,
-        extended_l2: true,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(64 * MIB)
+        .cluster_size_bytes(128 * 1024)
+        .extended_l2(true);
     create(storage.clone(), None, &options).await?;
 
     // The gate decides about the files that an image names; this one allows none.

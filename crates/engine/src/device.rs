@@ -29,22 +29,26 @@ pub struct DeviceInfo {
     pub growable: bool,
 }
 
-/// How a write is to be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RequestFlags {
-    /// Durable when the request completes.
-    pub fua: bool,
+vellum_io::with_setters! {
+    /// How a write is to be done.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct RequestFlags {
+        /// Durable when the request completes.
+        pub fua: bool,
+    }
 }
 
-/// How zeroes are to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ZeroRequest {
-    /// Space may be given back (`BDRV_REQ_MAY_UNMAP`).
-    pub may_unmap: bool,
-    /// Fail rather than write zeroes out (`BDRV_REQ_NO_FALLBACK`).
-    pub no_fallback: bool,
-    /// Durable when the request completes.
-    pub fua: bool,
+vellum_io::with_setters! {
+    /// How zeroes are to be written.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct ZeroRequest {
+        /// Space may be given back (`BDRV_REQ_MAY_UNMAP`).
+        pub may_unmap: bool,
+        /// Fail rather than write zeroes out (`BDRV_REQ_NO_FALLBACK`).
+        pub no_fallback: bool,
+        /// Durable when the request completes.
+        pub fua: bool,
+    }
 }
 
 /// Where an extent's bytes lie, when they can be read there as they are.
@@ -114,7 +118,7 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// # use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
     /// # lane::block_on(async {
     /// let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    /// let options = CreateOptions { size_bytes: 1 << 30, ..CreateOptions::default() };
+    /// let options = CreateOptions::default().size_bytes(1 << 30);
     /// create(file.clone(), None, &options).await?;
     /// let image = Qcow2::open(file.clone(), Arc::new(DenyAll), OpenOptions::default()).await?;
     /// let text = Buffer::copy_of(&b"much of the same ".repeat(1 << 20)[..1 << 20]);

@@ -22,16 +22,18 @@ use crate::{
 /// Guest sizes are whole sectors; a file that ends inside one is padded with zeroes.
 const SECTOR_SIZE_BYTES: u64 = 512;
 
-/// Which part of a storage a [`Raw`] shows, and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RawOptions {
-    /// Where the device starts in the storage.
-    pub offset_bytes: u64,
-    /// The size of the device; `None` takes the storage to its end, and lets the
-    /// device grow where the storage can.
-    pub size_bytes: Option<u64>,
-    /// Refuse changing requests.
-    pub read_only: bool,
+vellum_io::with_setters! {
+    /// Which part of a storage a [`Raw`] shows, and how.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct RawOptions {
+        /// Where the device starts in the storage.
+        pub offset_bytes: u64,
+        /// The size of the device; `None` takes the storage to its end, and lets the
+        /// device grow where the storage can.
+        pub size_bytes: Option<u64>,
+        /// Refuse changing requests.
+        pub read_only: bool,
+    }
 }
 
 /// A device whose bytes are the bytes of a storage.

@@ -48,10 +48,7 @@ async fn put(file: &Arc<dyn Storage>, at: u64, bytes: &[u8]) {
 /// A disk whose first cluster reads as zeroes, in the place of the snapshot's data, and
 /// whose L2 table is counted once too often.
 async fn leaking_image(file: &Arc<dyn Storage>) {
-    let options = CreateOptions {
-        size_bytes: 16 * CLUSTER_BYTES,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(16 * CLUSTER_BYTES);
     create(file.clone(), None, &options).await.unwrap();
     let image = open(file).await;
     write(&image, 0, 7).await;
@@ -83,10 +80,7 @@ fn a_snapshot_keeps_its_data_beside_a_table_that_is_counted_too_often() {
         let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
         leaking_image(&file).await;
         let image = open(&file).await;
-        let options = AmendOptions {
-            version: Some(2),
-            ..AmendOptions::default()
-        };
+        let options = AmendOptions::default().version(Some(2));
         image.amend(options, None).await.unwrap();
 
         let image = open(&file).await;

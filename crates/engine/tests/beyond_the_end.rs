@@ -28,12 +28,10 @@ fn be64(bytes: &[u8], at: u64) -> u64 {
 /// An image with one cluster of data, and an entry that leads so many clusters behind the end.
 async fn image(extended_l2: bool, entry: impl FnOnce(u64) -> u64) -> Vec<u8> {
     let file = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: CLUSTERS * if extended_l2 { 16384 } else { CLUSTER },
-        cluster_size_bytes: if extended_l2 { 16384 } else { CLUSTER },
-        extended_l2,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(CLUSTERS * if extended_l2 { 16384 } else { CLUSTER })
+        .cluster_size_bytes(if extended_l2 { 16384 } else { CLUSTER })
+        .extended_l2(extended_l2);
     let created = create(file.clone(), None, &options).await;
     created.expect("created");
     let device = open(file.clone(), PreallocateAhead::NONE).await;
@@ -51,10 +49,7 @@ async fn image(extended_l2: bool, entry: impl FnOnce(u64) -> u64) -> Vec<u8> {
 }
 
 async fn open(file: Arc<dyn Storage>, ahead: PreallocateAhead) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        ahead,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().ahead(ahead);
     let image = Qcow2::open(file, Arc::new(DenyAll), options).await;
     image.expect("opened")
 }

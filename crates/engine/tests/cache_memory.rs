@@ -33,18 +33,12 @@ const SLACK_BYTES: usize = 32 << 10;
 const WRITE_SLACK_BYTES: usize = 512 << 10;
 
 fn open_file(path: &Path) -> Arc<dyn Storage> {
-    let options = FileOptions {
-        create: Create::IfMissing,
-        ..FileOptions::default()
-    };
+    let options = FileOptions::default().create(Create::IfMissing);
     FileStorage::open(path, &options).unwrap()
 }
 
 fn empty_image(path: &Path) {
-    let options = CreateOptions {
-        size_bytes: SIZE_BYTES,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(SIZE_BYTES);
     lane::block_on(create(open_file(path), None, &options)).unwrap();
 }
 
@@ -82,14 +76,9 @@ fn fill_tables(path: &Path, packable: bool) {
 }
 
 async fn open_image(path: &Path, l2_cache_size_bytes: Option<u64>, read_only: bool) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        read_only,
-        cache: CacheOptions {
-            l2_cache_size_bytes,
-            ..CacheOptions::default()
-        },
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .read_only(read_only)
+        .cache(CacheOptions::default().l2_cache_size_bytes(l2_cache_size_bytes));
     Qcow2::open(open_file(path), Arc::new(DenyAll), options)
         .await
         .unwrap()

@@ -22,10 +22,7 @@ const SIZE_BYTES: u64 = TABLES * (CLUSTER_BYTES / 8) * CLUSTER_BYTES;
 
 /// An image whose L2 slices cannot be packed; the first entry of each is unused.
 fn image_of_garbage(path: &Path) {
-    let options = CreateOptions {
-        size_bytes: SIZE_BYTES,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(SIZE_BYTES);
     let storage = common::open(path, Create::IfMissing);
     lane::block_on(create(storage, None, &options)).unwrap();
     let file = std::fs::File::options()
@@ -53,14 +50,9 @@ fn image_of_garbage(path: &Path) {
 }
 
 fn open_image(path: &Path, l2_cache_size_bytes: Option<u64>) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        read_only: true,
-        cache: CacheOptions {
-            l2_cache_size_bytes,
-            ..CacheOptions::default()
-        },
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .read_only(true)
+        .cache(CacheOptions::default().l2_cache_size_bytes(l2_cache_size_bytes));
     let file = common::open(path, Create::No);
     lane::block_on(Qcow2::open(file, Arc::new(DenyAll), options)).unwrap()
 }
@@ -106,18 +98,12 @@ fn sizes_follow_the_user_the_need_and_the_cleaner() {
 
     // The user changes the size.
     look_at(&image, 2000);
-    let sizes = |l2| CacheOptions {
-        l2_cache_size_bytes: Some(l2),
-        ..CacheOptions::default()
-    };
+    let sizes = |l2| CacheOptions::default().l2_cache_size_bytes(Some(l2));
     image.set_cache_sizes(&sizes(1 << 20)).unwrap();
     assert!(image.cache_usage().l2_bytes <= 1 << 20);
     look_at(&image, 2000);
     assert!(image.cache_usage().l2_bytes <= 1 << 20);
-    let wrong = CacheOptions {
-        cache_size_bytes: Some(4096),
-        ..sizes(1 << 20)
-    };
+    let wrong = (sizes(1 << 20)).cache_size_bytes(Some(4096));
     let error = image.set_cache_sizes(&wrong).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 

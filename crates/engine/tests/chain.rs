@@ -34,11 +34,9 @@ async fn open(
     below: Option<Arc<dyn BlockDevice>>,
     options: OpenOptions,
 ) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        backing: below.map_or(Backing::None, Backing::Given),
-        discard: true,
-        ..options
-    };
+    let options = options
+        .backing(below.map_or(Backing::None, Backing::Given))
+        .discard(true);
     let storage: Arc<dyn Storage> = file.clone();
     Qcow2::open(storage, Arc::new(DenyAll), options)
         .await
@@ -70,10 +68,7 @@ impl Chain {
         for (index, file) in self.files.iter().enumerate() {
             let read_only = match index + 1 == self.files.len() {
                 true => options.clone(),
-                false => OpenOptions {
-                    read_only: true,
-                    ..options.clone()
-                },
+                false => options.clone().read_only(true),
             };
             below = Some(open(file, below.take(), read_only).await);
         }
@@ -82,10 +77,7 @@ impl Chain {
 
     /// Adds an image of this size on top, with some changes in it.
     async fn add(&mut self, size_bytes: u64) {
-        let read_only = OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        };
+        let read_only = OpenOptions::default().read_only(true);
         let below = self.open_all(read_only).await;
         self.add_over(below, size_bytes).await;
     }
@@ -93,12 +85,10 @@ impl Chain {
     /// The same over what is open of the chain.
     async fn add_over(&mut self, below: Option<Arc<dyn BlockDevice>>, size_bytes: u64) {
         let bits = self.random.pick(&[9, 12, 16]);
-        let create_options = CreateOptions {
-            size_bytes,
-            cluster_size_bytes: 1 << bits,
-            extended_l2: bits == 16 && self.random.below(2) == 0,
-            ..CreateOptions::default()
-        };
+        let create_options = CreateOptions::default()
+            .size_bytes(size_bytes)
+            .cluster_size_bytes(1 << bits)
+            .extended_l2(bits == 16 && self.random.below(2) == 0);
         let file = mem();
         create(file.clone(), None, &create_options)
             .await
@@ -149,10 +139,7 @@ impl Chain {
 }
 
 fn with_index(bytes: Option<u64>) -> OpenOptions {
-    OpenOptions {
-        chain_index_size_bytes: bytes,
-        ..OpenOptions::default()
-    }
+    OpenOptions::default().chain_index_size_bytes(bytes)
 }
 
 #[test]
@@ -197,10 +184,7 @@ fn five_hundred_images_read_as_one() {
             let size = [1 << 20, (1 << 20) - 65536, 1 << 20][number % 97 % 3];
             chain.add_over(below.clone(), size).await;
             let file = chain.files.last().expect("just added").clone();
-            let read_only = OpenOptions {
-                read_only: true,
-                ..OpenOptions::default()
-            };
+            let read_only = OpenOptions::default().read_only(true);
             below = Some(open(&file, below.take(), read_only).await);
         }
         for index_bytes in [None, Some(0)] {
@@ -283,10 +267,7 @@ fn an_emptied_image_shows_its_backing_file() {
 fn a_backing_file_is_named_anew() {
     run_on_memory(async {
         let file = mem();
-        let options = CreateOptions {
-            size_bytes: 1 << 20,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size_bytes(1 << 20);
         create(file.clone(), None, &options)
             .await
             .expect("an image");

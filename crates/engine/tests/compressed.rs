@@ -55,15 +55,10 @@ fn image(dir: &Path, bytes: &[u8], options: &str) -> PathBuf {
 }
 
 async fn open(path: &Path, options: OpenOptions) -> Arc<Qcow2> {
-    let direct = FileOptions {
-        direct: true,
-        read_only: options.read_only,
-        ..FileOptions::default()
-    };
-    let buffered = FileOptions {
-        direct: false,
-        ..direct.clone()
-    };
+    let direct = FileOptions::default()
+        .direct(true)
+        .read_only(options.read_only);
+    let buffered = direct.clone().direct(false);
     // Not every file system has direct I/O.
     let file = FileStorage::open(path, &direct).or_else(|_| FileStorage::open(path, &buffered));
     let file = file.expect("the test's own file");
@@ -138,11 +133,9 @@ fn any_requests_see_the_source() {
             }
             let path = image(dir.path(), &bytes, &options);
             for budget in [None, Some(0), Some(3 << cluster_bits)] {
-                let options = OpenOptions {
-                    read_only: true,
-                    decompressed_cache_size_bytes: budget,
-                    ..OpenOptions::default()
-                };
+                let options = OpenOptions::default()
+                    .read_only(true)
+                    .decompressed_cache_size_bytes(budget);
                 on_lanes(&path, options, compare_at_random);
             }
         }
@@ -188,10 +181,7 @@ fn overwritten_clusters_give_their_space_away() {
         let dir = tempfile::tempdir().expect("a directory");
         let bytes = source(12 << 20, 3);
         let path = image(dir.path(), &bytes, &format!("compression_type={kind}"));
-        let options = OpenOptions {
-            discard: true,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().discard(true);
         on_lanes(&path, options, overwrite_at_random);
         let verdict = qemu_verdict(&path);
         assert_eq!(verdict.exit_code, 0, "{:?}", verdict.messages);
@@ -218,10 +208,7 @@ fn after(path: &Path, damage: fn(&mut Vec<u8>, u64)) -> Vec<Result<Buffer, Error
     let copy = path.with_file_name("damaged");
     std::fs::write(&copy, file).expect("the copy");
     lane::block_on(async {
-        let options = OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().read_only(true);
         let image = open(&copy, options).await;
         let mut results = Vec::new();
         let ranges = [
@@ -287,10 +274,7 @@ fn reads_of(image: &Qcow2, trace: &TraceStorage, requests: &[(u64, u64)]) -> Vec
 /// which its threads finish, and how many reads they take depends on that.
 async fn packed_in_order(bytes: &[u8], cluster: u64) -> Arc<TraceStorage> {
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: bytes.len() as u64,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(bytes.len() as u64);
     create(file.clone(), None, &options).await.expect("creates");
     let gate = Arc::new(DenyAll);
     let image = Qcow2::open(file.clone(), gate, OpenOptions::default()).await;
@@ -314,10 +298,7 @@ fn few_and_short_reads_are_enough() {
     // About half of it is left when compressed.
     let bytes: Vec<u8> = (0..4 << 20).map(|_| random.below(16) as u8).collect();
     let trace = lane::block_on(packed_in_order(&bytes, CLUSTER));
-    let options = OpenOptions {
-        decompressed_cache_size_bytes: Some(3 * CLUSTER),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().decompressed_cache_size_bytes(Some(3 * CLUSTER));
     let gate = Arc::new(DenyAll);
     let image = lane::block_on(Qcow2::open(trace.clone(), gate, options)).expect("opens");
     reads_of(&image, &trace, &[(60 * CLUSTER, 1)]);

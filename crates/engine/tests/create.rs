@@ -62,10 +62,7 @@ fn info(dir: &Path, name: &str) -> String {
 
 /// The default options with a size, changed.
 fn with(size_bytes: u64, change: impl FnOnce(&mut CreateOptions)) -> CreateOptions {
-    let mut options = CreateOptions {
-        size_bytes,
-        ..CreateOptions::default()
-    };
+    let mut options = CreateOptions::default().size_bytes(size_bytes);
     change(&mut options);
     options
 }
@@ -180,13 +177,11 @@ fn images_are_what_qemu_makes() {
 fn small_clusters_with_large_refcount_structures_are_consistent() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for refcount_bits in [1, 16, 64] {
-        let options = CreateOptions {
-            size_bytes: 200 * MIB,
-            cluster_size_bytes: 512,
-            refcount_bits,
-            preallocation: Preallocation::Metadata,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default()
+            .size_bytes(200 * MIB)
+            .cluster_size_bytes(512)
+            .refcount_bits(refcount_bits)
+            .preallocation(Preallocation::Metadata);
         make(dir.path(), "image", &options);
         assert_eq!(
             qemu_verdict(&dir.path().join("image")).exit_code,

@@ -23,10 +23,7 @@ async fn new_image(options: CreateOptions) -> Arc<dyn Storage> {
 }
 
 async fn open(file: &Arc<dyn Storage>, read_only: bool) -> Result<Arc<Qcow2>, Error> {
-    let options = OpenOptions {
-        read_only,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().read_only(read_only);
     Qcow2::open(file.clone(), Arc::new(DenyAll), options).await
 }
 
@@ -46,11 +43,7 @@ async fn write(image: &Qcow2, offset: u64) -> Result<Buffer, Error> {
 /// An image with one written cluster whose L2 entry is then made unaligned.
 async fn damaged() -> Arc<dyn Storage> {
     let size_bytes = 16 * CLUSTER;
-    let file = new_image(CreateOptions {
-        size_bytes,
-        ..CreateOptions::default()
-    })
-    .await;
+    let file = new_image(CreateOptions::default().size_bytes(size_bytes)).await;
     let image = open(&file, false).await.unwrap();
     write(&image, 0).await.unwrap();
     image.close().await.unwrap();
@@ -106,11 +99,7 @@ fn damage_found_while_reading_only_leaves_the_file_alone() {
 fn requests_beyond_the_end_are_refused() {
     run(async {
         let size_bytes = 3 * 512;
-        let file = new_image(CreateOptions {
-            size_bytes,
-            ..CreateOptions::default()
-        })
-        .await;
+        let file = new_image(CreateOptions::default().size_bytes(size_bytes)).await;
         let image = open(&file, false).await.unwrap();
         for offset in [1025, 1536, u64::MAX] {
             let error = write(&image, offset).await.unwrap_err();
@@ -134,11 +123,7 @@ fn requests_beyond_the_end_are_refused() {
 fn a_closed_image_refuses_changes() {
     run(async {
         let size_bytes = CLUSTER;
-        let file = new_image(CreateOptions {
-            size_bytes,
-            ..CreateOptions::default()
-        })
-        .await;
+        let file = new_image(CreateOptions::default().size_bytes(size_bytes)).await;
         let image = open(&file, false).await.unwrap();
         image.close().await.unwrap();
         assert!(write(&image, 0).await.is_err());
@@ -149,11 +134,7 @@ fn a_closed_image_refuses_changes() {
 fn clusters_of_refcount_blocks_are_never_handed_out() {
     run(async {
         let size_bytes = 16 * CLUSTER;
-        let file = new_image(CreateOptions {
-            size_bytes,
-            ..CreateOptions::default()
-        })
-        .await;
+        let file = new_image(CreateOptions::default().size_bytes(size_bytes)).await;
         let header = read_header(&file).await.unwrap();
         let table = header.refcount_table_offset.bytes();
         let entry = file.read(table, Buffers::from_iter([Buffer::zeroed(8)]));
@@ -186,11 +167,7 @@ async fn tables(file: &Arc<dyn Storage>) -> (u64, u64) {
 /// to `target`, told from the places of the L1 and L2 table.
 async fn misled(target: impl Fn(u64, u64) -> u64) -> Arc<dyn Storage> {
     let size_bytes = 16 * CLUSTER;
-    let file = new_image(CreateOptions {
-        size_bytes,
-        ..CreateOptions::default()
-    })
-    .await;
+    let file = new_image(CreateOptions::default().size_bytes(size_bytes)).await;
     let image = open(&file, false).await.unwrap();
     for cluster in 0..4 {
         write(&image, cluster * CLUSTER).await.unwrap();
@@ -207,10 +184,9 @@ fn writes_that_would_hit_metadata_are_refused_and_reported_once() {
         let file = misled(|l1, _| l1).await;
         let said: Arc<Mutex<Vec<String>>> = Arc::default();
         let sink = said.clone();
-        let options = OpenOptions {
-            messages: Messages::to(move |line| sink.lock().unwrap().push(line.to_owned())),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().messages(Messages::to(move |line| {
+            sink.lock().unwrap().push(line.to_owned())
+        }));
         let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options);
         let image = opened.await.unwrap();
         write(&image, CLUSTER).await.expect("others are fine");
@@ -236,10 +212,8 @@ fn writes_that_would_hit_metadata_are_refused_and_reported_once() {
 fn checks_that_are_switched_off_refuse_nothing() {
     run(async {
         let file = misled(|_, l2| l2).await;
-        let options = OpenOptions {
-            overlap_checks: OverlapChecks::CACHED.with(Metadata::ActiveL2, false),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .overlap_checks(OverlapChecks::CACHED.with(Metadata::ActiveL2, false));
         let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options);
         let image = opened.await.unwrap();
         let far = 4096;
@@ -253,16 +227,13 @@ fn a_table_that_a_freed_cluster_held_is_forgotten() {
     run(async {
         let size_bytes = 1 << 30;
         let cluster_size_bytes = 512;
-        let file = new_image(CreateOptions {
-            size_bytes,
-            cluster_size_bytes,
-            ..CreateOptions::default()
-        })
+        let file = new_image(
+            CreateOptions::default()
+                .size_bytes(size_bytes)
+                .cluster_size_bytes(cluster_size_bytes),
+        )
         .await;
-        let options = OpenOptions {
-            discard: true,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().discard(true);
         let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options);
         let image = opened.await.unwrap();
         // L2 tables come and go with the end of the disk; data takes their clusters.

@@ -40,35 +40,34 @@ async fn bed(random: &mut Random) -> Bed {
     };
     let size = cluster * (40 + random.below(200)) + random.below(cluster / BLOCK) * BLOCK;
     let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: size,
-        cluster_size_bytes: cluster,
-        extended_l2,
-        refcount_bits: 64,
-        lazy_refcounts: random.below(5) == 0,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(size)
+        .cluster_size_bytes(cluster)
+        .extended_l2(extended_l2)
+        .refcount_bits(64)
+        .lazy_refcounts(random.below(5) == 0);
     create(memory.clone(), None, &options).await.unwrap();
     let file = FaultStorage::new(memory.clone());
     let len = (random.below(3 * size / 1024) + 1) * BLOCK;
     let below = Arc::new(MemStorage::with_bytes(
         (0..len.min(size) / BLOCK).flat_map(behind).collect(),
     ));
-    let options = OpenOptions {
-        cache: CacheOptions {
-            l2_cache_size_bytes: Some(2048),
-            l2_cache_entry_size_bytes: Some(512),
-            ..CacheOptions::default()
-        },
-        ahead: PreallocateAhead {
-            after_clusters: random.below(100),
-            max_bytes: cluster << random.below(8),
-        },
-        backing: Backing::Given(vellum::Raw::open(below, Default::default()).unwrap()),
-        data_cache_size_bytes: [Some(0), Some(8192), Some(65536), None][random.below(4) as usize],
-        discard: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .cache(
+            CacheOptions::default()
+                .l2_cache_size_bytes(Some(2048))
+                .l2_cache_entry_size_bytes(Some(512)),
+        )
+        .ahead(
+            PreallocateAhead::default()
+                .after_clusters(random.below(100))
+                .max_bytes(cluster << random.below(8)),
+        )
+        .backing(Backing::Given(
+            vellum::Raw::open(below, Default::default()).unwrap(),
+        ))
+        .data_cache_size_bytes([Some(0), Some(8192), Some(65536), None][random.below(4) as usize])
+        .discard(true);
     let image = Qcow2::open(file.clone(), Arc::new(DenyAll), options)
         .await
         .unwrap();
@@ -123,11 +122,7 @@ async fn batch(bed: &Bed, random: &mut Random, model: &mut Model, errno: i32) {
         requests.push(Box::pin(async move {
             match choice {
                 0 => {
-                    let zero = ZeroRequest {
-                        may_unmap: true,
-                        fua,
-                        ..ZeroRequest::default()
-                    };
+                    let zero = ZeroRequest::default().may_unmap(true).fua(fua);
                     let result = image.write_zeroes(offset, len, zero).await;
                     (first, count, 0, result)
                 }
@@ -141,7 +136,9 @@ async fn batch(bed: &Bed, random: &mut Random, model: &mut Model, errno: i32) {
                 _ => {
                     let mut buffer = Buffer::zeroed(len as usize);
                     buffer.fill(fill);
-                    let result = image.write(offset, buffer, RequestFlags { fua }).await;
+                    let result = image
+                        .write(offset, buffer, RequestFlags::default().fua(fua))
+                        .await;
                     (first, count, fill, result.map(drop))
                 }
             }
@@ -197,10 +194,8 @@ async fn full_disk(seed: u64) {
         .await
         .unwrap();
     compare(&model, &seen, 0, "after the close");
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
-        ..CheckOptions::default()
-    };
+    let options = CheckOptions::default()
+        .on_finding(Some(Arc::new(|finding| println!("{}", finding.message))));
     let report = check(bed.memory.clone(), &options).await.unwrap();
     assert_eq!(
         (report.corruptions, report.check_errors, report.leaks),
@@ -237,10 +232,8 @@ async fn failing_reads(seed: u64) {
     }
     bed.image.flush().await.unwrap();
     bed.image.close().await.unwrap();
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
-        ..CheckOptions::default()
-    };
+    let options = CheckOptions::default()
+        .on_finding(Some(Arc::new(|finding| println!("{}", finding.message))));
     let report = check(bed.memory.clone(), &options).await.unwrap();
     assert_eq!((report.corruptions, report.check_errors), (0, 0));
     assert_eq!(report.leaks, 0, "clusters of {}", bed.cluster);
@@ -294,11 +287,11 @@ async fn no_failure_is_lost(seed: u64) {
         return;
     }
     let below = Arc::new(MemStorage::with_bytes(first.to_vec()));
-    let options = OpenOptions {
-        read_only: true,
-        backing: Backing::Given(vellum::Raw::open(below, Default::default()).unwrap()),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .read_only(true)
+        .backing(Backing::Given(
+            vellum::Raw::open(below, Default::default()).unwrap(),
+        ));
     let again = Qcow2::open(bed.memory.clone(), Arc::new(DenyAll), options)
         .await
         .unwrap();

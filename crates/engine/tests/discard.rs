@@ -16,19 +16,13 @@ use vellum_storage::file::{FileOptions, FileStorage};
 const MIB: u64 = 1 << 20;
 
 fn options(change: impl FnOnce(&mut OpenOptions)) -> OpenOptions {
-    let mut options = OpenOptions {
-        discard: true,
-        ..OpenOptions::default()
-    };
+    let mut options = OpenOptions::default().discard(true);
     change(&mut options);
     options
 }
 
 async fn open(path: &Path, options: OpenOptions) -> vellum::Result<Arc<Qcow2>> {
-    let file = FileOptions {
-        discard: true,
-        ..FileOptions::default()
-    };
+    let file = FileOptions::default().discard(true);
     let storage = FileStorage::open(path, &file)?;
     Qcow2::open(storage, Arc::new(DenyAll), options).await
 }

@@ -37,11 +37,9 @@ fn strike(event: Event) -> Rule {
 
 async fn empty_file() -> Arc<dyn Storage> {
     let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: SIZE_BYTES,
-        cluster_size_bytes: CLUSTER_BYTES,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(SIZE_BYTES)
+        .cluster_size_bytes(CLUSTER_BYTES);
     create(memory.clone(), None, &options).await.unwrap();
     memory
 }

@@ -252,11 +252,9 @@ async fn in_memory(bytes: &[u8]) -> Arc<dyn Storage> {
 }
 
 async fn image_in(storage: &Arc<dyn Storage>, read_only: bool) -> vellum::Result<Arc<Qcow2>> {
-    let options = OpenOptions {
-        read_only,
-        backing: Backing::None,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .read_only(read_only)
+        .backing(Backing::None);
     Qcow2::open(storage.clone(), Arc::new(DenyAll), options).await
 }
 
@@ -340,10 +338,7 @@ async fn errors_in(storage: &Arc<dyn Storage>) -> vellum::Result<Vec<String>> {
             sink.lock().unwrap().push(message.clone());
         }
     };
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(on_finding)),
-        ..CheckOptions::default()
-    };
+    let options = CheckOptions::default().on_finding(Some(Arc::new(on_finding)));
     check(storage.clone(), &options).await?;
     let found = found.lock().unwrap();
     Ok(found.clone())

@@ -20,27 +20,24 @@ const EDQUOT: i32 = 122;
 const CLUSTER_BYTES: u64 = 256 << 10;
 
 async fn make(file: &Arc<dyn Storage>, data: Option<&Arc<dyn Storage>>) {
-    let options = CreateOptions {
-        size_bytes: 64 * CLUSTER_BYTES,
-        cluster_size_bytes: CLUSTER_BYTES,
-        data_file: data.map(|_| "data".to_owned()),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(64 * CLUSTER_BYTES)
+        .cluster_size_bytes(CLUSTER_BYTES)
+        .data_file(data.map(|_| "data".to_owned()));
     let made = create(file.clone(), data.cloned(), &options).await;
     made.expect("an image");
 }
 
 async fn open(file: Arc<dyn Storage>, data: Option<Arc<dyn Storage>>) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        data_cache_size_bytes: Some(0),
-        data_file: data,
-        discard: true,
-        ahead: PreallocateAhead {
-            after_clusters: u64::MAX,
-            max_bytes: 0,
-        },
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .data_cache_size_bytes(Some(0))
+        .data_file(data)
+        .discard(true)
+        .ahead(
+            PreallocateAhead::default()
+                .after_clusters(u64::MAX)
+                .max_bytes(0),
+        );
     let opened = Qcow2::open(file, Arc::new(DenyAll), options).await;
     opened.expect("a sound image")
 }

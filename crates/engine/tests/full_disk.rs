@@ -28,10 +28,7 @@ async fn request(image: &Qcow2, random: &mut Random, model: &mut Model) {
     let (result, value) = match random.below(11) {
         0 => (image.discard(offset, len).await, 0),
         1 => {
-            let zero = ZeroRequest {
-                may_unmap: true,
-                ..ZeroRequest::default()
-            };
+            let zero = ZeroRequest::default().may_unmap(true);
             (image.write_zeroes(offset, len, zero).await, 0)
         }
         2 => (image.flush().await, 0),
@@ -61,27 +58,24 @@ async fn request(image: &Qcow2, random: &mut Random, model: &mut Model) {
 async fn scenario(seed: u64) {
     let mut random = Random(seed);
     let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: BLOCKS * CLUSTER_BYTES,
-        cluster_size_bytes: CLUSTER_BYTES,
-        refcount_bits: 64,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(BLOCKS * CLUSTER_BYTES)
+        .cluster_size_bytes(CLUSTER_BYTES)
+        .refcount_bits(64);
     create(memory.clone(), None, &options).await.unwrap();
     let file = FaultStorage::new(memory.clone());
-    let options = OpenOptions {
-        cache: CacheOptions {
-            l2_cache_size_bytes: Some(2048),
-            refcount_cache_size_bytes: Some(2048),
-            ..CacheOptions::default()
-        },
-        ahead: PreallocateAhead {
-            after_clusters: random.below(100),
-            max_bytes: CLUSTER_BYTES << random.below(8),
-        },
-        discard: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .cache(
+            CacheOptions::default()
+                .l2_cache_size_bytes(Some(2048))
+                .refcount_cache_size_bytes(Some(2048)),
+        )
+        .ahead(
+            PreallocateAhead::default()
+                .after_clusters(random.below(100))
+                .max_bytes(CLUSTER_BYTES << random.below(8)),
+        )
+        .discard(true);
     let image = Qcow2::open(file.clone(), Arc::new(DenyAll), options)
         .await
         .unwrap();
@@ -110,10 +104,8 @@ async fn scenario(seed: u64) {
         );
     }
     image.close().await.unwrap();
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
-        ..CheckOptions::default()
-    };
+    let options = CheckOptions::default()
+        .on_finding(Some(Arc::new(|finding| println!("{}", finding.message))));
     let report = check(memory, &options).await.unwrap();
     assert_eq!(
         (report.corruptions, report.check_errors, report.leaks),

@@ -29,10 +29,7 @@ async fn hammer(image: Arc<Qcow2>, lane: u64) {
         let mut running = Vec::new();
         for block in (lane..BLOCKS).step_by(LANES as usize) {
             if round % 2 == 1 && block % 5 == 0 {
-                let zero = ZeroRequest {
-                    may_unmap: true,
-                    ..ZeroRequest::default()
-                };
+                let zero = ZeroRequest::default().may_unmap(true);
                 image
                     .write_zeroes(block * BLOCK_BYTES, BLOCK_BYTES, zero)
                     .await
@@ -77,26 +74,17 @@ fn share_one_image(backend: Backend, cluster_size_bytes: u64, extended_l2: bool)
     std::fs::File::create(&path).unwrap();
     let file: Arc<dyn Storage> = FileStorage::open(&path, &FileOptions::default()).unwrap();
     let size_bytes = BLOCKS * BLOCK_BYTES;
-    let options = CreateOptions {
-        size_bytes,
-        cluster_size_bytes,
-        extended_l2,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(size_bytes)
+        .cluster_size_bytes(cluster_size_bytes)
+        .extended_l2(extended_l2);
     let opened = {
         let file = file.clone();
         on_lane(backend, move || {
             lane::block_on(async move {
                 create(file.clone(), None, &options).await.unwrap();
-                let cache = CacheOptions {
-                    l2_cache_size_bytes: Some(4096),
-                    ..CacheOptions::default()
-                };
-                let options = OpenOptions {
-                    cache,
-                    discard: true,
-                    ..OpenOptions::default()
-                };
+                let cache = CacheOptions::default().l2_cache_size_bytes(Some(4096));
+                let options = OpenOptions::default().cache(cache).discard(true);
                 Qcow2::open(file, Arc::new(DenyAll), options).await.unwrap()
             })
         })

@@ -180,19 +180,15 @@ impl Owner {
                     model[range].fill(fill);
                     let mut buffer = Buffer::zeroed((to - from) as usize);
                     buffer.fill(fill);
-                    let flags = RequestFlags {
-                        fua: random.below(20) == 0,
-                    };
+                    let flags = RequestFlags::default().fua(random.below(20) == 0);
                     let io = image.write(base + from, buffer, flags);
                     requests.push(Box::pin(async move { drop(io.await.unwrap()) }));
                 }
                 7 => {
                     model[range].fill(0);
-                    let zero = ZeroRequest {
-                        may_unmap: random.below(2) == 0,
-                        fua: random.below(8) == 0,
-                        ..ZeroRequest::default()
-                    };
+                    let zero = ZeroRequest::default()
+                        .may_unmap(random.below(2) == 0)
+                        .fua(random.below(8) == 0);
                     let io = image.write_zeroes(base + from, to - from, zero);
                     requests.push(Box::pin(async move { io.await.unwrap() }));
                 }
@@ -263,25 +259,24 @@ async fn open(path: &Path, case: &Case) -> (Arc<dyn Storage>, Arc<Qcow2>) {
             Backing::Given(vellum::Raw::open(storage, Default::default()).unwrap())
         }
     };
-    let options = OpenOptions {
-        cache: CacheOptions {
-            l2_cache_size_bytes: case.l2_cache,
-            l2_cache_entry_size_bytes: case.l2_cache.map(|_| 512),
-            ..CacheOptions::default()
-        },
-        backing,
-        ahead: case.ahead.map_or(
+    let options = OpenOptions::default()
+        .cache(
+            CacheOptions::default()
+                .l2_cache_size_bytes(case.l2_cache)
+                .l2_cache_entry_size_bytes(case.l2_cache.map(|_| 512)),
+        )
+        .backing(backing)
+        .ahead(case.ahead.map_or(
             PreallocateAhead::default(),
-            |(after_clusters, max_bytes)| PreallocateAhead {
-                after_clusters,
-                max_bytes,
+            |(after_clusters, max_bytes)| {
+                PreallocateAhead::default()
+                    .after_clusters(after_clusters)
+                    .max_bytes(max_bytes)
             },
-        ),
-        data_cache_size_bytes: case.data_cache,
-        discard: true,
-        discard_no_unref: case.no_unref,
-        ..OpenOptions::default()
-    };
+        ))
+        .data_cache_size_bytes(case.data_cache)
+        .discard(true)
+        .discard_no_unref(case.no_unref);
     let image = Qcow2::open(file.clone(), Arc::new(DenyAll), options)
         .await
         .unwrap();
@@ -306,15 +301,13 @@ fn scenario(seed: u64) {
             lane::block_on(async move {
                 let file: Arc<dyn Storage> =
                     FileStorage::open(&path, &FileOptions::default()).unwrap();
-                let options = CreateOptions {
-                    size_bytes: case.size,
-                    cluster_size_bytes: case.cluster,
-                    extended_l2: case.extended_l2,
-                    version: case.version,
-                    refcount_bits: case.refcount_bits as _,
-                    lazy_refcounts: case.lazy,
-                    ..CreateOptions::default()
-                };
+                let options = CreateOptions::default()
+                    .size_bytes(case.size)
+                    .cluster_size_bytes(case.cluster)
+                    .extended_l2(case.extended_l2)
+                    .version(case.version)
+                    .refcount_bits(case.refcount_bits as _)
+                    .lazy_refcounts(case.lazy);
                 create(file, None, &options).await.unwrap();
             })
         })
@@ -350,10 +343,8 @@ fn scenario(seed: u64) {
             lane::block_on(async move {
                 let seen = image.read(0, Buffer::for_read(size)).await.unwrap();
                 image.close().await.unwrap();
-                let options = CheckOptions {
-                    on_finding: Some(Arc::new(|finding| println!("{}", finding.message))),
-                    ..CheckOptions::default()
-                };
+                let options = CheckOptions::default()
+                    .on_finding(Some(Arc::new(|finding| println!("{}", finding.message))));
                 (seen.to_vec(), check(file, &options).await.unwrap())
             })
         })
@@ -405,10 +396,7 @@ fn a_flush_does_not_wait_for_a_lane_that_rests() {
     std::fs::File::create(&path).unwrap();
     let image = lane::block_on(async {
         let file: Arc<dyn Storage> = FileStorage::open(&path, &FileOptions::default()).unwrap();
-        let options = CreateOptions {
-            size_bytes: case.size,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size_bytes(case.size);
         create(file, None, &options).await.unwrap();
         open(&path, &case).await.1
     });

@@ -31,10 +31,7 @@ fn is_dirty(path: &std::path::Path) -> bool {
 fn write(path: &std::path::Path, lazy: Option<bool>, fill: u8, close: bool) {
     let path = path.to_owned();
     lane::block_on(async move {
-        let options = OpenOptions {
-            lazy_refcounts: lazy,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().lazy_refcounts(lazy);
         let storage = open(&path, Create::No);
         let image = Qcow2::open(storage, Arc::new(DenyAll), options)
             .await
@@ -113,11 +110,9 @@ fn old_images_refuse_lazy_refcounts() {
     for read_only in [false, true] {
         let path = path.clone();
         let error = lane::block_on(async move {
-            let options = OpenOptions {
-                lazy_refcounts: Some(true),
-                read_only,
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default()
+                .lazy_refcounts(Some(true))
+                .read_only(read_only);
             let storage = open(&path, Create::No);
             Qcow2::open(storage, Arc::new(DenyAll), options)
                 .await

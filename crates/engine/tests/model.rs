@@ -31,27 +31,22 @@ fn case(random: &mut Random) -> Case {
     let version2 = !extended_l2 && random.below(5) == 0;
     let cluster = 1 << bits;
     let size = (random.below(40) + 1) * cluster + random.below(cluster / 512) * 512;
-    let options = CreateOptions {
-        size_bytes: size,
-        cluster_size_bytes: cluster,
-        extended_l2,
-        version: if version2 { 2 } else { 3 },
-        refcount_bits: if version2 { 16 } else { 1 << random.below(7) },
-        lazy_refcounts: !version2 && random.below(4) == 0,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(size)
+        .cluster_size_bytes(cluster)
+        .extended_l2(extended_l2)
+        .version(if version2 { 2 } else { 3 })
+        .refcount_bits(if version2 { 16 } else { 1 << random.below(7) })
+        .lazy_refcounts(!version2 && random.below(4) == 0);
     let small = random.below(2) == 0;
-    let cache = CacheOptions {
-        l2_cache_size_bytes: small.then_some(1024),
-        l2_cache_entry_size_bytes: small.then_some(512),
-        ..CacheOptions::default()
-    };
+    let cache = CacheOptions::default()
+        .l2_cache_size_bytes(small.then_some(1024))
+        .l2_cache_entry_size_bytes(small.then_some(512));
     let ahead = match random.below(3) {
         0 => PreallocateAhead::default(),
-        _ => PreallocateAhead {
-            after_clusters: random.below(3),
-            max_bytes: cluster << random.below(6),
-        },
+        _ => PreallocateAhead::default()
+            .after_clusters(random.below(3))
+            .max_bytes(cluster << random.below(6)),
     };
     let backing = random_backing(random, size);
     Case {
@@ -63,13 +58,11 @@ fn case(random: &mut Random) -> Case {
 }
 
 async fn open(file: &Arc<dyn Storage>, case: &Case) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        cache: case.cache,
-        backing: backing(case.backing.as_deref()),
-        ahead: case.ahead,
-        discard: true,
-        ..Default::default()
-    };
+    let options = OpenOptions::default()
+        .cache(case.cache)
+        .backing(backing(case.backing.as_deref()))
+        .ahead(case.ahead)
+        .discard(true);
     Qcow2::open(file.clone(), Arc::new(DenyAll), options)
         .await
         .unwrap()
@@ -91,19 +84,14 @@ async fn request(image: &Qcow2, random: &mut Random, model: &mut [u8]) {
                 model[range].fill(fill);
                 let mut buffer = Buffer::zeroed(len as usize);
                 buffer.fill(fill);
-                let flags = RequestFlags {
-                    fua: random.below(8) == 0,
-                };
+                let flags = RequestFlags::default().fua(random.below(8) == 0);
                 let io = image.write(start, buffer, flags);
                 requests.push(Box::pin(async move { io.await.map(drop) })
                     as std::pin::Pin<Box<dyn Future<Output = _>>>);
             }
             3 => {
                 model[range].fill(0);
-                let zero = ZeroRequest {
-                    may_unmap: random.below(2) == 0,
-                    ..Default::default()
-                };
+                let zero = ZeroRequest::default().may_unmap(random.below(2) == 0);
                 requests.push(Box::pin(image.write_zeroes(start, len, zero)));
             }
             _ => {

@@ -238,10 +238,7 @@ fn said(
     let lines: Arc<Mutex<Vec<String>>> = Arc::default();
     let sink = lines.clone();
     let say = move |line: &str| sink.lock().unwrap().push(line.to_owned());
-    let options = OpenOptions {
-        messages: messages(Box::new(say)),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().messages(messages(Box::new(say)));
     let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(bytes));
     lane::block_on(async move {
         let image = Qcow2::open(file, Arc::new(DenyAll), options).await;

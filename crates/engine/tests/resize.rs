@@ -32,14 +32,9 @@ async fn over_sevens(path: &Path, size: &str) -> Arc<Qcow2> {
     base.truncate(3 * MIB).await.expect("longer");
     let written = base.write(0, sevens, RequestFlags::default()).await;
     drop(written.expect("written"));
-    let options = OpenOptions {
-        backing: Backing::Given(base),
-        ahead: PreallocateAhead {
-            after_clusters: 0,
-            ..PreallocateAhead::default()
-        },
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .backing(Backing::Given(base))
+        .ahead(PreallocateAhead::default().after_clusters(0));
     let storage = open(path, Create::No);
     Qcow2::open(storage, Arc::new(DenyAll), options)
         .await

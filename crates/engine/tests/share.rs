@@ -21,23 +21,19 @@ async fn image(
     backing: Arc<dyn BlockDevice>,
     read_only: bool,
 ) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        backing: Backing::Given(backing),
-        read_only,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .backing(Backing::Given(backing))
+        .read_only(read_only);
     let opened = Qcow2::open(storage.clone(), Arc::new(DenyAll), options).await;
     opened.expect("an image")
 }
 
 async fn create_over(storage: &Arc<SharingStorage>, size_bytes: u64, random: &mut Random) {
     let cluster_size_bytes = random.pick(&[512 << 10, MIB, 2 * MIB]);
-    let options = CreateOptions {
-        size_bytes,
-        cluster_size_bytes,
-        extended_l2: random.below(3) == 0,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(size_bytes)
+        .cluster_size_bytes(cluster_size_bytes)
+        .extended_l2(random.below(3) == 0);
     create(storage.clone(), None, &options)
         .await
         .expect("an image");
@@ -69,11 +65,9 @@ fn a_small_write_shares_the_rest_of_its_cluster() {
         let below: Vec<u8> = (0..8 * MIB).map(|at| (at / 512 % 251) as u8).collect();
         let raw = Raw::open(system.file(below.clone()), RawOptions::default());
         let storage = system.file(Vec::new());
-        let options = CreateOptions {
-            size_bytes: 8 * MIB,
-            cluster_size_bytes: 2 * MIB,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default()
+            .size_bytes(8 * MIB)
+            .cluster_size_bytes(2 * MIB);
         create(storage.clone(), None, &options)
             .await
             .expect("an image");
@@ -132,10 +126,7 @@ fn whole_clusters_are_written_by_sharing_them() {
         let bytes: Vec<u8> = (0..4 * MIB).map(|at| (at / 512 % 251) as u8).collect();
         let source = system.file(bytes.clone());
         let storage = system.file(Vec::new());
-        let options = CreateOptions {
-            size_bytes: 4 * MIB,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size_bytes(4 * MIB);
         create(storage.clone(), None, &options)
             .await
             .expect("an image");

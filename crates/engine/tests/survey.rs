@@ -14,22 +14,17 @@ const CLUSTER: u64 = 4096;
 
 async fn image(size_bytes: u64, extended_l2: bool) -> (Arc<dyn Storage>, Arc<Qcow2>) {
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes,
-        cluster_size_bytes: if extended_l2 { 65536 } else { CLUSTER },
-        extended_l2,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(size_bytes)
+        .cluster_size_bytes(if extended_l2 { 65536 } else { CLUSTER })
+        .extended_l2(extended_l2);
     create(file.clone(), None, &options).await.unwrap();
     let image = open(&file, CacheOptions::default()).await;
     (file, image)
 }
 
 async fn open(file: &Arc<dyn Storage>, cache: CacheOptions) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        cache,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().cache(cache);
     let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
     opened.unwrap()
 }
@@ -41,10 +36,7 @@ async fn write(image: &Qcow2, cluster: u64, count: u64, value: u8) {
 }
 
 async fn look(file: &Arc<dyn Storage>) -> Survey {
-    let options = SurveyOptions {
-        cells: 64,
-        on_progress: None,
-    };
+    let options = SurveyOptions::default().cells(64).on_progress(None);
     survey(file.clone(), &options).await.unwrap()
 }
 
@@ -151,10 +143,7 @@ fn a_cache_takes_about_what_is_told() {
         }
         image.close().await.unwrap();
         let told = look(&file).await.cache.packed_bytes;
-        let cache = CacheOptions {
-            l2_cache_size_bytes: Some(64 << 20),
-            ..CacheOptions::default()
-        };
+        let cache = CacheOptions::default().l2_cache_size_bytes(Some(64 << 20));
         let image = open(&file, cache).await;
         let mut offset = 0;
         while offset < image.size_bytes() {

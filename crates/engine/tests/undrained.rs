@@ -26,21 +26,19 @@ struct Bed {
 }
 
 async fn open(file: Arc<dyn Storage>, below: Arc<dyn Storage>) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        backing: Backing::Given(vellum::Raw::open(below, Default::default()).unwrap()),
-        discard: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .backing(Backing::Given(
+            vellum::Raw::open(below, Default::default()).unwrap(),
+        ))
+        .discard(true);
     Qcow2::open(file, Arc::new(DenyAll), options).await.unwrap()
 }
 
 async fn bed() -> Bed {
     let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: SIZE,
-        cluster_size_bytes: CLUSTER,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(SIZE)
+        .cluster_size_bytes(CLUSTER);
     create(memory.clone(), None, &options).await.unwrap();
     let file = FaultStorage::new(memory.clone());
     let behind = Arc::new(MemStorage::with_bytes(vec![7; SIZE as usize]));

@@ -32,27 +32,18 @@ fn start<T>(mut io: vellum::Io<T>) -> vellum::Io<T> {
 }
 
 fn file(folder: &tempfile::TempDir, name: &str) -> Arc<dyn Storage> {
-    let options = FileOptions {
-        create: Create::IfMissing,
-        ..FileOptions::default()
-    };
+    let options = FileOptions::default().create(Create::IfMissing);
     FileStorage::open(folder.path().join(name), &options).unwrap()
 }
 
 async fn new_image(file: &Arc<dyn Storage>) {
-    let options = CreateOptions {
-        size_bytes: 64 << 20,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(64 << 20);
     create(file.clone(), None, &options).await.unwrap();
 }
 
 /// Opens an image over `backing`, with nothing in its caches.
 async fn open(file: &Arc<dyn Storage>, backing: Backing) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        backing,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().backing(backing);
     Qcow2::open(file.clone(), Arc::new(DenyAll), options)
         .await
         .unwrap()

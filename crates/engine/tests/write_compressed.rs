@@ -20,8 +20,6 @@ use vellum_storage::MemStorage;
 use vellum_storage::file::Create;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
-const FLAGS: RequestFlags = RequestFlags { fua: false };
-
 /// Text, noise and zeroes, in stretches that end anywhere.
 fn source(len: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
@@ -45,11 +43,9 @@ fn source(len: usize, seed: u64) -> Vec<u8> {
 }
 
 async fn open_image(file: Arc<dyn Storage>, compression: CompressionOptions) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        compression,
-        discard: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .compression(compression)
+        .discard(true);
     let opened = Qcow2::open(file, Arc::new(DenyAll), options).await;
     opened.expect("an image that qemu-img or this engine made")
 }
@@ -70,7 +66,7 @@ fn write_all(path: &Path, bytes: &[u8], chunk: usize, compression: CompressionOp
         for together in chunks.chunks(7) {
             let writes = together.iter().map(|(index, chunk_bytes)| {
                 let at = (index * chunk) as u64;
-                image.write_compressed(at, Buffer::copy_of(chunk_bytes), FLAGS)
+                image.write_compressed(at, Buffer::copy_of(chunk_bytes), RequestFlags::default())
             });
             for (written, (_, chunk_bytes)) in join_all(writes).await.into_iter().zip(together) {
                 assert!(
@@ -100,18 +96,14 @@ fn qemu_reads_what_was_written() {
         (
             "cluster_size=64k",
             65536,
-            CompressionOptions {
-                level: None,
-                small_window: true,
-            },
+            CompressionOptions::default().level(None).small_window(true),
         ),
         (
             "cluster_size=16k,extended_l2=on",
             16384,
-            CompressionOptions {
-                level: Some(12),
-                small_window: false,
-            },
+            CompressionOptions::default()
+                .level(Some(12))
+                .small_window(false),
         ),
         ("cluster_size=512", 512, CompressionOptions::default()),
         (
@@ -162,10 +154,9 @@ fn no_more_room_is_taken_than_qemu_takes() {
     std::fs::write(dir.path().join("source"), &bytes).expect("a file");
     // The levels are those that make as much of it as QEMU's.
     for (kind, level) in [("zlib", 6), ("zstd", 3)] {
-        let compression = CompressionOptions {
-            level: Some(level),
-            small_window: false,
-        };
+        let compression = CompressionOptions::default()
+            .level(Some(level))
+            .small_window(false);
         let options = format!("compression_type={kind}");
         let words = ["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &options];
         let words = [&words[..], &["source", "theirs"]].concat();
@@ -253,15 +244,18 @@ async fn change_at_random(image: Arc<Qcow2>, cluster: u64, count: u64, seed: u64
                 let at = first * cluster;
                 let mut buffer = Buffer::zeroed(cluster as usize);
                 buffer.fill(value);
-                let zero = ZeroRequest {
-                    may_unmap: true,
-                    ..ZeroRequest::default()
-                };
+                let zero = ZeroRequest::default().may_unmap(true);
                 let changed = match kind {
                     0 => image.discard(at, cluster).await,
                     1 => image.write_zeroes(at, cluster, zero).await,
-                    2..=3 => image.write(at, buffer, FLAGS).await.map(drop),
-                    _ => image.write_compressed(at, buffer, FLAGS).await.map(drop),
+                    2..=3 => image
+                        .write(at, buffer, RequestFlags::default())
+                        .await
+                        .map(drop),
+                    _ => image
+                        .write_compressed(at, buffer, RequestFlags::default())
+                        .await
+                        .map(drop),
                 };
                 changed.expect("changes");
             });
@@ -317,11 +311,9 @@ fn clusters_are_replaced_again_and_again() {
 fn what_fails_gives_its_place_back() {
     lane::block_on(async {
         let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
-        let options = CreateOptions {
-            size_bytes: 1 << 20,
-            cluster_size_bytes: 4096,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default()
+            .size_bytes(1 << 20)
+            .cluster_size_bytes(4096);
         create(memory.clone(), None, &options)
             .await
             .expect("memory takes all");
@@ -332,7 +324,9 @@ fn what_fails_gives_its_place_back() {
             buffer.fill(value);
             buffer
         };
-        let first = image.write_compressed(0, buffer(1), FLAGS).await;
+        let first = image
+            .write_compressed(0, buffer(1), RequestFlags::default())
+            .await;
         first.expect("nothing fails yet");
         image.flush().await.expect("nothing fails yet");
         file.fail(
@@ -341,10 +335,14 @@ fn what_fails_gives_its_place_back() {
             Times::Once,
             libc_eio(),
         );
-        let second = image.write_compressed(8192, buffer(2), FLAGS).await;
+        let second = image
+            .write_compressed(8192, buffer(2), RequestFlags::default())
+            .await;
         assert_eq!(second.unwrap_err().errno(), libc_eio());
         // What was written before, in the same sector, is still there; and so is room.
-        let third = image.write_compressed(16384, buffer(3), FLAGS).await;
+        let third = image
+            .write_compressed(16384, buffer(3), RequestFlags::default())
+            .await;
         third.expect("the fault has struck");
         image.close().await.expect("closes");
         let report = check(memory.clone(), &CheckOptions::default())
@@ -367,46 +365,41 @@ fn libc_eio() -> i32 {
 fn what_cannot_be_compressed_is_refused() {
     lane::block_on(async {
         let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
-        let options = CreateOptions {
-            size_bytes: 1 << 20,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size_bytes(1 << 20);
         create(memory.clone(), None, &options)
             .await
             .expect("memory takes all");
         let image = open_image(memory, CompressionOptions::default()).await;
         for (at, len) in [(512, 65536), (0, 512), (65536, 65537)] {
-            let refused = image.write_compressed(at, Buffer::zeroed(len), FLAGS).await;
+            let refused = image
+                .write_compressed(at, Buffer::zeroed(len), RequestFlags::default())
+                .await;
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
         }
         let refused = image
-            .write_compressed(1 << 20, Buffer::zeroed(65536), FLAGS)
+            .write_compressed(1 << 20, Buffer::zeroed(65536), RequestFlags::default())
             .await;
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfRange);
 
         let data: Arc<dyn Storage> = Arc::new(MemStorage::new());
         let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
-        let options = CreateOptions {
-            data_file: Some("data".into()),
-            ..options
-        };
+        let options = options.data_file(Some("data".into()));
         let created = create(memory.clone(), Some(data.clone()), &options).await;
         created.expect("memory takes all");
-        let options = OpenOptions {
-            data_file: Some(data),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().data_file(Some(data));
         let image = Qcow2::open(memory, Arc::new(DenyAll), options)
             .await
             .expect("opens");
         let refused = image
-            .write_compressed(0, Buffer::zeroed(65536), FLAGS)
+            .write_compressed(0, Buffer::zeroed(65536), RequestFlags::default())
             .await;
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
 
         let bytes: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(vec![0; 65536]));
         let raw = Raw::open(bytes, RawOptions::default()).expect("opens");
-        let refused = raw.write_compressed(0, Buffer::zeroed(65536), FLAGS).await;
+        let refused = raw
+            .write_compressed(0, Buffer::zeroed(65536), RequestFlags::default())
+            .await;
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
     });
 }

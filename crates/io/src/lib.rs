@@ -22,6 +22,7 @@ pub mod io;
 pub mod lane;
 mod pool;
 pub mod program;
+mod setters;
 #[doc(hidden)]
 pub mod sync;
 mod sys;

@@ -102,7 +102,7 @@ impl std::error::Error for CommitError {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// lane::block_on(async {
 ///     let (base_file, top_file) = (Arc::new(MemStorage::new()), Arc::new(MemStorage::new()));
-///     let options = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
+///     let options = CreateOptions::default().size_bytes(1 << 20);
 ///     create(base_file.clone(), None, &options).await?;
 ///     create(top_file.clone(), None, &options).await?;
 ///
@@ -110,7 +110,7 @@ impl std::error::Error for CommitError {
 ///     let gate = Arc::new(DenyAll);
 ///     let base = Qcow2::open(base_file, gate.clone(), OpenOptions::default()).await?;
 ///     let base: Arc<dyn BlockDevice> = base;
-///     let over = OpenOptions { backing: Backing::Given(base.clone()), ..OpenOptions::default() };
+///     let over = OpenOptions::default().backing(Backing::Given(base.clone()));
 ///     let top: Arc<dyn BlockDevice> = Qcow2::open(top_file, gate, over).await?;
 ///     top.write(4096, Buffer::copy_of(&[7; 512]), RequestFlags::default()).await?;
 ///

@@ -391,10 +391,7 @@ impl Shared<'_> {
         offset_bytes: u64,
         len_bytes: u64,
     ) -> impl Future<Output = Result<(), CopyError>> + use<> {
-        let request = ZeroRequest {
-            may_unmap: true,
-            ..ZeroRequest::default()
-        };
+        let request = ZeroRequest::default().may_unmap(true);
         let target = &self.target;
         let io = match self.options.laid_out_in_order {
             true => target.write_zeroes_in_order(offset_bytes, len_bytes, request),

@@ -47,9 +47,9 @@ pub struct RebaseOptions {
 ///     let below = Arc::new(MemStorage::with_bytes(vec![7; 1 << 20]));
 ///     let old: Arc<dyn BlockDevice> = Raw::open(below, RawOptions::default())?;
 ///     let file = Arc::new(MemStorage::new());
-///     let options = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
+///     let options = CreateOptions::default().size_bytes(1 << 20);
 ///     create(file.clone(), None, &options).await?;
-///     let over = OpenOptions { backing: Backing::Given(old.clone()), ..OpenOptions::default() };
+///     let over = OpenOptions::default().backing(Backing::Given(old.clone()));
 ///     let image = Qcow2::open(file.clone(), Arc::new(DenyAll), over).await?;
 ///
 ///     // Make the image stand alone: first the bytes, then the name in its header.

@@ -37,15 +37,9 @@ impl Storage for Recording {
 }
 
 async fn image(file: Arc<dyn Storage>, backing: Backing) -> Arc<dyn BlockDevice> {
-    let options = CreateOptions {
-        size_bytes: (CLUSTERS * CLUSTER) as u64,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes((CLUSTERS * CLUSTER) as u64);
     create(file.clone(), None, &options).await.unwrap();
-    let options = OpenOptions {
-        backing,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().backing(backing);
     Qcow2::open(file, Arc::new(DenyAll), options).await.unwrap()
 }
 

@@ -134,11 +134,9 @@ fn copied(cluster_bits: u32, compress: bool, seed: u64) -> Vec<u8> {
     let created = file.clone();
     block_on(async move {
         let cluster = 1 << cluster_bits;
-        let options = CreateOptions {
-            size_bytes: SIZE_BYTES as u64,
-            cluster_size_bytes: cluster,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default()
+            .size_bytes(SIZE_BYTES as u64)
+            .cluster_size_bytes(cluster);
         create(created.clone(), None, &options).await.unwrap();
         let source = Shuffled::new(Arc::new(MemStorage::with_bytes(content())), seed);
         let source: Arc<dyn BlockDevice> = Raw::open(source, Default::default()).unwrap();

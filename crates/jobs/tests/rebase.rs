@@ -21,19 +21,13 @@ fn raw(bytes: Vec<u8>) -> Arc<dyn BlockDevice> {
 }
 
 async fn open(file: Arc<MemStorage>, backing: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-    let options = OpenOptions {
-        backing: Backing::Given(backing.clone()),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().backing(Backing::Given(backing.clone()));
     Qcow2::open(file, Arc::new(DenyAll), options).await.unwrap()
 }
 
 async fn overlay(old: &Arc<dyn BlockDevice>) -> (Arc<MemStorage>, Arc<dyn BlockDevice>) {
     let file = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: old.size_bytes(),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(old.size_bytes());
     create(file.clone(), None, &options).await.unwrap();
     let image = open(file.clone(), old).await;
     (file, image)

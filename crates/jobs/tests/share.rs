@@ -17,15 +17,9 @@ async fn overlay(
     storage: Arc<SharingStorage>,
     base: &Arc<dyn BlockDevice>,
 ) -> Arc<dyn BlockDevice> {
-    let options = CreateOptions {
-        size_bytes: 8 * MIB,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(8 * MIB);
     create(storage.clone(), None, &options).await.unwrap();
-    let options = OpenOptions {
-        backing: Backing::Given(base.clone()),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().backing(Backing::Given(base.clone()));
     let opened = Qcow2::open(storage, Arc::new(DenyAll), options).await;
     opened.unwrap()
 }
@@ -76,10 +70,7 @@ fn blocks_are_shared_and_not_copied() {
 
             let system = Sharing::granting(granted);
             let file = system.file(Vec::new());
-            let options = CreateOptions {
-                size_bytes: 8 * MIB,
-                ..CreateOptions::default()
-            };
+            let options = CreateOptions::default().size_bytes(8 * MIB);
             create(file.clone(), None, &options).await.unwrap();
             let base = Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default());
             committed(base.await.unwrap(), system.file(Vec::new())).await;

@@ -161,10 +161,7 @@ pub(crate) fn add(
     world.block_on(async move {
         let failed = |error| Failure::error(FailureKind::Setup, "add a bitmap", &error);
         let device = inside.open(&*subject, &options).await?;
-        let new = BitmapOptions {
-            granularity_bytes: Some(1 << bits),
-            ..BitmapOptions::default()
-        };
+        let new = BitmapOptions::default().granularity_bytes(Some(1 << bits));
         if let Some(image) = device.as_qcow2() {
             image.bitmaps().add(FIRST, new).await.map_err(failed)?;
         }
@@ -242,11 +239,9 @@ async fn apply(
         BitmapChange::Enable => bitmaps.enable(FIRST).await,
         BitmapChange::Second if has_second => bitmaps.remove(SECOND).await,
         BitmapChange::Second => {
-            let new = BitmapOptions {
-                granularity_bytes: Some(1 << bits),
-                disabled: true,
-                ..BitmapOptions::default()
-            };
+            let new = BitmapOptions::default()
+                .granularity_bytes(Some(1 << bits))
+                .disabled(true);
             bitmaps.add(SECOND, new).await?;
             let first = bitmaps.read(FIRST).await?;
             bitmaps.merge(SECOND, vec![first]).await

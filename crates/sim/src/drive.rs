@@ -289,16 +289,16 @@ async fn amend(
 ) -> Result<(), Failure> {
     let name_len = amendment.data_file_name_len;
     let is_external = guest.options.data_file != DataFile::Inside;
-    let options = AmendOptions {
-        version: amendment.version,
-        refcount_bits: amendment.refcount_order.map(|order| 1 << order),
-        lazy_refcounts: amendment.lazy_refcounts,
-        data_file: name_len
-            .filter(|_| is_external)
-            .map(|len| "d".repeat(len as usize)),
-        data_file_raw: (amendment.not_raw && is_external).then_some(false),
-        ..AmendOptions::default()
-    };
+    let options = AmendOptions::default()
+        .version(amendment.version)
+        .refcount_bits(amendment.refcount_order.map(|order| 1 << order))
+        .lazy_refcounts(amendment.lazy_refcounts)
+        .data_file(
+            name_len
+                .filter(|_| is_external)
+                .map(|len| "d".repeat(len as usize)),
+        )
+        .data_file_raw((amendment.not_raw && is_external).then_some(false));
     if let Some(image) = device.as_qcow2()
         && let Err(error) = image.amend(options, None).await
         && !matches!(
@@ -423,7 +423,7 @@ pub(crate) async fn perform(
                 .model
                 .borrow_mut()
                 .begin(Effect::Write(id), offset..offset + len);
-            let flags = RequestFlags { fua };
+            let flags = RequestFlags::default().fua(fua);
             let written = match op {
                 Op::WriteCompressed { .. } => device.write_compressed(offset, buffer, flags),
                 _ => device.write(offset, buffer, flags),
@@ -440,11 +440,10 @@ pub(crate) async fn perform(
                 .model
                 .borrow_mut()
                 .begin(Effect::Zeroes, offset..offset + len);
-            let request = ZeroRequest {
-                may_unmap: unmap,
-                fua,
-                no_fallback: false,
-            };
+            let request = ZeroRequest::default()
+                .may_unmap(unmap)
+                .fua(fua)
+                .no_fallback(false);
             let zeroed = device.write_zeroes(offset, len, request).await;
             end_change(&guest, op, ticket, zeroed, fua)?;
         }

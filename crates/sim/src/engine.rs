@@ -42,55 +42,48 @@ fn create_options(options: &ImageOptions) -> CreateOptions {
         Backing::Raw(_) => Some("raw"),
         Backing::Qcow2 { .. } => Some("qcow2"),
     };
-    CreateOptions {
-        size_bytes: options.size_bytes,
-        version: options.version,
-        cluster_size_bytes: 1 << options.cluster_bits,
-        refcount_bits: 1 << options.refcount_order,
-        extended_l2: options.extended_l2,
-        lazy_refcounts: options.lazy_refcounts,
-        backing_file: backing.map(|_| "backing".to_owned()),
-        backing_format: backing.map(str::to_owned),
-        data_file: (options.data_file != DataFile::Inside).then(|| "data".to_owned()),
-        data_file_raw: options.data_file == DataFile::ExternalRaw,
-        encryption: options.encrypted.then(encryption),
-        ..CreateOptions::default()
-    }
+    CreateOptions::default()
+        .size_bytes(options.size_bytes)
+        .version(options.version)
+        .cluster_size_bytes(1 << options.cluster_bits)
+        .refcount_bits(1 << options.refcount_order)
+        .extended_l2(options.extended_l2)
+        .lazy_refcounts(options.lazy_refcounts)
+        .backing_file(backing.map(|_| "backing".to_owned()))
+        .backing_format(backing.map(str::to_owned))
+        .data_file((options.data_file != DataFile::Inside).then(|| "data".to_owned()))
+        .data_file_raw(options.data_file == DataFile::ExternalRaw)
+        .encryption(options.encrypted.then(encryption))
 }
 
 fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
-    let smallest = CacheOptions {
-        l2_cache_size_bytes: Some(1),
-        refcount_cache_size_bytes: Some(1),
-        l2_cache_entry_size_bytes: Some(512),
-        ..CacheOptions::default()
-    };
-    OpenOptions {
-        cache: if options.tiny_cache {
+    let smallest = CacheOptions::default()
+        .l2_cache_size_bytes(Some(1))
+        .refcount_cache_size_bytes(Some(1))
+        .l2_cache_entry_size_bytes(Some(512));
+    OpenOptions::default()
+        .cache(if options.tiny_cache {
             smallest
         } else {
             CacheOptions::default()
-        },
-        backing: match &files.backing {
+        })
+        .backing(match &files.backing {
             Some(device) => OpenBacking::Given(device.clone()),
             None => OpenBacking::None,
-        },
-        data_file: files.data.clone(),
-        ahead: if options.eager {
-            PreallocateAhead {
-                after_clusters: 0,
-                max_bytes: 8 << options.cluster_bits,
-            }
+        })
+        .data_file(files.data.clone())
+        .ahead(if options.eager {
+            PreallocateAhead::default()
+                .after_clusters(0)
+                .max_bytes(8 << options.cluster_bits)
         } else {
             PreallocateAhead::default()
-        },
-        bitmap_step_bytes: Some(1024),
-        discard: true,
-        discard_no_unref: options.discard_no_unref,
-        pass_discard_other: true,
-        passphrase: options.encrypted.then(|| Passphrase::from(PASSPHRASE)),
-        ..OpenOptions::default()
-    }
+        })
+        .bitmap_step_bytes(Some(1024))
+        .discard(true)
+        .discard_no_unref(options.discard_no_unref)
+        .pass_discard_other(true)
+        .passphrase(options.encrypted.then(|| Passphrase::from(PASSPHRASE)))
 }
 
 impl Subject for Engine {
@@ -108,10 +101,7 @@ impl Subject for Engine {
     }
 
     fn open_backing(&self, files: Files, options: &ImageOptions) -> Io<Arc<dyn BlockDevice>> {
-        let options = OpenOptions {
-            read_only: true,
-            ..open_options(&files, options)
-        };
+        let options = (open_options(&files, options)).read_only(true);
         Io::boxed(async move {
             let image = Qcow2::open(files.image, Arc::new(DenyAll), options).await?;
             Ok(image as Arc<dyn BlockDevice>)
@@ -130,15 +120,12 @@ impl Subject for Engine {
 async fn check_or_repair(files: Files, fix: Option<Fix>) -> vellum::Result<Findings> {
     let messages = Arc::new(Mutex::new(Vec::new()));
     let sink = messages.clone();
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(move |finding| {
-            if finding.kind != FindingKind::Leak {
-                let mut sink = sink.lock();
-                sink.push(finding.message.clone());
-            }
-        })),
-        ..CheckOptions::default()
-    };
+    let options = CheckOptions::default().on_finding(Some(Arc::new(move |finding| {
+        if finding.kind != FindingKind::Leak {
+            let mut sink = sink.lock();
+            sink.push(finding.message.clone());
+        }
+    })));
     let report = match fix {
         None => check(files.image, &options).await?,
         Some(fix) => repair(files.image, fix, &options).await?,

@@ -160,10 +160,7 @@ impl Plugged {
         let device = match options.backing {
             Backing::None => return Ok(None),
             Backing::Raw(_) => {
-                let options = RawOptions {
-                    read_only,
-                    ..RawOptions::default()
-                };
+                let options = RawOptions::default().read_only(read_only);
                 Raw::open(storage, options)?
             }
             Backing::Qcow2 {

@@ -58,10 +58,7 @@ fn source(rng: &mut Rng) -> Pages {
 
 fn device(pages: &Pages) -> Arc<dyn BlockDevice> {
     let storage = Disk::new(Mode::Instant).add_file("source", pages.clone(), Traits::default());
-    let options = RawOptions {
-        read_only: true,
-        ..RawOptions::default()
-    };
+    let options = RawOptions::default().read_only(true);
     Raw::open(storage, options).expect("a raw device")
 }
 
@@ -69,10 +66,7 @@ async fn open(target: Target, storage: Arc<dyn Storage>) -> Arc<dyn BlockDevice>
     match target {
         Target::Raw => Raw::open(storage, RawOptions::default()).expect("a raw device"),
         Target::Qcow2 { .. } => {
-            let options = OpenOptions {
-                discard: true,
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default().discard(true);
             let image = Qcow2::open(storage, Arc::new(DenyAll), options).await;
             image.expect("the target opens")
         }
@@ -88,11 +82,9 @@ fn new_target(target: Target) -> Pages {
         match target {
             Target::Raw => storage.truncate(SIZE_BYTES).await,
             Target::Qcow2 { cluster_bits, .. } => {
-                let options = CreateOptions {
-                    size_bytes: SIZE_BYTES,
-                    cluster_size_bytes: 1 << cluster_bits,
-                    ..CreateOptions::default()
-                };
+                let options = CreateOptions::default()
+                    .size_bytes(SIZE_BYTES)
+                    .cluster_size_bytes(1 << cluster_bits);
                 create(storage, None, &options).await
             }
         }

@@ -89,11 +89,9 @@ fn main() -> Result<()> {
         backend: arguments.backend,
         ..LaneOptions::default()
     })?;
-    let options = FileOptions {
-        read_only: true,
-        direct: arguments.direct,
-        ..FileOptions::default()
-    };
+    let options = FileOptions::default()
+        .read_only(true)
+        .direct(arguments.direct);
     let file = FileStorage::open(&arguments.path, &options)?;
     let blocks = file.len_bytes()? / arguments.block_bytes;
     let (start, cpu) = (Instant::now(), cpu_time());

@@ -59,11 +59,9 @@ impl Drop for Mounted {
 }
 
 fn open(path: &Path, direct: bool) -> Arc<FileStorage> {
-    let options = FileOptions {
-        direct,
-        create: Create::IfMissing,
-        ..FileOptions::default()
-    };
+    let options = FileOptions::default()
+        .direct(direct)
+        .create(Create::IfMissing);
     FileStorage::open(path, &options).unwrap()
 }
 

@@ -20,11 +20,7 @@ fn options() -> FileOptions {
 }
 
 fn create(folder: &TempDir, direct: bool) -> Arc<FileStorage> {
-    let options = FileOptions {
-        create: Create::Truncate,
-        direct,
-        ..options()
-    };
+    let options = options().create(Create::Truncate).direct(direct);
     FileStorage::open(folder.path().join("file"), &options).unwrap()
 }
 
@@ -57,18 +53,12 @@ fn what_cannot_be_opened_says_why() {
     );
     assert_eq!(error.message(), expected);
 
-    let read_only = FileOptions {
-        read_only: true,
-        ..options()
-    };
+    let read_only = options().read_only(true);
     let error = FileStorage::open(folder.path(), &read_only).unwrap_err();
     assert!(error.message().contains("to be a regular file"), "{error}");
 
     std::fs::write(folder.path().join("file"), b"x").unwrap();
-    let device = FileOptions {
-        kind: FileKind::Device,
-        ..options()
-    };
+    let device = options().kind(FileKind::Device);
     let error = FileStorage::open(folder.path().join("file"), &device).unwrap_err();
     assert!(
         error
@@ -88,16 +78,7 @@ fn what_cannot_be_opened_says_why() {
 fn a_file_is_made_emptied_or_kept_as_told() {
     let folder = folder();
     let path = folder.path().join("file");
-    let make = |create| {
-        FileStorage::open(
-            &path,
-            &FileOptions {
-                create,
-                ..options()
-            },
-        )
-        .unwrap()
-    };
+    let make = |create| FileStorage::open(&path, &options().create(create)).unwrap();
     make(Create::IfMissing);
     std::fs::write(&path, b"content").unwrap();
     assert_eq!(make(Create::IfMissing).len_bytes().unwrap(), 7);
@@ -108,10 +89,7 @@ fn a_file_is_made_emptied_or_kept_as_told() {
 fn read_only_files_refuse_changes() {
     let folder = folder();
     std::fs::write(folder.path().join("file"), [1; 512]).unwrap();
-    let options = FileOptions {
-        read_only: true,
-        ..options()
-    };
+    let options = options().read_only(true);
     let file = FileStorage::open(folder.path().join("file"), &options).unwrap();
     assert!(file.capabilities().read_only);
     block_on(async {
@@ -139,11 +117,7 @@ fn direct_reads_reach_an_end_that_is_not_aligned() {
     for len in [1, 511, 513, 4095, 5000, 70_001] {
         let bytes: Vec<u8> = (0..len).map(|at| at as u8 | 1).collect();
         std::fs::write(folder.path().join("file"), &bytes).unwrap();
-        let options = FileOptions {
-            direct: true,
-            read_only: true,
-            ..options()
-        };
+        let options = options().direct(true).read_only(true);
         let file = FileStorage::open(folder.path().join("file"), &options).unwrap();
         block_on(async {
             let mut expected = bytes.clone();
@@ -201,10 +175,7 @@ fn zeroes_and_discards_are_holes_on_disk() {
 fn discards_can_be_ignored() {
     let folder = folder();
     std::fs::write(folder.path().join("file"), [1; 8192]).unwrap();
-    let options = FileOptions {
-        discard: false,
-        ..options()
-    };
+    let options = options().discard(false);
     let file = FileStorage::open(folder.path().join("file"), &options).unwrap();
     assert!(!file.capabilities().can_punch);
     block_on(async {
@@ -247,11 +218,7 @@ fn block_devices() {
         return;
     };
     for direct in [true, false] {
-        let options = FileOptions {
-            direct,
-            kind: FileKind::Device,
-            ..options()
-        };
+        let options = options().direct(direct).kind(FileKind::Device);
         let file = FileStorage::open(&device.0, &options).unwrap();
         let capabilities = file.capabilities();
         assert!(file.is_device() && !capabilities.growable && !capabilities.has_zero_init);

@@ -20,11 +20,9 @@ fn open(path: &Path, permissions: Permissions) -> Result<std::sync::Arc<FileStor
     let read_only = !permissions.used.contains(PermissionSet::WRITE);
     FileStorage::open(
         path,
-        &FileOptions {
-            read_only,
-            locks: Locks::Of(permissions),
-            ..FileOptions::default()
-        },
+        &FileOptions::default()
+            .read_only(read_only)
+            .locks(Locks::Of(permissions)),
     )
 }
 

@@ -92,10 +92,7 @@ async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
         let message = "neither a regular file nor a block device";
         return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
     }
-    let options = FileOptions {
-        read_only: true,
-        ..FileOptions::default()
-    };
+    let options = FileOptions::default().read_only(true);
     let storage: Arc<dyn Storage> = FileStorage::open(path, &options)?;
     audit(storage, &arguments.policy).await
 }

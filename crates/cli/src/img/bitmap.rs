@@ -239,12 +239,10 @@ async fn act(
 }
 
 fn new_bitmap(granularity_bytes: u64) -> BitmapOptions {
-    BitmapOptions {
+    BitmapOptions::default()
         // QEMU keeps 32 bits of it.
-        granularity_bytes: (granularity_bytes > 0).then_some(granularity_bytes & 0xffff_ffff),
-        node_name: Some(NODE_NAME.to_owned()),
-        ..BitmapOptions::default()
-    }
+        .granularity_bytes((granularity_bytes > 0).then_some(granularity_bytes & 0xffff_ffff))
+        .node_name(Some(NODE_NAME.to_owned()))
 }
 
 async fn merge(bitmaps: &Bitmaps, name: &str, other: &Bitmaps, from: &str) -> Result<(), String> {

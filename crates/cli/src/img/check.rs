@@ -166,10 +166,9 @@ async fn run_once(
             progress.show(done, total);
         }
     };
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(print_finding)),
-        on_progress: Some(Arc::new(on_progress)),
-    };
+    let options = CheckOptions::default()
+        .on_finding(Some(Arc::new(print_finding)))
+        .on_progress(Some(Arc::new(on_progress)));
     let result = match fix {
         None => check(storage.clone(), &options).await,
         Some(fix) => repair(storage.clone(), fix, &options).await,

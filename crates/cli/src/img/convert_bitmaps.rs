@@ -73,11 +73,9 @@ pub(super) async fn copy(
             let text = error_text(&error);
             Failure::Message(format!("Failed to {what} bitmap {name}: {text}"))
         };
-        let options = BitmapOptions {
-            granularity_bytes: Some(bitmap.granularity_bytes),
-            disabled: !bitmap.auto,
-            ..BitmapOptions::default()
-        };
+        let options = BitmapOptions::default()
+            .granularity_bytes(Some(bitmap.granularity_bytes))
+            .disabled(!bitmap.auto);
         let added = to.bitmaps().add(name, options).await;
         added.map_err(|error| told("create", error))?;
         let populated = match from.bitmaps().read(name).await {

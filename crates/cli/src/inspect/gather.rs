@@ -196,18 +196,16 @@ async fn look_inside(
     let checked = match arguments.no_check {
         true => None,
         false => {
-            let options = CheckOptions {
-                on_finding: None,
-                on_progress: Some(shown_in(progress)),
-            };
+            let options = CheckOptions::default()
+                .on_finding(None)
+                .on_progress(Some(shown_in(progress)));
             let checked = check(file.clone(), &options).await;
             Some(checked.map_err(|error| report::error_text(&error)))
         }
     };
-    let options = SurveyOptions {
-        cells: CELLS,
-        on_progress: Some(shown_in(progress)),
-    };
+    let options = SurveyOptions::default()
+        .cells(CELLS)
+        .on_progress(Some(shown_in(progress)));
     Ok(Qcow2Facts {
         info,
         survey: survey(file, &options).await?,

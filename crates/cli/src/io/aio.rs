@@ -148,15 +148,14 @@ impl Request {
         match self.content {
             Content::Data(buffer) => {
                 image
-                    .write(self.offset_bytes, buffer, RequestFlags { fua })
+                    .write(self.offset_bytes, buffer, RequestFlags::default().fua(fua))
                     .await
             }
             Content::Zeroes { may_unmap } => {
-                let request = ZeroRequest {
-                    may_unmap,
-                    no_fallback: false,
-                    fua,
-                };
+                let request = ZeroRequest::default()
+                    .may_unmap(may_unmap)
+                    .no_fallback(false)
+                    .fua(fua);
                 image
                     .write_zeroes(self.offset_bytes, self.len_bytes, request)
                     .await

@@ -173,15 +173,14 @@ async fn request_write(
         return image.write_compressed(offset_bytes, buffer).await;
     }
     if words.has('z') {
-        let request = ZeroRequest {
-            may_unmap: words.has('u'),
-            no_fallback: words.has('n'),
-            fua,
-        };
+        let request = ZeroRequest::default()
+            .may_unmap(words.has('u'))
+            .no_fallback(words.has('n'))
+            .fua(fua);
         return image.write_zeroes(offset_bytes, len_bytes, request).await;
     }
     image
-        .write(offset_bytes, buffer, RequestFlags { fua })
+        .write(offset_bytes, buffer, RequestFlags::default().fua(fua))
         .await
 }
 
@@ -211,9 +210,7 @@ pub async fn writev(image: &Image, words: &Words, misalign: bool) -> Outcome {
     let (offset, lengths) = words.offset_and_lengths()?;
     let len = lengths.iter().sum();
     let buffer = arguments::filled(len, pattern, misalign)?;
-    let flags = RequestFlags {
-        fua: words.has('f'),
-    };
+    let flags = RequestFlags::default().fua(words.has('f'));
     let started = Instant::now();
     let result = image.write(offset, buffer, flags).await;
     result.map_err(|error| failed("writev", &error))?;

@@ -58,12 +58,10 @@ fn look(path: &str) -> Option<ImageInfo> {
     if !std::fs::metadata(path).ok()?.is_file() {
         return None;
     }
-    let options = FileOptions {
-        read_only: true,
+    let options = FileOptions::default()
+        .read_only(true)
         // A completion disturbs nobody, and what it reads is only shown.
-        locks: Locks::Unlocked,
-        ..FileOptions::default()
-    };
+        .locks(Locks::Unlocked);
     lane::block_on(async {
         let storage = FileStorage::open(path, &options).ok()?;
         ImageInfo::read(storage).await.ok()

@@ -223,15 +223,14 @@ impl Audit<'_> {
     async fn check(&mut self, header: &Header) -> Result<()> {
         let told = Arc::new(Mutex::new(Vec::new()));
         let sink = told.clone();
-        let options = CheckOptions {
-            on_finding: Some(Arc::new(move |finding| {
+        let options = CheckOptions::default()
+            .on_finding(Some(Arc::new(move |finding| {
                 let mut told = sink.lock();
                 if finding.kind != FindingKind::Leak && told.len() < MAX_TOLD {
                     told.push(finding.message.clone());
                 }
-            })),
-            on_progress: None,
-        };
+            })))
+            .on_progress(None);
         let work = self.in_time(check(self.storage.clone(), &options)).await;
         let told = std::mem::take(&mut *told.lock());
         for message in told {

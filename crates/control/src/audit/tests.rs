@@ -10,10 +10,7 @@ use super::*;
 
 fn qcow2(options: CreateOptions) -> Vec<u8> {
     let storage = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: 1 << 20,
-        ..options
-    };
+    let options = options.size_bytes(1 << 20);
     let made = lane::block_on(create(storage.clone(), None, &options));
     made.expect("an image");
     storage.snapshot()
@@ -24,11 +21,11 @@ fn plain() -> Vec<u8> {
 }
 
 fn with_backing(name: &str, format: Option<&str>) -> Vec<u8> {
-    qcow2(CreateOptions {
-        backing_file: Some(name.to_owned()),
-        backing_format: format.map(str::to_owned),
-        ..CreateOptions::default()
-    })
+    qcow2(
+        CreateOptions::default()
+            .backing_file(Some(name.to_owned()))
+            .backing_format(format.map(str::to_owned)),
+    )
 }
 
 fn look(bytes: Vec<u8>, policy: &Policy) -> Report {
@@ -294,11 +291,9 @@ fn a_gate_that_denies_all_opens_nothing() {
     std::fs::write(&other, [1; 512]).expect("a file that could be opened");
     let name = other.display().to_string();
     let external = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: 1 << 20,
-        data_file: Some(name.clone()),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(1 << 20)
+        .data_file(Some(name.clone()));
     let data: Arc<dyn vellum::Storage> = Arc::new(MemStorage::new());
     let made = lane::block_on(create(external.clone(), Some(data), &options));
     made.expect("an image");

@@ -25,12 +25,11 @@ pub(crate) async fn open(
         )));
     }
     let passphrase = needed_passphrase(id, &around.flags)?;
-    let options = LuksOptions {
-        read_only: !around.flags.writable,
-        passphrase,
-        header,
-        metadata_only: around.flags.metadata_only || around.flags.no_data,
-    };
+    let options = LuksOptions::default()
+        .read_only(!around.flags.writable)
+        .passphrase(passphrase)
+        .header(header)
+        .metadata_only(around.flags.metadata_only || around.flags.no_data);
     Ok(LuksDevice::open(file, options).await?)
 }
 

@@ -16,17 +16,19 @@ use crate::{
     Result, Storage, ZeroRequest, pass_on,
 };
 
-/// How to open a volume.
-#[derive(Debug, Clone, Default)]
-pub struct LuksOptions {
-    /// Refuse writes.
-    pub read_only: bool,
-    /// What unlocks it; needed unless only metadata is wanted.
-    pub passphrase: Option<Passphrase>,
-    /// The storage of its header, where that stands apart from the payload.
-    pub header: Option<Arc<dyn Storage>>,
-    /// Open a volume only to look at its header: its payload cannot be read.
-    pub metadata_only: bool,
+vellum_io::with_setters! {
+    /// How to open a volume.
+    #[derive(Debug, Clone, Default)]
+    pub struct LuksOptions {
+        /// Refuse writes.
+        pub read_only: bool,
+        /// What unlocks it; needed unless only metadata is wanted.
+        pub passphrase: Option<Passphrase>,
+        /// The storage of its header, where that stands apart from the payload.
+        pub header: Option<Arc<dyn Storage>>,
+        /// Open a volume only to look at its header: its payload cannot be read.
+        pub metadata_only: bool,
+    }
 }
 
 /// A LUKS volume, open.

@@ -28,10 +28,7 @@
 //!     file.write(0, header, Default::default()).await?;
 //!     file.truncate(volume.size_bytes + (1 << 20)).await?;
 //!
-//!     let options = LuksOptions {
-//!         passphrase: Some("open sesame".into()),
-//!         ..LuksOptions::default()
-//!     };
+//!     let options = LuksOptions::default().passphrase(Some("open sesame".into()));
 //!     let device = LuksDevice::open(file, options).await?;
 //!     assert_eq!(device.size_bytes(), 1 << 20);
 //!     let bytes = Buffer::copy_of(b"nobody else reads this");

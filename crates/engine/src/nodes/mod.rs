@@ -20,7 +20,7 @@
 //!
 //! # lane::block_on(async {
 //! let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-//! let options = CreateOptions { size_bytes: 1 << 30, ..CreateOptions::default() };
+//! let options = CreateOptions::default().size_bytes(1 << 30);
 //! create(file.clone(), None, &options).await?;
 //!
 //! let limits = ThrottleLimits { bps_total: Limit::rate(1 << 20), ..Default::default() };

@@ -15,26 +15,28 @@ use crate::qcow2::messages::Messages;
 use crate::qcow2::snapshot::select::SnapshotSelector;
 use crate::qcow2::table_cache::cache::Budget;
 
-/// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
-/// `None` takes its default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CacheOptions {
-    /// `l2-cache-size`: bytes for L2 tables; never more than the whole image needs.
-    /// Default: as much as turns out to be useful, up to what the whole image needs
-    /// and 32 MiB.
-    pub l2_cache_size_bytes: Option<u64>,
-    /// `refcount-cache-size`: bytes for refcount blocks. Default: four clusters.
-    pub refcount_cache_size_bytes: Option<u64>,
-    /// `cache-size`: both caches together.
-    pub cache_size_bytes: Option<u64>,
-    /// `l2-cache-entry-size`: a power of two from 512 to the cluster size, to whose
-    /// multiples the L2 cache's size is rounded, and of which it has two at least.
-    /// A miss reads 4 KiB whatever this is. Default: 4 KiB, or the cluster size if
-    /// that is less.
-    pub l2_cache_entry_size_bytes: Option<u64>,
-    /// `cache-clean-interval`: seconds after which an unused table is dropped;
-    /// 0 never. For the one who calls [`Qcow2::clean_caches`](crate::qcow2::Qcow2).
-    pub cache_clean_interval_s: Option<u64>,
+vellum_io::with_setters! {
+    /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
+    /// `None` takes its default.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct CacheOptions {
+        /// `l2-cache-size`: bytes for L2 tables; never more than the whole image needs.
+        /// Default: as much as turns out to be useful, up to what the whole image needs
+        /// and 32 MiB.
+        pub l2_cache_size_bytes: Option<u64>,
+        /// `refcount-cache-size`: bytes for refcount blocks. Default: four clusters.
+        pub refcount_cache_size_bytes: Option<u64>,
+        /// `cache-size`: both caches together.
+        pub cache_size_bytes: Option<u64>,
+        /// `l2-cache-entry-size`: a power of two from 512 to the cluster size, to whose
+        /// multiples the L2 cache's size is rounded, and of which it has two at least.
+        /// A miss reads 4 KiB whatever this is. Default: 4 KiB, or the cluster size if
+        /// that is less.
+        pub l2_cache_entry_size_bytes: Option<u64>,
+        /// `cache-clean-interval`: seconds after which an unused table is dropped;
+        /// 0 never. For the one who calls [`Qcow2::clean_caches`](crate::qcow2::Qcow2).
+        pub cache_clean_interval_s: Option<u64>,
+    }
 }
 
 /// Where the backing device comes from.
@@ -49,74 +51,76 @@ pub enum Backing {
     Given(Arc<dyn BlockDevice>),
 }
 
-/// How to open a qcow2 image.
-#[derive(Debug, Clone, Default)]
-pub struct OpenOptions {
-    /// Refuse writes, and change nothing in the image.
-    pub read_only: bool,
-    /// Budgets of the metadata caches.
-    pub cache: CacheOptions,
-    /// `decompressed-cache-size`, an option of our own: bytes for decompressed
-    /// clusters that are likely to be read again, taken as they are needed; 0 for
-    /// none. Default: 4 MiB, or two clusters if that is more.
-    pub decompressed_cache_size_bytes: Option<u64>,
-    /// The backing device.
-    pub backing: Backing,
-    /// The external data file, if it is not to be opened through the gate.
-    pub data_file: Option<Arc<dyn Storage>>,
-    /// Discards free host clusters and give their space back (`discard=unmap`).
-    /// Without it discards do nothing, as in QEMU.
-    pub discard: bool,
-    /// Keep discarded clusters allocated (`discard-no-unref`).
-    pub discard_no_unref: bool,
-    /// `pass-discard-request`: give the space of clusters back to the storage that
-    /// the guest discards. Default: as `discard`.
-    pub pass_discard_request: Option<bool>,
-    /// `pass-discard-other`: give the space of tables back that are not needed any
-    /// more.
-    pub pass_discard_other: bool,
-    /// `pass-discard-snapshot`: give the space back of what deleting or applying a
-    /// snapshot has freed. Default: yes.
-    pub pass_discard_snapshot: Option<bool>,
-    /// `lazy-refcounts`: postpone refcounts until the image is closed, and mark it
-    /// dirty meanwhile. Default: as the image says.
-    pub lazy_refcounts: Option<bool>,
-    /// `data-cache-size`: bytes of small writes to clusters that need copy-on-write
-    /// that are kept in memory until the cluster is whole, a flush comes or room is
-    /// needed; 0: none. Default: 2 MiB.
-    pub data_cache_size_bytes: Option<u64>,
-    /// `chain-index-size`, an option of our own: bytes for the mapping of what lies below
-    /// the image as a whole, used from two backing images on and taken as it is needed;
-    /// 0: each read walks the chain. Default: 8 MiB.
-    pub chain_index_size_bytes: Option<u64>,
-    /// How compressed clusters are compressed that are written.
-    pub compression: CompressionOptions,
-    /// `bitmap-step-size`, an option of our own: bytes around the first write to a range
-    /// that enabled bitmaps call dirty on disk at once, at least; more with time. A crash
-    /// leaves so much dirty. Default: 1 MiB.
-    pub bitmap_step_bytes: Option<u64>,
-    /// `overlap-check`: what every write is checked against. One that would hit
-    /// metadata is refused, and the image marked corrupt.
-    pub overlap_checks: OverlapChecks,
-    /// How far ahead of the writes clusters are counted.
-    pub ahead: PreallocateAhead,
-    /// The image is going to be checked or repaired: it is opened as it is, marked
-    /// dirty or corrupt or not, and accepts no requests that change it.
-    pub for_check: bool,
-    /// Receives what users are told about a damaged image: a repair as it is opened,
-    /// and the mark "corrupt". Default: nobody.
-    pub messages: Messages,
-    /// Show the disk as it was when this snapshot was taken; for reading only.
-    pub snapshot: Option<SnapshotSelector>,
-    /// What unlocks an encrypted image (`encrypt.key-secret`).
-    pub passphrase: Option<Passphrase>,
-    /// How the image must be encrypted (`encrypt.format`), if that is demanded.
-    pub encryption_format: Option<String>,
-    /// Open an encrypted image without unlocking it: its guest data cannot be read.
-    pub locked: bool,
-    /// Open an image only to look at its metadata: neither backing file nor data
-    /// file is opened, and guest data cannot be read.
-    pub metadata_only: bool,
+vellum_io::with_setters! {
+    /// How to open a qcow2 image.
+    #[derive(Debug, Clone, Default)]
+    pub struct OpenOptions {
+        /// Refuse writes, and change nothing in the image.
+        pub read_only: bool,
+        /// Budgets of the metadata caches.
+        pub cache: CacheOptions,
+        /// `decompressed-cache-size`, an option of our own: bytes for decompressed
+        /// clusters that are likely to be read again, taken as they are needed; 0 for
+        /// none. Default: 4 MiB, or two clusters if that is more.
+        pub decompressed_cache_size_bytes: Option<u64>,
+        /// The backing device.
+        pub backing: Backing,
+        /// The external data file, if it is not to be opened through the gate.
+        pub data_file: Option<Arc<dyn Storage>>,
+        /// Discards free host clusters and give their space back (`discard=unmap`).
+        /// Without it discards do nothing, as in QEMU.
+        pub discard: bool,
+        /// Keep discarded clusters allocated (`discard-no-unref`).
+        pub discard_no_unref: bool,
+        /// `pass-discard-request`: give the space of clusters back to the storage that
+        /// the guest discards. Default: as `discard`.
+        pub pass_discard_request: Option<bool>,
+        /// `pass-discard-other`: give the space of tables back that are not needed any
+        /// more.
+        pub pass_discard_other: bool,
+        /// `pass-discard-snapshot`: give the space back of what deleting or applying a
+        /// snapshot has freed. Default: yes.
+        pub pass_discard_snapshot: Option<bool>,
+        /// `lazy-refcounts`: postpone refcounts until the image is closed, and mark it
+        /// dirty meanwhile. Default: as the image says.
+        pub lazy_refcounts: Option<bool>,
+        /// `data-cache-size`: bytes of small writes to clusters that need copy-on-write
+        /// that are kept in memory until the cluster is whole, a flush comes or room is
+        /// needed; 0: none. Default: 2 MiB.
+        pub data_cache_size_bytes: Option<u64>,
+        /// `chain-index-size`, an option of our own: bytes for the mapping of what lies below
+        /// the image as a whole, used from two backing images on and taken as it is needed;
+        /// 0: each read walks the chain. Default: 8 MiB.
+        pub chain_index_size_bytes: Option<u64>,
+        /// How compressed clusters are compressed that are written.
+        pub compression: CompressionOptions,
+        /// `bitmap-step-size`, an option of our own: bytes around the first write to a range
+        /// that enabled bitmaps call dirty on disk at once, at least; more with time. A crash
+        /// leaves so much dirty. Default: 1 MiB.
+        pub bitmap_step_bytes: Option<u64>,
+        /// `overlap-check`: what every write is checked against. One that would hit
+        /// metadata is refused, and the image marked corrupt.
+        pub overlap_checks: OverlapChecks,
+        /// How far ahead of the writes clusters are counted.
+        pub ahead: PreallocateAhead,
+        /// The image is going to be checked or repaired: it is opened as it is, marked
+        /// dirty or corrupt or not, and accepts no requests that change it.
+        pub for_check: bool,
+        /// Receives what users are told about a damaged image: a repair as it is opened,
+        /// and the mark "corrupt". Default: nobody.
+        pub messages: Messages,
+        /// Show the disk as it was when this snapshot was taken; for reading only.
+        pub snapshot: Option<SnapshotSelector>,
+        /// What unlocks an encrypted image (`encrypt.key-secret`).
+        pub passphrase: Option<Passphrase>,
+        /// How the image must be encrypted (`encrypt.format`), if that is demanded.
+        pub encryption_format: Option<String>,
+        /// Open an encrypted image without unlocking it: its guest data cannot be read.
+        pub locked: bool,
+        /// Open an image only to look at its metadata: neither backing file nor data
+        /// file is opened, and guest data cannot be read.
+        pub metadata_only: bool,
+    }
 }
 
 /// What discards do, and which freed clusters are punched out of the file.

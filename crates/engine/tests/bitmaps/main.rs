@@ -31,30 +31,23 @@ fn memory(bytes: Vec<u8>) -> Arc<MemStorage> {
 
 async fn new_image(size_bytes: u64, cluster_size_bytes: u64) -> Arc<MemStorage> {
     let file = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes,
-        cluster_size_bytes,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(size_bytes)
+        .cluster_size_bytes(cluster_size_bytes);
     create(file.clone(), None, &options).await.expect("created");
     file
 }
 
 async fn open_image(file: Arc<dyn Storage>) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        discard: true,
-        bitmap_step_bytes: Some(4096),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .discard(true)
+        .bitmap_step_bytes(Some(4096));
     let opened = Qcow2::open(file, Arc::new(DenyAll), options).await;
     opened.expect("opened")
 }
 
 fn every(granularity_bytes: u64) -> BitmapOptions {
-    BitmapOptions {
-        granularity_bytes: Some(granularity_bytes),
-        ..BitmapOptions::default()
-    }
+    BitmapOptions::default().granularity_bytes(Some(granularity_bytes))
 }
 
 async fn write(image: &Qcow2, offset_bytes: u64, len_bytes: u64) {
@@ -139,10 +132,7 @@ fn bitmaps_are_changed_one_by_one() {
             ranges(&image, "a").await,
             [0..64 * KIB, 2 * MIB..2 * MIB + 64 * KIB]
         );
-        let fine = BitmapOptions {
-            disabled: true,
-            ..every(512)
-        };
+        let fine = every(512).disabled(true);
         bitmaps.add("b", fine).await.expect("added");
         let a = bitmaps.read("a").await.expect("read");
         assert_eq!(
@@ -191,10 +181,7 @@ fn a_crash_leaves_bitmaps_that_are_known_to_be_kept() {
         expect_sound(crashed.clone(), true).await;
         let info = &infos(crashed.clone()).await[0];
         assert!(info.in_use && info.consistent);
-        let read_only = OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        };
+        let read_only = OpenOptions::default().read_only(true);
         let seen = Qcow2::open(crashed.clone(), Arc::new(DenyAll), read_only).await;
         let kept = ranges(&seen.expect("opened"), "a").await;
         assert_eq!(
@@ -437,10 +424,7 @@ fn bitmaps_get_another_size_with_the_disk() {
         bitmaps.add("a", every(512)).await.expect("added");
         write(&image, MIB, 512).await;
         write(&image, 3 * MIB, 512).await;
-        let still = BitmapOptions {
-            disabled: true,
-            ..every(512)
-        };
+        let still = every(512).disabled(true);
         bitmaps.add("b", still).await.expect("added");
         let a = bitmaps.read("a").await.expect("read");
         bitmaps.merge("b", vec![a]).await.expect("merged");

@@ -36,12 +36,10 @@ pub fn qemu_ok(tool: &str, dir: &Path, args: &[&str]) -> String {
 
 /// Opens a file; `Create` says whether it may be made.
 pub fn open(path: &Path, create: Create) -> Arc<dyn Storage> {
-    let options = FileOptions {
-        create,
+    let options = FileOptions::default()
+        .create(create)
         // Tests look at images with QEMU's tools while they have them open.
-        locks: Locks::Unlocked,
-        ..FileOptions::default()
-    };
+        .locks(Locks::Unlocked);
     FileStorage::open(path, &options).expect("the test's own file")
 }
 
@@ -117,10 +115,7 @@ pub fn vellum_verdict(path: &Path) -> Verdict {
             .unwrap()
             .extend(finding.message.lines().map(str::to_owned));
     };
-    let options = CheckOptions {
-        on_finding: Some(Arc::new(on_finding)),
-        ..CheckOptions::default()
-    };
+    let options = CheckOptions::default().on_finding(Some(Arc::new(on_finding)));
     let storage = open(path, Create::No);
     let result = lane::block_on(check(storage, &options));
     let messages = std::mem::take(&mut *found.lock().unwrap());

@@ -58,10 +58,7 @@ fn old_aes_images_of_qemu_are_read_and_written() {
     }
     lane::block_on(async {
         let gate = Arc::new(vellum::gate::DenyAll);
-        let options = OpenOptions {
-            passphrase: Some("secret".into()),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().passphrase(Some("secret".into()));
         let device = Qcow2::open(file(&path), gate, options).await.unwrap();
         check_content(&device, &as_written(&AES_WRITES[..2])).await;
         for &(start, length, byte) in &AES_WRITES[2..] {
@@ -103,13 +100,11 @@ fn old_aes_images_are_made_for_qemu() {
         let path = folder.path().join("old").display().to_string();
         std::fs::write(&path, b"").unwrap();
         lane::block_on(async {
-            let options = CreateOptions {
-                size_bytes: 1 << 20,
-                version,
-                preallocation,
-                encryption: Some(Encryption::LegacyAes("secret".into())),
-                ..CreateOptions::default()
-            };
+            let options = CreateOptions::default()
+                .size_bytes(1 << 20)
+                .version(version)
+                .preallocation(preallocation)
+                .encryption(Some(Encryption::LegacyAes("secret".into())));
             create::create(file(&path), None, &options).await.unwrap();
             let device = open(&file(&path), "secret").await.unwrap();
             check_content(&device, &as_written(&[])).await;

@@ -35,18 +35,12 @@ fn encryption() -> Encryption {
 }
 
 fn sized(size_bytes: u64) -> CreateOptions {
-    CreateOptions {
-        size_bytes,
-        ..CreateOptions::default()
-    }
+    CreateOptions::default().size_bytes(size_bytes)
 }
 
 async fn image(options: CreateOptions) -> Arc<dyn Storage> {
     let storage: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        encryption: Some(encryption()),
-        ..options
-    };
+    let options = options.encryption(Some(encryption()));
     create::create(storage.clone(), None, &options)
         .await
         .unwrap();
@@ -54,11 +48,9 @@ async fn image(options: CreateOptions) -> Arc<dyn Storage> {
 }
 
 async fn open(storage: &Arc<dyn Storage>, passphrase: &str) -> vellum::Result<Arc<Qcow2>> {
-    let options = OpenOptions {
-        passphrase: Some(passphrase.into()),
-        discard: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .passphrase(Some(passphrase.into()))
+        .discard(true);
     let gate = Arc::new(vellum::gate::DenyAll);
     Qcow2::open(storage.clone(), gate, options).await
 }
@@ -139,12 +131,12 @@ fn clusters_that_are_made_ahead_read_as_zeroes() {
         ];
         for version in [2, 3] {
             for preallocation in modes {
-                let storage = image(CreateOptions {
-                    size_bytes: 1 << 20,
-                    version,
-                    preallocation,
-                    ..CreateOptions::default()
-                })
+                let storage = image(
+                    CreateOptions::default()
+                        .size_bytes(1 << 20)
+                        .version(version)
+                        .preallocation(preallocation),
+                )
                 .await;
                 let device = open(&storage, "secret").await.unwrap();
                 assert!(read(&*device, 0, 1 << 20).await.is_zero());
@@ -379,10 +371,7 @@ fn qemu(program: &str, arguments: &[&str]) -> String {
 const SECRET: &str = "secret,id=s,data=secret";
 
 async fn luks_device(file: Arc<dyn Storage>) -> Arc<LuksDevice> {
-    let options = LuksOptions {
-        passphrase: Some("secret".into()),
-        ..LuksOptions::default()
-    };
+    let options = LuksOptions::default().passphrase(Some("secret".into()));
     LuksDevice::open(file, options).await.unwrap()
 }
 
@@ -501,10 +490,7 @@ fn volumes_of_every_hash_and_iv_are_qemus() {
 #[test]
 fn a_snapshot_needs_no_other_key_than_its_image() {
     lane::block_on(async {
-        let options = CreateOptions {
-            size_bytes: 1 << 20,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size_bytes(1 << 20);
         let image = open(&image(options).await, "secret").await.unwrap();
         write(&*image, 4096, b"then").await;
         let made = image.create_snapshot(NewSnapshot::default()).await.unwrap();
@@ -521,30 +507,23 @@ fn a_snapshot_needs_no_other_key_than_its_image() {
 #[test]
 fn zeroes_that_hide_a_backing_file_are_written_encrypted_for_version_2() {
     lane::block_on(async {
-        let options = CreateOptions {
-            size_bytes: 1 << 20,
-            backing_file: Some("base".into()),
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default()
+            .size_bytes(1 << 20)
+            .backing_file(Some("base".into()));
         let storage = image(options).await;
         let base: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(vec![3; 1 << 20]));
         let open = || async {
             let base = vellum::Raw::open(base.clone(), Default::default()).unwrap();
-            let options = OpenOptions {
-                passphrase: Some("secret".into()),
-                backing: Backing::Given(base),
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default()
+                .passphrase(Some("secret".into()))
+                .backing(Backing::Given(base));
             let gate = Arc::new(vellum::gate::DenyAll);
             Qcow2::open(storage.clone(), gate, options).await.unwrap()
         };
         let device = open().await;
         let zeroes = ZeroRequest::default();
         device.write_zeroes(0, 128 << 10, zeroes).await.unwrap();
-        let options = AmendOptions {
-            version: Some(2),
-            ..AmendOptions::default()
-        };
+        let options = AmendOptions::default().version(Some(2));
         device.amend(options, None).await.unwrap();
         let device = open().await;
         assert_eq!(read(&*device, 0, 128 << 10).await[..], [0; 128 << 10]);

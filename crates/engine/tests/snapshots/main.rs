@@ -33,21 +33,17 @@ fn case(random: &mut Random) -> Case {
     let version2 = !extended_l2 && random.below(5) == 0;
     let cluster = 1 << bits;
     let size = (random.below(60) + 1) * cluster + random.below(cluster / 512) * 512;
-    let options = CreateOptions {
-        size_bytes: size,
-        cluster_size_bytes: cluster,
-        extended_l2,
-        version: if version2 { 2 } else { 3 },
-        refcount_bits: if version2 { 16 } else { 1 << random.below(7) },
-        lazy_refcounts: !version2 && random.below(4) == 0,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(size)
+        .cluster_size_bytes(cluster)
+        .extended_l2(extended_l2)
+        .version(if version2 { 2 } else { 3 })
+        .refcount_bits(if version2 { 16 } else { 1 << random.below(7) })
+        .lazy_refcounts(!version2 && random.below(4) == 0);
     let small = random.below(2) == 0;
-    let cache = CacheOptions {
-        l2_cache_size_bytes: small.then_some(1024),
-        l2_cache_entry_size_bytes: small.then_some(512),
-        ..CacheOptions::default()
-    };
+    let cache = CacheOptions::default()
+        .l2_cache_size_bytes(small.then_some(1024))
+        .l2_cache_entry_size_bytes(small.then_some(512));
     let backing = random_backing(random, size);
     Case {
         options,
@@ -57,16 +53,15 @@ fn case(random: &mut Random) -> Case {
 }
 
 async fn open(file: &Arc<dyn Storage>, case: &Case) -> Arc<Qcow2> {
-    let options = OpenOptions {
-        cache: case.cache,
-        backing: backing(case.backing.as_deref()),
-        ahead: PreallocateAhead {
-            after_clusters: 3,
-            max_bytes: 4 * case.options.cluster_size_bytes,
-        },
-        discard: true,
-        ..Default::default()
-    };
+    let options = OpenOptions::default()
+        .cache(case.cache)
+        .backing(backing(case.backing.as_deref()))
+        .ahead(
+            PreallocateAhead::default()
+                .after_clusters(3)
+                .max_bytes(4 * case.options.cluster_size_bytes),
+        )
+        .discard(true);
     Qcow2::open(file.clone(), Arc::new(DenyAll), options)
         .await
         .unwrap()
@@ -86,10 +81,7 @@ async fn change(image: &Qcow2, random: &mut Random, disk: &mut [u8]) {
     let range = start as usize..(start + len) as usize;
     if random.below(4) == 0 {
         disk[range].fill(0);
-        let zero = ZeroRequest {
-            may_unmap: random.below(2) == 0,
-            ..Default::default()
-        };
+        let zero = ZeroRequest::default().may_unmap(random.below(2) == 0);
         return image.write_zeroes(start, len, zero).await.unwrap();
     }
     let fill = random.below(255) as u8 + 1;
@@ -225,11 +217,9 @@ fn requests_run_beside_snapshots() {
         const CLUSTER: u64 = 4096;
         const CLUSTERS: u64 = 64;
         let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-        let options = CreateOptions {
-            size_bytes: CLUSTERS * CLUSTER,
-            cluster_size_bytes: CLUSTER,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default()
+            .size_bytes(CLUSTERS * CLUSTER)
+            .cluster_size_bytes(CLUSTER);
         create(file.clone(), None, &options).await.unwrap();
         let case = Case {
             options,
@@ -279,11 +269,9 @@ fn requests_run_beside_snapshots() {
 fn an_identifier_is_given_once_and_counts_stay_in_their_width() {
     run(async {
         let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-        let options = CreateOptions {
-            size_bytes: 1 << 20,
-            refcount_bits: 1,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default()
+            .size_bytes(1 << 20)
+            .refcount_bits(1);
         create(file.clone(), None, &options).await.unwrap();
         let case = Case {
             options,
@@ -318,12 +306,10 @@ fn an_identifier_is_given_once_and_counts_stay_in_their_width() {
 fn a_snapshot_that_needs_another_refcount_block_leaks_nothing() {
     for clusters in 60..90 {
         run(async move {
-            let options = CreateOptions {
-                size_bytes: 128 * 512,
-                cluster_size_bytes: 512,
-                refcount_bits: 64,
-                ..CreateOptions::default()
-            };
+            let options = CreateOptions::default()
+                .size_bytes(128 * 512)
+                .cluster_size_bytes(512)
+                .refcount_bits(64);
             let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
             create(file.clone(), None, &options).await.unwrap();
             let open = || Qcow2::open(file.clone(), Arc::new(DenyAll), OpenOptions::default());

@@ -22,12 +22,10 @@ const CLUSTER_BYTES: u64 = 4096;
 /// A new image, and how to open it.
 async fn image(version: u32, change: impl FnOnce(&mut CreateOptions)) -> (Arc<dyn Storage>, Case) {
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let mut options = CreateOptions {
-        size_bytes: SIZE_BYTES,
-        cluster_size_bytes: CLUSTER_BYTES,
-        version,
-        ..CreateOptions::default()
-    };
+    let mut options = CreateOptions::default()
+        .size_bytes(SIZE_BYTES)
+        .cluster_size_bytes(CLUSTER_BYTES)
+        .version(version);
     change(&mut options);
     create(file.clone(), None, &options).await.unwrap();
     let case = Case {
@@ -270,10 +268,7 @@ fn snapshots_change_only_where_they_may() {
         let image = open(&file, &case).await;
         take(&image, "a").await;
         image.close().await.unwrap();
-        let read_only = OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        };
+        let read_only = OpenOptions::default().read_only(true);
         let image = Qcow2::open(file.clone(), Arc::new(DenyAll), read_only).await;
         let error = image
             .unwrap()
@@ -281,10 +276,7 @@ fn snapshots_change_only_where_they_may() {
             .await
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ReadOnly);
-        let shown = OpenOptions {
-            snapshot: Some(named("a")),
-            ..OpenOptions::default()
-        };
+        let shown = OpenOptions::default().snapshot(Some(named("a")));
         let writable = Qcow2::open(file, Arc::new(DenyAll), shown).await;
         assert_eq!(writable.unwrap_err().kind(), ErrorKind::InvalidArgument);
     });

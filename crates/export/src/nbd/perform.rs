@@ -27,7 +27,7 @@ pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>)
         Command::Read { range, whole } => start_read(request, range, whole),
         Command::Write { range, fua } => match payload {
             Some(data) => {
-                let io = device.write(range.offset_bytes, data, RequestFlags { fua });
+                let io = device.write(range.offset_bytes, data, RequestFlags::default().fua(fua));
                 when_done(request, io, |request, data| {
                     request.connection.pool.give(data);
                     request.done();
@@ -47,11 +47,10 @@ pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>)
             may_unmap,
             fast,
         } => {
-            let flags = ZeroRequest {
-                may_unmap,
-                no_fallback: fast,
-                fua,
-            };
+            let flags = ZeroRequest::default()
+                .may_unmap(may_unmap)
+                .no_fallback(fast)
+                .fua(fua);
             let io = pieces::zero(&request, range, flags);
             when_done(request, io, |request, ()| request.done());
         }

@@ -74,10 +74,7 @@ pub(super) fn zero(request: &Request, range: Range, flags: ZeroRequest) -> Io<()
         let device = &request.export().device;
         return device.write_zeroes(range.offset_bytes, range.len_bytes, flags);
     }
-    let piece = ZeroRequest {
-        fua: false,
-        ..flags
-    };
+    let piece = flags.fua(false);
     in_pieces(request, range, flags.fua, move |device, at, len| {
         device.write_zeroes(at, len, piece)
     })

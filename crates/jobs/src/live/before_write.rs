@@ -206,10 +206,7 @@ impl Core {
                 });
             }
             if zero {
-                let request = ZeroRequest {
-                    may_unmap: true,
-                    ..ZeroRequest::default()
-                };
+                let request = ZeroRequest::default().may_unmap(true);
                 let zeroes = self.target.write_zeroes(at, len_bytes, request).await;
                 zeroes.map_err(failed(Step::Write))?;
             } else {

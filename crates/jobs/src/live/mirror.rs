@@ -121,10 +121,7 @@ impl Mirror {
             match content {
                 Content::Backing => {}
                 Content::Zero => {
-                    let request = ZeroRequest {
-                        may_unmap: true,
-                        ..ZeroRequest::default()
-                    };
+                    let request = ZeroRequest::default().may_unmap(true);
                     let zeroes = self.target.write_zeroes(at, len_bytes, request).await;
                     zeroes.map_err(failed(Step::Write))?;
                 }

@@ -103,15 +103,9 @@ fn a_commit_is_ready_in_the_end_though_guests_write_faster_than_is_copied() {
         let base = Arc::new(MemStorage::with_bytes(vec![1; SIZE_BYTES as usize]));
         let base: Arc<dyn BlockDevice> = Raw::open(base, RawOptions::default()).expect("a base");
         let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-        let options = CreateOptions {
-            size_bytes: SIZE_BYTES,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size_bytes(SIZE_BYTES);
         create(file.clone(), None, &options).await.expect("a file");
-        let options = OpenOptions {
-            backing: Backing::Given(Link::new(base.clone())),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().backing(Backing::Given(Link::new(base.clone())));
         let top = Qcow2::open(file, Arc::new(DenyAll), options).await;
         let top: Arc<dyn BlockDevice> = top.expect("an image");
         for at in (0..SIZE_BYTES).step_by(1 << 20) {

@@ -107,21 +107,16 @@ pub struct World {
 }
 
 pub async fn image(file: &Arc<dyn Storage>, backing: Backing) -> Arc<dyn BlockDevice> {
-    let options = OpenOptions {
-        backing,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().backing(backing);
     let image = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
     image.expect("an image")
 }
 
 pub async fn new_file(cluster_size_bytes: u64) -> Arc<dyn Storage> {
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: SIZE_BYTES,
-        cluster_size_bytes,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size_bytes(SIZE_BYTES)
+        .cluster_size_bytes(cluster_size_bytes);
     create(file.clone(), None, &options)
         .await
         .expect("an image");
@@ -137,10 +132,7 @@ async fn guest(number: u64, disk: Arc<Link>, model: Model, dice: Rc<Dice>, over:
         let index = sector as usize;
         match dice.below(8) {
             0 => {
-                let request = ZeroRequest {
-                    may_unmap: dice.below(2) == 0,
-                    ..ZeroRequest::default()
-                };
+                let request = ZeroRequest::default().may_unmap(dice.below(2) == 0);
                 disk.write_zeroes(at, SECTOR_BYTES, request)
                     .await
                     .expect("zeroes");

@@ -167,16 +167,17 @@ async fn try_perform(
             let id = disk.model.borrow_mut().new_write();
             pattern::fill(id, offset, &mut buffer);
             let ticket = begin(disk, Effect::Write(id), offset, len);
-            let written = device.write(offset, buffer, RequestFlags { fua }).await;
+            let written = device
+                .write(offset, buffer, RequestFlags::default().fua(fua))
+                .await;
             end(scene, disk, op, ticket, written.map(drop))
         }
         Op::Zero { offset, len, unmap } => {
             let ticket = begin(disk, Effect::Zeroes, offset, len);
-            let request = ZeroRequest {
-                may_unmap: unmap,
-                fua: false,
-                no_fallback: false,
-            };
+            let request = ZeroRequest::default()
+                .may_unmap(unmap)
+                .fua(false)
+                .no_fallback(false);
             let zeroed = device.write_zeroes(offset, len, request).await;
             end(scene, disk, op, ticket, zeroed)
         }

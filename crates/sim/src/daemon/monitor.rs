@@ -65,13 +65,13 @@ pub(super) async fn pause(scene: &Scene) {
 /// Makes an image file as long as the disk.
 fn make_image(scene: &Scene, disk: &GuestDisk, name: &str, backing: Option<&str>) -> bool {
     let format = |backing| if is_raw(backing) { "raw" } else { "qcow2" };
-    let made = blank(CreateOptions {
-        size_bytes: disk.model.borrow().size_bytes(),
-        cluster_size_bytes: disk.cluster_size_bytes,
-        backing_file: backing.map(str::to_owned),
-        backing_format: backing.map(|backing| format(backing).to_owned()),
-        ..CreateOptions::default()
-    });
+    let made = blank(
+        CreateOptions::default()
+            .size_bytes(disk.model.borrow().size_bytes())
+            .cluster_size_bytes(disk.cluster_size_bytes)
+            .backing_file(backing.map(str::to_owned))
+            .backing_format(backing.map(|backing| format(backing).to_owned())),
+    );
     match made {
         Ok(pages) => scene.files.add(name, pages),
         Err(failure) => {
@@ -375,11 +375,9 @@ fn set_caches(scene: &Scene, top: &str) {
         return;
     };
     let size = scene.draw(|rng| *rng.pick(&[1, 4096, 1 << 20]));
-    let sizes = CacheOptions {
-        l2_cache_size_bytes: Some(size),
-        refcount_cache_size_bytes: Some(size),
-        ..CacheOptions::default()
-    };
+    let sizes = CacheOptions::default()
+        .l2_cache_size_bytes(Some(size))
+        .refcount_cache_size_bytes(Some(size));
     if let Some(image) = device.as_qcow2()
         && let Err(error) = image.set_cache_sizes(&sizes)
     {

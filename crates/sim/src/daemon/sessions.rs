@@ -33,10 +33,7 @@ pub(super) async fn connect(
     options.writable = writable;
     options.dial = Some(network.clone());
     options.max_connections = scene.draw(|rng| rng.between(1, 4)) as usize;
-    let shape = RawOptions {
-        read_only: !writable,
-        ..RawOptions::default()
-    };
+    let shape = RawOptions::default().read_only(!writable);
     let opened = NbdStorage::open(options)
         .await
         .and_then(|storage| Raw::open(storage, shape));

@@ -80,27 +80,29 @@ pub enum Locks {
     Unlocked,
 }
 
-/// How to open a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileOptions {
-    /// Open for reading only.
-    pub read_only: bool,
-    /// Go around the page cache (`O_DIRECT`: cache modes none and directsync).
-    pub direct: bool,
-    /// Whether to make the file.
-    pub create: Create,
-    /// What kind of file is wanted.
-    pub kind: FileKind,
-    /// Ignore flushes (cache mode unsafe).
-    pub no_flush: bool,
-    /// Give discarded space back; `false`: discards are ignored.
-    pub discard: bool,
-    /// What is read is not read again: if the file takes at least so many bytes on disk and is
-    /// not in the page cache already, it leaves that again behind the reads (Linux 6.5).
-    /// [`large_file_bytes`] is a good choice. `None`: the kernel decides.
-    pub read_once_min_bytes: Option<u64>,
-    /// The locks to take.
-    pub locks: Locks,
+vellum_io::with_setters! {
+    /// How to open a file.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct FileOptions {
+        /// Open for reading only.
+        pub read_only: bool,
+        /// Go around the page cache (`O_DIRECT`: cache modes none and directsync).
+        pub direct: bool,
+        /// Whether to make the file.
+        pub create: Create,
+        /// What kind of file is wanted.
+        pub kind: FileKind,
+        /// Ignore flushes (cache mode unsafe).
+        pub no_flush: bool,
+        /// Give discarded space back; `false`: discards are ignored.
+        pub discard: bool,
+        /// What is read is not read again: if the file takes at least so many bytes on disk and is
+        /// not in the page cache already, it leaves that again behind the reads (Linux 6.5).
+        /// [`large_file_bytes`] is a good choice. `None`: the kernel decides.
+        pub read_once_min_bytes: Option<u64>,
+        /// The locks to take.
+        pub locks: Locks,
+    }
 }
 
 impl Default for FileOptions {

@@ -16,11 +16,9 @@ use vellum_storage::{FileOptions, FileStorage, MemStorage, Storage, file::Create
 type Make = fn(&TempDir) -> Arc<dyn Storage>;
 
 fn file(folder: &TempDir, direct: bool) -> Arc<dyn Storage> {
-    let options = FileOptions {
-        create: Create::Truncate,
-        direct,
-        ..FileOptions::default()
-    };
+    let options = FileOptions::default()
+        .create(Create::Truncate)
+        .direct(direct);
     FileStorage::open(folder.path().join("file"), &options).unwrap()
 }
 

@@ -209,11 +209,10 @@ impl New {
                 named.name
             )));
         }
-        let options = BitmapOptions {
-            granularity_bytes: self.granularity_bytes,
-            disabled: self.disabled,
-            node_name: Some(named.node.clone()),
-        };
+        let options = BitmapOptions::default()
+            .granularity_bytes(self.granularity_bytes)
+            .disabled(self.disabled)
+            .node_name(Some(named.node.clone()));
         bitmaps.add(&named.name, options).await?;
         Ok(named.undo(bitmaps, How::Remove))
     }

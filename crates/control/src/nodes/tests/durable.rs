@@ -53,10 +53,8 @@ pub(crate) async fn open(layers: &[[Vec<u8>; 2]], which: usize) -> Arc<dyn Block
         let device: Arc<dyn BlockDevice> = match is_qcow2 {
             false => Raw::open(file, RawOptions::default()).unwrap(),
             true => {
-                let options = OpenOptions {
-                    backing: below.take().map_or(Backing::None, Backing::Given),
-                    ..OpenOptions::default()
-                };
+                let options = OpenOptions::default()
+                    .backing(below.take().map_or(Backing::None, Backing::Given));
                 let opened = Qcow2::open(file, Arc::new(DenyAll), options).await;
                 opened.unwrap()
             }

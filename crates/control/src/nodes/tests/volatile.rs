@@ -53,10 +53,7 @@ impl Volatile {
 
     pub(super) async fn image() -> Volatile {
         let file = Arc::new(MemStorage::new());
-        let options = CreateOptions {
-            size_bytes: SIZE_BYTES,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size_bytes(SIZE_BYTES);
         create(file.clone(), None, &options).await.unwrap();
         Volatile::new(file.snapshot())
     }

@@ -25,14 +25,16 @@ use super::allocator::{Allocator, Blocker, State};
 /// Calls to the refcounts between two looks at whether there is other work.
 const RAISES_AT_ONCE: usize = 64;
 
-/// How far ahead of the writes clusters are counted as used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PreallocateAhead {
-    /// Clusters that are allocated one by one after an image was opened.
-    pub after_clusters: u64,
-    /// Bytes of clusters that are counted ahead at most; the file is made longer by
-    /// up to four times as much.
-    pub max_bytes: u64,
+vellum_io::with_setters! {
+    /// How far ahead of the writes clusters are counted as used.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct PreallocateAhead {
+        /// Clusters that are allocated one by one after an image was opened.
+        pub after_clusters: u64,
+        /// Bytes of clusters that are counted ahead at most; the file is made longer by
+        /// up to four times as much.
+        pub max_bytes: u64,
+    }
 }
 
 impl PreallocateAhead {

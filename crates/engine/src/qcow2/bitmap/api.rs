@@ -13,16 +13,18 @@ use crate::qcow2::Qcow2;
 use crate::qcow2::image::Image;
 use crate::qcow2::info::BitmapInfo;
 
-/// How a bitmap is made.
-#[derive(Debug, Clone, Default)]
-pub struct BitmapOptions {
-    /// Guest bytes that a bit stands for: a power of two from 512 bytes to 2 GiB.
-    /// Default: the cluster size, but at least 4 KiB and at most 64 KiB.
-    pub granularity_bytes: Option<u64>,
-    /// It does not record writes until it is enabled.
-    pub disabled: bool,
-    /// What messages call the image; its name if `None`.
-    pub node_name: Option<String>,
+vellum_io::with_setters! {
+    /// How a bitmap is made.
+    #[derive(Debug, Clone, Default)]
+    pub struct BitmapOptions {
+        /// Guest bytes that a bit stands for: a power of two from 512 bytes to 2 GiB.
+        /// Default: the cluster size, but at least 4 KiB and at most 64 KiB.
+        pub granularity_bytes: Option<u64>,
+        /// It does not record writes until it is enabled.
+        pub disabled: bool,
+        /// What messages call the image; its name if `None`.
+        pub node_name: Option<String>,
+    }
 }
 
 /// The ranges that a bitmap called dirty at one moment.
@@ -103,7 +105,7 @@ impl DirtyBitmap {
 /// # fn main() -> vellum::Result<()> {
 /// lane::block_on(async {
 ///     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-///     let options = CreateOptions { size_bytes: 1 << 30, ..CreateOptions::default() };
+///     let options = CreateOptions::default().size_bytes(1 << 30);
 ///     create(file.clone(), None, &options).await?;
 ///     let disk = Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default()).await?;
 ///

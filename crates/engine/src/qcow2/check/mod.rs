@@ -126,13 +126,15 @@ pub type FindingSink = Arc<dyn Fn(&Finding) + Send + Sync>;
 /// Is told how many bytes of tables have been read, and of how many.
 pub type ProgressSink = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// How to check.
-#[derive(Clone, Default)]
-pub struct CheckOptions {
-    /// Called for each finding, in the order of QEMU's phases.
-    pub on_finding: Option<FindingSink>,
-    /// Called while tables are read. The second number may grow, as tables are found.
-    pub on_progress: Option<ProgressSink>,
+vellum_io::with_setters! {
+    /// How to check.
+    #[derive(Clone, Default)]
+    pub struct CheckOptions {
+        /// Called for each finding, in the order of QEMU's phases.
+        pub on_finding: Option<FindingSink>,
+        /// Called while tables are read. The second number may grow, as tables are found.
+        pub on_progress: Option<ProgressSink>,
+    }
 }
 
 impl fmt::Debug for CheckOptions {

@@ -9,20 +9,22 @@ use vellum_format::header::CompressionType;
 use vellum_io::{Error, ErrorKind, Result};
 use zstd::zstd_safe::CCtx;
 
-/// How clusters are compressed that [`BlockDevice::write_compressed`] writes.
-///
-/// [`BlockDevice::write_compressed`]: crate::BlockDevice::write_compressed
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CompressionOptions {
-    /// How hard to try: 1 to 12 for zlib (to 9 with a small window), 1 to 22 for
-    /// zstd; more is slower and smaller. Default: 2 for zlib, 1 for clusters in which
-    /// much is noise, that no effort makes smaller; what comes out is mostly smaller
-    /// than what QEMU writes, in a third of the time. 3 for zstd, as in QEMU.
-    pub level: Option<u32>,
-    /// zlib only: let no match reach back further than 4 KiB. QEMU and this engine
-    /// read either; a reader that inflates a stream in pieces with the window that
-    /// QEMU writes with needs this. Slower, and larger by some percent.
-    pub small_window: bool,
+vellum_io::with_setters! {
+    /// How clusters are compressed that [`BlockDevice::write_compressed`] writes.
+    ///
+    /// [`BlockDevice::write_compressed`]: crate::BlockDevice::write_compressed
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct CompressionOptions {
+        /// How hard to try: 1 to 12 for zlib (to 9 with a small window), 1 to 22 for
+        /// zstd; more is slower and smaller. Default: 2 for zlib, 1 for clusters in which
+        /// much is noise, that no effort makes smaller; what comes out is mostly smaller
+        /// than what QEMU writes, in a third of the time. 3 for zstd, as in QEMU.
+        pub level: Option<u32>,
+        /// zlib only: let no match reach back further than 4 KiB. QEMU and this engine
+        /// read either; a reader that inflates a stream in pieces with the window that
+        /// QEMU writes with needs this. Slower, and larger by some percent.
+        pub small_window: bool,
+    }
 }
 
 /// The codec of an image, with everything chosen.

@@ -37,35 +37,37 @@ pub const DEFAULT_CLUSTER_SIZE_BYTES: u64 = 65536;
 /// Guest sizes are whole sectors.
 const SECTOR_SIZE_BYTES: u64 = 512;
 
-/// What image to make: the `-o` options of `qemu-img create`, with its defaults.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CreateOptions {
-    /// Virtual size; rounded up to whole sectors of 512 bytes.
-    pub size_bytes: u64,
-    /// Version of the format: 2 (`compat=0.10`) or 3 (`compat=1.1`).
-    pub version: u32,
-    /// `cluster_size`: a power of two from 512 bytes to 2 MiB.
-    pub cluster_size_bytes: u64,
-    /// `refcount_bits`: a power of two up to 64.
-    pub refcount_bits: u64,
-    /// `extended_l2`: clusters are made of 32 subclusters.
-    pub extended_l2: bool,
-    /// `lazy_refcounts`: refcounts may lag behind while the image is in use.
-    pub lazy_refcounts: bool,
-    /// `compression_type`
-    pub compression_type: CompressionType,
-    /// `backing_file`: its name as it is to stand in the image.
-    pub backing_file: Option<String>,
-    /// `backing_fmt`: the format of the backing file.
-    pub backing_format: Option<String>,
-    /// `data_file`: the name of the external data file as it is to stand in the image.
-    pub data_file: Option<String>,
-    /// `data_file_raw`: the external data file is a raw image of the disk.
-    pub data_file_raw: bool,
-    /// `preallocation`
-    pub preallocation: Preallocation,
-    /// `encrypt.*`: guest data is encrypted.
-    pub encryption: Option<Encryption>,
+vellum_io::with_setters! {
+    /// What image to make: the `-o` options of `qemu-img create`, with its defaults.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct CreateOptions {
+        /// Virtual size; rounded up to whole sectors of 512 bytes.
+        pub size_bytes: u64,
+        /// Version of the format: 2 (`compat=0.10`) or 3 (`compat=1.1`).
+        pub version: u32,
+        /// `cluster_size`: a power of two from 512 bytes to 2 MiB.
+        pub cluster_size_bytes: u64,
+        /// `refcount_bits`: a power of two up to 64.
+        pub refcount_bits: u64,
+        /// `extended_l2`: clusters are made of 32 subclusters.
+        pub extended_l2: bool,
+        /// `lazy_refcounts`: refcounts may lag behind while the image is in use.
+        pub lazy_refcounts: bool,
+        /// `compression_type`
+        pub compression_type: CompressionType,
+        /// `backing_file`: its name as it is to stand in the image.
+        pub backing_file: Option<String>,
+        /// `backing_fmt`: the format of the backing file.
+        pub backing_format: Option<String>,
+        /// `data_file`: the name of the external data file as it is to stand in the image.
+        pub data_file: Option<String>,
+        /// `data_file_raw`: the external data file is a raw image of the disk.
+        pub data_file_raw: bool,
+        /// `preallocation`
+        pub preallocation: Preallocation,
+        /// `encrypt.*`: guest data is encrypted.
+        pub encryption: Option<Encryption>,
+    }
 }
 
 impl Default for CreateOptions {

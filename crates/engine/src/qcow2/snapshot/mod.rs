@@ -98,7 +98,7 @@ impl Qcow2 {
     /// # use vellum::qcow2::create::{CreateOptions, create};
     /// # vellum_io::lane::block_on(async {
     /// # let file: Arc<dyn vellum::Storage> = Arc::new(MemStorage::new());
-    /// # let options = CreateOptions { size_bytes: 1 << 20, ..CreateOptions::default() };
+    /// # let options = CreateOptions::default().size_bytes(1 << 20);
     /// # create(file.clone(), None, &options).await?;
     /// let image = Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default()).await?;
     /// let new = NewSnapshot { name: "before".into(), ..NewSnapshot::default() };

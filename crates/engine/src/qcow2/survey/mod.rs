@@ -30,13 +30,15 @@ mod walk;
 
 pub use cells::HostCell;
 
-/// How to survey.
-#[derive(Clone, Default)]
-pub struct SurveyOptions {
-    /// Parts into which the file is divided for [`Survey::host`], at most.
-    pub cells: usize,
-    /// Called while tables are read.
-    pub on_progress: Option<ProgressSink>,
+vellum_io::with_setters! {
+    /// How to survey.
+    #[derive(Clone, Default)]
+    pub struct SurveyOptions {
+        /// Parts into which the file is divided for [`Survey::host`], at most.
+        pub cells: usize,
+        /// Called while tables are read.
+        pub on_progress: Option<ProgressSink>,
+    }
 }
 
 impl fmt::Debug for SurveyOptions {

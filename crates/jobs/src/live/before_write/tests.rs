@@ -58,15 +58,9 @@ async fn some_turns() {
 
 async fn image(backing: Backing) -> Arc<dyn BlockDevice> {
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-    let options = CreateOptions {
-        size_bytes: SIZE_BYTES,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default().size_bytes(SIZE_BYTES);
     create(file.clone(), None, &options).await.expect("a file");
-    let options = OpenOptions {
-        backing,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().backing(backing);
     let image = Qcow2::open(file, Arc::new(DenyAll), options).await;
     image.expect("an image")
 }
