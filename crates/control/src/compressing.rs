@@ -54,7 +54,7 @@ async fn write_padded(
 
 impl BlockDevice for Compressing {
     pass_on!(
-        inner: info, size_bytes, read, flush, block_status, truncate, resize, make_empty, close,
+        inner: info, size_bytes, read, flush, block_status, truncate, resize, clear, close,
         backing, storage, as_qcow2, allocated_bytes,
     );
 

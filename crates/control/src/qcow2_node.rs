@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vellum::qcow2::{
-    Backing, CacheOptions, CompressionOptions, Metadata, OpenOptions, OverlapChecks, Qcow2,
-    read_header,
+    Backing, CacheOptions, CompressionOptions, Metadata, OpenOptions, OpenPurpose, OverlapChecks,
+    Qcow2, read_header,
 };
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 
@@ -139,12 +139,20 @@ pub(crate) async fn open(
     let mut open = take(&mut options, common)?;
     (open.encryption_format, open.passphrase) = (encryption.format, encryption.passphrase);
     let warn = flags.warn;
-    open.metadata_only = flags.metadata_only;
     if open.compression == CompressionOptions::default() {
         open.compression = flags.compression;
     }
-    open.for_check = flags.for_check;
-    open.locked = flags.no_data;
+    open.purpose = match flags {
+        OpenFlags {
+            for_check: true, ..
+        } => OpenPurpose::Check,
+        OpenFlags {
+            metadata_only: true,
+            ..
+        } => OpenPurpose::Metadata,
+        OpenFlags { no_data: true, .. } => OpenPurpose::Locked,
+        _ => OpenPurpose::GuestData,
+    };
     let backing = take_backing(&mut options, flags, &around.place)?;
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "qcow2")?;

@@ -21,7 +21,7 @@ impl WriteThrough {
 
 impl BlockDevice for WriteThrough {
     pass_on!(
-        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, make_empty,
+        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, clear,
         close, backing, storage, as_qcow2, allocated_bytes,
     );
 

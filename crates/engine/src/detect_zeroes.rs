@@ -34,7 +34,7 @@ impl ZeroDetector {
 
 impl BlockDevice for ZeroDetector {
     pass_on!(
-        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, make_empty,
+        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, clear,
         close, backing, storage, as_qcow2, allocated_bytes,
     );
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {

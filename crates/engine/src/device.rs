@@ -216,13 +216,9 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 
     /// Gives up everything that the device holds itself, so that its backing file shows
     /// through everywhere.
-    fn make_empty(&self) -> Io<()> {
+    fn clear(&self) -> Io<()> {
         let message = "Operation not supported";
-        Io::ready(Err(Error::new(
-            ErrorKind::Unsupported,
-            "make empty",
-            message,
-        )))
+        Io::ready(Err(Error::new(ErrorKind::Unsupported, "clear", message)))
     }
 
     /// Writes back everything, releases reservations and marks the image clean.

@@ -109,9 +109,9 @@ macro_rules! pass_on {
             self.$($place)+.resize(size_bytes, preallocation)
         }
     };
-    (@ make_empty [$($place:tt)+]) => {
-        fn make_empty(&self) -> $crate::Io<()> {
-            self.$($place)+.make_empty()
+    (@ clear [$($place:tt)+]) => {
+        fn clear(&self) -> $crate::Io<()> {
+            self.$($place)+.clear()
         }
     };
     (@ close [$($place:tt)+]) => {

@@ -240,7 +240,7 @@ fn an_emptied_image_shows_its_backing_file() {
             chain.change(&image).await;
         }
         device.flush().await.expect("a flush");
-        device.make_empty().await.expect("an empty image");
+        device.clear().await.expect("an empty image");
         chain.shown = below;
         chain.compare(&*device, 50).await;
         let len_bytes = device

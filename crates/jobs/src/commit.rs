@@ -148,7 +148,7 @@ pub async fn commit(
     if !options.empty_top {
         return Ok(());
     }
-    match top.make_empty().await {
+    match top.clear().await {
         // A format that cannot do that keeps what it holds: the same as the base.
         Err(error) if error.kind() != ErrorKind::Unsupported => Err(CommitError::Empty(error)),
         _ => Ok(()),

@@ -53,7 +53,7 @@ struct KeptDevice(Arc<dyn BlockDevice>);
 impl BlockDevice for KeptDevice {
     vellum::pass_on!(
         0: info, size_bytes, read, write, write_zeroes, discard, flush, block_status, truncate,
-        resize, make_empty, backing, storage, as_qcow2, allocated_bytes,
+        resize, clear, backing, storage, as_qcow2, allocated_bytes,
     );
 
     fn write_compressed(

@@ -183,7 +183,7 @@ impl Core {
 
 impl BlockDevice for CopyOnRead {
     pass_on!(
-        core.device: info, size_bytes, flush, block_status, truncate, resize, make_empty, close,
+        core.device: info, size_bytes, flush, block_status, truncate, resize, clear, close,
         backing, storage, as_qcow2, allocated_bytes,
     );
 

@@ -249,8 +249,8 @@ impl BlockDevice for Link {
         self.start(move |device| device.resize(size_bytes, preallocation))
     }
 
-    fn make_empty(&self) -> Io<()> {
-        self.start(|device| device.make_empty())
+    fn clear(&self) -> Io<()> {
+        self.start(|device| device.clear())
     }
 
     fn close(&self) -> Io<()> {

@@ -273,8 +273,8 @@ impl BlockDevice for Qcow2 {
         self.change(|image| async move { image.close().await })
     }
 
-    fn make_empty(&self) -> Io<()> {
-        self.change(|image| async move { image.make_empty().await })
+    fn clear(&self) -> Io<()> {
+        self.change(|image| async move { image.clear().await })
     }
 
     fn backing(&self) -> Option<Arc<dyn BlockDevice>> {

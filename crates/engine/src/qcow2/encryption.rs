@@ -19,7 +19,7 @@ use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::Storage;
 
 use crate::luks::{EncryptedStorage, KeySlot, LuksHeader, Passphrase, read_header, unlock};
-use crate::qcow2::options::OpenOptions;
+use crate::qcow2::options::{OpenOptions, OpenPurpose};
 
 /// How an open image is encrypted.
 #[derive(Debug)]
@@ -84,11 +84,12 @@ pub(super) async fn open(
     if method == CryptMethod::None {
         return Ok((data, Encryption::None));
     }
-    if !options.read_only && (options.metadata_only || options.locked) {
+    let locked = matches!(options.purpose, OpenPurpose::Locked | OpenPurpose::Metadata);
+    if !options.read_only && locked {
         let message = "an encrypted image cannot be written without its key";
         return Err(refuse(ErrorKind::InvalidArgument, file, message));
     }
-    if options.metadata_only || options.locked {
+    if locked {
         return Ok((data, Encryption::Locked));
     }
     let Some(passphrase) = &options.passphrase else {

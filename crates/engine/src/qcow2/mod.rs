@@ -59,5 +59,5 @@ pub(crate) use integrity::errors::bad_format;
 pub use integrity::overlap::{Metadata, OverlapChecks};
 pub use messages::Messages;
 pub use open::{read_header, read_snapshots};
-pub use options::{Backing, CacheOptions, OpenOptions};
+pub use options::{Backing, CacheOptions, OpenOptions, OpenPurpose};
 pub use snapshot::{NewSnapshot, SnapshotSelector};

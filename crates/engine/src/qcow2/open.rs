@@ -36,7 +36,7 @@ use crate::qcow2::mapping::l1::L1Table;
 use crate::qcow2::mapping::lookup::L2Cache;
 use crate::qcow2::mapping::packed::L2Codec;
 use crate::qcow2::messages::Messages;
-use crate::qcow2::options::{Backing, CacheOptions, L2_SLICE_BYTES, OpenOptions};
+use crate::qcow2::options::{Backing, CacheOptions, L2_SLICE_BYTES, OpenOptions, OpenPurpose};
 use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::snapshot::{self, SnapshotSelector};
 use crate::qcow2::table_cache::readahead::Readahead;
@@ -72,16 +72,16 @@ pub(crate) async fn open(
     gate: &dyn Gate,
     options: OpenOptions,
 ) -> Result<Arc<Image>> {
-    let purpose = match options.for_check {
-        true => Purpose::Check,
-        false => Purpose::Use,
+    let purpose = match options.purpose {
+        OpenPurpose::Check => Purpose::Check,
+        _ => Purpose::Use,
     };
     let mut header = load::header(&file, purpose).await?;
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
     let data = open_data_file(&file, gate, &header, &options).await?;
     let data = encryption::open(&file, data, &header, &options).await?;
-    if !options.read_only && !options.for_check {
+    if options.accepts_changes() {
         header = make_writable(&file, header, &options.messages).await?;
     }
     let backing = open_backing(&file, gate, &header, &options).await?;
@@ -97,8 +97,12 @@ async fn open_snapshots(
     options: &OpenOptions,
 ) -> Result<SnapshotTable> {
     // A check reads the table itself, and may repair it.
-    if options.for_check || (options.metadata_only && options.snapshot.is_none()) {
-        return Ok(SnapshotTable::default());
+    match options.purpose {
+        OpenPurpose::Check => return Ok(SnapshotTable::default()),
+        OpenPurpose::Metadata if options.snapshot.is_none() => {
+            return Ok(SnapshotTable::default());
+        }
+        _ => {}
     }
     let table = load::snapshots(file, header).await?;
     let Some(selector) = &options.snapshot else {
@@ -119,7 +123,7 @@ async fn open_snapshots(
 }
 
 fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<()> {
-    let changes = !options.read_only && !options.for_check;
+    let changes = options.accepts_changes();
     if header.incompatible.contains(Incompatible::CORRUPT) && changes {
         return Err(refuse(
             ErrorKind::Corrupt,
@@ -194,7 +198,7 @@ async fn open_data_file(
     if let Some(data) = &options.data_file {
         return Ok(data.clone());
     }
-    if options.metadata_only {
+    if options.purpose == OpenPurpose::Metadata {
         return Ok(file.clone());
     }
     let Some(name) = header.external_data_file() else {
@@ -222,7 +226,7 @@ async fn open_backing(
     match &options.backing {
         Backing::None => return Ok(None),
         Backing::Given(device) => return Ok(Some(device.clone())),
-        Backing::FromImage if options.metadata_only => return Ok(None),
+        Backing::FromImage if options.purpose == OpenPurpose::Metadata => return Ok(None),
         Backing::FromImage => {}
     }
     let Some(name) = header.backing_file_text() else {
@@ -316,9 +320,9 @@ async fn read_l1(
     header: &Header,
     options: &OpenOptions,
 ) -> Result<Buffer> {
-    let len_bytes = match options.metadata_only || options.for_check {
-        true => 0,
-        false => u64::from(header.l1_entries) * 8,
+    let len_bytes = match options.purpose {
+        OpenPurpose::Metadata | OpenPurpose::Check => 0,
+        OpenPurpose::GuestData | OpenPurpose::Locked => u64::from(header.l1_entries) * 8,
     };
     read_bytes(file, header.l1_table_offset.bytes(), len_bytes).await
 }
@@ -343,7 +347,7 @@ async fn assemble(
     let sizes = options
         .cache
         .resolve(&geometry, header.guest_size_bytes())?;
-    let read_only = options.read_only || options.for_check;
+    let read_only = !options.accepts_changes();
     let table = if read_only {
         let offset = header.refcount_table_offset;
         RefcountTable::new(offset, 0, Vec::new())

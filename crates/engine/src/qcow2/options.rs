@@ -51,12 +51,32 @@ pub enum Backing {
     Given(Arc<dyn BlockDevice>),
 }
 
+/// What an image is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OpenPurpose {
+    /// The requests of a guest. An encrypted image needs its passphrase.
+    #[default]
+    GuestData,
+    /// Requests that touch no guest data. An encrypted image stays locked and needs no
+    /// passphrase; reads and writes of its guest data fail.
+    Locked,
+    /// A look at the metadata: neither backing file nor data file is opened, and guest
+    /// data cannot be read.
+    Metadata,
+    /// A check or a repair: the image is opened as it is, marked dirty or corrupt or not,
+    /// and accepts no requests that change it.
+    Check,
+}
+
 vellum_io::with_setters! {
     /// How to open a qcow2 image.
     #[derive(Debug, Clone, Default)]
     pub struct OpenOptions {
         /// Refuse writes, and change nothing in the image.
         pub read_only: bool,
+        /// What the image is opened for.
+        pub purpose: OpenPurpose,
         /// Budgets of the metadata caches.
         pub cache: CacheOptions,
         /// `decompressed-cache-size`, an option of our own: bytes for decompressed
@@ -103,9 +123,6 @@ vellum_io::with_setters! {
         pub overlap_checks: OverlapChecks,
         /// How far ahead of the writes clusters are counted.
         pub ahead: PreallocateAhead,
-        /// The image is going to be checked or repaired: it is opened as it is, marked
-        /// dirty or corrupt or not, and accepts no requests that change it.
-        pub for_check: bool,
         /// Receives what users are told about a damaged image: a repair as it is opened,
         /// and the mark "corrupt". Default: nobody.
         pub messages: Messages,
@@ -115,11 +132,6 @@ vellum_io::with_setters! {
         pub passphrase: Option<Passphrase>,
         /// How the image must be encrypted (`encrypt.format`), if that is demanded.
         pub encryption_format: Option<String>,
-        /// Open an encrypted image without unlocking it: its guest data cannot be read.
-        pub locked: bool,
-        /// Open an image only to look at its metadata: neither backing file nor data
-        /// file is opened, and guest data cannot be read.
-        pub metadata_only: bool,
     }
 }
 
@@ -139,6 +151,11 @@ pub(crate) struct Discards {
 }
 
 impl OpenOptions {
+    /// The image accepts requests that change it.
+    pub(crate) fn accepts_changes(&self) -> bool {
+        !self.read_only && self.purpose != OpenPurpose::Check
+    }
+
     pub(crate) fn discards(&self) -> Discards {
         Discards {
             enabled: self.discard,

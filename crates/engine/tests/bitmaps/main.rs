@@ -367,7 +367,7 @@ fn emptying_an_image_without_a_backing_file_is_a_change() {
         let image = open_image(new_image(4 * MIB, 64 * KIB).await).await;
         write(&image, 0, 512).await;
         image.bitmaps().add("a", every(4096)).await.expect("added");
-        image.make_empty().await.expect("emptied");
+        image.clear().await.expect("emptied");
         assert_eq!(ranges(&image, "a").await, [0..4 * MIB]);
         image.close().await.expect("closed");
     });

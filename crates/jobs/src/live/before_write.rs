@@ -440,8 +440,8 @@ impl BlockDevice for BeforeWrite {
         })
     }
 
-    fn make_empty(&self) -> Io<()> {
-        self.change(0, u64::MAX, |source| source.make_empty())
+    fn clear(&self) -> Io<()> {
+        self.change(0, u64::MAX, |source| source.clear())
     }
 }
 

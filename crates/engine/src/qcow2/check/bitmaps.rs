@@ -91,7 +91,7 @@ async fn for_each_stored(
 }
 
 /// Gives up all bitmaps if anything that leads to them is broken. Their clusters are
-/// leaked then, until the refcounts are settled; durable when it returns.
+/// leaked then, until the refcounts are fixed; durable when it returns.
 pub(super) async fn give_up_broken(image: &mut Image, findings: &mut Findings) -> Result<()> {
     let Some(extension) = image.header.bitmaps() else {
         return Ok(());

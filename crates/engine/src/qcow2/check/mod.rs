@@ -19,7 +19,7 @@
 //! | `source`, `tables`, `stored` | the image as its header describes it; many tables read at once; the refcounts on disk |
 //! | `compare`, `findings`, `outcome` | compares counts and references; counts and reports what is found |
 //! | `refcounts` | the order of a check and of a repair |
-//! | `settle`, `rebuild` | repair of single refcounts in their blocks, or of all of them in new places |
+//! | `fix_refcounts`, `rebuild` | repair of single refcounts in their blocks, or of all of them in new places |
 //! | `place`, `beyond` | where new metadata may be put; what points behind the end of the file |
 //! | `repair` | the small writes of a repair: entries that are given up, the header's marks |
 //! | `copied`, `snapshots`, `bitmaps` | repair of the copied flags, of the snapshot table, of bitmaps |
@@ -49,6 +49,7 @@ mod compare;
 mod copied;
 pub(super) mod counts;
 mod findings;
+mod fix_refcounts;
 mod l2_tables;
 mod outcome;
 pub(in crate::qcow2) mod parts;
@@ -56,7 +57,6 @@ mod place;
 mod rebuild;
 mod refcounts;
 mod repair;
-mod settle;
 mod snapshots;
 pub(super) mod source;
 pub(super) mod stored;

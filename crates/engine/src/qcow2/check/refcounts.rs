@@ -1,16 +1,16 @@
 //! Counting, comparing and repairing refcounts: the order of things.
 //!
 //! Order of a repair: entries that are given up; barrier; refcounts, up before down
-//! (see `settle`), or all anew (see `rebuild`); copied flags; barrier.
+//! (see `fix_refcounts`), or all anew (see `rebuild`); copied flags; barrier.
 
 use super::FindingKind;
 use super::Findings;
 use super::Fix;
 use super::copied;
+use super::fix_refcounts;
 use super::outcome::Outcome;
 use super::rebuild;
 use super::repair;
-use super::settle;
 use super::snapshots;
 use super::source::Image;
 use super::stored::Stored;
@@ -165,11 +165,11 @@ pub(super) async fn check(
             findings.report = before;
             outcome.compare(Some(fix), findings);
             let leaks = match only_leaks {
-                true => settle::leaked_runs(&outcome),
+                true => fix_refcounts::leaked_runs(&outcome),
                 false => Vec::new(),
             };
-            settle::settle(image, &mut outcome, fix).await?;
-            settle::punch_leaks(image, &leaks).await;
+            fix_refcounts::fix_refcounts(image, &mut outcome, fix).await?;
+            fix_refcounts::punch_leaks(image, &leaks).await;
         }
         _ => {}
     }
@@ -204,7 +204,7 @@ async fn rebuild_all(
         if outcome.must_rebuild || any_lost {
             continue;
         }
-        settle::settle(image, &mut outcome, Fix::Leaks).await?;
+        fix_refcounts::fix_refcounts(image, &mut outcome, Fix::Leaks).await?;
         let fixed = old.corruptions.saturating_sub(report.corruptions);
         findings.report.corruptions_fixed = old.corruptions_fixed + fixed;
         findings.report.leaks_fixed = old.leaks_fixed + old.leaks;

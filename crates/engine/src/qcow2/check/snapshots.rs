@@ -14,10 +14,10 @@ use vellum_format::{Header, limits};
 use super::FindingKind;
 use super::Findings;
 use super::Fix;
+use super::fix_refcounts;
 use super::outcome::Outcome;
 use super::place::Places;
 use super::rebuild;
-use super::settle;
 use super::source::Image;
 use super::stored::Stored;
 use crate::qcow2::header::load;
@@ -212,7 +212,7 @@ async fn write_anew(image: &mut Image, table: &Table, outcome: &mut Outcome) -> 
                 .set(cluster, count.saturating_sub(1));
         }
     }
-    settle::settle(image, outcome, Fix::Leaks).await
+    fix_refcounts::fix_refcounts(image, outcome, Fix::Leaks).await
 }
 
 /// Raises the refcounts of new clusters, and of those that have come into the file with
@@ -221,7 +221,7 @@ async fn count_new(image: &mut Image, outcome: &mut Outcome, clusters: Range<u64
     let is_unused = |cluster| outcome.tally.references.get(cluster) == 0;
     let has_block = |cluster| is_unused(cluster) || outcome.stored.has_block(cluster);
     if clusters.clone().all(has_block) {
-        return settle::settle(image, outcome, Fix::All).await;
+        return fix_refcounts::fix_refcounts(image, outcome, Fix::All).await;
     }
     let old = outcome.stored.clusters(image);
     rebuild::rebuild(image, outcome).await?;
@@ -230,5 +230,5 @@ async fn count_new(image: &mut Image, outcome: &mut Outcome, clusters: Range<u64
     for cluster in old {
         outcome.tally.references.set(cluster, 0);
     }
-    settle::settle(image, outcome, Fix::Leaks).await
+    fix_refcounts::fix_refcounts(image, outcome, Fix::Leaks).await
 }

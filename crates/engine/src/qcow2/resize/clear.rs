@@ -13,8 +13,8 @@ impl Image {
     /// Unmaps every guest cluster and cuts the file where it is not used any more:
     /// from then on the image shows its backing file, or zeroes where it has none.
     /// Snapshots and bitmaps stay. A power cut leaves each cluster mapped or not.
-    pub(crate) async fn make_empty(self: Arc<Self>) -> Result<()> {
-        self.begin_change("make empty").await?;
+    pub(crate) async fn clear(self: Arc<Self>) -> Result<()> {
+        self.begin_change("clear").await?;
         let _one = self.resizing.lock().await;
         self.emit(Event::EmptyImagePrepare).await;
         {

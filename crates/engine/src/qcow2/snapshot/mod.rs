@@ -173,11 +173,11 @@ impl Image {
         self.write_back_locked_range(0..u64::MAX).await?;
         let _tables = self.l1_entries.acquire(0..u64::MAX, Mode::Exclusive).await;
         self.seal_packed().await?;
-        let settled = async {
+        let durable = async {
             self.reclaim_after_reads().await?;
             work.await
         };
-        self.commit_and(settled).await
+        self.commit_and(durable).await
     }
 
     /// Changes the size that everybody sees; the header has it.

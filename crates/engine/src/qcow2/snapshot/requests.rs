@@ -253,7 +253,7 @@ impl Image {
                 tables.push(table);
             }
         }
-        self.settle_counted(&mut change, &mut tables, places)
+        self.update_copied_flags_by_window(&mut change, &mut tables, places)
             .await?;
         for table in tables.iter().filter(|table| table.moves()) {
             change.active[table.index] = L1Entry::new(table.now, true);
@@ -263,7 +263,7 @@ impl Image {
     }
 
     /// Gives entries of L2 tables the flags that the counts after a change ask for.
-    async fn settle_counted(
+    async fn update_copied_flags_by_window(
         &self,
         change: &mut Change,
         tables: &mut [Table],
@@ -294,7 +294,7 @@ impl Image {
                 let counted = *is_counted.get(block as usize)?;
                 counted.then(|| own.contain(cluster))
             };
-            self.settle_flags(tables, places, is_own, |_| Ok(()))
+            self.update_copied_flags(tables, places, is_own, |_| Ok(()))
                 .await?;
             change.references = Some(deltas);
         }
@@ -328,12 +328,12 @@ impl Image {
         let blocks = self.counting_blocks()?.len() as u64;
         let mut windows = self.windows(blocks);
         let (Some(only), None) = (windows.next(), windows.next()) else {
-            let cleared = self.settle_flags(tables, places, |_| Some(false), |_| Ok(()));
+            let cleared = self.update_copied_flags(tables, places, |_| Some(false), |_| Ok(()));
             return cleared.await.map(|()| None);
         };
         let mut references = self.no_references(only)?;
         let add = |table: &[u8]| references.add(table, 1);
-        self.settle_flags(tables, places, |_| Some(false), add)
+        self.update_copied_flags(tables, places, |_| Some(false), add)
             .await?;
         let mut reads = stream::iter(fewer.iter().map(|table| self.read_table(*table)))
             .buffered(self.tables_at_once());
@@ -346,7 +346,7 @@ impl Image {
     /// Gives the entries of L2 tables the COPIED flags that `copied` says of their
     /// clusters, and shows each table to `seen`. A table that this changes is written to
     /// a new place.
-    async fn settle_flags(
+    async fn update_copied_flags(
         &self,
         tables: &mut [Table],
         places: &mut Places,

@@ -178,7 +178,7 @@ impl<C: Codec> TableCache<C> {
     }
 
     /// Counts what a shard takes now; call it before letting a changed one go.
-    fn settle(&self, shard: &mut Shard<C>, tables_before: usize) {
+    fn account(&self, shard: &mut Shard<C>, tables_before: usize) {
         let real = shard.real_bytes();
         let counted = std::mem::replace(&mut shard.counted_bytes, real);
         // Wrapping: the difference may be negative.
@@ -210,7 +210,7 @@ impl<C: Codec> TableCache<C> {
         if before == TableState::Clean {
             self.dirty.fetch_add(1, Ordering::Relaxed);
             let tables = shard.len();
-            self.settle(&mut shard, tables);
+            self.account(&mut shard, tables);
             drop(shard);
             self.hold_dirty();
             self.make_room(index, 0);
@@ -257,7 +257,7 @@ impl<C: Codec> TableCache<C> {
             while too_much() {
                 let tables = shard.len();
                 let progress = shard.make_room(&self.codec, per_table);
-                self.settle(&mut shard, tables);
+                self.account(&mut shard, tables);
                 if !progress {
                     break;
                 }
@@ -292,7 +292,7 @@ impl<C: Codec> TableCache<C> {
         if shard.withdraw(key, claim) {
             let tables = shard.len();
             shard.insert(key, stored, origin, incompressible);
-            self.settle(&mut shard, tables);
+            self.account(&mut shard, tables);
         }
     }
 
@@ -306,7 +306,7 @@ impl<C: Codec> TableCache<C> {
         let Some(table) = shard.remove(key) else {
             return;
         };
-        self.settle(&mut shard, tables);
+        self.account(&mut shard, tables);
         if table.state != TableState::Clean {
             self.dirty.fetch_sub(1, Ordering::Relaxed);
         }
@@ -439,7 +439,7 @@ impl<C: Codec> TableCache<C> {
             let mut shard = self.lock(index);
             let tables = shard.len();
             shard.drop_unused(&self.codec);
-            self.settle(&mut shard, tables);
+            self.account(&mut shard, tables);
         }
         if self.adaptive.load(Ordering::Relaxed) {
             let used = self.used_bytes.load(Ordering::Relaxed);

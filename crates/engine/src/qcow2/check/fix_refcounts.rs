@@ -26,7 +26,7 @@ enum Pass {
 }
 
 /// Makes refcounts what the references say, as far as `fix` allows.
-pub(super) async fn settle(image: &Image, outcome: &mut Outcome, fix: Fix) -> Result<()> {
+pub(super) async fn fix_refcounts(image: &Image, outcome: &mut Outcome, fix: Fix) -> Result<()> {
     if fix == Fix::All && write_pass(image, outcome, Pass::Raise).await? {
         image.flush().await?;
     }
