@@ -9,9 +9,8 @@ use vellum_control::create_options::{asks_for_help, help_text};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, amend, open_device};
 use vellum_io::lane;
 
-use super::command::{
-    Command, Failure, Outcome, cache_mode, check_object, fail, image_spec, open_failure,
-};
+use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
+use super::common::{self, CommonArgs};
 use super::create::add_options;
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
@@ -21,29 +20,25 @@ use crate::{hint, report};
 /// Smaller steps of the progress, in percent, are not printed.
 const MIN_STEP_PERCENT: f64 = 1.0;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Progress,
-    Format,
-    ImageOpts,
+enum Own {
     Options,
     Cache,
     Force,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::Options, 'o', "options", Takes::Value),
-    OptionSpec::new(Opt::Cache, 't', "cache", Takes::Value),
-    OptionSpec::long(Opt::Force, "force", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::PROGRESS,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own(Own::Options, 'o', "options", Takes::Value),
+    Opt::own(Own::Cache, 't', "cache", Takes::Value),
+    Opt::own_long(Own::Force, "force", Takes::Nothing),
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -53,10 +48,7 @@ pub fn options() -> Vec<Shape> {
 
 #[derive(Debug, Default)]
 struct Arguments {
-    quiet: bool,
-    progress: bool,
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     options: Option<String>,
     cache: Option<String>,
     force: bool,
@@ -64,26 +56,23 @@ struct Arguments {
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => arguments.quiet = true,
-            Opt::Progress => arguments.progress = true,
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Options => add_options(&mut arguments.options, value)?,
-            Opt::Cache => arguments.cache = Some(value),
-            Opt::Force => arguments.force = true,
-            Opt::Object => check_object(&value)?,
+            Own::Options => add_options(&mut arguments.options, value)?,
+            Own::Cache => arguments.cache = Some(value),
+            Own::Force => arguments.force = true,
         }
-    }
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
     let Some(options) = arguments.options.clone() else {
         return Err(Failure::Usage("Must specify options (-o)".into()));
     };
     let meter = Meter::new(command, &arguments);
-    let outcome = look(parser.operands(), &options, &arguments, &meter);
+    let outcome = look(&options, &arguments, &meter);
     meter.end();
     outcome
 }
@@ -94,7 +83,7 @@ struct Meter(Arc<Mutex<Option<Progress>>>);
 
 impl Meter {
     fn new(command: Command<'_>, arguments: &Arguments) -> Self {
-        let (wanted, quiet) = (arguments.progress, arguments.quiet);
+        let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
         let progress = Progress::new(command.program, wanted, quiet, MIN_STEP_PERCENT);
         Meter(Arc::new(Mutex::new(Some(progress))))
     }
@@ -116,22 +105,23 @@ impl Meter {
     }
 }
 
-fn look(operands: Vec<String>, options: &str, arguments: &Arguments, meter: &Meter) -> Outcome {
+fn look(options: &str, arguments: &Arguments, meter: &Meter) -> Outcome {
     if let Some(format) = arguments
+        .common
         .format
         .as_deref()
         .filter(|_| asks_for_help(options))
     {
         return print_option_help(format);
     }
-    let [name] = operands.as_slice() else {
+    let [name] = arguments.common.operands.as_slice() else {
         return fail("Expecting one image file name");
     };
     let cache = match &arguments.cache {
         None => CacheMode::default(),
         Some(name) => cache_mode("cache", name)?,
     };
-    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    let spec = arguments.common.image(name)?;
     lane::block_on(change(&spec, cache, options, arguments, meter))
 }
 

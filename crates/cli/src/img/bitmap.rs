@@ -9,9 +9,9 @@ use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::lane;
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, incomplete, open_failure,
-    size,
+    Command, Failure, MAX_BYTES, Outcome, fail, image_spec, incomplete, open_failure, size,
 };
+use super::common::{self, CommonArgs};
 use super::help;
 use super::watch::Watch;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
@@ -21,11 +21,10 @@ use vellum_control::shown_bitmaps::with_hint;
 /// the number.
 const NODE_NAME: &str = "#block100";
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Format,
-    ImageOpts,
+enum Own {
     Add,
     Remove,
     Clear,
@@ -35,23 +34,22 @@ enum Opt {
     Granularity,
     SourceFile,
     SourceFormat,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::long(Opt::Add, "add", Takes::Nothing),
-    OptionSpec::new(Opt::Granularity, 'g', "granularity", Takes::Value),
-    OptionSpec::long(Opt::Remove, "remove", Takes::Nothing),
-    OptionSpec::long(Opt::Clear, "clear", Takes::Nothing),
-    OptionSpec::long(Opt::Enable, "enable", Takes::Nothing),
-    OptionSpec::long(Opt::Disable, "disable", Takes::Nothing),
-    OptionSpec::long(Opt::Merge, "merge", Takes::Value),
-    OptionSpec::new(Opt::SourceFile, 'b', "source-file", Takes::Value),
-    OptionSpec::new(Opt::SourceFormat, 'F', "source-format", Takes::Value),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own_long(Own::Add, "add", Takes::Nothing),
+    Opt::own(Own::Granularity, 'g', "granularity", Takes::Value),
+    Opt::own_long(Own::Remove, "remove", Takes::Nothing),
+    Opt::own_long(Own::Clear, "clear", Takes::Nothing),
+    Opt::own_long(Own::Enable, "enable", Takes::Nothing),
+    Opt::own_long(Own::Disable, "disable", Takes::Nothing),
+    Opt::own_long(Own::Merge, "merge", Takes::Value),
+    Opt::own(Own::SourceFile, 'b', "source-file", Takes::Value),
+    Opt::own(Own::SourceFormat, 'F', "source-format", Takes::Value),
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -85,9 +83,8 @@ impl Action {
 
 #[derive(Debug, Default)]
 struct Arguments {
+    common: CommonArgs,
     actions: Vec<Action>,
-    format: Option<String>,
-    image_opts: bool,
     granularity_bytes: u64,
     source: Option<String>,
     source_format: Option<String>,
@@ -124,33 +121,31 @@ impl Arguments {
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Add => arguments.actions.push(Action::Add),
-            Opt::Remove => arguments.actions.push(Action::Remove),
-            Opt::Clear => arguments.actions.push(Action::Clear),
-            Opt::Enable => arguments.actions.push(Action::Enable),
-            Opt::Disable => arguments.actions.push(Action::Disable),
-            Opt::Merge => arguments.actions.push(Action::Merge(value)),
-            Opt::Granularity => {
+            Own::Add => arguments.actions.push(Action::Add),
+            Own::Remove => arguments.actions.push(Action::Remove),
+            Own::Clear => arguments.actions.push(Action::Clear),
+            Own::Enable => arguments.actions.push(Action::Enable),
+            Own::Disable => arguments.actions.push(Action::Disable),
+            Own::Merge => arguments.actions.push(Action::Merge(value)),
+            Own::Granularity => {
                 arguments.granularity_bytes = size("granularity", &value, 0, MAX_BYTES)?;
             }
-            Opt::SourceFile => arguments.source = Some(value),
-            Opt::SourceFormat => arguments.source_format = Some(value),
-            Opt::Object => check_object(&value)?,
+            Own::SourceFile => arguments.source = Some(value),
+            Own::SourceFormat => arguments.source_format = Some(value),
         }
-    }
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
     arguments.check()?;
-    let operands = parser.operands();
-    let [file, bitmap] = operands.as_slice() else {
+    let [file, bitmap] = arguments.common.operands.as_slice() else {
         return incomplete("Expecting filename and bitmap name");
     };
-    let spec = image_spec(file, arguments.image_opts, arguments.format.as_deref())?;
+    let spec = arguments.common.image(file)?;
     let _watch = Watch::new(command.program, false, "Changing the bitmap", None);
     lane::block_on(change(&spec, bitmap, &arguments))
 }

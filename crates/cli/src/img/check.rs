@@ -12,38 +12,32 @@ use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 
-use super::command::{
-    Command, Failure, Outcome, Output, cache_mode, check_object, fail, one_image, open_failure,
-    reading,
-};
+use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure, reading};
+use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::output::Output;
 use crate::progress::Progress;
 use crate::report;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Format,
-    ImageOpts,
-    Output,
+enum Own {
     Repair,
     Cache,
-    ForceShare,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-    OptionSpec::new(Opt::Repair, 'r', "repair", Takes::Value),
-    OptionSpec::new(Opt::Cache, 'T', "cache", Takes::Value),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::OUTPUT,
+    Opt::own(Own::Repair, 'r', "repair", Takes::Value),
+    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -58,36 +52,26 @@ const NOT_SUPPORTED: i32 = 63;
 
 #[derive(Debug, Default)]
 struct Arguments {
-    quiet: bool,
-    format: Option<String>,
-    image_opts: bool,
-    output: Output,
+    common: CommonArgs,
     fix: Option<Fix>,
     cache: CacheMode,
-    force_share: bool,
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => arguments.quiet = true,
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Output => arguments.output = Output::parse(&value)?,
-            Opt::Repair => arguments.fix = Some(fix(&value)?),
-            Opt::Cache => arguments.cache = cache_mode("source cache", &value)?,
-            Opt::ForceShare => arguments.force_share = true,
-            Opt::Object => check_object(&value)?,
+            Own::Repair => arguments.fix = Some(fix(&value)?),
+            Own::Cache => arguments.cache = cache_mode("source cache", &value)?,
         }
-    }
-    let operands = parser.operands();
-    let format = arguments.format.as_deref();
-    let spec = one_image(&operands, arguments.image_opts, format)?;
-    if arguments.fix.is_some() && arguments.force_share {
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let spec = arguments.common.one_image()?;
+    if arguments.fix.is_some() && arguments.common.force_share {
         let message = "force-share=on can only be used with read-only images";
         return fail(format!("Could not open '{}': {message}", spec.name));
     }
@@ -108,7 +92,7 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
     let flags = OpenFlags {
         writable: arguments.fix.is_some(),
         for_check: true,
-        ..reading(arguments.cache, arguments.force_share)
+        ..reading(arguments.cache, arguments.common.force_share)
     };
     let failed = |error: Error| open_failure(&spec.name, &error);
     let device = open_device(spec, &flags).await.map_err(failed)?;
@@ -119,7 +103,7 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
     let mut found = run_once(&storage, arguments.fix, arguments).await?;
     let mut text = String::new();
     if found.corruptions_fixed + found.leaks_fixed > 0 {
-        if arguments.output == Output::Human && !arguments.quiet {
+        if arguments.common.output == Output::Human && !arguments.common.quiet {
             text = repaired(&found);
         }
         // Unless somebody watches it comes behind all findings, as from QEMU's buffer.
@@ -134,8 +118,8 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
             ..again
         };
     }
-    match arguments.output {
-        Output::Human if arguments.quiet => {}
+    match arguments.common.output {
+        Output::Human if arguments.common.quiet => {}
         Output::Human => report::print(text + &human(&found)),
         Output::Json => report::print_line(to_json(&spec.name, &found)),
     }
@@ -157,7 +141,7 @@ async fn run_once(
     fix: Option<Fix>,
     arguments: &Arguments,
 ) -> Result<CheckReport, Failure> {
-    let progress = Progress::new(report::program(), false, arguments.quiet, 0.0);
+    let progress = Progress::new(report::program(), false, arguments.common.quiet, 0.0);
     let progress = Arc::new(Mutex::new(Some(progress)));
     let shown = progress.clone();
     let on_progress = move |done, total| {

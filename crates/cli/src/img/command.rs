@@ -6,7 +6,6 @@ use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_io::lane;
 
 use crate::getopt::{OptionSpec, Parser, Shape, UsageError};
-pub use crate::output::Output;
 use crate::output::UnknownOutput;
 use crate::size::{self, SizeError};
 use crate::{hint, report};
@@ -41,6 +40,23 @@ pub enum Failure {
     Incomplete(String),
     /// A wrong option, told by the option parser.
     Option(UsageError),
+    /// A failure with an exit code other than 1.
+    WithCode(Box<Failure>, i32),
+}
+
+impl Failure {
+    /// The same with this exit code.
+    pub fn with_code(self, code: i32) -> Failure {
+        Failure::WithCode(Box::new(self), code)
+    }
+
+    /// The exit code of the program.
+    pub fn code(&self) -> i32 {
+        match self {
+            Failure::WithCode(_, code) => *code,
+            _ => 1,
+        }
+    }
 }
 
 impl From<UsageError> for Failure {
@@ -93,6 +109,7 @@ impl Command<'_> {
         };
         match failure {
             Failure::Message(message) => report::error(message),
+            Failure::WithCode(failure, _) => self.tell(failure),
             Failure::Incomplete(message) => {
                 report::error(message);
                 if report::is_own_name(self.program) {
@@ -137,15 +154,6 @@ pub fn image_spec(
         return fail("--image-opts and --format are mutually exclusive");
     }
     ImageSpec::from_argument(name, image_opts, format).map_err(|error| open_failure(name, &error))
-}
-
-/// The image of a subcommand that takes one file name and nothing else.
-pub fn one_image(
-    operands: &[String],
-    image_opts: bool,
-    format: Option<&str>,
-) -> Result<ImageSpec, Failure> {
-    image_spec(one_name(operands)?, image_opts, format)
 }
 
 /// The name of the one image that a subcommand takes.

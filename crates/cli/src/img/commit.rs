@@ -11,39 +11,36 @@ use vellum_jobs::Speed;
 use vellum_jobs::commit::{CommitError, CommitOptions, commit};
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, cache_mode, check_object, fail, image_spec,
-    install_bulk_lane, one_name, open_failure, size,
+    Command, Failure, MAX_BYTES, Outcome, cache_mode, fail, install_bulk_lane, one_name,
+    open_failure, size,
 };
+use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::{Progress, ProgressReporter};
 use crate::{hint, report};
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Progress,
-    Format,
-    ImageOpts,
+enum Own {
     Cache,
     Drop,
     Base,
     Rate,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::Cache, 't', "cache", Takes::Value),
-    OptionSpec::new(Opt::Drop, 'd', "drop", Takes::Nothing),
-    OptionSpec::new(Opt::Base, 'b', "base", Takes::Value),
-    OptionSpec::new(Opt::Rate, 'r', "rate", Takes::Value),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::PROGRESS,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own(Own::Cache, 't', "cache", Takes::Value),
+    Opt::own(Own::Drop, 'd', "drop", Takes::Nothing),
+    Opt::own(Own::Base, 'b', "base", Takes::Value),
+    Opt::own(Own::Rate, 'r', "rate", Takes::Value),
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -53,10 +50,7 @@ pub fn options() -> Vec<Shape> {
 
 #[derive(Debug)]
 struct Arguments {
-    quiet: bool,
-    progress: bool,
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     cache: String,
     drop: bool,
     base: Option<String>,
@@ -65,38 +59,31 @@ struct Arguments {
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments {
-        quiet: false,
-        progress: false,
-        format: None,
-        image_opts: false,
+        common: CommonArgs::default(),
         cache: "writeback".to_owned(),
         drop: false,
         base: None,
         rate_bytes: None,
     };
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => arguments.quiet = true,
-            Opt::Progress => arguments.progress = true,
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Cache => arguments.cache = value,
-            Opt::Drop => arguments.drop = true,
-            Opt::Base => {
+            Own::Cache => arguments.cache = value,
+            Own::Drop => arguments.drop = true,
+            Own::Base => {
                 arguments.base = Some(value);
                 arguments.drop = true;
             }
-            Opt::Rate => arguments.rate_bytes = Some(size("rate limit", &value, 0, MAX_BYTES)?),
-            Opt::Object => check_object(&value)?,
+            Own::Rate => arguments.rate_bytes = Some(size("rate limit", &value, 0, MAX_BYTES)?),
         }
-    }
-    let operands = parser.operands();
-    let name = one_name(&operands)?;
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let name = one_name(&arguments.common.operands)?;
     let cache = cache_mode("cache", &arguments.cache)?;
-    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    let spec = arguments.common.image(name)?;
     install_bulk_lane(cache.direct)?;
     lane::block_on(work(command, &spec, cache, &arguments))
 }
@@ -107,7 +94,7 @@ async fn work(
     cache: CacheMode,
     arguments: &Arguments,
 ) -> Outcome {
-    let (wanted, quiet) = (arguments.progress, arguments.quiet);
+    let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
     let mut reporter = ProgressReporter::new(command.program, wanted, quiet);
     let found = find_base(
         spec,
@@ -158,7 +145,7 @@ async fn work(
         failure(spec, error)
     })?;
     closed?;
-    if !arguments.quiet {
+    if !arguments.common.quiet {
         report::print_line("Image committed.");
     }
     Ok(0)

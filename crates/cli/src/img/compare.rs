@@ -10,39 +10,36 @@ use vellum_io::lane;
 use vellum_jobs::compare::{CompareError, CompareOptions, Outcome as Found, Side, compare};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, check_object, image_spec, install_bulk_lane,
-    open_failure, reading_once,
+    Command, Failure, Outcome, cache_mode, image_spec, install_bulk_lane, open_failure,
+    reading_once,
 };
+use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
 use crate::report;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Progress,
+enum Own {
     FirstFormat,
     SecondFormat,
-    ImageOpts,
     Strict,
     Cache,
-    ForceShare,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
-    OptionSpec::new(Opt::FirstFormat, 'f', "a-format", Takes::Value),
-    OptionSpec::new(Opt::SecondFormat, 'F', "b-format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::Strict, 's', "strict", Takes::Nothing),
-    OptionSpec::new(Opt::Cache, 'T', "cache", Takes::Value),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::PROGRESS,
+    Opt::own(Own::FirstFormat, 'f', "a-format", Takes::Value),
+    Opt::own(Own::SecondFormat, 'F', "b-format", Takes::Value),
+    Opt::IMAGE_OPTS,
+    Opt::own(Own::Strict, 's', "strict", Takes::Nothing),
+    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -59,63 +56,48 @@ const READ_FAILED: i32 = 4;
 
 #[derive(Debug, Default)]
 struct Arguments {
-    quiet: bool,
-    progress: bool,
+    common: CommonArgs,
     formats: [Option<String>; 2],
-    image_opts: bool,
     strict: bool,
     cache: CacheMode,
-    force_share: bool,
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => arguments.quiet = true,
-            Opt::Progress => arguments.progress = true,
-            Opt::FirstFormat => arguments.formats[0] = Some(value),
-            Opt::SecondFormat => arguments.formats[1] = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Strict => arguments.strict = true,
-            Opt::Cache => match cache_mode("source cache", &value) {
-                Ok(mode) => arguments.cache = mode,
-                Err(failure) => {
-                    command.tell(&failure);
-                    return Ok(FAILED);
-                }
-            },
-            Opt::ForceShare => arguments.force_share = true,
-            Opt::Object => check_object(&value)?,
+            Own::FirstFormat => arguments.formats[0] = Some(value),
+            Own::SecondFormat => arguments.formats[1] = Some(value),
+            Own::Strict => arguments.strict = true,
+            Own::Cache => {
+                let mode = cache_mode("source cache", &value);
+                arguments.cache = mode.map_err(|failure| failure.with_code(FAILED))?;
+            }
         }
-    }
-    let operands = parser.operands();
-    let [first, second] = operands.as_slice() else {
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let [first, second] = arguments.common.operands.as_slice() else {
         return Err(Failure::Usage("Expecting two image file names".into()));
     };
     install_bulk_lane(arguments.cache.direct)?;
     lane::block_on(compare_images(command, [first, second], &arguments))
 }
 
-/// Opens one of the images. A failure has an exit code of its own.
+/// Opens one of the images.
 async fn open(
-    command: Command<'_>,
     name: &str,
     format: Option<&str>,
     arguments: &Arguments,
-) -> Result<Arc<dyn BlockDevice>, i32> {
-    let told = |failure: Failure| {
-        command.tell(&failure);
-        FAILED
-    };
-    let spec = image_spec(name, arguments.image_opts, format).map_err(told)?;
-    let flags = reading_once(arguments.cache, arguments.force_share);
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let spec = image_spec(name, arguments.common.image_opts, format)?;
+    let flags = reading_once(arguments.cache, arguments.common.force_share);
     open_device(&spec, &flags)
         .await
-        .map_err(|error| told(open_failure(name, &error)))
+        .map_err(|error| open_failure(name, &error))
 }
 
 async fn compare_images(
@@ -125,12 +107,15 @@ async fn compare_images(
 ) -> Outcome {
     let mut devices = Vec::new();
     for (name, format) in names.into_iter().zip(&arguments.formats) {
-        match open(command, name, format.as_deref(), arguments).await {
-            Ok(device) => devices.push(device),
-            Err(code) => return Ok(code),
-        }
+        let opened = open(name, format.as_deref(), arguments).await;
+        devices.push(opened.map_err(|failure| failure.with_code(FAILED))?);
     }
-    let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet, 2.0);
+    let mut progress = Progress::new(
+        command.program,
+        arguments.common.progress,
+        arguments.common.quiet,
+        2.0,
+    );
     progress.show(0, 1);
     let options = CompareOptions {
         strict: arguments.strict,
@@ -141,11 +126,11 @@ async fn compare_images(
     let compared = compared.await;
     progress.clear();
     let code = match compared {
-        Ok(found) => tell(&found, common_bytes(&devices), arguments.quiet),
+        Ok(found) => tell(&found, common_bytes(&devices), arguments.common.quiet),
         Err(error) => {
             let code = tell_error(&error, names);
             if common_bytes(&devices).is_some_and(|common| error.offset_bytes >= common) {
-                say(SIZE_WARNING, arguments.quiet);
+                say(SIZE_WARNING, arguments.common.quiet);
             }
             code
         }

@@ -9,9 +9,10 @@ use vellum_io::lane;
 use vellum_jobs::copy::{CopyError, CopyOptions, Step, copy};
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, check_object, fail, image_spec, incomplete,
-    install_bulk_lane, number, open_failure, reading_once, size,
+    Command, Failure, MAX_BYTES, Outcome, fail, incomplete, install_bulk_lane, number,
+    open_failure, reading_once, size,
 };
+use super::common::{self, CommonArgs};
 use super::help;
 use super::stream;
 use super::unfinished::Unfinished;
@@ -19,23 +20,19 @@ use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::ProgressReporter;
 use crate::{hint, report};
 
+type Opt = common::Opt<OutputFormat>;
+
+/// `-O`
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Format,
-    ImageOpts,
-    OutputFormat,
-    ForceShare,
-    Object,
-}
+struct OutputFormat;
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::OutputFormat, 'O', "output-format", Takes::Value),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own(OutputFormat, 'O', "output-format", Takes::Value),
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -48,10 +45,8 @@ const MAX_BLOCK_BYTES: u64 = i32::MAX as u64;
 
 #[derive(Debug)]
 struct Arguments {
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     output_format: String,
-    force_share: bool,
     input: Option<String>,
     output: Option<String>,
     block_bytes: u64,
@@ -61,31 +56,25 @@ struct Arguments {
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments {
-        format: None,
-        image_opts: false,
+        common: CommonArgs::default(),
         output_format: "raw".to_owned(),
-        force_share: false,
         input: None,
         output: None,
         block_bytes: DEFAULT_BLOCK_BYTES,
         count: None,
         skip: 0,
     };
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
-        match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::OutputFormat => arguments.output_format = value,
-            Opt::ForceShare => arguments.force_share = true,
-            Opt::Object => check_object(&value)?,
-        }
-    }
-    for operand in parser.operands() {
+    let parsed = common::parse(command, OPTIONS, args, |OutputFormat, value| {
+        arguments.output_format = value;
+        Ok(())
+    })?;
+    let Some(mut common) = parsed else {
+        return help::subcommand(command);
+    };
+    for operand in std::mem::take(&mut common.operands) {
         take_operand(&mut arguments, &operand)?;
     }
+    arguments.common = common;
     let (Some(input), Some(output)) = (&arguments.input, &arguments.output) else {
         return incomplete("Must specify both input and output files");
     };
@@ -115,8 +104,8 @@ async fn copy_blocks(
     output: &str,
     unfinished: &Unfinished,
 ) -> Outcome {
-    let spec = image_spec(input, arguments.image_opts, arguments.format.as_deref())?;
-    let flags = reading_once(CacheMode::default(), arguments.force_share);
+    let spec = arguments.common.image(input)?;
+    let flags = reading_once(CacheMode::default(), arguments.common.force_share);
     let opened = open_device(&spec, &flags).await;
     let source = opened.map_err(|error| open_failure(input, &error))?;
     let format = &arguments.output_format;

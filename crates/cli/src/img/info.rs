@@ -8,33 +8,31 @@ use vellum::ErrorKind;
 use vellum_control::{ImageSpec, error_text, filename, json};
 use vellum_io::lane;
 
-use super::command::{Command, Failure, Outcome, Output, check_object, one_image, open_failure};
+use super::command::{Command, Failure, Outcome, open_failure};
+use super::common::{self, CommonArgs};
 use super::describe::{Description, describe};
 use super::help;
 use super::human;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::output::Output;
 use crate::report;
 use crate::terminal::quoted;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Format,
-    ImageOpts,
+enum Own {
     Chain,
-    Output,
-    ForceShare,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::Chain, 'b', "backing-chain", Takes::Nothing),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own(Own::Chain, 'b', "backing-chain", Takes::Nothing),
+    Opt::OUTPUT,
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -44,31 +42,21 @@ pub fn options() -> Vec<Shape> {
 
 #[derive(Debug, Default)]
 struct Arguments {
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     chain: bool,
-    output: Output,
-    force_share: bool,
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
-        match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Chain => arguments.chain = true,
-            Opt::Output => arguments.output = Output::parse(&value)?,
-            Opt::ForceShare => arguments.force_share = true,
-            Opt::Object => check_object(&value)?,
-        }
-    }
-    let operands = parser.operands();
-    let format = arguments.format.as_deref();
-    let spec = one_image(&operands, arguments.image_opts, format)?;
+    let parsed = common::parse(command, OPTIONS, args, |Own::Chain, _| {
+        arguments.chain = true;
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let spec = arguments.common.one_image()?;
     // A handful of small reads: worker threads start faster than a ring.
     let options = lane::LaneOptions {
         backend: lane::Backend::Threads,
@@ -88,7 +76,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
 
 /// Prints what was found, and then what ends the chain too early.
 fn show(images: &[Description], arguments: &Arguments, broken: Option<Broken>) -> Outcome {
-    match (arguments.output, arguments.chain) {
+    match (arguments.common.output, arguments.chain) {
         (Output::Human, _) => {
             let texts: Vec<String> = images.iter().map(human::image).collect();
             report::print(texts.join("\n"));
@@ -171,7 +159,7 @@ async fn collect(spec: ImageSpec, arguments: &Arguments) -> Chain {
     let mut seen = vec![spec.name.clone()];
     let mut next = Some(spec);
     while let Some(spec) = next.take() {
-        let image = match describe(&spec, arguments.force_share).await {
+        let image = match describe(&spec, arguments.common.force_share).await {
             Ok(image) => image,
             Err(error) => {
                 chain.broken = Some(Broken {

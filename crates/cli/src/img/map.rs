@@ -7,35 +7,30 @@ use vellum_control::{CacheMode, ImageSpec, open_device};
 use vellum_io::lane;
 use vellum_jobs::map::{MapEntry, map};
 
-use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, Output, check_object, one_image, open_failure, reading,
-    size,
-};
+use super::command::{Command, Failure, MAX_BYTES, Outcome, open_failure, reading, size};
+use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::output::Output;
 use crate::report;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Format,
-    ImageOpts,
-    Output,
+enum Own {
     Start,
     Length,
-    ForceShare,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-    OptionSpec::new(Opt::Start, 's', "start-offset", Takes::Value),
-    OptionSpec::new(Opt::Length, 'l', "max-length", Takes::Value),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::OUTPUT,
+    Opt::own(Own::Start, 's', "start-offset", Takes::Value),
+    Opt::own(Own::Length, 'l', "max-length", Takes::Value),
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -45,40 +40,32 @@ pub fn options() -> Vec<Shape> {
 
 #[derive(Debug, Default)]
 struct Arguments {
-    format: Option<String>,
-    image_opts: bool,
-    output: Output,
+    common: CommonArgs,
     start_bytes: u64,
     length_bytes: Option<u64>,
-    force_share: bool,
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Output => arguments.output = Output::parse(&value)?,
-            Opt::Start => arguments.start_bytes = size("start offset", &value, 0, MAX_BYTES)?,
-            Opt::Length => {
+            Own::Start => arguments.start_bytes = size("start offset", &value, 0, MAX_BYTES)?,
+            Own::Length => {
                 arguments.length_bytes = Some(size("max length", &value, 0, MAX_BYTES)?);
             }
-            Opt::ForceShare => arguments.force_share = true,
-            Opt::Object => check_object(&value)?,
         }
-    }
-    let operands = parser.operands();
-    let format = arguments.format.as_deref();
-    let spec = one_image(&operands, arguments.image_opts, format)?;
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let spec = arguments.common.one_image()?;
     lane::block_on(print_map(&spec, &arguments))
 }
 
 async fn print_map(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
-    let flags = reading(CacheMode::default(), arguments.force_share);
+    let flags = reading(CacheMode::default(), arguments.common.force_share);
     let device = open_device(spec, &flags)
         .await
         .map_err(|e| open_failure(&spec.name, &e))?;
@@ -88,7 +75,7 @@ async fn print_map(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
         end = end.min(start.saturating_add(length));
     }
     let mut printer = Printer {
-        output: arguments.output,
+        output: arguments.common.output,
         text: String::new(),
         unmappable: false,
     };

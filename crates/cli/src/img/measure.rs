@@ -8,40 +8,35 @@ use vellum_control::measure::{Measure, Subject, measure, settings};
 use vellum_control::{CacheMode, json, open_device};
 use vellum_io::lane;
 
-use super::command::{
-    Command, MAX_BYTES, Outcome, Output, check_object, fail, image_spec, incomplete, open_failure,
-    reading, size,
-};
+use super::command::{Command, MAX_BYTES, Outcome, fail, incomplete, open_failure, reading, size};
+use super::common::{self, CommonArgs};
 use super::create::add_options;
 use super::{help, snapshot};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::output::Output;
 use crate::report;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Format,
-    ImageOpts,
+enum Own {
     TargetFormat,
     Options,
-    Output,
     Size,
     Snapshot,
-    ForceShare,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::TargetFormat, 'O', "target-format", Takes::Value),
-    OptionSpec::new(Opt::Options, 'o', "options", Takes::Value),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-    OptionSpec::new(Opt::Size, 's', "size", Takes::Value),
-    OptionSpec::new(Opt::Snapshot, 'l', "snapshot", Takes::Value),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own(Own::TargetFormat, 'O', "target-format", Takes::Value),
+    Opt::own(Own::Options, 'o', "options", Takes::Value),
+    Opt::OUTPUT,
+    Opt::own(Own::Size, 's', "size", Takes::Value),
+    Opt::own(Own::Snapshot, 'l', "snapshot", Takes::Value),
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -51,43 +46,37 @@ pub fn options() -> Vec<Shape> {
 
 #[derive(Debug, Default)]
 struct Arguments {
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     target_format: Option<String>,
     options: Option<String>,
-    output: Output,
     size_bytes: Option<u64>,
-    force_share: bool,
     snapshot: Option<SnapshotSelector>,
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::TargetFormat => arguments.target_format = Some(value),
-            Opt::Options => add_options(&mut arguments.options, value)?,
-            Opt::Output => arguments.output = Output::parse(&value)?,
-            Opt::Size => arguments.size_bytes = Some(size("image size", &value, 0, MAX_BYTES)?),
-            Opt::Snapshot => arguments.snapshot = Some(snapshot::selector(&value)?),
-            Opt::ForceShare => arguments.force_share = true,
-            Opt::Object => check_object(&value)?,
+            Own::TargetFormat => arguments.target_format = Some(value),
+            Own::Options => add_options(&mut arguments.options, value)?,
+            Own::Size => arguments.size_bytes = Some(size("image size", &value, 0, MAX_BYTES)?),
+            Own::Snapshot => arguments.snapshot = Some(snapshot::selector(&value)?),
         }
-    }
-    let operands = parser.operands();
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let operands = &arguments.common.operands;
     if operands.len() > 1 {
         return incomplete("At most one filename argument is allowed.");
     }
     let name = operands.first().map(String::as_str);
     match (name, arguments.size_bytes) {
         (None, Some(_))
-            if arguments.image_opts
-                || arguments.format.is_some()
+            if arguments.common.image_opts
+                || arguments.common.format.is_some()
                 || arguments.snapshot.is_some() =>
         {
             fail("--image-opts, -f, and -l require a filename argument.")
@@ -102,8 +91,8 @@ async fn print_measure(arguments: &Arguments, name: Option<&str>) -> Outcome {
     let device = match name {
         None => None,
         Some(name) => {
-            let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
-            let flags = reading(CacheMode::default(), arguments.force_share);
+            let spec = arguments.common.image(name)?;
+            let flags = reading(CacheMode::default(), arguments.common.force_share);
             let opened = open_device(&spec, &flags).await;
             let device = opened.map_err(|error| open_failure(name, &error))?;
             Some(match arguments.snapshot.clone() {
@@ -133,7 +122,7 @@ async fn print_measure(arguments: &Arguments, name: Option<&str>) -> Outcome {
         }
     };
     let found = measure(subject, format, &settings).await?;
-    report::print(match arguments.output {
+    report::print(match arguments.common.output {
         Output::Human => human(&found),
         Output::Json => to_json(&found),
     });

@@ -6,6 +6,7 @@ mod bitmap;
 mod check;
 mod command;
 mod commit;
+mod common;
 mod compare;
 mod convert;
 mod convert_args;
@@ -203,6 +204,6 @@ fn run(program: &str, subcommand: &'static Subcommand, args: Vec<OsString>) -> i
     hint::know_options(&(subcommand.options)());
     (subcommand.run)(command, args).unwrap_or_else(|failure| {
         command.tell(&failure);
-        1
+        failure.code()
     })
 }

@@ -13,45 +13,40 @@ use vellum_jobs::copy::{CopyError, CopyOptions, Step};
 use vellum_jobs::rebase::{RebaseOptions, rebase};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, check_object, fail, image_spec, install_bulk_lane,
-    one_name, open_failure,
+    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, one_name, open_failure,
 };
+use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::hint;
 use crate::progress::{Progress, ProgressReporter};
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Progress,
-    Format,
-    ImageOpts,
+enum Own {
     Cache,
     Backing,
     BackingFormat,
     BackingCache,
     Unsafe,
     Compress,
-    ForceShare,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::Cache, 't', "cache", Takes::Value),
-    OptionSpec::new(Opt::Backing, 'b', "backing", Takes::Value),
-    OptionSpec::new(Opt::BackingFormat, 'F', "backing-format", Takes::Value),
-    OptionSpec::new(Opt::BackingCache, 'T', "backing-cache", Takes::Value),
-    OptionSpec::new(Opt::Unsafe, 'u', "backing-unsafe", Takes::Nothing),
-    OptionSpec::new(Opt::Compress, 'c', "compress", Takes::Nothing),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::PROGRESS,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own(Own::Cache, 't', "cache", Takes::Value),
+    Opt::own(Own::Backing, 'b', "backing", Takes::Value),
+    Opt::own(Own::BackingFormat, 'F', "backing-format", Takes::Value),
+    Opt::own(Own::BackingCache, 'T', "backing-cache", Takes::Value),
+    Opt::own(Own::Unsafe, 'u', "backing-unsafe", Takes::Nothing),
+    Opt::own(Own::Compress, 'c', "compress", Takes::Nothing),
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -61,62 +56,44 @@ pub fn options() -> Vec<Shape> {
 
 #[derive(Debug, Default)]
 struct Arguments {
-    quiet: bool,
-    progress: bool,
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     cache: Option<String>,
     backing: Option<String>,
     backing_format: Option<String>,
     backing_cache: Option<String>,
     change_name_only: bool,
     compress: bool,
-    force_share: bool,
-}
-
-impl Arguments {
-    fn parse(command: Command<'_>, args: Vec<OsString>) -> Result<Option<(Self, String)>, Failure> {
-        let mut arguments = Arguments::default();
-        let mut parser = command.parser(OPTIONS, args);
-        while let Some((option, value)) = parser.next_option()? {
-            let value = value.unwrap_or_default();
-            match option {
-                Opt::Help => return Ok(None),
-                Opt::Quiet => arguments.quiet = true,
-                Opt::Progress => arguments.progress = true,
-                Opt::Format => arguments.format = Some(value),
-                Opt::ImageOpts => arguments.image_opts = true,
-                Opt::Cache => arguments.cache = Some(value),
-                Opt::Backing => arguments.backing = Some(value),
-                Opt::BackingFormat => arguments.backing_format = Some(value),
-                Opt::BackingCache => arguments.backing_cache = Some(value),
-                Opt::Unsafe => arguments.change_name_only = true,
-                Opt::Compress => arguments.compress = true,
-                Opt::ForceShare => arguments.force_share = true,
-                Opt::Object => check_object(&value)?,
-            }
-        }
-        let operands = parser.operands();
-        let name = one_name(&operands)?;
-        if !arguments.change_name_only && arguments.backing.is_none() {
-            let message = "Must specify backing file (-b) or use unsafe mode (-u)";
-            return Err(Failure::Usage(message.into()));
-        }
-        Ok(Some((arguments, name.to_owned())))
-    }
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
-    let Some((arguments, name)) = Arguments::parse(command, args)? else {
+    let mut arguments = Arguments::default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
+        match option {
+            Own::Cache => arguments.cache = Some(value),
+            Own::Backing => arguments.backing = Some(value),
+            Own::BackingFormat => arguments.backing_format = Some(value),
+            Own::BackingCache => arguments.backing_cache = Some(value),
+            Own::Unsafe => arguments.change_name_only = true,
+            Own::Compress => arguments.compress = true,
+        }
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
         return help::subcommand(command);
     };
+    arguments.common = common;
+    let name = one_name(&arguments.common.operands)?;
+    if !arguments.change_name_only && arguments.backing.is_none() {
+        let message = "Must specify backing file (-b) or use unsafe mode (-u)";
+        return Err(Failure::Usage(message.into()));
+    }
     let mode = |what, name: &Option<String>| match name {
         Some(name) => cache_mode(what, name),
         None => Ok(CacheMode::default()),
     };
     let cache = mode("cache", &arguments.cache)?;
     let backing_cache = mode("source cache", &arguments.backing_cache)?;
-    let spec = image_spec(&name, arguments.image_opts, arguments.format.as_deref())?;
+    let spec = arguments.common.image(name)?;
     install_bulk_lane(cache.direct || backing_cache.direct)?;
     lane::block_on(work(command, &spec, [cache, backing_cache], &arguments))
 }
@@ -146,7 +123,7 @@ async fn work(
         return fail(format!("Invalid format name: '{format}'"));
     }
     if arguments.change_name_only {
-        let (wanted, quiet) = (arguments.progress, arguments.quiet);
+        let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
         let mut progress = Progress::new(command.program, wanted, quiet, 1.0);
         progress.show(0, 1);
         progress.show(1, 1);
@@ -184,7 +161,7 @@ async fn open_new(
     }
     let flags = OpenFlags {
         cache,
-        force_share: arguments.force_share,
+        force_share: arguments.common.force_share,
         read_once: true,
         ..OpenFlags::default()
     };
@@ -213,7 +190,7 @@ async fn copy(
         compress: arguments.compress,
     };
     let old = image.backing();
-    let (wanted, quiet) = (arguments.progress, arguments.quiet);
+    let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
     let mut reporter = ProgressReporter::new(command.program, wanted, quiet);
     reporter.progress.show(0, 1);
     let copied = rebase(image, old.as_ref(), new, &options, &mut reporter).await;

@@ -7,32 +7,30 @@ use vellum_control::options::size_value;
 use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::lane;
 
-use super::command::{Command, Failure, Outcome, check_object, fail, image_spec, open_failure};
+use super::command::{Command, Failure, Outcome, fail, open_failure};
+use super::common::{self, CommonArgs};
 use super::help;
 use super::watch::{Growth, Watch};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::{hint, report};
 use vellum_control::shown_bitmaps::with_hint;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Format,
-    ImageOpts,
+enum Own {
     Preallocation,
     Shrink,
-    Object,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::long(Opt::Preallocation, "preallocation", Takes::Value),
-    OptionSpec::long(Opt::Shrink, "shrink", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::own_long(Own::Preallocation, "preallocation", Takes::Value),
+    Opt::own_long(Own::Shrink, "shrink", Takes::Nothing),
+    Opt::OBJECT,
 ];
 
 /// The options, as completions and manuals show them.
@@ -42,9 +40,7 @@ pub fn options() -> Vec<Shape> {
 
 #[derive(Debug, Default)]
 struct Arguments {
-    quiet: bool,
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     preallocation: Preallocation,
     shrink: bool,
 }
@@ -85,24 +81,21 @@ pub fn run(command: Command<'_>, mut args: Vec<OsString>) -> Outcome {
         _ => args.pop(),
     };
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => arguments.quiet = true,
-            Opt::Format => arguments.format = Some(value),
-            Opt::ImageOpts => arguments.image_opts = true,
-            Opt::Preallocation => match Preallocation::from_name(&value) {
+            Own::Preallocation => match Preallocation::from_name(&value) {
                 Some(mode) => arguments.preallocation = mode,
                 None => return fail(format!("Invalid preallocation mode '{value}'")),
             },
-            Opt::Shrink => arguments.shrink = true,
-            Opt::Object => check_object(&value)?,
+            Own::Shrink => arguments.shrink = true,
         }
-    }
-    let operands = parser.operands();
-    let (name, size) = match (operands.as_slice(), &size) {
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let (name, size) = match (arguments.common.operands.as_slice(), &size) {
         ([name], Some(size)) => (name, size),
         ([] | [_], _) => {
             let message = "Expecting image file name and size";
@@ -120,7 +113,7 @@ pub fn run(command: Command<'_>, mut args: Vec<OsString>) -> Outcome {
         ));
     }
     let size = NewSize::parse(&size.to_string_lossy())?;
-    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    let spec = arguments.common.image(name)?;
     lane::block_on(resize(command, &spec, size, &arguments))
 }
 
@@ -159,7 +152,7 @@ async fn resize(
         Preallocation::Full | Preallocation::Falloc => Growth::of(&spec.name, added_bytes),
         Preallocation::Off | Preallocation::Metadata => None,
     };
-    let watch = Watch::new(command.program, arguments.quiet, "Resizing", growth);
+    let watch = Watch::new(command.program, arguments.common.quiet, "Resizing", growth);
     let resized = device.resize(new_bytes, arguments.preallocation).await;
     let closed = device.close().await;
     drop(watch);
@@ -168,7 +161,7 @@ async fn resize(
         Failure::Message(with_hint(error_text(&error)))
     })?;
     closed?;
-    if !arguments.quiet {
+    if !arguments.common.quiet {
         report::print_line("Image resized.");
     }
     Ok(0)

@@ -10,7 +10,8 @@ use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 
-use super::command::{Command, Failure, Outcome, check_object, fail, one_image, open_failure};
+use super::command::{Command, Failure, Outcome, fail, open_failure};
+use super::common;
 use super::watch::Watch;
 use super::{help, human};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
@@ -19,14 +20,10 @@ use crate::{hint, report};
 /// Longer names are cut to so many bytes, as QEMU cuts them.
 const MAX_NAME_BYTES: usize = 255;
 
+type Opt = common::Opt<Own>;
+
 #[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Format,
-    ImageOpts,
-    ForceShare,
-    Object,
+enum Own {
     List,
     Create,
     Apply,
@@ -34,16 +31,16 @@ enum Opt {
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
-    OptionSpec::new(Opt::List, 'l', "list", Takes::Nothing),
-    OptionSpec::new(Opt::Create, 'c', "create", Takes::Value),
-    OptionSpec::new(Opt::Apply, 'a', "apply", Takes::Value),
-    OptionSpec::new(Opt::Delete, 'd', "delete", Takes::Value),
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::FORCE_SHARE,
+    Opt::OBJECT,
+    Opt::own(Own::List, 'l', "list", Takes::Nothing),
+    Opt::own(Own::Create, 'c', "create", Takes::Value),
+    Opt::own(Own::Apply, 'a', "apply", Takes::Value),
+    Opt::own(Own::Delete, 'd', "delete", Takes::Value),
 ];
 
 /// The options, as completions and manuals show them.
@@ -62,45 +59,23 @@ enum Action {
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut action = None;
-    let (mut image_opts, mut force_share, mut format) = (false, false, None);
-    let mut quiet = false;
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
         let asked = match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => {
-                quiet = true;
-                continue;
-            }
-            Opt::Format => {
-                format = Some(value);
-                continue;
-            }
-            Opt::ImageOpts => {
-                image_opts = true;
-                continue;
-            }
-            Opt::ForceShare => {
-                force_share = true;
-                continue;
-            }
-            Opt::Object => {
-                check_object(&value)?;
-                continue;
-            }
-            Opt::List => Action::List,
-            Opt::Create => Action::Create(value),
-            Opt::Apply => Action::Apply(value),
-            Opt::Delete => Action::Delete(value),
+            Own::List => Action::List,
+            Own::Create => Action::Create(value),
+            Own::Apply => Action::Apply(value),
+            Own::Delete => Action::Delete(value),
         };
         if action.replace(asked).is_some() {
             let message = "Cannot mix '-l', '-a', '-c', '-d'";
             return Err(Failure::Usage(message.into()));
         }
-    }
-    let operands = parser.operands();
-    let spec = one_image(&operands, image_opts, format.as_deref())?;
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    let spec = common.one_image()?;
     let action = action.unwrap_or(Action::List);
     let what = match &action {
         Action::List => "Looking for snapshots",
@@ -108,8 +83,8 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         Action::Apply(_) => "Going back to the snapshot",
         Action::Delete(_) => "Deleting the snapshot",
     };
-    let _watch = Watch::new(command.program, quiet, what, None);
-    lane::block_on(perform(&spec, action, force_share))
+    let _watch = Watch::new(command.program, common.quiet, what, None);
+    lane::block_on(perform(&spec, action, common.force_share))
 }
 
 async fn perform(spec: &ImageSpec, action: Action, force_share: bool) -> Outcome {
