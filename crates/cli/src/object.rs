@@ -1,4 +1,4 @@
-//! `--object`: what a tool makes before it opens images.
+//! `--object`: secrets, TLS credentials and other objects, created before images are opened.
 
 use vellum::{Error, ErrorKind, Result};
 use vellum_control::{Options, add_throttle_group, secret, tls};

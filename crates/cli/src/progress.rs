@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
 use vellum_jobs::copy::Observer;
 
 use crate::report;
@@ -122,7 +123,31 @@ impl Progress {
     }
 }
 
-/// Tells the user how far a job is.
+/// Progress that several callers show, and that one of them ends.
+#[derive(Clone)]
+pub struct SharedProgress(Arc<Mutex<Option<Progress>>>);
+
+impl SharedProgress {
+    pub fn new(progress: Progress) -> SharedProgress {
+        SharedProgress(Arc::new(Mutex::new(Some(progress))))
+    }
+
+    /// `done` of `total` is done; after the end nothing is shown.
+    pub fn show(&self, done: u64, total: u64) {
+        if let Some(progress) = self.0.lock().as_mut() {
+            progress.show(done, total);
+        }
+    }
+
+    /// The work is over.
+    pub fn end(&self) {
+        if let Some(progress) = self.0.lock().take() {
+            progress.end();
+        }
+    }
+}
+
+/// Shows the user how far a job is.
 pub struct ProgressReporter {
     pub progress: Progress,
     /// What is left to be written.
@@ -130,7 +155,7 @@ pub struct ProgressReporter {
 }
 
 impl ProgressReporter {
-    /// Tells it as [`Progress::new`] says, in steps of a percent.
+    /// Shows it as [`Progress::new`] says, in steps of a percent.
     pub fn new(program: &str, wanted: bool, quiet: bool) -> ProgressReporter {
         ProgressReporter {
             progress: Progress::new(program, wanted, quiet, 1.0),

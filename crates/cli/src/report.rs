@@ -1,4 +1,5 @@
-//! What every tool prints the same way: errors, warnings and output.
+//! Printing that is the same in every tool: errors, warnings and output. It uses no other module
+//! of the program; `main` registers what gives hints.
 //!
 //! Messages carry the name the tool was called by, so that a script that looks
 //! for `qemu-img: ...` finds it. Under our own name the command stands there too:
@@ -58,7 +59,7 @@ pub fn call(program: &str, command: &str) -> String {
 }
 
 /// What messages begin with: the program, and under our own name the command.
-fn speaker() -> String {
+fn message_prefix() -> String {
     match COMMAND.get() {
         Some(command) => format!("{} {command}", program()),
         None => program().to_owned(),
@@ -67,12 +68,12 @@ fn speaker() -> String {
 
 /// Tells how to get help on the command that is being run.
 pub fn try_help() {
-    eprint_line(&format!("Try '{} --help' for more info", speaker()));
+    eprint_line(&format!("Try '{} --help' for more info", message_prefix()));
 }
 
 /// A message without what it says twice in a row at its beginning, as QEMU's do:
 /// `Could not open 'x': Could not open 'x': No such file or directory`.
-fn said_once(message: &str) -> &str {
+fn without_repetition(message: &str) -> &str {
     let mut ends = message
         .match_indices(": ")
         .map(|(at, colon)| at + colon.len());
@@ -84,10 +85,10 @@ fn said_once(message: &str) -> &str {
 pub fn error(message: impl Display) {
     let message = message.to_string();
     let shown = match is_own() {
-        true => said_once(&message),
+        true => without_repetition(&message),
         false => &message,
     };
-    eprint_line(&format!("{}: {shown}", speaker()));
+    eprint_line(&format!("{}: {shown}", message_prefix()));
     if let Some(hinter) = HINTER.get() {
         hinter(&message);
     }
@@ -95,12 +96,12 @@ pub fn error(message: impl Display) {
 
 /// Prints `program: warning: message` on standard error.
 pub fn warning(message: impl Display) {
-    eprint_line(&format!("{}: warning: {message}", speaker()));
+    eprint_line(&format!("{}: warning: {message}", message_prefix()));
 }
 
 /// Prints `program: info: message` on standard error.
 pub fn info(message: impl Display) {
-    eprint_line(&format!("{}: info: {message}", speaker()));
+    eprint_line(&format!("{}: info: {message}", message_prefix()));
 }
 
 /// Prints a line on standard error; nothing can be done if that fails.
@@ -153,7 +154,7 @@ mod tests {
             ),
             ("", ""),
         ] {
-            assert_eq!(said_once(message), shown);
+            assert_eq!(without_repetition(message), shown);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What depends on the terminal: its width, and text that must not steer it.
+//! The width of the terminal, and text made safe for it: without control characters.
 
 use std::io::IsTerminal;
 

@@ -1,4 +1,5 @@
-//! `--trace`: there are no trace events here, so none that could be switched on.
+//! `--trace`: accepted, with a warning for named events, because this program has no trace
+//! events.
 
 use vellum_io::error::errno_text;
 

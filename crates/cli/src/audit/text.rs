@@ -5,17 +5,17 @@ use std::fmt::Write;
 use vellum_control::audit::{Level, Report};
 
 use super::arguments::option_for;
-use crate::paint::{Colour, Paint};
 use crate::size::human;
+use crate::style::{Colour, Style};
 use crate::terminal::harmless;
 
 /// The report as text; coloured where standard output is a terminal.
 pub fn report(image: &str, found: &Report) -> String {
-    let paint = Paint::for_output();
+    let style = Style::for_output();
     let mut text = String::new();
     let verdict = match found.is_safe() {
-        true => paint.bold(Colour::Green, "safe"),
-        false => paint.bold(Colour::Red, "rejected"),
+        true => style.bold(Colour::Green, "safe"),
+        false => style.bold(Colour::Red, "rejected"),
     };
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{}: {verdict}", harmless(image));
@@ -29,7 +29,7 @@ pub fn report(image: &str, found: &Report) -> String {
             Level::Warning => Colour::Yellow,
             Level::Note => Colour::Blue,
         };
-        let level = paint.colour(colour, &format!("{:<7}", finding.level.name()));
+        let level = style.colour(colour, &format!("{:<7}", finding.level.name()));
         let allowed = finding
             .permission
             .map(|permission| format!(" (allowed by {})", option_for(permission)));

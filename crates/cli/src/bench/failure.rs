@@ -14,7 +14,7 @@ pub enum Failure {
     Message(String),
     /// The command line cannot be understood.
     Usage(String),
-    /// The user has asked for the end.
+    /// The user has interrupted the program (Ctrl-C).
     Interrupted,
 }
 

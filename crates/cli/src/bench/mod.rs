@@ -35,7 +35,7 @@ use arguments::{Arguments, Output, Topic};
 use failure::Failure;
 use progress::Progress;
 use result::{About, Report};
-use run::{Bench, Subject};
+use run::{Bench, Target};
 use scratch::{Interrupt, Scratch};
 use survey::Survey;
 
@@ -71,7 +71,7 @@ fn try_main(program: &str, args: Vec<OsString>) -> Result<(), Failure> {
         return show(&arguments::help(program));
     }
     if let Some(page) = &arguments.html {
-        crate::page::check_target(page).map_err(Failure::Message)?;
+        crate::html_page::check_target(page).map_err(Failure::Message)?;
     }
     let interrupt = Interrupt::catch()?;
     let result = lane::block_on(measure(&arguments, interrupt))?;
@@ -93,7 +93,7 @@ fn show(text: &str) -> Result<(), Failure> {
 }
 
 async fn measure(arguments: &Arguments, interrupt: Interrupt) -> Result<Report, Failure> {
-    let (subject, tables, about) = match &arguments.image {
+    let (target, tables, about) = match &arguments.image {
         Some(name) => examine(arguments, name, &interrupt).await?,
         None => set_up(arguments).await?,
     };
@@ -104,7 +104,7 @@ async fn measure(arguments: &Arguments, interrupt: Interrupt) -> Result<Report, 
     let rows = tables.iter().map(|table| table.rows.len()).sum::<usize>();
     let progress = Progress::new(arguments.quiet, rows * arguments.effort.rounds);
     let mut bench = Bench {
-        subject,
+        target,
         effort: arguments.effort,
         interrupt,
     };
@@ -120,9 +120,9 @@ async fn measure(arguments: &Arguments, interrupt: Interrupt) -> Result<Report, 
     }
     progress.end();
     let mut reading = reading::read(&results);
-    match bench.subject {
-        Subject::Made { scratch, .. } => scratch.remove()?,
-        Subject::Given(survey) => {
+    match bench.target {
+        Target::Made { scratch, .. } => scratch.remove()?,
+        Target::Given(survey) => {
             let used = reading::used(survey.used_l2_bytes, survey.metadata.l2_bytes);
             reading.insert(0, used);
         }
@@ -134,7 +134,7 @@ async fn measure(arguments: &Arguments, interrupt: Interrupt) -> Result<Report, 
     })
 }
 
-type Setting = (Subject, Vec<plan::Table>, About);
+type Setting = (Target, Vec<plan::Table>, About);
 
 fn about(arguments: &Arguments, size_bytes: u64, subject: String) -> About {
     let effort = &arguments.effort;
@@ -172,7 +172,7 @@ async fn examine(
         about.notes.push(NOT_DIRECT.into());
     }
     let tables = plan::given(&arguments.topics, survey.metadata);
-    Ok((Subject::Given(Box::new(survey)), tables, about))
+    Ok((Target::Given(Box::new(survey)), tables, about))
 }
 
 async fn set_up(arguments: &Arguments) -> Result<Setting, Failure> {
@@ -203,10 +203,10 @@ async fn set_up(arguments: &Arguments) -> Result<Setting, Failure> {
     if !direct {
         about.notes.push(NOT_DIRECT.into());
     }
-    let subject = Subject::Made {
+    let target = Target::Made {
         scratch,
         full: None,
         direct,
     };
-    Ok((subject, plan::made(&arguments.topics, effort), about))
+    Ok((target, plan::made(&arguments.topics, effort), about))
 }

@@ -27,7 +27,7 @@ const MOST_TOUCHING: f64 = 2.0;
 
 /// What requests go to.
 #[derive(Debug)]
-pub(super) enum Subject {
+pub(super) enum Target {
     /// Images made in a folder; the full one once it is needed.
     Made {
         scratch: Scratch,
@@ -41,7 +41,7 @@ pub(super) enum Subject {
 /// A run over tables.
 #[derive(Debug)]
 pub(super) struct Bench {
-    pub(super) subject: Subject,
+    pub(super) target: Target,
     pub(super) effort: Effort,
     pub(super) interrupt: Interrupt,
 }
@@ -87,11 +87,11 @@ impl Bench {
             Work::Write { backed, .. } => backed,
         };
         let needed = tables.iter().flat_map(|table| &table.rows).any(needs_full);
-        let Subject::Made {
+        let Target::Made {
             scratch,
             full,
             direct,
-        } = &mut self.subject
+        } = &mut self.target
         else {
             return Ok(());
         };
@@ -135,8 +135,8 @@ impl Bench {
     }
 
     async fn raw_read(&self, round: usize) -> Result<Option<Sample>, Failure> {
-        let (devices, blocks) = match &self.subject {
-            Subject::Made { full, direct, .. } => {
+        let (devices, blocks) = match &self.target {
+            Target::Made { full, direct, .. } => {
                 let path = &full.as_ref().ok_or_else(no_full_image)?.path;
                 let opening = Opening {
                     direct: *direct,
@@ -146,7 +146,7 @@ impl Bench {
                 let blocks = Blocks::whole(device.size_bytes());
                 (vec![device], blocks)
             }
-            Subject::Given(survey) => (survey.raw_devices.clone(), survey.raw_blocks.clone()),
+            Target::Given(survey) => (survey.raw_devices.clone(), survey.raw_blocks.clone()),
         };
         if blocks.count() == 0 {
             return Ok(None);
@@ -169,8 +169,8 @@ impl Bench {
             entry_bytes: Some(entry_bytes),
             ..Opening::default()
         };
-        let (device, blocks) = match &mut self.subject {
-            Subject::Made { full, direct, .. } => {
+        let (device, blocks) = match &mut self.target {
+            Target::Made { full, direct, .. } => {
                 let full = full.as_mut().ok_or_else(no_full_image)?;
                 full.set_layout(layout)?;
                 opening.direct = *direct;
@@ -178,7 +178,7 @@ impl Bench {
                 let blocks = Blocks::whole(device.size_bytes());
                 (device, blocks)
             }
-            Subject::Given(survey) => (survey.open(opening).await?, survey.blocks.clone()),
+            Target::Given(survey) => (survey.open(opening).await?, survey.blocks.clone()),
         };
         let load = self.load(vec![device.clone()], blocks, round);
         touch(&device, &load, cache_bytes).await?;
@@ -199,11 +199,11 @@ impl Bench {
     }
 
     async fn write(&mut self, work: Work, round: usize) -> Result<Sample, Failure> {
-        let Subject::Made {
+        let Target::Made {
             scratch,
             full,
             direct,
-        } = &mut self.subject
+        } = &mut self.target
         else {
             return Ok(Sample::default());
         };

@@ -1,11 +1,12 @@
-//! Hints: what to do next, after an error, for a person at a terminal.
+//! Hints: what to do next after an error, for a person at a terminal. All tools give hints; hints
+//! use no tool (`main` registers the list of subcommands).
 //!
 //! The errors themselves are QEMU's, and scripts compare them. A hint is a line of its own
 //! on standard error that begins with `hint: `.
 //!
 //! Invariants:
 //! - No hint is given to a pipe, or under the name of one of QEMU's programs.
-//! - Looking for a hint changes nothing, and fails in silence.
+//! - Looking for a hint changes nothing; if it fails, there is no message.
 
 mod locks;
 mod similar;
@@ -24,9 +25,9 @@ use vellum_control::probe::{PROBE_BYTES, Probed, probe};
 use vellum_storage::lock::Waiting;
 
 use crate::getopt::Shape;
-use crate::paint::{Colour, Paint};
 use crate::report;
 use crate::size::human;
+use crate::style::{Colour, Style};
 use crate::terminal::{harmless, quoted};
 
 pub use similar::closest;
@@ -39,7 +40,7 @@ fn is_wanted() -> bool {
 /// Gives a hint, where hints are wanted.
 pub fn give(text: &str) {
     if is_wanted() {
-        let head = Paint::for_errors().bold(Colour::Cyan, "hint:");
+        let head = Style::for_errors().bold(Colour::Cyan, "hint:");
         report::eprint_line(&format!("{head} {}", harmless(text)));
     }
 }
@@ -47,7 +48,7 @@ pub fn give(text: &str) {
 /// Whether the command that runs has an option to read what others write (`-U`).
 static HAS_SHARE: AtomicBool = AtomicBool::new(false);
 
-/// From now on hints speak of the command that has these options.
+/// Sets the options of the command that runs; some hints depend on them.
 pub fn know_options(options: &[Shape]) {
     let has_share = options.iter().any(|shape| shape.short == Some('U'));
     HAS_SHARE.store(has_share, Ordering::Relaxed);
@@ -135,8 +136,8 @@ pub fn about_option(error: impl Display, options: &[Shape]) {
     }
 }
 
-/// If `error`, which is going to be told, says that there is no room for `target`: what
-/// is missing, as far as the work knows.
+/// Prepares a hint for `error`, which is going to be reported, if it says that there is no space
+/// for `target`; `missing_bytes` is how much is still to be written, if that is known.
 pub fn about_space(target: &str, error: &Error, missing_bytes: Option<u64>) {
     if error.kind() != ErrorKind::NoSpace {
         return;

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
 use vellum::qcow2::amend::ProgressSink;
 use vellum_control::create_options::{asks_for_help, help_text};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, amend, open_device};
@@ -14,7 +13,7 @@ use super::common::{self, CommonArgs};
 use super::create::add_options;
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use crate::progress::Progress;
+use crate::progress::{Progress, SharedProgress};
 use crate::{hint, report};
 
 /// Smaller steps of the progress, in percent, are not printed.
@@ -71,41 +70,15 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let Some(options) = arguments.options.clone() else {
         return Err(Failure::Usage("Must specify options (-o)".into()));
     };
-    let meter = Meter::new(command, &arguments);
-    let outcome = look(&options, &arguments, &meter);
-    meter.end();
+    let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
+    let progress = Progress::new(command.program, wanted, quiet, MIN_STEP_PERCENT);
+    let progress = SharedProgress::new(progress);
+    let outcome = look(&options, &arguments, &progress);
+    progress.end();
     outcome
 }
 
-/// Progress that the engine tells, and that ends with the tool whatever happens.
-#[derive(Clone)]
-struct Meter(Arc<Mutex<Option<Progress>>>);
-
-impl Meter {
-    fn new(command: Command<'_>, arguments: &Arguments) -> Self {
-        let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
-        let progress = Progress::new(command.program, wanted, quiet, MIN_STEP_PERCENT);
-        Meter(Arc::new(Mutex::new(Some(progress))))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Progress>> {
-        self.0.lock()
-    }
-
-    fn show(&self, done: u64, total: u64) {
-        if let Some(progress) = self.lock().as_mut() {
-            progress.show(done, total);
-        }
-    }
-
-    fn end(&self) {
-        if let Some(progress) = self.lock().take() {
-            progress.end();
-        }
-    }
-}
-
-fn look(options: &str, arguments: &Arguments, meter: &Meter) -> Outcome {
+fn look(options: &str, arguments: &Arguments, progress: &SharedProgress) -> Outcome {
     if let Some(format) = arguments
         .common
         .format
@@ -122,7 +95,7 @@ fn look(options: &str, arguments: &Arguments, meter: &Meter) -> Outcome {
         Some(name) => cache_mode("cache", name)?,
     };
     let spec = arguments.common.image(name)?;
-    lane::block_on(change(&spec, cache, options, arguments, meter))
+    lane::block_on(change(&spec, cache, options, arguments, progress))
 }
 
 fn print_option_help(format: &str) -> Outcome {
@@ -139,7 +112,7 @@ async fn change(
     cache: CacheMode,
     options: &str,
     arguments: &Arguments,
-    meter: &Meter,
+    progress: &SharedProgress,
 ) -> Outcome {
     let flags = OpenFlags {
         writable: true,
@@ -155,9 +128,9 @@ async fn change(
     }
     if let Some(volume) = device.as_luks() {
         let change = amend::parse_luks(options, arguments.force)?;
-        meter.show(0, 1);
+        progress.show(0, 1);
         let amended = volume.change_keys(change).await;
-        meter.show(1, 1);
+        progress.show(1, 1);
         let closed = device.close().await;
         amended?;
         closed?;
@@ -169,11 +142,11 @@ async fn change(
         ));
     };
     let options = amend::parse(options, arguments.force, || image.check_key_slots())?;
-    meter.show(0, 1);
-    let sink = meter.clone();
+    progress.show(0, 1);
+    let sink = progress.clone();
     let sink: ProgressSink = Arc::new(move |done, total| sink.show(done, total));
     let amended = image.amend(options, Some(sink)).await;
-    meter.show(1, 1);
+    progress.show(1, 1);
     let closed = device.close().await;
     amended.inspect_err(|error| hint::about_space(&spec.name, error, None))?;
     closed?;

@@ -8,12 +8,12 @@ use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};
 use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::lane;
 
+use super::activity::ActivityIndicator;
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, fail, image_spec, incomplete, open_failure, size,
 };
 use super::common::{self, CommonArgs};
 use super::help;
-use super::watch::Watch;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use vellum_control::shown_bitmaps::with_hint;
 
@@ -146,7 +146,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return incomplete("Expecting filename and bitmap name");
     };
     let spec = arguments.common.image(file)?;
-    let _watch = Watch::new(command.program, false, "Changing the bitmap", None);
+    let _indicator = ActivityIndicator::new(command.program, false, "Changing the bitmap", None);
     lane::block_on(change(&spec, bitmap, &arguments))
 }
 

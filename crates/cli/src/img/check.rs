@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, Fix, check, repair};
 use vellum::{Error, Storage};
@@ -17,7 +16,7 @@ use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
-use crate::progress::Progress;
+use crate::progress::{Progress, SharedProgress};
 use crate::report;
 
 type Opt = common::Opt<Own>;
@@ -142,14 +141,9 @@ async fn run_once(
     arguments: &Arguments,
 ) -> Result<CheckReport, Failure> {
     let progress = Progress::new(report::program(), false, arguments.common.quiet, 0.0);
-    let progress = Arc::new(Mutex::new(Some(progress)));
+    let progress = SharedProgress::new(progress);
     let shown = progress.clone();
-    let on_progress = move |done, total| {
-        let mut progress = shown.lock();
-        if let Some(progress) = &mut *progress {
-            progress.show(done, total);
-        }
-    };
+    let on_progress = move |done, total| shown.show(done, total);
     let options = CheckOptions::default()
         .on_finding(Some(Arc::new(print_finding)))
         .on_progress(Some(Arc::new(on_progress)));
@@ -157,10 +151,7 @@ async fn run_once(
         None => check(storage.clone(), &options).await,
         Some(fix) => repair(storage.clone(), fix, &options).await,
     };
-    let mut progress = progress.lock();
-    if let Some(progress) = progress.take() {
-        progress.end();
-    }
+    progress.end();
     result.map_err(|error| {
         let why = errno_text(error.errno());
         Failure::Message(format!("Check failed: {why}"))

@@ -1,4 +1,5 @@
-//! What all subcommands share: their options, failures and messages.
+//! What all subcommands share: the type of a subcommand, failures, messages, and the parsing of
+//! names, sizes and cache modes. The options that several of them have are in `common`.
 
 use std::ffi::OsString;
 
@@ -230,7 +231,7 @@ fn within(
 /// The largest offset and size.
 pub const MAX_BYTES: u64 = i64::MAX as u64;
 
-/// Makes what `--object` describes.
+/// Creates the object that `--object` describes.
 pub fn check_object(text: &str) -> Result<(), Failure> {
     Ok(crate::object::add(text)?)
 }

@@ -20,9 +20,9 @@ use super::command::{
 use super::convert_args::Arguments;
 pub use super::convert_args::options;
 use super::convert_bitmaps;
+use super::convert_stdin::{self, Input};
+use super::convert_stdout::{self, DASH};
 use super::create::print_option_help;
-use super::intake::{self, Input};
-use super::stream::{self, DASH};
 use super::unfinished::Unfinished;
 use super::{help, resume, snapshot};
 use crate::progress::{Progress, ProgressReporter};
@@ -77,9 +77,9 @@ async fn convert(
     target_name: &str,
     unfinished: &Unfinished,
 ) -> Outcome {
-    let streams = stream::has_streams(command.program);
+    let streams = convert_stdout::has_streams(command.program);
     if streams && arguments.names.iter().any(|name| name == DASH) {
-        match intake::input() {
+        match convert_stdin::input() {
             Input::Pipe => {
                 return convert_pipe(command, arguments, format, target_name, unfinished).await;
             }
@@ -94,7 +94,7 @@ async fn convert(
     let sources = open_sources(arguments).await.map_err(ended)?;
     if streams && target_name == DASH {
         let settings = target_settings(arguments, format, target_name, &sources)?;
-        return stream::convert(command, arguments, format, &sources, &settings).await;
+        return convert_stdout::convert(command, arguments, format, &sources, &settings).await;
     }
     if arguments.journal {
         return resume::convert(
@@ -217,14 +217,14 @@ async fn convert_pipe(
     target_name: &str,
     unfinished: &Unfinished,
 ) -> Outcome {
-    intake::check(arguments)?;
+    convert_stdin::check(arguments)?;
     if target_name == DASH {
         return fail("What comes from a pipe can be converted into a file only");
     }
     let mut settings = target_settings(arguments, format, target_name, &[])?;
-    settings.set("size", &intake::START_BYTES.to_string())?;
+    settings.set("size", &convert_stdin::START_BYTES.to_string())?;
     let cache = target_cache(arguments)?;
-    let first = intake::begin(arguments).await?;
+    let first = convert_stdin::begin(arguments).await?;
     unfinished.makes(target_name);
     make_target(target_name, format, &settings).await?;
     let target = open_target(arguments, format, target_name, cache).await?;
@@ -233,7 +233,8 @@ async fn convert_pipe(
         return fail(NO_COMPRESSION);
     }
     let mut progress = Progress::new(command.program, false, arguments.quiet, 1.0);
-    let copied = intake::copy(first, &target, arguments, |bytes| progress.count(bytes)).await;
+    let copied =
+        convert_stdin::copy(first, &target, arguments, |bytes| progress.count(bytes)).await;
     progress.end();
     copied?;
     target.close().await.map_err(|error| {
@@ -363,7 +364,7 @@ pub(super) async fn open_target(
         discard: true,
         compression: arguments.compression,
         // QEMU lets others write a raw target too. Nobody wants that.
-        no_share: stream::has_streams(report::program()),
+        no_share: convert_stdout::has_streams(report::program()),
         ..OpenFlags::default()
     };
     open_device(&spec, &flags).await.map_err(failed)

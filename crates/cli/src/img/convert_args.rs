@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use vellum::qcow2::CompressionOptions;
 
 use super::command::{Command, Failure, check_object, fail, number, size};
+use super::convert_stdin::INPUT_FILE;
+use super::convert_stdout::DASH;
 use super::create::add_options;
-use super::intake::INPUT_FILE;
-use super::stream::DASH;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 
 #[derive(Debug, Clone, Copy)]

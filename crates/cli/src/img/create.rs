@@ -9,9 +9,9 @@ use vellum_control::create_options::{
 use vellum_control::error_text;
 use vellum_io::lane;
 
+use super::activity::{ActivityIndicator, Growth};
 use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};
 use super::help;
-use super::watch::{Growth, Watch};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::{hint, report};
 
@@ -134,9 +134,9 @@ async fn make(command: Command<'_>, request: &CreateRequest, quiet: bool) -> Out
         Some("full" | "falloc") => Growth::of(name, size_bytes.unwrap_or(0)),
         _ => None,
     };
-    let watch = Watch::new(command.program, quiet, "Reserving space", growth);
+    let indicator = ActivityIndicator::new(command.program, quiet, "Reserving space", growth);
     let made = create::make(name, &request.format, &settings).await;
-    drop(watch);
+    drop(indicator);
     made.map_err(|error| {
         hint::about_space(name, &error, size_bytes);
         failed(error)

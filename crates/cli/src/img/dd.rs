@@ -13,8 +13,8 @@ use super::command::{
     open_failure, reading_once, size,
 };
 use super::common::{self, CommonArgs};
+use super::convert_stdout;
 use super::help;
-use super::stream;
 use super::unfinished::Unfinished;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::ProgressReporter;
@@ -134,7 +134,7 @@ async fn copy_blocks(
         writable: true,
         discard: true,
         // As for the target of `convert`.
-        no_share: stream::has_streams(command.program),
+        no_share: convert_stdout::has_streams(command.program),
         ..OpenFlags::default()
     };
     let opened = open_device(&spec, &flags).await;

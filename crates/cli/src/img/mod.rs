@@ -1,5 +1,6 @@
 //! The image tool: `qemu-img` and the subcommands of `vellum`.
 
+mod activity;
 mod amend;
 mod bench;
 mod bitmap;
@@ -11,6 +12,8 @@ mod compare;
 mod convert;
 mod convert_args;
 mod convert_bitmaps;
+mod convert_stdin;
+mod convert_stdout;
 mod create;
 mod dd;
 mod describe;
@@ -18,16 +21,13 @@ mod help;
 mod help_texts;
 mod human;
 mod info;
-mod intake;
 mod map;
 mod measure;
 mod rebase;
 mod resize;
 mod resume;
 pub mod snapshot;
-mod stream;
 mod unfinished;
-mod watch;
 
 use std::ffi::OsString;
 

@@ -7,10 +7,10 @@ use vellum_control::options::size_value;
 use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::lane;
 
+use super::activity::{ActivityIndicator, Growth};
 use super::command::{Command, Failure, Outcome, fail, open_failure};
 use super::common::{self, CommonArgs};
 use super::help;
-use super::watch::{Growth, Watch};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::{hint, report};
 use vellum_control::shown_bitmaps::with_hint;
@@ -152,10 +152,11 @@ async fn resize(
         Preallocation::Full | Preallocation::Falloc => Growth::of(&spec.name, added_bytes),
         Preallocation::Off | Preallocation::Metadata => None,
     };
-    let watch = Watch::new(command.program, arguments.common.quiet, "Resizing", growth);
+    let indicator =
+        ActivityIndicator::new(command.program, arguments.common.quiet, "Resizing", growth);
     let resized = device.resize(new_bytes, arguments.preallocation).await;
     let closed = device.close().await;
-    drop(watch);
+    drop(indicator);
     resized.map_err(|error| {
         hint::about_space(&spec.name, &error, Some(added_bytes));
         Failure::Message(with_hint(error_text(&error)))

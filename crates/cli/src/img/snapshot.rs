@@ -10,9 +10,9 @@ use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 
+use super::activity::ActivityIndicator;
 use super::command::{Command, Failure, Outcome, fail, open_failure};
 use super::common;
-use super::watch::Watch;
 use super::{help, human};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::{hint, report};
@@ -83,7 +83,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         Action::Apply(_) => "Going back to the snapshot",
         Action::Delete(_) => "Deleting the snapshot",
     };
-    let _watch = Watch::new(command.program, common.quiet, what, None);
+    let _indicator = ActivityIndicator::new(command.program, common.quiet, what, None);
     lane::block_on(perform(&spec, action, common.force_share))
 }
 

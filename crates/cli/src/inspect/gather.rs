@@ -3,7 +3,6 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use vellum::qcow2::check::{CheckOptions, CheckReport, ProgressSink, check};
 use vellum::qcow2::info::ImageInfo;
 use vellum::qcow2::survey::{Survey, SurveyOptions, survey};
@@ -14,7 +13,7 @@ use vellum_jobs::map::map;
 use super::arguments::Arguments;
 use super::growth::{self, Growth, Sampler};
 use super::picture::{CELLS, GuestCell, Picture};
-use crate::progress::Progress;
+use crate::progress::{Progress, SharedProgress};
 use crate::report;
 
 /// One image of the chain, and what of the disk it decides.
@@ -83,19 +82,11 @@ pub async fn gather(program: &str, arguments: &Arguments) -> Result<Facts, Strin
     facts.facts.name.clone_from(name);
     if let (Some(image), Some(file)) = (device.as_qcow2(), device.storage()) {
         let encrypted = image.header().crypt_method.number() != 0;
-        let progress = Arc::new(Mutex::new(Progress::new(
-            program,
-            false,
-            arguments.quiet,
-            1.0,
-        )));
+        let progress = SharedProgress::new(Progress::new(program, false, arguments.quiet, 1.0));
         let mut qcow2 = look_inside(file, arguments, &progress)
             .await
             .map_err(failed)?;
-        if let Ok(progress) = Arc::try_unwrap(progress) {
-            let progress = progress.into_inner();
-            progress.end();
-        }
+        progress.end();
         // What is encrypted differs from what it was copied from, whatever it is.
         if !encrypted && let Some(below) = device.backing() {
             let clusters = facts.sampler.into_clusters();
@@ -190,7 +181,7 @@ fn disk_bytes(device: &Arc<dyn BlockDevice>) -> Option<u64> {
 async fn look_inside(
     file: Arc<dyn Storage>,
     arguments: &Arguments,
-    progress: &Arc<Mutex<Progress>>,
+    progress: &SharedProgress,
 ) -> vellum::Result<Qcow2Facts> {
     let info = ImageInfo::read(file.clone()).await?;
     let checked = match arguments.no_check {
@@ -198,14 +189,14 @@ async fn look_inside(
         false => {
             let options = CheckOptions::default()
                 .on_finding(None)
-                .on_progress(Some(shown_in(progress)));
+                .on_progress(Some(sink(progress)));
             let checked = check(file.clone(), &options).await;
             Some(checked.map_err(|error| report::error_text(&error)))
         }
     };
     let options = SurveyOptions::default()
         .cells(CELLS)
-        .on_progress(Some(shown_in(progress)));
+        .on_progress(Some(sink(progress)));
     Ok(Qcow2Facts {
         info,
         survey: survey(file, &options).await?,
@@ -214,10 +205,7 @@ async fn look_inside(
     })
 }
 
-fn shown_in(progress: &Arc<Mutex<Progress>>) -> ProgressSink {
+fn sink(progress: &SharedProgress) -> ProgressSink {
     let progress = progress.clone();
-    Arc::new(move |done, total| {
-        let mut progress = progress.lock();
-        progress.show(done, total);
-    })
+    Arc::new(move |done, total| progress.show(done, total))
 }

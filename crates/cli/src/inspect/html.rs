@@ -7,7 +7,7 @@ use askama::Template;
 use super::advice::Advice;
 use super::gather::{Facts, Qcow2Facts};
 use super::picture::{Drawn, Kind, draw};
-use crate::page::{self, svg};
+use crate::html_page::{self, svg};
 use crate::size::human;
 
 /// Columns of a map on a desk's screen and on a telephone's, and the most squares.
@@ -82,7 +82,7 @@ fn percent(part: u64, whole: u64) -> f64 {
 
 /// Writes the page.
 pub fn write(path: &Path, facts: &Facts, advice: &[Advice]) -> Result<(), String> {
-    page::write(path, &text(facts, advice)?)
+    html_page::write(path, &text(facts, advice)?)
 }
 
 fn text(facts: &Facts, advice: &[Advice]) -> Result<String, String> {

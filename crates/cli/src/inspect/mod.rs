@@ -54,7 +54,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 
 fn run(program: &str, arguments: &Arguments) -> Result<(), String> {
     if let Some(page) = &arguments.html {
-        crate::page::check_target(page)?;
+        crate::html_page::check_target(page)?;
     }
     let facts = lane::block_on(gather::gather(program, arguments))?;
     let advice = advice::advise(&facts);

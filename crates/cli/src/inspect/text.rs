@@ -7,8 +7,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use super::advice::Advice;
 use super::gather::{Facts, Qcow2Facts};
 use super::picture::{Drawn, Kind, draw};
-use crate::paint::{Colour, Paint};
 use crate::size::human;
+use crate::style::{Colour, Style};
 use crate::terminal;
 
 const GUEST_ROWS: usize = 6;
@@ -33,7 +33,7 @@ fn look(kind: Kind) -> (char, Colour) {
 /// Everything, as text.
 pub fn page(facts: &Facts, advice: &[Advice]) -> String {
     let writer = Writer {
-        paint: Paint::for_output(),
+        style: Style::for_output(),
         columns: terminal::output_columns().clamp(40, MAX_COLUMNS) - 2 * INDENT.len(),
     };
     let mut text = writer.head(facts);
@@ -64,7 +64,7 @@ pub fn page(facts: &Facts, advice: &[Advice]) -> String {
 }
 
 struct Writer {
-    paint: Paint,
+    style: Style,
     columns: usize,
 }
 
@@ -72,12 +72,12 @@ impl Writer {
     fn section(&self, title: &str, body: &str) -> String {
         match body.is_empty() {
             true => String::new(),
-            false => format!("\n{}\n{body}", self.paint.heading(title)),
+            false => format!("\n{}\n{body}", self.style.heading(title)),
         }
     }
 
     fn head(&self, facts: &Facts) -> String {
-        let mut text = format!("{}\n", self.paint.heading(&terminal::harmless(&facts.name)));
+        let mut text = format!("{}\n", self.style.heading(&terminal::harmless(&facts.name)));
         let disk = facts.layers.first().and_then(|layer| layer.disk_bytes);
         let mut parts = vec![
             facts.format.to_owned(),
@@ -111,7 +111,7 @@ impl Writer {
             for run in row.chunk_by(|one, two| one.kind == two.kind) {
                 let (glyph, colour) = look(run[0].kind);
                 let glyphs: String = run.iter().map(|_| glyph).collect();
-                body.push_str(&self.paint.colour(colour, &glyphs));
+                body.push_str(&self.style.colour(colour, &glyphs));
             }
             body.push('\n');
         }
@@ -120,7 +120,7 @@ impl Writer {
                 let (glyph, colour) = look(kind);
                 format!(
                     "{} {}",
-                    self.paint.colour(colour, &glyph.to_string()),
+                    self.style.colour(colour, &glyph.to_string()),
                     kind.name()
                 )
             });
@@ -263,14 +263,14 @@ impl Writer {
         let mut body = String::new();
         for advice in advice {
             let mark = match advice.urgent {
-                true => self.paint.bold(Colour::Red, "!"),
-                false => self.paint.bold(Colour::Green, "*"),
+                true => self.style.bold(Colour::Red, "!"),
+                false => self.style.bold(Colour::Green, "*"),
             };
             let lines = terminal::wrap(&terminal::harmless(&advice.text), self.columns - 2);
             let _ = writeln!(body, "{INDENT}{mark} {}", lines.join("\n    "));
             if let Some(command) = &advice.command {
                 let command = terminal::harmless(command);
-                let _ = writeln!(body, "      {}", self.paint.colour(Colour::Cyan, &command));
+                let _ = writeln!(body, "      {}", self.style.colour(Colour::Cyan, &command));
             }
         }
         self.section("Advice", &body)

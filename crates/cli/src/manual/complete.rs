@@ -2,7 +2,7 @@
 //! `vellum completions` prints. They know nothing themselves: options, formats, keys of `-o`,
 //! and the names of snapshots and bitmaps of the image on the command line come from here.
 //!
-//! The words are those after the program's name; the answer is a line for each candidate,
+//! The words are those after the program's name; the output is a line for each candidate,
 //! `value<TAB>what it is`, and a last line that says what else fits: `:files`, `:folders`
 //! or `:end`.
 //!
@@ -41,34 +41,34 @@ enum Beside {
     Folders,
 }
 
-/// The answer.
+/// The words that may follow.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct Candidates {
     /// Words, and what they are.
     candidates: Vec<(String, String)>,
     beside: Beside,
 }
 
-impl Answer {
-    fn files() -> Answer {
-        Answer {
+impl Candidates {
+    fn files() -> Candidates {
+        Candidates {
             beside: Beside::Files,
-            ..Answer::default()
+            ..Candidates::default()
         }
     }
 
-    fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> Answer {
+    fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> Candidates {
         let candidates = words
             .into_iter()
             .map(|word| (word.to_owned(), String::new()));
-        Answer {
+        Candidates {
             candidates: candidates.collect(),
-            ..Answer::default()
+            ..Candidates::default()
         }
     }
 
     /// The same behind a prefix that stands already.
-    fn behind(mut self, prefix: &str) -> Answer {
+    fn behind(mut self, prefix: &str) -> Candidates {
         for (word, _) in &mut self.candidates {
             word.insert_str(0, prefix);
         }
@@ -76,7 +76,7 @@ impl Answer {
     }
 
     /// The same, as far as it begins with what was typed.
-    fn that_begins(mut self, typed: &str) -> Answer {
+    fn that_begins(mut self, typed: &str) -> Candidates {
         self.candidates.retain(|(word, _)| word.starts_with(typed));
         self
     }
@@ -99,25 +99,25 @@ impl Answer {
 }
 
 /// What may stand in the place of the word number `at` behind `program`.
-pub fn answer(program: &str, words: &[String], at: usize) -> Answer {
+pub fn candidates(program: &str, words: &[String], at: usize) -> Candidates {
     let Some(tool) = tools::programs()
         .into_iter()
         .find(|tool| tool.name == program)
     else {
-        return Answer::default();
+        return Candidates::default();
     };
     let typed = words.get(at).map_or("", String::as_str);
     let before = words.get(..at).unwrap_or_default();
     let after = words.get(at + 1..).unwrap_or_default();
-    let answer = match tool.subcommands.is_empty() {
+    let candidates = match tool.subcommands.is_empty() {
         true => in_tool(&tool, before, typed, after),
         false => in_program(&tool, before, typed, after),
     };
-    answer.that_begins(typed)
+    candidates.that_begins(typed)
 }
 
 /// Behind a program that has subcommands.
-fn in_program(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Answer {
+fn in_program(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Candidates {
     let command = before.iter().position(|word| !word.starts_with('-'));
     let Some(at) = command else {
         return match typed.starts_with('-') {
@@ -127,24 +127,26 @@ fn in_program(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> 
     };
     match before[at].as_str() {
         "help" if tool.name == "vellum" => subcommands(tool),
-        "img" if tool.name == "vellum" => answer_as("qemu-img", &before[at + 1..], typed, after),
+        "img" if tool.name == "vellum" => {
+            candidates_as("qemu-img", &before[at + 1..], typed, after)
+        }
         name => match tool.subcommands.iter().find(|tool| tool.name == name) {
             Some(subcommand) => in_tool(subcommand, &before[at + 1..], typed, after),
-            None => Answer::default(),
+            None => Candidates::default(),
         },
     }
 }
 
-fn answer_as(program: &str, before: &[String], typed: &str, after: &[String]) -> Answer {
+fn candidates_as(program: &str, before: &[String], typed: &str, after: &[String]) -> Candidates {
     let tool = tools::programs()
         .into_iter()
         .find(|tool| tool.name == program);
-    tool.map_or_else(Answer::default, |tool| {
+    tool.map_or_else(Candidates::default, |tool| {
         in_program(&tool, before, typed, after)
     })
 }
 
-fn subcommands(tool: &Tool) -> Answer {
+fn subcommands(tool: &Tool) -> Candidates {
     let named = |tool: &Tool| (tool.name.clone(), tool.about.clone());
     let mut candidates: Vec<_> = tool.subcommands.iter().map(named).collect();
     if tool.name == "vellum" {
@@ -154,14 +156,14 @@ fn subcommands(tool: &Tool) -> Answer {
             "The commands of qemu-img, its bench too".into(),
         ));
     }
-    Answer {
+    Candidates {
         candidates,
-        ..Answer::default()
+        ..Candidates::default()
     }
 }
 
 /// The names of a tool's options.
-fn options(tool: &Tool) -> Answer {
+fn options(tool: &Tool) -> Candidates {
     let explained = read::options(&tool.help, &tool.options);
     let candidate = |shape: &Shape| {
         let names = read::names(shape);
@@ -171,9 +173,9 @@ fn options(tool: &Tool) -> Answer {
         let about = about.map_or(String::new(), |option| option.about.clone());
         Some((names.last()?.clone(), about))
     };
-    Answer {
+    Candidates {
         candidates: tool.options.iter().filter_map(candidate).collect(),
-        ..Answer::default()
+        ..Candidates::default()
     }
 }
 
@@ -258,7 +260,7 @@ fn long(tool: &Tool, name: &str) -> Option<Shape> {
 }
 
 /// Behind a tool's name.
-fn in_tool(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Answer {
+fn in_tool(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Candidates {
     let line = Line::read(tool, before);
     if let Some(shape) = line.open {
         return value(tool, &shape, &line, typed, after);
@@ -272,7 +274,7 @@ fn in_tool(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Ans
                 Some(shape) => {
                     value(tool, &shape, &line, typed, after).behind(&format!("--{name}="))
                 }
-                None => Answer::default(),
+                None => Candidates::default(),
             },
             None => options(tool),
         };
@@ -281,27 +283,31 @@ fn in_tool(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Ans
 }
 
 /// Something that is no option.
-fn operand(tool: &Tool, line: &Line, typed: &str) -> Answer {
+fn operand(tool: &Tool, line: &Line, typed: &str) -> Candidates {
     let number = line.operands.len();
     match (tool.name.as_str(), number) {
-        ("completions", 0) => Answer::of(SHELLS),
-        ("completions", _) => Answer::of(tools::programs().iter().map(|tool| tool.name.as_str())),
-        ("install-links" | "man", _) => Answer {
+        ("completions", 0) => Candidates::of(SHELLS),
+        ("completions", _) => {
+            Candidates::of(tools::programs().iter().map(|tool| tool.name.as_str()))
+        }
+        ("install-links" | "man", _) => Candidates {
             beside: Beside::Folders,
-            ..Answer::default()
+            ..Candidates::default()
         },
         ("bitmap", 1) => of_image(Kind::Bitmap, &line.operands).into_answer(),
-        ("daemon" | "qemu-storage-daemon", _) => Answer::default(),
-        ("dd", _) if !typed.contains('=') => Answer::of(["if=", "of=", "bs=", "count=", "skip="]),
+        ("daemon" | "qemu-storage-daemon", _) => Candidates::default(),
+        ("dd", _) if !typed.contains('=') => {
+            Candidates::of(["if=", "of=", "bs=", "count=", "skip="])
+        }
         _ if line.value("image-opts").is_some() => pairs(typed, &node_keys(typed), |key| {
             (key.ends_with("driver")).then(driver_names)
         }),
-        _ => Answer::files(),
+        _ => Candidates::files(),
     }
 }
 
 /// The value of an option.
-fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String]) -> Answer {
+fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String]) -> Candidates {
     let mut images = line.operands.clone();
     images.extend(after.iter().filter(|word| !word.starts_with('-')).cloned());
     let name = shape.long.unwrap_or_default();
@@ -342,7 +348,7 @@ fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String])
 }
 
 /// What the help calls the value tells what it is.
-fn by_placeholder(tool: &Tool, shape: &Shape) -> Answer {
+fn by_placeholder(tool: &Tool, shape: &Shape) -> Candidates {
     let names = read::names(shape);
     let explained = read::options(&tool.help, &tool.options);
     let about = explained
@@ -350,27 +356,27 @@ fn by_placeholder(tool: &Tool, shape: &Shape) -> Answer {
         .find(|option| names.iter().any(|name| option.names.contains(name)));
     let placeholder = about.and_then(|option| option.value).unwrap_or_default();
     match placeholder.as_str() {
-        "FORMAT" => Answer::of(match shape.long {
+        "FORMAT" => Candidates::of(match shape.long {
             Some("output") => vec!["human", "json"],
             _ => FORMATS.to_vec(),
         }),
-        name if name.ends_with("FMT") => Answer::of(FORMATS),
-        name if name.contains("CACHE") => Answer::of(CACHE_MODES),
+        name if name.ends_with("FMT") => Candidates::of(FORMATS),
+        name if name.contains("CACHE") => Candidates::of(CACHE_MODES),
         "MODE" => match shape.long {
-            Some("discard") => Answer::of(["unmap", "ignore", "on", "off"]),
-            Some("aio") => Answer::of(["threads", "native", "io_uring"]),
-            Some("detect-zeroes") => Answer::of(["off", "on", "unmap"]),
-            _ => Answer::of(CACHE_MODES),
+            Some("discard") => Candidates::of(["unmap", "ignore", "on", "off"]),
+            Some("aio") => Candidates::of(["threads", "native", "io_uring"]),
+            Some("detect-zeroes") => Candidates::of(["off", "on", "unmap"]),
+            _ => Candidates::of(CACHE_MODES),
         },
-        "AIO" => Answer::of(["threads", "native", "io_uring"]),
-        "PREALLOC" => Answer::of(["off", "metadata", "falloc", "full"]),
-        choice if choice.contains('|') => Answer::of(choice.split('|')),
-        "FOLDER" | "DIR" | "DIRECTORY" => Answer {
+        "AIO" => Candidates::of(["threads", "native", "io_uring"]),
+        "PREALLOC" => Candidates::of(["off", "metadata", "falloc", "full"]),
+        choice if choice.contains('|') => Candidates::of(choice.split('|')),
+        "FOLDER" | "DIR" | "DIRECTORY" => Candidates {
             beside: Beside::Folders,
-            ..Answer::default()
+            ..Candidates::default()
         },
-        name if super::describe::names_a_file(name) => Answer::files(),
-        _ => Answer::default(),
+        name if super::describe::names_a_file(name) => Candidates::files(),
+        _ => Candidates::default(),
     }
 }
 
@@ -379,13 +385,13 @@ fn pairs<'a>(
     typed: &str,
     keys: &[String],
     values: impl Fn(&str) -> Option<Vec<&'a str>>,
-) -> Answer {
+) -> Candidates {
     let (said, last) = match typed.rfind(',') {
         Some(comma) => typed.split_at(comma + 1),
         None => ("", typed),
     };
     if let Some((key, _)) = last.split_once('=') {
-        let found = values(key).map(Answer::of).unwrap_or_default();
+        let found = values(key).map(Candidates::of).unwrap_or_default();
         return found.behind(&format!("{said}{key}="));
     }
     let is_said = |key: &str| {
@@ -394,21 +400,21 @@ fn pairs<'a>(
     };
     let left = keys.iter().filter(|key| !is_said(key));
     let candidates = left.map(|key| (format!("{key}="), String::new())).collect();
-    let answer = Answer {
+    let candidates = Candidates {
         candidates,
-        ..Answer::default()
+        ..Candidates::default()
     };
-    answer.behind(said)
+    candidates.behind(said)
 }
 
 /// The keys of `-o`, each with what it means.
-fn creation_options(format: &str, typed: &str) -> Answer {
+fn creation_options(format: &str, typed: &str) -> Candidates {
     let options = create_options::format_options(format).unwrap_or_default();
     let keys: Vec<String> = options
         .iter()
         .map(|option| option.name.to_owned())
         .collect();
-    let mut answer = pairs(typed, &keys, |key| {
+    let mut candidates = pairs(typed, &keys, |key| {
         let option = options.iter().find(|option| option.name == key)?;
         Some(match (option.kind, key) {
             (create_options::OptionType::Bool, _) => vec!["on", "off"],
@@ -425,12 +431,12 @@ fn creation_options(format: &str, typed: &str) -> Answer {
             _ => return None,
         })
     });
-    for (word, about) in &mut answer.candidates {
+    for (word, about) in &mut candidates.candidates {
         let key = word.trim_end_matches('=').rsplit(',').next();
         let option = options.iter().find(|option| Some(option.name) == key);
         *about = option.map_or(String::new(), |option| option.help.to_owned());
     }
-    answer
+    candidates
 }
 
 /// Keys of a node's description, by the driver that it names.
@@ -446,7 +452,7 @@ fn node_keys(typed: &str) -> Vec<String> {
         .collect()
 }
 
-fn objects(typed: &str) -> Answer {
+fn objects(typed: &str) -> Candidates {
     if typed.contains(',') {
         let keys = [
             "id",
@@ -465,14 +471,14 @@ fn objects(typed: &str) -> Answer {
             _ => None,
         });
     }
-    Answer::of(crate::hint::OBJECTS)
+    Candidates::of(crate::hint::OBJECTS)
 }
 
 impl super::names::Names {
-    fn into_answer(self) -> Answer {
-        Answer {
+    fn into_answer(self) -> Candidates {
+        Candidates {
             candidates: self.0,
-            ..Answer::default()
+            ..Candidates::default()
         }
     }
 }
@@ -486,7 +492,7 @@ mod tests {
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let program = words.remove(0);
         let at = words.len() - 1;
-        let found = answer(&program, &words, at);
+        let found = candidates(&program, &words, at);
         found.candidates.into_iter().map(|(word, _)| word).collect()
     }
 
@@ -537,7 +543,7 @@ mod tests {
     fn files_and_folders_are_left_to_the_shell() {
         let beside = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-            answer("vellum", &words, words.len() - 1).beside
+            candidates("vellum", &words, words.len() - 1).beside
         };
         assert_eq!(beside(&["info", ""]), Beside::Files);
         assert_eq!(beside(&["info", "-f", "qcow2", "di"]), Beside::Files);
@@ -551,7 +557,7 @@ mod tests {
     #[test]
     fn options_come_with_what_they_mean() {
         let words = ["check".to_owned(), "--rep".to_owned()];
-        let text = answer("vellum", &words, 1).text();
+        let text = candidates("vellum", &words, 1).text();
         assert!(text.starts_with("--repair\t"), "{text}");
         assert!(text.len() > "--repair\t\n:end\n".len(), "{text}");
     }

@@ -96,7 +96,7 @@ pub fn complete(words: &[OsString]) -> i32 {
     let Ok(at) = at.parse() else {
         return 1;
     };
-    report::print(complete::answer(program, words, at).text());
+    report::print(complete::candidates(program, words, at).text());
     0
 }
 

@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 /// Which process this is after [`fork`].
 pub enum Side {
@@ -28,9 +30,8 @@ pub fn fork() -> io::Result<Side> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(reader);
-            // SAFETY: no memory is involved. It fails only for a group leader,
-            // which a fresh child is not.
-            unsafe { libc::setsid() };
+            // It fails only for the leader of a process group, which a new child is not.
+            let _ = rustix::process::setsid();
             Ok(Side::Child(Ready(OwnedFd::from(writer).into())))
         }
         _ => {
@@ -51,16 +52,10 @@ impl Ready {
     /// Leaves the terminal (all but errors, if `keep_errors`) and lets the parent go.
     pub fn tell(mut self, keep_errors: bool) -> io::Result<()> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
-        let last = if keep_errors {
-            libc::STDOUT_FILENO
-        } else {
-            libc::STDERR_FILENO
-        };
-        for standard in libc::STDIN_FILENO..=last {
-            // SAFETY: no memory is involved; both descriptors are open.
-            if unsafe { libc::dup2(null.as_raw_fd(), standard) } < 0 {
-                return Err(io::Error::last_os_error());
-            }
+        dup2_stdin(&null)?;
+        dup2_stdout(&null)?;
+        if !keep_errors {
+            dup2_stderr(&null)?;
         }
         self.0.write_all(&[1])
     }

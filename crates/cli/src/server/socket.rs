@@ -1,4 +1,4 @@
-//! Sockets that somebody may listen on already.
+//! Unix sockets on which another server may be listening already.
 
 use std::fs;
 use std::io::Read;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::axis::{self, Axis};
-use crate::page::svg::escape;
+use crate::html_page::svg::escape;
 
 /// A mark on the horizontal axis.
 #[derive(Debug, Clone, PartialEq)]

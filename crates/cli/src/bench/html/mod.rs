@@ -10,7 +10,7 @@ use askama::Template;
 use super::failure::Failure;
 use super::result::{Measured, Report, Results};
 use super::tables;
-use crate::page;
+use crate::html_page;
 use chart::{Chart, Line, Point, Tick};
 
 /// Widths that a plot is drawn for: a desk's screen and a telephone's.
@@ -53,7 +53,7 @@ struct Entry {
 
 /// Writes the page.
 pub(super) fn write(path: &Path, report: &Report) -> Result<(), Failure> {
-    page::write(path, &text(report)?).map_err(Failure::Message)
+    html_page::write(path, &text(report)?).map_err(Failure::Message)
 }
 
 fn text(report: &Report) -> Result<String, Failure> {

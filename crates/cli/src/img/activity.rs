@@ -1,5 +1,6 @@
-//! Work that tells no progress, seen from outside: by the space that its file takes, or
-//! else by the time. Only on a terminal, and only if it takes a while.
+//! An indicator for work that reports no progress itself: a bar that follows how much space the
+//! file takes, or else a spinner with the time. It is shown only on a terminal, and only if the
+//! work takes a while.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -19,7 +20,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const BLOCK_BYTES: u64 = 512;
 
 /// Shows that work goes on, until it is dropped.
-pub struct Watch {
+pub struct ActivityIndicator {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -58,11 +59,16 @@ fn space(path: &std::path::Path) -> Option<u64> {
     Some(file.blocks() * BLOCK_BYTES)
 }
 
-impl Watch {
+impl ActivityIndicator {
     /// Watches work of a tool called `program`; `what` says what is done.
-    pub fn new(program: &str, quiet: bool, what: &'static str, growth: Option<Growth>) -> Watch {
+    pub fn new(
+        program: &str,
+        quiet: bool,
+        what: &'static str,
+        growth: Option<Growth>,
+    ) -> ActivityIndicator {
         if quiet || !has_bars(program) {
-            return Watch {
+            return ActivityIndicator {
                 stop: None,
                 thread: None,
             };
@@ -85,7 +91,7 @@ impl Watch {
             }
             bar.finish_and_clear();
         });
-        Watch {
+        ActivityIndicator {
             stop: Some(stop),
             thread: Some(thread),
         }
@@ -107,7 +113,7 @@ fn bar(what: &'static str, growth: Option<&Growth>) -> ProgressBar {
     bar.with_message(what)
 }
 
-impl Drop for Watch {
+impl Drop for ActivityIndicator {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

@@ -1,8 +1,7 @@
-//! `convert` from standard input: raw bytes from a pipe, whose number nobody knows before
-//! the last has come.
+//! `convert` from standard input: raw bytes from a pipe, whose number is known only at its end.
 //!
-//! The target is made small and grows by doubling; in the end it gets its true size. A file
-//! on standard input is opened as one instead, and has all formats.
+//! The target is made small and grows by doubling; in the end it gets its true size. If standard
+//! input is a file, it is opened by name instead, and may have any format.
 
 use std::fs::File;
 use std::io::Read;
@@ -27,7 +26,7 @@ pub const START_BYTES: u64 = 1 << 30;
 const SECTOR_BYTES: u64 = 512;
 const DEFAULT_SPARSE_BYTES: u64 = 4096;
 
-/// What stands on standard input.
+/// What standard input is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
     /// A file or a block device, which has a name.
@@ -108,7 +107,7 @@ pub async fn copy(
     mut progress: impl FnMut(u64),
 ) -> Result<u64, Failure> {
     let min_bytes = arguments.sparse_bytes.unwrap_or(DEFAULT_SPARSE_BYTES);
-    let mut intake = Intake {
+    let mut writer = Writer {
         target,
         compress: arguments.compress,
         sparse: Sparse::new(min_bytes, target.info().request_alignment_bytes.into()),
@@ -128,12 +127,12 @@ pub async fn copy(
         };
         let whole = (len as u64).next_multiple_of(SECTOR_BYTES);
         let is_last = len < CHUNK_BYTES;
-        intake.make_room(at + whole, is_last).await?;
-        intake.write(at, &chunk[..whole as usize]).await?;
+        writer.make_room(at + whole, is_last).await?;
+        writer.write(at, &chunk[..whole as usize]).await?;
         at += len as u64;
         progress(at);
         if is_last {
-            intake.drain(0).await?;
+            writer.drain(0).await?;
             return Ok(at);
         }
     }
@@ -157,7 +156,7 @@ async fn fill(buffer: &mut [u8]) -> Result<usize, Failure> {
     Ok(len)
 }
 
-struct Intake<'a> {
+struct Writer<'a> {
     target: &'a Arc<dyn BlockDevice>,
     compress: bool,
     sparse: Sparse,
@@ -166,7 +165,7 @@ struct Intake<'a> {
     running: Vec<Io<Buffer>>,
 }
 
-impl Intake<'_> {
+impl Writer<'_> {
     /// Makes the target so long at least, or exactly.
     async fn make_room(&mut self, end_bytes: u64, exactly: bool) -> Result<(), Failure> {
         let size = self.target.size_bytes();

@@ -1,4 +1,4 @@
-//! Colours on a terminal, and nothing in a pipe.
+//! Colours and bold text on a terminal; plain text in a pipe or file.
 //!
 //! `NO_COLOR` (any value but an empty one) and `TERM=dumb` turn them off.
 
@@ -13,7 +13,7 @@ pub enum Colour {
     Blue,
     Magenta,
     Cyan,
-    /// What stands back.
+    /// For less important text.
     Grey,
 }
 
@@ -31,31 +31,31 @@ impl Colour {
     }
 }
 
-/// Puts text into colours, or leaves it as it is.
+/// Adds colours to text, or leaves it as it is where they are not wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paint {
+pub struct Style {
     on: bool,
 }
 
-impl Paint {
+impl Style {
     /// For text on standard output.
-    pub fn for_output() -> Paint {
-        Paint {
+    pub fn for_output() -> Style {
+        Style {
             on: std::io::stdout().is_terminal() && wanted(),
         }
     }
 
     /// For text on standard error.
-    pub fn for_errors() -> Paint {
-        Paint {
+    pub fn for_errors() -> Style {
+        Style {
             on: std::io::stderr().is_terminal() && wanted(),
         }
     }
 
     /// With colours, or without.
     #[cfg(test)]
-    pub fn new(on: bool) -> Paint {
-        Paint { on }
+    pub fn new(on: bool) -> Style {
+        Style { on }
     }
 
     /// Text in a colour.
@@ -92,11 +92,11 @@ mod tests {
 
     #[test]
     fn text_is_as_it_was_without_colours() {
-        assert_eq!(Paint::new(false).bold(Colour::Red, "x"), "x");
+        assert_eq!(Style::new(false).bold(Colour::Red, "x"), "x");
         assert_eq!(
-            Paint::new(true).colour(Colour::Red, "x"),
+            Style::new(true).colour(Colour::Red, "x"),
             "\x1b[31mx\x1b[0m"
         );
-        assert_eq!(Paint::new(true).heading(""), "");
+        assert_eq!(Style::new(true).heading(""), "");
     }
 }

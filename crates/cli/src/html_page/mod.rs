@@ -1,5 +1,6 @@
-//! Pages that our tools write: where they may be put, and what they have in common. Their
-//! style is `templates/page.css`; each is one file that fetches nothing.
+//! The HTML pages that `bench` and `inspect` write: checks of the target path, and the SVG
+//! elements that both use. Their style is `templates/page.css`; each page is one file that loads
+//! nothing else.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -8,14 +9,14 @@ use vellum_io::error::io_text;
 
 pub mod svg;
 
-/// How a page of ours, or any other, begins.
+/// How an HTML page begins.
 const BEGINNING: &str = "<!DOCTYPE html>";
 
 fn cannot(verb: &str, path: &Path, error: &io::Error) -> String {
     format!("Cannot {verb} '{}': {}", path.display(), io_text(error))
 }
 
-/// Refuses to put a page in the place of anything but a page.
+/// Refuses to overwrite anything but an HTML page or an empty file.
 pub fn check_target(path: &Path) -> Result<(), String> {
     let shown = path.display();
     let parent = match path.parent() {
