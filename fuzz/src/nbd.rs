@@ -6,14 +6,16 @@ use std::os::unix::net::UnixStream;
 
 use vellum_io::lane::{self, net::Stream};
 use vellum_nbd::Channel;
-use vellum_nbd::answer::{Chunk, Coverage};
 use vellum_nbd::client::handshake::Handshake;
 use vellum_nbd::client::list::list;
-use vellum_nbd::client::{Connection, Outcome, Question, Session};
-use vellum_nbd::input::Input;
+use vellum_nbd::client::{Connection, Outcome, Request, Session};
 use vellum_nbd::option::{ClientOption, OPTION_HEADER_BYTES, OptionHeader};
 use vellum_nbd::proto;
-use vellum_nbd::request::{Command, Framing, Range, RequestHeader, Selection, SessionLimits};
+use vellum_nbd::receive_buffer::ReceiveBuffer;
+use vellum_nbd::reply_decode::{Chunk, Coverage};
+use vellum_nbd::request::{
+    Command, ContextSelection, Framing, Range, RequestHeader, SessionLimits,
+};
 
 use vellum_io::{Buffer, Buffers};
 
@@ -32,7 +34,7 @@ pub fn check_nbd(data: &[u8]) {
     for framing in FRAMINGS {
         check_request(framing, data);
     }
-    if let Some(selection) = Selection::decode(data) {
+    if let Some(selection) = ContextSelection::decode(data) {
         assert!(selection.contexts.len() * 4 < data.len());
     }
     for kind in 0..u16::from(u8::MAX) {
@@ -128,7 +130,7 @@ fn check_client(data: &[u8]) {
             block_sizes: None,
             context: Some(0),
         };
-        let connection = Connection::new(channel, Input::new(), session);
+        let connection = Connection::new(channel, ReceiveBuffer::new(), session);
         lane::block_on(async {
             let read = connection.ask(question(proto::CMD_READ, Buffer::for_read(4096)));
             let status = connection.ask(question(proto::CMD_BLOCK_STATUS, Buffer::zeroed(0)));
@@ -143,8 +145,8 @@ fn check_client(data: &[u8]) {
     }
 }
 
-fn question(command: u16, buffer: Buffer) -> Question {
-    Question {
+fn question(command: u16, buffer: Buffer) -> Request {
+    Request {
         command,
         flags: 0,
         offset_bytes: 512,

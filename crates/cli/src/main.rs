@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     report::set_hinter(hint::about);
     hint::set_subcommands(manual::subcommand_names);
     vellum_control::stderr::say_every_line(name.starts_with("qemu-"));
-    vellum_storage::lock::tell_waits(hint::about_wait);
+    vellum_storage::lock::report_waits(hint::about_wait);
     let code = run(&name, words.collect());
     // Codes beyond a byte do not exist; 255 stands for them as for -1.
     ExitCode::from(u8::try_from(code).unwrap_or(255))

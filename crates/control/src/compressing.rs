@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_lock::RwLock;
-use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, pass_on};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, delegate};
 
 /// Writes whole clusters, compressed, whatever it is asked to write.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ async fn write_padded(
 }
 
 impl BlockDevice for Compressing {
-    pass_on!(
+    delegate!(
         inner: info, size_bytes, read, flush, block_status, truncate, resize, clear, close,
         backing, storage, as_qcow2, allocated_bytes,
     );

@@ -11,7 +11,7 @@ use crate::options::{Options, Scalar};
 
 /// What stands on the file; it decides how others are kept away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum FileUse {
     /// An image format with metadata.
     Format,
     /// The raw format: whoever shares the guest's data may share the file.
@@ -24,18 +24,18 @@ fn invalid(message: impl Into<String>) -> Error {
 
 /// A file that is open, but not yet protected from others.
 #[derive(Debug, Clone)]
-pub struct Unlocked {
+pub struct UnlockedFile {
     /// The file.
     pub file: Arc<FileStorage>,
-    common: Common,
+    common: CommonOptions,
     locking: bool,
     /// What is used and not shared beyond what the use needs.
     extra: Permissions,
 }
 
-impl Unlocked {
+impl UnlockedFile {
     /// The same file for a user who writes to it or does not.
-    pub fn for_user(&self, writable: bool) -> Result<Unlocked> {
+    pub fn for_user(&self, writable: bool) -> Result<UnlockedFile> {
         if writable && !self.common.writable {
             return Err(invalid("Block node is read-only"));
         }
@@ -52,7 +52,7 @@ impl Unlocked {
 
     /// Takes the locks that a use needs. Waits, for some seconds, for those of a process
     /// that was killed and whose requests are not done.
-    pub async fn lock(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
+    pub async fn lock(self, flags: &OpenFlags, user: FileUse) -> Result<Arc<FileStorage>> {
         if let Some(permissions) = self.permissions(flags, user) {
             self.file.set_permissions_patiently(permissions).await?;
         }
@@ -60,14 +60,14 @@ impl Unlocked {
     }
 
     /// As [`Unlocked::lock`], without waiting.
-    pub fn lock_at_once(self, flags: &OpenFlags, user: Use) -> Result<Arc<FileStorage>> {
+    pub fn lock_at_once(self, flags: &OpenFlags, user: FileUse) -> Result<Arc<FileStorage>> {
         if let Some(permissions) = self.permissions(flags, user) {
             self.file.set_permissions(permissions)?;
         }
         Ok(self.file)
     }
 
-    fn permissions(&self, flags: &OpenFlags, user: Use) -> Option<Permissions> {
+    fn permissions(&self, flags: &OpenFlags, user: FileUse) -> Option<Permissions> {
         if !self.locking {
             // `locking=off`: the user says so.
             return None;
@@ -81,7 +81,7 @@ impl Unlocked {
 }
 
 /// Opens the file that `options` name without any locks.
-pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked> {
+pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<UnlockedFile> {
     let driver = options.take_text("driver")?;
     let kind = match driver.as_deref() {
         None => FileKind::Any,
@@ -96,7 +96,7 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
             "The '{name}' block driver requires a file name"
         )));
     };
-    let common = Common::take(&mut options, flags)?;
+    let common = CommonOptions::take(&mut options, flags)?;
     let aio = take_aio(&mut options)?.or(flags.aio);
     if aio == Some(Aio::Native) && !common.direct {
         return Err(invalid(
@@ -130,7 +130,7 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
             .locks(Locks::Unlocked),
     )
     .map_err(|error| as_driver(error, &name))?;
-    Ok(Unlocked {
+    Ok(UnlockedFile {
         file,
         common,
         locking,
@@ -157,7 +157,7 @@ pub fn unknown_driver(name: &str) -> Error {
 
 /// Options that every node has. What is not given is inherited.
 #[derive(Debug, Clone, Copy)]
-pub struct Common {
+pub struct CommonOptions {
     /// Writes are possible.
     pub writable: bool,
     /// Bypass the page cache.
@@ -170,9 +170,9 @@ pub struct Common {
     pub force_share: bool,
 }
 
-impl Common {
+impl CommonOptions {
     /// Takes them out of a node's options.
-    pub fn take(options: &mut Options, inherited: &OpenFlags) -> Result<Common> {
+    pub fn take(options: &mut Options, inherited: &OpenFlags) -> Result<CommonOptions> {
         let read_only = options
             .take_bool("read-only")?
             .unwrap_or(!inherited.writable);
@@ -187,7 +187,7 @@ impl Common {
             },
             Some(_) => return Err(invalid("Invalid discard option")),
         };
-        let common = Common {
+        let common = CommonOptions {
             writable: !read_only,
             direct: options
                 .take_bool("cache.direct")?
@@ -209,7 +209,7 @@ impl Common {
     }
 
     /// The flags that nodes below inherit.
-    pub fn pass_on(&self, flags: &OpenFlags) -> OpenFlags {
+    pub fn child_flags(&self, flags: &OpenFlags) -> OpenFlags {
         let mut flags = flags.clone();
         flags.writable = self.writable;
         flags.cache.direct = self.direct;
@@ -239,14 +239,14 @@ fn take_locking(options: &mut Options) -> Result<bool> {
 }
 
 /// The locks of a file, as QEMU's tools take them.
-fn permissions(flags: &OpenFlags, common: &Common, user: Use) -> Permissions {
+fn permissions(flags: &OpenFlags, common: &CommonOptions, user: FileUse) -> Permissions {
     let mut permissions = match (user, common.writable) {
-        (Use::Format, true) => Permissions::WRITER,
-        (Use::Format, false) => Permissions::READER,
+        (FileUse::Format, true) => Permissions::WRITER,
+        (FileUse::Format, false) => Permissions::READER,
         // QEMU denies others a change of the length for exports only. But nobody who copies
         // or commits a raw image expects its end to move.
-        (Use::Raw, true) => Permissions::RAW_WRITER,
-        (Use::Raw, false) => Permissions::RAW_READER,
+        (FileUse::Raw, true) => Permissions::RAW_WRITER,
+        (FileUse::Raw, false) => Permissions::RAW_READER,
     };
     if flags.no_share {
         permissions.shared = Permissions::READER.shared;

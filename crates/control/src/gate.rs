@@ -7,9 +7,9 @@ use vellum::gate::{FileRequest, Gate};
 use vellum::{BlockDevice, Error, ErrorKind, Io, Result, Storage};
 
 use crate::ImageSpec;
-use crate::file_node::Use;
+use crate::file_node::FileUse;
 use crate::filename;
-use crate::graph::{self, Around, Role};
+use crate::graph::{self, OpenContext, Role};
 use crate::open;
 
 /// Which files an image may name.
@@ -57,7 +57,7 @@ fn lies_within(name: &str, directory: &std::path::Path) -> bool {
 /// A gate for one image, which knows the images that led to it.
 #[derive(Debug, Clone)]
 pub struct FileGate {
-    pub(crate) around: Around,
+    pub(crate) around: OpenContext,
 }
 
 impl FileGate {
@@ -65,7 +65,7 @@ impl FileGate {
         let full = filename::resolve(&request.image, &request.name)?;
         self.around.policy.admit(&request.image, &full)?;
         let spec = ImageSpec::filename(full).with_format(request.format.as_deref());
-        let around = Around {
+        let around = OpenContext {
             flags: open::backing_flags(&self.around.flags),
             ..self.around
         };
@@ -84,7 +84,7 @@ impl FileGate {
         around.flags.writable = request.writable;
         let options = filename::node_options(&full)?;
         let node = graph::open(options, Role::Protocol, &around).await?;
-        node.into_storage(&around.flags, Use::Format).await
+        node.into_storage(&around.flags, FileUse::Format).await
     }
 }
 

@@ -14,11 +14,11 @@ use vellum::nodes::{DeviceStorage, Filter};
 use vellum::{BlockDevice, Error, ErrorKind, Raw, RawOptions, Result, Storage};
 
 use crate::drivers::{self, Driver};
-use crate::file_node::{Common, Unlocked, Use};
+use crate::file_node::{CommonOptions, FileUse, UnlockedFile};
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::FilePolicy;
 use crate::nodes::Origin;
-use crate::open::{self, Place};
+use crate::open::{self, Ancestry};
 use crate::options::{Options, Scalar};
 
 /// What a missing driver means.
@@ -32,10 +32,10 @@ pub(crate) enum Role {
 
 /// What is around a node that is being opened.
 #[derive(Debug, Clone)]
-pub(crate) struct Around {
+pub(crate) struct OpenContext {
     pub(crate) flags: OpenFlags,
     pub(crate) policy: FilePolicy,
-    pub(crate) place: Place,
+    pub(crate) place: Ancestry,
 }
 
 /// What a node is.
@@ -47,14 +47,14 @@ pub(crate) enum Body {
 
 /// An open node.
 #[derive(Debug, Clone)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedNode {
     /// The name of its driver.
     pub(crate) driver: &'static str,
     pub(crate) body: Body,
     /// The device that a filter stands on, which knows where bytes lie.
     pub(crate) filtered: Option<Arc<dyn BlockDevice>>,
     /// Files below it that nothing protects from others yet.
-    pub(crate) files: Vec<Unlocked>,
+    pub(crate) files: Vec<UnlockedFile>,
     pub(crate) writable: bool,
 }
 
@@ -62,10 +62,10 @@ pub(crate) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "open", message)
 }
 
-impl Opened {
+impl OpenedNode {
     /// A format, whose files are locked.
-    pub(crate) fn device(driver: &'static str, device: Arc<dyn BlockDevice>) -> Opened {
-        Opened {
+    pub(crate) fn device(driver: &'static str, device: Arc<dyn BlockDevice>) -> OpenedNode {
+        OpenedNode {
             driver,
             writable: !device.info().read_only,
             body: Body::Device(device),
@@ -75,12 +75,12 @@ impl Opened {
     }
 
     /// A filter over this node.
-    pub(crate) fn filter(self, driver: &'static str, storage: Arc<dyn Storage>) -> Opened {
+    pub(crate) fn filter(self, driver: &'static str, storage: Arc<dyn Storage>) -> OpenedNode {
         let filtered = match &self.body {
             Body::Device(device) => Some(device.clone()),
             Body::Storage(_) => self.filtered.clone(),
         };
-        Opened {
+        OpenedNode {
             driver,
             body: Body::Storage(storage),
             filtered,
@@ -89,12 +89,12 @@ impl Opened {
     }
 
     /// The node as it is for one who writes to it or does not.
-    pub(crate) fn for_user(&self, writable: bool) -> Result<Opened> {
+    pub(crate) fn for_user(&self, writable: bool) -> Result<OpenedNode> {
         if writable && !self.writable {
             return Err(invalid("Block node is read-only"));
         }
         let files = self.files.iter().map(|file| file.for_user(writable));
-        Ok(Opened {
+        Ok(OpenedNode {
             files: files.collect::<Result<_>>()?,
             writable,
             ..self.clone()
@@ -102,7 +102,7 @@ impl Opened {
     }
 
     /// Protects the files below from others as `user` needs it.
-    pub(crate) async fn lock(&mut self, flags: &OpenFlags, user: Use) -> Result<()> {
+    pub(crate) async fn lock(&mut self, flags: &OpenFlags, user: FileUse) -> Result<()> {
         for file in self.files.drain(..) {
             file.lock(flags, user).await?;
         }
@@ -121,7 +121,7 @@ impl Opened {
     pub(crate) async fn into_storage(
         mut self,
         flags: &OpenFlags,
-        user: Use,
+        user: FileUse,
     ) -> Result<Arc<dyn Storage>> {
         self.lock(flags, user).await?;
         Ok(self.storage())
@@ -129,14 +129,14 @@ impl Opened {
 
     /// The node as a device.
     pub(crate) async fn into_device(mut self, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
-        self.lock(flags, Use::Raw).await?;
+        self.lock(flags, FileUse::Raw).await?;
         self.locked_device()
     }
 
     /// As [`Opened::into_device`], without waiting for locks of a process that was killed.
     pub(crate) fn into_device_at_once(mut self, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
         for file in self.files.drain(..) {
-            file.lock_at_once(flags, Use::Raw)?;
+            file.lock_at_once(flags, FileUse::Raw)?;
         }
         self.locked_device()
     }
@@ -157,7 +157,11 @@ impl Opened {
 }
 
 /// Opens a node with everything below it.
-pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> Result<Opened> {
+pub(crate) async fn open(
+    mut options: Options,
+    role: Role,
+    around: &OpenContext,
+) -> Result<OpenedNode> {
     let place = &around.place;
     let node_name = match options.get_text("node-name") {
         None if place.names_all() => Some(place.nodes.make_up_name()),
@@ -174,15 +178,15 @@ pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> R
         (None, Role::Image) => None,
     };
     let detect_zeroes = take_detect_zeroes(&mut options)?;
-    let common = Common::take(&mut options, &around.flags)?;
+    let common = CommonOptions::take(&mut options, &around.flags)?;
     if detect_zeroes == DetectZeroes::Unmap && !common.discard {
         return Err(invalid(
             "setting detect-zeroes to unmap is not allowed without setting discard operation to \
              unmap",
         ));
     }
-    let below = Around {
-        flags: common.pass_on(&around.flags),
+    let below = OpenContext {
+        flags: common.child_flags(&around.flags),
         policy: around.policy.clone(),
         place: place.inside(node_name.as_deref()),
     };
@@ -194,7 +198,7 @@ pub(crate) async fn open(mut options: Options, role: Role, around: &Around) -> R
     if let Some(name) = node_name {
         place.name(&name, &opened, origin)?;
         if place.nodes.is_kept(&name) {
-            return Ok(opened.kept());
+            return Ok(opened.borrowed());
         }
     }
     Ok(opened)
@@ -208,7 +212,11 @@ fn take_detect_zeroes(options: &mut Options) -> Result<DetectZeroes> {
     }
 }
 
-async fn detecting(opened: Opened, detect_zeroes: DetectZeroes, around: &Around) -> Result<Opened> {
+async fn detecting(
+    opened: OpenedNode,
+    detect_zeroes: DetectZeroes,
+    around: &OpenContext,
+) -> Result<OpenedNode> {
     let unmap = match detect_zeroes {
         DetectZeroes::Off => return Ok(opened),
         DetectZeroes::On => false,
@@ -216,7 +224,7 @@ async fn detecting(opened: Opened, detect_zeroes: DetectZeroes, around: &Around)
     };
     let driver = opened.driver;
     let device = ZeroDetector::new(opened.into_device(&around.flags).await?, unmap);
-    Ok(Opened::device(driver, device))
+    Ok(OpenedNode::device(driver, device))
 }
 
 /// The child of a node that its options describe under `key`, or name there.
@@ -225,8 +233,8 @@ pub(crate) async fn optional_child(
     options: &mut Options,
     key: &str,
     role: Role,
-    around: &Around,
-) -> Result<Option<Opened>> {
+    around: &OpenContext,
+) -> Result<Option<OpenedNode>> {
     let group = options.take_group(key);
     match options.take(key) {
         Some(Scalar::Text(name)) => {
@@ -245,7 +253,7 @@ pub(crate) async fn optional_child(
     if group.is_empty() {
         return Ok(None);
     }
-    let around = Around {
+    let around = OpenContext {
         place: around.place.child(key),
         ..around.clone()
     };
@@ -257,8 +265,8 @@ pub(crate) async fn child(
     options: &mut Options,
     key: &str,
     role: Role,
-    around: &Around,
-) -> Result<Opened> {
+    around: &OpenContext,
+) -> Result<OpenedNode> {
     let found = optional_child(options, key, role, around).await?;
     found.ok_or_else(|| missing(key))
 }

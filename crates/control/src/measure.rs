@@ -33,25 +33,25 @@ pub struct Measure {
 
 /// What is to be measured.
 #[derive(Debug, Clone, Copy)]
-pub enum Subject<'a> {
+pub enum MeasureSource<'a> {
     /// A device of that size without content.
     Size(u64),
     /// A device with what it holds.
     Device(&'a Arc<dyn BlockDevice>),
 }
 
-impl Subject<'_> {
+impl MeasureSource<'_> {
     fn size_bytes(&self) -> u64 {
         match self {
-            Subject::Size(bytes) => bytes.next_multiple_of(SECTOR_BYTES),
-            Subject::Device(device) => device.size_bytes().next_multiple_of(SECTOR_BYTES),
+            MeasureSource::Size(bytes) => bytes.next_multiple_of(SECTOR_BYTES),
+            MeasureSource::Device(device) => device.size_bytes().next_multiple_of(SECTOR_BYTES),
         }
     }
 }
 
 /// Measures an image of a format made with `settings` to hold `subject`.
 pub async fn measure(
-    subject: Subject<'_>,
+    subject: MeasureSource<'_>,
     format: &str,
     settings: &CreateSettings,
 ) -> Result<Measure> {
@@ -59,8 +59,8 @@ pub async fn measure(
     if format == "luks" {
         // A given size is not rounded.
         let payload_bytes = match subject {
-            Subject::Size(bytes) => bytes,
-            Subject::Device(_) => size_bytes,
+            MeasureSource::Size(bytes) => bytes,
+            MeasureSource::Device(_) => size_bytes,
         };
         let bytes = payload_bytes + encryption::overhead_bytes(settings)?;
         return Ok(Measure {
@@ -93,8 +93,8 @@ pub async fn measure(
         );
     let used_bytes = match subject {
         _ if everything => virtual_bytes,
-        Subject::Size(_) => 0,
-        Subject::Device(device) => allocated_bytes(device, cluster).await?,
+        MeasureSource::Size(_) => 0,
+        MeasureSource::Device(device) => allocated_bytes(device, cluster).await?,
     };
     let encryption_bytes = match &options.encryption {
         Some(Encryption::Luks { options, .. }) => {
@@ -109,7 +109,7 @@ pub async fn measure(
         required_bytes: full_bytes - virtual_bytes + used_bytes.min(virtual_bytes),
         full_bytes,
         bitmaps_bytes: match subject {
-            Subject::Device(device) if options.version >= 3 => {
+            MeasureSource::Device(device) if options.version >= 3 => {
                 bitmaps_bytes(device, cluster).await?
             }
             _ => None,

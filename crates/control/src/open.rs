@@ -10,12 +10,12 @@ use vellum::{BlockDevice, Buffer, Buffers, Error, ErrorKind, Raw, Result, Storag
 use vellum_storage::file::FileStorage;
 
 use crate::drivers::{self, luks};
-use crate::file_node::{self, Common, Use};
+use crate::file_node::{self, CommonOptions, FileUse};
 use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::FilePolicy;
-use crate::graph::{self, Around, Opened, Role};
-use crate::nodes::{Nodes, Origin, User, Wanted};
+use crate::graph::{self, OpenContext, OpenedNode, Role};
+use crate::nodes::{Nodes, Origin, RequiredAccess, User};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::probed_raw::ProbedRaw;
@@ -26,7 +26,7 @@ use crate::wrap::WriteThrough;
 /// What is around the node being opened: the files above it, so that no chain
 /// bites its tail, and the nodes beside it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Place {
+pub(crate) struct Ancestry {
     above: Vec<(u64, u64)>,
     /// The nodes that options may refer to.
     pub(crate) nodes: Nodes,
@@ -61,7 +61,7 @@ pub async fn open_device_with(
     if flags.copy_on_read && !flags.writable {
         return Err(invalid("Can't use copy-on-read on read-only device"));
     }
-    let device = open_spec(spec, flags, policy, Place::default()).await?;
+    let device = open_spec(spec, flags, policy, Ancestry::default()).await?;
     let device = match flags.copy_on_read {
         true => CopyOnRead::new(device, None),
         false => device,
@@ -92,15 +92,15 @@ pub struct ImageFile {
 pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile> {
     let mut options = node_options(spec)?;
     let driver = options.get_text("driver").map(str::to_owned);
-    let around = Around {
+    let around = OpenContext {
         flags: flags.clone(),
         policy: FilePolicy::Any,
-        place: Place::default(),
+        place: Ancestry::default(),
     };
     if driver.as_deref().is_some_and(drivers::is_protocol) {
         let node = graph::open(options, Role::Protocol, &around).await?;
         let (format, protocol) = (node.driver, node.driver);
-        let storage = node.into_storage(flags, Use::Raw).await?;
+        let storage = node.into_storage(flags, FileUse::Raw).await?;
         return Ok(ImageFile {
             storage,
             format,
@@ -108,9 +108,9 @@ pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile>
         });
     }
     options.take("driver");
-    let common = Common::take(&mut options, flags)?;
-    let around = Around {
-        flags: common.pass_on(flags),
+    let common = CommonOptions::take(&mut options, flags)?;
+    let around = OpenContext {
+        flags: common.child_flags(flags),
         ..around
     };
     let format = driver.as_deref().map(Format::named).transpose()?;
@@ -175,10 +175,10 @@ impl Format {
     }
 
     /// How the format uses its file.
-    fn user(self) -> Use {
+    fn user(self) -> FileUse {
         match self {
-            Format::Raw { .. } => Use::Raw,
-            Format::Qcow2 | Format::Luks => Use::Format,
+            Format::Raw { .. } => FileUse::Raw,
+            Format::Qcow2 | Format::Luks => FileUse::Format,
         }
     }
 }
@@ -226,9 +226,9 @@ pub(crate) async fn open_spec(
     spec: &ImageSpec,
     flags: &OpenFlags,
     policy: &FilePolicy,
-    place: Place,
+    place: Ancestry,
 ) -> Result<Arc<dyn BlockDevice>> {
-    let around = Around {
+    let around = OpenContext {
         flags: flags.clone(),
         policy: policy.clone(),
         place,
@@ -240,7 +240,7 @@ pub(crate) async fn open_spec(
 /// Opens what the image at a place stands on.
 pub(crate) async fn open_below(
     mut options: Options,
-    around: &Around,
+    around: &OpenContext,
 ) -> Result<Arc<dyn BlockDevice>> {
     let place = &around.place;
     if !place.names_all() {
@@ -260,14 +260,14 @@ pub(crate) async fn open_below(
 pub(crate) async fn open_format(
     format: Option<Format>,
     mut options: Options,
-    common: Common,
-    mut around: Around,
-) -> Result<Opened> {
+    common: CommonOptions,
+    mut around: OpenContext,
+) -> Result<OpenedNode> {
     let (mut file, format) = open_format_file(&mut options, format, &around).await?;
     for file in &file.files {
         around.place.enter(&file.file)?;
     }
-    if format.user() == Use::Format {
+    if format.user() == FileUse::Format {
         let nodes = &around.place.nodes;
         nodes.keep_file(&around.place, common.writable)?;
     }
@@ -278,16 +278,16 @@ pub(crate) async fn open_format(
         Format::Luks => luks::open(storage, options, &around).await?,
         Format::Qcow2 => qcow2_node::open(storage, options, &common, around).await?,
     };
-    Ok(Opened::device(format.name(), device))
+    Ok(OpenedNode::device(format.name(), device))
 }
 
-impl Place {
+impl Ancestry {
     /// A place that nothing leads to, beside other nodes, for the node `owner`.
-    pub(crate) fn among(nodes: Nodes, owner: &str) -> Place {
-        Place {
+    pub(crate) fn among(nodes: Nodes, owner: &str) -> Ancestry {
+        Ancestry {
             nodes,
             owner: Some(owner.to_owned()),
-            ..Place::default()
+            ..Ancestry::default()
         }
     }
 
@@ -297,8 +297,8 @@ impl Place {
     }
 
     /// The place of what stands below a node.
-    pub(crate) fn inside(&self, name: Option<&str>) -> Place {
-        Place {
+    pub(crate) fn inside(&self, name: Option<&str>) -> Ancestry {
+        Ancestry {
             parent: name.map(str::to_owned).or(self.parent.clone()),
             role: None,
             renewal: false,
@@ -307,8 +307,8 @@ impl Place {
     }
 
     /// The place of a child, which the node above knows by `role`.
-    pub(crate) fn child(&self, role: &str) -> Place {
-        Place {
+    pub(crate) fn child(&self, role: &str) -> Ancestry {
+        Ancestry {
             role: Some(role.to_owned()),
             ..self.clone()
         }
@@ -320,7 +320,8 @@ impl Place {
             Some(parent) => {
                 let user = User::Node(parent.clone());
                 let owner = self.owner.as_deref();
-                self.nodes.note(user, name, Wanted::reading(role), owner)
+                self.nodes
+                    .note(user, name, RequiredAccess::reading(role), owner)
             }
             None => Ok(()),
         }
@@ -332,7 +333,7 @@ impl Place {
     }
 
     /// Gives the node that was opened here a name.
-    pub(crate) fn name(&self, name: &str, node: &Opened, origin: Option<Origin>) -> Result<()> {
+    pub(crate) fn name(&self, name: &str, node: &OpenedNode, origin: Option<Origin>) -> Result<()> {
         let owner = self.owner.as_deref().unwrap_or(name);
         self.nodes.name(name, owner, node.clone(), origin)?;
         match &self.role {
@@ -362,8 +363,8 @@ impl Place {
 async fn open_format_file(
     options: &mut Options,
     format: Option<Format>,
-    around: &Around,
-) -> Result<(Opened, Format)> {
+    around: &OpenContext,
+) -> Result<(OpenedNode, Format)> {
     let file = graph::optional_child(options, "file", Role::Protocol, around).await?;
     let Some(file) = file else {
         return Err(match format {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_lock::Mutex;
 use vellum::Preallocation;
 use vellum::{
-    BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, Result, ZeroRequest, pass_on,
+    BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, Result, ZeroRequest, delegate,
 };
 use vellum_io::spawn;
 
@@ -93,7 +93,7 @@ fn covered(offset_bytes: u64, len_bytes: u64) -> std::ops::Range<usize> {
 
 impl BlockDevice for ProbedRaw {
     // What is not passed on and not guarded here is refused, by the trait's defaults.
-    pass_on!(
+    delegate!(
         inner: info, size_bytes, read, flush, block_status, close, backing, storage,
         allocated_bytes,
     );

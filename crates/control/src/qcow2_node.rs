@@ -8,11 +8,11 @@ use vellum::qcow2::{
 };
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 
-use crate::file_node::{Common, Use};
+use crate::file_node::{CommonOptions, FileUse};
 use crate::flags::OpenFlags;
 use crate::gate::{FileGate, FilePolicy};
-use crate::graph::{Around, Role, optional_child};
-use crate::open::{Place, backing_flags, open_below, refuse_unknown};
+use crate::graph::{OpenContext, Role, optional_child};
+use crate::open::{Ancestry, backing_flags, open_below, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
 use crate::{cache_cleaner, config, encryption, filename, stderr};
@@ -30,7 +30,7 @@ fn invalid(message: impl Into<String>) -> Error {
 }
 
 /// Takes the options of a qcow2 node out; backing and data file are not among them.
-fn take(options: &mut Options, common: &Common) -> Result<OpenOptions> {
+fn take(options: &mut Options, common: &CommonOptions) -> Result<OpenOptions> {
     let mut cache = CacheOptions::default()
         .l2_cache_size_bytes(options.take_size("l2-cache-size")?)
         .refcount_cache_size_bytes(options.take_size("refcount-cache-size")?)
@@ -131,8 +131,8 @@ fn overlap_template(name: &str) -> Result<OverlapChecks> {
 pub(crate) async fn open(
     file: Arc<dyn Storage>,
     mut options: Options,
-    common: &Common,
-    around: Around,
+    common: &CommonOptions,
+    around: OpenContext,
 ) -> Result<Arc<dyn BlockDevice>> {
     let flags = &around.flags;
     let encryption = encryption::take(&mut options, flags)?;
@@ -157,13 +157,13 @@ pub(crate) async fn open(
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "qcow2")?;
     if let Some(data_file) = data_file {
-        open.data_file = Some(data_file.into_storage(flags, Use::Format).await?);
+        open.data_file = Some(data_file.into_storage(flags, FileUse::Format).await?);
     }
     match backing {
         Override::None => open.backing = Backing::None,
         _ if flags.no_backing => open.backing = Backing::None,
         Override::Options(options) => {
-            let below = Around {
+            let below = OpenContext {
                 flags: backing_flags(flags),
                 ..around.clone()
             };
@@ -219,7 +219,7 @@ enum Override {
     Options(Options),
 }
 
-fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Place) -> Result<Override> {
+fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Ancestry) -> Result<Override> {
     // Where only metadata is wanted no backing file can be given.
     let group = match flags.metadata_only {
         true => Options::new(),

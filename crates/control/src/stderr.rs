@@ -24,16 +24,16 @@ const NO_PATIENCE: Timespec = Timespec {
 /// A pipe that has room at all has room for so many bytes.
 const PIECE_BYTES: usize = 4096;
 
-static OUTLET: Mutex<Outlet> = Mutex::new(Outlet { lost: 0 });
+static QUEUE: Mutex<StderrQueue> = Mutex::new(StderrQueue { lost: 0 });
 static EVERY_LINE: AtomicBool = AtomicBool::new(false);
 
 /// What was said, and what was not.
-struct Outlet {
+struct StderrQueue {
     /// Lines that were dropped since the last one that was not.
     lost: u64,
 }
 
-impl Outlet {
+impl StderrQueue {
     fn say(&mut self, out: &mut (impl Write + AsFd), line: &str, patience: &Timespec) {
         let patience = match self.lost {
             0 => patience,
@@ -66,8 +66,8 @@ fn has_room(out: &impl AsFd, patience: &Timespec) -> bool {
 
 /// Prints a line on standard error, or drops it where nobody reads.
 pub fn say(line: &str) {
-    let mut outlet = OUTLET.lock();
-    outlet.say(&mut stderr().lock(), line, &PATIENCE);
+    let mut queue = QUEUE.lock();
+    queue.say(&mut stderr().lock(), line, &PATIENCE);
 }
 
 /// Has images that are opened from now on say every line of a repair, as QEMU's programs
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_pipe_that_nobody_reads_stops_nobody() {
         let (mut reader, mut writer) = std::io::pipe().unwrap();
-        let mut outlet = Outlet { lost: 0 };
+        let mut queue = StderrQueue { lost: 0 };
         let patience = Timespec {
             tv_sec: 0,
             tv_nsec: 50_000_000,
@@ -102,18 +102,18 @@ mod tests {
         let begun = Instant::now();
         let long = "x".repeat(3 * PIECE_BYTES);
         for number in 0..5000 {
-            outlet.say(&mut writer, &format!("line {number}"), &patience);
-            outlet.say(&mut writer, &long, &patience);
+            queue.say(&mut writer, &format!("line {number}"), &patience);
+            queue.say(&mut writer, &long, &patience);
         }
-        assert!(outlet.lost > 4000);
+        assert!(queue.lost > 4000);
         assert!(begun.elapsed().as_secs() < 30, "it waited for each of them");
         // Once there is room it tells of them.
-        let lost = outlet.lost;
+        let lost = queue.lost;
         let mut read = vec![0; 1 << 20];
         let len = reader.read(&mut read).unwrap();
         assert!(read[..len].starts_with(b"line 0\nxxx"));
-        outlet.say(&mut writer, "last", &patience);
-        assert_eq!(outlet.lost, 0);
+        queue.say(&mut writer, "last", &patience);
+        assert_eq!(queue.lost, 0);
         drop(writer);
         let mut rest = String::new();
         reader.read_to_string(&mut rest).unwrap();

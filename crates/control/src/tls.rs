@@ -180,15 +180,15 @@ pub fn for_uri(mut options: Options, host: Option<String>) -> Result<Arc<dyn Upg
 /// If there are none, or they are for a client.
 pub fn server(id: &str, authorizer: Option<String>) -> Result<Arc<dyn Upgrade>> {
     let credentials = find(id, Endpoint::Server)?;
-    let authorizer = authorizer.map(|id| Arc::new(Named(id)) as Arc<dyn Authorizer>);
+    let authorizer = authorizer.map(|id| Arc::new(NamedAuthorizer(id)) as Arc<dyn Authorizer>);
     Ok(Arc::new(Server::new(credentials, authorizer)))
 }
 
 /// An authorizer by its name, looked up when somebody wants to come in.
 #[derive(Debug)]
-struct Named(String);
+struct NamedAuthorizer(String);
 
-impl Authorizer for Named {
+impl Authorizer for NamedAuthorizer {
     fn is_allowed(&self, identity: &str) -> Result<bool> {
         let found = objects().get(&self.0).cloned();
         match found {

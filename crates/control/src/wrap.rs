@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, delegate};
 
 /// Makes every write durable before it completes (cache modes writethrough and
 /// directsync). As in QEMU, discards are passed on as they are: after a power cut the
@@ -20,7 +20,7 @@ impl WriteThrough {
 }
 
 impl BlockDevice for WriteThrough {
-    pass_on!(
+    delegate!(
         inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, clear,
         close, backing, storage, as_qcow2, allocated_bytes,
     );

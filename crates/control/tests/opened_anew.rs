@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use vellum::nodes::Link;
 use vellum::{BlockDevice, Buffer, RequestFlags};
-use vellum_control::nodes::{User, Wanted};
+use vellum_control::nodes::{RequiredAccess, User};
 use vellum_control::{Nodes, Options, create};
 use vellum_io::{lane, spawn};
 
@@ -80,7 +80,7 @@ fn what_lies_below_never_reads_as_zeroes_meanwhile() {
             nodes.add(options).await.expect("a node");
         }
         let user = User::Export("e".to_owned());
-        let joined = nodes.join(user, "t", Wanted::reading("root"));
+        let joined = nodes.join(user, "t", RequiredAccess::reading("root"));
         let link = joined.expect("a user").link;
         let over = Rc::new(Cell::new(false));
         let reads = spawn(read_all_the_time(link, over.clone()));

@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use vellum::{
     BlockDevice, Buffer, ErrorKind, Io, Raw, RawOptions, RequestFlags, Storage, ZeroRequest,
-    pass_on,
+    delegate,
 };
 use vellum_control::probe::{PROBE_BYTES, Probed, probe};
 use vellum_control::probed_raw::ProbedRaw;
@@ -59,7 +59,7 @@ impl Slow {
 }
 
 impl BlockDevice for Slow {
-    pass_on!(inner: info, size_bytes, flush, block_status, resize, close);
+    delegate!(inner: info, size_bytes, flush, block_status, resize, close);
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
         self.later(move |inner| inner.read(offset_bytes, buffer))

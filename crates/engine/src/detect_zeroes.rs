@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
+use crate::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, delegate};
 
 /// A device that looks at what is written and does not store zeroes.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl ZeroDetector {
 }
 
 impl BlockDevice for ZeroDetector {
-    pass_on!(
+    delegate!(
         inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, clear,
         close, backing, storage, as_qcow2, allocated_bytes,
     );

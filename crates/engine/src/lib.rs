@@ -9,12 +9,12 @@
 #![forbid(unsafe_code)]
 
 mod debug_events;
+mod delegate;
 pub mod detect_zeroes;
 pub mod device;
 pub mod gate;
 pub mod luks;
 pub mod nodes;
-mod pass_on;
 mod preallocation;
 pub mod qcow2;
 mod range_lock;

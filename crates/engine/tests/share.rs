@@ -11,13 +11,13 @@ use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Raw, RawOptions, RequestFlags};
-use vellum_storage::wrap::{Sharing, SharingStorage};
+use vellum_storage::wrap::{ReflinkFileSystem, ReflinkStorage};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
 async fn image(
-    storage: &Arc<SharingStorage>,
+    storage: &Arc<ReflinkStorage>,
     backing: Arc<dyn BlockDevice>,
     read_only: bool,
 ) -> Arc<Qcow2> {
@@ -28,7 +28,7 @@ async fn image(
     opened.expect("an image")
 }
 
-async fn create_over(storage: &Arc<SharingStorage>, size_bytes: u64, random: &mut Random) {
+async fn create_over(storage: &Arc<ReflinkStorage>, size_bytes: u64, random: &mut Random) {
     let cluster_size_bytes = random.pick(&[512 << 10, MIB, 2 * MIB]);
     let options = CreateOptions::default()
         .size_bytes(size_bytes)
@@ -61,7 +61,7 @@ async fn write_some(image: &Qcow2, shown: &mut [u8], random: &mut Random) {
 #[test]
 fn a_small_write_shares_the_rest_of_its_cluster() {
     run(async {
-        let system = Sharing::granting(u64::MAX);
+        let system = ReflinkFileSystem::granting(u64::MAX);
         let below: Vec<u8> = (0..8 * MIB).map(|at| (at / 512 % 251) as u8).collect();
         let raw = Raw::open(system.file(below.clone()), RawOptions::default());
         let storage = system.file(Vec::new());
@@ -95,7 +95,7 @@ fn shared_and_copied_clusters_show_the_same() {
     for seed in 0..10 {
         shared_bytes += run(async move {
             let mut random = Random(seed);
-            let system = Sharing::granting(random.pick(&[0, 1, 5, u64::MAX]));
+            let system = ReflinkFileSystem::granting(random.pick(&[0, 1, 5, u64::MAX]));
             let size = 5 * MIB + random.below(2048) * 512;
             let len = random.pick(&[size, MIB, 3 * MIB + 512]).min(size);
             let mut shown: Vec<u8> = (0..len).map(|at| (at / 512 % 251) as u8).collect();
@@ -122,7 +122,7 @@ fn shared_and_copied_clusters_show_the_same() {
 #[test]
 fn whole_clusters_are_written_by_sharing_them() {
     run(async {
-        let system = Sharing::granting(u64::MAX);
+        let system = ReflinkFileSystem::granting(u64::MAX);
         let bytes: Vec<u8> = (0..4 * MIB).map(|at| (at / 512 % 251) as u8).collect();
         let source = system.file(bytes.clone());
         let storage = system.file(Vec::new());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, RequestFlags, Result,
-    ZeroRequest, pass_on,
+    ZeroRequest, delegate,
 };
 
 /// The bytes of a device from an offset to its end.
@@ -42,7 +42,7 @@ impl Slice {
 }
 
 impl BlockDevice for Slice {
-    pass_on!(device: flush, close);
+    delegate!(device: flush, close);
     fn info(&self) -> DeviceInfo {
         let info = self.device.info();
         let aligned = self

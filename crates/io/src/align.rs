@@ -92,21 +92,21 @@ pub fn gather(buffers: &[Buffer], target: &mut [u8]) {
 pub struct RangeLocks {
     ranges: Mutex<Ranges>,
     /// How many hold a range alone, or wait for that.
-    alone: AtomicUsize,
+    exclusive: AtomicUsize,
     /// How many pass that nobody knows the ranges of: they began while `alone` was 0.
-    unnamed: AtomicUsize,
+    untracked: AtomicUsize,
     released: Event,
 }
 
 #[derive(Debug, Default)]
 struct Ranges {
-    held: Vec<Range<u64>>,
-    passing: Vec<Range<u64>>,
+    exclusive: Vec<Range<u64>>,
+    shared: Vec<Range<u64>>,
 }
 
 /// A range that is held alone.
 #[derive(Debug)]
-pub struct RangeGuard<'a> {
+pub struct ExclusiveGuard<'a> {
     locks: &'a RangeLocks,
     /// `None` while it waits for others that hold it.
     range: Option<Range<u64>>,
@@ -114,7 +114,7 @@ pub struct RangeGuard<'a> {
 
 /// The leave to change whole blocks beside others who do.
 #[derive(Debug)]
-pub struct Passing {
+pub struct SharedGuard {
     locks: Arc<RangeLocks>,
     /// `None`: one of the unnamed.
     range: Option<Range<u64>>,
@@ -122,11 +122,11 @@ pub struct Passing {
 
 /// What a request that changes a range holds.
 #[derive(Debug)]
-pub enum Claim<'a> {
+pub enum WriteGuard<'a> {
     /// Whole blocks.
-    Passing(Passing),
+    Passing(SharedGuard),
     /// Blocks of which a part stays as it is.
-    Alone(RangeGuard<'a>),
+    Alone(ExclusiveGuard<'a>),
     /// There are no blocks.
     Nothing,
 }
@@ -160,95 +160,95 @@ impl RangeLocks {
     }
 
     /// Waits until nobody else changes any part of `range`, and holds it.
-    pub async fn hold(&self, range: Range<u64>) -> RangeGuard<'_> {
+    pub async fn lock_exclusive(&self, range: Range<u64>) -> ExclusiveGuard<'_> {
         // From now on whoever passes says where.
-        self.alone.fetch_add(1, Ordering::SeqCst);
-        let mut guard = RangeGuard {
+        self.exclusive.fetch_add(1, Ordering::SeqCst);
+        let mut guard = ExclusiveGuard {
             locks: self,
             range: None,
         };
         self.wait_until(|| {
             let mut ranges = self.lock();
-            let free = !touches(&ranges.held, &range);
+            let free = !touches(&ranges.exclusive, &range);
             if free {
-                ranges.held.push(range.clone());
+                ranges.exclusive.push(range.clone());
             }
             free
         })
         .await;
         guard.range = Some(range.clone());
         self.wait_until(|| {
-            self.unnamed.load(Ordering::SeqCst) == 0 && !touches(&self.lock().passing, &range)
+            self.untracked.load(Ordering::SeqCst) == 0 && !touches(&self.lock().shared, &range)
         })
         .await;
         guard
     }
 
     /// The leave to change whole blocks, if nobody holds anything alone.
-    pub fn try_pass(self: &Arc<Self>) -> Option<Passing> {
-        self.unnamed.fetch_add(1, Ordering::SeqCst);
-        let passing = Passing {
+    pub fn try_lock_shared(self: &Arc<Self>) -> Option<SharedGuard> {
+        self.untracked.fetch_add(1, Ordering::SeqCst);
+        let passing = SharedGuard {
             locks: self.clone(),
             range: None,
         };
-        (self.alone.load(Ordering::SeqCst) == 0).then_some(passing)
+        (self.exclusive.load(Ordering::SeqCst) == 0).then_some(passing)
     }
 
     /// Waits until nobody holds any part of `range`, which is made of whole blocks, alone.
-    pub async fn pass(self: &Arc<Self>, range: Range<u64>) -> Passing {
-        if let Some(passing) = self.try_pass() {
+    pub async fn lock_shared(self: &Arc<Self>, range: Range<u64>) -> SharedGuard {
+        if let Some(passing) = self.try_lock_shared() {
             return passing;
         }
         self.wait_until(|| {
             let mut ranges = self.lock();
-            let free = !touches(&ranges.held, &range);
+            let free = !touches(&ranges.exclusive, &range);
             if free {
-                ranges.passing.push(range.clone());
+                ranges.shared.push(range.clone());
             }
             free
         })
         .await;
-        Passing {
+        SharedGuard {
             locks: self.clone(),
             range: Some(range),
         }
     }
 
     /// What a change of a range needs where blocks are as `alignment` says.
-    pub async fn claim(
+    pub async fn lock_for_write(
         self: &Arc<Self>,
         alignment: Alignment,
         offset_bytes: u64,
         len_bytes: u64,
-    ) -> Claim<'_> {
+    ) -> WriteGuard<'_> {
         if alignment.request_bytes == 1 {
-            return Claim::Nothing;
+            return WriteGuard::Nothing;
         }
         let around = alignment.around(offset_bytes, len_bytes);
         match alignment.fits_range(offset_bytes, len_bytes) {
-            true => Claim::Passing(self.pass(around).await),
-            false => Claim::Alone(self.hold(around).await),
+            true => WriteGuard::Passing(self.lock_shared(around).await),
+            false => WriteGuard::Alone(self.lock_exclusive(around).await),
         }
     }
 }
 
-impl Drop for RangeGuard<'_> {
+impl Drop for ExclusiveGuard<'_> {
     fn drop(&mut self) {
         if let Some(range) = self.range.take() {
-            forget(&mut self.locks.lock().held, &range);
+            forget(&mut self.locks.lock().exclusive, &range);
         }
-        self.locks.alone.fetch_sub(1, Ordering::SeqCst);
+        self.locks.exclusive.fetch_sub(1, Ordering::SeqCst);
         self.locks.released.notify(usize::MAX);
     }
 }
 
-impl Drop for Passing {
+impl Drop for SharedGuard {
     fn drop(&mut self) {
         match self.range.take() {
-            None => drop(self.locks.unnamed.fetch_sub(1, Ordering::SeqCst)),
-            Some(range) => forget(&mut self.locks.lock().passing, &range),
+            None => drop(self.locks.untracked.fetch_sub(1, Ordering::SeqCst)),
+            Some(range) => forget(&mut self.locks.lock().shared, &range),
         }
-        if self.locks.alone.load(Ordering::SeqCst) > 0 {
+        if self.locks.exclusive.load(Ordering::SeqCst) > 0 {
             self.locks.released.notify(usize::MAX);
         }
     }
@@ -300,7 +300,7 @@ mod tests {
             let tasks = [(0..10, 1), (5..6, 2), (20..30, 3)].map(|(range, name)| {
                 let (locks, order) = (locks.clone(), order.clone());
                 spawn(async move {
-                    let _held = locks.hold(range).await;
+                    let _held = locks.lock_exclusive(range).await;
                     order.borrow_mut().push((name, "in"));
                     yield_now().await;
                     yield_now().await;
@@ -326,10 +326,10 @@ mod tests {
         let log = Log::default();
         let say = |text| log.borrow_mut().push(text);
         block_on(async {
-            let first = locks.pass(0..512).await;
+            let first = locks.lock_shared(0..512).await;
             let (held, told) = (locks.clone(), log.clone());
             let alone = spawn(async move {
-                let _held = held.hold(0..512).await;
+                let _held = held.lock_exclusive(0..512).await;
                 told.borrow_mut().push("alone");
                 yield_now().await;
                 told.borrow_mut().push("done");
@@ -337,18 +337,18 @@ mod tests {
             yield_now().await;
             say("first is still there");
             // Side by side with it where that is elsewhere, and after it where it is not.
-            drop(locks.pass(512..1024).await);
+            drop(locks.lock_shared(512..1024).await);
             say("elsewhere");
             let (passes, told) = (locks.clone(), log.clone());
             let second = spawn(async move {
-                let _passing = passes.pass(0..1024).await;
+                let _passing = passes.lock_shared(0..1024).await;
                 told.borrow_mut().push("second");
             });
             yield_now().await;
             drop(first);
             alone.await;
             second.await;
-            assert!(locks.try_pass().is_some());
+            assert!(locks.try_lock_shared().is_some());
         });
         let expected = [
             "first is still there",
@@ -364,16 +364,16 @@ mod tests {
     fn who_gives_up_waiting_leaves_nothing_behind() {
         let locks = Arc::new(RangeLocks::default());
         block_on(async {
-            let held = locks.hold(0..512).await;
+            let held = locks.lock_exclusive(0..512).await;
             {
-                let mut second = std::pin::pin!(locks.hold(0..1));
-                let mut third = std::pin::pin!(locks.pass(0..512));
+                let mut second = std::pin::pin!(locks.lock_exclusive(0..1));
+                let mut third = std::pin::pin!(locks.lock_shared(0..512));
                 assert!(futures_util::poll!(&mut second).is_pending());
                 assert!(futures_util::poll!(&mut third).is_pending());
             }
-            assert!(locks.try_pass().is_none());
+            assert!(locks.try_lock_shared().is_none());
             drop(held);
-            assert!(locks.try_pass().is_some());
+            assert!(locks.try_lock_shared().is_some());
         });
     }
 }

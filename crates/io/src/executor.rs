@@ -273,7 +273,7 @@ impl Executor {
     }
 
     /// Tasks started with [`spawn_lingering`] and not finished.
-    pub fn lingering_tasks(&self) -> usize {
+    pub fn tasks_to_complete(&self) -> usize {
         self.core.lingering.get()
     }
 
@@ -330,10 +330,10 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
 ///
 /// # Panics
 /// As [`spawn`].
-pub fn spawn_lingering<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+pub fn spawn_to_completion<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
     let core = CURRENT.with(|current| current.borrow().clone());
     let core = core.expect("spawn outside an executor: call it inside a lane");
-    let lingering = Lingering::new(core.lingering.clone());
+    let lingering = CompletionCounter::new(core.lingering.clone());
     let whole = future.map(move |value| {
         drop(lingering);
         value
@@ -342,16 +342,16 @@ pub fn spawn_lingering<T: 'static>(future: impl Future<Output = T> + 'static) ->
 }
 
 /// Counts a lingering task until it is gone.
-struct Lingering(Rc<Cell<usize>>);
+struct CompletionCounter(Rc<Cell<usize>>);
 
-impl Lingering {
+impl CompletionCounter {
     fn new(count: Rc<Cell<usize>>) -> Self {
         count.set(count.get() + 1);
-        Lingering(count)
+        CompletionCounter(count)
     }
 }
 
-impl Drop for Lingering {
+impl Drop for CompletionCounter {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }

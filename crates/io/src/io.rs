@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use crate::executor::{JoinHandle, spawn};
-use crate::lane::Ticket;
+use crate::lane::RequestFuture;
 use crate::{Buffer, Buffers, Result};
 
 /// A started request. It runs whether or not it is polled; dropping it abandons
@@ -30,7 +30,7 @@ enum Repr<T> {
 enum Source<T> {
     Ready(Option<Result<T>>),
     Task(JoinHandle<Result<T>>),
-    Lane(Ticket<T>),
+    Lane(RequestFuture<T>),
     Boxed(Pin<Box<dyn Future<Output = Result<T>>>>),
 }
 
@@ -46,7 +46,7 @@ impl<T> Io<T> {
     }
 
     /// A request in a slot of the thread's lane.
-    pub(crate) fn lane(ticket: Ticket<T>) -> Self {
+    pub(crate) fn lane(ticket: RequestFuture<T>) -> Self {
         Io(Repr::Direct(Source::Lane(ticket)))
     }
 

@@ -17,6 +17,7 @@ mod block;
 pub mod buffer;
 pub mod error;
 pub mod executor;
+mod finish_all;
 pub mod heap;
 pub mod io;
 pub mod lane;
@@ -26,10 +27,9 @@ mod setters;
 #[doc(hidden)]
 pub mod sync;
 mod sys;
-mod together;
 
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
-pub use executor::{JoinHandle, spawn, spawn_lingering};
+pub use executor::{JoinHandle, spawn, spawn_to_completion};
+pub use finish_all::finish_all;
 pub use io::Io;
-pub use together::finish_all;

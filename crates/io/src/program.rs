@@ -13,13 +13,13 @@ use crate::sys;
 /// needs again come back with the next use, from the page cache as a rule. Takes about a
 /// millisecond; for programs that have started, are going to run for long, and unload no
 /// library meanwhile.
-pub fn forget_start() {
+pub fn discard_startup_pages() {
     // Without the file there is nothing to know, and nothing lost.
     let mappings = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     for range in unchanged_files(&mappings) {
         // SAFETY: the kernel has just said so of the range; it is one of a program or a
         // library, and these stay until the process ends.
-        unsafe { sys::forget_pages(range) };
+        unsafe { sys::discard_pages(range) };
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
             sizes.sum()
         }
         let before = mapped_bytes();
-        forget_start();
+        discard_startup_pages();
         let after = mapped_bytes();
         assert!(after > 0 && after < before, "{after} of {before} KiB");
     }

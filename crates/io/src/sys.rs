@@ -248,7 +248,7 @@ pub(crate) fn unlock(fd: RawFd) {
 /// # Safety
 /// The range is a private mapping of a file, and stays one; nobody can write to it, and
 /// all its pages are the file's.
-pub(crate) unsafe fn forget_pages(range: Range<usize>) {
+pub(crate) unsafe fn discard_pages(range: Range<usize>) {
     let start = range.start as *mut libc::c_void;
     // SAFETY: by the contract the kernel drops only what it reads from the file again, so
     // no byte that anybody can see changes.

@@ -6,7 +6,7 @@ mod heap;
 use std::future::pending;
 
 use vellum_io::executor::Executor;
-use vellum_io::{spawn, spawn_lingering};
+use vellum_io::{spawn, spawn_to_completion};
 
 use heap::live_bytes;
 
@@ -26,7 +26,7 @@ fn a_task_holds_its_future_once() {
         let before = live_bytes();
         drop(spawn(large()));
         let plain = live_bytes();
-        drop(spawn_lingering(large()));
+        drop(spawn_to_completion(large()));
         let lingering = live_bytes();
         for taken in [plain - before, lingering - plain] {
             assert!(

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use futures_channel::oneshot::Receiver;
 use vellum::{BlockDevice, Buffer, Error, Extent, Io, Result};
 
-use crate::answer::Receiver;
-use crate::helpers::Helpers;
+use crate::worker_lanes::WorkerLanes;
 
 /// How devices are compared.
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,12 +62,12 @@ const CHECKS_PER_LANE: usize = 3;
 
 /// A device of the pair.
 #[derive(Debug, Clone)]
-struct Half {
+struct ComparedDevice {
     side: Side,
     device: Arc<dyn BlockDevice>,
 }
 
-impl Half {
+impl ComparedDevice {
     async fn status(&self, at: u64) -> Result<Extent, CompareError> {
         let len_bytes = self.device.size_bytes() - at;
         let status = self.device.block_status(at, len_bytes, u32::MAX).await;
@@ -100,11 +100,11 @@ pub async fn compare(
     options: CompareOptions,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Outcome, CompareError> {
-    let first = Half {
+    let first = ComparedDevice {
         side: Side::First,
         device: first.clone(),
     };
-    let second = Half {
+    let second = ComparedDevice {
         side: Side::Second,
         device: second.clone(),
     };
@@ -112,18 +112,18 @@ pub async fn compare(
     if options.strict && sizes[0] != sizes[1] {
         return Ok(Outcome::SizeMismatch);
     }
-    let mut checks = Checks::default();
+    let mut checks = ChecksInFlight::default();
     let outcome = walk(&first, &second, options.strict, &mut checks, &mut progress).await;
-    checks.helpers.end().await;
+    checks.workers.end().await;
     outcome
 }
 
 /// Walks over both devices and has checked what has to be read.
 async fn walk(
-    first: &Half,
-    second: &Half,
+    first: &ComparedDevice,
+    second: &ComparedDevice,
     strict: bool,
-    checks: &mut Checks,
+    checks: &mut ChecksInFlight,
     progress: &mut impl FnMut(u64, u64),
 ) -> Result<Outcome, CompareError> {
     let sizes = [first.device.size_bytes(), second.device.size_bytes()];
@@ -156,11 +156,11 @@ async fn walk(
 /// Starts checking what both devices have at `at`; tells where that ends, or
 /// `None` if strict mode finds the allocation different.
 async fn step_both(
-    first: &Half,
-    second: &Half,
+    first: &ComparedDevice,
+    second: &ComparedDevice,
     at: u64,
     strict: bool,
-    checks: &mut Checks,
+    checks: &mut ChecksInFlight,
 ) -> Result<Option<u64>, CompareError> {
     let sizes = [first.device.size_bytes(), second.device.size_bytes()];
     let (one, two) = (first.status(at).await?, second.status(at).await?);
@@ -187,9 +187,9 @@ async fn step_both(
 
 /// Starts checking that the longer device has only zeroes at `at`.
 async fn step_rest(
-    longer: &Half,
+    longer: &ComparedDevice,
     at: u64,
-    checks: &mut Checks,
+    checks: &mut ChecksInFlight,
 ) -> Result<Option<u64>, CompareError> {
     let status = longer.status(at).await?;
     let mut len_bytes = status.len_bytes.clamp(1, longer.device.size_bytes() - at);
@@ -218,7 +218,7 @@ fn kind(extent: &Extent, left_bytes: u64) -> (bool, bool, bool, bool, bool, bool
 }
 
 /// Compares a range of both devices.
-async fn same(first: Half, second: Half, at: u64, len_bytes: u64) -> Found {
+async fn same(first: ComparedDevice, second: ComparedDevice, at: u64, len_bytes: u64) -> Found {
     let reads = (first.read(at, len_bytes), second.read(at, len_bytes));
     let one = reads.0.await.map_err(|cause| first.read_error(at, cause))?;
     let two = reads
@@ -229,7 +229,7 @@ async fn same(first: Half, second: Half, at: u64, len_bytes: u64) -> Found {
 }
 
 /// Looks for anything but zeroes in a range of one device.
-async fn empty(half: Half, at: u64, len_bytes: u64) -> Found {
+async fn empty(half: ComparedDevice, at: u64, len_bytes: u64) -> Found {
     let bytes = half
         .read(at, len_bytes)
         .await
@@ -257,32 +257,32 @@ fn first_difference(one: &[u8], two: &[u8]) -> Option<usize> {
 
 /// Checks in flight; their results count in the order they were made.
 #[derive(Default)]
-struct Checks {
+struct ChecksInFlight {
     running: VecDeque<(u64, Receiver<Found>)>,
-    helpers: Helpers,
+    workers: WorkerLanes,
     /// Everything below this offset is done.
     done_bytes: u64,
 }
 
-impl Checks {
+impl ChecksInFlight {
     /// Starts a check of what ends at `end`.
     fn push<F>(&mut self, end: u64, check: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = Found> + 'static,
     {
-        let found = self.helpers.run(check);
+        let found = self.workers.run(check);
         self.running.push_back((end, found));
     }
 
     /// Starts looking for anything but zeroes in a range of one device.
-    fn push_empty(&mut self, half: &Half, at: u64, len_bytes: u64) {
+    fn push_empty(&mut self, half: &ComparedDevice, at: u64, len_bytes: u64) {
         let half = half.clone();
         self.push(at + len_bytes, move || empty(half, at, len_bytes));
     }
 
     /// How many checks may run at once.
     fn most(&self) -> usize {
-        PARALLEL.max(CHECKS_PER_LANE * self.helpers.lanes())
+        PARALLEL.max(CHECKS_PER_LANE * self.workers.lanes())
     }
 
     /// Notes that everything up to `end` is covered by checks.
@@ -295,13 +295,10 @@ impl Checks {
     /// Waits until fewer than `limit` checks run; tells the first difference.
     async fn keep_below(&mut self, limit: usize) -> Found {
         while self.running.len() >= limit.max(1) {
-            let Some((end, mut check)) = self.running.pop_front() else {
+            let Some((end, check)) = self.running.pop_front() else {
                 break;
             };
-            let found = check
-                .wait()
-                .await
-                .expect("a check that panicked ends the job");
+            let found = check.await.expect("a check that panicked ends the job");
             if let Some(offset) = found? {
                 return Ok(Some(offset));
             }

@@ -8,32 +8,32 @@
 
 mod options;
 mod report;
+mod salvage;
 mod steps;
-mod trouble;
 mod walk;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use futures_channel::oneshot::Receiver;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
 
-use crate::answer::Receiver;
 use crate::differ::{Compared, Comparison};
-use crate::helpers::Helpers;
 use crate::offload::{copy_range, share_blocks};
 use crate::rate::RateLimit;
 pub use crate::scan::TargetBacking;
 use crate::scan::{Content, Piece, Scan};
 use crate::scope::{Differences, Scope};
+use crate::sequencer::Sequencer;
 use crate::sparse::{Sparse, zero_runs};
-use crate::turn::Turns;
-use crate::window::Window;
+use crate::window::ReorderWindow;
+use crate::worker_lanes::WorkerLanes;
 
 pub use options::CopyOptions;
 pub use report::{CopyError, Observer, Silent, Step};
-use steps::Steps;
-use trouble::Troubles;
+use salvage::SalvageLog;
+use steps::ProgressSteps;
 use walk::count;
 
 /// Bytes of one data request: small enough that what eight requests hold is
@@ -53,16 +53,16 @@ struct Shared<'a> {
     target: &'a Arc<dyn BlockDevice>,
     options: &'a CopyOptions,
     sparse: Option<Sparse>,
-    turns: Turns,
+    turns: Sequencer,
     /// Lanes that find out what is different.
-    helpers: RefCell<Helpers>,
+    workers: RefCell<WorkerLanes>,
     /// The kernel has not refused to copy yet.
     offload: Cell<bool>,
     /// Pieces in a row whose blocks could not be shared.
     unshared: Cell<u32>,
     observer: RefCell<&'a mut dyn Observer>,
-    troubles: Troubles,
-    steps: Steps,
+    salvage_log: SalvageLog,
+    steps: ProgressSteps,
     total_bytes: u64,
 }
 
@@ -91,18 +91,18 @@ pub async fn copy(
         target,
         options,
         sparse: options.sparse(alignment),
-        turns: Turns::default(),
-        helpers: RefCell::default(),
+        turns: Sequencer::default(),
+        workers: RefCell::default(),
         offload: Cell::new(options.copy_range),
         unshared: Cell::new(0),
         observer: RefCell::new(observer),
-        troubles: Troubles::default(),
-        steps: Steps::default(),
+        salvage_log: SalvageLog::default(),
+        steps: ProgressSteps::default(),
         total_bytes,
     };
     let scan = options.scan(sources, target, end_bytes);
     let copied = shared.copy_all(scan).await;
-    shared.helpers.into_inner().end().await;
+    shared.workers.into_inner().end().await;
     copied
 }
 
@@ -110,7 +110,7 @@ impl Shared<'_> {
     async fn copy_all(&self, mut scan: Scan<'_>) -> Result<(), CopyError> {
         let options = self.options;
         let mut running = FuturesUnordered::new();
-        let mut window = Window::default();
+        let mut window = ReorderWindow::default();
         let mut limit = RateLimit::new(options.speed.clone());
         let mut ticket = 0;
         let begun = loop {
@@ -172,7 +172,7 @@ impl Shared<'_> {
                 }
                 let data = self.read(&piece).await;
                 self.my_turn(ticket).await;
-                self.tell_troubles(&piece);
+                self.report_salvage(&piece);
                 // Even a failed read lets the next piece pass: nobody may wait for ever.
                 let written = data.map(|data| self.write_data(piece.offset_bytes, data));
                 self.turns.pass();
@@ -188,7 +188,7 @@ impl Shared<'_> {
         piece: Piece,
         ticket: u64,
     ) -> Result<(), CopyError> {
-        let compared = self.compare(differences, &piece).wait().await;
+        let compared = self.compare(differences, &piece).await;
         let compared = compared.expect("a comparison that panicked ends the job");
         self.my_turn(ticket).await;
         let at = piece.offset_bytes;
@@ -212,7 +212,7 @@ impl Shared<'_> {
             len_bytes: piece.len_bytes,
             unit_bytes: differences.unit_bytes,
         };
-        self.helpers.borrow_mut().run(move || comparison.run())
+        self.workers.borrow_mut().run(move || comparison.run())
     }
 
     /// Has the kernel copy a piece, or copies it as usual.
@@ -283,10 +283,10 @@ impl Shared<'_> {
     }
 
     /// Tells what could not be read up to the end of a piece.
-    fn tell_troubles(&self, piece: &Piece) {
+    fn report_salvage(&self, piece: &Piece) {
         let end_bytes = piece.offset_bytes + piece.len_bytes;
-        self.troubles
-            .tell(end_bytes, &mut **self.observer.borrow_mut());
+        self.salvage_log
+            .report(end_bytes, &mut **self.observer.borrow_mut());
     }
 
     fn tell_progress(&self, done_bytes: u64) {
@@ -338,7 +338,7 @@ impl Shared<'_> {
             let offset = piece.source_offset_bytes + at;
             match source.read(offset, Buffer::for_read(sector.len())).await {
                 Ok(bytes) => sector.copy_from_slice(&bytes),
-                Err(error) => self.troubles.unreadable(piece.offset_bytes + at, error),
+                Err(error) => self.salvage_log.unreadable(piece.offset_bytes + at, error),
             }
             at += sector.len() as u64;
         }
@@ -351,7 +351,7 @@ impl Shared<'_> {
         offset_bytes: u64,
         mut data: Buffer,
     ) -> impl Future<Output = Result<(), CopyError>> + use<> {
-        let whole = [crate::Run {
+        let whole = [crate::SparseRun {
             len_bytes: data.len(),
             zero: false,
         }];

@@ -11,26 +11,25 @@
 //! - Memory is bounded by the number of requests in flight times the chunk size, and the
 //!   places of a commit's next 32 Ki pieces.
 
-mod answer;
 pub mod commit;
 pub mod compare;
 pub mod copy;
 mod differ;
-mod helpers;
 pub mod job;
 pub mod live;
 pub mod map;
 mod offload;
+mod padded;
 mod rate;
 pub mod rebase;
 pub mod resume;
 mod scan;
 mod scope;
+mod sequencer;
 pub mod sparse;
-mod stretched;
-mod turn;
 mod window;
+mod worker_lanes;
 
 pub use rate::Speed;
 pub use scope::{Differences, Scope};
-pub use sparse::{Run, zero_runs};
+pub use sparse::{SparseRun, zero_runs};

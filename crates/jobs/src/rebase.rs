@@ -8,8 +8,8 @@ use std::sync::Arc;
 use vellum::{BlockDevice, Error, Result};
 
 use crate::copy::{CopyError, CopyOptions, Observer, Step, copy};
+use crate::padded::Padded;
 use crate::scope::{Differences, Scope};
-use crate::stretched::Stretched;
 
 /// How the differences are copied.
 #[derive(Debug, Clone)]
@@ -76,10 +76,10 @@ pub async fn rebase(
 ) -> Result<(), CopyError> {
     let size_bytes = image.size_bytes();
     let source_end_bytes = old.map_or(0, |old| old.size_bytes());
-    let old: Arc<dyn BlockDevice> = Stretched::new(old, size_bytes);
+    let old: Arc<dyn BlockDevice> = Padded::new(old, size_bytes);
     let copying = CopyOptions {
         scope: Scope::Differences(Differences {
-            shown: Stretched::new(new, size_bytes),
+            shown: Padded::new(new, size_bytes),
             unit_bytes: options.unit_bytes.max(1),
             source_end_bytes,
             compress: options.compress,

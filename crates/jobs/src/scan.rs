@@ -62,12 +62,12 @@ pub struct Scan<'a> {
     known: Option<(Content, u64)>,
     /// Go on where nobody can tell what there is.
     salvage: bool,
-    unknown: Vec<Unknown>,
+    unknown: Vec<UnknownStatus>,
 }
 
 /// A sector of which nobody could tell what it holds; it is taken for data.
 #[derive(Debug, Clone)]
-pub struct Unknown {
+pub struct UnknownStatus {
     /// Where it lies in its source, in bytes.
     pub source_offset_bytes: u64,
     /// Where in the target, in bytes.
@@ -122,7 +122,7 @@ impl<'a> Scan<'a> {
     }
 
     /// The sectors of unknown status that were met since the last call.
-    pub fn take_unknown(&mut self) -> Vec<Unknown> {
+    pub fn take_unknown(&mut self) -> Vec<UnknownStatus> {
         std::mem::take(&mut self.unknown)
     }
 
@@ -200,7 +200,10 @@ impl<'a> Scan<'a> {
         }
         let (scope, target) = self.scope;
         let limit_bytes = end - self.at_bytes;
-        if let Some((content, len)) = scope.look(&device, target, within, limit_bytes).await? {
+        if let Some((content, len)) = scope
+            .look_below(&device, target, within, limit_bytes)
+            .await?
+        {
             return Ok((content, self.at_bytes + len));
         }
         let depth = if self.backing.is_some() { 0 } else { u32::MAX };
@@ -234,7 +237,7 @@ impl<'a> Scan<'a> {
                 len_bytes = len_bytes.div_ceil(4).next_multiple_of(SECTOR_BYTES);
                 continue;
             }
-            self.unknown.push(Unknown {
+            self.unknown.push(UnknownStatus {
                 source_offset_bytes: within,
                 offset_bytes: self.at_bytes - self.skip_bytes,
                 cause,

@@ -42,7 +42,7 @@ pub struct Differences {
 impl Scope {
     /// What `source` holds at `at` for a copy to `target`, and for how many bytes (at
     /// most `limit_bytes`); `None` if everything counts.
-    pub(crate) async fn look(
+    pub(crate) async fn look_below(
         &self,
         source: &Arc<dyn BlockDevice>,
         target: &Arc<dyn BlockDevice>,

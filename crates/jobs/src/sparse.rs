@@ -4,7 +4,7 @@ use vellum_io::buffer::is_zero;
 
 /// A piece of a buffer that is all zeroes, or is to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct SparseRun {
     /// Length in bytes.
     pub len_bytes: usize,
     /// All bytes are zero, and there are enough of them.
@@ -33,8 +33,8 @@ impl Sparse {
 }
 
 /// Splits `bytes`, which lie at `offset_bytes` of a device, into runs.
-pub fn zero_runs(bytes: &[u8], offset_bytes: u64, sparse: Sparse) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+pub fn zero_runs(bytes: &[u8], offset_bytes: u64, sparse: Sparse) -> Vec<SparseRun> {
+    let mut runs: Vec<SparseRun> = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
         let into = (offset_bytes + at as u64) & (sparse.unit_bytes - 1);
@@ -44,7 +44,7 @@ pub fn zero_runs(bytes: &[u8], offset_bytes: u64, sparse: Sparse) -> Vec<Run> {
         let zero = is_zero(&bytes[at..at + unit]);
         match runs.last_mut() {
             Some(run) if run.zero == zero => run.len_bytes += unit,
-            _ => runs.push(Run {
+            _ => runs.push(SparseRun {
                 len_bytes: unit,
                 zero,
             }),
@@ -55,9 +55,9 @@ pub fn zero_runs(bytes: &[u8], offset_bytes: u64, sparse: Sparse) -> Vec<Run> {
 }
 
 /// Turns zero runs between data that are shorter than `min_bytes` into data.
-fn drop_short_gaps(runs: Vec<Run>, min_bytes: u64) -> Vec<Run> {
+fn drop_short_gaps(runs: Vec<SparseRun>, min_bytes: u64) -> Vec<SparseRun> {
     let last = runs.len().saturating_sub(1);
-    let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
+    let mut merged: Vec<SparseRun> = Vec::with_capacity(runs.len());
     for (index, mut run) in runs.into_iter().enumerate() {
         let between = index != 0 && index != last;
         if run.zero && between && (run.len_bytes as u64) < min_bytes {
@@ -75,8 +75,8 @@ fn drop_short_gaps(runs: Vec<Run>, min_bytes: u64) -> Vec<Run> {
 mod tests {
     use super::*;
 
-    fn run(len_bytes: usize, zero: bool) -> Run {
-        Run { len_bytes, zero }
+    fn run(len_bytes: usize, zero: bool) -> SparseRun {
+        SparseRun { len_bytes, zero }
     }
 
     #[test]

@@ -18,28 +18,28 @@ const WINDOW_PIECES: usize = 32 << 10;
 
 /// Where a piece lies in the source: the layer that holds it, and the offset in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct SourceLocation {
     layer: u32,
     host_offset_bytes: u64,
 }
 
 /// Pieces that wait to be copied.
 #[derive(Debug, Default)]
-pub(crate) struct Window {
+pub(crate) struct ReorderWindow {
     /// Those that keep their places.
     in_order: VecDeque<Piece>,
     /// Those that do not; sorted when the window is closed.
-    by_place: VecDeque<(Place, Piece)>,
+    by_place: VecDeque<(SourceLocation, Piece)>,
 }
 
-impl Window {
+impl ReorderWindow {
     /// Whether another piece may be put in.
     pub(crate) fn has_room(&self) -> bool {
         self.in_order.len() + self.by_place.len() < WINDOW_PIECES
     }
 
     /// Puts a piece in: at its place, if it has one.
-    pub(crate) fn put(&mut self, piece: Piece, place: Option<Place>) {
+    pub(crate) fn put(&mut self, piece: Piece, place: Option<SourceLocation>) {
         match place {
             Some(place) => self.by_place.push_back((place, piece)),
             None => self.in_order.push_back(piece),
@@ -65,7 +65,7 @@ pub(crate) async fn place_of_overwrite(
     source: &dyn BlockDevice,
     target: &dyn BlockDevice,
     piece: &Piece,
-) -> Option<Place> {
+) -> Option<SourceLocation> {
     if piece.content != Content::Data {
         return None;
     }
@@ -75,7 +75,7 @@ pub(crate) async fn place_of_overwrite(
     let held = target.block_status(piece.offset_bytes, piece.len_bytes, 0);
     let held = held.await.ok()?;
     let in_place = held.present && !held.compressed && held.len_bytes >= piece.len_bytes;
-    in_place.then_some(Place {
+    in_place.then_some(SourceLocation {
         layer: extent.depth,
         host_offset_bytes: host.offset_bytes,
     })
@@ -98,11 +98,11 @@ mod tests {
 
     #[test]
     fn pieces_with_a_place_follow_the_others_in_the_order_of_their_files() {
-        let place = |layer, host_offset_bytes| Place {
+        let place = |layer, host_offset_bytes| SourceLocation {
             layer,
             host_offset_bytes,
         };
-        let mut window = Window::default();
+        let mut window = ReorderWindow::default();
         window.put(piece(0), Some(place(1, 10)));
         window.put(piece(1), None);
         window.put(piece(2), Some(place(0, 30)));
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_window_is_full_at_its_size() {
-        let mut window = Window::default();
+        let mut window = ReorderWindow::default();
         for at in 0..WINDOW_PIECES as u64 {
             assert!(window.has_room());
             window.put(piece(at), None);

@@ -10,7 +10,7 @@ use vellum_io::Buffers;
 use vellum_io::lane::block_on;
 use vellum_jobs::commit::{CommitOptions, commit};
 use vellum_jobs::copy::Silent;
-use vellum_storage::{MemStorage, Storage, pass_on};
+use vellum_storage::{MemStorage, Storage, delegate};
 
 const CLUSTER: usize = 64 << 10;
 const CLUSTERS: usize = 48;
@@ -23,7 +23,7 @@ struct Recording {
 }
 
 impl Storage for Recording {
-    pass_on!(
+    delegate!(
         below: capabilities, len_bytes, name, write, write_zeroes, discard, allocate,
         truncate, block_status, flush,
     );

@@ -12,7 +12,7 @@ use vellum::{BlockDevice, Buffer, Io, Raw};
 use vellum_io::lane::{block_on, sleep};
 use vellum_io::{Buffers, spawn};
 use vellum_jobs::copy::{CopyOptions, Silent, copy};
-use vellum_storage::{MemStorage, Storage, WriteFlags, ZeroFlags, pass_on};
+use vellum_storage::{MemStorage, Storage, WriteFlags, ZeroFlags, delegate};
 
 const SIZE_BYTES: usize = 12 << 20;
 
@@ -43,7 +43,7 @@ impl Shuffled {
 }
 
 impl Storage for Shuffled {
-    pass_on!(below: capabilities, len_bytes, name, block_status);
+    delegate!(below: capabilities, len_bytes, name, block_status);
 
     fn read(&self, at: u64, buffers: Buffers) -> Io<Buffers> {
         self.later(move |below| below.read(at, buffers))

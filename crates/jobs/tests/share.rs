@@ -9,12 +9,12 @@ use vellum::{BlockDevice, Buffer, Raw, RawOptions, RequestFlags, Storage};
 use vellum_io::lane::block_on;
 use vellum_jobs::commit::{CommitOptions, commit};
 use vellum_jobs::copy::Silent;
-use vellum_storage::wrap::{Sharing, SharingStorage};
+use vellum_storage::wrap::{ReflinkFileSystem, ReflinkStorage};
 
 const MIB: u64 = 1 << 20;
 
 async fn overlay(
-    storage: Arc<SharingStorage>,
+    storage: Arc<ReflinkStorage>,
     base: &Arc<dyn BlockDevice>,
 ) -> Arc<dyn BlockDevice> {
     let options = CreateOptions::default().size_bytes(8 * MIB);
@@ -30,7 +30,7 @@ async fn write(device: &Arc<dyn BlockDevice>, at: u64, byte: u8, len_bytes: u64)
     written.await.unwrap();
 }
 
-async fn committed(base: Arc<dyn BlockDevice>, top_file: Arc<SharingStorage>) {
+async fn committed(base: Arc<dyn BlockDevice>, top_file: Arc<ReflinkStorage>) {
     write(&base, 0, 1, 4 * MIB).await;
     let top = overlay(top_file, &base).await;
     write(&top, MIB, 2, 2 * MIB).await;
@@ -61,14 +61,14 @@ async fn committed(base: Arc<dyn BlockDevice>, top_file: Arc<SharingStorage>) {
 fn blocks_are_shared_and_not_copied() {
     for granted in [u64::MAX, 0] {
         block_on(async {
-            let system = Sharing::granting(granted);
+            let system = ReflinkFileSystem::granting(granted);
             let file: Arc<dyn Storage> = system.file(vec![0; 8 << 20]);
             let base = Raw::open(file, RawOptions::default()).unwrap();
             committed(base, system.file(Vec::new())).await;
             let shared = system.shared_bytes();
             assert_eq!(shared >= 3 * MIB, granted > 0, "{shared}");
 
-            let system = Sharing::granting(granted);
+            let system = ReflinkFileSystem::granting(granted);
             let file = system.file(Vec::new());
             let options = CreateOptions::default().size_bytes(8 * MIB);
             create(file.clone(), None, &options).await.unwrap();

@@ -179,20 +179,20 @@ pub enum Command {
 
 /// Why a request is not carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RequestError {
     /// The protocol's error number.
     pub error: u32,
     /// What is wrong, for the client's log.
     pub message: &'static str,
 }
 
-const fn refuse<T>(error: u32, message: &'static str) -> Result<T, Refusal> {
-    Err(Refusal { error, message })
+const fn refuse<T>(error: u32, message: &'static str) -> Result<T, RequestError> {
+    Err(RequestError { error, message })
 }
 
 impl Command {
     /// Checks a header against what the session allows.
-    pub fn check(header: &RequestHeader, limits: &SessionLimits) -> Result<Command, Refusal> {
+    pub fn check(header: &RequestHeader, limits: &SessionLimits) -> Result<Command, RequestError> {
         let flags = header.flags;
         check_flags(header, limits)?;
         let range = Range {
@@ -246,14 +246,14 @@ impl Command {
         )
     }
 
-    fn check_access(&self, limits: &SessionLimits) -> Result<(), Refusal> {
+    fn check_access(&self, limits: &SessionLimits) -> Result<(), RequestError> {
         if limits.read_only && self.writes() {
             return refuse(proto::EPERM, "the export is read-only");
         }
         Ok(())
     }
 
-    fn check_range(&self, limits: &SessionLimits) -> Result<(), Refusal> {
+    fn check_range(&self, limits: &SessionLimits) -> Result<(), RequestError> {
         let (range, error) = match self {
             Command::Disconnect | Command::Flush => return Ok(()),
             // The true length comes with the payload.
@@ -282,7 +282,7 @@ impl Range {
     }
 }
 
-fn check_payload_len(len_bytes: u64) -> Result<(), Refusal> {
+fn check_payload_len(len_bytes: u64) -> Result<(), RequestError> {
     if len_bytes > proto::MAX_PAYLOAD_BYTES {
         return refuse(
             proto::EINVAL,
@@ -292,7 +292,7 @@ fn check_payload_len(len_bytes: u64) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_flags(header: &RequestHeader, limits: &SessionLimits) -> Result<(), Refusal> {
+fn check_flags(header: &RequestHeader, limits: &SessionLimits) -> Result<(), RequestError> {
     let extended = limits.framing == Framing::Extended;
     let valid = proto::CMD_FLAG_FUA
         | match header.command {
@@ -315,7 +315,7 @@ fn check_block_status(
     header: &RequestHeader,
     limits: &SessionLimits,
     selected: bool,
-) -> Result<(), Refusal> {
+) -> Result<(), RequestError> {
     if !limits.has_contexts {
         return refuse(proto::EINVAL, "block status without a metadata context");
     }
@@ -333,14 +333,14 @@ pub const MAX_SELECTION_BYTES: u64 = 8 + 4 * 64;
 
 /// The payload of a block status request that selects contexts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection {
+pub struct ContextSelection {
     /// Length in bytes of the range asked about.
     pub len_bytes: u64,
     /// The contexts' numbers.
     pub contexts: Vec<u32>,
 }
 
-impl Selection {
+impl ContextSelection {
     /// Decodes the payload.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut cursor = Cursor::new(bytes);
@@ -350,7 +350,7 @@ impl Selection {
             contexts.push(cursor.u32()?);
         }
         let sensible = len_bytes > 0 && !contexts.is_empty();
-        sensible.then_some(Selection {
+        sensible.then_some(ContextSelection {
             len_bytes,
             contexts,
         })
@@ -485,14 +485,14 @@ mod tests {
     #[test]
     fn selections_are_exact() {
         let mut bytes = 4096u64.to_be_bytes().to_vec();
-        assert_eq!(Selection::decode(&bytes), None);
+        assert_eq!(ContextSelection::decode(&bytes), None);
         bytes.extend(1u32.to_be_bytes());
-        let selection = Selection {
+        let selection = ContextSelection {
             len_bytes: 4096,
             contexts: vec![1],
         };
-        assert_eq!(Selection::decode(&bytes), Some(selection));
+        assert_eq!(ContextSelection::decode(&bytes), Some(selection));
         bytes.push(0);
-        assert_eq!(Selection::decode(&bytes), None);
+        assert_eq!(ContextSelection::decode(&bytes), None);
     }
 }

@@ -9,7 +9,7 @@
 use std::fmt;
 
 use crate::layout::{COPIED, Layout};
-use crate::pages::Pages;
+use crate::sparse_bytes::SparseBytes;
 
 /// How far beyond the end of the file a host offset may point.
 const SLACK_CLUSTERS: u64 = 4096;
@@ -39,14 +39,14 @@ impl fmt::Display for Use {
 /// What must stay as it was for as long as the snapshots live.
 #[derive(Debug, Clone, Default)]
 pub struct Frozen {
-    pages: Pages,
+    pages: SparseBytes,
     /// Byte ranges: (offset, length).
     ranges: Vec<(u64, u64)>,
 }
 
 impl Frozen {
     /// Notes everything that the snapshots of an image refer to.
-    pub fn of(pages: &Pages) -> Result<Frozen, String> {
+    pub fn of(pages: &SparseBytes) -> Result<Frozen, String> {
         let layout = Layout::parse(pages)?;
         let mut ranges = Vec::new();
         for &(offset, entries) in &layout.snapshots {
@@ -70,14 +70,14 @@ impl Frozen {
 }
 
 struct Audit<'a> {
-    pages: &'a Pages,
+    pages: &'a SparseBytes,
     layout: Layout,
     uses: Vec<(Use, u64)>,
     problems: Vec<String>,
 }
 
 /// Checks an image; gives what is wrong with it.
-pub fn audit(pages: &Pages, frozen: &Frozen) -> Vec<String> {
+pub fn audit(pages: &SparseBytes, frozen: &Frozen) -> Vec<String> {
     let layout = match Layout::parse(pages) {
         Ok(layout) => layout,
         Err(message) => return vec![message],

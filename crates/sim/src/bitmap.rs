@@ -18,12 +18,12 @@ use vellum::qcow2::{BitmapOptions, Bitmaps};
 use crate::disk::Mode;
 use crate::drive::Guest;
 use crate::failure::{Failure, FailureKind};
+use crate::image_engine::ImageEngine;
 use crate::machine::Machine;
 use crate::model::{Model, Tick};
-use crate::pages::SECTOR_BYTES;
 use crate::pattern::Value;
 use crate::scenario::{BitmapChange, ImageOptions};
-use crate::subject::Subject;
+use crate::sparse_bytes::SECTOR_BYTES;
 use crate::world::World;
 
 const FIRST: &str = "kept";
@@ -148,7 +148,7 @@ fn held_since(model: &Model, begun: Tick) -> BTreeMap<u64, Vec<Value>> {
 
 /// Adds the bitmap that the options ask for to a machine's image.
 pub(crate) fn add(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     mut machine: Machine,
 ) -> Result<Machine, Failure> {
@@ -157,23 +157,23 @@ pub(crate) fn add(
     };
     let plugged = machine.plug(options, Mode::Instant);
     let mut world = World::new(plugged.disk.clone(), 0);
-    let (subject, options, inside) = (subject.clone(), options.clone(), plugged.clone());
+    let (engine, options, inside) = (engine.clone(), options.clone(), plugged.clone());
     world.block_on(async move {
         let failed = |error| Failure::error(FailureKind::Setup, "add a bitmap", &error);
-        let device = inside.open(&*subject, &options).await?;
+        let device = inside.open(&*engine, &options).await?;
         let new = BitmapOptions::default().granularity_bytes(Some(1 << bits));
         if let Some(image) = device.as_qcow2() {
             image.bitmaps().add(FIRST, new).await.map_err(failed)?;
         }
         device.close().await.map_err(failed)
     })??;
-    world.settle();
+    world.finish_all();
     machine.files = plugged.contents();
     Ok(machine)
 }
 
 /// From now on what changes is to be dirty.
-pub(crate) fn begin_story(options: &ImageOptions, model: &mut Model) {
+pub(crate) fn begin_scenario(options: &ImageOptions, model: &mut Model) {
     let since = options.bitmap_bits.map(|_| held_since(model, model.now()));
     model.recorded = Recorded {
         since,

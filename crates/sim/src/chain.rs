@@ -17,16 +17,16 @@ fn failed(what: &'static str) -> impl Fn(Error) -> Failure {
 
 /// Commits the closed image into its backing file, if it has one.
 pub(crate) async fn commit(guest: &Guest) -> Result<(), Failure> {
-    let (subject, plugged, options) = (&*guest.subject, &guest.plugged, &guest.options);
+    let (engine, plugged, options) = (&*guest.engine, &guest.plugged, &guest.options);
     if !plugged.has_backing(options) {
         return Ok(());
     }
     let failed = failed("commit");
-    let base = plugged.open_backing(subject, options, false).await;
+    let base = plugged.open_backing(engine, options, false).await;
     let Some(base) = base.map_err(&failed)? else {
         return Ok(());
     };
-    let top = plugged.open_over(subject, options, base.clone()).await;
+    let top = plugged.open_over(engine, options, base.clone()).await;
     let top = top.map_err(&failed)?;
     let committed = commit_job(&top, &base, &CommitOptions::default(), &mut Silent).await;
     committed.map_err(|error| failed(error.cause().clone()))?;
@@ -36,12 +36,12 @@ pub(crate) async fn commit(guest: &Guest) -> Result<(), Failure> {
 
 /// Makes the closed image independent of its backing file, if its header names one.
 pub(crate) async fn flatten(guest: &Guest, compress: bool) -> Result<(), Failure> {
-    let (subject, plugged, options) = (&*guest.subject, &guest.plugged, &guest.options);
+    let (engine, plugged, options) = (&*guest.engine, &guest.plugged, &guest.options);
     if !plugged.has_backing(options) || !options.names_backing() {
         return Ok(());
     }
     let failed = failed("flatten");
-    let image: Arc<dyn BlockDevice> = plugged.open(subject, options).await?;
+    let image: Arc<dyn BlockDevice> = plugged.open(engine, options).await?;
     let unit_bytes = match options.extended_l2 && !compress {
         true => 1 << (options.cluster_bits - 5),
         false => 1 << options.cluster_bits,

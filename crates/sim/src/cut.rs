@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use crate::exhaust::Exhaust;
-use crate::pages::{Pages, SECTOR_BYTES};
+use crate::exhaustive::ExhaustiveChoices;
 use crate::record::{CutPoint, Record};
 use crate::rng::Rng;
+use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 
 /// What survives of one record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct SurvivingPart {
     /// The record's place in [`CutPoint::records`].
     pub record: usize,
     /// The sectors that survive, counted from the record's first.
@@ -18,11 +18,11 @@ pub struct Kept {
     pub grows: bool,
 }
 
-impl Kept {
+impl SurvivingPart {
     /// All of a record.
     pub fn whole(record: usize, of: &Record) -> Self {
         let sectors = 0..of.sectors();
-        Kept {
+        SurvivingPart {
             record,
             sectors: vec![sectors],
             grows: true,
@@ -32,14 +32,14 @@ impl Kept {
 
 /// What survives of all records, in the order in which it takes effect.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cut {
+pub struct PowerCut {
     /// The survivors; records that are not named are lost.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<SurvivingPart>,
 }
 
-impl Cut {
+impl PowerCut {
     /// Chooses what survives.
-    pub fn random(point: &CutPoint, rng: &mut Rng) -> Cut {
+    pub fn random(point: &CutPoint, rng: &mut Rng) -> PowerCut {
         let order = order_of(point, rng);
         let style = rng.below(8);
         let chosen = rng.below(order.len() as u64) as usize;
@@ -57,22 +57,22 @@ impl Cut {
                     _ => rng.chance(1, 2),
                 };
             if keep && (of.forced || rng.chance(2, 3)) {
-                kept.push(Kept::whole(record, of));
+                kept.push(SurvivingPart::whole(record, of));
             } else if keep {
                 kept.push(torn(record, of, rng));
             }
         }
-        Cut { kept }
+        PowerCut { kept }
     }
 
     /// The next of all cuts of a point: every subset of the records, each whole or
     /// torn at every sector boundary from either side, or in any way at all if it
     /// has at most three sectors.
-    pub fn next(point: &CutPoint, exhaust: &mut Exhaust) -> Cut {
+    pub fn next(point: &CutPoint, exhaust: &mut ExhaustiveChoices) -> PowerCut {
         let mut kept = Vec::new();
         for (record, of) in point.records.iter().enumerate() {
             if of.forced {
-                kept.push(Kept::whole(record, of));
+                kept.push(SurvivingPart::whole(record, of));
                 continue;
             }
             if exhaust.below(2) == 0 {
@@ -87,19 +87,19 @@ impl Cut {
                     split => vec![split - count..count],
                 },
             };
-            kept.push(Kept {
+            kept.push(SurvivingPart {
                 record,
                 sectors,
                 grows,
             });
         }
-        Cut { kept }
+        PowerCut { kept }
     }
 
     /// The bytes of every file after this cut.
-    pub fn apply(&self, point: &CutPoint) -> Vec<Pages> {
+    pub fn apply(&self, point: &CutPoint) -> Vec<SparseBytes> {
         let mut files = point.durable.clone();
-        let mut seen: Option<Vec<Pages>> = None;
+        let mut seen: Option<Vec<SparseBytes>> = None;
         for kept in &self.kept {
             let Some(record) = point.records.get(kept.record) else {
                 continue;
@@ -128,7 +128,7 @@ fn order_of(point: &CutPoint, rng: &mut Rng) -> Vec<usize> {
     order
 }
 
-fn torn(record: usize, of: &Record, rng: &mut Rng) -> Kept {
+fn torn(record: usize, of: &Record, rng: &mut Rng) -> SurvivingPart {
     let count = of.sectors();
     let grows = rng.chance(2, 3);
     let split = rng.below(count + 1);
@@ -141,7 +141,7 @@ fn torn(record: usize, of: &Record, rng: &mut Rng) -> Kept {
             vec![0..split / 2, split..end]
         }
     };
-    Kept {
+    SurvivingPart {
         record,
         sectors,
         grows,
@@ -162,12 +162,12 @@ fn bits(mask: u64, count: u64) -> Vec<Range<u64>> {
 
 impl Record {
     /// Applies some sectors, with or without the length that they need.
-    pub(crate) fn apply_torn(&self, pages: &mut Pages, rng: &mut Rng) {
+    pub(crate) fn apply_torn(&self, pages: &mut SparseBytes, rng: &mut Rng) {
         self.apply_part(pages, &torn(0, self, rng));
     }
 
     /// Applies what survives to a file.
-    fn apply_part(&self, pages: &mut Pages, kept: &Kept) {
+    fn apply_part(&self, pages: &mut SparseBytes, kept: &SurvivingPart) {
         if let Some(len_bytes) = self.truncates_to {
             pages.set_len(len_bytes);
         }
@@ -192,7 +192,7 @@ mod tests {
     use crate::record::Payload;
 
     fn point(records: Vec<Record>) -> CutPoint {
-        let mut durable = Pages::new();
+        let mut durable = SparseBytes::new();
         durable.set_len(2048);
         let mut volatile = durable.clone();
         for record in &records {
@@ -209,16 +209,16 @@ mod tests {
 
     fn write(offset: u64, byte: u8, len: usize) -> Record {
         let record = Record::new(0, offset, Payload::Bytes(vec![byte; len].into()), true);
-        record.landed(&Pages::new())
+        record.landed(&SparseBytes::new())
     }
 
     #[test]
     fn exhaustive_cuts_see_every_tear() {
         let point = point(vec![write(0, 1, 1024), write(2048, 2, 512)]);
-        let mut exhaust = Exhaust::new();
+        let mut exhaust = ExhaustiveChoices::new();
         let mut seen = std::collections::BTreeSet::new();
         while exhaust.advance() {
-            let files = Cut::next(&point, &mut exhaust).apply(&point);
+            let files = PowerCut::next(&point, &mut exhaust).apply(&point);
             let bytes = files[0].bytes(0, 2560);
             seen.insert((bytes[0], bytes[512], bytes[2048], files[0].len_bytes()));
         }
@@ -239,7 +239,7 @@ mod tests {
         let mut rng = Rng::new(5);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..500 {
-            let files = Cut::random(&point, &mut rng).apply(&point);
+            let files = PowerCut::random(&point, &mut rng).apply(&point);
             let bytes = files[0].bytes(0, 1536);
             seen.insert((bytes[0], bytes[512], bytes[1024]));
         }

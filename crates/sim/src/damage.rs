@@ -9,8 +9,8 @@ use vellum_storage::WriteFlags;
 use crate::drive::Guest;
 use crate::failure::{Failure, FailureKind};
 use crate::layout::{COPIED, Layout, Mapped};
-use crate::pages::Pages;
 use crate::scenario::Damage;
+use crate::sparse_bytes::SparseBytes;
 
 /// Where the incompatible features stand in the header.
 const FEATURES_OFFSET: u64 = 72;
@@ -25,7 +25,7 @@ pub(crate) async fn break_and_repair(guest: &Guest, damage: Damage) -> Result<()
         write(guest, vec![(FEATURES_OFFSET, dirty)]).await?;
         write(guest, broken(&layout, &pages, damage)).await?;
     }
-    let repair = guest.subject.repair(guest.plugged.files());
+    let repair = guest.engine.repair(guest.plugged.files());
     let findings = repair
         .await
         .map_err(|error| Failure::error(FailureKind::Check, damage, &error))?;
@@ -51,7 +51,7 @@ async fn write(guest: &Guest, words: Vec<(u64, u64)>) -> Result<(), Failure> {
 }
 
 /// The words that break an image.
-fn broken(layout: &Layout, pages: &Pages, damage: Damage) -> Vec<(u64, u64)> {
+fn broken(layout: &Layout, pages: &SparseBytes, damage: Damage) -> Vec<(u64, u64)> {
     let entry = |number: u64| {
         layout
             .blocks
@@ -97,7 +97,7 @@ fn broken(layout: &Layout, pages: &Pages, damage: Damage) -> Vec<(u64, u64)> {
     }
 }
 
-fn mapped(layout: &Layout, pages: &Pages) -> Vec<Mapped> {
+fn mapped(layout: &Layout, pages: &SparseBytes) -> Vec<Mapped> {
     let tables = layout.l1.iter();
     tables
         .flat_map(|&(index, entry)| layout.mappings(pages, index, entry))
@@ -107,7 +107,7 @@ fn mapped(layout: &Layout, pages: &Pages) -> Vec<Mapped> {
 /// The words of the refcount blocks in which some counts are others.
 fn counts(
     layout: &Layout,
-    pages: &Pages,
+    pages: &SparseBytes,
     change: impl Fn(u64, u64) -> Option<u64>,
 ) -> Vec<(u64, u64)> {
     let mut broken = pages.clone();

@@ -17,13 +17,13 @@ use parking_lot::{Mutex, MutexGuard};
 use vellum_io::{Buffers, Io, Result};
 use vellum_storage::{BlockStatus, StorageExtent};
 
+use crate::disk_bugs::DiskBug;
 use crate::faults::Faults;
-use crate::lies::Lie;
-use crate::pages::Pages;
 use crate::record::{CutPoint, Record};
 use crate::rng::Rng;
 use crate::schedule::{RequestKind, Scheduler};
-use crate::storage::{SimStorage, Traits};
+use crate::sparse_bytes::SparseBytes;
+use crate::storage::{SimFileOptions, SimStorage};
 
 /// When requests complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ struct Core {
     mode: Mode,
     files: Vec<File>,
     pending: Vec<Pending>,
-    lie: Option<Lie>,
+    bug: Option<DiskBug>,
     faults: Option<Faults>,
     /// A request has failed since the files were opened.
     has_failed: bool,
@@ -56,8 +56,8 @@ struct Core {
 
 #[derive(Debug)]
 struct File {
-    durable: Pages,
-    volatile: Pages,
+    durable: SparseBytes,
+    volatile: SparseBytes,
     landed: Vec<Landed>,
     /// A flush has failed since it was opened.
     flush_failed: bool,
@@ -134,7 +134,7 @@ impl Disk {
             mode,
             files: Vec::new(),
             pending: Vec::new(),
-            lie: None,
+            bug: None,
             faults: None,
             has_failed: false,
             next_landing: 0,
@@ -145,9 +145,9 @@ impl Disk {
         })
     }
 
-    /// Makes the disk break its word; see [`crate::lies`].
-    pub fn set_lie(&self, lie: Option<Lie>) {
-        self.lock().lie = lie;
+    /// Makes the disk break its word; see [`crate::disk_bugs`].
+    pub fn set_bug(&self, bug: Option<DiskBug>) {
+        self.lock().bug = bug;
     }
 
     /// Has requests fail from now on, or none any more. Gives back what was set before, which
@@ -184,7 +184,12 @@ impl Disk {
     }
 
     /// A further descriptor of a file.
-    pub fn open_again(self: &Arc<Self>, file: usize, name: &str, traits: Traits) -> SimStorage {
+    pub fn open_again(
+        self: &Arc<Self>,
+        file: usize,
+        name: &str,
+        traits: SimFileOptions,
+    ) -> SimStorage {
         SimStorage::new(self.clone(), file, name, traits)
     }
 
@@ -194,11 +199,16 @@ impl Disk {
     }
 
     /// Adds a file that holds `pages` durably.
-    pub fn add_file(self: &Arc<Self>, name: &str, pages: Pages, traits: Traits) -> Arc<SimStorage> {
+    pub fn add_file(
+        self: &Arc<Self>,
+        name: &str,
+        pages: SparseBytes,
+        traits: SimFileOptions,
+    ) -> Arc<SimStorage> {
         let mut core = self.lock();
         let storage = SimStorage::new(self.clone(), core.files.len(), name, traits);
         let durable = match core.mode {
-            Mode::Instant => Pages::new(),
+            Mode::Instant => SparseBytes::new(),
             Mode::Scheduled => pages.clone(),
         };
         core.files.push(File {
@@ -280,7 +290,7 @@ impl Disk {
     }
 
     /// What a reader of a file sees now.
-    pub fn contents(&self, file: usize) -> Pages {
+    pub fn contents(&self, file: usize) -> SparseBytes {
         self.lock().files[file].volatile.clone()
     }
 
@@ -388,7 +398,7 @@ impl Core {
         };
         let (lands, holds_up) = (faults.rng.chance(1, 3), faults.rng.chance(2, 3));
         let loses = faults.rng.next_u64();
-        let hides = self.lie.as_ref().is_some_and(Lie::hides_failures);
+        let hides = self.bug.as_ref().is_some_and(DiskBug::hides_failures);
         let (forgets, unreported) = (faults.forgets, faults.unreported || hides);
         let error = |operation| vellum_io::Error::from_errno(operation, errno);
         self.has_failed = true;
@@ -457,8 +467,8 @@ impl Core {
             // The length that it needs cannot be lost any more.
             record.grows_to = None;
         }
-        if let Some(lie) = &self.lie {
-            record.late = lie.delays(&file.volatile, &record);
+        if let Some(bug) = &self.bug {
+            record.late = bug.delays(&file.volatile, &record);
         }
         record.apply(&mut file.volatile);
         if self.mode == Mode::Scheduled {
@@ -472,8 +482,8 @@ impl Core {
 
     fn flush(&mut self, file: usize, before: u64) {
         self.flushes += 1;
-        let lies = |lie: &Lie| lie.swallows(self.flushes);
-        if self.lie.as_ref().is_some_and(lies) {
+        let lies = |bug: &DiskBug| bug.swallows(self.flushes);
+        if self.bug.as_ref().is_some_and(lies) {
             return;
         }
         let file = &mut self.files[file];

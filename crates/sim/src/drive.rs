@@ -1,4 +1,4 @@
-//! The guest: does the steps of a leg, and tells the model.
+//! The guest: does the steps of a cycle, and tells the model.
 
 pub(crate) mod snapshots;
 
@@ -19,13 +19,13 @@ use crate::chain;
 use crate::damage::break_and_repair;
 use crate::failure::{Failure, FailureKind};
 use crate::faults::Faults;
+use crate::image_engine::ImageEngine;
 use crate::keys;
-use crate::machine::Plugged;
-use crate::model::{Effect, Model, Ticket};
-use crate::pages::Pages;
+use crate::machine::MachineStorages;
+use crate::model::{ChangeId, Effect, Model};
 use crate::pattern;
-use crate::scenario::{Amendment, Change, DataFile, ImageOptions, Odds, Op, Step};
-use crate::subject::Subject;
+use crate::scenario::{Amendment, Change, DataFile, FaultRates, ImageOptions, Op, Step};
+use crate::sparse_bytes::SparseBytes;
 use crate::verify::{Depth, examine};
 
 /// How many requests a guest has in flight at most.
@@ -34,12 +34,12 @@ const MAX_IN_FLIGHT: usize = 6;
 /// Everything that the guest's tasks share.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    pub(crate) subject: Arc<dyn Subject>,
+    pub(crate) engine: Arc<dyn ImageEngine>,
     pub(crate) options: ImageOptions,
-    pub(crate) plugged: Plugged,
+    pub(crate) plugged: MachineStorages,
     pub(crate) model: RefCell<Model>,
     /// What the files held, the backing file's last, after each clean close.
-    pub(crate) closed: RefCell<Vec<Vec<Pages>>>,
+    pub(crate) closed: RefCell<Vec<Vec<SparseBytes>>>,
     /// Requests on the disk fail now and then.
     pub(crate) failing: Cell<bool>,
     /// What was there when the image was opened may not be durable.
@@ -51,13 +51,13 @@ pub(crate) struct Guest {
 impl Guest {
     /// A guest on a disk that does not fail.
     pub(crate) fn new(
-        subject: &Arc<dyn Subject>,
+        engine: &Arc<dyn ImageEngine>,
         options: &ImageOptions,
-        plugged: &Plugged,
+        plugged: &MachineStorages,
         model: Model,
     ) -> Rc<Guest> {
         Rc::new(Guest {
-            subject: subject.clone(),
+            engine: engine.clone(),
             options: options.clone(),
             plugged: plugged.clone(),
             model: RefCell::new(model),
@@ -100,7 +100,7 @@ type Running = VecDeque<JoinHandle<Result<(), Failure>>>;
 
 /// Opens the image, does all steps, waits for the last of them and closes the image.
 pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Failure> {
-    let mut device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+    let mut device = guest.plugged.open(&*guest.engine, &guest.options).await?;
     let mut running = Running::new();
     for step in steps {
         if guest.failing.get() && is_change(&step) {
@@ -165,7 +165,7 @@ fn is_change(step: &Step) -> bool {
 }
 
 /// Has requests on the disk fail from now on.
-fn start_failing(guest: &Guest, seed: u64, odds: Odds) {
+fn start_failing(guest: &Guest, seed: u64, odds: FaultRates) {
     guest.failing.set(true);
     let faults = Faults {
         requests_one_in: odds.requests,
@@ -197,7 +197,7 @@ async fn open_anew(
         Step::Repair(damage) => break_and_repair(guest, damage).await?,
         _ => {}
     }
-    guest.plugged.open(&*guest.subject, &guest.options).await
+    guest.plugged.open(&*guest.engine, &guest.options).await
 }
 
 /// Starts changing the snapshots, alone or beside the requests that run.
@@ -352,7 +352,7 @@ async fn reopen_failing(
     guest.astray.set(false);
     // It may be in the midst of that as well that the disk fails.
     drop(disk.set_faults(faults));
-    let opened = guest.plugged.open(&*guest.subject, &guest.options).await;
+    let opened = guest.plugged.open(&*guest.engine, &guest.options).await;
     match opened {
         Ok(device) => drop(device.close().await),
         Err(failure) if !disk.has_failed() => return Err(failure),
@@ -361,7 +361,7 @@ async fn reopen_failing(
     let faults = disk.set_faults(None);
     guest.plugged.wait_for_requests().await;
     disk.reopen();
-    let device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+    let device = guest.plugged.open(&*guest.engine, &guest.options).await?;
     if guest.has_unknown_change() {
         // Whichever end of it is found, a cut would not find the other one any more.
         guest.plugged.make_durable().await;
@@ -384,7 +384,7 @@ async fn finish_one(running: &mut Running) -> Result<bool, Failure> {
 fn end_change(
     guest: &Guest,
     op: Op,
-    ticket: Ticket,
+    ticket: ChangeId,
     result: Result<(), Error>,
     fua: bool,
 ) -> Result<(), Failure> {

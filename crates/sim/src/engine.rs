@@ -1,4 +1,4 @@
-//! Vellum's own engine as the subject of a simulation.
+//! Vellum's own engine as the engine of a simulation.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use vellum::qcow2::create::{CreateOptions, Encryption, create};
 use vellum::qcow2::{Backing as OpenBacking, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
 use vellum_io::Io;
 
+use crate::image_engine::{Files, Findings, ImageEngine};
 use crate::scenario::{Backing, DataFile, ImageOptions};
-use crate::subject::{Files, Findings, Subject};
 
 /// Vellum's qcow2 engine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -86,7 +86,7 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
         .passphrase(options.encrypted.then(|| Passphrase::from(PASSPHRASE)))
 }
 
-impl Subject for Engine {
+impl ImageEngine for Engine {
     fn create(&self, files: Files, options: &ImageOptions) -> Io<()> {
         let options = create_options(options);
         Io::boxed(async move { create(files.image, files.data, &options).await })

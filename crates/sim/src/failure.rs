@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use vellum_io::Error;
 
 use crate::model::Mismatch;
-use crate::world::Stuck;
+use crate::world::Deadlock;
 
-/// The kind of a failure: a shrunk story must fail in the same way.
+/// The kind of a failure: a shrunk scenario must fail in the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FailureKind {
     /// A sector held something that it must not hold.
@@ -79,8 +79,8 @@ impl From<Mismatch> for Failure {
     }
 }
 
-impl From<Stuck> for Failure {
-    fn from(_: Stuck) -> Self {
+impl From<Deadlock> for Failure {
+    fn from(_: Deadlock) -> Self {
         Failure::new(
             FailureKind::Stuck,
             "requests wait, and nothing is in flight",

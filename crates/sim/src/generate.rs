@@ -1,14 +1,14 @@
-//! Makes stories out of seeds.
+//! Makes scenarios out of seeds.
 
 use vellum::Preallocation;
 
-use crate::pages::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::scenario::{
-    Amendment, Backing, BitmapChange, Change, Damage, DataFile, ImageOptions, Leg, Odds, Op,
-    Preparation, Step, Story,
+    Amendment, Backing, BitmapChange, Change, Damage, DataFile, FaultRates, ImageOptions, Op,
+    PowerCycle, Preparation, Scenario, Step,
 };
-use crate::storage::Traits;
+use crate::sparse_bytes::SECTOR_BYTES;
+use crate::storage::SimFileOptions;
 
 /// Requests are at most this long, so that a seed takes milliseconds.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;
@@ -34,22 +34,25 @@ const CLUSTER_BITS: [(u32, u64); 13] = [
     (21, 1),
 ];
 
-/// The story of a seed: one leg, without a crash yet.
-pub fn story(seed: u64) -> Story {
+/// The scenario of a seed: one cycle, without a crash yet.
+pub fn scenario(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed);
     let image = image(&mut rng);
-    let mut story = story_of(image, &mut rng);
-    // By chance of its own, so that all other stories are what they were.
+    let mut scenario = scenario_of(image, &mut rng);
+    // By chance of its own, so that all other scenarios are what they were.
     let mut other = Rng::new(seed ^ 0x6661_756c_7473);
     if other.chance(1, 4) {
-        story.legs.iter_mut().for_each(|leg| fail(leg, &mut other));
+        scenario
+            .cycles
+            .iter_mut()
+            .for_each(|cycle| fail(cycle, &mut other));
     }
-    story
+    scenario
 }
 
-/// Makes the disk of a leg fail. What opens the image in other ways is left out.
-pub fn fail(leg: &mut Leg, rng: &mut Rng) {
-    leg.steps.retain(|step| {
+/// Makes the disk of a cycle fail. What opens the image in other ways is left out.
+pub fn fail(cycle: &mut PowerCycle, rng: &mut Rng) {
+    cycle.steps.retain(|step| {
         !matches!(
             step,
             Step::Commit
@@ -64,29 +67,29 @@ pub fn fail(leg: &mut Leg, rng: &mut Rng) {
         false => rng.between(2, most),
     };
     let (requests, flushes) = (seldom(200), seldom(12));
-    let odds = Odds {
+    let odds = FaultRates {
         requests,
         flushes,
         forgets: rng.chance(1, 2),
     };
     let seed = rng.next_u64();
-    let at = rng.below(leg.steps.len() as u64 / 2 + 1) as usize;
-    leg.steps.insert(at, Step::Fail { seed, odds });
+    let at = rng.below(cycle.steps.len() as u64 / 2 + 1) as usize;
+    cycle.steps.insert(at, Step::Fail { seed, odds });
     // More of what counts.
     for _ in 0..rng.between(1, 6) {
-        let at = rng.between(at as u64 + 1, leg.steps.len() as u64) as usize;
+        let at = rng.between(at as u64 + 1, cycle.steps.len() as u64) as usize;
         let step = match rng.below(3) {
             0 => Step::Reopen,
             1 => Step::Wait,
             _ => Step::Start(Op::Flush),
         };
-        leg.steps.insert(at, step);
+        cycle.steps.insert(at, step);
     }
 }
 
-/// A story on an image with these options.
-pub fn story_of(image: ImageOptions, rng: &mut Rng) -> Story {
-    let places = Places::new(&image, rng);
+/// A scenario on an image with these options.
+pub fn scenario_of(image: ImageOptions, rng: &mut Rng) -> Scenario {
+    let places = GuestRegions::new(&image, rng);
     let setup_ops = if rng.chance(1, 4) {
         0
     } else {
@@ -94,18 +97,18 @@ pub fn story_of(image: ImageOptions, rng: &mut Rng) -> Story {
     };
     let setup = (0..setup_ops).map(|_| places.setup_op(rng)).collect();
     let preparations = preparations(&image, rng);
-    let legs = vec![leg_of(&places, rng)];
-    Story {
+    let cycles = vec![cycle_of(&places, rng)];
+    Scenario {
         image,
         setup,
         preparations,
-        legs,
+        cycles,
     }
 }
 
-/// One more leg for a story.
-pub fn leg(image: &ImageOptions, rng: &mut Rng) -> Leg {
-    leg_of(&Places::new(image, rng), rng)
+/// One more cycle for a scenario.
+pub fn cycle(image: &ImageOptions, rng: &mut Rng) -> PowerCycle {
+    cycle_of(&GuestRegions::new(image, rng), rng)
 }
 
 fn image(rng: &mut Rng) -> ImageOptions {
@@ -142,7 +145,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         DataFile::ExternalRaw => Backing::None,
         _ => backing(size_bytes, rng),
     };
-    let traits = Traits {
+    let traits = SimFileOptions {
         can_punch: rng.chance(3, 4),
         can_zero: rng.chance(3, 4),
         growable: !rng.chance(1, 8),
@@ -226,7 +229,7 @@ fn preparations(image: &ImageOptions, rng: &mut Rng) -> Vec<Preparation> {
 }
 
 /// Where the guest works: a few windows of a few clusters, so that requests meet.
-struct Places {
+struct GuestRegions {
     windows: Vec<(u64, u64)>,
     cluster: u64,
     subcluster: u64,
@@ -243,7 +246,7 @@ struct Places {
     encrypted: bool,
 }
 
-impl Places {
+impl GuestRegions {
     fn new(image: &ImageOptions, rng: &mut Rng) -> Self {
         let cluster = 1 << image.cluster_bits;
         let clusters = image.size_bytes.div_ceil(cluster);
@@ -260,7 +263,7 @@ impl Places {
         } else {
             cluster
         };
-        Places {
+        GuestRegions {
             windows: windows.collect(),
             cluster,
             subcluster,
@@ -405,7 +408,7 @@ fn bitmap_change(rng: &mut Rng) -> BitmapChange {
     ])
 }
 
-fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
+fn cycle_of(places: &GuestRegions, rng: &mut Rng) -> PowerCycle {
     let count = if rng.chance(1, 8) {
         rng.between(20, 40)
     } else {
@@ -464,7 +467,7 @@ fn leg_of(places: &Places, rng: &mut Rng) -> Leg {
         let at = rng.below(steps.len() as u64 + 1) as usize;
         steps.insert(at, Step::ChangeKeys);
     }
-    Leg {
+    PowerCycle {
         steps,
         schedule_seed,
         crash: None,
@@ -483,7 +486,7 @@ fn damage(rng: &mut Rng) -> Damage {
     }
 }
 
-/// Puts changes of the snapshots between the steps of a leg.
+/// Puts changes of the snapshots between the steps of a cycle.
 fn change_snapshots(steps: &mut Vec<Step>, rng: &mut Rng) {
     for _ in 0..rng.between(1, 8) {
         let change = match rng.below(6) {
@@ -504,19 +507,22 @@ mod tests {
     #[test]
     fn requests_lie_inside_the_device() {
         for seed in 0..2000 {
-            let story = story(seed);
-            let steps = story.legs[0].steps.iter().filter_map(|step| match step {
-                Step::Start(op) => Some(*op),
-                _ => None,
-            });
+            let scenario = scenario(seed);
+            let steps = scenario.cycles[0]
+                .steps
+                .iter()
+                .filter_map(|step| match step {
+                    Step::Start(op) => Some(*op),
+                    _ => None,
+                });
             let resized = |step: &Step| matches!(step, Step::Resize { .. });
-            if story.legs[0].steps.iter().any(resized) {
+            if scenario.cycles[0].steps.iter().any(resized) {
                 continue;
             }
-            for op in story.setup.iter().copied().chain(steps) {
+            for op in scenario.setup.iter().copied().chain(steps) {
                 let (offset, len) = op.range();
                 assert!(
-                    offset + len <= story.image.size_bytes,
+                    offset + len <= scenario.image.size_bytes,
                     "seed {seed}: {op:?}"
                 );
                 assert!(len > 0 || op == Op::Flush, "seed {seed}: {op:?}");
@@ -526,8 +532,8 @@ mod tests {
 
     #[test]
     fn every_kind_of_image_comes_up() {
-        let stories: Vec<Story> = (0..3000).map(story).collect();
-        let has = |test: &dyn Fn(&ImageOptions) -> bool| stories.iter().any(|s| test(&s.image));
+        let scenarios: Vec<Scenario> = (0..3000).map(scenario).collect();
+        let has = |test: &dyn Fn(&ImageOptions) -> bool| scenarios.iter().any(|s| test(&s.image));
         for (bits, _) in CLUSTER_BITS {
             assert!(has(&|image| image.cluster_bits == bits));
         }
@@ -543,21 +549,21 @@ mod tests {
         assert!(has(&|image| matches!(image.backing, Backing::Qcow2 { .. })));
         assert!(has(&|image| !image.traits.growable));
         assert!(has(&|image| image.bitmap_bits.is_some()));
-        assert!(stories.iter().any(|s| s.preparations.len() == 3));
+        assert!(scenarios.iter().any(|s| s.preparations.len() == 3));
         let in_data_file = |image: &ImageOptions| {
             image.bitmap_bits.is_some() && image.data_file != DataFile::Inside
         };
         assert!(has(&in_data_file));
     }
 
-    /// Changes of different kinds meet in one story, with a disk that fails and with one that
+    /// Changes of different kinds meet in one scenario, with a disk that fails and with one that
     /// does not.
     #[test]
     fn changes_of_every_kind_meet() {
-        let stories: Vec<Story> = (0..10_000).map(story).collect();
+        let scenarios: Vec<Scenario> = (0..10_000).map(scenario).collect();
         for failing in [false, true] {
-            let meet = stories.iter().filter(|story| {
-                let steps = &story.legs[0].steps;
+            let meet = scenarios.iter().filter(|scenario| {
+                let steps = &scenario.cycles[0].steps;
                 let any = |test: &dyn Fn(&Step) -> bool| steps.iter().any(test);
                 any(&|step| matches!(step, Step::Resize { .. }))
                     && any(&|step| matches!(step, Step::Snapshot(_)))

@@ -3,7 +3,7 @@
 //!
 //! It believes what it reads: it is for images that the simulator made itself.
 
-use crate::pages::Pages;
+use crate::sparse_bytes::SparseBytes;
 
 /// Bit 63 of an L1 or L2 entry: the refcount is exactly one.
 pub const COPIED: u64 = 1 << 63;
@@ -93,7 +93,7 @@ impl Mapped {
 }
 
 /// Looks for the LUKS header among the header extensions, which begin at `at`.
-fn luks_header(pages: &Pages, mut at: u64) -> Option<(u64, u64)> {
+fn luks_header(pages: &SparseBytes, mut at: u64) -> Option<(u64, u64)> {
     loop {
         let (kind, len) = (pages.be64(at) >> 32, pages.be64(at) & 0xffff_ffff);
         match kind {
@@ -106,7 +106,7 @@ fn luks_header(pages: &Pages, mut at: u64) -> Option<(u64, u64)> {
 
 impl Layout {
     /// Reads the metadata that everything else hangs on.
-    pub fn parse(pages: &Pages) -> Result<Layout, String> {
+    pub fn parse(pages: &SparseBytes) -> Result<Layout, String> {
         let word32 = |at| pages.be64(at) >> 32;
         if word32(0) != 0x5146_49fb {
             return Err("no qcow2 magic".to_owned());
@@ -151,7 +151,7 @@ impl Layout {
         Ok(layout)
     }
 
-    fn read_snapshots(&mut self, pages: &Pages, count: u64) {
+    fn read_snapshots(&mut self, pages: &SparseBytes, count: u64) {
         let mut at = self.snapshot_table.0;
         for _ in 0..count {
             let entry = pages.bytes(at, 40);
@@ -167,7 +167,7 @@ impl Layout {
     }
 
     /// Reads the bitmap directory and tables; `at`: where the extensions begin.
-    fn read_bitmaps(&mut self, pages: &Pages, mut at: u64) {
+    fn read_bitmaps(&mut self, pages: &SparseBytes, mut at: u64) {
         const BITMAPS: u64 = 0x2385_2875;
         let word32 = |at: u64| pages.be64(at) >> 32;
         while word32(at) != BITMAPS {
@@ -195,7 +195,7 @@ impl Layout {
     }
 
     /// The L1 entries that are not zero, by index.
-    pub fn read_l1(&self, pages: &Pages, offset: u64, entries: u64) -> Vec<(u64, u64)> {
+    pub fn read_l1(&self, pages: &SparseBytes, offset: u64, entries: u64) -> Vec<(u64, u64)> {
         let words = pages.words(offset, entries * 8).into_iter();
         words
             .map(|(at, entry)| ((at - offset) / 8, entry))
@@ -238,7 +238,7 @@ impl Layout {
     }
 
     /// The entries of an L2 table that are not zero.
-    pub fn mappings(&self, pages: &Pages, l1_index: u64, l1_entry: u64) -> Vec<Mapped> {
+    pub fn mappings(&self, pages: &SparseBytes, l1_index: u64, l1_entry: u64) -> Vec<Mapped> {
         let table = l1_entry & OFFSET;
         let first = l1_index * self.l2_entries();
         let words = pages.words(table, self.cluster_bytes()).into_iter();
@@ -256,7 +256,7 @@ impl Layout {
     }
 
     /// A host cluster's refcount.
-    pub fn refcount(&self, pages: &Pages, cluster: u64) -> u64 {
+    pub fn refcount(&self, pages: &SparseBytes, cluster: u64) -> u64 {
         let index = cluster / self.block_entries();
         let Ok(found) = self
             .blocks
@@ -277,7 +277,7 @@ impl Layout {
     }
 
     /// Sets a host cluster's refcount; its block must exist.
-    pub fn set_refcount(&self, pages: &mut Pages, cluster: u64, value: u64) {
+    pub fn set_refcount(&self, pages: &mut SparseBytes, cluster: u64, value: u64) {
         let index = cluster / self.block_entries();
         let Some((_, block)) = self.blocks.iter().find(|(found, _)| *found == index) else {
             return;
@@ -304,7 +304,7 @@ impl Layout {
     /// Takes `count` clusters in a row at the end of the file, and gives them the
     /// refcount 1; makes the refcount blocks for them. The run must be shorter than
     /// what one block counts.
-    pub fn allocate(&mut self, pages: &mut Pages, count: u64) -> u64 {
+    pub fn allocate(&mut self, pages: &mut SparseBytes, count: u64) -> u64 {
         let size = self.cluster_bytes();
         let mut first = pages.len_bytes().div_ceil(size);
         let mut cluster = first;
@@ -331,8 +331,8 @@ impl Layout {
 mod tests {
     use super::*;
 
-    fn empty(order: u32) -> (Pages, Layout) {
-        let mut pages = Pages::new();
+    fn empty(order: u32) -> (SparseBytes, Layout) {
+        let mut pages = SparseBytes::new();
         pages.set_len(4 * 512);
         pages.put_be64(0, 0x5146_49fb_0000_0003);
         pages.put_be64(16, 9);

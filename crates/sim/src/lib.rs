@@ -1,7 +1,7 @@
 //! A power-cut simulator for the qcow2 engine.
 //!
-//! A seed makes a story: an image with some options, a guest that does requests,
-//! and a disk that completes them in a seeded order. At many moments of the story
+//! A seed makes a scenario: an image with some options, a guest that does requests,
+//! and a disk that completes them in a seeded order. At many moments of the scenario
 //! the power fails: any subset of what was not flushed survives, torn at sectors of
 //! 512 bytes. Then the machine starts again, and these invariants are checked:
 //!
@@ -12,12 +12,12 @@
 //! 4. What a snapshot refers to has not changed.
 //! 5. The image can be opened, read, written, closed, and cut again.
 //! 6. An enabled bitmap is there, and calls everything dirty that has changed since the
-//!    story began.
+//!    scenario began.
 //! 7. While the guest runs, every read sees what the requests before it and beside
 //!    it allow, no request fails, none waits for ever, and nothing panics.
 //!
-//! All is deterministic: a failure is a [`scenario::Story`], and [`replay`] repeats
-//! it. [`lies`] make the disk break its word, to show that the simulator notices.
+//! All is deterministic: a failure is a [`scenario::Scenario`], and [`replay`] repeats
+//! it. [`disk_bugs`] make the disk break its word, to show that the simulator notices.
 #![forbid(unsafe_code)]
 
 pub mod audit;
@@ -27,19 +27,19 @@ pub mod cut;
 pub mod daemon;
 mod damage;
 pub mod disk;
+pub mod disk_bugs;
 mod drive;
 pub mod engine;
-pub mod exhaust;
+pub mod exhaustive;
 pub mod explore;
 pub mod failure;
 pub mod faults;
 pub mod generate;
+pub mod image_engine;
 mod keys;
 pub mod layout;
-pub mod lies;
 pub mod machine;
 pub mod model;
-pub mod pages;
 pub mod pattern;
 mod prepare;
 pub mod record;
@@ -47,8 +47,8 @@ pub mod rng;
 pub mod scenario;
 pub mod schedule;
 pub mod shrink;
+pub mod sparse_bytes;
 pub mod storage;
-pub mod subject;
 pub mod verify;
 pub mod world;
 
@@ -58,12 +58,15 @@ pub use explore::{Explorer, Found, Totals};
 pub use failure::{Failure, FailureKind};
 pub use storage::SimStorage;
 
-/// Vellum's engine, as a subject.
-pub fn engine() -> Arc<dyn subject::Subject> {
+/// Vellum's engine, as a engine.
+pub fn engine() -> Arc<dyn image_engine::ImageEngine> {
     Arc::new(engine::Engine)
 }
 
-/// Repeats a story with all its crashes.
-pub fn replay(subject: &Arc<dyn subject::Subject>, story: &scenario::Story) -> Result<(), Failure> {
-    Explorer::new(subject.clone()).replay(story)
+/// Repeats a scenario with all its crashes.
+pub fn replay(
+    engine: &Arc<dyn image_engine::ImageEngine>,
+    scenario: &scenario::Scenario,
+) -> Result<(), Failure> {
+    Explorer::new(engine.clone()).replay(scenario)
 }

@@ -9,12 +9,12 @@ use vellum_io::{Buffer, Buffers};
 use crate::audit::Frozen;
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind};
+use crate::image_engine::{Files, ImageEngine};
 use crate::layout::Layout;
 use crate::model::Model;
-use crate::pages::Pages;
 use crate::scenario::{Backing, ImageOptions};
-use crate::storage::Traits;
-use crate::subject::{Files, Subject};
+use crate::sparse_bytes::SparseBytes;
+use crate::storage::SimFileOptions;
 
 /// Behind the end of a file so much, and as much as it is long, may be counted after a cut.
 const ROOM_BYTES: u64 = 8 << 20;
@@ -23,9 +23,9 @@ const ROOM_BYTES: u64 = 8 << 20;
 #[derive(Debug, Clone)]
 pub struct Machine {
     /// The image, and after it the data file if there is one.
-    pub files: Vec<Pages>,
+    pub files: Vec<SparseBytes>,
     /// The backing file.
-    pub backing: Option<Arc<Pages>>,
+    pub backing: Option<Arc<SparseBytes>>,
     /// What the guest's sectors may hold.
     pub model: Model,
     /// What the snapshots refer to.
@@ -34,7 +34,7 @@ pub struct Machine {
 
 /// The storages of a machine that is on, all on one disk.
 #[derive(Debug, Clone)]
-pub(crate) struct Plugged {
+pub(crate) struct MachineStorages {
     pub(crate) disk: Arc<Disk>,
     files: Files,
     backing: Option<Arc<dyn vellum_storage::Storage>>,
@@ -57,7 +57,7 @@ impl Machine {
     }
 
     /// This machine with other files, the backing file's last.
-    pub(crate) fn with_files(&self, mut files: Vec<Pages>) -> Machine {
+    pub(crate) fn with_files(&self, mut files: Vec<SparseBytes>) -> Machine {
         let backing = match files.len() > self.files.len() {
             true => files.pop().map(Arc::new),
             false => None,
@@ -69,7 +69,7 @@ impl Machine {
         }
     }
 
-    /// This machine with longer files: a cut may have left clusters counted that lie behind
+    /// This machine with longer files: a cut may have left clusters counted that bug behind
     /// the end, where a check does not look.
     pub(crate) fn with_room(&self) -> Machine {
         let mut longer = self.clone();
@@ -80,7 +80,7 @@ impl Machine {
     }
 
     /// Puts the files on a disk.
-    pub(crate) fn plug(&self, options: &ImageOptions, mode: Mode) -> Plugged {
+    pub(crate) fn plug(&self, options: &ImageOptions, mode: Mode) -> MachineStorages {
         let disk = Disk::new(mode);
         let image = disk.add_file("image", self.files[0].clone(), options.traits);
         let data = self.files.get(1).map(|pages| {
@@ -88,10 +88,14 @@ impl Machine {
             data as Arc<dyn vellum_storage::Storage>
         });
         let backing = self.backing.as_ref().map(|pages| {
-            let backing = disk.add_file("backing", Pages::clone(pages), Traits::default());
+            let backing = disk.add_file(
+                "backing",
+                SparseBytes::clone(pages),
+                SimFileOptions::default(),
+            );
             backing as Arc<dyn vellum_storage::Storage>
         });
-        Plugged {
+        MachineStorages {
             disk,
             files: Files {
                 image,
@@ -103,7 +107,7 @@ impl Machine {
     }
 }
 
-impl Plugged {
+impl MachineStorages {
     /// The image and its data file alone.
     pub(crate) fn files(&self) -> Files {
         self.files.clone()
@@ -112,7 +116,7 @@ impl Plugged {
     /// Opens the image over its backing file.
     pub(crate) async fn open(
         &self,
-        subject: &dyn Subject,
+        engine: &dyn ImageEngine,
         options: &ImageOptions,
     ) -> Result<Arc<dyn BlockDevice>, Failure> {
         let failed = |error| Failure::error(FailureKind::Open, "open", &error);
@@ -120,23 +124,23 @@ impl Plugged {
         if self.has_backing(options) {
             let read_only = true;
             files.backing = self
-                .open_backing(subject, options, read_only)
+                .open_backing(engine, options, read_only)
                 .await
                 .map_err(failed)?;
         }
-        subject.open(files, options).await.map_err(failed)
+        engine.open(files, options).await.map_err(failed)
     }
 
     /// Opens the image over a backing device that is open already.
     pub(crate) async fn open_over(
         &self,
-        subject: &dyn Subject,
+        engine: &dyn ImageEngine,
         options: &ImageOptions,
         backing: Arc<dyn BlockDevice>,
     ) -> IoResult<Arc<dyn BlockDevice>> {
         let mut files = self.files();
         files.backing = Some(backing);
-        subject.open(files, options).await
+        engine.open(files, options).await
     }
 
     /// Whether the image stands on its backing file (still). The smallest header has no
@@ -150,7 +154,7 @@ impl Plugged {
     /// Opens the backing file; `None` if there is none.
     pub(crate) async fn open_backing(
         &self,
-        subject: &dyn Subject,
+        engine: &dyn ImageEngine,
         options: &ImageOptions,
         read_only: bool,
     ) -> IoResult<Option<Arc<dyn BlockDevice>>> {
@@ -174,8 +178,8 @@ impl Plugged {
                 };
                 let options = ImageOptions::plain(size_bytes, cluster_bits);
                 match read_only {
-                    true => subject.open_backing(below, &options).await?,
-                    false => subject.open(below, &options).await?,
+                    true => engine.open_backing(below, &options).await?,
+                    false => engine.open(below, &options).await?,
                 }
             }
         };
@@ -196,13 +200,13 @@ impl Plugged {
     }
 
     /// What the backing file holds now.
-    pub(crate) fn backing_contents(&self) -> Pages {
+    pub(crate) fn backing_contents(&self) -> SparseBytes {
         self.disk
             .contents(1 + usize::from(self.files.data.is_some()))
     }
 
     /// What all files hold now, the backing file last.
-    pub(crate) fn all_contents(&self) -> Vec<Pages> {
+    pub(crate) fn all_contents(&self) -> Vec<SparseBytes> {
         let mut all = self.contents();
         all.extend(self.backing.as_ref().map(|_| self.backing_contents()));
         all
@@ -231,7 +235,7 @@ impl Plugged {
     }
 
     /// What the image, and the data file, hold now.
-    pub(crate) fn contents(&self) -> Vec<Pages> {
+    pub(crate) fn contents(&self) -> Vec<SparseBytes> {
         let count = 1 + usize::from(self.files.data.is_some());
         (0..count).map(|file| self.disk.contents(file)).collect()
     }

@@ -12,7 +12,7 @@ const USAGE: &str =
     "usage: vellum-sim [--daemon] [--seeds FROM..TO] [--cuts N] [--threads N] [--keep-going]";
 
 struct Options {
-    /// Stories of the daemon, not of one image.
+    /// Scenarios of the daemon, not of one image.
     daemon: bool,
     from: u64,
     to: u64,
@@ -60,7 +60,7 @@ struct Progress {
 
 /// What is wrong with a seed.
 enum Wrong {
-    /// A story, which can be made smaller.
+    /// A scenario, which can be made smaller.
     Image(Box<Found>),
     Daemon(Failure),
 }
@@ -166,6 +166,9 @@ fn main() -> ExitCode {
     println!("shrinking seed {seed}: {}", found.failure);
     let small = shrink(&Explorer::new(engine()), found, Duration::from_secs(60));
     let name = format!("seed_{seed}");
-    println!("{}", small.story.to_test(&name, &small.failure.to_string()));
+    println!(
+        "{}",
+        small.scenario.to_test(&name, &small.failure.to_string())
+    );
     ExitCode::FAILURE
 }

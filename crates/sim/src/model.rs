@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::bitmap::Recorded;
-use crate::pages::SECTOR_BYTES;
 use crate::pattern::{self, SECTOR_LEN, Value, WriteId};
+use crate::sparse_bytes::SECTOR_BYTES;
 pub use snapshots::Snapshot;
 use snapshots::Snapshots;
 
@@ -53,7 +53,7 @@ struct Change {
 /// A change that was begun; see [`Model::begin`].
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a change that is not ended stays possible for ever"]
-pub struct Ticket(usize);
+pub struct ChangeId(usize);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Candidate {
@@ -64,7 +64,7 @@ struct Candidate {
 
 /// A value that is no candidate any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Retired {
+struct SupersededValue {
     candidate: Candidate,
     at: Tick,
     /// No power cut brings it back.
@@ -74,7 +74,7 @@ struct Retired {
 #[derive(Debug, Clone, Default)]
 struct Sector {
     candidates: Vec<Candidate>,
-    retired: Vec<Retired>,
+    retired: Vec<SupersededValue>,
     changed_at: Tick,
 }
 
@@ -171,7 +171,7 @@ impl Model {
             drop(self.sectors.split_off(&(size_bytes / SECTOR_BYTES)));
         }
         for sector in old / SECTOR_BYTES..size_bytes / SECTOR_BYTES {
-            self.settle(sector, Value::Zero);
+            self.set_durable(sector, Value::Zero);
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ impl Model {
     }
 
     /// Declares that a sector holds a value, durably.
-    pub fn settle(&mut self, sector: u64, value: Value) {
+    pub fn set_durable(&mut self, sector: u64, value: Value) {
         let candidates = vec![Candidate { value, includes: 0 }];
         self.sectors.insert(
             sector,
@@ -243,7 +243,7 @@ impl Model {
     ///
     /// # Panics
     /// If [`MAX_RUNNING`] changes run already.
-    pub fn begin(&mut self, effect: Effect, range: Range<u64>) -> Ticket {
+    pub fn begin(&mut self, effect: Effect, range: Range<u64>) -> ChangeId {
         self.now += 1;
         let slot = self.running.iter().position(Option::is_none);
         let slot = slot.expect("the driver limits the requests in flight");
@@ -261,11 +261,11 @@ impl Model {
             state.changed_at = self.now;
             self.sectors.insert(sector, state);
         }
-        Ticket(slot)
+        ChangeId(slot)
     }
 
     /// Ends a change: from now on it has taken effect, durably if `fua`.
-    pub fn end(&mut self, ticket: Ticket, fua: bool) {
+    pub fn end(&mut self, ticket: ChangeId, fua: bool) {
         self.now += 1;
         let Some(change) = self.running[ticket.0].take() else {
             return;
@@ -292,7 +292,7 @@ impl Model {
     }
 
     /// Ends a change that failed: it may have taken effect or not.
-    pub fn abandon(&mut self, ticket: Ticket) {
+    pub fn abandon(&mut self, ticket: ChangeId) {
         self.now += 1;
         let Some(change) = self.running[ticket.0].take() else {
             return;
@@ -455,7 +455,7 @@ impl Sector {
                 .iter()
                 .any(|kept| kept.value == candidate.value)
             {
-                self.retired.push(Retired {
+                self.retired.push(SupersededValue {
                     candidate,
                     at: now,
                     gone: false,

@@ -4,7 +4,7 @@
 //! Every word of a written sector names the write, the sector and its own place,
 //! so bytes that end up in another sector, or come from another write, show.
 
-use crate::pages::SECTOR_BYTES;
+use crate::sparse_bytes::SECTOR_BYTES;
 
 /// A write's number; see [`Value::Written`].
 pub type WriteId = u32;

@@ -1,4 +1,4 @@
-//! Makes the machine that a story begins with.
+//! Makes the machine that a scenario begins with.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::bitmap;
 use crate::disk::Mode;
 use crate::drive::{Guest, close, perform};
 use crate::failure::{Failure, FailureKind, guarded};
+use crate::image_engine::{Files, ImageEngine};
 use crate::layout::{COMPRESSED, COPIED, Layout, Mapped, ZERO};
 use crate::machine::Machine;
 use crate::model::Model;
-use crate::pages::{Pages, SECTOR_BYTES};
 use crate::pattern::{self, Value, WriteId};
-use crate::scenario::{Backing, DataFile, ImageOptions, Op, Preparation, Story};
-use crate::subject::{Files, Subject};
+use crate::scenario::{Backing, DataFile, ImageOptions, Op, Preparation, Scenario};
+use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 use crate::verify::inspect;
 use crate::world::World;
 
@@ -26,12 +26,12 @@ const LUKS_BYTES: u64 = 1 << 20;
 /// What a device holds where nothing was ever written.
 const DEVICE_FILL: u8 = 0xe5;
 
-/// Makes a story's image and brings it to where the story begins.
-pub fn prepare(subject: &Arc<dyn Subject>, story: &Story) -> Result<Machine, Failure> {
+/// Makes a scenario's image and brings it to where the scenario begins.
+pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Machine, Failure> {
     guarded(|| {
-        let options = &story.image;
+        let options = &scenario.image;
         let mut model = Model::new(options.size_bytes);
-        let backing = make_backing(subject, options, &mut model)?.map(Arc::new);
+        let backing = make_backing(engine, options, &mut model)?.map(Arc::new);
         let mut files = vec![blank(options, false)];
         if options.data_file != DataFile::Inside {
             files.push(blank(options, true));
@@ -42,59 +42,59 @@ pub fn prepare(subject: &Arc<dyn Subject>, story: &Story) -> Result<Machine, Fai
             model,
             frozen: Arc::default(),
         };
-        let mut machine = create(subject, options, machine)?;
-        machine = bitmap::add(subject, options, machine)?;
-        machine = apply_ops(subject, options, machine, &story.setup)?;
-        for preparation in &story.preparations {
+        let mut machine = create(engine, options, machine)?;
+        machine = bitmap::add(engine, options, machine)?;
+        machine = apply_ops(engine, options, machine, &scenario.setup)?;
+        for preparation in &scenario.preparations {
             let changed = apply(preparation, &mut machine);
             changed.map_err(|message| Failure::new(FailureKind::Setup, message))?;
         }
         let frozen = Frozen::of(&machine.files[0])
             .map_err(|message| Failure::new(FailureKind::Setup, message))?;
         machine.frozen = Arc::new(frozen);
-        bitmap::begin_story(options, &mut machine.model);
+        bitmap::begin_scenario(options, &mut machine.model);
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {
             let plugged = machine.plug(options, Mode::Instant);
             let mut world = World::new(plugged.disk.clone(), 0);
             inspect(
-                subject,
+                engine,
                 &machine.files[0],
                 &machine.frozen,
                 &plugged,
                 &mut world,
             )
-            .map_err(|failure| failure.when("before the story begins"))?;
+            .map_err(|failure| failure.when("before the scenario begins"))?;
         }
         Ok(machine)
     })
 }
 
-fn blank(options: &ImageOptions, data: bool) -> Pages {
+fn blank(options: &ImageOptions, data: bool) -> SparseBytes {
     if options.traits.growable {
-        return Pages::new();
+        return SparseBytes::new();
     }
     let cluster = 1 << options.cluster_bits;
     let size = options.size_bytes.next_multiple_of(cluster);
     match options.data_file {
         // Such an image shows what the device held before.
-        DataFile::ExternalRaw if data => Pages::device(size, 0),
-        _ if data => Pages::device(size, DEVICE_FILL),
+        DataFile::ExternalRaw if data => SparseBytes::device(size, 0),
+        _ if data => SparseBytes::device(size, DEVICE_FILL),
         _ => {
             let luks = if options.encrypted { LUKS_BYTES } else { 0 };
-            Pages::device(2 * size + 64 * cluster + (1 << 20) + luks, DEVICE_FILL)
+            SparseBytes::device(2 * size + 64 * cluster + (1 << 20) + luks, DEVICE_FILL)
         }
     }
 }
 
 fn create(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     mut machine: Machine,
 ) -> Result<Machine, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
     let mut world = World::new(plugged.disk.clone(), 0);
-    let created = world.block_on(subject.create(plugged.files(), options))?;
+    let created = world.block_on(engine.create(plugged.files(), options))?;
     created.map_err(|error| Failure::error(FailureKind::Setup, "create", &error))?;
     machine.files = plugged.contents();
     Ok(machine)
@@ -102,26 +102,26 @@ fn create(
 
 /// Does requests one after the other on an image that cannot fail, and closes it.
 fn apply_ops(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     mut machine: Machine,
     ops: &[Op],
 ) -> Result<Machine, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
     let mut world = World::new(plugged.disk.clone(), 0);
-    let guest = Guest::new(subject, options, &plugged, machine.model.clone());
+    let guest = Guest::new(engine, options, &plugged, machine.model.clone());
     let (inside, ops) = (guest.clone(), ops.to_vec());
     world.block_on(async move {
         let device = inside
             .plugged
-            .open(&*inside.subject, &inside.options)
+            .open(&*inside.engine, &inside.options)
             .await?;
         for op in ops {
             perform(inside.clone(), device.clone(), op).await?;
         }
         close(&inside, &*device).await
     })??;
-    world.settle();
+    world.finish_all();
     machine.files = plugged.contents();
     machine.model = guest.model.borrow().clone();
     machine.model.make_durable();
@@ -129,15 +129,15 @@ fn apply_ops(
 }
 
 fn make_backing(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     model: &mut Model,
-) -> Result<Option<Pages>, Failure> {
+) -> Result<Option<SparseBytes>, Failure> {
     match options.backing {
         Backing::None => Ok(None),
         Backing::Raw(size_bytes) => {
             let id = model.set_backing(size_bytes);
-            let mut pages = Pages::new();
+            let mut pages = SparseBytes::new();
             pages.write(0, &written(id, size_bytes));
             Ok(Some(pages))
         }
@@ -148,30 +148,30 @@ fn make_backing(
             let id = model.set_backing(size_bytes);
             let below = ImageOptions::plain(size_bytes, cluster_bits);
             let machine = Machine {
-                files: vec![Pages::new()],
+                files: vec![SparseBytes::new()],
                 backing: None,
                 model: Model::new(size_bytes),
                 frozen: Arc::default(),
             };
-            let machine = create(subject, &below, machine)?;
-            fill(subject, &below, machine, written(id, size_bytes)).map(Some)
+            let machine = create(engine, &below, machine)?;
+            fill(engine, &below, machine, written(id, size_bytes)).map(Some)
         }
     }
 }
 
 fn fill(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     machine: Machine,
     bytes: Vec<u8>,
-) -> Result<Pages, Failure> {
+) -> Result<SparseBytes, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
     let mut world = World::new(plugged.disk.clone(), 0);
-    let (subject, options, inside) = (subject.clone(), options.clone(), plugged.clone());
+    let (engine, options, inside) = (engine.clone(), options.clone(), plugged.clone());
     world.block_on(async move {
         let failed = |error| Failure::error(FailureKind::Setup, "fill the backing file", &error);
         let files: Files = inside.files();
-        let device = subject.open(files, &options).await.map_err(failed)?;
+        let device = engine.open(files, &options).await.map_err(failed)?;
         let buffer = vellum_io::Buffer::copy_of(&bytes);
         device
             .write(0, buffer, vellum::RequestFlags::default())
@@ -179,7 +179,7 @@ fn fill(
             .map_err(failed)?;
         device.close().await.map_err(failed)
     })??;
-    world.settle();
+    world.finish_all();
     Ok(plugged.contents().swap_remove(0))
 }
 
@@ -205,7 +205,7 @@ fn apply(preparation: &Preparation, machine: &mut Machine) -> Result<(), String>
 }
 
 /// All entries of the active L2 tables.
-fn active(layout: &Layout, pages: &Pages) -> Vec<Mapped> {
+fn active(layout: &Layout, pages: &SparseBytes) -> Vec<Mapped> {
     let tables = layout.l1.iter();
     tables
         .flat_map(|(index, entry)| layout.mappings(pages, *index, *entry))
@@ -255,7 +255,7 @@ fn compress(mut layout: Layout, machine: &mut Machine, count: u64) {
         }
         let per_cluster = size / SECTOR_BYTES;
         for sector in guest * per_cluster..(guest + 1) * per_cluster {
-            machine.model.settle(sector, Value::Written(id));
+            machine.model.set_durable(sector, Value::Written(id));
         }
         at = end;
     }
@@ -293,11 +293,11 @@ fn set_zero_flags(layout: &Layout, machine: &mut Machine, count: u64) {
         }
         let first = mapped.guest * per_cluster;
         let end = (first + per_cluster).min(layout.size_bytes / SECTOR_BYTES);
-        (first..end).for_each(|sector| machine.model.settle(sector, Value::Zero));
+        (first..end).for_each(|sector| machine.model.set_durable(sector, Value::Zero));
     }
 }
 
-fn leave_dirty(layout: &Layout, pages: &mut Pages, count: u64) {
+fn leave_dirty(layout: &Layout, pages: &mut SparseBytes, count: u64) {
     let hosts: Vec<u64> = active(layout, pages)
         .iter()
         .filter_map(Mapped::host)
@@ -309,7 +309,7 @@ fn leave_dirty(layout: &Layout, pages: &mut Pages, count: u64) {
 }
 
 /// Makes the file end `left` clusters before what the refcount table can count.
-fn lengthen(layout: &Layout, pages: &mut Pages, left: u64) {
+fn lengthen(layout: &Layout, pages: &mut SparseBytes, left: u64) {
     let size = layout.cluster_bytes();
     let clusters = layout.table_clusters * size / 8 * layout.block_entries();
     let len_bytes = clusters.saturating_sub(left) * size;
@@ -317,7 +317,7 @@ fn lengthen(layout: &Layout, pages: &mut Pages, left: u64) {
 }
 
 /// Shares every cluster with a new snapshot.
-fn snapshot(mut layout: Layout, pages: &mut Pages) {
+fn snapshot(mut layout: Layout, pages: &mut SparseBytes) {
     let size = layout.cluster_bytes();
     for (l1_index, l1_entry) in layout.l1.clone() {
         let table = l1_entry & !COPIED;
@@ -342,7 +342,7 @@ fn snapshot(mut layout: Layout, pages: &mut Pages) {
     pages.put_be64(64, table);
 }
 
-fn add_reference(layout: &Layout, pages: &mut Pages, offset: u64, len: u64) {
+fn add_reference(layout: &Layout, pages: &mut SparseBytes, offset: u64, len: u64) {
     let size = layout.cluster_bytes();
     for cluster in offset / size..=(offset + len - 1) / size {
         let refcount = layout.refcount(pages, cluster);

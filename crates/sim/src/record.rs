@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::pages::{Pages, SECTOR_BYTES};
+use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 
 /// The bytes that a record carries.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub struct Record {
     pub truncates_to: Option<u64>,
     /// No cut loses it (it was written through).
     pub forced: bool,
-    /// The next flush passes it by: see [`crate::lies`].
+    /// The next flush passes it by: see [`crate::disk_bugs`].
     pub late: bool,
 }
 
@@ -104,7 +104,7 @@ impl Record {
     /// sectors, whose other bytes are those of `pages`, for a device never holds part
     /// of a sector; and bringing a length that the file really has by then.
     #[must_use]
-    pub fn landed(&self, pages: &Pages) -> Record {
+    pub fn landed(&self, pages: &SparseBytes) -> Record {
         let (start, end) = (
             self.start_bytes(),
             self.start_bytes() + self.sectors() * SECTOR_BYTES,
@@ -134,7 +134,7 @@ impl Record {
     }
 
     /// Applies the whole record.
-    pub fn apply(&self, pages: &mut Pages) {
+    pub fn apply(&self, pages: &mut SparseBytes) {
         if let Some(len_bytes) = self.truncates_to {
             pages.set_len(len_bytes);
         }
@@ -148,7 +148,7 @@ impl Record {
     }
 
     /// Copies a range of the payload to its place.
-    pub(crate) fn copy_to(&self, pages: &mut Pages, start_bytes: u64, len_bytes: u64) {
+    pub(crate) fn copy_to(&self, pages: &mut SparseBytes, start_bytes: u64, len_bytes: u64) {
         match &self.payload {
             Payload::Zeroes(_) => pages.zero(start_bytes, len_bytes),
             Payload::Bytes(bytes) => {
@@ -168,9 +168,9 @@ impl Record {
 #[derive(Debug, Clone)]
 pub struct CutPoint {
     /// What every file holds durably.
-    pub durable: Vec<Pages>,
+    pub durable: Vec<SparseBytes>,
     /// What a reader of every file sees.
-    pub volatile: Vec<Pages>,
+    pub volatile: Vec<SparseBytes>,
     /// What is not durable: completed records in the order of completion, then
     /// those in flight.
     pub records: Vec<Record>,
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_landed_record_keeps_its_neighbours() {
-        let mut pages = Pages::new();
+        let mut pages = SparseBytes::new();
         pages.write(0, &[7; 1024]);
         let record = Record::new(0, 500, Payload::Bytes(vec![1; 24].into()), true);
         let landed = record.landed(&pages);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_lies_beyond_the_length_is_not_written() {
-        let mut pages = Pages::new();
+        let mut pages = SparseBytes::new();
         let record = Record::new(0, 100, Payload::Bytes(vec![1; 100].into()), true);
         record.landed(&pages).apply(&mut pages);
         assert_eq!(pages.len_bytes(), 200);

@@ -4,8 +4,8 @@
 
 use vellum::Preallocation;
 
-use crate::cut::Cut;
-use crate::storage::Traits;
+use crate::cut::PowerCut;
+use crate::storage::SimFileOptions;
 
 /// A request of the guest. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,13 +124,13 @@ pub enum Step {
         /// Which of them.
         seed: u64,
         /// How often.
-        odds: Odds,
+        odds: FaultRates,
     },
 }
 
 /// How often requests on the disk fail: one in so many, 0 for never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Odds {
+pub struct FaultRates {
     /// Of reads and writes.
     pub requests: u64,
     /// Of flushes.
@@ -258,13 +258,13 @@ pub struct ImageOptions {
     pub eager: bool,
     /// Discarded clusters stay allocated.
     pub discard_no_unref: bool,
-    /// The subject knows requests of plain bytes and nothing else: no other size, no
+    /// The engine knows requests of plain bytes and nothing else: no other size, no
     /// jobs, nothing compressed.
     pub requests_only: bool,
     /// Logarithm of the granularity of an enabled bitmap, if the image has one.
     pub bitmap_bits: Option<u32>,
     /// What the disk can do.
-    pub traits: Traits,
+    pub traits: SimFileOptions,
 }
 
 impl ImageOptions {
@@ -285,7 +285,7 @@ impl ImageOptions {
             discard_no_unref: false,
             requests_only: false,
             bitmap_bits: None,
-            traits: Traits::default(),
+            traits: SimFileOptions::default(),
         }
     }
 
@@ -320,12 +320,12 @@ pub struct Crash {
     /// Before this many requests on the disk have completed.
     pub step: u64,
     /// What survives.
-    pub cut: Cut,
+    pub cut: PowerCut,
 }
 
 /// The life of the machine from one start to the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leg {
+pub struct PowerCycle {
     /// What the guest does.
     pub steps: Vec<Step>,
     /// The order in which requests on the disk complete.
@@ -336,7 +336,7 @@ pub struct Leg {
 
 /// A whole simulation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Story {
+pub struct Scenario {
     /// The image.
     pub image: ImageOptions,
     /// Requests, one after the other, before the disk can fail.
@@ -344,19 +344,19 @@ pub struct Story {
     /// Changes of the image after that.
     pub preparations: Vec<Preparation>,
     /// The machine's lives.
-    pub legs: Vec<Leg>,
+    pub cycles: Vec<PowerCycle>,
 }
 
-impl Story {
-    /// The story as a Rust test that needs nothing else.
+impl Scenario {
+    /// The scenario as a Rust test that needs nothing else.
     pub fn to_test(&self, name: &str, message: &str) -> String {
         let data = format!("{self:#?}").replace('[', "vec![");
         let message = message.replace('\n', "\n/// ");
         format!(
             "/// {message}\n#[test]\nfn {name}() {{\n    use vellum_sim::scenario::{{Backing::*, \
-             BitmapChange::*, Change::*, DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{Cut, \
-             Kept}}, storage::Traits}};\n    use vellum::Preallocation::*;\n    let story = {};\n    \
-             vellum_sim::replay(&vellum_sim::engine(), &story).unwrap();\n}}\n",
+             BitmapChange::*, Change::*, DataFile::*, Op::*, Preparation::*, Step::*, *}};\n    use vellum_sim::{{cut::{{PowerCut, \
+             SurvivingPart}}, storage::SimFileOptions}};\n    use vellum::Preallocation::*;\n    let scenario = {};\n    \
+             vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();\n}}\n",
             data.replace('\n', "\n    ")
                 .replace("backing: None", "backing: Backing::None")
                 .replace("crash: None", "crash: Option::None")

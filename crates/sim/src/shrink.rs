@@ -1,15 +1,15 @@
-//! Makes a failing story small enough to read.
+//! Makes a failing scenario small enough to read.
 //!
-//! A smaller story has other moments and other records, so the old cut means
+//! A smaller scenario has other moments and other records, so the old cut means
 //! nothing there: each candidate is searched for a failure of the same kind anew.
 
 use std::time::{Duration, Instant};
 
-use crate::cut::Kept;
+use crate::cut::SurvivingPart;
 use crate::explore::{Explorer, Found};
 use crate::rng::Rng;
-use crate::scenario::{Backing, DataFile, Op, Step, Story};
-use crate::storage::Traits;
+use crate::scenario::{Backing, DataFile, Op, Scenario, Step};
+use crate::storage::SimFileOptions;
 
 /// Cuts tried on each candidate.
 const TRIES: u64 = 200;
@@ -35,32 +35,32 @@ struct Shrinker<'a> {
 }
 
 impl Shrinker<'_> {
-    /// Tries every way to make the story smaller; says whether one was found.
+    /// Tries every way to make the scenario smaller; says whether one was found.
     fn round(&mut self) -> bool {
-        let legs = self.best.story.legs.len();
+        let cycles = self.best.scenario.cycles.len();
         let mut any = false;
-        for leg in (0..legs).rev() {
-            any |= legs > 1 && self.try_edit(|story| drop(story.legs.remove(leg)));
+        for cycle in (0..cycles).rev() {
+            any |= cycles > 1 && self.try_edit(|scenario| drop(scenario.cycles.remove(cycle)));
         }
-        for leg in 0..self.best.story.legs.len() {
+        for cycle in 0..self.best.scenario.cycles.len() {
             any |= self.drop_runs(
-                |story| story.legs[leg].steps.len(),
-                |story, at, count| {
-                    drop(story.legs[leg].steps.drain(at..at + count));
+                |scenario| scenario.cycles[cycle].steps.len(),
+                |scenario, at, count| {
+                    drop(scenario.cycles[cycle].steps.drain(at..at + count));
                 },
             );
-            any |= self.simplify_steps(leg);
+            any |= self.simplify_steps(cycle);
         }
         any |= self.drop_runs(
-            |story| story.setup.len(),
-            |story, at, count| {
-                drop(story.setup.drain(at..at + count));
+            |scenario| scenario.setup.len(),
+            |scenario, at, count| {
+                drop(scenario.setup.drain(at..at + count));
             },
         );
         any |= self.drop_runs(
-            |story| story.preparations.len(),
-            |story, at, count| {
-                drop(story.preparations.drain(at..at + count));
+            |scenario| scenario.preparations.len(),
+            |scenario, at, count| {
+                drop(scenario.preparations.drain(at..at + count));
             },
         );
         any | self.simplify_image()
@@ -69,15 +69,15 @@ impl Shrinker<'_> {
     /// Drops runs of some list, long ones first.
     fn drop_runs(
         &mut self,
-        len: impl Fn(&Story) -> usize,
-        remove: impl Fn(&mut Story, usize, usize),
+        len: impl Fn(&Scenario) -> usize,
+        remove: impl Fn(&mut Scenario, usize, usize),
     ) -> bool {
         let mut any = false;
-        let mut count = len(&self.best.story);
+        let mut count = len(&self.best.scenario);
         while count > 0 {
             let mut at = 0;
-            while at + count <= len(&self.best.story) {
-                if self.try_edit(|story| remove(story, at, count)) {
+            while at + count <= len(&self.best.scenario) {
+                if self.try_edit(|scenario| remove(scenario, at, count)) {
                     any = true;
                 } else {
                     at += count;
@@ -88,44 +88,45 @@ impl Shrinker<'_> {
         any
     }
 
-    fn simplify_steps(&mut self, leg: usize) -> bool {
+    fn simplify_steps(&mut self, cycle: usize) -> bool {
         let mut any = false;
-        for at in 0..self.best.story.legs[leg].steps.len() {
-            let Step::Start(op) = self.best.story.legs[leg].steps[at] else {
+        for at in 0..self.best.scenario.cycles[cycle].steps.len() {
+            let Step::Start(op) = self.best.scenario.cycles[cycle].steps[at] else {
                 continue;
             };
             for simpler in simpler_ops(op) {
-                any |= self.try_edit(|story| story.legs[leg].steps[at] = Step::Start(simpler));
+                any |= self
+                    .try_edit(|scenario| scenario.cycles[cycle].steps[at] = Step::Start(simpler));
             }
         }
         any
     }
 
     fn simplify_image(&mut self) -> bool {
-        let mut any = self.try_edit(|story| story.image.tiny_cache = false);
-        any |= self.try_edit(|story| story.image.backing = Backing::None);
-        any |= self.try_edit(|story| story.image.data_file = DataFile::Inside);
-        any |= self.try_edit(|story| story.image.encrypted = false);
-        any |= self.try_edit(|story| story.image.extended_l2 = false);
-        any |= self.try_edit(|story| story.image.bitmap_bits = None);
-        any |= self.try_edit(|story| story.image.refcount_order = 4);
-        any |= self.try_edit(|story| story.image.version = 3);
-        any | self.try_edit(|story| story.image.traits = Traits::default())
+        let mut any = self.try_edit(|scenario| scenario.image.tiny_cache = false);
+        any |= self.try_edit(|scenario| scenario.image.backing = Backing::None);
+        any |= self.try_edit(|scenario| scenario.image.data_file = DataFile::Inside);
+        any |= self.try_edit(|scenario| scenario.image.encrypted = false);
+        any |= self.try_edit(|scenario| scenario.image.extended_l2 = false);
+        any |= self.try_edit(|scenario| scenario.image.bitmap_bits = None);
+        any |= self.try_edit(|scenario| scenario.image.refcount_order = 4);
+        any |= self.try_edit(|scenario| scenario.image.version = 3);
+        any | self.try_edit(|scenario| scenario.image.traits = SimFileOptions::default())
     }
 
-    /// Keeps a change of the story if it still fails in the same way.
-    fn try_edit(&mut self, edit: impl FnOnce(&mut Story)) -> bool {
+    /// Keeps a change of the scenario if it still fails in the same way.
+    fn try_edit(&mut self, edit: impl FnOnce(&mut Scenario)) -> bool {
         if Instant::now() >= self.end {
             return false;
         }
-        let mut story = self.best.story.clone();
-        edit(&mut story);
-        if story == self.best.story {
+        let mut scenario = self.best.scenario.clone();
+        edit(&mut scenario);
+        if scenario == self.best.scenario {
             return false;
         }
-        match self.explorer.search(&story, &mut self.rng, TRIES) {
+        match self.explorer.search(&scenario, &mut self.rng, TRIES) {
             Some(found) if found.failure.kind == self.best.failure.kind => {
-                let smaller = found.story.legs.len() <= story.legs.len();
+                let smaller = found.scenario.cycles.len() <= scenario.cycles.len();
                 if smaller {
                     self.best = found;
                 }
@@ -137,37 +138,37 @@ impl Shrinker<'_> {
 
     /// Loses as few records and sectors as will do.
     fn shrink_cut(&mut self) {
-        for leg in 0..self.best.story.legs.len() {
-            let kept_len = |story: &Story| {
-                story.legs[leg]
+        for cycle in 0..self.best.scenario.cycles.len() {
+            let kept_len = |scenario: &Scenario| {
+                scenario.cycles[cycle]
                     .crash
                     .as_ref()
                     .map_or(0, |c| c.cut.kept.len())
             };
-            for at in (0..kept_len(&self.best.story)).rev() {
-                self.try_replay(|kept| drop(kept.remove(at)), leg);
+            for at in (0..kept_len(&self.best.scenario)).rev() {
+                self.try_replay(|kept| drop(kept.remove(at)), cycle);
             }
-            for at in 0..kept_len(&self.best.story) {
-                self.try_replay(|kept| kept[at].grows = true, leg);
-                let whole = |kept: &mut Vec<Kept>| {
+            for at in 0..kept_len(&self.best.scenario) {
+                self.try_replay(|kept| kept[at].grows = true, cycle);
+                let whole = |kept: &mut Vec<SurvivingPart>| {
                     let end = kept[at].sectors.last().map_or(0, |last| last.end);
                     kept[at].sectors = std::iter::once(0..end).collect();
                 };
-                self.try_replay(whole, leg);
+                self.try_replay(whole, cycle);
             }
         }
     }
 
-    fn try_replay(&mut self, edit: impl FnOnce(&mut Vec<Kept>), leg: usize) {
-        let mut story = self.best.story.clone();
-        let Some(crash) = &mut story.legs[leg].crash else {
+    fn try_replay(&mut self, edit: impl FnOnce(&mut Vec<SurvivingPart>), cycle: usize) {
+        let mut scenario = self.best.scenario.clone();
+        let Some(crash) = &mut scenario.cycles[cycle].crash else {
             return;
         };
         edit(&mut crash.cut.kept);
-        if let Err(failure) = self.explorer.replay(&story)
+        if let Err(failure) = self.explorer.replay(&scenario)
             && failure.kind == self.best.failure.kind
         {
-            self.best = Found { failure, story };
+            self.best = Found { failure, scenario };
         }
     }
 }

@@ -8,12 +8,12 @@ use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 
 use crate::disk::{Disk, Request};
-use crate::pages::{Pages, SECTOR_BYTES};
 use crate::record::{Payload, Record};
+use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 
 /// What a simulated file is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Traits {
+pub struct SimFileOptions {
     /// Discards make zeroes; otherwise they do nothing.
     pub can_punch: bool,
     /// Zeroes can be written without writing them out.
@@ -26,9 +26,9 @@ pub struct Traits {
     pub can_clone: bool,
 }
 
-impl Default for Traits {
+impl Default for SimFileOptions {
     fn default() -> Self {
-        Traits {
+        SimFileOptions {
             can_punch: true,
             can_zero: true,
             growable: true,
@@ -44,13 +44,13 @@ pub struct SimStorage {
     disk: Arc<Disk>,
     file: usize,
     name: String,
-    traits: Traits,
+    traits: SimFileOptions,
     /// The errno of a flush that has failed: no later one can know that everything is there.
     memory: Arc<AtomicI32>,
 }
 
 impl SimStorage {
-    pub(crate) fn new(disk: Arc<Disk>, file: usize, name: &str, traits: Traits) -> Self {
+    pub(crate) fn new(disk: Arc<Disk>, file: usize, name: &str, traits: SimFileOptions) -> Self {
         SimStorage {
             disk,
             file,
@@ -66,7 +66,7 @@ impl SimStorage {
     }
 
     /// What a reader of the file sees now.
-    pub fn contents(&self) -> Pages {
+    pub fn contents(&self) -> SparseBytes {
         self.disk.contents(self.file)
     }
 
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn a_flush_covers_exactly_what_was_complete_when_it_began() {
         let disk = Disk::new(Mode::Scheduled);
-        let file = disk.add_file("image", Pages::new(), Traits::default());
+        let file = disk.add_file("image", SparseBytes::new(), SimFileOptions::default());
         let mut oldest = Scheduler::new(oldest_first());
         let first = file.write(0, buffers(1, 512), WriteFlags::default());
         assert!(disk.complete_one(&mut oldest));
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn requests_run_inside_a_world() {
         let disk = Disk::new(Mode::Scheduled);
-        let file = disk.add_file("image", Pages::new(), Traits::default());
+        let file = disk.add_file("image", SparseBytes::new(), SimFileOptions::default());
         let storage = file.clone();
         let mut world = World::new(disk, 4);
         let read = world.block_on(async move {
@@ -307,11 +307,11 @@ mod tests {
     #[test]
     fn devices_do_not_grow() {
         let disk = Disk::new(Mode::Instant);
-        let traits = Traits {
+        let traits = SimFileOptions {
             growable: false,
-            ..Traits::default()
+            ..SimFileOptions::default()
         };
-        let device = disk.add_file("device", Pages::device(1024, 0xe5), traits);
+        let device = disk.add_file("device", SparseBytes::device(1024, 0xe5), traits);
         let mut world = World::new(disk, 0);
         let write = device.write(512, buffers(1, 1024), WriteFlags::default());
         assert!(world.block_on(write).unwrap().is_err());

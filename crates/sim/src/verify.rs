@@ -20,12 +20,12 @@ use crate::disk::Mode;
 use crate::drive::snapshots::check_vm_state;
 use crate::drive::{Guest, close};
 use crate::failure::{Failure, FailureKind, guarded};
+use crate::image_engine::ImageEngine;
 use crate::layout::Layout;
-use crate::machine::{Machine, Plugged};
+use crate::machine::{Machine, MachineStorages};
 use crate::model::Model;
-use crate::pages::{Pages, SECTOR_BYTES};
 use crate::scenario::ImageOptions;
-use crate::subject::Subject;
+use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 use crate::world::World;
 
 /// Up to this size everything is read; of larger devices, what was touched.
@@ -47,7 +47,7 @@ pub enum Depth {
 /// a model that knows what was read. The model that comes is that of
 /// [`Model::after_cut`].
 pub fn verify(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     mut machine: Machine,
     depth: Depth,
@@ -59,7 +59,7 @@ pub fn verify(
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {
             inspect(
-                subject,
+                engine,
                 &machine.files[0],
                 &machine.frozen,
                 &plugged,
@@ -67,9 +67,9 @@ pub fn verify(
             )
             .map_err(|failure| failure.when("after the cut"))?;
         }
-        inspect_backing(subject, options, &plugged, &mut world)?;
+        inspect_backing(engine, options, &plugged, &mut world)?;
         let guest = Guest::new(
-            subject,
+            engine,
             options,
             &plugged,
             std::mem::take(&mut machine.model),
@@ -81,9 +81,9 @@ pub fn verify(
         machine.model = guest.model.take();
         machine.model.make_durable();
         if dirty || depth == Depth::Thorough {
-            world.settle();
+            world.finish_all();
             let image = plugged.contents().swap_remove(0);
-            inspect(subject, &image, &machine.frozen, &plugged, &mut world)
+            inspect(engine, &image, &machine.frozen, &plugged, &mut world)
                 .map_err(|failure| failure.when("after the cut and a close"))?;
         }
         Ok(machine)
@@ -92,7 +92,7 @@ pub fn verify(
 
 /// What an image, and its backing file, have leaked.
 pub(crate) fn leaks(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     machine: &Machine,
 ) -> Result<u64, Failure> {
@@ -102,7 +102,7 @@ pub(crate) fn leaks(
     let images = [Some(plugged.files()), plugged.backing_image(options)];
     for files in images.into_iter().flatten() {
         let found = world
-            .block_on(subject.check(files))?
+            .block_on(engine.check(files))?
             .map_err(|error| Failure::error(FailureKind::Check, "check", &error))?;
         if found.corruptions + found.check_errors > 0 {
             return Err(Failure::new(FailureKind::Check, format!("{found:?}")));
@@ -114,17 +114,17 @@ pub(crate) fn leaks(
 
 /// Audits and checks a plugged image that holds `image` now.
 pub(crate) fn inspect(
-    subject: &Arc<dyn Subject>,
-    image: &Pages,
+    engine: &Arc<dyn ImageEngine>,
+    image: &SparseBytes,
     frozen: &Frozen,
-    plugged: &Plugged,
+    plugged: &MachineStorages,
     world: &mut World,
 ) -> Result<(), Failure> {
     let problems = audit(image, frozen);
     if !problems.is_empty() {
         return Err(Failure::new(FailureKind::Audit, problems.join("; ")));
     }
-    let check = subject.check(plugged.files());
+    let check = engine.check(plugged.files());
     let findings = world
         .block_on(check)?
         .map_err(|error| Failure::error(FailureKind::Check, "check", &error))?;
@@ -136,9 +136,9 @@ pub(crate) fn inspect(
 
 /// Audits and checks the backing file, which a commit may have written to.
 fn inspect_backing(
-    subject: &Arc<dyn Subject>,
+    engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
-    plugged: &Plugged,
+    plugged: &MachineStorages,
     world: &mut World,
 ) -> Result<(), Failure> {
     let Some(files) = plugged.backing_image(options) else {
@@ -151,7 +151,7 @@ fn inspect_backing(
         return Err(Failure::new(FailureKind::Audit, message));
     }
     let findings = world
-        .block_on(subject.check(files))?
+        .block_on(engine.check(files))?
         .map_err(|error| Failure::error(FailureKind::Check, "check the backing file", &error))?;
     match findings.corruptions + findings.check_errors {
         0 => Ok(()),
@@ -163,7 +163,7 @@ fn inspect_backing(
 }
 
 async fn recover(guest: Rc<Guest>, depth: Depth, dirty: bool) -> Result<(), Failure> {
-    let device = guest.plugged.open(&*guest.subject, &guest.options).await?;
+    let device = guest.plugged.open(&*guest.engine, &guest.options).await?;
     examine(&guest, &*device, depth).await?;
     if dirty || depth == Depth::Thorough {
         close(&guest, &*device).await?;

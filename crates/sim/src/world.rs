@@ -12,7 +12,7 @@ use crate::schedule::Scheduler;
 
 /// Nothing can run, and what was asked for is not done: somebody waits for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stuck;
+pub struct Deadlock;
 
 /// Runs futures against a disk; see the module's head.
 pub struct World {
@@ -43,18 +43,18 @@ impl World {
     pub fn block_on<T: 'static>(
         &mut self,
         future: impl Future<Output = T> + 'static,
-    ) -> Result<T, Stuck> {
-        self.watch(future, &mut |_, _| true)
+    ) -> Result<T, Deadlock> {
+        self.run_observed(future, &mut |_, _| true)
             .map(|done| done.expect("nobody stopped it"))
     }
 
     /// Runs a future and calls `before_step` with the number of the step before
     /// each completion of a request; stops, with `None`, when that returns `false`.
-    pub fn watch<T: 'static>(
+    pub fn run_observed<T: 'static>(
         &mut self,
         future: impl Future<Output = T> + 'static,
         before_step: &mut dyn FnMut(u64, &Disk) -> bool,
-    ) -> Result<Option<T>, Stuck> {
+    ) -> Result<Option<T>, Deadlock> {
         let result = Rc::new(RefCell::new(None));
         let slot = result.clone();
         drop(self.executor.spawn(async move {
@@ -67,7 +67,7 @@ impl World {
                 return Ok(Some(value));
             }
             if self.disk.in_flight() == 0 {
-                return Err(Stuck);
+                return Err(Deadlock);
             }
             if !before_step(self.steps, &self.disk) {
                 return Ok(None);
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Lets everything that was started come to its end.
-    pub fn settle(&mut self) {
+    pub fn finish_all(&mut self) {
         loop {
             self.executor.run_ready();
             if !self.disk.complete_one(&mut self.scheduler) {

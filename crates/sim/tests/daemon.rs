@@ -1,13 +1,13 @@
-//! Stories of the daemon, and that its simulator notices what is wrong. More stories:
+//! Scenarios of the daemon, and that its simulator notices what is wrong. More scenarios:
 //! `vellum-sim --daemon`.
 
 use vellum_sim::daemon::{Settings, seed};
 use vellum_sim::{Failure, FailureKind};
 
-/// The first story that fails, with its number.
+/// The first scenario that fails, with its number.
 fn first_failure(settings: &Settings) -> (u64, Failure) {
-    let mut stories = 0..400;
-    let failed = stories.find_map(|number| Some((number, seed(number, 20, settings).err()?)));
+    let mut scenarios = 0..400;
+    let failed = scenarios.find_map(|number| Some((number, seed(number, 20, settings).err()?)));
     failed.expect("nothing was noticed")
 }
 

@@ -1,5 +1,5 @@
 //! Mutants of the daemon: with a mend taken out, the daemon's simulator fails within so many
-//! stories, and the story that fails passes with the mend. See docs/TESTING.md.
+//! scenarios, and the scenario that fails passes with the mend. See docs/TESTING.md.
 
 use vellum_sim::daemon::{Kind, Settings, seed};
 use vellum_sim::{Failure, FailureKind};
@@ -7,7 +7,7 @@ use vellum_storage::mutants::{self, Mutant};
 
 const STORIES: u64 = 1000;
 
-/// Takes a mend out, and demands that this is what makes a story fail.
+/// Takes a mend out, and demands that this is what makes a scenario fail.
 /// `ends` is how many times the world ends in each.
 fn killed(mutant: Mutant, ends: u64, settings: &Settings) -> Failure {
     let settings = &Settings {
@@ -19,7 +19,7 @@ fn killed(mutant: Mutant, ends: u64, settings: &Settings) -> Failure {
         (0..STORIES).find_map(|number| Some((number, seed(number, ends, settings).err()?)));
     mutants::set(None);
     let Some((number, failure)) = failed else {
-        panic!("{mutant:?} lives through {STORIES} stories");
+        panic!("{mutant:?} lives through {STORIES} scenarios");
     };
     let mended = seed(number, ends, settings);
     assert!(mended.is_ok(), "also with the mend: {mended:?}");

@@ -1,4 +1,4 @@
-//! Stories of NBD sessions with the daemon. More of them: `vellum-sim --daemon`.
+//! Scenarios of NBD sessions with the daemon. More of them: `vellum-sim --daemon`.
 
 use vellum_sim::daemon::{Kind, Settings, seed};
 

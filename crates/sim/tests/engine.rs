@@ -2,15 +2,16 @@
 //! short scripts with every cut that there is.
 
 use vellum::Preallocation;
-use vellum_sim::cut::{Cut, Kept};
+use vellum_sim::cut::{PowerCut, SurvivingPart};
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
 use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteCompressed, WriteZeroes};
 use vellum_sim::scenario::Step::{Start, Wait};
 use vellum_sim::scenario::{
-    Amendment, Backing, Change, Crash, ImageOptions, Leg, Odds, Op, Preparation, Step, Story,
+    Amendment, Backing, Change, Crash, FaultRates, ImageOptions, Op, PowerCycle, Preparation,
+    Scenario, Step,
 };
-use vellum_sim::storage::Traits;
+use vellum_sim::storage::SimFileOptions;
 use vellum_sim::{Explorer, engine};
 
 #[test]
@@ -23,7 +24,7 @@ fn seeds_of_every_kind_survive_power_cuts() {
                 let explorer = Explorer::new(engine());
                 for seed in (thread..SEEDS).step_by(THREADS as usize) {
                     if let Err(found) = explorer.seed(seed, 60) {
-                        panic!("seed {seed}: {}\n{:#?}", found.failure, found.story);
+                        panic!("seed {seed}: {}\n{:#?}", found.failure, found.scenario);
                     }
                 }
             });
@@ -35,8 +36,8 @@ fn seeds_of_every_kind_survive_power_cuts() {
 fn equal_seeds_give_equal_simulations() {
     let explorer = Explorer::new(engine());
     for seed in 0..20 {
-        let story = generate::story(seed);
-        let run = || explorer.story(&story, &mut Rng::new(7), 10).unwrap();
+        let scenario = generate::scenario(seed);
+        let run = || explorer.scenario(&scenario, &mut Rng::new(7), 10).unwrap();
         assert_eq!(run(), run(), "seed {seed}");
     }
 }
@@ -68,20 +69,20 @@ fn exhaust(name: &str, image: &ImageOptions, preparations: &[Preparation], steps
         .collect();
     let mut cuts = 0;
     for schedule_seed in 0..4 {
-        let leg = Leg {
+        let cycle = PowerCycle {
             steps: steps.to_vec(),
             schedule_seed,
             crash: None,
         };
-        let story = Story {
+        let scenario = Scenario {
             image: image.clone(),
             setup: setup.clone(),
             preparations: preparations.to_vec(),
-            legs: vec![leg],
+            cycles: vec![cycle],
         };
-        match explorer.exhaust(&story, LIMIT) {
+        match explorer.exhaust(&scenario, LIMIT) {
             Ok(totals) => cuts += totals.cuts,
-            Err(found) => panic!("{name}: {}\n{:#?}", found.failure, found.story),
+            Err(found) => panic!("{name}: {}\n{:#?}", found.failure, found.scenario),
         }
     }
     assert!(cuts > 20, "{name}: only {cuts} cuts");
@@ -217,7 +218,7 @@ fn jobs_pass_what_they_do_not_poll() {
             fua: false,
         })
     };
-    let story = Story {
+    let scenario = Scenario {
         image: ImageOptions {
             cluster_bits: 16,
             size_bytes: 786_432,
@@ -230,7 +231,7 @@ fn jobs_pass_what_they_do_not_poll() {
         },
         setup: vec![],
         preparations: vec![Preparation::Snapshot],
-        legs: vec![Leg {
+        cycles: vec![PowerCycle {
             steps: vec![
                 write(65_536, 32_768),
                 Step::Reopen,
@@ -243,7 +244,7 @@ fn jobs_pass_what_they_do_not_poll() {
             crash: None,
         }],
     };
-    vellum_sim::replay(&engine(), &story).unwrap();
+    vellum_sim::replay(&engine(), &scenario).unwrap();
 }
 
 #[test]
@@ -253,7 +254,7 @@ fn tables_that_a_crash_leaves_counted_too_often_can_be_amended() {
         len,
         fua: false,
     };
-    let story = Story {
+    let scenario = Scenario {
         image: ImageOptions {
             size_bytes: 5632,
             backing: Backing::Qcow2 {
@@ -264,8 +265,8 @@ fn tables_that_a_crash_leaves_counted_too_often_can_be_amended() {
         },
         setup: vec![write(4096, 1536)],
         preparations: vec![Preparation::ZeroFlags(2), Preparation::Snapshot],
-        legs: vec![
-            Leg {
+        cycles: vec![
+            PowerCycle {
                 steps: vec![
                     compressed(6, 1),
                     Start(write(3072, 512)),
@@ -277,10 +278,10 @@ fn tables_that_a_crash_leaves_counted_too_often_can_be_amended() {
                 schedule_seed: 16_171_228_596_396_113_774,
                 crash: Some(Crash {
                     step: 22,
-                    cut: Cut { kept: vec![] },
+                    cut: PowerCut { kept: vec![] },
                 }),
             },
-            Leg {
+            PowerCycle {
                 steps: vec![
                     Start(write(3584, 1024)),
                     Step::Amend(Amendment {
@@ -296,19 +297,19 @@ fn tables_that_a_crash_leaves_counted_too_often_can_be_amended() {
             },
         ],
     };
-    vellum_sim::replay(&engine(), &story).unwrap();
+    vellum_sim::replay(&engine(), &scenario).unwrap();
 }
 
 #[test]
 fn the_refcount_table_does_not_move_as_a_snapshot_of_nothing_comes_into_force() {
-    let story = Story {
+    let scenario = Scenario {
         image: ImageOptions {
             size_bytes: 33792,
             ..image()
         },
         setup: vec![],
         preparations: vec![Preparation::Snapshot, Preparation::FullTable(3)],
-        legs: vec![Leg {
+        cycles: vec![PowerCycle {
             steps: vec![
                 Step::Snapshot(Change::Take),
                 Start(Write {
@@ -320,8 +321,8 @@ fn the_refcount_table_does_not_move_as_a_snapshot_of_nothing_comes_into_force() 
             schedule_seed: 1_698_509_022_606_955_041,
             crash: Some(Crash {
                 step: 25,
-                cut: Cut {
-                    kept: vec![Kept {
+                cut: PowerCut {
+                    kept: vec![SurvivingPart {
                         record: 2,
                         sectors: vec![0..1],
                         grows: true,
@@ -330,7 +331,7 @@ fn the_refcount_table_does_not_move_as_a_snapshot_of_nothing_comes_into_force() 
             }),
         }],
     };
-    vellum_sim::replay(&engine(), &story).unwrap();
+    vellum_sim::replay(&engine(), &scenario).unwrap();
 }
 
 #[test]
@@ -345,15 +346,15 @@ fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
     let crash = |step| {
         Some(Crash {
             step,
-            cut: Cut { kept: vec![] },
+            cut: PowerCut { kept: vec![] },
         })
     };
-    let story = Story {
+    let scenario = Scenario {
         image: ImageOptions {
             size_bytes: 14848,
             eager: true,
             discard_no_unref: true,
-            traits: Traits {
+            traits: SimFileOptions {
                 can_punch: true,
                 can_zero: false,
                 growable: false,
@@ -364,8 +365,8 @@ fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
         },
         setup: vec![],
         preparations: vec![],
-        legs: vec![
-            Leg {
+        cycles: vec![
+            PowerCycle {
                 steps: vec![
                     write(14336, 512),
                     Step::Snapshot(Change::Take),
@@ -375,7 +376,7 @@ fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
                 schedule_seed: 3_010_217_918_465_195_715,
                 crash: crash(37),
             },
-            Leg {
+            PowerCycle {
                 steps: vec![
                     write(10752, 512),
                     Step::Snapshot(Change::Apply(1)),
@@ -386,7 +387,7 @@ fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
             },
         ],
     };
-    vellum_sim::replay(&engine(), &story).unwrap();
+    vellum_sim::replay(&engine(), &scenario).unwrap();
 }
 
 /// The first of two writes fails as it marks the bitmaps as kept: what it wrote of the header is
@@ -400,13 +401,13 @@ fn nothing_is_built_on_a_header_that_a_failed_flush_has_lost() {
             fua: false,
         })
     };
-    let odds = Odds {
+    let odds = FaultRates {
         requests: 199,
         flushes: 4,
         forgets: false,
     };
     let seed = 9_532_972_499_355_156_205;
-    let story = Story {
+    let scenario = Scenario {
         image: ImageOptions {
             eager: false,
             bitmap_bits: Some(11),
@@ -414,7 +415,7 @@ fn nothing_is_built_on_a_header_that_a_failed_flush_has_lost() {
         },
         setup: vec![],
         preparations: vec![],
-        legs: vec![Leg {
+        cycles: vec![PowerCycle {
             steps: vec![
                 write(55808),
                 Step::Fail { seed, odds },
@@ -425,8 +426,8 @@ fn nothing_is_built_on_a_header_that_a_failed_flush_has_lost() {
             schedule_seed: 9_008_624_742_614_551_613,
             crash: Some(Crash {
                 step: 16,
-                cut: Cut {
-                    kept: vec![Kept {
+                cut: PowerCut {
+                    kept: vec![SurvivingPart {
                         record: 1,
                         sectors: vec![0..1],
                         grows: true,
@@ -435,5 +436,5 @@ fn nothing_is_built_on_a_header_that_a_failed_flush_has_lost() {
             }),
         }],
     };
-    vellum_sim::replay(&engine(), &story).unwrap();
+    vellum_sim::replay(&engine(), &scenario).unwrap();
 }

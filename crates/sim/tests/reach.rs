@@ -1,4 +1,4 @@
-//! What stories come to that only the engine decides.
+//! What scenarios come to that only the engine decides.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex};
 use vellum::BlockDevice;
 use vellum_io::{Buffer, Buffers, Io};
 use vellum_sim::generate;
+use vellum_sim::image_engine::{Files, Findings, ImageEngine};
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::{ImageOptions, Preparation, Story};
-use vellum_sim::subject::{Files, Findings, Subject};
+use vellum_sim::scenario::{ImageOptions, Preparation, Scenario};
 use vellum_sim::{Explorer, engine};
 
-/// The engine; notes where the refcount tables of the images lie that it checks.
+/// The engine; notes where the refcount tables of the images bug that it checks.
 #[derive(Debug)]
 struct Watched {
-    engine: Arc<dyn Subject>,
+    engine: Arc<dyn ImageEngine>,
     /// Offset and number of clusters, as the header has them.
     tables: Arc<Mutex<BTreeSet<Vec<u8>>>>,
 }
 
-impl Subject for Watched {
+impl ImageEngine for Watched {
     fn create(&self, files: Files, options: &ImageOptions) -> Io<()> {
         self.engine.create(files, options)
     }
@@ -49,14 +49,14 @@ impl Subject for Watched {
     }
 }
 
-/// Whether the refcount table moves in a story.
-fn table_moves(story: &Story, seed: u64) -> bool {
+/// Whether the refcount table moves in a scenario.
+fn table_moves(scenario: &Scenario, seed: u64) -> bool {
     let tables = Arc::default();
-    let subject = Watched {
+    let engine = Watched {
         engine: engine(),
         tables: Arc::clone(&tables),
     };
-    let explored = Explorer::new(Arc::new(subject)).story(story, &mut Rng::new(seed), 20);
+    let explored = Explorer::new(Arc::new(engine)).scenario(scenario, &mut Rng::new(seed), 20);
     explored.unwrap_or_else(|found| panic!("seed {seed}: {}", found.failure));
     let tables = tables.lock().unwrap();
     tables.len() > 1
@@ -64,13 +64,13 @@ fn table_moves(story: &Story, seed: u64) -> bool {
 
 #[test]
 fn refcount_tables_outgrow_their_clusters() {
-    let is_full = |story: &Story| {
-        let mut preparations = story.preparations.iter();
+    let is_full = |scenario: &Scenario| {
+        let mut preparations = scenario.preparations.iter();
         preparations.any(|one| matches!(one, Preparation::FullTable(_)))
     };
-    let stories = (0..).map(|seed| (seed, generate::story(seed)));
-    let full = stories.filter(|(_, story)| is_full(story)).take(12);
-    let moves = full.filter(|(seed, story)| table_moves(story, *seed));
+    let scenarios = (0..).map(|seed| (seed, generate::scenario(seed)));
+    let full = scenarios.filter(|(_, scenario)| is_full(scenario)).take(12);
+    let moves = full.filter(|(seed, scenario)| table_moves(scenario, *seed));
     let seeds: Vec<u64> = moves.map(|(seed, _)| seed).collect();
     assert!(seeds.len() >= 4, "only {seeds:?}");
 }

@@ -16,13 +16,13 @@ use vellum::raw::{Raw, RawOptions};
 use vellum::{BlockDevice, Buffer};
 use vellum_jobs::copy::{CopyOptions, Silent};
 use vellum_jobs::resume::copy_in_pieces;
-use vellum_sim::cut::Cut;
+use vellum_sim::cut::PowerCut;
 use vellum_sim::disk::{Disk, Mode};
-use vellum_sim::lies::Lie;
-use vellum_sim::pages::Pages;
+use vellum_sim::disk_bugs::DiskBug;
 use vellum_sim::record::CutPoint;
 use vellum_sim::rng::Rng;
-use vellum_sim::storage::Traits;
+use vellum_sim::sparse_bytes::SparseBytes;
+use vellum_sim::storage::SimFileOptions;
 use vellum_sim::world::World;
 use vellum_storage::Storage;
 
@@ -36,8 +36,8 @@ enum Target {
 }
 
 /// A disk with data here and there, some of it zeroes, more around the ends of pieces.
-fn source(rng: &mut Rng) -> Pages {
-    let mut pages = Pages::new();
+fn source(rng: &mut Rng) -> SparseBytes {
+    let mut pages = SparseBytes::new();
     for number in 0..24 {
         let at = match number {
             0 => PIECE_BYTES - 20_000,
@@ -56,8 +56,9 @@ fn source(rng: &mut Rng) -> Pages {
     pages
 }
 
-fn device(pages: &Pages) -> Arc<dyn BlockDevice> {
-    let storage = Disk::new(Mode::Instant).add_file("source", pages.clone(), Traits::default());
+fn device(pages: &SparseBytes) -> Arc<dyn BlockDevice> {
+    let storage =
+        Disk::new(Mode::Instant).add_file("source", pages.clone(), SimFileOptions::default());
     let options = RawOptions::default().read_only(true);
     Raw::open(storage, options).expect("a raw device")
 }
@@ -74,9 +75,9 @@ async fn open(target: Target, storage: Arc<dyn Storage>) -> Arc<dyn BlockDevice>
 }
 
 /// A new target, durable.
-fn new_target(target: Target) -> Pages {
+fn new_target(target: Target) -> SparseBytes {
     let disk = Disk::new(Mode::Instant);
-    let storage = disk.add_file("target", Pages::new(), Traits::default());
+    let storage = disk.add_file("target", SparseBytes::new(), SimFileOptions::default());
     let mut world = World::new(disk.clone(), 0);
     let made = world.block_on(async move {
         match target {
@@ -96,7 +97,7 @@ fn new_target(target: Target) -> Pages {
 /// A machine after a cut: what is in the target, and what the journal said, one entry
 /// after the other.
 struct Machine {
-    target: Pages,
+    target: SparseBytes,
     journal: Vec<u64>,
 }
 
@@ -104,14 +105,14 @@ struct Machine {
 fn go_on(
     machine: &Machine,
     kind: Target,
-    source: &Pages,
+    source: &SparseBytes,
     seed: u64,
-    lie: Option<Lie>,
+    bug: Option<DiskBug>,
     at_step: &mut dyn FnMut(CutPoint, &[u64]),
-) -> Result<Pages, String> {
+) -> Result<SparseBytes, String> {
     let disk = Disk::new(Mode::Scheduled);
-    disk.set_lie(lie);
-    let storage = disk.add_file("target", machine.target.clone(), Traits::default());
+    disk.set_bug(bug);
+    let storage = disk.add_file("target", machine.target.clone(), SimFileOptions::default());
     let journal = Rc::new(RefCell::new(machine.journal.clone()));
     let (told, source) = (journal.clone(), device(source));
     let job = async move {
@@ -155,17 +156,17 @@ fn go_on(
         true
     };
     let done = world
-        .watch(job, &mut step)
+        .run_observed(job, &mut step)
         .map_err(|_| "it waits for ever")?;
     done.expect("nobody stopped it")?;
-    world.settle();
+    world.finish_all();
     Ok(disk.contents(0))
 }
 
 /// The target must be whole, and hold what the source holds.
-fn verify(target: Pages, kind: Target, source: &Pages) -> Result<(), String> {
+fn verify(target: SparseBytes, kind: Target, source: &SparseBytes) -> Result<(), String> {
     let disk = Disk::new(Mode::Instant);
-    let storage = disk.add_file("target", target, Traits::default());
+    let storage = disk.add_file("target", target, SimFileOptions::default());
     let mut world = World::new(disk, 0);
     let read = world.block_on(async move {
         if kind != Target::Raw {
@@ -198,7 +199,7 @@ fn verify(target: Pages, kind: Target, source: &Pages) -> Result<(), String> {
 }
 
 /// Makes copies of some seeds whose power fails at many moments, and goes on with each.
-fn interrupt(kind: Target, lie: Option<&Lie>, seeds: u64) -> Result<u64, String> {
+fn interrupt(kind: Target, bug: Option<&DiskBug>, seeds: u64) -> Result<u64, String> {
     let mut cuts = 0;
     for seed in 0..seeds {
         let mut rng = Rng::new(seed);
@@ -217,7 +218,7 @@ fn interrupt(kind: Target, lie: Option<&Lie>, seeds: u64) -> Result<u64, String>
                 let mut note = |point: CutPoint, journal: &[u64]| {
                     points.push((point, journal.to_vec()));
                 };
-                let ended = go_on(machine, kind, &source, schedule, lie.cloned(), &mut note)?;
+                let ended = go_on(machine, kind, &source, schedule, bug.cloned(), &mut note)?;
                 verify(ended, kind, &source).map_err(|why| format!("seed {seed}: {why}"))?;
                 // One that was at its end has nothing to write.
                 for _ in 0..if points.is_empty() { 0 } else { moments } {
@@ -225,7 +226,7 @@ fn interrupt(kind: Target, lie: Option<&Lie>, seeds: u64) -> Result<u64, String>
                     if journal.len() > 1 && rng.chance(1, 4) {
                         journal.pop();
                     }
-                    let target = Cut::random(&point, &mut rng).apply(&point).remove(0);
+                    let target = PowerCut::random(&point, &mut rng).apply(&point).remove(0);
                     cut.push(Machine { target, journal });
                 }
             }
@@ -279,8 +280,8 @@ fn a_compressed_target_ends_as_if_nothing_had_happened() {
 /// A journal that is ahead of what is durable is noticed.
 #[test]
 fn a_disk_that_does_not_flush_is_found_out() {
-    let lie = Lie::no_flush(|_| true);
+    let bug = DiskBug::no_flush(|_| true);
     for kind in [Target::Raw, QCOW2] {
-        assert!(interrupt(kind, Some(&lie), 8).is_err(), "{kind:?}");
+        assert!(interrupt(kind, Some(&bug), 8).is_err(), "{kind:?}");
     }
 }

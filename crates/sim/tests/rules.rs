@@ -9,20 +9,20 @@ use std::time::Duration;
 use toy::{Break, CLUSTER_BITS, ToySubject};
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::{ImageOptions, Preparation, Story};
+use vellum_sim::scenario::{ImageOptions, Preparation, Scenario};
 use vellum_sim::shrink::shrink;
 use vellum_sim::{Explorer, FailureKind, Found};
 
-fn story(seed: u64) -> Story {
+fn scenario(seed: u64) -> Scenario {
     let image = ImageOptions {
         requests_only: true,
         ..ImageOptions::plain(16 << CLUSTER_BITS, CLUSTER_BITS)
     };
-    let mut story = generate::story_of(image, &mut Rng::new(seed));
-    story
+    let mut scenario = generate::scenario_of(image, &mut Rng::new(seed));
+    scenario
         .preparations
         .retain(|preparation| *preparation == Preparation::Snapshot);
-    story
+    scenario
 }
 
 fn explorer(broken: Break) -> Explorer {
@@ -34,7 +34,7 @@ fn hunt(broken: Break, seeds: u64, kinds: &[FailureKind]) -> Result<Found, Vec<S
     let explorer = explorer(broken);
     let mut others = Vec::new();
     for seed in 0..seeds {
-        match explorer.story(&story(seed), &mut Rng::new(seed), 100) {
+        match explorer.scenario(&scenario(seed), &mut Rng::new(seed), 100) {
             Err(found) if kinds.contains(&found.failure.kind) => return Ok(*found),
             Err(found) => others.push(found.failure.to_string()),
             Ok(_) => {}
@@ -104,17 +104,17 @@ fn a_failure_shrinks_to_a_short_test_that_still_fails() {
     let explorer = explorer(Break::PunchEarly);
     let small = shrink(&explorer, found, Duration::from_secs(20));
     let replayed = explorer
-        .replay(&small.story)
-        .expect_err("the shrunk story still fails");
+        .replay(&small.scenario)
+        .expect_err("the shrunk scenario still fails");
     assert_eq!(replayed.kind, FailureKind::Content);
-    let leg = &small.story.legs[0];
+    let cycle = &small.scenario.cycles[0];
     assert!(
-        small.story.legs.len() == 1 && leg.steps.len() <= 4,
+        small.scenario.cycles.len() == 1 && cycle.steps.len() <= 4,
         "{:#?}",
-        small.story
+        small.scenario
     );
     let text = small
-        .story
+        .scenario
         .to_test("shrunk", "A cluster was punched too early.");
     assert!(
         text.contains("steps: vec![") && text.contains("crash: Some("),

@@ -1,5 +1,5 @@
 //! Mutants of NBD sessions and of the NBD client: with a mend taken out, the simulator fails
-//! within so many stories, and the story that fails passes with the mend.
+//! within so many scenarios, and the scenario that fails passes with the mend.
 
 use vellum_sim::FailureKind;
 use vellum_sim::daemon::{Kind, Settings, seed};
@@ -7,7 +7,7 @@ use vellum_storage::mutants::{self, Mutant};
 
 const STORIES: u64 = 60;
 
-/// Takes a mend out, and demands that this makes a story fail in a certain way.
+/// Takes a mend out, and demands that this makes a scenario fail in a certain way.
 fn killed(mutant: Mutant, kind: Kind, how: &[FailureKind]) {
     let settings = Settings {
         kind: Some(kind),
@@ -20,7 +20,7 @@ fn killed(mutant: Mutant, kind: Kind, how: &[FailureKind]) {
     });
     mutants::set(None);
     let Some((number, failure)) = failed else {
-        panic!("{mutant:?} lives through {STORIES} stories");
+        panic!("{mutant:?} lives through {STORIES} scenarios");
     };
     let mended = seed(number, 0, &settings);
     assert!(mended.is_ok(), "also with the mend: {mended:?}");

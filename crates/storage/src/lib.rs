@@ -6,6 +6,7 @@
 //!
 //! Invariant: nothing here knows about image formats.
 
+mod delegate;
 pub mod event;
 pub mod file;
 pub mod lock;
@@ -13,7 +14,6 @@ pub mod mem;
 #[doc(hidden)]
 pub mod mutants;
 pub mod nodes;
-mod pass_on;
 pub mod secret;
 mod storage;
 mod sys;

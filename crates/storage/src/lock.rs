@@ -17,7 +17,7 @@ use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use self::holders::{Held, Holding};
+use self::holders::{HeldLock, Holder};
 use crate::sys::{self, LockAction};
 use vellum_io::lane::{compute, sleep};
 use vellum_io::{Error, ErrorKind, Result};
@@ -155,13 +155,13 @@ impl Permissions {
 
 /// Why locks are not to be had.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct LockConflict {
     error: Error,
     /// The lock in the way, if the kernel can be asked for its holder.
-    held: Option<Held>,
+    held: Option<HeldLock>,
 }
 
-impl Refusal {
+impl LockConflict {
     pub(crate) fn into_error(self) -> Error {
         self.error
     }
@@ -174,7 +174,7 @@ pub(crate) fn change(
     name: &str,
     old: Permissions,
     new: Permissions,
-) -> Result<(), Refusal> {
+) -> Result<(), LockConflict> {
     // Take first, then look: of two openers at the same time at least one sees
     // the other.
     let both = Permissions {
@@ -188,14 +188,14 @@ pub(crate) fn change(
             Ok(())
         }
         Err(conflict) => {
-            let held = Held::note(fd, conflict.at_bytes);
+            let held = HeldLock::note(fd, conflict.at_bytes);
             release(fd, both, old);
             let message = conflict.message;
             let hint = format!("{message}\nIs another process using the image [{name}]?");
             let error = Error::new(ErrorKind::Locked, "lock", hint)
                 .target(name)
                 .with_errno(libc::EAGAIN);
-            Err(Refusal { error, held })
+            Err(LockConflict { error, held })
         }
     }
 }
@@ -211,7 +211,7 @@ const ATTEMPTS: u32 = 16;
 
 /// A wait for locks that no living process holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitReason {
     /// It begins.
     Begins,
     /// It has taken too long: an error follows.
@@ -219,24 +219,24 @@ pub enum Waiting {
 }
 
 /// Who is told of waits, with the file's name.
-pub type Teller = fn(Waiting, &str);
+pub type WaitReporter = fn(WaitReason, &str);
 
-static TELLER: OnceLock<Teller> = OnceLock::new();
+static WAIT_REPORTER: OnceLock<WaitReporter> = OnceLock::new();
 
 /// Has waits for locks told to `teller`; the first call decides.
-pub fn tell_waits(teller: Teller) {
+pub fn report_waits(teller: WaitReporter) {
     // A second call is one too many: the first teller stays.
-    let _ = TELLER.set(teller);
+    let _ = WAIT_REPORTER.set(teller);
 }
 
 /// Makes attempts to lock a file until one succeeds, as long as those in the way belong to
 /// no process that lives: 15 seconds at most.
 pub(crate) async fn patiently(
     name: &str,
-    mut attempt: impl FnMut() -> Result<(), Refusal>,
+    mut attempt: impl FnMut() -> Result<(), LockConflict>,
 ) -> Result<()> {
     let tell = |waiting| {
-        TELLER
+        WAIT_REPORTER
             .get()
             .into_iter()
             .for_each(|tell| tell(waiting, name))
@@ -250,9 +250,9 @@ pub(crate) async fn patiently(
             return Err(refusal.error);
         };
         let patience = match compute(move || held.holding()).await {
-            Holding::Living => return Err(refusal.error),
-            Holding::Nobody => PATIENCE,
-            Holding::Unknown => PATIENCE_IF_UNKNOWN,
+            Holder::Living => return Err(refusal.error),
+            Holder::Nobody => PATIENCE,
+            Holder::Unknown => PATIENCE_IF_UNKNOWN,
         };
         for _ in 0..ATTEMPTS {
             sleep(PAUSE).await;
@@ -261,10 +261,10 @@ pub(crate) async fn patiently(
             }
         }
         match begun {
-            None => tell(Waiting::Begins),
+            None => tell(WaitReason::Begins),
             Some(begun) if Instant::elapsed(&begun) < patience => {}
             Some(_) => {
-                tell(Waiting::GivenUp);
+                tell(WaitReason::GivenUp);
                 return Err(refusal.error);
             }
         }

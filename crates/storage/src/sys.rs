@@ -73,7 +73,7 @@ pub(crate) fn cached_bytes(fd: RawFd, range: Range<u64>) -> Result<u64, Errno> {
 }
 
 /// Takes what is clean of a range out of the page cache.
-pub(crate) fn forget_cached(fd: RawFd, range: Range<u64>) -> Result<i64, Errno> {
+pub(crate) fn drop_cached(fd: RawFd, range: Range<u64>) -> Result<i64, Errno> {
     let (offset, len) = (range.start as i64, (range.end - range.start) as i64);
     // SAFETY: a call without pointers.
     match unsafe { libc::posix_fadvise(fd, offset, len, libc::POSIX_FADV_DONTNEED) } {

@@ -1,4 +1,4 @@
-//! The folder of a run, and the wish to end it.
+//! The folder of a run, and the command to end it.
 //!
 //! Invariant: everything that a run writes lies in one new folder, which goes when
 //! the [`Scratch`] is dropped; a signal only asks for the end, so it goes then too.

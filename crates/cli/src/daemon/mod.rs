@@ -110,7 +110,7 @@ async fn run(
     if !has(Part::Export) && !has(Part::Monitor) {
         hint::give("nothing is exported (--export) and nobody can change that (--monitor): Ctrl-C");
     }
-    program::forget_start();
+    program::discard_startup_pages();
     program.daemon.parts.lock().await.start_server();
     let sources = std::mem::take(&mut program.sockets.lock().await.monitors);
     for (source, pretty) in sources {

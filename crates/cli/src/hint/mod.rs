@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use vellum::{Error, ErrorKind};
 use vellum_control::probe::{PROBE_BYTES, Probed, probe};
-use vellum_storage::lock::Waiting;
+use vellum_storage::lock::WaitReason;
 
 use crate::getopt::Shape;
 use crate::report;
@@ -55,15 +55,15 @@ pub fn know_options(options: &[Shape]) {
 }
 
 /// Tells of a wait for the locks of a process that was killed.
-pub fn about_wait(waiting: Waiting, name: &str) {
+pub fn about_wait(waiting: WaitReason, name: &str) {
     match waiting {
-        Waiting::Begins if is_wanted() => report::eprint_line(&format!(
+        WaitReason::Begins if is_wanted() => report::eprint_line(&format!(
             "'{}' is locked, by no process that lives: waiting until what a killed one asked \
              the system for is done",
             harmless(name)
         )),
-        Waiting::Begins => {}
-        Waiting::GivenUp => prepared().push(format!(
+        WaitReason::Begins => {}
+        WaitReason::GivenUp => prepared().push(format!(
             "no living process seems to hold the locks of '{name}': if one was killed, the \
              system is still at work for it; try again later"
         )),

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use serde_json::json;
 use vellum::qcow2::SnapshotSelector;
-use vellum_control::measure::{Measure, Subject, measure, settings};
+use vellum_control::measure::{Measure, MeasureSource, measure, settings};
 use vellum_control::{CacheMode, json, open_device};
 use vellum_io::lane;
 
@@ -102,8 +102,8 @@ async fn print_measure(arguments: &Arguments, name: Option<&str>) -> Outcome {
         }
     };
     let subject = match (&device, arguments.size_bytes) {
-        (Some(device), _) => Subject::Device(device),
-        (None, bytes) => Subject::Size(bytes.unwrap_or(0)),
+        (Some(device), _) => MeasureSource::Device(device),
+        (None, bytes) => MeasureSource::Size(bytes.unwrap_or(0)),
     };
     let format = arguments.target_format.as_deref().unwrap_or("raw");
     if matches!(format, "file" | "host_device") {

@@ -92,7 +92,7 @@ async fn run(
         if !is_activated && !arguments.fork {
             hint::give(&what_is_served(arguments));
         }
-        program::forget_start();
+        program::discard_startup_pages();
         vellum_export::nbd::serve(listeners, Exports::new([export]), options, stop).await;
         Ok(())
     }

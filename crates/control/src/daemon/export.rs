@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::nodes::{Changes, User, Wanted};
+use crate::nodes::{Changes, RequiredAccess, User};
 use crate::wrap::WriteThrough;
 use crate::{Nodes, Options, shown_bitmaps};
 use vellum::BlockDevice;
@@ -124,7 +124,7 @@ pub enum Removal {
 
 /// An export that is there.
 #[derive(Debug)]
-struct Entry {
+struct ExportEntry {
     id: String,
     /// The node that it was made for.
     node: String,
@@ -135,9 +135,9 @@ struct Entry {
 
 /// The exports of the server.
 #[derive(Debug, Default)]
-pub(super) struct Set(Vec<Entry>);
+pub(super) struct ServerExports(Vec<ExportEntry>);
 
-impl Set {
+impl ServerExports {
     /// The ids of all exports.
     pub(super) fn ids(&self) -> Vec<String> {
         self.0.iter().map(|one| one.id.clone()).collect()
@@ -145,7 +145,7 @@ impl Set {
 
     /// Ids of all exports, and the nodes that they show now.
     pub(super) fn list(&self, nodes: &Nodes) -> Vec<(String, String)> {
-        let node = |one: &Entry| one.joined.and_then(|joined| nodes.used_by(joined));
+        let node = |one: &ExportEntry| one.joined.and_then(|joined| nodes.used_by(joined));
         let entries = self.0.iter();
         entries
             .map(|one| {
@@ -182,7 +182,7 @@ impl Set {
             false => (node.clone(), None),
             true => {
                 let user = User::Export(wanted.id.clone());
-                let use_as = Wanted {
+                let use_as = RequiredAccess {
                     role: "root".to_owned(),
                     changes: match wanted.writable {
                         true => Changes::CONTENT,
@@ -199,7 +199,7 @@ impl Set {
         match make(wanted, device, node, nodes).await {
             Ok(mut export) => {
                 export.multi_conn = server.several;
-                self.0.push(Entry {
+                self.0.push(ExportEntry {
                     id,
                     node: name,
                     joined,
@@ -215,7 +215,7 @@ impl Set {
     }
 
     /// Takes an export out.
-    fn take(&mut self, id: &str, removal: Removal) -> Result<Entry, Failure> {
+    fn take(&mut self, id: &str, removal: Removal) -> Result<ExportEntry, Failure> {
         let Some(at) = self.0.iter().position(|one| one.id == id) else {
             return Err(message(format!("Export '{id}' is not found")));
         };
@@ -233,7 +233,7 @@ impl Set {
         nodes: &Nodes,
         server: &Server,
     ) -> Result<(), Failure> {
-        let Entry { joined, export, .. } = self.take(id, removal)?;
+        let ExportEntry { joined, export, .. } = self.take(id, removal)?;
         server.exports.remove(&export).await;
         joined.into_iter().for_each(|joined| nodes.leave(joined));
         Ok(())

@@ -75,7 +75,7 @@ pub fn refuse_rest(options: &Options) -> Result<(), Failure> {
 #[derive(Debug)]
 pub struct Daemon {
     /// What there is. Whoever changes it holds it.
-    pub parts: Mutex<Parts>,
+    pub parts: Mutex<DaemonState>,
     jobs: Jobs,
     /// Tells of what happens.
     pub events: Events,
@@ -90,11 +90,11 @@ impl Daemon {
     pub fn new(nodes: Nodes, host: Host) -> Rc<Daemon> {
         let events = Events::default();
         Rc::new(Daemon {
-            parts: Mutex::new(Parts {
+            parts: Mutex::new(DaemonState {
                 nodes,
                 iothreads: Vec::new(),
                 server: None,
-                exports: export::Set::default(),
+                exports: export::ServerExports::default(),
                 events: events.clone(),
                 host,
             }),
@@ -123,17 +123,17 @@ impl Daemon {
 
 /// What there is.
 #[derive(Debug)]
-pub struct Parts {
+pub struct DaemonState {
     /// The nodes.
     pub nodes: Nodes,
     iothreads: Vec<String>,
     server: Option<Server>,
-    exports: export::Set,
+    exports: export::ServerExports,
     events: Events,
     host: Host,
 }
 
-impl Parts {
+impl DaemonState {
     /// Listens for clients; they are served once it has started.
     ///
     /// # Errors

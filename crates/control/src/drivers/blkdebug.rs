@@ -13,16 +13,20 @@ use vellum_storage::nodes::debug::{
 };
 
 use super::is_protocol;
-use crate::file_node::Common;
+use crate::file_node::CommonOptions;
 use crate::filename;
-use crate::graph::{Around, Opened, Role, child, invalid, refuse_unknown};
+use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::ini;
 use crate::options::Options;
 
 /// The kinds of rules, by the names of their sections.
 const SECTIONS: [&str; 2] = ["inject-error", "set-state"];
 
-pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     let rules = take_rules(&mut options)?;
     name_image(&mut options)?;
     let image = child(&mut options, "image", Role::Protocol, &around).await?;

@@ -6,11 +6,15 @@ use vellum::Result;
 use vellum_storage::nodes::debug::DebugStorage;
 use vellum_storage::nodes::log_writes::{LogOptions, LogWritesStorage, is_valid_sector_size};
 
-use crate::file_node::Common;
-use crate::graph::{Around, Opened, Role, child, invalid, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::options::Options;
 
-pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     let append = options.take_bool("log-append")?.unwrap_or(false);
     let sector_bytes = options.take_size("log-sector-size")?;
     let update_interval = options.take_number("log-super-update-interval")?;

@@ -5,11 +5,15 @@ use std::sync::Arc;
 use vellum::Result;
 use vellum_storage::nodes::verify::VerifyStorage;
 
-use crate::file_node::Common;
-use crate::graph::{Around, Opened, Role, child, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, child, refuse_unknown};
 use crate::options::Options;
 
-pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     let raw = child(&mut options, "raw", Role::Protocol, &around).await?;
     let test = child(&mut options, "test", Role::Image, &around).await?;
     refuse_unknown(&options, "blkverify")?;

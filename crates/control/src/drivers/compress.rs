@@ -3,11 +3,15 @@
 use vellum::{Error, ErrorKind, Result};
 
 use crate::compressing::Compressing;
-use crate::file_node::Common;
-use crate::graph::{Around, Opened, Role, child, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, child, refuse_unknown};
 use crate::options::Options;
 
-pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "compress")?;
     let format = file.driver;
@@ -16,5 +20,5 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
         let message = format!("Compression is not supported for underlying format: {format}");
         return Err(Error::new(ErrorKind::Unsupported, "open", message));
     }
-    Ok(Opened::device("compress", Compressing::new(device)))
+    Ok(OpenedNode::device("compress", Compressing::new(device)))
 }

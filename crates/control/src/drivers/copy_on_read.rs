@@ -5,11 +5,15 @@ use std::sync::Arc;
 use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
 
-use crate::file_node::Common;
-use crate::graph::{Around, Opened, Role, child, invalid, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::options::Options;
 
-pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     let bottom = options.take_text("bottom")?;
     refuse_unknown(&options, "copy-on-read")?;
@@ -22,14 +26,14 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
         None => None,
         Some(name) => Some(depth_of(&device, &name, &around).await?),
     };
-    Ok(Opened::device(
+    Ok(OpenedNode::device(
         "copy-on-read",
         CopyOnRead::new(device, layers),
     ))
 }
 
 /// How many layers below `device` the node called `name` stands.
-async fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &Around) -> Result<u32> {
+async fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &OpenContext) -> Result<u32> {
     let Ok(node) = around.place.nodes.known(name) else {
         return Err(invalid(format!("Bottom node '{name}' not found")));
     };

@@ -2,20 +2,20 @@
 
 use vellum::Result;
 
-use crate::file_node::{self, Common};
-use crate::graph::{self, Around, Body, Opened};
+use crate::file_node::{self, CommonOptions};
+use crate::graph::{self, Body, OpenContext, OpenedNode};
 use crate::options::Options;
 
 pub(super) async fn open(
     driver: &'static str,
     mut options: Options,
-    common: Common,
-    around: Around,
-) -> Result<Opened> {
+    common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     if let Some(files) = around.place.nodes.files() {
         let name = options.take_text("filename")?.unwrap_or_default();
         graph::refuse_unknown(&options, driver)?;
-        return Ok(Opened {
+        return Ok(OpenedNode {
             driver,
             writable: common.writable,
             body: Body::Storage(files.open(&name, common.writable)?),
@@ -25,7 +25,7 @@ pub(super) async fn open(
     }
     options.set_text("driver", driver);
     let unlocked = file_node::open_unlocked(options, &around.flags)?;
-    Ok(Opened {
+    Ok(OpenedNode {
         // A device node opened as `file` is told as what it is.
         driver: match unlocked.file.is_device() {
             true => "host_device",

@@ -6,16 +6,16 @@ use vellum::luks::{LuksDevice, LuksOptions};
 use vellum::{BlockDevice, Result, Storage};
 
 use crate::encryption::needed_passphrase;
-use crate::file_node::Use;
+use crate::file_node::FileUse;
 use crate::flags::OpenFlags;
-use crate::graph::{Around, Role, invalid, optional_child};
+use crate::graph::{OpenContext, Role, invalid, optional_child};
 use crate::options::Options;
 
 /// Opens the volume in `file` with what is left of a node's options.
 pub(crate) async fn open(
     file: Arc<dyn Storage>,
     mut options: Options,
-    around: &Around,
+    around: &OpenContext,
 ) -> Result<Arc<dyn BlockDevice>> {
     let header = take_header(&mut options, around).await?;
     let id = options.take_text("key-secret")?;
@@ -34,8 +34,11 @@ pub(crate) async fn open(
 }
 
 /// What holds a header that stands apart from its payload (`header`). It is only read.
-async fn take_header(options: &mut Options, around: &Around) -> Result<Option<Arc<dyn Storage>>> {
-    let around = Around {
+async fn take_header(
+    options: &mut Options,
+    around: &OpenContext,
+) -> Result<Option<Arc<dyn Storage>>> {
+    let around = OpenContext {
         flags: OpenFlags {
             writable: false,
             ..around.flags.clone()
@@ -45,7 +48,7 @@ async fn take_header(options: &mut Options, around: &Around) -> Result<Option<Ar
     let header = optional_child(options, "header", Role::Protocol, &around).await?;
     match header {
         Some(header) => header
-            .into_storage(&around.flags, Use::Format)
+            .into_storage(&around.flags, FileUse::Format)
             .await
             .map(Some),
         None => Ok(None),

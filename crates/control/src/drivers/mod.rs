@@ -24,17 +24,17 @@ use std::pin::Pin;
 
 use vellum::Result;
 
-use crate::file_node::{self, Common};
-use crate::graph::{Around, Opened};
+use crate::file_node::{self, CommonOptions};
+use crate::graph::{OpenContext, OpenedNode};
 use crate::open::{Format, open_format};
 use crate::options::Options;
 pub use names::option_names;
 
 /// A node on its way.
-pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<Opened>>>>;
+pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<OpenedNode>>>>;
 
 /// Opens a node: its own options, what every node has, and what is around it.
-pub(crate) type Open = fn(Options, Common, Around) -> Opening;
+pub(crate) type Open = fn(Options, CommonOptions, OpenContext) -> Opening;
 
 /// A driver.
 #[derive(Debug)]

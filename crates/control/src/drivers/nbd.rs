@@ -8,15 +8,19 @@ use vellum_nbd::Upgrade;
 use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
 use vellum_nbd::proto::{self, MAX_STRING_BYTES};
 
-use crate::file_node::Common;
-use crate::graph::{Around, Body, Opened, invalid, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{Body, OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::nbd_name;
 use crate::options::Options;
 use crate::tls;
 
 const DRIVER: &str = "nbd";
 
-pub(super) async fn open(mut options: Options, common: Common, _around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    common: CommonOptions,
+    _around: OpenContext,
+) -> Result<OpenedNode> {
     take_filename(&mut options)?;
     let name = nbd_name::name_of(&options);
     let address = take_address(&mut options)?;
@@ -47,7 +51,7 @@ pub(super) async fn open(mut options: Options, common: Common, _around: Around) 
         storage.close().await?;
         return Err(invalid("Could not open image: Permission denied"));
     }
-    Ok(Opened {
+    Ok(OpenedNode {
         driver: DRIVER,
         body: Body::Storage(storage),
         filtered: None,

@@ -6,16 +6,16 @@ use std::time::Duration;
 use vellum::Result;
 use vellum_storage::nodes::null::{NullOptions, NullStorage};
 
-use crate::file_node::Common;
-use crate::graph::{Around, Body, Opened, invalid, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{Body, OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::options::Options;
 
 pub(super) async fn open(
     driver: &'static str,
     mut options: Options,
-    common: Common,
-    _around: Around,
-) -> Result<Opened> {
+    common: CommonOptions,
+    _around: OpenContext,
+) -> Result<OpenedNode> {
     // The name may stand there; it says nothing more.
     options.take_text("filename")?;
     let size_bytes = options.take_size("size")?;
@@ -35,7 +35,7 @@ pub(super) async fn open(
             read_only: !common.writable,
         },
     );
-    Ok(Opened {
+    Ok(OpenedNode {
         driver,
         body: Body::Storage(Arc::new(storage)),
         filtered: None,

@@ -5,13 +5,17 @@ use std::sync::Arc;
 use vellum::Result;
 use vellum_storage::nodes::preallocate::{PreallocateOptions, PreallocateStorage};
 
-use crate::file_node::Common;
-use crate::graph::{Around, Opened, Role, child, invalid, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::options::Options;
 
 const SECTOR_BYTES: u64 = 512;
 
-pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     let defaults = PreallocateOptions::default();
     let take = |options: &mut Options, key: &str, default: u64| {
@@ -29,7 +33,7 @@ pub(super) async fn open(mut options: Options, _common: Common, around: Around) 
     };
     refuse_unknown(&options, "preallocate")?;
     if !file.writable {
-        return Ok(Opened {
+        return Ok(OpenedNode {
             driver: "preallocate",
             ..file
         });

@@ -7,8 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 use vellum::Result;
 use vellum_storage::nodes::throttle::{Limit, ThrottleGroup, ThrottleLimits, ThrottleStorage};
 
-use crate::file_node::Common;
-use crate::graph::{Around, Opened, Role, child, invalid, refuse_unknown};
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::options::Options;
 
 /// The groups of this process: objects have names that are valid everywhere in it.
@@ -84,7 +84,11 @@ fn take_property(options: &mut Options, name: &str) -> Result<Option<u64>> {
     }
 }
 
-pub(super) async fn open(mut options: Options, _common: Common, around: Around) -> Result<Opened> {
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
     let name = options.take_text("throttle-group")?;
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "throttle")?;

@@ -18,18 +18,18 @@ use vellum::{BlockDevice, Result};
 use vellum_storage::mutants::{self, Mutant};
 
 use super::{MADE_UP, Nodes, Origin, Use, User, invalid, unknown, unknown_node};
-use crate::graph::{self, Opened};
+use crate::graph::{self, OpenedNode};
 
 /// The users of a node, held up until this is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct DrainedUsers {
     node: String,
     /// Number of the use, and its link.
     links: Vec<(u64, Arc<Link>)>,
     drained: Vec<Drained>,
 }
 
-impl Held {
+impl DrainedUsers {
     fn set(&self, device: &Arc<dyn BlockDevice>) {
         for drained in &self.drained {
             drained.set(device.clone());
@@ -43,7 +43,7 @@ impl Held {
 
 /// What of a node is to be another one when it is opened anew.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Renewal {
+pub(super) struct ReopenChanges {
     pub(super) writable: Option<bool>,
     /// The node to stand on.
     pub(super) backing: Option<String>,
@@ -148,13 +148,13 @@ impl Nodes {
     }
 
     /// Holds up all users of a node but some.
-    async fn hold_but(&self, name: &str, spared: &[User]) -> Result<Held> {
+    async fn hold_but(&self, name: &str, spared: &[User]) -> Result<DrainedUsers> {
         let links = self.lock().links(name, spared)?;
         let mut drained = Vec::with_capacity(links.len());
         for (_, link) in &links {
             drained.push(link.drain().await);
         }
-        Ok(Held {
+        Ok(DrainedUsers {
             node: name.to_owned(),
             links,
             drained,
@@ -165,7 +165,7 @@ impl Nodes {
     ///
     /// # Errors
     /// If there is no such node, or one that stands on it does not let it be exchanged.
-    pub async fn hold(&self, name: &str) -> Result<Held> {
+    pub async fn drain(&self, name: &str) -> Result<DrainedUsers> {
         let jobs = self.lock().jobs();
         self.hold_but(name, &jobs).await
     }
@@ -174,13 +174,13 @@ impl Nodes {
     /// that watches it; or, without one, the node itself again. Jobs see the node.
     ///
     /// # Errors
-    /// As [`Nodes::hold`].
-    pub async fn put_in_front(
+    /// As [`Nodes::drain`].
+    pub async fn insert_filter(
         &self,
         name: &str,
         front: Option<Arc<dyn BlockDevice>>,
     ) -> Result<()> {
-        let held = self.hold(name).await?;
+        let held = self.drain(name).await?;
         let device = self.device(name)?;
         held.set(front.as_ref().unwrap_or(&device));
         if let Some(node) = self.lock().nodes.get_mut(name) {
@@ -206,7 +206,7 @@ impl Nodes {
     ///
     /// # Errors
     /// If there is none, or the old one cannot be made durable: then they stay with it.
-    pub async fn lead_to(&self, held: Held, name: &str) -> Result<()> {
+    pub async fn redirect_to(&self, held: DrainedUsers, name: &str) -> Result<()> {
         let device = self.device(name)?;
         if !mutants::is(Mutant::LeaveUnflushed) {
             self.flush(&held.node).await?;
@@ -233,9 +233,9 @@ impl Nodes {
         self.check_snapshot(node, overlay)?;
         // What cannot be made durable is left alone before anything is changed.
         self.flush(node).await?;
-        let renewal = Renewal {
+        let renewal = ReopenChanges {
             backing: Some(node.to_owned()),
-            ..Renewal::default()
+            ..ReopenChanges::default()
         };
         self.renew(overlay, &renewal).await?;
         let led = self.lead_over(node, overlay).await;
@@ -253,7 +253,7 @@ impl Nodes {
         self.flush(node).await?;
         let spared = [User::Node(overlay.to_owned())];
         let held = self.hold_but(node, &spared).await?;
-        self.lead_to(held, overlay).await
+        self.redirect_to(held, overlay).await
     }
 
     fn check_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
@@ -290,9 +290,9 @@ impl Nodes {
         if is_writable == writable {
             return Ok(());
         }
-        let renewal = Renewal {
+        let renewal = ReopenChanges {
             writable: Some(writable),
-            ..Renewal::default()
+            ..ReopenChanges::default()
         };
         self.renew(name, &renewal).await
     }
@@ -396,7 +396,7 @@ impl Nodes {
     }
 
     /// Closes a node and opens it anew with some things changed, under its users.
-    async fn renew(&self, name: &str, renewal: &Renewal) -> Result<()> {
+    async fn renew(&self, name: &str, renewal: &ReopenChanges) -> Result<()> {
         {
             let named = self.lock();
             let node = named.nodes.get(name);
@@ -412,7 +412,9 @@ impl Nodes {
             let origin = node.origin.clone();
             origin.ok_or_else(|| invalid(format!("Node '{name}' cannot be opened anew")))?
         };
-        let old = self.lock().origin_now(name, &origin, &Renewal::default());
+        let old = self
+            .lock()
+            .origin_now(name, &origin, &ReopenChanges::default());
         let new = self.lock().origin_now(name, &origin, renewal);
         self.let_go(name, &held).await?;
         let opened = self.open_anew(name, new, &held).await;
@@ -423,7 +425,7 @@ impl Nodes {
     }
 
     /// Closes a node's device, so that its files are not locked any more.
-    async fn let_go(&self, name: &str, held: &Held) -> Result<()> {
+    async fn let_go(&self, name: &str, held: &DrainedUsers) -> Result<()> {
         // What cannot be made durable stays as it is, with its users: a close that fails
         // half way would not leave them what they can use.
         self.flush(name).await?;
@@ -436,12 +438,12 @@ impl Nodes {
         named.forget_below(name);
         if let Some(node) = named.nodes.get_mut(name) {
             node.device = None;
-            node.opened = Opened::device(node.opened.driver, absent);
+            node.opened = OpenedNode::device(node.opened.driver, absent);
         }
         Ok(())
     }
 
-    async fn open_anew(&self, name: &str, origin: Origin, held: &Held) -> Result<()> {
+    async fn open_anew(&self, name: &str, origin: Origin, held: &DrainedUsers) -> Result<()> {
         let opened = graph::open(origin.options.clone(), origin.role, &origin.around).await;
         let mut named = self.lock();
         let opened = match opened {

@@ -11,9 +11,9 @@
 //!   is not closed by them: others may stand on it later.
 //! - What a failed change has made is gone, and its names are free again.
 
+mod borrowed;
 mod changes;
 mod describe;
-mod kept;
 mod named;
 mod uses;
 
@@ -27,26 +27,26 @@ use vellum::{BlockDevice, Error, ErrorKind, Result};
 use crate::OpenFlags;
 use crate::files::Files;
 use crate::gate::FilePolicy;
-use crate::graph::{self, Around, Body, Opened, Role};
-use crate::open::Place;
+use crate::graph::{self, Body, OpenContext, OpenedNode, Role};
+use crate::open::Ancestry;
 use crate::options::Options;
 
-pub use changes::Held;
+pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
 use uses::Use;
-pub use uses::{Changes, User, Wanted};
+pub use uses::{Changes, RequiredAccess, User};
 
 /// How a node came to be, to make it once more with some things changed.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     pub(crate) options: Options,
     pub(crate) role: Role,
-    pub(crate) around: Around,
+    pub(crate) around: OpenContext,
 }
 
 #[derive(Debug)]
 struct Node {
-    opened: Opened,
+    opened: OpenedNode,
     /// The node that it was made with, which owns it: itself, if it was asked for.
     owner: String,
     /// The one device that all its users share.
@@ -57,7 +57,7 @@ struct Node {
 }
 
 #[derive(Debug, Default)]
-struct Named {
+struct NamedNode {
     nodes: BTreeMap<String, Node>,
     /// Those that were asked for, in the order in which they were added.
     roots: Vec<String>,
@@ -69,7 +69,7 @@ struct Named {
 /// Nodes by name; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Nodes {
-    named: Arc<Mutex<Named>>,
+    named: Arc<Mutex<NamedNode>>,
     live: bool,
     /// What nodes stand on instead of the host's files.
     files: Option<Arc<dyn Files>>,
@@ -77,7 +77,7 @@ pub struct Nodes {
 
 /// A use of a live node.
 #[derive(Debug, Clone)]
-pub struct Joined {
+pub struct NodeUse {
     /// The number of the use, to end it by.
     pub id: u64,
     /// The node, whichever that is at the time.
@@ -128,7 +128,7 @@ impl Node {
     }
 }
 
-impl Opened {
+impl OpenedNode {
     /// The name of what it shows, and its size in bytes.
     fn name_and_size(&self) -> (String, u64) {
         match &self.body {
@@ -197,13 +197,13 @@ impl Nodes {
                 "Parameter 'driver' does not accept value '{driver}'"
             ))
         })?;
-        let around = Around {
+        let around = OpenContext {
             flags: OpenFlags {
                 writable: true,
                 ..OpenFlags::default()
             },
             policy: FilePolicy::Any,
-            place: Place::among(self.clone(), &name),
+            place: Ancestry::among(self.clone(), &name),
         };
         // It names itself, as does every node below it that wants to.
         match graph::open(options, Role::Image, &around).await {
@@ -219,7 +219,7 @@ impl Nodes {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Named> {
+    fn lock(&self) -> MutexGuard<'_, NamedNode> {
         self.named.lock()
     }
 
@@ -235,7 +235,7 @@ impl Nodes {
         &self,
         name: &str,
         owner: &str,
-        node: Opened,
+        node: OpenedNode,
         origin: Option<Origin>,
     ) -> Result<()> {
         let made_up = self.live && name.starts_with(MADE_UP);
@@ -278,17 +278,17 @@ impl Nodes {
     }
 
     /// The node of a name, as it is.
-    pub(crate) fn known(&self, name: &str) -> Result<Opened> {
+    pub(crate) fn known(&self, name: &str) -> Result<OpenedNode> {
         let named = self.lock();
         let node = named.nodes.get(name).map(|node| node.opened.clone());
         node.ok_or_else(|| unknown(name))
     }
 
     /// The node that another one refers to, for that one.
-    pub(crate) fn referred(&self, name: &str) -> Result<Opened> {
+    pub(crate) fn referred(&self, name: &str) -> Result<OpenedNode> {
         let node = self.known(name)?;
         Ok(match self.live {
-            true => node.kept(),
+            true => node.borrowed(),
             false => node,
         })
     }
@@ -296,7 +296,7 @@ impl Nodes {
     /// The node that an image at `place` stands on, as a device.
     pub(crate) fn stand_on(
         &self,
-        place: &Place,
+        place: &Ancestry,
         name: &str,
         flags: &OpenFlags,
     ) -> Result<Arc<dyn BlockDevice>> {
@@ -309,7 +309,7 @@ impl Nodes {
                     return Err(invalid(format!("Node '{name}' is busy: {why}")));
                 }
                 let user = User::Node(parent.clone());
-                let wanted = Wanted::reading("backing");
+                let wanted = RequiredAccess::reading("backing");
                 Ok(self.join_as(user, name, wanted, place.owner())?.link)
             }
             _ => self
@@ -324,7 +324,7 @@ impl Nodes {
     /// # Errors
     /// If there is no such node, its file is locked by somebody, or somebody else uses it
     /// in a way that does not go together with this one.
-    pub fn join(&self, user: User, name: &str, wanted: Wanted) -> Result<Joined> {
+    pub fn join(&self, user: User, name: &str, wanted: RequiredAccess) -> Result<NodeUse> {
         self.join_as(user, name, wanted, None)
     }
 
@@ -332,9 +332,9 @@ impl Nodes {
         &self,
         user: User,
         name: &str,
-        wanted: Wanted,
+        wanted: RequiredAccess,
         owner: Option<&str>,
-    ) -> Result<Joined> {
+    ) -> Result<NodeUse> {
         let mut named = self.lock();
         let node = named.nodes.get_mut(name);
         let node = node.ok_or_else(|| unknown_node(name))?;
@@ -348,7 +348,7 @@ impl Nodes {
             owner: owner.map(str::to_owned),
             link: Some(link.clone()),
         })?;
-        Ok(Joined { id, link })
+        Ok(NodeUse { id, link })
     }
 
     /// Notes that a node is used by another one that it cannot be exchanged under.
@@ -356,7 +356,7 @@ impl Nodes {
         &self,
         user: User,
         name: &str,
-        wanted: Wanted,
+        wanted: RequiredAccess,
         owner: Option<&str>,
     ) -> Result<()> {
         let new = Use {
@@ -391,7 +391,7 @@ impl Nodes {
     ///
     /// # Errors
     /// If somebody else writes to the file, or keeps it to himself.
-    pub(crate) fn keep_file(&self, place: &Place, writes: bool) -> Result<()> {
+    pub(crate) fn keep_file(&self, place: &Ancestry, writes: bool) -> Result<()> {
         match &place.parent {
             Some(format) if self.live => self.lock().keep_file(format, writes),
             _ => Ok(()),
@@ -434,7 +434,7 @@ impl Nodes {
     }
 }
 
-impl Named {
+impl NamedNode {
     /// Notes a use, and numbers it.
     fn note(&mut self, mut new: Use) -> Result<u64> {
         uses::check(&new, self.uses.iter().filter(|one| one.node == new.node))?;

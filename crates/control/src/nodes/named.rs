@@ -5,11 +5,11 @@ use std::sync::Arc;
 use vellum::nodes::Link;
 use vellum::{ErrorKind, Result};
 
-use super::changes::Renewal;
-use super::{MADE_UP, Named, Origin, Use, User, invalid, unknown_node};
+use super::changes::ReopenChanges;
+use super::{MADE_UP, NamedNode, Origin, Use, User, invalid, unknown_node};
 use crate::options::Scalar;
 
-impl Named {
+impl NamedNode {
     /// The links of a node's users but some.
     pub(super) fn links(&self, name: &str, spared: &[User]) -> Result<Vec<(u64, Arc<Link>)>> {
         if !self.nodes.contains_key(name) {
@@ -65,7 +65,12 @@ impl Named {
     }
 
     /// How to open a node as it is now, but for what is to be changed.
-    pub(super) fn origin_now(&self, name: &str, origin: &Origin, renewal: &Renewal) -> Origin {
+    pub(super) fn origin_now(
+        &self,
+        name: &str,
+        origin: &Origin,
+        renewal: &ReopenChanges,
+    ) -> Origin {
         let mut new = origin.clone();
         let options = &mut new.options;
         options.take("node-name");

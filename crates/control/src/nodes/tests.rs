@@ -108,7 +108,9 @@ fn users_of_a_node_use_the_overlay_after_a_snapshot() {
     lane::block_on(async {
         let nodes = live_chain(&folder).await;
         let user = User::Export("e".into());
-        let joined = nodes.join(user, "base", Wanted::reading("root")).unwrap();
+        let joined = nodes
+            .join(user, "base", RequiredAccess::reading("root"))
+            .unwrap();
         let write = |byte: u8| {
             let bytes = Buffer::copy_of(&[byte; 512]);
             joined.link.write(0, bytes, RequestFlags::default())
@@ -141,7 +143,9 @@ fn a_node_becomes_writable_and_read_only_under_its_users() {
     lane::block_on(async {
         let nodes = live_chain(&folder).await;
         let user = User::Export("e".into());
-        let joined = nodes.join(user, "base", Wanted::reading("root")).unwrap();
+        let joined = nodes
+            .join(user, "base", RequiredAccess::reading("root"))
+            .unwrap();
         for writable in [false, true, false] {
             nodes.set_writable("base", writable).await.unwrap();
             let bytes = Buffer::copy_of(&[1; 512]);

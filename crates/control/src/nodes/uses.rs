@@ -43,7 +43,7 @@ impl User {
 
 /// What a user wants of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequiredAccess {
     /// What the node is to the user: `backing`, `file`, `root`.
     pub role: String,
     /// What the user changes of it.
@@ -97,10 +97,10 @@ impl Changes {
     }
 }
 
-impl Wanted {
+impl RequiredAccess {
     /// Reading, whatever others do.
-    pub fn reading(role: impl Into<String>) -> Wanted {
-        Wanted {
+    pub fn reading(role: impl Into<String>) -> RequiredAccess {
+        RequiredAccess {
             role: role.into(),
             changes: Changes::NONE,
             keeps: Changes::NONE,
@@ -114,7 +114,7 @@ pub(super) struct Use {
     pub(super) id: u64,
     pub(super) user: User,
     pub(super) node: String,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: RequiredAccess,
     /// The node to which the user belongs, where that is a node.
     pub(super) owner: Option<String>,
     /// What the user holds, if the node can be exchanged under it.
@@ -188,7 +188,7 @@ mod tests {
             id: 0,
             user,
             node: "n".into(),
-            wanted: Wanted {
+            wanted: RequiredAccess {
                 role: role.into(),
                 changes,
                 keeps,

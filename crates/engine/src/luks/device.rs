@@ -13,7 +13,7 @@ use super::read_header;
 use super::unlock;
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, Raw, RawOptions, RequestFlags,
-    Result, Storage, ZeroRequest, pass_on,
+    Result, Storage, ZeroRequest, delegate,
 };
 
 vellum_io::with_setters! {
@@ -146,7 +146,7 @@ impl LuksDevice {
 }
 
 impl BlockDevice for LuksDevice {
-    pass_on!(plain: size_bytes, read, discard, flush, truncate, resize, close);
+    delegate!(plain: size_bytes, read, discard, flush, truncate, resize, close);
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             format: "luks",

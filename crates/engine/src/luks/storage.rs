@@ -13,8 +13,8 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use vellum_io::buffer::total_len;
 use vellum_io::lane::compute;
-use vellum_io::spawn_lingering;
-use vellum_storage::{BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use vellum_io::spawn_to_completion;
+use vellum_storage::{BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, delegate};
 
 use super::MasterKey;
 use super::SECTOR_BYTES;
@@ -261,7 +261,7 @@ fn run(cipher: &SectorCipher, first: u64, sectors: &mut [u8], direction: Directi
 }
 
 impl Storage for EncryptedStorage {
-    pass_on!(inner: name, flush, allocated_bytes, close, debugger);
+    delegate!(inner: name, flush, allocated_bytes, close, debugger);
 
     fn capabilities(&self) -> Capabilities {
         let below = self.inner.capabilities();
@@ -291,7 +291,7 @@ impl Storage for EncryptedStorage {
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
         let write = self.clone().write_all(offset_bytes, buffers, flags);
-        Io::task(spawn_lingering(write))
+        Io::task(spawn_to_completion(write))
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
@@ -302,7 +302,7 @@ impl Storage for EncryptedStorage {
         }
         let end = offset_bytes + len_bytes;
         let write = self.clone().write_zero_bytes(offset_bytes, end, flags);
-        Io::task(spawn_lingering(write))
+        Io::task(spawn_to_completion(write))
     }
 
     /// Does nothing: what is given back would read as anything.

@@ -13,7 +13,7 @@ use vellum_storage::nodes::debug::Debugger;
 
 use crate::qcow2::Qcow2;
 use crate::range_lock::{Mode, RangeLock};
-use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, pass_on};
+use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, delegate};
 
 /// Copies are made in pieces of at most this size.
 const MAX_COPY_BYTES: u64 = 1 << 20;
@@ -182,7 +182,7 @@ impl Core {
 }
 
 impl BlockDevice for CopyOnRead {
-    pass_on!(
+    delegate!(
         core.device: info, size_bytes, flush, block_status, truncate, resize, clear, close,
         backing, storage, as_qcow2, allocated_bytes,
     );

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use vellum_io::spawn;
 
-use crate::{BlockDevice, Extent, Io, Raw, pass_on};
+use crate::{BlockDevice, Extent, Io, Raw, delegate};
 
 /// A device with a filter in front of it.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Filter {
 }
 
 impl BlockDevice for Filter {
-    pass_on!(
+    delegate!(
         filtering: info, size_bytes, read, write, write_zeroes, discard, flush, truncate, resize,
         close, storage, allocated_bytes,
     );

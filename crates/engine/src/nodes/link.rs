@@ -279,7 +279,7 @@ mod tests {
     use vellum_io::lane::{block_on, yield_now};
 
     use super::*;
-    use crate::pass_on;
+    use crate::delegate;
 
     fn device(byte: u8) -> Arc<dyn BlockDevice> {
         let file = Arc::new(MemStorage::with_bytes(vec![byte; 4096]));
@@ -313,7 +313,7 @@ mod tests {
     #[derive(Debug)]
     struct Slow(Arc<dyn BlockDevice>, Arc<Event>);
     impl BlockDevice for Slow {
-        pass_on!(
+        delegate!(
             0: info, size_bytes, write, write_zeroes, discard, flush, block_status, truncate, close,
         );
         fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {

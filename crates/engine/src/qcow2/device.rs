@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::TryFutureExt;
 use vellum_format::header::Header;
-use vellum_io::{Buffer, Io, Result, heap, spawn_lingering};
+use vellum_io::{Buffer, Io, Result, heap, spawn_to_completion};
 use vellum_storage::Storage;
 
 use crate::Preallocation;
@@ -80,7 +80,7 @@ impl Qcow2 {
         self.image.allocator.refcounts.cache.drop_unused();
         self.image.compressed_reads.cache.drop_unused();
         self.image.backing_chain.drop_unused();
-        heap::give_back();
+        heap::trim();
     }
 
     /// Changes the budgets of the caches while the image is in use. What does not
@@ -122,7 +122,7 @@ impl Qcow2 {
         // Boxed: every request would carry the room for an error's handling.
         let work =
             work.or_else(|error| Box::pin(async move { Err(image.mark_corrupt(error).await) }));
-        Io::task(spawn_lingering(work))
+        Io::task(spawn_to_completion(work))
     }
 }
 

@@ -18,17 +18,17 @@ use vellum_io::{Buffer, lane, spawn};
 use vellum_nbd::Channel;
 use vellum_storage::mutants::{self, Mutant};
 
+use super::client_handle::ClientHandle;
 use super::export::{Export, MetaContext};
-use super::guest::Guest;
-use super::outbox::{Heads, Outbox, Reply};
+use super::in_flight::InFlightLimit;
 use super::perform;
 use super::pieces;
 use super::pool::Pool;
+use super::reply_queue::{HeaderPool, Reply, ReplyQueue};
 use super::sessions::FAREWELL;
-use super::window::Window;
-use vellum_nbd::input::{Gone, Input};
 use vellum_nbd::proto;
-use vellum_nbd::reply::{Address, Head};
+use vellum_nbd::receive_buffer::{Disconnect, ReceiveBuffer};
+use vellum_nbd::reply_encode::{ReplyHeader, ReplyTo};
 use vellum_nbd::request::{Command, Framing, RequestHeader, SessionLimits};
 
 /// Payloads of refused requests up to this many bytes are read and dropped, so
@@ -37,7 +37,7 @@ const MAX_SKIPPED_BYTES: u64 = 2 * proto::MAX_PAYLOAD_BYTES;
 
 /// What the handshake agreed on.
 #[derive(Debug)]
-pub(super) struct Agreement {
+pub(super) struct NegotiatedSession {
     pub(super) channel: Channel,
     pub(super) export: Arc<Export>,
     pub(super) framing: Framing,
@@ -47,13 +47,13 @@ pub(super) struct Agreement {
 /// One connection in its transmission phase.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) agreement: Agreement,
+    pub(super) agreement: NegotiatedSession,
     pub(super) pool: Pool,
-    window: Window,
-    outbox: Outbox,
+    window: InFlightLimit,
+    replies: ReplyQueue,
     /// Nothing can be sent any more: replies are dropped.
     mute: Cell<bool>,
-    guest: Guest,
+    guest: ClientHandle,
     /// When the client has said its last.
     left: Cell<Option<Instant>>,
 }
@@ -63,37 +63,44 @@ pub(super) struct Connection {
 #[must_use = "a request that is not answered holds its room forever"]
 pub(super) struct Request {
     pub(super) connection: Rc<Connection>,
-    pub(super) address: Address,
+    pub(super) address: ReplyTo,
     /// Payload bytes that the request holds in the window.
     room_bytes: u64,
 }
 
 /// Serves requests until the client leaves, then finishes what is in flight.
-pub(super) async fn serve(input: Input, agreement: Agreement, guest: Guest) -> Gone {
+pub(super) async fn serve(
+    input: ReceiveBuffer,
+    agreement: NegotiatedSession,
+    guest: ClientHandle,
+) -> Disconnect {
     let connection = Rc::new(Connection {
         agreement,
         pool: Pool::default(),
-        window: Window::default(),
-        outbox: Outbox::default(),
+        window: InFlightLimit::default(),
+        replies: ReplyQueue::default(),
         mute: Cell::new(false),
         guest,
         left: Cell::new(None),
     });
     let sender = spawn(send_replies(connection.clone()));
     let end = match read_requests(&connection, input).await {
-        Ok(()) => Gone::Closed,
+        Ok(()) => Disconnect::Closed,
         Err(gone) => gone,
     };
     connection.left.set(Some(lane::now()));
     connection.window.drained().await;
-    connection.outbox.close();
+    connection.replies.close();
     sender.await;
     connection.agreement.channel.finish().await;
     end
 }
 
 /// Reads and starts requests; returns when the client says goodbye.
-async fn read_requests(connection: &Rc<Connection>, mut input: Input) -> Result<(), Gone> {
+async fn read_requests(
+    connection: &Rc<Connection>,
+    mut input: ReceiveBuffer,
+) -> Result<(), Disconnect> {
     let framing = connection.agreement.framing;
     let header_bytes = framing.request_header_bytes();
     loop {
@@ -101,7 +108,7 @@ async fn read_requests(connection: &Rc<Connection>, mut input: Input) -> Result<
             .need(&connection.agreement.channel, header_bytes)
             .await?;
         let header = RequestHeader::decode(framing, &input.available()[..header_bytes])
-            .ok_or(Gone::Broken("a request with a wrong magic number"))?;
+            .ok_or(Disconnect::Broken("a request with a wrong magic number"))?;
         input.consume(header_bytes);
         // What was received before does not begin after.
         if connection.guest.is_hung_up() {
@@ -132,7 +139,7 @@ impl Connection {
     /// Waits for room in the window and takes it for the request.
     async fn request(self: &Rc<Self>, header: &RequestHeader, room_bytes: u64) -> Request {
         self.window.enter(room_bytes).await;
-        let address = Address {
+        let address = ReplyTo {
             framing: self.agreement.framing,
             cookie: header.cookie,
             offset_bytes: header.offset_bytes,
@@ -147,10 +154,10 @@ impl Connection {
     /// Receives the payload of a request, if it has one, and starts it.
     async fn admit(
         self: &Rc<Self>,
-        input: &mut Input,
+        input: &mut ReceiveBuffer,
         header: &RequestHeader,
         command: Command,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), Disconnect> {
         let payload_bytes = header.payload_bytes(self.agreement.framing);
         let room_bytes = match command {
             Command::Read { range, .. } => range.len_bytes,
@@ -174,11 +181,17 @@ impl Connection {
         Ok(())
     }
 
-    async fn skip_payload(&self, input: &mut Input, header: &RequestHeader) -> Result<(), Gone> {
+    async fn skip_payload(
+        &self,
+        input: &mut ReceiveBuffer,
+        header: &RequestHeader,
+    ) -> Result<(), Disconnect> {
         match header.payload_bytes(self.agreement.framing) {
             0 => Ok(()),
             bytes if bytes <= MAX_SKIPPED_BYTES => input.skip(&self.agreement.channel, bytes).await,
-            _ => Err(Gone::Broken("a request with an absurdly long payload")),
+            _ => Err(Disconnect::Broken(
+                "a request with an absurdly long payload",
+            )),
         }
     }
 
@@ -194,13 +207,13 @@ impl Connection {
 
     fn push(&self, reply: Reply) {
         if self.mute.get() {
-            self.settle(reply.releases);
+            self.finish_request(reply.releases);
         } else {
-            self.outbox.push(reply);
+            self.replies.push(reply);
         }
     }
 
-    fn settle(&self, releases: Option<u64>) {
+    fn finish_request(&self, releases: Option<u64>) {
         if let Some(bytes) = releases
             && self.window.leave(bytes)
         {
@@ -209,11 +222,11 @@ impl Connection {
     }
 }
 
-/// Sends replies until the outbox is closed; after a failure it only drops them.
+/// Sends replies until the replies is closed; after a failure it only drops them.
 async fn send_replies(connection: Rc<Connection>) {
-    let mut heads = Heads::new();
+    let mut heads = HeaderPool::new();
     let mut batch = Vec::new();
-    while connection.outbox.next_batch(&mut batch).await {
+    while connection.replies.next_batch(&mut batch).await {
         if !connection.mute.get() {
             let pieces = heads.gather(&mut batch);
             let (pieces, sent) = connection.agreement.channel.send(pieces).await;
@@ -221,14 +234,14 @@ async fn send_replies(connection: Rc<Connection>) {
                 Ok(()) => heads.reclaim(pieces, |payload| connection.pool.give(payload)),
                 Err(_) => {
                     connection.mute.set(true);
-                    heads = Heads::new();
+                    heads = HeaderPool::new();
                     // The reader learns of it as the end of its input.
                     let _ = connection.agreement.channel.shutdown(Shutdown::Both);
                 }
             }
         }
         for reply in batch.drain(..) {
-            connection.settle(reply.releases);
+            connection.finish_request(reply.releases);
         }
     }
 }
@@ -239,7 +252,7 @@ impl Request {
         &self.connection.agreement.export
     }
 
-    fn push(&self, head: Head, payload: Option<Buffer>, last: bool) {
+    fn push(&self, head: ReplyHeader, payload: Option<Buffer>, last: bool) {
         let releases = last.then_some(self.room_bytes);
         self.connection.push(Reply {
             head,
@@ -249,12 +262,12 @@ impl Request {
     }
 
     /// Sends a chunk that is not the last of its reply.
-    pub(super) fn send(&self, head: Head, payload: Option<Buffer>) {
+    pub(super) fn send(&self, head: ReplyHeader, payload: Option<Buffer>) {
         self.push(head, payload, false);
     }
 
     /// Sends the last (or only) chunk of the reply.
-    pub(super) fn finish(self, head: Head, payload: Option<Buffer>) {
+    pub(super) fn finish(self, head: ReplyHeader, payload: Option<Buffer>) {
         self.push(head, payload, true);
     }
 
@@ -281,6 +294,6 @@ impl Request {
 
     /// Gives up without an answer: the connection is over.
     fn abandon(self) {
-        self.connection.settle(Some(self.room_bytes));
+        self.connection.finish_request(Some(self.room_bytes));
     }
 }

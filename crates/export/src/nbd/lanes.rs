@@ -37,9 +37,9 @@ impl std::fmt::Debug for Lane {
 
 /// A connection's place on a lane, given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Seat(Arc<AtomicUsize>);
+pub(super) struct LaneSlot(Arc<AtomicUsize>);
 
-impl Drop for Seat {
+impl Drop for LaneSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -80,7 +80,7 @@ impl Lanes {
 
     /// A place on the lane with the fewest connections; on a new lane if all
     /// are busy and another one may be started.
-    pub(super) fn take_seat(&mut self) -> (Remote, Seat) {
+    pub(super) fn take_slot(&mut self) -> (Remote, LaneSlot) {
         let load = |lane: &Lane| lane.connections.load(Ordering::Relaxed);
         let all_busy = self.lanes.iter().all(|lane| load(lane) > 0);
         if all_busy && self.lanes.len() < self.most {
@@ -96,7 +96,7 @@ impl Lanes {
             }
         }
         best.connections.fetch_add(1, Ordering::Relaxed);
-        (best.remote.clone(), Seat(best.connections.clone()))
+        (best.remote.clone(), LaneSlot(best.connections.clone()))
     }
 }
 
@@ -118,9 +118,9 @@ pub(super) async fn end(lanes: &RefCell<Lanes>) {
 }
 
 /// Tells that a lane has ended, even if by a panic.
-struct Ending(Stop);
+struct EndNotifier(Stop);
 
-impl Drop for Ending {
+impl Drop for EndNotifier {
     fn drop(&mut self) {
         self.0.request();
     }
@@ -129,7 +129,7 @@ impl Drop for Ending {
 fn start_lane(number: usize, end: Stop) -> io::Result<Lane> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let ended = Stop::new();
-    let ending = Ending(ended.clone());
+    let ending = EndNotifier(ended.clone());
     let thread = std::thread::Builder::new()
         .name(format!("lane-{number}"))
         .spawn(move || {

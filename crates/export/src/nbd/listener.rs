@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vellum_io::lane::net::{self, Port, Stream};
+use vellum_io::lane::net::{self, ListenerBackend, Stream};
 use vellum_io::{Error, Result};
 
 /// A listening socket.
@@ -57,7 +57,7 @@ impl Listener {
     }
 
     /// One of a simulation.
-    pub fn simulated(port: Arc<dyn Port>) -> Self {
+    pub fn simulated(port: Arc<dyn ListenerBackend>) -> Self {
         Listener {
             socket: net::Listener::simulated(port),
             path: None,

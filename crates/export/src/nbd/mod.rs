@@ -8,21 +8,21 @@
 //!
 //! The protocol itself, which the client shares, is [`vellum_nbd`].
 
+mod client_handle;
 mod connection;
 mod export;
 mod exports;
-mod guest;
+mod in_flight;
 mod lanes;
 mod listener;
 mod negotiate;
-mod outbox;
 mod perform;
 mod pieces;
 mod pool;
+mod reply_queue;
 mod server;
 mod sessions;
 mod stop;
-mod window;
 
 pub use export::{Export, MetaContext};
 pub use exports::Exports;

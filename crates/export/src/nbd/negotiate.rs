@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use vellum_nbd::{Channel, Upgrade};
 
-use super::connection::Agreement;
+use super::connection::NegotiatedSession;
 use super::export::{Export, MetaContext};
 use super::exports::Exports;
-use vellum_nbd::input::{Gone, Input};
 use vellum_nbd::option::{
     BadOption, ClientOption, InfoRequest, MetaQuery, OPTION_HEADER_BYTES, OptionHeader,
 };
 use vellum_nbd::proto;
-use vellum_nbd::reply::option_reply;
+use vellum_nbd::receive_buffer::{Disconnect, ReceiveBuffer};
+use vellum_nbd::reply_encode::option_reply;
 use vellum_nbd::request::Framing;
 
 /// Options longer than this in bytes are refused.
@@ -36,7 +36,7 @@ struct Handshake<'a> {
 }
 
 /// What an option leads to.
-enum Next {
+enum OptionOutcome {
     /// More options.
     Continue,
     /// The transmission phase.
@@ -48,10 +48,10 @@ enum Next {
 /// Negotiates; `None`: the client left without choosing an export.
 pub(super) async fn negotiate(
     channel: Channel,
-    input: &mut Input,
+    input: &mut ReceiveBuffer,
     exports: &Exports,
     tls: Option<&dyn Upgrade>,
-) -> Result<Option<Agreement>, Gone> {
+) -> Result<Option<NegotiatedSession>, Disconnect> {
     let mut handshake = Handshake {
         channel,
         tls,
@@ -63,25 +63,30 @@ pub(super) async fn negotiate(
     handshake.greet(input).await?;
     loop {
         match handshake.next_option(input).await? {
-            Next::Continue => {}
-            Next::Transmit(export) => return Ok(Some(handshake.agree(export))),
-            Next::Leave => return Ok(None),
+            OptionOutcome::Continue => {}
+            OptionOutcome::Transmit(export) => return Ok(Some(handshake.agree(export))),
+            OptionOutcome::Leave => return Ok(None),
         }
     }
 }
 
 impl Handshake<'_> {
-    async fn send(&self, bytes: &[u8]) -> Result<(), Gone> {
+    async fn send(&self, bytes: &[u8]) -> Result<(), Disconnect> {
         self.channel.send_bytes(bytes).await?;
         Ok(())
     }
 
-    async fn reply(&self, option: u32, kind: u32, data: &[u8]) -> Result<Next, Gone> {
+    async fn reply(
+        &self,
+        option: u32,
+        kind: u32,
+        data: &[u8],
+    ) -> Result<OptionOutcome, Disconnect> {
         self.send(&option_reply(option, kind, data)).await?;
-        Ok(Next::Continue)
+        Ok(OptionOutcome::Continue)
     }
 
-    async fn greet(&mut self, input: &mut Input) -> Result<(), Gone> {
+    async fn greet(&mut self, input: &mut ReceiveBuffer) -> Result<(), Disconnect> {
         let mut greeting = Vec::with_capacity(18);
         greeting.extend(proto::INIT_MAGIC.to_be_bytes());
         greeting.extend(proto::OPTION_MAGIC.to_be_bytes());
@@ -93,28 +98,33 @@ impl Handshake<'_> {
         input.consume(4);
         let flags = u32::from_be_bytes(flags);
         if flags & !CLIENT_FLAGS != 0 {
-            return Err(Gone::Broken("unknown client flags"));
+            return Err(Disconnect::Broken("unknown client flags"));
         }
         if flags & proto::FLAG_C_FIXED_NEWSTYLE == 0 {
-            return Err(Gone::Broken("the client does not speak fixed newstyle"));
+            return Err(Disconnect::Broken(
+                "the client does not speak fixed newstyle",
+            ));
         }
         self.no_zeroes = flags & proto::FLAG_C_NO_ZEROES != 0;
         Ok(())
     }
 
-    async fn next_option(&mut self, input: &mut Input) -> Result<Next, Gone> {
+    async fn next_option(
+        &mut self,
+        input: &mut ReceiveBuffer,
+    ) -> Result<OptionOutcome, Disconnect> {
         input.need(&self.channel, OPTION_HEADER_BYTES).await?;
         let mut header = [0; OPTION_HEADER_BYTES];
         header.copy_from_slice(&input.available()[..OPTION_HEADER_BYTES]);
         let header = OptionHeader::decode(&header)
-            .ok_or(Gone::Broken("an option with a wrong magic number"))?;
+            .ok_or(Disconnect::Broken("an option with a wrong magic number"))?;
         input.consume(OPTION_HEADER_BYTES);
         if header.len_bytes > MAX_SKIPPED_BYTES {
-            return Err(Gone::Broken("an absurdly long option"));
+            return Err(Disconnect::Broken("an absurdly long option"));
         }
         if self.needs_tls(header.option) {
             if header.option == proto::OPT_EXPORT_NAME {
-                return Err(Gone::Broken("Option 0x1 not permitted before TLS"));
+                return Err(Disconnect::Broken("Option 0x1 not permitted before TLS"));
             }
             input
                 .skip(&self.channel, u64::from(header.len_bytes))
@@ -140,7 +150,7 @@ impl Handshake<'_> {
         match ClientOption::decode(header.option, &data) {
             Ok(option) => self.answer(input, header.option, option).await,
             Err(BadOption { .. }) if header.option == proto::OPT_EXPORT_NAME => {
-                Err(Gone::Broken("a malformed export name"))
+                Err(Disconnect::Broken("a malformed export name"))
             }
             Err(BadOption { message }) => {
                 self.reply(header.option, proto::REP_ERR_INVALID, message.as_bytes())
@@ -151,17 +161,17 @@ impl Handshake<'_> {
 
     async fn answer(
         &mut self,
-        input: &Input,
+        input: &ReceiveBuffer,
         number: u32,
         option: ClientOption<'_>,
-    ) -> Result<Next, Gone> {
+    ) -> Result<OptionOutcome, Disconnect> {
         match option {
             ClientOption::ExportName(name) => self.export_name(name).await,
             ClientOption::Abort => {
                 // The client may be gone already; nobody minds.
                 let _ = self.reply(number, proto::REP_ACK, &[]).await;
                 self.channel.finish().await;
-                Ok(Next::Leave)
+                Ok(OptionOutcome::Leave)
             }
             ClientOption::List => self.list(number).await,
             ClientOption::StartTls => self.start_tls(input, number).await,
@@ -179,7 +189,11 @@ impl Handshake<'_> {
         }
     }
 
-    async fn start_tls(&mut self, input: &Input, number: u32) -> Result<Next, Gone> {
+    async fn start_tls(
+        &mut self,
+        input: &ReceiveBuffer,
+        number: u32,
+    ) -> Result<OptionOutcome, Disconnect> {
         let Some(tls) = self.tls else {
             let text = b"TLS not configured";
             return self.reply(number, proto::REP_ERR_POLICY, text).await;
@@ -190,14 +204,14 @@ impl Handshake<'_> {
         }
         // What was said in the clear must not be taken for what is said under TLS.
         if !input.available().is_empty() {
-            return Err(Gone::Broken(
+            return Err(Disconnect::Broken(
                 "bytes in the clear behind the request for TLS",
             ));
         }
         self.reply(number, proto::REP_ACK, &[]).await?;
         let secured = self.channel.upgrade(tls).await;
-        self.channel = secured.map_err(Gone::Untrusted)?;
-        Ok(Next::Continue)
+        self.channel = secured.map_err(Disconnect::Untrusted)?;
+        Ok(OptionOutcome::Continue)
     }
 
     /// Whether an option has to wait until the connection is secured.
@@ -207,7 +221,7 @@ impl Handshake<'_> {
             && !matches!(option, proto::OPT_STARTTLS | proto::OPT_ABORT)
     }
 
-    async fn list(&self, number: u32) -> Result<Next, Gone> {
+    async fn list(&self, number: u32) -> Result<OptionOutcome, Disconnect> {
         for export in self.exports.list() {
             let mut data = (export.name.len() as u32).to_be_bytes().to_vec();
             data.extend(export.name.as_bytes());
@@ -217,7 +231,7 @@ impl Handshake<'_> {
         self.reply(number, proto::REP_ACK, &[]).await
     }
 
-    async fn structured(&mut self, number: u32) -> Result<Next, Gone> {
+    async fn structured(&mut self, number: u32) -> Result<OptionOutcome, Disconnect> {
         match self.framing {
             Framing::Simple => self.framing = Framing::Structured,
             Framing::Structured => {
@@ -234,7 +248,7 @@ impl Handshake<'_> {
         self.reply(number, proto::REP_ACK, &[]).await
     }
 
-    async fn extended(&mut self, number: u32) -> Result<Next, Gone> {
+    async fn extended(&mut self, number: u32) -> Result<OptionOutcome, Disconnect> {
         if self.framing == Framing::Extended {
             let text = b"extended headers already negotiated";
             return self.reply(number, proto::REP_ERR_INVALID, text).await;
@@ -255,27 +269,31 @@ impl Handshake<'_> {
         flags
     }
 
-    async fn export_name(&mut self, name: &str) -> Result<Next, Gone> {
+    async fn export_name(&mut self, name: &str) -> Result<OptionOutcome, Disconnect> {
         let export = self
             .exports
             .find(name)
-            .ok_or(Gone::Broken("a request for an unknown export"))?;
+            .ok_or(Disconnect::Broken("a request for an unknown export"))?;
         let mut data = export.device.size_bytes().to_be_bytes().to_vec();
         data.extend(self.flags(&export).to_be_bytes());
         if !self.no_zeroes {
             data.extend([0; 124]);
         }
         self.send(&data).await?;
-        Ok(Next::Transmit(export))
+        Ok(OptionOutcome::Transmit(export))
     }
 
-    async fn unknown_export(&self, number: u32, name: &str) -> Result<Next, Gone> {
+    async fn unknown_export(&self, number: u32, name: &str) -> Result<OptionOutcome, Disconnect> {
         let text = format!("export '{name}' not present");
         self.reply(number, proto::REP_ERR_UNKNOWN, text.as_bytes())
             .await
     }
 
-    async fn info(&mut self, number: u32, request: InfoRequest<'_>) -> Result<Next, Gone> {
+    async fn info(
+        &mut self,
+        number: u32,
+        request: InfoRequest<'_>,
+    ) -> Result<OptionOutcome, Disconnect> {
         let Some(export) = self.exports.find(request.name) else {
             return self.unknown_export(number, request.name).await;
         };
@@ -297,19 +315,28 @@ impl Handshake<'_> {
         self.inform(number, proto::INFO_EXPORT, &whole).await?;
         self.reply(number, proto::REP_ACK, &[]).await?;
         Ok(if number == proto::OPT_GO {
-            Next::Transmit(export)
+            OptionOutcome::Transmit(export)
         } else {
-            Next::Continue
+            OptionOutcome::Continue
         })
     }
 
-    async fn inform(&self, number: u32, kind: u16, data: &[u8]) -> Result<Next, Gone> {
+    async fn inform(
+        &self,
+        number: u32,
+        kind: u16,
+        data: &[u8],
+    ) -> Result<OptionOutcome, Disconnect> {
         let mut whole = kind.to_be_bytes().to_vec();
         whole.extend(data);
         self.reply(number, proto::REP_INFO, &whole).await
     }
 
-    async fn meta_context(&mut self, number: u32, query: MetaQuery<'_>) -> Result<Next, Gone> {
+    async fn meta_context(
+        &mut self,
+        number: u32,
+        query: MetaQuery<'_>,
+    ) -> Result<OptionOutcome, Disconnect> {
         let set = number == proto::OPT_SET_META_CONTEXT;
         if set {
             self.contexts = None;
@@ -342,12 +369,12 @@ impl Handshake<'_> {
         self.reply(number, proto::REP_ACK, &[]).await
     }
 
-    fn agree(self, export: Arc<Export>) -> Agreement {
+    fn agree(self, export: Arc<Export>) -> NegotiatedSession {
         let contexts = match self.contexts {
             Some((of, contexts)) if Arc::ptr_eq(&of, &export) => contexts,
             _ => Vec::new(),
         };
-        Agreement {
+        NegotiatedSession {
             channel: self.channel,
             export,
             framing: self.framing,

@@ -10,7 +10,7 @@ use super::connection::Request;
 use super::export::MetaContext;
 use super::pieces;
 use vellum_nbd::proto;
-use vellum_nbd::request::{Command, Framing, Range, Selection};
+use vellum_nbd::request::{Command, ContextSelection, Framing, Range};
 
 /// Reads from this length on ask the device where its holes are.
 const SPARSE_READ_BYTES: u64 = 64 << 10;
@@ -156,7 +156,7 @@ async fn next_run(request: &Request, at: u64, end: u64) -> Result<(Range, bool)>
     let device = &request.export().device;
     let mut len_bytes = 0;
     let mut zero = None;
-    let mut turns = pieces::Turns::default();
+    let mut turns = pieces::Yielder::default();
     while at + len_bytes < end {
         turns.pass().await;
         let from = at + len_bytes;
@@ -182,7 +182,7 @@ fn start_block_status(request: Request, range: Range, one: bool, selection: Opti
     let mut contexts = request.connection.agreement.contexts.clone();
     let mut range = range;
     if let Some(bytes) = selection {
-        let Some(selection) = Selection::decode(&bytes) else {
+        let Some(selection) = ContextSelection::decode(&bytes) else {
             return request.fail(proto::EINVAL, "malformed selection of contexts");
         };
         let known = |id: &u32| contexts.iter().any(|context| context.id() == *id);
@@ -211,7 +211,7 @@ async fn report_status(request: Request, range: Range, one: bool, contexts: Vec<
     }
     let (mut at, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
     let begun = lane::now();
-    let mut turns = pieces::Turns::default();
+    let mut turns = pieces::Yielder::default();
     while at < end && !lists.is_empty() {
         turns.pass().await;
         if !request.connection.goes_on() {

@@ -38,12 +38,12 @@ pub(super) fn broken_off() -> Error {
 /// Gives others on the lane their turn, however fast a device answers: a request that never
 /// waits would keep its lane from hearing that its client is gone.
 #[derive(Debug, Default)]
-pub(super) struct Turns(u32);
+pub(super) struct Yielder(u32);
 
 /// So many answers of a device are taken in one turn where each is quick.
 const ANSWERS_A_TURN: u32 = 32;
 
-impl Turns {
+impl Yielder {
     /// Counts an answer, and lets others have their turn now and then.
     pub(super) async fn pass(&mut self) {
         self.0 += 1;

@@ -17,15 +17,15 @@ use vellum_io::spawn;
 use vellum_nbd::client::handshake::TLS_OPERATION;
 use vellum_nbd::{Channel, Upgrade};
 
+use super::client_handle::ClientHandle;
 use super::connection;
 use super::exports::Exports;
-use super::guest::Guest;
-use super::lanes::{self, Lanes, Seat};
+use super::lanes::{self, LaneSlot, Lanes};
 use super::listener::Listener;
 use super::negotiate::negotiate;
 use super::sessions::FAREWELL;
 use super::stop::Stop;
-use vellum_nbd::input::{Gone, Input};
+use vellum_nbd::receive_buffer::{Disconnect, ReceiveBuffer};
 
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -92,16 +92,16 @@ struct Shared {
     exports: Exports,
     options: ServerOptions,
     stop: Stop,
-    guests: Mutex<Guests>,
+    guests: Mutex<Clients>,
     /// A connection has ended.
     ended: Event,
 }
 
 /// The open connections, to hang up from outside.
 #[derive(Default)]
-struct Guests {
+struct Clients {
     next: u64,
-    open: BTreeMap<u64, Guest>,
+    open: BTreeMap<u64, ClientHandle>,
 }
 
 /// Serves `exports` on `listeners` until `stop` is requested, or (unless
@@ -149,9 +149,9 @@ async fn accept_clients(listener: Listener, shared: Arc<Shared>, lanes: Rc<RefCe
         let Either::Left((client, _)) = select(next, pin!(shared.stop.wait())).await else {
             return;
         };
-        let guest = Guest::new(client.clone());
+        let guest = ClientHandle::new(client.clone());
         let ticket = shared.register(guest.clone());
-        let (remote, seat) = lanes.borrow_mut().take_seat();
+        let (remote, seat) = lanes.borrow_mut().take_slot();
         let shared = shared.clone();
         remote.spawn(move || serve_client(client, guest, shared, ticket, seat));
     }
@@ -168,15 +168,21 @@ async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
     }
 }
 
-async fn serve_client(client: Stream, guest: Guest, shared: Arc<Shared>, ticket: u64, seat: Seat) {
+async fn serve_client(
+    client: Stream,
+    guest: ClientHandle,
+    shared: Arc<Shared>,
+    ticket: u64,
+    seat: LaneSlot,
+) {
     let negotiated = converse(client, guest, ticket, &shared).await;
     drop(seat);
     shared.unregister(ticket, negotiated);
 }
 
 /// The whole life of a connection; returns whether it got to an export.
-async fn converse(client: Stream, guest: Guest, ticket: u64, shared: &Shared) -> bool {
-    let mut input = Input::new();
+async fn converse(client: Stream, guest: ClientHandle, ticket: u64, shared: &Shared) -> bool {
+    let mut input = ReceiveBuffer::new();
     let channel = Channel::from(client.clone());
     let tls = shared.options.tls.as_deref();
     let handshake = negotiate(channel, &mut input, &shared.exports, tls);
@@ -192,7 +198,7 @@ async fn converse(client: Stream, guest: Guest, ticket: u64, shared: &Shared) ->
         Ok(Some(agreement)) => {
             let _session = agreement.export.sessions.enter(ticket, guest.clone());
             let end = connection::serve(input, agreement, guest).await;
-            if !matches!(end, Gone::Closed) {
+            if !matches!(end, Disconnect::Closed) {
                 shared.log(Phase::Transmission, &end.to_string());
             }
             true
@@ -208,14 +214,14 @@ async fn converse(client: Stream, guest: Guest, ticket: u64, shared: &Shared) ->
 }
 
 /// What has ended a negotiation, in QEMU's words.
-fn negotiation_failure(gone: &Gone) -> String {
+fn negotiation_failure(gone: &Disconnect) -> String {
     let what = "Failed to read opts magic";
     match gone {
-        Gone::Closed => format!("{what}: Unexpected end-of-file before all data were read"),
-        Gone::Failed(error) if error.operation() == TLS_OPERATION => {
+        Disconnect::Closed => format!("{what}: Unexpected end-of-file before all data were read"),
+        Disconnect::Failed(error) if error.operation() == TLS_OPERATION => {
             format!("{what}: {}", error.message())
         }
-        Gone::Failed(error) => {
+        Disconnect::Failed(error) => {
             format!("{what}: Unable to read from socket: {}", error.message())
         }
         other => other.to_string(),
@@ -230,19 +236,19 @@ impl Shared {
     }
 
     /// Waits until a client that has not chosen an export yet is to be given up; why.
-    async fn patience(&self) -> Gone {
+    async fn patience(&self) -> Disconnect {
         let stopped = pin!(self.stop.wait());
         if let Some(limit) = self.options.handshake_limit {
             match select(pin!(lane::sleep(limit)), stopped).await {
-                Either::Left(_) => return Gone::Broken("the handshake took too long"),
-                Either::Right(_) => return Gone::Closed,
+                Either::Left(_) => return Disconnect::Broken("the handshake took too long"),
+                Either::Right(_) => return Disconnect::Closed,
             }
         }
         stopped.await;
-        Gone::Closed
+        Disconnect::Closed
     }
 
-    fn guests(&self) -> MutexGuard<'_, Guests> {
+    fn guests(&self) -> MutexGuard<'_, Clients> {
         self.guests.lock()
     }
 
@@ -270,7 +276,7 @@ impl Shared {
         }
     }
 
-    fn register(&self, client: Guest) -> u64 {
+    fn register(&self, client: ClientHandle) -> u64 {
         let mut guests = self.guests();
         let ticket = guests.next;
         guests.next += 1;

@@ -14,7 +14,7 @@ use futures_util::future::{Either, select};
 use parking_lot::{Mutex, MutexGuard};
 use vellum_io::lane;
 
-use super::guest::Guest;
+use super::client_handle::ClientHandle;
 
 /// How long clients may take to fetch their last replies, and what they asked for may go on
 /// once they are gone.
@@ -33,7 +33,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    open: BTreeMap<u64, Guest>,
+    open: BTreeMap<u64, ClientHandle>,
     closing: bool,
 }
 
@@ -54,7 +54,7 @@ impl Sessions {
     }
 
     /// Begins a session; `ticket` is the connection's number in its server.
-    pub(super) fn enter(&self, ticket: u64, client: Guest) -> Session {
+    pub(super) fn enter(&self, ticket: u64, client: ClientHandle) -> Session {
         let mut state = self.lock();
         if state.closing {
             client.hang_up(Shutdown::Both);

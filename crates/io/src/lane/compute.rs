@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread::{Result as Caught, available_parallelism};
 
-use super::crew::Crew;
+use super::thread_pool::ThreadPool;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Codecs keep some tens of kilobytes on the stack at most.
@@ -45,7 +45,7 @@ pub fn compute_threads() -> usize {
     available_parallelism().map_or(1, usize::from)
 }
 
-/// As with workers: a crew would outlive the test's threads.
+/// As with workers: a pool would outlive the test's threads.
 #[cfg(shuttle)]
 fn give(job: Job) {
     drop(crate::sync::thread::spawn(job));
@@ -53,10 +53,10 @@ fn give(job: Job) {
 
 #[cfg(not(shuttle))]
 fn give(job: Job) {
-    static CREW: OnceLock<Crew<Job>> = OnceLock::new();
-    CREW.get_or_init(|| {
+    static POOL: OnceLock<ThreadPool<Job>> = OnceLock::new();
+    POOL.get_or_init(|| {
         let run: fn(Job) = |job| job();
-        Crew::new("vellum-compute", compute_threads(), STACK_BYTES, run)
+        ThreadPool::new("vellum-compute", compute_threads(), STACK_BYTES, run)
     })
     .submit(job);
 }

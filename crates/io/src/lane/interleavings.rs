@@ -6,11 +6,11 @@ use crate::sync::{Mutex, explore, thread};
 use std::task::Waker;
 
 /// Carries values to a task of any lane.
-struct Post<T>(Mutex<(Vec<T>, Option<Waker>)>);
+struct Channel<T>(Mutex<(Vec<T>, Option<Waker>)>);
 
-impl<T> Post<T> {
+impl<T> Channel<T> {
     fn new() -> Arc<Self> {
-        Arc::new(Post(Mutex::new((Vec::new(), None))))
+        Arc::new(Channel(Mutex::new((Vec::new(), None))))
     }
 
     fn put(&self, value: T) {
@@ -80,9 +80,9 @@ fn a_lane_that_ends_waits_for_its_workers() {
 #[test]
 fn tasks_start_on_another_lane_and_answer() {
     explore(|| {
-        let (remotes, answers) = (Post::new(), Post::new());
+        let (remotes, answers) = (Channel::new(), Channel::new());
         let asked = remotes.clone();
-        let ends = Post::new();
+        let ends = Channel::new();
         let ended = ends.clone();
         let server = in_lane(move || {
             asked.put(remote());

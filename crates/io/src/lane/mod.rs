@@ -15,7 +15,6 @@
 //!   what was abandoned. A thread that ends before its image does calls [`finish`].
 
 mod compute;
-mod crew;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod net;
@@ -23,6 +22,7 @@ mod reactor;
 mod request;
 mod submission;
 mod syncs;
+mod thread_pool;
 mod threads;
 mod timer;
 mod uring;
@@ -46,8 +46,8 @@ use crate::{Buffers, Error, ErrorKind, Io, Result};
 pub use crate::executor::Remote;
 pub use compute::{Computation, compute, compute_threads};
 use reactor::Reactor;
-pub(crate) use reactor::Ticket;
-pub use request::{Descriptor, Done, Op, Request};
+pub(crate) use reactor::RequestFuture;
+pub use request::{Completion, Descriptor, Op, Request};
 pub use timer::{Clock, Sleep, now, sleep, sleep_until};
 
 /// Names the backend in the environment, over [`Backend::Auto`]: `threads` or `io_uring`.
@@ -274,7 +274,7 @@ fn poll_descriptor(fd: BorrowedFd<'_>, events: i16) -> Io<()> {
 }
 
 /// Starts a request on the calling thread's lane.
-pub fn submit<T>(request: Request, finish: fn(Done) -> Result<T>) -> Io<T> {
+pub fn submit<T>(request: Request, finish: fn(Completion) -> Result<T>) -> Io<T> {
     match current() {
         Ok(lane) => Io::lane(lane.reactor.start(request, finish)),
         Err(error) => Io::ready(Err(error)),
@@ -286,7 +286,7 @@ pub fn call<T>(
     file: &Arc<Descriptor>,
     name: &'static str,
     work: impl FnOnce() -> Result<i64, i32> + Send + 'static,
-    finish: fn(Done) -> Result<T>,
+    finish: fn(Completion) -> Result<T>,
 ) -> Io<T> {
     let op = Op::Call {
         name,
@@ -308,12 +308,12 @@ pub fn task<T: 'static>(future: impl Future<Output = Result<T>> + 'static) -> Io
 }
 
 /// The end of a request that gives nothing back.
-pub fn finish_unit(done: Done) -> Result<()> {
+pub fn finish_unit(done: Completion) -> Result<()> {
     done.value().map(drop)
 }
 
 /// The end of a request that gives its buffers back.
-pub fn finish_buffers(done: Done) -> Result<Buffers> {
+pub fn finish_buffers(done: Completion) -> Result<Buffers> {
     done.value()?;
     Ok(done.request.buffers)
 }
@@ -348,7 +348,7 @@ impl Lane {
                 if self.executor.take_root_wake()
                     && let Poll::Ready(value) = future.as_mut().poll(&mut context)
                 {
-                    self.run_while(|executor| executor.lingering_tasks() > 0);
+                    self.run_while(|executor| executor.tasks_to_complete() > 0);
                     return value;
                 }
                 self.wait();

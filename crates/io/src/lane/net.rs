@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::request::Step;
-use super::{Descriptor, Done, Op, Request, finish_buffers, submit};
+use super::{Completion, Descriptor, Op, Request, finish_buffers, submit};
 use crate::sys;
 use crate::{Buffer, Buffers, Error, Io, Result};
 
@@ -26,7 +26,7 @@ pub struct Listener {
 #[derive(Debug, Clone)]
 enum ListenerSocket {
     Kernel(Arc<Descriptor>),
-    Simulated(Arc<dyn Port>),
+    Simulated(Arc<dyn ListenerBackend>),
 }
 
 /// A connection. Clones share it; it closes with the last one and the last
@@ -39,12 +39,12 @@ pub struct Stream {
 #[derive(Debug, Clone)]
 enum Socket {
     Kernel(Arc<Descriptor>),
-    Simulated(Arc<dyn Wire>),
+    Simulated(Arc<dyn StreamBackend>),
 }
 
 /// One end of a connection that is none of the kernel's, but of a simulation. Dropping it
 /// closes that end.
-pub trait Wire: Send + Sync + fmt::Debug {
+pub trait StreamBackend: Send + Sync + fmt::Debug {
     /// As [`Stream::recv`].
     fn recv(self: Arc<Self>, buffer: Buffer) -> Io<(Buffer, usize)>;
 
@@ -56,7 +56,7 @@ pub trait Wire: Send + Sync + fmt::Debug {
 }
 
 /// Where connections of a simulation come in.
-pub trait Port: Send + Sync + fmt::Debug {
+pub trait ListenerBackend: Send + Sync + fmt::Debug {
     /// As [`Listener::accept`].
     fn accept(self: Arc<Self>) -> Io<Stream>;
 }
@@ -95,7 +95,7 @@ impl Listener {
     }
 
     /// One of a simulation.
-    pub fn simulated(port: Arc<dyn Port>) -> Self {
+    pub fn simulated(port: Arc<dyn ListenerBackend>) -> Self {
         Listener {
             socket: ListenerSocket::Simulated(port),
         }
@@ -130,7 +130,7 @@ impl Listener {
 }
 
 /// The end of a request that makes a connection.
-fn finish_stream(mut done: Done) -> Result<Stream> {
+fn finish_stream(mut done: Completion) -> Result<Stream> {
     done.value()?;
     match done.request.made.take() {
         Some(fd) => Ok(Stream::new(fd, done.request.file.name())),
@@ -139,13 +139,13 @@ fn finish_stream(mut done: Done) -> Result<Stream> {
 }
 
 /// The end of a receive.
-fn finish_receive(done: Done) -> Result<(Buffer, usize)> {
+fn finish_receive(done: Completion) -> Result<(Buffer, usize)> {
     let count = done.value()? as usize;
     Ok((Buffer::join_all(done.request.buffers), count))
 }
 
 /// The end of a send: the buffers, and what went wrong.
-fn finish_keeping(done: Done) -> Result<(Buffers, Option<Error>)> {
+fn finish_keeping(done: Completion) -> Result<(Buffers, Option<Error>)> {
     let error = done.value().err();
     Ok((done.request.buffers, error))
 }
@@ -199,7 +199,7 @@ impl Stream {
     }
 
     /// One of a simulation.
-    pub fn simulated(wire: Arc<dyn Wire>) -> Self {
+    pub fn simulated(wire: Arc<dyn StreamBackend>) -> Self {
         Stream {
             socket: Socket::Simulated(wire),
         }
@@ -275,14 +275,14 @@ impl Stream {
 fn start_send<T>(
     socket: &Arc<Descriptor>,
     buffers: Buffers,
-    finish: fn(Done) -> Result<T>,
+    finish: fn(Completion) -> Result<T>,
 ) -> Io<T> {
     let mut request = Request::new(socket.clone(), Op::Send, buffers);
     // What is sent mostly fits into the socket's memory: one system call now
     // costs less than a completion that ends the lane's next wait early.
     let answer = request.attempt();
     match request.advance(answer) {
-        Step::Finished(result) => Io::ready(finish(Done { request, result })),
+        Step::Finished(result) => Io::ready(finish(Completion { request, result })),
         Step::Again | Step::WhenReady => submit(request, finish),
     }
 }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::request::{Done, Request};
+use super::request::{Completion, Request};
 use super::threads::Threads;
 use super::uring::Uring;
 use super::{Backend, LaneOptions, Wait};
@@ -28,7 +28,7 @@ enum Slot {
     /// Running; nobody wants the result.
     Abandoned,
     /// Over; the ticket has not taken the result yet.
-    Done(Done),
+    Done(Completion),
 }
 
 struct Inner {
@@ -37,7 +37,7 @@ struct Inner {
     slots: Vec<Slot>,
     first_free: Option<u32>,
     /// Kept for its memory.
-    finished: Vec<(u32, Done)>,
+    finished: Vec<(u32, Completion)>,
 }
 
 /// Requests in flight on one thread.
@@ -71,22 +71,22 @@ impl Reactor {
     pub(crate) fn start<T>(
         self: &Rc<Self>,
         request: Request,
-        finish: fn(Done) -> Result<T>,
-    ) -> Ticket<T> {
+        finish: fn(Completion) -> Result<T>,
+    ) -> RequestFuture<T> {
         let mut inner = self.inner.borrow_mut();
         let slot = inner.take_slot();
         match &mut inner.driver {
             Some(Driver::Uring(uring)) => uring.start(slot, request),
             Some(Driver::Threads(threads)) => threads.start(slot, request),
             None => {
-                let done = Done {
+                let done = Completion {
                     request,
                     result: Err(libc::ECANCELED),
                 };
                 inner.slots[slot as usize] = Slot::Done(done);
             }
         }
-        Ticket {
+        RequestFuture {
             reactor: self.clone(),
             slot,
             finish,
@@ -113,7 +113,7 @@ impl Reactor {
 
     /// Files a result. Wakers and abandoned results are touched outside the
     /// borrow: both may run anybody's code.
-    fn finish(&self, slot: u32, done: Done) {
+    fn finish(&self, slot: u32, done: Completion) {
         let mut inner = self.inner.borrow_mut();
         match std::mem::replace(&mut inner.slots[slot as usize], Slot::Abandoned) {
             Slot::Running(waker) => {
@@ -178,7 +178,7 @@ impl Inner {
     }
 
     /// Cancels a request if it might never end without somebody who waits for it.
-    fn give_up(&mut self, slot: u32, finished: &mut Vec<(u32, Done)>) {
+    fn give_up(&mut self, slot: u32, finished: &mut Vec<(u32, Completion)>) {
         match &mut self.driver {
             Some(Driver::Uring(uring)) => uring.abandon(slot),
             Some(Driver::Threads(threads)) => threads.abandon(slot, finished),
@@ -205,16 +205,16 @@ fn open_driver(options: &LaneOptions, event: &Arc<EventFd>) -> Result<(Driver, B
 }
 
 /// The only handle of one running request.
-pub(crate) struct Ticket<T> {
+pub(crate) struct RequestFuture<T> {
     reactor: Rc<Reactor>,
     slot: u32,
-    finish: fn(Done) -> Result<T>,
+    finish: fn(Completion) -> Result<T>,
 }
 
 /// The slot of a ticket whose result was taken.
 const TAKEN: u32 = u32::MAX;
 
-impl<T> Future for Ticket<T> {
+impl<T> Future for RequestFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
@@ -239,7 +239,7 @@ impl<T> Future for Ticket<T> {
     }
 }
 
-impl<T> Drop for Ticket<T> {
+impl<T> Drop for RequestFuture<T> {
     fn drop(&mut self) {
         if self.slot != TAKEN {
             self.reactor.abandon(self.slot);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use super::syncs::{RunningSync, Syncs};
-use crate::align::Passing;
+use crate::align::SharedGuard;
 use crate::buffer::total_len;
 use crate::sys::{self, Errno};
 use crate::{Buffers, Error};
@@ -175,7 +175,7 @@ impl Op {
 
     /// Whether the request is given up with its ticket: it might wait forever, or
     /// take what the next one should get. All others run to their end.
-    pub(crate) fn ends_with_ticket(&self) -> bool {
+    pub(crate) fn is_cancelled_on_drop(&self) -> bool {
         matches!(self, Op::Receive | Op::Accept | Op::Poll { .. })
     }
 
@@ -202,7 +202,7 @@ pub struct Request {
     /// Bytes of the buffers that are done.
     pub(crate) done_bytes: usize,
     /// The leave to change whole blocks.
-    pub passing: Option<Passing>,
+    pub range_guard: Option<SharedGuard>,
     /// Present while it may learn of what could not be made durable.
     sync: Option<RunningSync>,
     len_bytes: usize,
@@ -220,7 +220,7 @@ pub(crate) enum Step {
 
 /// A request that is over.
 #[derive(Debug)]
-pub struct Done {
+pub struct Completion {
     /// What was asked for, with its buffers.
     pub request: Request,
     /// What the kernel said last, or the bytes moved.
@@ -232,7 +232,7 @@ impl Request {
     pub fn new(file: Arc<Descriptor>, op: Op, buffers: Buffers) -> Self {
         let len_bytes = total_len(&buffers) as usize;
         Request {
-            passing: None,
+            range_guard: None,
             sync: op.syncs().then(|| RunningSync::begin(&file)),
             file,
             op,
@@ -258,7 +258,7 @@ impl Request {
             }
             // Only now: whoever waits for it asks then how it went.
             self.sync = None;
-            self.passing = None;
+            self.range_guard = None;
         }
         step
     }
@@ -284,12 +284,12 @@ impl Request {
             Op::Write { .. } | Op::Send => {
                 self.done_bytes += value as usize;
                 match self.done_bytes >= self.len_bytes {
-                    true => Step::Finished(self.believed(self.len_bytes as i64)),
+                    true => Step::Finished(self.check_syncs(self.len_bytes as i64)),
                     false if value == 0 => Step::Finished(Err(libc::ENOSPC)),
                     false => Step::Again,
                 }
             }
-            Op::Sync { .. } => Step::Finished(self.believed(0)),
+            Op::Sync { .. } => Step::Finished(self.check_syncs(0)),
             Op::Accept | Op::Connect { .. } => {
                 self.made = Some(sys::own(value as RawFd));
                 Step::Finished(Ok(0))
@@ -314,7 +314,7 @@ impl Request {
     }
 
     /// `value`, unless it claims that something is durable after a sync has failed.
-    fn believed(&self, value: i64) -> Result<i64, Errno> {
+    fn check_syncs(&self, value: i64) -> Result<i64, Errno> {
         match self.op.syncs() {
             true => self.file.syncs.check().map(|()| value),
             false => Ok(value),
@@ -375,12 +375,12 @@ impl Request {
     }
 
     /// Runs a file request or a call to its end.
-    pub(crate) fn run(mut self) -> Done {
+    pub(crate) fn run(mut self) -> Completion {
         loop {
             let answer = self.attempt();
             match self.advance(answer) {
                 Step::Finished(result) => {
-                    return Done {
+                    return Completion {
                         request: self,
                         result,
                     };
@@ -408,7 +408,7 @@ fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
     }
 }
 
-impl Done {
+impl Completion {
     /// The error that a failed request shows.
     pub fn error(&self, errno: Errno) -> Error {
         let error =

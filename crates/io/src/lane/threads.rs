@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Wait;
-use super::request::{Done, Request, Step};
-use super::workers::{self, Mailbox};
+use super::request::{Completion, Request, Step};
+use super::workers::{self, CompletionQueue};
 use crate::sys::{self, EventFd};
 
 /// One thread's requests at workers and on sockets.
 pub(crate) struct Threads {
     at_workers: usize,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<CompletionQueue>,
     event: Arc<EventFd>,
     /// Socket requests that have not been tried yet.
     fresh: Vec<(u32, Request)>,
@@ -27,7 +27,7 @@ impl Threads {
     pub(crate) fn new(event: Arc<EventFd>) -> Self {
         Threads {
             at_workers: 0,
-            mailbox: Arc::new(Mailbox::new(event.clone())),
+            mailbox: Arc::new(CompletionQueue::new(event.clone())),
             event,
             fresh: Vec::new(),
             waiting: Vec::new(),
@@ -46,14 +46,14 @@ impl Threads {
     }
 
     /// Gives up a request that nobody waits for, if it might never end.
-    pub(crate) fn abandon(&mut self, slot: u32, finished: &mut Vec<(u32, Done)>) {
+    pub(crate) fn abandon(&mut self, slot: u32, finished: &mut Vec<(u32, Completion)>) {
         for list in [&mut self.fresh, &mut self.waiting] {
             let found = list.iter().position(|(other, _)| *other == slot);
-            if let Some(at) = found.filter(|&at| list[at].1.op.ends_with_ticket()) {
+            if let Some(at) = found.filter(|&at| list[at].1.op.is_cancelled_on_drop()) {
                 let (slot, request) = list.swap_remove(at);
                 finished.push((
                     slot,
-                    Done {
+                    Completion {
                         request,
                         result: Err(libc::ECANCELED),
                     },
@@ -64,7 +64,7 @@ impl Threads {
     }
 
     /// Tries what can go on, waits as told, and collects what has finished.
-    pub(crate) fn turn(&mut self, wait: Wait, finished: &mut Vec<(u32, Done)>) {
+    pub(crate) fn turn(&mut self, wait: Wait, finished: &mut Vec<(u32, Completion)>) {
         self.try_fresh(finished);
         self.collect(finished);
         let wait = if finished.is_empty() { wait } else { Wait::No };
@@ -118,21 +118,21 @@ impl Threads {
         }
     }
 
-    fn try_fresh(&mut self, finished: &mut Vec<(u32, Done)>) {
+    fn try_fresh(&mut self, finished: &mut Vec<(u32, Completion)>) {
         for (slot, mut request) in self.fresh.drain(..) {
             loop {
                 let answer = request.attempt();
                 match request.advance(answer) {
                     Step::Again => continue,
                     Step::WhenReady => self.waiting.push((slot, request)),
-                    Step::Finished(result) => finished.push((slot, Done { request, result })),
+                    Step::Finished(result) => finished.push((slot, Completion { request, result })),
                 }
                 break;
             }
         }
     }
 
-    fn collect(&mut self, finished: &mut Vec<(u32, Done)>) {
+    fn collect(&mut self, finished: &mut Vec<(u32, Completion)>) {
         if self.at_workers > 0 {
             self.at_workers -= self.mailbox.take(finished);
         }

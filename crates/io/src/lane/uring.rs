@@ -16,9 +16,9 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
 use super::Wait;
-use super::request::{Done, Op, Request, Step};
+use super::request::{Completion, Op, Request, Step};
 use super::submission::Memory;
-use super::workers::{self, Mailbox};
+use super::workers::{self, CompletionQueue};
 use crate::sys::{Errno, EventFd};
 
 /// The completion of the read that waits for the event counter.
@@ -50,7 +50,7 @@ pub(crate) struct Uring {
     limit: usize,
     /// Calls that workers have.
     at_workers: usize,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<CompletionQueue>,
     event: Arc<EventFd>,
     event_count: Box<u64>,
     event_armed: bool,
@@ -74,7 +74,7 @@ impl Uring {
             in_kernel: 0,
             limit,
             at_workers: 0,
-            mailbox: Arc::new(Mailbox::new(event.clone())),
+            mailbox: Arc::new(CompletionQueue::new(event.clone())),
             event,
             event_count: Box::new(0),
             event_armed: false,
@@ -102,7 +102,7 @@ impl Uring {
     pub(crate) fn abandon(&mut self, slot: u32) {
         let entry = self.entries.get(slot as usize);
         let request = entry.and_then(|entry| entry.request.as_ref());
-        if request.is_some_and(|request| request.op.ends_with_ticket()) {
+        if request.is_some_and(|request| request.op.is_cancelled_on_drop()) {
             self.cancel(slot);
         }
     }
@@ -159,7 +159,7 @@ impl Uring {
     }
 
     /// Submits, waits as told, and collects what has finished.
-    pub(crate) fn turn(&mut self, wait: Wait, finished: &mut Vec<(u32, Done)>) {
+    pub(crate) fn turn(&mut self, wait: Wait, finished: &mut Vec<(u32, Completion)>) {
         self.arm_event();
         if let Err(errno) = self.enter(wait) {
             debug_assert!(
@@ -215,7 +215,7 @@ impl Uring {
         self.push(&read.build().user_data(EVENT));
     }
 
-    fn collect(&mut self, finished: &mut Vec<(u32, Done)>) {
+    fn collect(&mut self, finished: &mut Vec<(u32, Completion)>) {
         loop {
             let Some(completion) = self.ring.completion().next() else {
                 break;
@@ -232,7 +232,7 @@ impl Uring {
         }
     }
 
-    fn complete(&mut self, slot: u32, result: i64, finished: &mut Vec<(u32, Done)>) {
+    fn complete(&mut self, slot: u32, result: i64, finished: &mut Vec<(u32, Completion)>) {
         self.in_kernel -= 1;
         let entry = &mut *self.entries[slot as usize];
         let Some(request) = &mut entry.request else {
@@ -259,9 +259,14 @@ impl Uring {
         }
     }
 
-    fn finish(&mut self, slot: u32, result: Result<i64, Errno>, finished: &mut Vec<(u32, Done)>) {
+    fn finish(
+        &mut self,
+        slot: u32,
+        result: Result<i64, Errno>,
+        finished: &mut Vec<(u32, Completion)>,
+    ) {
         if let Some(request) = self.entries[slot as usize].request.take() {
-            finished.push((slot, Done { request, result }));
+            finished.push((slot, Completion { request, result }));
         }
     }
 

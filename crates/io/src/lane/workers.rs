@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::crew::Crew;
-use super::request::{Done, Request};
+use super::request::{Completion, Request};
+use super::thread_pool::ThreadPool;
 use crate::sync::{Mutex, MutexGuard};
 use crate::sys::EventFd;
 
@@ -15,25 +15,25 @@ const STACK_BYTES: usize = 128 << 10;
 
 /// Where workers put a lane's finished jobs.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
-    done: Mutex<Vec<(u32, Done)>>,
+pub(crate) struct CompletionQueue {
+    done: Mutex<Vec<(u32, Completion)>>,
     event: Arc<EventFd>,
 }
 
-impl Mailbox {
+impl CompletionQueue {
     /// An empty mailbox; `event` is signalled when something arrives.
     pub(crate) fn new(event: Arc<EventFd>) -> Self {
-        Mailbox {
+        CompletionQueue {
             done: Mutex::default(),
             event,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(u32, Done)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(u32, Completion)>> {
         self.done.lock()
     }
 
-    fn put(&self, slot: u32, done: Done) {
+    fn put(&self, slot: u32, done: Completion) {
         let mut box_ = self.lock();
         box_.push((slot, done));
         let first = box_.len() == 1;
@@ -44,7 +44,7 @@ impl Mailbox {
     }
 
     /// Moves all that has arrived to `finished`; returns how many there were.
-    pub(crate) fn take(&self, finished: &mut Vec<(u32, Done)>) -> usize {
+    pub(crate) fn take(&self, finished: &mut Vec<(u32, Completion)>) -> usize {
         let mut box_ = self.lock();
         let count = box_.len();
         finished.append(&mut box_);
@@ -55,7 +55,7 @@ impl Mailbox {
 struct Job {
     request: Request,
     slot: u32,
-    reply_to: Arc<Mailbox>,
+    reply_to: Arc<CompletionQueue>,
 }
 
 fn run(job: Job) {
@@ -63,10 +63,10 @@ fn run(job: Job) {
     job.reply_to.put(job.slot, done);
 }
 
-/// As below, in a thread of its own: a crew would outlive the test's threads, and has tests of
+/// As below, in a thread of its own: a pool would outlive the test's threads, and has tests of
 /// its own.
 #[cfg(shuttle)]
-pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<Mailbox>) {
+pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<CompletionQueue>) {
     let reply_to = reply_to.clone();
     let job = Job {
         request,
@@ -78,11 +78,11 @@ pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<Mailbox>) {
 
 /// Has a worker run `request`; the answer goes to `reply_to` under `slot`.
 #[cfg(not(shuttle))]
-pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<Mailbox>) {
-    static WORKERS: OnceLock<Crew<Job>> = OnceLock::new();
+pub(crate) fn submit(request: Request, slot: u32, reply_to: &Arc<CompletionQueue>) {
+    static WORKERS: OnceLock<ThreadPool<Job>> = OnceLock::new();
     let reply_to = reply_to.clone();
     WORKERS
-        .get_or_init(|| Crew::new("vellum-worker", MAX_WORKERS, STACK_BYTES, run))
+        .get_or_init(|| ThreadPool::new("vellum-worker", MAX_WORKERS, STACK_BYTES, run))
         .submit(Job {
             request,
             slot,

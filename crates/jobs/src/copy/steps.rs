@@ -20,14 +20,14 @@ struct Part {
 
 /// Pieces that have been started and do not count yet.
 #[derive(Debug, Default)]
-pub(super) struct Steps {
+pub(super) struct ProgressSteps {
     parts: RefCell<VecDeque<Part>>,
     /// Ticket of the first of them.
     first: Cell<u64>,
     done_bytes: Cell<u64>,
 }
 
-impl Steps {
+impl ProgressSteps {
     /// The next ticket's piece, of which so many bytes count.
     pub(super) fn begin(&self, piece: &Piece, len_bytes: u64) {
         let end_bytes = piece.offset_bytes + piece.len_bytes;
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn steps_are_told_in_order_whatever_ends_first() {
-        let steps = Steps::default();
+        let steps = ProgressSteps::default();
         // Half an extent, its end, one that ends nothing, and the end of two megabytes.
         for (at, ends) in [
             (0, false),
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn no_step_is_left_out_where_the_first_piece_ends_last() {
-        let steps = Steps::default();
+        let steps = ProgressSteps::default();
         for at in 0..4 {
             steps.begin(&piece(at << 19, true), 1 << 19);
         }

@@ -5,7 +5,7 @@ use vellum::Result;
 use super::{CopyError, CopyOptions, Observer, Shared, Step};
 use crate::scan::{Content, Piece, Scan};
 use crate::scope::Scope;
-use crate::window::{Window, place_of_overwrite};
+use crate::window::{ReorderWindow, place_of_overwrite};
 
 impl Shared<'_> {
     /// The next piece: in the order of the source's file where that reads faster and leaves
@@ -13,7 +13,7 @@ impl Shared<'_> {
     pub(super) async fn next_in_window(
         &self,
         scan: &mut Scan<'_>,
-        window: &mut Window,
+        window: &mut ReorderWindow,
     ) -> Result<Option<Piece>, CopyError> {
         if !self.options.scope.is_of_layers() {
             return self.next_with_work(scan).await;
@@ -36,7 +36,7 @@ impl Shared<'_> {
     async fn next_with_work(&self, scan: &mut Scan<'_>) -> Result<Option<Piece>, CopyError> {
         let chunk_bytes = self.options.chunk_bytes();
         while let Some(piece) = next_piece(scan, chunk_bytes).await? {
-            self.troubles.unknown(scan.take_unknown());
+            self.salvage_log.unknown(scan.take_unknown());
             if self.has_work(&piece) {
                 return Ok(Some(piece));
             }

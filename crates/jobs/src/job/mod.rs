@@ -1,8 +1,8 @@
 //! What all jobs have in common: the states that one goes through, what may be asked of it
-//! in each, and the reins that it is led by.
+//! in each, and the control that it is led by.
 
-mod reins;
+mod control;
 mod status;
 
-pub use reins::{Reins, Wish};
+pub use control::{JobCommand, JobControl};
 pub use status::{Status, Verb};

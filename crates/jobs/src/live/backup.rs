@@ -7,11 +7,11 @@ use std::sync::Arc;
 use futures_util::future::{Either, select};
 use vellum::{BlockDevice, Result};
 
-use super::before_write::BeforeWrite;
-use super::commit::Copied;
-use super::side_by_side::{self, Found};
+use super::commit::CopyOutcome;
+use super::copy_before_write::CopyBeforeWrite;
+use super::parallel::{self, NextPiece};
 use crate::copy::{CopyError, Observer, Step};
-use crate::job::{Reins, Wish};
+use crate::job::{JobCommand, JobControl};
 
 /// A backup. What is wanted of the device is copied, and of that what is overwritten
 /// meanwhile first.
@@ -22,7 +22,7 @@ pub struct LiveBackup {
     /// Where it is copied to.
     pub target: Arc<dyn BlockDevice>,
     /// What the users of the source go through from before the job begins.
-    pub filter: Arc<BeforeWrite>,
+    pub filter: Arc<CopyBeforeWrite>,
     /// How many pieces are in flight at once.
     pub parallel: usize,
 }
@@ -42,13 +42,13 @@ impl LiveBackup {
     ///
     /// # Errors
     /// If the source cannot tell.
-    pub async fn keep_only_top(&self, reins: &Reins) -> Result<Copied, CopyError> {
+    pub async fn keep_only_top(&self, control: &JobControl) -> Result<CopyOutcome, CopyError> {
         let size_bytes = self.source.size_bytes();
         // Where what is not held began, seen from `at`.
         let (mut from, mut at) = (0, 0);
         while at < size_bytes {
-            if reins.wish() == Wish::Cancel {
-                return Ok(Copied::GivenUp);
+            if control.command() == JobCommand::Cancel {
+                return Ok(CopyOutcome::GivenUp);
             }
             let status = self.source.block_status(at, size_bytes - at, 0).await;
             let extent = status.map_err(|cause| CopyError {
@@ -64,7 +64,7 @@ impl LiveBackup {
             at = end;
         }
         self.filter.leave_out(&(from..u64::MAX));
-        Ok(Copied::All)
+        Ok(CopyOutcome::All)
     }
 
     /// Copies what is wanted, and makes it durable.
@@ -73,25 +73,25 @@ impl LiveBackup {
     /// What reading and writing meet. The source is as its users made it.
     pub async fn run(
         &self,
-        reins: &Reins,
+        control: &JobControl,
         observer: &mut dyn Observer,
-    ) -> Result<Copied, CopyError> {
+    ) -> Result<CopyOutcome, CopyError> {
         let total_bytes = self.filter.todo_bytes();
         let mut at = 0;
         let look = async || {
             observer.progress(total_bytes - self.filter.todo_bytes(), total_bytes);
             Ok(match self.filter.next_todo(at) {
-                None => Found::End,
+                None => NextPiece::End,
                 Some(range) => {
                     at = range.end;
-                    Found::Piece(range)
+                    NextPiece::Piece(range)
                 }
             })
         };
         let copy = |range| self.filter.copy(range);
-        let copied = side_by_side::run(self.parallel, reins, look, copy).await?;
+        let copied = parallel::run(self.parallel, control, look, copy).await?;
         observer.progress(total_bytes - self.filter.todo_bytes(), total_bytes);
-        if copied == Copied::All {
+        if copied == CopyOutcome::All {
             let flushed = self.target.flush().await;
             flushed.map_err(|cause| CopyError {
                 step: Step::Write,
@@ -103,13 +103,13 @@ impl LiveBackup {
     }
 
     /// Copies only what is overwritten, until it is given up.
-    pub async fn wait(&self, reins: &Reins, observer: &mut dyn Observer) {
+    pub async fn wait(&self, control: &JobControl, observer: &mut dyn Observer) {
         let total_bytes = self.source.size_bytes();
         loop {
             let todo_bytes = self.filter.todo_bytes();
             observer.progress(total_bytes - todo_bytes, total_bytes);
             let copied = pin!(self.filter.wait(todo_bytes));
-            let given_up = pin!(reins.until(|wish| wish == Wish::Cancel));
+            let given_up = pin!(control.wait_until(|command| command == JobCommand::Cancel));
             if let Either::Right(_) = select(copied, given_up).await {
                 return;
             }

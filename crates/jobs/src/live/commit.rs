@@ -9,9 +9,9 @@ use vellum::{BlockDevice, Result};
 
 use super::dirty::DirtyMap;
 use super::mirror::Mirror;
-use super::side_by_side::{self, Found};
+use super::parallel::{self, NextPiece};
 use crate::copy::{CopyError, CopyOptions, Observer, copy};
-use crate::job::{Reins, Wish};
+use crate::job::{JobCommand, JobControl};
 use crate::scope::Scope;
 
 /// How many bytes may be dirty when users are held up for the last round: with more, one
@@ -47,10 +47,10 @@ pub struct LiveCommit {
 
 /// How a copy ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Copied {
+pub enum CopyOutcome {
     /// All of it was copied.
     All,
-    /// It was given up, as was wished; none of its requests runs any more.
+    /// It was given up, as was commanded; none of its requests runs any more.
     GivenUp,
 }
 
@@ -94,11 +94,11 @@ impl LiveCommit {
     /// What reading and writing meet. The source is as it was.
     pub async fn copy_all(
         &self,
-        reins: &Reins,
+        control: &JobControl,
         observer: &mut dyn Observer,
-    ) -> Result<Copied, CopyError> {
+    ) -> Result<CopyOutcome, CopyError> {
         let scope = Scope::Layers(self.options.layers);
-        self.copy(scope, reins, observer).await
+        self.copy(scope, control, observer).await
     }
 
     /// Copies what is dirty, round by round, until that is so little that users may be held
@@ -107,22 +107,22 @@ impl LiveCommit {
     ///
     /// # Errors
     /// As [`LiveCommit::copy_all`].
-    pub async fn catch_up(&self, reins: &Reins) -> Result<Copied, CopyError> {
+    pub async fn catch_up(&self, control: &JobControl) -> Result<CopyOutcome, CopyError> {
         let mut rounds = 0;
         loop {
             let before = self.dirty.dirty_bytes();
             if before == 0 {
-                return Ok(Copied::All);
+                return Ok(CopyOutcome::All);
             }
-            let copied = self.round(reins).await;
-            if !matches!(copied, Ok(Copied::All)) {
+            let copied = self.round(control).await;
+            if !matches!(copied, Ok(CopyOutcome::All)) {
                 // Nobody need wait for a copy that is worth nothing.
                 self.mirror.keep_pace(false);
                 return copied;
             }
             let left = self.dirty.dirty_bytes();
             if left <= SHORT_ROUND_BYTES {
-                return Ok(Copied::All);
+                return Ok(CopyOutcome::All);
             }
             rounds += 1;
             if rounds >= MAX_ROUNDS || left > before / 2 {
@@ -138,7 +138,7 @@ impl LiveCommit {
     /// # Errors
     /// As [`LiveCommit::copy_all`], and if the target cannot be made durable.
     pub async fn draw_near(&self) -> Result<()> {
-        let caught_up = self.catch_up(&Reins::new()).await;
+        let caught_up = self.catch_up(&JobControl::new()).await;
         caught_up.map_err(|error| error.cause)?;
         self.target.flush().await
     }
@@ -156,51 +156,51 @@ impl LiveCommit {
     /// As [`LiveCommit::copy_all`], and if the target cannot be made durable.
     pub async fn finish(&self) -> Result<()> {
         let cause = |error: CopyError| error.cause;
-        let reins = Reins::new();
-        self.round(&reins).await.map_err(cause)?;
+        let control = JobControl::new();
+        self.round(&control).await.map_err(cause)?;
         self.target.flush().await
     }
 
     /// Copies what is dirty now, once.
-    async fn round(&self, reins: &Reins) -> Result<Copied, CopyError> {
+    async fn round(&self, control: &JobControl) -> Result<CopyOutcome, CopyError> {
         let mut at = 0;
         let look = async || {
             Ok(match self.dirty.next_from(at) {
-                None => Found::End,
+                None => NextPiece::End,
                 Some(range) => {
                     at = range.end;
-                    Found::Piece(range)
+                    NextPiece::Piece(range)
                 }
             })
         };
         let bring = |range| self.mirror.bring(range);
-        side_by_side::run(self.options.parallel, reins, look, bring).await
+        parallel::run(self.options.parallel, control, look, bring).await
     }
 
     async fn copy(
         &self,
         scope: Scope,
-        reins: &Reins,
+        control: &JobControl,
         observer: &mut dyn Observer,
-    ) -> Result<Copied, CopyError> {
+    ) -> Result<CopyOutcome, CopyError> {
         let source: Arc<dyn BlockDevice> = self.source.clone();
         let target: Arc<dyn BlockDevice> = self.target.clone();
         let options = CopyOptions {
             scope,
             detect_zeroes: false,
             parallel: self.options.parallel,
-            speed: reins.speed().clone(),
+            speed: control.speed().clone(),
             ..CopyOptions::default()
         };
         let sources = [source];
         let copied = {
             let copying = pin!(copy(&sources, &target, &options, observer));
-            match select(copying, pin!(self.obey(reins))).await {
-                Either::Left((copied, _)) => copied.map(|()| Copied::All),
-                Either::Right(_) => Ok(Copied::GivenUp),
+            match select(copying, pin!(self.follow_control(control))).await {
+                Either::Left((copied, _)) => copied.map(|()| CopyOutcome::All),
+                Either::Right(_) => Ok(CopyOutcome::GivenUp),
             }
         };
-        if !matches!(copied, Ok(Copied::All)) {
+        if !matches!(copied, Ok(CopyOutcome::All)) {
             // What was begun and is not waited for any more must not land later: not what
             // runs, nor what was held up.
             self.target.drain().await.set(self.nowhere.clone());
@@ -208,15 +208,19 @@ impl LiveCommit {
         copied
     }
 
-    /// Holds the job's requests up while that is wished; returns when it is to be given up.
-    async fn obey(&self, reins: &Reins) {
+    /// Holds the job's requests up while that is commanded; returns when it is to be given up.
+    async fn follow_control(&self, control: &JobControl) {
         loop {
-            reins.until(|wish| wish != Wish::Run).await;
-            if reins.wish() == Wish::Cancel {
+            control
+                .wait_until(|command| command != JobCommand::Run)
+                .await;
+            if control.command() == JobCommand::Cancel {
                 return;
             }
             let _held = self.target.drain().await;
-            reins.until(|wish| wish != Wish::Pause).await;
+            control
+                .wait_until(|command| command != JobCommand::Pause)
+                .await;
         }
     }
 }
@@ -228,7 +232,7 @@ mod tests {
 
     use super::*;
     use crate::copy::Silent;
-    use crate::live::gate::Gate;
+    use crate::live::blocked_device::BlockedDevice;
 
     async fn some_turns() {
         for _ in 0..50 {
@@ -238,19 +242,19 @@ mod tests {
 
     /// Begins to copy; the result says how that ended.
     async fn begin(
-        source: &Arc<Gate>,
-        target: &Arc<Gate>,
-        reins: &Arc<Reins>,
-    ) -> vellum_io::JoinHandle<Copied> {
+        source: &Arc<BlockedDevice>,
+        target: &Arc<BlockedDevice>,
+        control: &Arc<JobControl>,
+    ) -> vellum_io::JoinHandle<CopyOutcome> {
         let options = LiveCommitOptions {
             layers: 1,
             parallel: 4,
         };
         let dirty = DirtyMap::new(4096);
         let job = LiveCommit::new(source.clone(), target.clone(), dirty, options).await;
-        let (job, reins) = (job.expect("a job"), reins.clone());
+        let (job, control) = (job.expect("a job"), control.clone());
         let copying = spawn(async move {
-            let copied = job.copy_all(&reins, &mut Silent).await;
+            let copied = job.copy_all(&control, &mut Silent).await;
             copied.expect("a copy")
         });
         some_turns().await;
@@ -260,10 +264,10 @@ mod tests {
     #[test]
     fn a_job_that_is_given_up_waits_for_what_it_is_writing() {
         block_on(async {
-            let (source, target) = (Gate::new(1, true), Gate::new(2, false));
-            let reins = Arc::new(Reins::new());
-            let mut copying = begin(&source, &target, &reins).await;
-            reins.set(Wish::Cancel);
+            let (source, target) = (BlockedDevice::new(1, true), BlockedDevice::new(2, false));
+            let control = Arc::new(JobControl::new());
+            let mut copying = begin(&source, &target, &control).await;
+            control.set(JobCommand::Cancel);
             for _ in 0..50 {
                 let turn = pin!(yield_now());
                 let Either::Right((_, still)) = select(copying, turn).await else {
@@ -272,7 +276,7 @@ mod tests {
                 copying = still;
             }
             target.open();
-            assert_eq!(copying.await, Copied::GivenUp);
+            assert_eq!(copying.await, CopyOutcome::GivenUp);
             assert_eq!(target.first_byte().await, 1);
         });
     }
@@ -280,16 +284,16 @@ mod tests {
     #[test]
     fn what_was_held_up_is_never_written_once_the_job_is_given_up() {
         block_on(async {
-            let (source, target) = (Gate::new(1, false), Gate::new(2, true));
-            let reins = Arc::new(Reins::new());
-            let copying = begin(&source, &target, &reins).await;
-            reins.set(Wish::Pause);
+            let (source, target) = (BlockedDevice::new(1, false), BlockedDevice::new(2, true));
+            let control = Arc::new(JobControl::new());
+            let copying = begin(&source, &target, &control).await;
+            control.set(JobCommand::Pause);
             some_turns().await;
             source.open();
             some_turns().await;
             assert_eq!(target.first_byte().await, 2, "it is held up");
-            reins.set(Wish::Cancel);
-            assert_eq!(copying.await, Copied::GivenUp);
+            control.set(JobCommand::Cancel);
+            assert_eq!(copying.await, CopyOutcome::GivenUp);
             some_turns().await;
             assert_eq!(target.first_byte().await, 2);
         });

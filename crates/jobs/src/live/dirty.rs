@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::bits::{Bits, MIN_GRAIN_BYTES, grain_bytes_for};
 use super::mirror::Mirror;
-use super::side_by_side::PIECE_BYTES;
+use super::parallel::PIECE_BYTES;
 
 /// What was written, in grains.
 #[derive(Debug)]

@@ -16,8 +16,8 @@ use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest};
 use vellum_io::{JoinHandle, spawn};
 
 use super::dirty::DirtyMap;
-use super::side_by_side::PIECE_BYTES;
-use super::spans::Spans;
+use super::parallel::PIECE_BYTES;
+use super::range_queue::RangeQueue;
 use crate::copy::{CopyError, Step};
 use crate::scan::Content;
 use crate::scope::look_above;
@@ -31,7 +31,7 @@ pub(super) struct Mirror {
     layers: u32,
     dirty: Arc<DirtyMap>,
     /// Ranges that are being copied, or written and then copied.
-    spans: Arc<Spans>,
+    spans: Arc<RangeQueue>,
     /// Writers wait until what they wrote is in the target.
     keeps_pace: AtomicBool,
 }
@@ -68,7 +68,7 @@ impl Mirror {
     pub(super) fn bring(self: &Arc<Self>, range: Range<u64>) -> JoinHandle<Result<(), CopyError>> {
         let mirror = self.clone();
         spawn(async move {
-            let _held = mirror.spans.hold(range.clone()).await;
+            let _held = mirror.spans.lock_range(range.clone()).await;
             mirror.dirty.clean(&range);
             let copied = mirror.copy(range.clone()).await;
             if copied.is_err() {
@@ -88,7 +88,7 @@ impl Mirror {
     ) -> Io<T> {
         Io::task(spawn(async move {
             let range = self.around(offset_bytes, len_bytes);
-            let _held = self.spans.hold(range.clone()).await;
+            let _held = self.spans.lock_range(range.clone()).await;
             let changed = begin(&*self.source).await;
             if changed.is_err() || self.copy(range).await.is_err() {
                 self.dirty.mark(offset_bytes, len_bytes);

@@ -7,7 +7,7 @@
 //! begins; [`vellum::nodes::Link`] puts it there.
 //!
 //! [`LiveBackup`] copies what a device shows at one moment to another device, while more is
-//! written to the first: its users go through a [`BeforeWrite`] from that moment on.
+//! written to the first: its users go through a [`CopyBeforeWrite`] from that moment on.
 //!
 //! Invariants of a commit:
 //! - A range is called dirty once a write to it is complete, or has failed, and before its
@@ -27,21 +27,21 @@
 //! backing file that is whole.
 
 mod backup;
-mod before_write;
 mod bits;
-mod commit;
-mod dirty;
 #[cfg(test)]
-mod gate;
+mod blocked_device;
+mod commit;
+mod copy_before_write;
+mod dirty;
 mod mirror;
-mod side_by_side;
-mod spans;
+mod parallel;
+mod range_queue;
 mod stream;
 mod tracker;
 
 pub use backup::LiveBackup;
-pub use before_write::{BeforeWrite, Keeping};
-pub use commit::{Copied, LiveCommit, LiveCommitOptions};
+pub use commit::{CopyOutcome, LiveCommit, LiveCommitOptions};
+pub use copy_before_write::{CopyBeforeWrite, CopyBeforeWriteOptions};
 pub use dirty::{DirtyMap, DirtyRanges};
 pub use stream::LiveStream;
 pub use tracker::Tracker;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
 
-use super::commit::Copied;
-use super::side_by_side::{self, Found, PIECE_BYTES};
+use super::commit::CopyOutcome;
+use super::parallel::{self, NextPiece, PIECE_BYTES};
 use crate::copy::Observer;
-use crate::job::Reins;
+use crate::job::JobControl;
 
 /// What is brought up.
 #[derive(Debug)]
@@ -31,24 +31,28 @@ impl LiveStream {
     ///
     /// # Errors
     /// What reading and writing meet. The image shows what it did.
-    pub async fn run(&self, reins: &Reins, observer: &mut dyn Observer) -> Result<Copied> {
+    pub async fn run(
+        &self,
+        control: &JobControl,
+        observer: &mut dyn Observer,
+    ) -> Result<CopyOutcome> {
         let size_bytes = self.image.size_bytes();
         let mut at = 0;
         let look = async || {
             if at >= size_bytes {
-                return Ok(Found::End);
+                return Ok(NextPiece::End);
             }
             let (range, hidden) = self.look(at, size_bytes).await?;
             at = range.end;
             observer.progress(at, size_bytes);
             Ok(match hidden {
-                true => Found::Piece(range),
-                false => Found::Nothing,
+                true => NextPiece::Piece(range),
+                false => NextPiece::Nothing,
             })
         };
         let fetch = |range| self.filter.fetch(range);
-        let result = side_by_side::run(self.parallel, reins, look, fetch).await;
-        if matches!(result, Ok(Copied::All)) {
+        let result = parallel::run(self.parallel, control, look, fetch).await;
+        if matches!(result, Ok(CopyOutcome::All)) {
             self.image.flush().await?;
         }
         result

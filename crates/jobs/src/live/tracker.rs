@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, pass_on};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, delegate};
 
 use super::dirty::DirtyMap;
 
@@ -46,7 +46,7 @@ impl Tracker {
 }
 
 impl BlockDevice for Tracker {
-    pass_on!(
+    delegate!(
         device: info, size_bytes, read, flush, block_status, truncate, resize, close, backing,
         allocated_bytes,
     );
@@ -85,12 +85,12 @@ mod tests {
     use vellum_io::lane::block_on;
 
     use super::*;
-    use crate::live::gate::Gate;
+    use crate::live::blocked_device::BlockedDevice;
 
     #[test]
     fn what_is_written_is_dirty_once_it_is_there() {
         block_on(async {
-            let gate = Gate::new(0, false);
+            let gate = BlockedDevice::new(0, false);
             let dirty = DirtyMap::new(4096);
             let tracker = Tracker::new(gate.clone(), dirty.clone());
             let bytes = Buffer::copy_of(&[1; 512]);

@@ -11,8 +11,10 @@ use vellum::{BlockDevice, Buffer};
 use vellum_io::lane::{block_on, yield_now};
 use vellum_io::spawn;
 use vellum_jobs::copy::Silent;
-use vellum_jobs::job::{Reins, Wish};
-use vellum_jobs::live::{BeforeWrite, Copied, DirtyMap, Keeping, LiveBackup};
+use vellum_jobs::job::{JobCommand, JobControl};
+use vellum_jobs::live::{
+    CopyBeforeWrite, CopyBeforeWriteOptions, CopyOutcome, DirtyMap, LiveBackup,
+};
 
 use crate::world::{SECTOR_BYTES, SIZE_BYTES, World, image, new_file};
 
@@ -57,14 +59,14 @@ impl Begun {
         let target = image(&new_file(4096).await, below).await;
         let drained = world.disk.drain().await;
         let written = DirtyMap::in_grains_of(SECTOR_BYTES, SIZE_BYTES);
-        let keeping = Keeping {
+        let keeping = CopyBeforeWriteOptions {
             grain_bytes: GRAIN_BYTES,
             compress: seed.is_multiple_of(3),
             written: written.clone(),
         };
         let source = world.slow(top.clone());
         let slow_target = world.slow(target.clone());
-        let filter = BeforeWrite::new(source.clone(), slow_target.clone(), keeping);
+        let filter = CopyBeforeWrite::new(source.clone(), slow_target.clone(), keeping);
         drained.set(filter.clone());
         let expected = content(&top).await;
         drop(drained);
@@ -104,18 +106,18 @@ impl Begun {
 /// A whole backup, held up now and then.
 async fn whole(seed: u64) {
     let begun = Begun::new(seed, false).await;
-    let reins = Rc::new(Reins::new());
-    let (leader, dice) = (reins.clone(), begun.world.dice.clone());
+    let control = Rc::new(JobControl::new());
+    let (leader, dice) = (control.clone(), begun.world.dice.clone());
     let leader = spawn(async move {
-        for wish in [Wish::Pause, Wish::Run] {
+        for command in [JobCommand::Pause, JobCommand::Run] {
             for _ in 0..dice.below(300) {
                 yield_now().await;
             }
-            leader.set(wish);
+            leader.set(command);
         }
     });
-    let copied = begun.backup.run(&reins, &mut Silent).await;
-    assert_eq!(copied.expect("a backup"), Copied::All);
+    let copied = begun.backup.run(&control, &mut Silent).await;
+    assert_eq!(copied.expect("a backup"), CopyOutcome::All);
     leader.await;
     assert!(
         content(&begun.target).await == begun.expected,
@@ -137,8 +139,8 @@ async fn some(seed: u64) {
         ranges.push(start.min(SIZE_BYTES)..at.min(SIZE_BYTES));
     }
     begun.backup.keep_only(ranges.iter().cloned());
-    let copied = begun.backup.run(&Reins::new(), &mut Silent).await;
-    assert_eq!(copied.expect("a backup"), Copied::All);
+    let copied = begun.backup.run(&JobControl::new(), &mut Silent).await;
+    assert_eq!(copied.expect("a backup"), CopyOutcome::All);
     let found = content(&begun.target).await;
     for range in ranges {
         let range = range.start as usize..range.end as usize;
@@ -158,8 +160,8 @@ async fn some(seed: u64) {
 /// was.
 async fn seen_through(seed: u64) {
     let begun = Begun::new(seed, true).await;
-    let seen = Link::new(begun.backup.filter.seen_through_target());
-    let reins = Rc::new(Reins::new());
+    let seen = Link::new(begun.backup.filter.snapshot_view());
+    let control = Rc::new(JobControl::new());
     let over = Rc::new(Cell::new(false));
     let mut readers = Vec::new();
     for _ in 0..3 {
@@ -176,7 +178,7 @@ async fn seen_through(seed: u64) {
             }
         }));
     }
-    let (waiting, running) = (reins.clone(), begun.backup);
+    let (waiting, running) = (control.clone(), begun.backup);
     let waiting = spawn(async move {
         running.wait(&waiting, &mut Silent).await;
         running
@@ -186,7 +188,7 @@ async fn seen_through(seed: u64) {
     for reader in readers {
         reader.await;
     }
-    reins.set(Wish::Cancel);
+    control.set(JobCommand::Cancel);
     let backup = waiting.await;
     backup.filter.end();
     Begun { backup, ..begun }.end().await;

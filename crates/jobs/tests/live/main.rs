@@ -14,8 +14,10 @@ use vellum::{BlockDevice, Buffer, RequestFlags};
 use vellum_io::lane::{block_on, yield_now};
 use vellum_io::spawn;
 use vellum_jobs::copy::Silent;
-use vellum_jobs::job::{Reins, Wish};
-use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, LiveStream, Tracker};
+use vellum_jobs::job::{JobCommand, JobControl};
+use vellum_jobs::live::{
+    CopyOutcome, DirtyMap, LiveCommit, LiveCommitOptions, LiveStream, Tracker,
+};
 
 use world::{SIZE_BYTES, World, image, new_file};
 
@@ -78,27 +80,27 @@ async fn commit_once(
     let target = world.slow(base.clone());
     let job = LiveCommit::new(source.clone(), target, dirty, options(1)).await;
     let job = job.expect("a job");
-    let reins = Rc::new(Reins::new());
+    let control = Rc::new(JobControl::new());
     let leader = {
-        let (reins, dice) = (reins.clone(), world.dice.clone());
-        let between = [Wish::Run, Wish::Pause][dice.below(2) as usize];
-        let last = [Wish::Run, Wish::Cancel][dice.below(2) as usize];
+        let (control, dice) = (control.clone(), world.dice.clone());
+        let between = [JobCommand::Run, JobCommand::Pause][dice.below(2) as usize];
+        let last = [JobCommand::Run, JobCommand::Cancel][dice.below(2) as usize];
         spawn(async move {
-            for wish in [Wish::Pause, between, last] {
+            for command in [JobCommand::Pause, between, last] {
                 for _ in 0..dice.below(300) {
                     yield_now().await;
                 }
-                reins.set(wish);
+                control.set(command);
             }
         })
     };
-    let mut copied = job.copy_all(&reins, &mut Silent).await.expect("a copy");
-    if copied == Copied::All {
-        copied = job.catch_up(&reins).await.expect("a copy");
+    let mut copied = job.copy_all(&control, &mut Silent).await.expect("a copy");
+    if copied == CopyOutcome::All {
+        copied = job.catch_up(&control).await.expect("a copy");
     }
     leader.await;
     let drained = world.disk.drain().await;
-    if copied == Copied::GivenUp || world.dice.below(4) == 0 {
+    if copied == CopyOutcome::GivenUp || world.dice.below(4) == 0 {
         drained.set(source);
         return false;
     }
@@ -127,8 +129,8 @@ async fn streams(seed: u64) {
         layers: 1,
         parallel: 4,
     };
-    let copied = stream.run(&Reins::new(), &mut Silent).await;
-    assert_eq!(copied.expect("a stream"), Copied::All);
+    let copied = stream.run(&JobControl::new(), &mut Silent).await;
+    assert_eq!(copied.expect("a stream"), CopyOutcome::All);
     below.drain().await.set(nothing().expect("a device"));
     world.disk.drain().await.set(top.clone());
     world.pass(200).await;
@@ -172,14 +174,14 @@ fn a_slow_stream_is_given_up_at_once() {
             layers: 1,
             parallel: 4,
         };
-        let reins = Rc::new(Reins::new());
-        reins.speed().set(1);
-        let running = reins.clone();
+        let control = Rc::new(JobControl::new());
+        control.speed().set(1);
+        let running = control.clone();
         let streaming = spawn(async move { stream.run(&running, &mut Silent).await });
         for _ in 0..50 {
             yield_now().await;
         }
-        reins.set(Wish::Cancel);
-        assert_eq!(streaming.await.expect("no error"), Copied::GivenUp);
+        control.set(JobCommand::Cancel);
+        assert_eq!(streaming.await.expect("no error"), CopyOutcome::GivenUp);
     });
 }

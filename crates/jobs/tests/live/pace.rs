@@ -9,12 +9,12 @@ use vellum::gate::DenyAll;
 use vellum::nodes::Link;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
-use vellum::{BlockDevice, Buffer, Io, Raw, RawOptions, RequestFlags, ZeroRequest, pass_on};
+use vellum::{BlockDevice, Buffer, Io, Raw, RawOptions, RequestFlags, ZeroRequest, delegate};
 use vellum_io::lane::{block_on, yield_now};
 use vellum_io::spawn;
 use vellum_jobs::copy::Silent;
-use vellum_jobs::job::Reins;
-use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
+use vellum_jobs::job::JobControl;
+use vellum_jobs::live::{CopyOutcome, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
 use vellum_storage::{MemStorage, Storage};
 
 const SIZE_BYTES: u64 = 32 << 20;
@@ -48,7 +48,7 @@ impl Sluggish {
 }
 
 impl BlockDevice for Sluggish {
-    pass_on!(device: info, size_bytes, read, discard, flush, block_status, truncate, close);
+    delegate!(device: info, size_bytes, read, discard, flush, block_status, truncate, close);
     fn write(&self, at: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         self.late(buffer.len() as u64, move |device| {
             device.write(at, buffer, flags)
@@ -131,11 +131,11 @@ fn a_commit_is_ready_in_the_end_though_guests_write_faster_than_is_copied() {
         };
         let job = LiveCommit::new(top.clone(), target.clone(), dirty.clone(), options).await;
         let job = job.expect("a job");
-        let reins = Reins::new();
-        let copied = job.copy_all(&reins, &mut Silent).await.expect("a copy");
-        assert_eq!(copied, Copied::All);
+        let control = JobControl::new();
+        let copied = job.copy_all(&control, &mut Silent).await.expect("a copy");
+        assert_eq!(copied, CopyOutcome::All);
         assert!(dirty.dirty_bytes() > SHORT_BYTES, "guests are fast");
-        job.catch_up(&reins).await.expect("a copy");
+        job.catch_up(&control).await.expect("a copy");
         assert!(dirty.dirty_bytes() <= SHORT_BYTES, "users would be held up");
         let written = target.written_bytes.load(Ordering::Relaxed);
         assert!(written < 6 * SIZE_BYTES, "{written} bytes were written");

@@ -8,7 +8,7 @@ use vellum::gate::DenyAll;
 use vellum::nodes::Link;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
-use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, Storage, ZeroRequest, pass_on};
+use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, Storage, ZeroRequest, delegate};
 use vellum_io::lane::yield_now;
 use vellum_io::{JoinHandle, spawn};
 use vellum_storage::MemStorage;
@@ -65,7 +65,7 @@ impl Slow {
 }
 
 impl BlockDevice for Slow {
-    pass_on!(0: info, size_bytes, truncate, close, backing);
+    delegate!(0: info, size_bytes, truncate, close, backing);
     fn read(&self, at: u64, buffer: Buffer) -> Io<Buffer> {
         self.late(at, move |device| device.read(at, buffer))
     }

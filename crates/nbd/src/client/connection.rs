@@ -29,10 +29,10 @@ use std::task::{Context, Poll, Waker};
 
 use event_listener::IntoNotification;
 
-use super::super::answer::{Coverage, StatusExtent};
 use super::super::channel::Channel;
-use super::super::input::Input;
 use super::super::proto;
+use super::super::receive_buffer::ReceiveBuffer;
+use super::super::reply_decode::{Coverage, StatusExtent};
 use super::super::request::{Framing, RequestHeader};
 use super::handshake::Session;
 use vellum_io::Buffers;
@@ -44,7 +44,7 @@ const MAX_REQUESTS: usize = if cfg!(shuttle) { 3 } else { 64 };
 
 /// A request.
 #[derive(Debug)]
-pub struct Question {
+pub struct Request {
     /// `CMD_*`.
     pub command: u16,
     /// `CMD_FLAG_*`.
@@ -59,7 +59,7 @@ pub struct Question {
 
 /// The success of a request.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Reply {
     /// The request's buffers.
     pub buffers: Buffers,
     /// What a block status request was told.
@@ -70,7 +70,7 @@ pub struct Answer {
 #[derive(Debug)]
 pub enum Outcome {
     /// Done.
-    Done(Answer),
+    Done(Reply),
     /// The server says that it has failed, with one of the protocol's numbers.
     Failed(u32),
     /// The connection is gone, and the request may or may not have been carried out.
@@ -94,12 +94,12 @@ pub struct Connection {
 struct State {
     next_cookie: u64,
     /// In the order in which they came in.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, InFlight>,
     outbox: VecDeque<Outgoing>,
     /// Somebody is sending.
     sending: bool,
     /// What was received; not here while somebody leads.
-    input: Option<Input>,
+    input: Option<ReceiveBuffer>,
     broken: bool,
 }
 
@@ -120,7 +120,7 @@ enum Sending {
 
 /// A request in flight.
 #[derive(Debug)]
-struct Waiting {
+struct InFlight {
     command: u16,
     range: Range<u64>,
     buffers: Option<Buffers>,
@@ -135,14 +135,14 @@ struct Waiting {
 }
 
 /// What one who waits does next.
-enum Turn {
+enum NextStep {
     End(Outcome),
-    Lead(Input),
+    Lead(ReceiveBuffer),
 }
 
 /// What the end of a request brings about.
 #[must_use = "others may wait for it"]
-enum Settled {
+enum Notification {
     /// Not yet.
     Nothing,
     Wake(Waker),
@@ -152,7 +152,7 @@ enum Settled {
 
 impl Connection {
     /// A connection after its handshake.
-    pub fn new(channel: Channel, input: Input, session: Session) -> Arc<Self> {
+    pub fn new(channel: Channel, input: ReceiveBuffer, session: Session) -> Arc<Self> {
         Arc::new(Connection {
             channel,
             session,
@@ -184,20 +184,20 @@ impl Connection {
     }
 
     /// Makes a request and waits for its end.
-    pub async fn ask(&self, question: Question) -> Outcome {
+    pub async fn ask(&self, question: Request) -> Outcome {
         let cookie = match self.enter(question).await {
             Ok(cookie) => cookie,
             Err(buffers) => return Outcome::Lost(Some(buffers)),
         };
-        let _ticket = Ticket {
+        let _ticket = RequestGuard {
             connection: self,
             cookie,
         };
         self.send_queued().await;
         loop {
             match poll_fn(|context| self.turn(cookie, context)).await {
-                Turn::End(outcome) => return outcome,
-                Turn::Lead(input) => self.lead(cookie, input).await,
+                NextStep::End(outcome) => return outcome,
+                NextStep::Lead(input) => self.lead(cookie, input).await,
             }
         }
     }
@@ -222,7 +222,7 @@ impl Connection {
     }
 
     /// Waits for room and takes it; gives the buffers back if the connection is gone.
-    async fn enter(&self, question: Question) -> Result<u64, Buffers> {
+    async fn enter(&self, question: Request) -> Result<u64, Buffers> {
         loop {
             let left = {
                 let mut state = self.lock();
@@ -239,11 +239,11 @@ impl Connection {
     }
 
     /// Tells those whom the end of a request concerns; call it without the lock.
-    fn announce(&self, settled: Settled) {
+    fn announce(&self, settled: Notification) {
         match settled {
-            Settled::Nothing => {}
-            Settled::Wake(waker) => waker.wake(),
-            Settled::Left => drop(self.left.notify(1.additional())),
+            Notification::Nothing => {}
+            Notification::Wake(waker) => waker.wake(),
+            Notification::Left => drop(self.left.notify(1.additional())),
         }
     }
 
@@ -264,27 +264,27 @@ impl Connection {
         self.left.notify(usize::MAX);
     }
 
-    fn turn(&self, cookie: u64, context: &mut Context<'_>) -> Poll<Turn> {
+    fn turn(&self, cookie: u64, context: &mut Context<'_>) -> Poll<NextStep> {
         let mut state = self.lock();
         let broken = state.broken;
         let Some(waiting) = state.waiting.get_mut(&cookie) else {
             // It cannot be gone while it is asked for.
-            return Poll::Ready(Turn::End(Outcome::Lost(None)));
+            return Poll::Ready(NextStep::End(Outcome::Lost(None)));
         };
         let has_buffers = waiting.sending != Sending::Running;
         if has_buffers && (waiting.answered && waiting.sending == Sending::Done || broken) {
-            let outcome = state.waiting.remove(&cookie).map(Waiting::end);
+            let outcome = state.waiting.remove(&cookie).map(InFlight::end);
             let next = state.next_leader();
             drop(state);
             next.into_iter().for_each(Waker::wake);
             self.left.notify(1.additional());
-            return Poll::Ready(Turn::End(outcome.unwrap_or(Outcome::Lost(None))));
+            return Poll::Ready(NextStep::End(outcome.unwrap_or(Outcome::Lost(None))));
         }
         if !broken
             && !waiting.answered
             && let Some(input) = state.input.take()
         {
-            return Poll::Ready(Turn::Lead(input));
+            return Poll::Ready(NextStep::Lead(input));
         }
         if let Some(waiting) = state.waiting.get_mut(&cookie) {
             waiting.waker = Some(context.waker().clone());
@@ -295,7 +295,7 @@ impl Connection {
 
 impl State {
     /// Lets a request in.
-    fn admit(&mut self, question: Question, framing: Framing) -> u64 {
+    fn admit(&mut self, question: Request, framing: Framing) -> u64 {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         let mut header = Vec::with_capacity(framing.request_header_bytes());
@@ -309,7 +309,7 @@ impl State {
         head.encode(framing, &mut header);
         self.outbox.push_back(Outgoing { cookie, header });
         let range = question.offset_bytes..question.offset_bytes + question.len_bytes;
-        let waiting = Waiting {
+        let waiting = InFlight {
             command: question.command,
             coverage: Coverage::new(range.clone()),
             range,
@@ -338,27 +338,30 @@ impl State {
 
     /// Forgets a request that has ended and that nobody waits for; finds the one who
     /// waits otherwise.
-    fn settle(&mut self, cookie: u64) -> Settled {
-        let ended = |waiting: &&mut Waiting| waiting.answered && waiting.sending == Sending::Done;
+    fn complete(&mut self, cookie: u64) -> Notification {
+        let ended = |waiting: &&mut InFlight| waiting.answered && waiting.sending == Sending::Done;
         let Some(waiting) = self.waiting.get_mut(&cookie).filter(ended) else {
-            return Settled::Nothing;
+            return Notification::Nothing;
         };
         if waiting.abandoned {
             self.waiting.remove(&cookie);
-            return Settled::Left;
+            return Notification::Left;
         }
-        waiting.waker.take().map_or(Settled::Nothing, Settled::Wake)
+        waiting
+            .waker
+            .take()
+            .map_or(Notification::Nothing, Notification::Wake)
     }
 }
 
-impl Waiting {
+impl InFlight {
     fn end(self) -> Outcome {
         if !self.answered || self.sending != Sending::Done {
             return Outcome::Lost(self.buffers);
         }
         match (self.error, self.buffers) {
             (Some(error), _) => Outcome::Failed(error),
-            (None, Some(buffers)) => Outcome::Done(Answer {
+            (None, Some(buffers)) => Outcome::Done(Reply {
                 buffers,
                 status: self.status,
             }),
@@ -369,12 +372,12 @@ impl Waiting {
 }
 
 /// A request's place, given up when nobody waits any more.
-struct Ticket<'a> {
+struct RequestGuard<'a> {
     connection: &'a Connection,
     cookie: u64,
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
         let Some(waiting) = state.waiting.get_mut(&self.cookie) else {
@@ -382,7 +385,7 @@ impl Drop for Ticket<'_> {
         };
         waiting.abandoned = true;
         waiting.waker = None;
-        let settled = state.settle(self.cookie);
+        let settled = state.complete(self.cookie);
         let next = state.next_leader();
         drop(state);
         self.connection.announce(settled);
@@ -402,8 +405,8 @@ mod tests {
     use vellum_io::lane::net::Stream;
     use vellum_io::lane::{block_on, yield_now};
 
-    fn flush() -> Question {
-        Question {
+    fn flush() -> Request {
+        Request {
             command: proto::CMD_FLUSH,
             flags: 0,
             offset_bytes: 0,
@@ -449,7 +452,7 @@ mod tests {
         };
         block_on(async {
             let channel = Channel::from(Stream::from_fd(ours.into()));
-            let connection = Connection::new(channel, Input::new(), session);
+            let connection = Connection::new(channel, ReceiveBuffer::new(), session);
             let mut asked: Vec<_> = (0..MAX_REQUESTS)
                 .map(|_| Box::pin(connection.ask(flush())))
                 .collect();
@@ -458,7 +461,7 @@ mod tests {
                 for one in &mut asked {
                     assert!(one.now_or_never().is_none());
                 }
-                let sent = |waiting: &Waiting| waiting.sending == Sending::Done;
+                let sent = |waiting: &InFlight| waiting.sending == Sending::Done;
                 if connection.lock().waiting.values().all(sent) {
                     break;
                 }

@@ -3,11 +3,13 @@
 //! Invariant: whatever a server says, only so much of it is taken before the
 //! handshake ends: `MAX_REPLIES` replies an option, each of a bounded length.
 
-use super::super::answer::{self, Info, MAX_OPTION_REPLY_BYTES, OPTION_REPLY_BYTES, OptionReply};
 use super::super::channel::{Channel, Upgrade};
-use super::super::input::{Gone, Input};
 use super::super::option::{info_data, meta_data, option_request};
 use super::super::proto;
+use super::super::receive_buffer::{Disconnect, ReceiveBuffer};
+use super::super::reply_decode::{
+    self, Info, MAX_OPTION_REPLY_BYTES, OPTION_REPLY_BYTES, OptionReply,
+};
 use super::super::request::Framing;
 use super::super::wire::Cursor;
 use std::sync::Arc;
@@ -57,7 +59,7 @@ pub(super) type Replies = Vec<(u32, Vec<u8>)>;
 pub struct Handshake {
     channel: Channel,
     tls: Option<Arc<dyn Upgrade>>,
-    input: Input,
+    input: ReceiveBuffer,
     no_zeroes: bool,
     pub(super) framing: Framing,
 }
@@ -78,15 +80,15 @@ pub(super) fn protocol(message: impl Into<String>) -> Error {
 }
 
 /// The failure of a read, after `what` was tried.
-fn cut_off(what: &str, gone: Gone) -> Error {
+fn cut_off(what: &str, gone: Disconnect) -> Error {
     match gone {
-        Gone::Closed => protocol(format!(
+        Disconnect::Closed => protocol(format!(
             "{what}: Unexpected end-of-file before all data were read"
         )),
-        Gone::Failed(error) if error.operation() == TLS_OPERATION => {
+        Disconnect::Failed(error) if error.operation() == TLS_OPERATION => {
             protocol(format!("{what}: {}", error.message()))
         }
-        Gone::Failed(error) => {
+        Disconnect::Failed(error) => {
             let errno = error.errno();
             protocol(format!(
                 "{what}: Unable to read from socket: {}",
@@ -94,8 +96,8 @@ fn cut_off(what: &str, gone: Gone) -> Error {
             ))
             .with_errno(errno)
         }
-        Gone::Broken(reason) => protocol(format!("{what}: {reason}")),
-        Gone::Untrusted(error) => error,
+        Disconnect::Broken(reason) => protocol(format!("{what}: {reason}")),
+        Disconnect::Untrusted(error) => error,
     }
 }
 
@@ -105,7 +107,7 @@ impl Handshake {
         Handshake {
             channel,
             tls: None,
-            input: Input::new(),
+            input: ReceiveBuffer::new(),
             no_zeroes: false,
             framing: Framing::Simple,
         }
@@ -122,7 +124,11 @@ impl Handshake {
     ///
     /// # Errors
     /// In QEMU's words for what the server refuses or does wrong.
-    pub async fn agree(mut self, name: &str, context: &str) -> Result<(Channel, Input, Session)> {
+    pub async fn agree(
+        mut self,
+        name: &str,
+        context: &str,
+    ) -> Result<(Channel, ReceiveBuffer, Session)> {
         let session = match self.greet().await? {
             Greeting::Oldstyle { .. } if !name.is_empty() => {
                 return Err(protocol("Server does not support non-empty export names"));
@@ -310,7 +316,7 @@ impl Handshake {
             if *kind != proto::REP_META_CONTEXT {
                 return Err(unexpected_reply(*kind, proto::REP_META_CONTEXT));
             }
-            let (id, named) = answer::meta_context(data)
+            let (id, named) = reply_decode::meta_context(data)
                 .ok_or_else(|| protocol("incorrect option length for a metadata context"))?;
             if named != context {
                 return Err(protocol(format!(
@@ -342,9 +348,8 @@ impl Handshake {
             End::Refused(error) => return Err(error),
         }
         let entry = |(kind, data): &(u32, Vec<u8>)| match *kind {
-            proto::REP_SERVER => {
-                answer::list_entry(data).ok_or_else(|| protocol("incorrect option name length"))
-            }
+            proto::REP_SERVER => reply_decode::list_entry(data)
+                .ok_or_else(|| protocol("incorrect option name length")),
             other => Err(unexpected_reply(other, proto::REP_SERVER)),
         };
         replies.iter().map(entry).collect::<Result<_>>().map(Some)

@@ -1,6 +1,6 @@
 //! Asking a server what it offers.
 
-use super::super::answer::{self, Info};
+use super::super::reply_decode::{self, Info};
 use std::sync::Arc;
 
 use super::super::channel::{Channel, Upgrade};
@@ -125,7 +125,7 @@ async fn contexts(handshake: &mut Handshake, name: &str) -> Result<Vec<String>> 
     Ok(replies
         .iter()
         .filter(|(kind, _)| *kind == proto::REP_META_CONTEXT)
-        .filter_map(|(_, data)| answer::meta_context(data))
+        .filter_map(|(_, data)| reply_decode::meta_context(data))
         .map(|(_, name)| name)
         .collect())
 }

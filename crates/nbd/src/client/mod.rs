@@ -6,11 +6,11 @@
 //! the server takes.
 
 mod connection;
+mod connection_pool;
+mod flush_tracker;
 pub mod handshake;
-mod ledger;
-mod link;
 pub mod list;
-mod pieces;
+mod split;
 mod storage;
 
 use std::net::ToSocketAddrs;
@@ -21,7 +21,7 @@ use super::channel::{Channel, Upgrade};
 use vellum_io::lane::{self, net::Stream};
 use vellum_io::{Error, Io, Result};
 
-pub use connection::{Answer, Connection, Outcome, Question};
+pub use connection::{Connection, Outcome, Reply, Request};
 pub use handshake::Session;
 pub use storage::NbdStorage;
 

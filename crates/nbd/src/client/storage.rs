@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::super::proto;
 use super::super::request::Framing;
-use super::connection::{Answer, Question};
-use super::link::Link;
+use super::connection::{Reply, Request};
+use super::connection_pool::ConnectionPool;
 use super::{Address, ClientOptions, Session};
 use vellum_io::align::{Alignment, RangeLocks, gather, scatter};
 use vellum_io::buffer::total_len;
-use vellum_io::executor::spawn_lingering;
+use vellum_io::executor::spawn_to_completion;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 
@@ -28,7 +28,7 @@ pub struct NbdStorage {
 /// What the tasks of requests share.
 #[derive(Debug)]
 struct Export {
-    link: Link,
+    link: ConnectionPool,
     alignment: Alignment,
     /// Longest read or write in bytes.
     most_bytes: u64,
@@ -44,7 +44,7 @@ impl NbdStorage {
     /// In QEMU's words: if nobody listens, the server refuses, or does not keep to the
     /// protocol.
     pub async fn open(options: ClientOptions) -> Result<Arc<Self>> {
-        let link = Link::open(options).await?;
+        let link = ConnectionPool::open(options).await?;
         let session = link.session();
         let [minimum, _, maximum] = session.block_sizes.unwrap_or([0, 0, u32::MAX]);
         let aligned = |unit: u32| session.size_bytes.is_multiple_of(u64::from(unit));
@@ -96,7 +96,7 @@ impl NbdStorage {
     where
         F: Future<Output = Result<T>> + 'static,
     {
-        Io::task(spawn_lingering(work(self.export.clone())))
+        Io::task(spawn_to_completion(work(self.export.clone())))
     }
 
     /// Runs a request that changes the range, or refuses it.
@@ -233,8 +233,8 @@ impl Export {
         }
     }
 
-    async fn ask(&self, command: u16, flags: u16, range: Range<u64>) -> Result<Answer> {
-        let question = Question {
+    async fn ask(&self, command: u16, flags: u16, range: Range<u64>) -> Result<Reply> {
+        let question = Request {
             command,
             flags,
             offset_bytes: range.start,
@@ -298,7 +298,7 @@ impl Export {
         let flags = self.fua(fua);
         let _held = self
             .padded
-            .claim(self.alignment, offset_bytes, len_bytes)
+            .lock_for_write(self.alignment, offset_bytes, len_bytes)
             .await;
         if self.alignment.fits_range(offset_bytes, len_bytes) {
             return self
@@ -340,7 +340,7 @@ impl Export {
         let mut at = 0;
         while at < len_bytes {
             let piece_bytes = self.most_bytes.min(len_bytes - at);
-            let mut cut = super::pieces::cut(buffers, at as usize, piece_bytes as usize);
+            let mut cut = super::split::cut(buffers, at as usize, piece_bytes as usize);
             let part = std::mem::take(&mut cut.part);
             cut.part = self
                 .move_piece(command, flags, offset_bytes + at, part)
@@ -358,7 +358,7 @@ impl Export {
         offset_bytes: u64,
         buffers: Buffers,
     ) -> Result<Buffers> {
-        let question = Question {
+        let question = Request {
             command,
             flags,
             offset_bytes,
@@ -432,7 +432,7 @@ impl Export {
         let len_bytes = range.end - range.start;
         let _held = self
             .padded
-            .claim(self.alignment, range.start, len_bytes)
+            .lock_for_write(self.alignment, range.start, len_bytes)
             .await;
         let mut at = range.start;
         while at < range.end {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use serde_json::json;
 
-use super::scene::{GuestDisk, Scene};
+use super::setup::{GuestDisk, Setup};
 use crate::bitmap;
 use crate::scenario::BitmapChange;
 
@@ -18,15 +18,15 @@ pub(super) struct Pair {
 }
 
 /// Adds a bitmap to what a disk's clients use, or changes the one that is there.
-pub(super) async fn change(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
+pub(super) async fn change(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     let pair = disk.bitmaps.borrow().clone();
     match pair.filter(|pair| pair.node == top) {
-        None => add(scene, disk, top).await,
-        Some(pair) => change_one(scene, disk, &pair).await,
+        None => add(setup, disk, top).await,
+        Some(pair) => change_one(setup, disk, &pair).await,
     }
 }
 
-async fn add(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
+async fn add(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     disk.bitmaps.replace(None);
     let pair = Pair {
         node: top.to_owned(),
@@ -35,28 +35,28 @@ async fn add(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
     };
     let begun = disk.model.borrow_mut().begin_watch();
     let mut new = json!({"node": top, "name": pair.first, "persistent": true});
-    if scene.draw(|rng| rng.chance(1, 2)) {
-        new["granularity"] = json!(scene.draw(|rng| 512_u64 << rng.below(8)));
+    if setup.draw(|rng| rng.chance(1, 2)) {
+        new["granularity"] = json!(setup.draw(|rng| 512_u64 << rng.below(8)));
     }
-    if scene.demand("block-dirty-bitmap-add", new).await {
+    if setup.demand("block-dirty-bitmap-add", new).await {
         bitmap::begin_recording(&mut disk.model.borrow_mut(), begun);
         disk.bitmaps.replace(Some(pair));
     }
 }
 
-async fn change_one(scene: &Scene, disk: &Rc<GuestDisk>, pair: &Pair) {
+async fn change_one(setup: &Setup, disk: &Rc<GuestDisk>, pair: &Pair) {
     use BitmapChange::{Clear, Disable, Enable, Second};
-    let change = *scene.draw(|rng| rng.pick(&[Clear, Clear, Disable, Enable, Second, Second]));
+    let change = *setup.draw(|rng| rng.pick(&[Clear, Clear, Disable, Enable, Second, Second]));
     let has_second = disk.model.borrow().recorded.has_second();
     let first = json!({"node": pair.node, "name": pair.first});
     let second = json!({"node": pair.node, "name": pair.second});
     bitmap::begin(&mut disk.model.borrow_mut(), change);
     let changed = match change {
-        Clear => scene.demand("block-dirty-bitmap-clear", first).await,
-        Disable => scene.demand("block-dirty-bitmap-disable", first).await,
-        Enable => scene.demand("block-dirty-bitmap-enable", first).await,
-        Second if has_second => scene.demand("block-dirty-bitmap-remove", second).await,
-        Second => merge(scene, pair).await,
+        Clear => setup.demand("block-dirty-bitmap-clear", first).await,
+        Disable => setup.demand("block-dirty-bitmap-disable", first).await,
+        Enable => setup.demand("block-dirty-bitmap-enable", first).await,
+        Second if has_second => setup.demand("block-dirty-bitmap-remove", second).await,
+        Second => merge(setup, pair).await,
     };
     match changed {
         true => bitmap::end(&mut disk.model.borrow_mut()),
@@ -66,19 +66,19 @@ async fn change_one(scene: &Scene, disk: &Rc<GuestDisk>, pair: &Pair) {
 }
 
 /// Makes the second bitmap of the first one.
-async fn merge(scene: &Scene, pair: &Pair) -> bool {
+async fn merge(setup: &Setup, pair: &Pair) -> bool {
     let (node, name) = (&pair.node, &pair.second);
     let new = json!({"node": node, "name": name, "persistent": true, "disabled": true});
     let merged = json!({"node": node, "target": name, "bitmaps": [pair.first]});
-    if scene.draw(|rng| rng.chance(1, 2)) {
+    if setup.draw(|rng| rng.chance(1, 2)) {
         let actions = json!([
             {"type": "block-dirty-bitmap-add", "data": new},
             {"type": "block-dirty-bitmap-merge", "data": merged},
         ]);
-        return scene
+        return setup
             .demand("transaction", json!({"actions": actions}))
             .await;
     }
-    scene.demand("block-dirty-bitmap-add", new).await
-        && scene.demand("block-dirty-bitmap-merge", merged).await
+    setup.demand("block-dirty-bitmap-add", new).await
+        && setup.demand("block-dirty-bitmap-merge", merged).await
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use vellum::{BlockDevice, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, Error};
 
-use super::scene::{GuestDisk, Scene};
+use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
-use crate::model::{Effect, Ticket};
+use crate::model::{ChangeId, Effect};
 use crate::pattern;
 
 #[derive(Debug, Clone, Copy)]
@@ -23,16 +23,16 @@ enum Op {
 }
 
 /// Makes requests, up to two at a time, until it has made enough of them.
-pub(super) async fn client(scene: Rc<Scene>, disk: Rc<GuestDisk>, requests: u64) {
+pub(super) async fn client(setup: Rc<Setup>, disk: Rc<GuestDisk>, requests: u64) {
     let mut before = None;
     for _ in 0..requests {
-        if scene.failure().is_some() {
+        if setup.failure().is_some() {
             break;
         }
-        let op = draw(&scene, &disk);
-        let job = perform(scene.clone(), disk.clone(), op);
-        let running = scene.lanes.any().spawn(job);
-        let pipelined = scene.draw(|rng| rng.chance(1, 2));
+        let op = draw(&setup, &disk);
+        let job = perform(setup.clone(), disk.clone(), op);
+        let running = setup.lanes.any().spawn(job);
+        let pipelined = setup.draw(|rng| rng.chance(1, 2));
         if let Some(before) = before.replace(running) {
             let () = before.await;
         }
@@ -47,9 +47,9 @@ pub(super) async fn client(scene: Rc<Scene>, disk: Rc<GuestDisk>, requests: u64)
     disk.changed.notify(usize::MAX);
 }
 
-fn draw(scene: &Scene, disk: &GuestDisk) -> Op {
+fn draw(setup: &Setup, disk: &GuestDisk) -> Op {
     let size = disk.model.borrow().least_size_bytes();
-    scene.draw(|rng| {
+    setup.draw(|rng| {
         let cluster = disk.cluster_size_bytes;
         // A few clusters are everybody's; of the others each client finds some alone.
         let hot = rng.chance(1, 2);
@@ -120,19 +120,19 @@ async fn enter(disk: &Rc<GuestDisk>) -> (Arc<dyn BlockDevice>, Running) {
     (device, Running(disk.clone()))
 }
 
-async fn perform(scene: Rc<Scene>, disk: Rc<GuestDisk>, op: Op) {
+async fn perform(setup: Rc<Setup>, disk: Rc<GuestDisk>, op: Op) {
     let (device, _running) = enter(&disk).await;
-    if let Err(failure) = try_perform(&scene, &disk, &*device, op).await {
-        scene.fail(failure);
+    if let Err(failure) = try_perform(&setup, &disk, &*device, op).await {
+        setup.fail(failure);
     }
 }
 
 /// Ends a change in the model. One that failed may have had an effect.
 fn end(
-    scene: &Scene,
+    setup: &Setup,
     disk: &GuestDisk,
     op: Op,
-    ticket: Ticket,
+    ticket: ChangeId,
     result: Result<(), Error>,
 ) -> Result<(), Failure> {
     let fua = matches!(op, Op::Write { fua: true, .. });
@@ -140,23 +140,23 @@ fn end(
         Ok(()) => disk.model.borrow_mut().end(ticket, fua),
         Err(error) => {
             disk.model.borrow_mut().abandon(ticket);
-            refused(scene, disk, op, &error)?;
+            refused(setup, disk, op, &error)?;
         }
     }
     Ok(())
 }
 
 /// Lets errors pass where requests to the disk fail, or the export goes.
-fn refused(scene: &Scene, disk: &GuestDisk, op: Op, error: &Error) -> Result<(), Failure> {
-    if scene.faulty || disk.hung_up_on.get() {
-        scene.note(format!("{op:?} failed: {error}"));
+fn refused(setup: &Setup, disk: &GuestDisk, op: Op, error: &Error) -> Result<(), Failure> {
+    if setup.faulty || disk.hung_up_on.get() {
+        setup.note(format!("{op:?} failed: {error}"));
         return Ok(());
     }
     Err(Failure::error(FailureKind::Request, op, error))
 }
 
 async fn try_perform(
-    scene: &Scene,
+    setup: &Setup,
     disk: &GuestDisk,
     device: &dyn BlockDevice,
     op: Op,
@@ -170,7 +170,7 @@ async fn try_perform(
             let written = device
                 .write(offset, buffer, RequestFlags::default().fua(fua))
                 .await;
-            end(scene, disk, op, ticket, written.map(drop))
+            end(setup, disk, op, ticket, written.map(drop))
         }
         Op::Zero { offset, len, unmap } => {
             let ticket = begin(disk, Effect::Zeroes, offset, len);
@@ -179,12 +179,12 @@ async fn try_perform(
                 .fua(false)
                 .no_fallback(false);
             let zeroed = device.write_zeroes(offset, len, request).await;
-            end(scene, disk, op, ticket, zeroed)
+            end(setup, disk, op, ticket, zeroed)
         }
         Op::Discard { offset, len } => {
             let ticket = begin(disk, Effect::Discard, offset, len);
             let discarded = device.discard(offset, len).await;
-            end(scene, disk, op, ticket, discarded)
+            end(setup, disk, op, ticket, discarded)
         }
         Op::Read { offset, len } => {
             let begun = disk.model.borrow_mut().begin_watch();
@@ -195,26 +195,26 @@ async fn try_perform(
                     let mut model = disk.model.borrow_mut();
                     model.end_read(begun, offset, &buffer)?;
                 }
-                Err(error) => refused(scene, disk, op, &error)?,
+                Err(error) => refused(setup, disk, op, &error)?,
             }
             Ok(())
         }
         Op::Status { offset, len } => match device.block_status(offset, len, u32::MAX).await {
             Ok(_) => Ok(()),
-            Err(error) => refused(scene, disk, op, &error),
+            Err(error) => refused(setup, disk, op, &error),
         },
         Op::Flush => {
             let begun = disk.model.borrow_mut().begin_watch();
             match device.flush().await {
                 Ok(()) => disk.model.borrow_mut().end_flush(begun),
-                Err(error) => refused(scene, disk, op, &error)?,
+                Err(error) => refused(setup, disk, op, &error)?,
             }
             Ok(())
         }
     }
 }
 
-fn begin(disk: &GuestDisk, effect: Effect, offset: u64, len: u64) -> Ticket {
+fn begin(disk: &GuestDisk, effect: Effect, offset: u64, len: u64) -> ChangeId {
     let mut model = disk.model.borrow_mut();
     model.begin(effect, offset..offset + len)
 }

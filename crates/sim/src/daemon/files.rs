@@ -11,8 +11,8 @@ use vellum_storage::Storage;
 
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind};
-use crate::pages::Pages;
-use crate::storage::Traits;
+use crate::sparse_bytes::SparseBytes;
+use crate::storage::SimFileOptions;
 use crate::world::World;
 
 /// Whether a file is a raw image: its name says so.
@@ -40,9 +40,9 @@ impl SimFiles {
     }
 
     /// Adds a file that is there durably.
-    pub(super) fn add(&self, name: &str, pages: Pages) {
+    pub(super) fn add(&self, name: &str, pages: SparseBytes) {
         let file = self.disk.files();
-        drop(self.disk.add_file(name, pages, Traits::default()));
+        drop(self.disk.add_file(name, pages, SimFileOptions::default()));
         self.lock().insert(name.to_owned(), file);
     }
 
@@ -59,18 +59,18 @@ impl Files for SimFiles {
             let message = format!("Could not open '{name}': No such file or directory");
             return Err(Error::new(ErrorKind::NotFound, "open", message));
         };
-        let traits = Traits {
+        let traits = SimFileOptions {
             read_only: !writable,
-            ..Traits::default()
+            ..SimFileOptions::default()
         };
         Ok(Arc::new(self.disk.open_again(file, name, traits)))
     }
 }
 
 /// A new image.
-pub(super) fn blank(options: CreateOptions) -> std::result::Result<Pages, Failure> {
+pub(super) fn blank(options: CreateOptions) -> std::result::Result<SparseBytes, Failure> {
     let disk = Disk::new(Mode::Instant);
-    let storage = disk.add_file("new", Pages::new(), Traits::default());
+    let storage = disk.add_file("new", SparseBytes::new(), SimFileOptions::default());
     let target: Arc<dyn Storage> = storage.clone();
     let made = async move { create(target, None, &options).await };
     World::new(disk, 0)

@@ -8,79 +8,79 @@ use vellum::BlockDevice;
 use vellum_io::Buffer;
 
 use super::monitor::{add_node_on, pause};
-use super::scene::{GuestDisk, Scene};
 use super::sessions;
+use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
 use crate::model::{Model, Tick};
 
 const MOST_READS: u64 = 16;
 
 /// Shows a moment of a disk for a while.
-pub(super) async fn fleece(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
+pub(super) async fn fleece(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     let target = disk.new_name("f");
-    if !add_node_on(scene, disk, &target, top).await {
+    if !add_node_on(setup, disk, &target, top).await {
         return;
     }
     let job = disk.new_name("j");
     let begun = disk.model.borrow_mut().begin_watch();
     let arguments = json!({"job-id": job, "device": top, "target": target, "sync": "none"});
-    if scene.demand("blockdev-backup", arguments).await {
+    if setup.demand("blockdev-backup", arguments).await {
         let moment = disk.model.borrow().clone();
-        look(scene, disk, &target, moment, begun).await;
+        look(setup, disk, &target, moment, begun).await;
         // It may have failed.
-        let _ = scene.ask("job-cancel", json!({"id": job})).await;
-        super::monitor::end_of(scene, &job).await;
+        let _ = setup.ask("job-cancel", json!({"id": job})).await;
+        super::monitor::end_of(setup, &job).await;
     }
-    scene
+    setup
         .demand("blockdev-del", json!({"node-name": target}))
         .await;
 }
 
 /// Exports the target to a client that reads it.
-async fn look(scene: &Scene, disk: &GuestDisk, target: &str, mut moment: Model, begun: Tick) {
+async fn look(setup: &Setup, disk: &GuestDisk, target: &str, mut moment: Model, begun: Tick) {
     let arguments = json!({"type": "nbd", "id": target, "node-name": target, "name": target});
-    if !scene.demand("block-export-add", arguments).await {
+    if !setup.demand("block-export-add", arguments).await {
         return;
     }
-    let device = match &scene.network {
-        None => scene
+    let device = match &setup.network {
+        None => setup
             .exports
             .find(target)
             .map(|export| export.device.clone()),
-        Some(network) => sessions::connect(scene, network, target, false).await,
+        Some(network) => sessions::connect(setup, network, target, false).await,
     };
     if let Some(device) = device {
-        for _ in 0..scene.draw(|rng| rng.below(MOST_READS)) {
-            pause(scene).await;
-            if scene.failure().is_some() {
+        for _ in 0..setup.draw(|rng| rng.below(MOST_READS)) {
+            pause(setup).await;
+            if setup.failure().is_some() {
                 break;
             }
-            if let Err(failure) = read(scene, disk, &*device, &mut moment, begun).await {
-                scene.fail(failure.when("fleecing"));
+            if let Err(failure) = read(setup, disk, &*device, &mut moment, begun).await {
+                setup.fail(failure.when("fleecing"));
             }
         }
     }
-    scene
+    setup
         .demand("block-export-del", json!({"id": target, "mode": "hard"}))
         .await;
 }
 
 async fn read(
-    scene: &Scene,
+    setup: &Setup,
     disk: &GuestDisk,
     device: &dyn BlockDevice,
     moment: &mut Model,
     begun: Tick,
 ) -> Result<(), Failure> {
     let size = moment.size_bytes();
-    let len = scene.draw(|rng| rng.between(1, 2 * disk.cluster_size_bytes.min(size / 2)));
-    let offset = scene.draw(|rng| rng.below(size - len + 1));
-    scene.note(format!("fleecing {offset}+{len}"));
+    let len = setup.draw(|rng| rng.between(1, 2 * disk.cluster_size_bytes.min(size / 2)));
+    let offset = setup.draw(|rng| rng.below(size - len + 1));
+    setup.note(format!("fleecing {offset}+{len}"));
     match device.read(offset, Buffer::zeroed(len as usize)).await {
-        Ok(buffer) if !scene.faulty => Ok(moment.end_read(begun, offset, &buffer)?),
+        Ok(buffer) if !setup.faulty => Ok(moment.end_read(begun, offset, &buffer)?),
         // Where something could not be copied first there is no moment any more.
         Ok(_) => Ok(()),
-        Err(_) if scene.faulty => Ok(()),
+        Err(_) if setup.faulty => Ok(()),
         Err(error) => Err(Failure::error(FailureKind::Request, "read", &error)),
     }
 }

@@ -11,13 +11,13 @@ use serde_json::json;
 use vellum_export::nbd::Export;
 use vellum_io::{Buffer, Buffers, lane};
 use vellum_nbd::client::handshake::Handshake;
-use vellum_nbd::client::{Connection, Question};
+use vellum_nbd::client::{Connection, Request};
 use vellum_nbd::request::RequestHeader;
 use vellum_nbd::{Channel, proto};
 
 use super::monitor::{self, pause};
-use super::scene::{GuestDisk, Scene};
 use super::sessions::{self, PORT};
+use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
 
 /// How long the disk is in bytes.
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// How a client leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Farewell {
+enum ClientExit {
     /// It closes its socket.
     Closes,
     /// It says that it sends nothing more, and receives no more.
@@ -43,100 +43,100 @@ enum Farewell {
     Deaf,
 }
 
-/// Plays the whole story: clients come, ask, and leave; the export goes, or the daemon ends.
-pub(super) async fn tell(scene: Rc<Scene>, clients: u64) {
-    let disk = scene.disks[0].clone();
+/// Plays the whole scenario: clients come, ask, and leave; the export goes, or the daemon ends.
+pub(super) async fn tell(setup: Rc<Setup>, clients: u64) {
+    let disk = setup.disks[0].clone();
     let name = disk.new_name("n");
-    if !sessions::serve(&scene).await || !monitor::add_image(&scene, &disk, &name, None).await {
+    if !sessions::serve(&setup).await || !monitor::add_image(&setup, &disk, &name, None).await {
         return;
     }
-    let rounds = scene.draw(|rng| rng.between(1, 3));
+    let rounds = setup.draw(|rng| rng.between(1, 3));
     for _ in 0..rounds {
-        monitor::export(&scene, &disk, &name).await;
-        if scene.failure().is_some() {
+        monitor::export(&setup, &disk, &name).await;
+        if setup.failure().is_some() {
             return;
         }
-        write_some(&scene, &disk).await;
-        let staying = let_clients_be(&scene, &disk, clients).await;
+        write_some(&setup, &disk).await;
+        let staying = let_clients_be(&setup, &disk, clients).await;
         disk.device.replace(None);
-        if scene.failure().is_some() || scene.draw(|rng| rng.chance(1, 4)) {
+        if setup.failure().is_some() || setup.draw(|rng| rng.chance(1, 4)) {
             break;
         }
-        remove(&scene, &disk).await;
+        remove(&setup, &disk).await;
         drop(staying);
-        if scene.failure().is_some() {
+        if setup.failure().is_some() {
             return;
         }
     }
     // As the daemon does at its end, before it closes its nodes, which may take longer.
-    let ended = scene.demand("nbd-server-stop", json!({}));
-    soon(&scene, "the end of the server", ended).await;
-    if scene.failure().is_none()
-        && let Err(error) = scene.daemon.shut_down().await
+    let ended = setup.demand("nbd-server-stop", json!({}));
+    soon(&setup, "the end of the server", ended).await;
+    if setup.failure().is_none()
+        && let Err(error) = setup.daemon.shut_down().await
     {
-        scene.fail(Failure::error(FailureKind::Request, "the end", &error));
+        setup.fail(Failure::error(FailureKind::Request, "the end", &error));
     }
 }
 
 /// Puts something on the disk here and there.
-async fn write_some(scene: &Scene, disk: &GuestDisk) {
+async fn write_some(setup: &Setup, disk: &GuestDisk) {
     let Some(device) = disk.device.borrow().clone() else {
         return;
     };
-    for _ in 0..scene.draw(|rng| rng.below(8)) {
-        let mut offset = scene.draw(|rng| rng.below(SIZE_BYTES >> 16) << 16);
-        if scene.draw(|rng| rng.chance(1, 2)) {
+    for _ in 0..setup.draw(|rng| rng.below(8)) {
+        let mut offset = setup.draw(|rng| rng.below(SIZE_BYTES >> 16) << 16);
+        if setup.draw(|rng| rng.chance(1, 2)) {
             offset %= 64 << 20;
         }
-        let data = Buffer::zeroed(scene.draw(|rng| 512 * rng.between(1, 256)) as usize);
+        let data = Buffer::zeroed(setup.draw(|rng| 512 * rng.between(1, 256)) as usize);
         if let Err(error) = device.write(offset, data, Default::default()).await {
-            scene.fail(Failure::error(FailureKind::Request, "write", &error));
+            setup.fail(Failure::error(FailureKind::Request, "write", &error));
         }
     }
 }
 
 /// Has clients come, ask, and leave; gives those that stay, who receive nothing.
-async fn let_clients_be(scene: &Rc<Scene>, disk: &GuestDisk, clients: u64) -> Vec<Channel> {
+async fn let_clients_be(setup: &Rc<Setup>, disk: &GuestDisk, clients: u64) -> Vec<Channel> {
     let mut staying = Vec::new();
     for _ in 0..clients {
-        let Some(export) = export_of(scene, disk) else {
+        let Some(export) = export_of(setup, disk) else {
             return staying;
         };
         let before = export.connections();
-        let Some((channel, connection)) = join(scene, disk).await else {
+        let Some((channel, connection)) = join(setup, disk).await else {
             return staying;
         };
         let farewells = [
-            Farewell::Closes,
-            Farewell::HalfCloses,
-            Farewell::Reset,
-            Farewell::Deaf,
-            Farewell::Deaf,
+            ClientExit::Closes,
+            ClientExit::HalfCloses,
+            ClientExit::Reset,
+            ClientExit::Deaf,
+            ClientExit::Deaf,
         ];
-        let farewell = scene.draw(|rng| *rng.pick(&farewells));
-        scene.note(format!("a client: {farewell:?}"));
-        for number in 0..scene.draw(|rng| rng.between(1, 5)) {
-            let question = draw(scene);
-            scene.note(format!("asks: {question:?}"));
-            ask(scene, &channel, &connection, question, farewell, number);
+        let farewell = setup.draw(|rng| *rng.pick(&farewells));
+        setup.note(format!("a client: {farewell:?}"));
+        for number in 0..setup.draw(|rng| rng.between(1, 5)) {
+            let question = draw(setup);
+            setup.note(format!("asks: {question:?}"));
+            ask(setup, &channel, &connection, question, farewell, number);
         }
-        pause(scene).await;
-        lane::sleep(Duration::from_millis(scene.draw(|rng| rng.below(100)))).await;
+        pause(setup).await;
+        lane::sleep(Duration::from_millis(setup.draw(|rng| rng.below(100)))).await;
         // None of these fails: see the network.
         match farewell {
-            Farewell::Closes => drop(channel.shutdown(Shutdown::Both)),
-            Farewell::HalfCloses => drop(channel.shutdown(Shutdown::Write)),
-            Farewell::Reset => {
+            ClientExit::Closes => drop(channel.shutdown(Shutdown::Both)),
+            ClientExit::HalfCloses => drop(channel.shutdown(Shutdown::Write)),
+            ClientExit::Reset => {
                 staying.clear();
-                if let Some(network) = &scene.network {
+                if let Some(network) = &setup.network {
                     network.reset(PORT, true);
                 }
-                expect_few(scene, &export, 0).await;
+                expect_few(setup, &export, 0).await;
             }
-            Farewell::Deaf => staying.push(channel),
+            ClientExit::Deaf => staying.push(channel),
         }
-        if matches!(farewell, Farewell::Closes | Farewell::HalfCloses) {
-            expect_few(scene, &export, before).await;
+        if matches!(farewell, ClientExit::Closes | ClientExit::HalfCloses) {
+            expect_few(setup, &export, before).await;
         }
     }
     staying
@@ -144,17 +144,17 @@ async fn let_clients_be(scene: &Rc<Scene>, disk: &GuestDisk, clients: u64) -> Ve
 
 /// Asks without waiting for the answer.
 fn ask(
-    scene: &Scene,
+    setup: &Setup,
     channel: &Channel,
     connection: &Arc<Connection>,
-    question: Question,
-    farewell: Farewell,
+    question: Request,
+    farewell: ClientExit,
     number: u64,
 ) {
-    if farewell != Farewell::Deaf {
+    if farewell != ClientExit::Deaf {
         let connection = connection.clone();
         let asked = async move { drop(connection.ask(question).await) };
-        return drop(scene.lanes.any().spawn(asked));
+        return drop(setup.lanes.any().spawn(asked));
     }
     let header = RequestHeader {
         flags: question.flags,
@@ -168,11 +168,11 @@ fn ask(
     let channel = channel.clone();
     // The server may be gone by then.
     let sent = async move { drop(channel.send_bytes(&bytes).await) };
-    drop(scene.lanes.own().spawn(sent));
+    drop(setup.lanes.own().spawn(sent));
 }
 
-async fn join(scene: &Scene, disk: &GuestDisk) -> Option<(Channel, Arc<Connection>)> {
-    let network = scene.network.as_ref()?;
+async fn join(setup: &Setup, disk: &GuestDisk) -> Option<(Channel, Arc<Connection>)> {
+    let network = setup.network.as_ref()?;
     let connected = async {
         let channel = Channel::from(network.connect(PORT)?);
         let handshake = Handshake::new(channel);
@@ -184,15 +184,15 @@ async fn join(scene: &Scene, disk: &GuestDisk) -> Option<(Channel, Arc<Connectio
     match connected.await {
         Ok(joined) => Some(joined),
         Err(error) => {
-            scene.fail(Failure::error(FailureKind::Request, "join", &error));
+            setup.fail(Failure::error(FailureKind::Request, "join", &error));
             None
         }
     }
 }
 
 /// Something about the whole disk, or much of it.
-fn draw(scene: &Scene) -> Question {
-    scene.draw(|rng| {
+fn draw(setup: &Setup) -> Request {
+    setup.draw(|rng| {
         let command = *rng.pick(&[
             proto::CMD_CACHE,
             proto::CMD_CACHE,
@@ -217,7 +217,7 @@ fn draw(scene: &Scene) -> Question {
             proto::CMD_WRITE_ZEROES if rng.chance(1, 2) => proto::CMD_FLAG_NO_HOLE,
             _ => 0,
         };
-        Question {
+        Request {
             command,
             flags,
             offset_bytes: from.min(SIZE_BYTES - len_bytes),
@@ -227,43 +227,43 @@ fn draw(scene: &Scene) -> Question {
     })
 }
 
-fn export_of(scene: &Scene, disk: &GuestDisk) -> Option<Arc<Export>> {
-    scene.daemon.parts.try_lock()?.exports()?.find(&disk.name)
+fn export_of(setup: &Setup, disk: &GuestDisk) -> Option<Arc<Export>> {
+    setup.daemon.parts.try_lock()?.exports()?.find(&disk.name)
 }
 
 /// Expects that soon only so many clients are connected.
-async fn expect_few(scene: &Scene, export: &Export, most: usize) {
+async fn expect_few(setup: &Setup, export: &Export, most: usize) {
     let begun = lane::now();
     while export.connections() > most {
         if lane::now().duration_since(begun) > SOON {
             let message = "what a client asked for goes on after it has left";
-            return scene.fail(Failure::new(FailureKind::Stuck, message));
+            return setup.fail(Failure::new(FailureKind::Stuck, message));
         }
         lane::sleep(LOOK).await;
     }
 }
 
 /// Removes the export under its clients.
-async fn remove(scene: &Scene, disk: &GuestDisk) {
+async fn remove(setup: &Setup, disk: &GuestDisk) {
     let delete = |mode| json!({"id": disk.name, "mode": mode});
-    if scene.draw(|rng| rng.chance(1, 3)) {
-        let asked = scene.ask("block-export-del", delete("safe"));
-        if let Some(Ok(_)) = soon(scene, "block-export-del, refused", asked).await {
+    if setup.draw(|rng| rng.chance(1, 3)) {
+        let asked = setup.ask("block-export-del", delete("safe"));
+        if let Some(Ok(_)) = soon(setup, "block-export-del, refused", asked).await {
             return;
         }
     }
-    let asked = scene.demand("block-export-del", delete("hard"));
-    soon(scene, "block-export-del", asked).await;
+    let asked = setup.demand("block-export-del", delete("hard"));
+    soon(setup, "block-export-del", asked).await;
 }
 
 /// What ends soon; a failure if it does not.
-pub(super) async fn soon<T>(scene: &Scene, what: &str, work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn soon<T>(setup: &Setup, what: &str, work: impl Future<Output = T>) -> Option<T> {
     let limit = lane::sleep(SOON);
     match select(std::pin::pin!(work), std::pin::pin!(limit)).await {
         Either::Left((value, _)) => Some(value),
         Either::Right(_) => {
             let message = format!("{what} has to wait for what clients asked for");
-            scene.fail(Failure::new(FailureKind::Stuck, message));
+            setup.fail(Failure::new(FailureKind::Stuck, message));
             None
         }
     }

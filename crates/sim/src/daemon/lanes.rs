@@ -12,16 +12,16 @@ use vellum_io::lane::{self, Clock};
 use crate::disk::Disk;
 use crate::rng::Rng;
 use crate::schedule::Scheduler;
-use crate::world::Stuck;
+use crate::world::Deadlock;
 
-/// What a turn of a lane, and a step of anything else, takes unless a story says otherwise.
+/// What a turn of a lane, and a step of anything else, takes unless a scenario says otherwise.
 const MOMENT: Duration = Duration::from_micros(20);
 
 /// So many turns without a step of anything else count as one.
 const MOST_TURNS: u64 = 10_000;
 
 /// What goes on beside the lanes and the disk: a network, another machine.
-pub(super) trait Beside {
+pub(super) trait BackgroundEvents {
     /// Whether a step can be made.
     fn in_flight(&self) -> bool;
 
@@ -40,7 +40,7 @@ pub(super) struct Lanes {
     rng: RefCell<Rng>,
     clock: Rc<Clock>,
     moment: Cell<Duration>,
-    beside: RefCell<Vec<Rc<dyn Beside>>>,
+    beside: RefCell<Vec<Rc<dyn BackgroundEvents>>>,
 }
 
 impl Lanes {
@@ -55,7 +55,7 @@ impl Lanes {
     }
 
     /// Something more takes turns with the lanes.
-    pub(super) fn add(&self, beside: Rc<dyn Beside>) {
+    pub(super) fn add(&self, beside: Rc<dyn BackgroundEvents>) {
         self.beside.borrow_mut().push(beside);
     }
 
@@ -132,7 +132,7 @@ impl Lanes {
         scheduler: &mut Scheduler,
         future: impl Future<Output = T> + 'static,
         before_step: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Option<T>, Stuck> {
+    ) -> Result<Option<T>, Deadlock> {
         let clock = self.clock.clone();
         clock.enter(|| self.run_timed(disk, scheduler, future, before_step))
     }
@@ -143,7 +143,7 @@ impl Lanes {
         scheduler: &mut Scheduler,
         future: impl Future<Output = T> + 'static,
         before_step: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Option<T>, Stuck> {
+    ) -> Result<Option<T>, Deadlock> {
         let result = Rc::new(RefCell::new(None));
         let slot = result.clone();
         drop(self.own().spawn(async move {
@@ -167,7 +167,7 @@ impl Lanes {
                 return Ok(None);
             }
             if !self.step(disk, scheduler) {
-                return Err(Stuck);
+                return Err(Deadlock);
             }
             steps += 1;
         }

@@ -1,10 +1,10 @@
 //! A simulator of the daemon: its graph of nodes, the jobs that change it, the monitor's
 //! commands, and clients of its exports.
 //!
-//! A seed makes a story: disks with clients each, several lanes whose turns the seed
+//! A seed makes a scenario: disks with clients each, several lanes whose turns the seed
 //! decides, commands at moments that have nothing to do with the clients', and a disk
 //! below that completes requests in a seeded order, and fails some in a part of the
-//! stories. At many moments of it the process dies, or the power fails. What must hold:
+//! scenarios. At many moments of it the process dies, or the power fails. What must hold:
 //!
 //! 1. Every disk, opened by the name of the image that its clients used last, holds what
 //!    an acknowledged flush, or a write with FUA, says, whatever happened to the graph.
@@ -17,7 +17,7 @@
 //!    allow, no request fails (unless the disk failed one), no job and no client waits for
 //!    ever, and nothing panics.
 //!
-//! Equal seeds give equal stories.
+//! Equal seeds give equal scenarios.
 
 mod bitmaps;
 mod clients;
@@ -28,9 +28,9 @@ mod lanes;
 mod monitor;
 mod network;
 mod remote;
-mod scene;
 mod series;
 mod sessions;
+mod setup;
 mod verify;
 
 use std::rc::Rc;
@@ -40,7 +40,7 @@ use vellum_control::Nodes;
 use vellum_control::daemon::{Daemon, Host};
 use vellum_export::nbd::Exports;
 
-use crate::cut::Cut;
+use crate::cut::PowerCut;
 use crate::disk::{Disk, Mode};
 use crate::explore::Totals;
 use crate::failure::{Failure, FailureKind, guarded};
@@ -50,22 +50,22 @@ use crate::schedule::Scheduler;
 use files::SimFiles;
 use lanes::Lanes;
 use network::Network;
-use scene::{Cast, GuestDisk, Scene};
+use setup::{GuestDisk, Setup, SetupParts};
 use verify::Expectations;
 
 /// Ends of the world at one moment: kinds and survivors differ.
 const ENDS_AT_A_MOMENT: u64 = 5;
-/// Steps after which a story is taken to go on for ever.
+/// Steps after which a scenario is taken to go on for ever.
 const MOST_STEPS: u64 = 400_000;
 /// Of a disk.
 const MOST_BYTES: u64 = 2 << 20;
 
-/// What of a story is not left to its seed.
+/// What of a scenario is not left to its seed.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// What happens in all stories, if not what the seed says.
+    /// What happens in all scenarios, if not what the seed says.
     pub kind: Option<Kind>,
-    /// Requests fail in all stories, with these errnos, or in none; otherwise in a quarter.
+    /// Requests fail in all scenarios, with these errnos, or in none; otherwise in a quarter.
     pub faults: Option<Vec<i32>>,
     /// What fails are flushes only.
     pub only_flushes_fail: bool,
@@ -83,7 +83,7 @@ pub struct Settings {
     pub cluster_bits: Option<u32>,
 }
 
-/// What happens in a story.
+/// What happens in a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The graph changes under clients that call the exports.
@@ -97,7 +97,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Drawn apart, so that one more kind changes no story of another one.
+    /// Drawn apart, so that one more kind changes no scenario of another one.
     fn of(rng: &Rng) -> Kind {
         match Rng::new(!rng.clone().next_u64()).below(16) {
             0..=6 => Kind::Graph,
@@ -108,9 +108,9 @@ impl Kind {
     }
 }
 
-/// What a story is like.
+/// What a scenario is like.
 #[derive(Debug, Clone)]
-struct Story {
+struct DaemonScenario {
     lanes: usize,
     disks: u64,
     clients: u64,
@@ -123,8 +123,8 @@ struct Story {
     kind: Kind,
 }
 
-impl Story {
-    fn of(rng: &mut Rng, settings: &Settings) -> Story {
+impl DaemonScenario {
+    fn of(rng: &mut Rng, settings: &Settings) -> DaemonScenario {
         let kind = settings.kind.unwrap_or_else(|| Kind::of(rng));
         let drawn = *rng.pick(&[9, 12, 12, 14, 16, 16, 18]);
         let cluster_bits = settings.cluster_bits.unwrap_or(drawn);
@@ -151,7 +151,7 @@ impl Story {
             unreported: settings.unreported,
             ..Faults::new(rng.next_u64())
         });
-        let story = Story {
+        let scenario = DaemonScenario {
             lanes: rng.between(1, 4) as usize,
             disks: if rng.chance(1, 4) { 2 } else { 1 },
             clients: rng.between(1, 3),
@@ -164,23 +164,23 @@ impl Story {
             kind,
         };
         match kind {
-            Kind::Graph | Kind::Sessions => story,
-            Kind::Remote => Story {
+            Kind::Graph | Kind::Sessions => scenario,
+            Kind::Remote => DaemonScenario {
                 faults: None,
-                ..story
+                ..scenario
             },
-            Kind::Greedy => Story {
+            Kind::Greedy => DaemonScenario {
                 disks: 1,
                 size_bytes: greedy::SIZE_BYTES,
                 cluster_bits: 16,
                 faults: None,
-                ..story
+                ..scenario
             },
         }
     }
 }
 
-/// Plays the story of a seed, and ends the world so many times on the way.
+/// Plays the scenario of a seed, and ends the world so many times on the way.
 ///
 /// # Errors
 /// The first promise that was broken, with what led to it.
@@ -192,8 +192,8 @@ pub fn seed(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure
 fn play(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
     // Once without an end, to know how long it is; once with ends.
     let steps = run(seed, settings, &mut |_, _| None)?;
-    // Other stories have ends of their own.
-    let kind = Story::of(&mut Rng::new(seed), settings).kind;
+    // Other scenarios have ends of their own.
+    let kind = DaemonScenario::of(&mut Rng::new(seed), settings).kind;
     if ends == 0 || matches!(kind, Kind::Greedy | Kind::Remote) {
         return Ok(Totals { cuts: 0, steps });
     }
@@ -202,13 +202,13 @@ fn play(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
     let mut at: Vec<u64> = (0..moments).map(|_| rng.below(steps.max(1))).collect();
     at.sort_unstable();
     let mut cuts = 0;
-    run(seed, settings, &mut |step, scene| {
+    run(seed, settings, &mut |step, setup| {
         let mut failure = None;
         while at.first() == Some(&step) {
             at.remove(0);
             let left = ends - cuts;
             cuts += left.min(ENDS_AT_A_MOMENT);
-            let ended = end_the_world(scene, &mut rng, left.min(ENDS_AT_A_MOMENT));
+            let ended = end_the_world(setup, &mut rng, left.min(ENDS_AT_A_MOMENT));
             failure = failure.or(ended.err());
         }
         failure
@@ -217,16 +217,16 @@ fn play(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
 }
 
 /// Ends the world in several ways at this moment, and looks at what is left.
-fn end_the_world(scene: &Scene, rng: &mut Rng, ends: u64) -> Result<(), Failure> {
-    let expected = Expectations::of(scene);
-    let disk = &scene.files.disk;
+fn end_the_world(setup: &Setup, rng: &mut Rng, ends: u64) -> Result<(), Failure> {
+    let expected = Expectations::of(setup);
+    let disk = &setup.files.disk;
     for _ in 0..ends {
         let dies = rng.chance(2, 5);
         let point = match dies {
             true => disk.death_point(),
             false => disk.cut_point(),
         };
-        let contents = Cut::random(&point, rng).apply(&point);
+        let contents = PowerCut::random(&point, rng).apply(&point);
         expected.verify(&contents).map_err(|failure| {
             failure.when(match dies {
                 true => "after the death of the process",
@@ -237,34 +237,34 @@ fn end_the_world(scene: &Scene, rng: &mut Rng, ends: u64) -> Result<(), Failure>
     Ok(())
 }
 
-/// Plays a story; `watch` sees every step. Gives how many there were.
+/// Plays a scenario; `watch` sees every step. Gives how many there were.
 fn run(
     seed: u64,
     settings: &Settings,
-    watch: &mut dyn FnMut(u64, &Scene) -> Option<Failure>,
+    watch: &mut dyn FnMut(u64, &Setup) -> Option<Failure>,
 ) -> Result<u64, Failure> {
     let mut rng = Rng::new(seed);
-    let story = Story::of(&mut rng, settings);
+    let scenario = DaemonScenario::of(&mut rng, settings);
     let disk = Disk::new(Mode::Scheduled);
-    let lanes = Lanes::new(story.lanes, rng.next_u64());
+    let lanes = Lanes::new(scenario.lanes, rng.next_u64());
     let mut scheduler = Scheduler::new(rng.next_u64());
-    let cast = cast(&story, &mut rng, &disk, &lanes)?;
-    let scene = Scene::new(cast, rng.fork());
+    let cast = cast(&scenario, &mut rng, &disk, &lanes)?;
+    let setup = Setup::new(cast, rng.fork());
     let mut last = 0;
     let mut failed = None;
-    if story.kind == Kind::Greedy {
+    if scenario.kind == Kind::Greedy {
         lanes.set_moment(greedy::MOMENT);
     }
-    let kind = story.kind;
+    let kind = scenario.kind;
     let played = lanes.run(
         &disk,
         &mut scheduler,
-        tell(scene.clone(), story),
+        tell(setup.clone(), scenario),
         &mut |step| {
             last = step;
-            failed = scene.failure().or_else(|| watch(step, &scene));
+            failed = setup.failure().or_else(|| watch(step, &setup));
             if step > MOST_STEPS {
-                let message = "the story does not end";
+                let message = "the scenario does not end";
                 failed = Some(Failure::new(FailureKind::Stuck, message));
             }
             failed.is_none()
@@ -273,33 +273,33 @@ fn run(
     // Tasks hold what holds the lanes.
     lanes.kill();
     let told = |failure: Failure| {
-        let message = format!("{}\n  {}", failure.message, scene.told());
+        let message = format!("{}\n  {}", failure.message, setup.told());
         Failure::new(failure.kind, message)
     };
-    if let Some(failure) = failed.or(scene.failure()) {
+    if let Some(failure) = failed.or(setup.failure()) {
         return Err(told(failure));
     }
     played.map_err(|stuck| told(stuck.into()))?;
     let expected = match kind {
-        Kind::Graph | Kind::Sessions => Expectations::of(&scene),
-        Kind::Greedy | Kind::Remote => Expectations::of_images(&scene),
+        Kind::Graph | Kind::Sessions => Expectations::of(&setup),
+        Kind::Greedy | Kind::Remote => Expectations::of_images(&setup),
     };
     expected
-        .verify(&contents_of(&scene))
+        .verify(&contents_of(&setup))
         .map_err(|failure| told(failure.when("after the end")))?;
     Ok(last)
 }
 
 /// Those who play: a daemon, and disks for its clients.
 fn cast(
-    story: &Story,
+    scenario: &DaemonScenario,
     rng: &mut Rng,
     disk: &Arc<Disk>,
     lanes: &Rc<Lanes>,
-) -> Result<Cast, Failure> {
+) -> Result<SetupParts, Failure> {
     let files = SimFiles::new(disk.clone());
     let nodes = Nodes::live_on(files.clone());
-    let network = (story.kind != Kind::Graph).then(|| Network::new(rng.next_u64()));
+    let network = (scenario.kind != Kind::Graph).then(|| Network::new(rng.next_u64()));
     let host = match &network {
         None => Host::without_sockets(),
         Some(network) => network::host(network, lanes.others()),
@@ -313,15 +313,15 @@ fn cast(
         }
         (None, _) => return Err(Failure::new(FailureKind::Setup, "nobody else is there")),
     };
-    let disks = (0..story.disks).map(|number| {
+    let disks = (0..scenario.disks).map(|number| {
         let name = format!("d{number}");
         Rc::new(GuestDisk::new(
             &name,
-            story.size_bytes,
-            1 << story.cluster_bits,
+            scenario.size_bytes,
+            1 << scenario.cluster_bits,
         ))
     });
-    Ok(Cast {
+    Ok(SetupParts {
         lanes: lanes.clone(),
         files,
         daemon,
@@ -329,62 +329,62 @@ fn cast(
         network,
         exports,
         disks: disks.collect(),
-        faulty: story.faults.is_some(),
-        uncached: story.uncached,
+        faulty: scenario.faults.is_some(),
+        uncached: scenario.uncached,
     })
 }
 
 /// What the files of a daemon that is over hold.
-fn contents_of(scene: &Scene) -> Vec<crate::pages::Pages> {
-    let disk = &scene.files.disk;
+fn contents_of(setup: &Setup) -> Vec<crate::sparse_bytes::SparseBytes> {
+    let disk = &setup.files.disk;
     (0..disk.files()).map(|file| disk.contents(file)).collect()
 }
 
-/// The story: images, exports, clients and monitors, and the end of the daemon.
-async fn tell(scene: Rc<Scene>, story: Story) {
-    match story.kind {
-        Kind::Greedy => return greedy::tell(scene, story.clients).await,
-        Kind::Remote => return remote::tell(scene, story.clients, story.requests).await,
+/// The scenario: images, exports, clients and monitors, and the end of the daemon.
+async fn tell(setup: Rc<Setup>, scenario: DaemonScenario) {
+    match scenario.kind {
+        Kind::Greedy => return greedy::tell(setup, scenario.clients).await,
+        Kind::Remote => return remote::tell(setup, scenario.clients, scenario.requests).await,
         Kind::Graph | Kind::Sessions => {}
     }
-    if scene.network.is_some() && !sessions::serve(&scene).await {
+    if setup.network.is_some() && !sessions::serve(&setup).await {
         return;
     }
-    for disk in &scene.disks {
-        let raw = scene.draw(|rng| rng.chance(1, 6));
+    for disk in &setup.disks {
+        let raw = setup.draw(|rng| rng.chance(1, 6));
         let name = disk.new_name(if raw { "nr" } else { "n" });
         let added = match raw {
-            true => monitor::add_raw(&scene, disk, &name).await,
-            false => monitor::add_image(&scene, disk, &name, None).await,
+            true => monitor::add_raw(&setup, disk, &name).await,
+            false => monitor::add_image(&setup, disk, &name, None).await,
         };
         if !added {
             return;
         }
-        monitor::export(&scene, disk, &name).await;
+        monitor::export(&setup, disk, &name).await;
     }
-    scene.files.disk.set_faults(story.faults);
+    setup.files.disk.set_faults(scenario.faults);
     let mut monitors = Vec::new();
-    for disk in &scene.disks {
-        disk.clients.set(story.clients as usize);
-        for _ in 0..story.clients {
-            let client = clients::client(scene.clone(), disk.clone(), story.requests);
-            drop(scene.lanes.any().spawn(client));
+    for disk in &setup.disks {
+        disk.clients.set(scenario.clients as usize);
+        for _ in 0..scenario.clients {
+            let client = clients::client(setup.clone(), disk.clone(), scenario.requests);
+            drop(setup.lanes.any().spawn(client));
         }
-        let told = monitor::monitor(scene.clone(), disk.clone(), story.commands);
-        monitors.push(scene.lanes.own().spawn(told));
+        let told = monitor::monitor(setup.clone(), disk.clone(), scenario.commands);
+        monitors.push(setup.lanes.own().spawn(told));
     }
     for monitor in monitors {
         monitor.await;
     }
-    for disk in &scene.disks {
+    for disk in &setup.disks {
         disk.until(|disk| disk.clients.get() == 0).await;
     }
-    if scene.failure().is_some() {
+    if setup.failure().is_some() {
         return;
     }
-    scene.remember_tops();
-    let closed = scene.daemon.shut_down().await;
-    if let (Err(error), false) = (closed, scene.faulty) {
-        scene.fail(Failure::error(FailureKind::Request, "the end", &error));
+    setup.remember_tops();
+    let closed = setup.daemon.shut_down().await;
+    if let (Err(error), false) = (closed, setup.faulty) {
+        setup.fail(Failure::error(FailureKind::Request, "the end", &error));
     }
 }

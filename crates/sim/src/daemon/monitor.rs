@@ -8,10 +8,10 @@ use vellum::qcow2::CacheOptions;
 use vellum::qcow2::create::CreateOptions;
 
 use super::files::{blank, is_raw};
-use super::scene::{GuestDisk, Kept, Scene};
+use super::setup::{ExpectedFile, GuestDisk, Setup};
 use super::{bitmaps, fleece, series, sessions};
 use crate::failure::{Failure, FailureKind};
-use crate::pages::Pages;
+use crate::sparse_bytes::SparseBytes;
 
 /// Layers of a chain at most.
 const MAX_LAYERS: usize = 5;
@@ -27,43 +27,43 @@ pub(super) enum End {
 }
 
 /// Gives so many commands, or sequences of some, while clients work.
-pub(super) async fn monitor(scene: Rc<Scene>, disk: Rc<GuestDisk>, commands: u64) {
+pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64) {
     for _ in 0..commands {
-        if scene.failure().is_some() {
+        if setup.failure().is_some() {
             return;
         }
-        pause(&scene).await;
-        let Some(top) = scene.top(&disk) else {
+        pause(&setup).await;
+        let Some(top) = setup.top(&disk) else {
             return;
         };
-        let chain = scene.nodes.chain(&top);
+        let chain = setup.nodes.chain(&top);
         let deep = chain.len() > 1;
-        match scene.draw(|rng| rng.below(25)) {
-            0..=4 if chain.len() < MAX_LAYERS => snapshot(&scene, &disk, &top).await,
-            0..=6 if deep => active_commit(&scene, &disk, &chain).await,
-            7 if chain.len() > 2 => commit(&scene, &disk, &chain).await,
-            7..=9 if deep => stream(&scene, &disk, &chain).await,
-            10..=12 => backup(&scene, &disk, &chain).await,
-            13 => export_anew(&scene, &disk, &top).await,
-            14 => set_caches(&scene, &top),
-            15 => refused_resize(&scene, &disk, &top).await,
-            16..=18 if !is_raw(&top) => series::go_on(&scene, &disk, &top).await,
-            21..=24 if !is_raw(&top) => bitmaps::change(&scene, &disk, &top).await,
-            19 | 20 => fleece::fleece(&scene, &disk, &top).await,
-            _ => snapshot(&scene, &disk, &top).await,
+        match setup.draw(|rng| rng.below(25)) {
+            0..=4 if chain.len() < MAX_LAYERS => snapshot(&setup, &disk, &top).await,
+            0..=6 if deep => active_commit(&setup, &disk, &chain).await,
+            7 if chain.len() > 2 => commit(&setup, &disk, &chain).await,
+            7..=9 if deep => stream(&setup, &disk, &chain).await,
+            10..=12 => backup(&setup, &disk, &chain).await,
+            13 => export_anew(&setup, &disk, &top).await,
+            14 => set_caches(&setup, &top),
+            15 => refused_resize(&setup, &disk, &top).await,
+            16..=18 if !is_raw(&top) => series::go_on(&setup, &disk, &top).await,
+            21..=24 if !is_raw(&top) => bitmaps::change(&setup, &disk, &top).await,
+            19 | 20 => fleece::fleece(&setup, &disk, &top).await,
+            _ => snapshot(&setup, &disk, &top).await,
         }
     }
 }
 
 /// Lets others have some turns.
-pub(super) async fn pause(scene: &Scene) {
-    for _ in 0..scene.draw(|rng| rng.below(40)) {
+pub(super) async fn pause(setup: &Setup) {
+    for _ in 0..setup.draw(|rng| rng.below(40)) {
         vellum_io::lane::yield_now().await;
     }
 }
 
 /// Makes an image file as long as the disk.
-fn make_image(scene: &Scene, disk: &GuestDisk, name: &str, backing: Option<&str>) -> bool {
+fn make_image(setup: &Setup, disk: &GuestDisk, name: &str, backing: Option<&str>) -> bool {
     let format = |backing| if is_raw(backing) { "raw" } else { "qcow2" };
     let made = blank(
         CreateOptions::default()
@@ -73,9 +73,9 @@ fn make_image(scene: &Scene, disk: &GuestDisk, name: &str, backing: Option<&str>
             .backing_format(backing.map(|backing| format(backing).to_owned())),
     );
     match made {
-        Ok(pages) => scene.files.add(name, pages),
+        Ok(pages) => setup.files.add(name, pages),
         Err(failure) => {
-            scene.fail(failure);
+            setup.fail(failure);
             return false;
         }
     }
@@ -83,18 +83,18 @@ fn make_image(scene: &Scene, disk: &GuestDisk, name: &str, backing: Option<&str>
 }
 
 /// A node of an image, which stands on what the image says.
-fn node_of(scene: &Scene, name: &str) -> Value {
+fn node_of(setup: &Setup, name: &str) -> Value {
     let mut node = json!({
         "driver": "qcow2",
         "node-name": name,
         "file": {"driver": "file", "filename": name},
         "discard": "unmap",
     });
-    if scene.draw(|rng| rng.chance(1, 3)) || scene.uncached {
+    if setup.draw(|rng| rng.chance(1, 3)) || setup.uncached {
         // Nothing is gathered: parts of clusters go to the file as they come.
         node["data-cache-size"] = json!(0);
     }
-    if scene.draw(|rng| rng.chance(1, 3)) {
+    if setup.draw(|rng| rng.chance(1, 3)) {
         node["l2-cache-size"] = json!(1);
         node["refcount-cache-size"] = json!(1);
     }
@@ -103,102 +103,102 @@ fn node_of(scene: &Scene, name: &str) -> Value {
 
 /// Makes an image file as long as the disk, and a node of it that stands on nothing.
 pub(super) async fn add_image(
-    scene: &Scene,
+    setup: &Setup,
     disk: &GuestDisk,
     name: &str,
     backing: Option<&str>,
 ) -> bool {
-    if !make_image(scene, disk, name, backing) {
+    if !make_image(setup, disk, name, backing) {
         return false;
     }
-    let mut node = node_of(scene, name);
+    let mut node = node_of(setup, name);
     node["backing"] = Value::Null;
-    scene.demand("blockdev-add", node).await
+    setup.demand("blockdev-add", node).await
 }
 
 /// As [`add_image`], but it stands on a file that no node has yet.
 pub(super) async fn add_overlay(
-    scene: &Scene,
+    setup: &Setup,
     disk: &GuestDisk,
     name: &str,
     backing: &str,
 ) -> bool {
-    if !make_image(scene, disk, name, Some(backing)) {
+    if !make_image(setup, disk, name, Some(backing)) {
         return false;
     }
-    let node = node_of(scene, name);
-    scene.demand("blockdev-add", node).await
+    let node = node_of(setup, name);
+    setup.demand("blockdev-add", node).await
 }
 
 /// As [`add_image`], but it stands on a node.
 pub(super) async fn add_node_on(
-    scene: &Scene,
+    setup: &Setup,
     disk: &GuestDisk,
     name: &str,
     backing: &str,
 ) -> bool {
-    if !make_image(scene, disk, name, Some(backing)) {
+    if !make_image(setup, disk, name, Some(backing)) {
         return false;
     }
-    let mut node = node_of(scene, name);
+    let mut node = node_of(setup, name);
     node["backing"] = json!(backing);
-    scene.demand("blockdev-add", node).await
+    setup.demand("blockdev-add", node).await
 }
 
 /// Makes a raw file as long as the disk, and a node of it.
-pub(super) async fn add_raw(scene: &Scene, disk: &GuestDisk, name: &str) -> bool {
+pub(super) async fn add_raw(setup: &Setup, disk: &GuestDisk, name: &str) -> bool {
     let size = disk.model.borrow().size_bytes();
-    scene.files.add(name, Pages::device(size, 0));
+    setup.files.add(name, SparseBytes::device(size, 0));
     let node = json!({
         "driver": "raw",
         "node-name": name,
         "file": {"driver": "file", "filename": name},
         "discard": "unmap",
     });
-    scene.demand("blockdev-add", node).await
+    setup.demand("blockdev-add", node).await
 }
 
-async fn snapshot(scene: &Scene, disk: &GuestDisk, top: &str) {
+async fn snapshot(setup: &Setup, disk: &GuestDisk, top: &str) {
     let overlay = disk.new_name("n");
-    if !add_image(scene, disk, &overlay, Some(top)).await {
+    if !add_image(setup, disk, &overlay, Some(top)).await {
         return;
     }
     let begun = disk.model.borrow_mut().begin_watch();
     let arguments = json!({"node": top, "overlay": overlay});
-    if scene.demand("blockdev-snapshot", arguments).await {
+    if setup.demand("blockdev-snapshot", arguments).await {
         // Whoever took it may copy the base from now on.
         disk.keep(top, begun, "the base of a snapshot");
     }
 }
 
 /// Waits for the end of a job, which is cancelled now and then.
-async fn end_of_job(scene: &Scene, job: &str) -> End {
-    if scene.draw(|rng| rng.chance(1, 6)) {
-        pause(scene).await;
+async fn end_of_job(setup: &Setup, job: &str) -> End {
+    if setup.draw(|rng| rng.chance(1, 6)) {
+        pause(setup).await;
         // It may be over.
-        let _ = scene.ask("job-cancel", json!({"id": job})).await;
+        let _ = setup.ask("job-cancel", json!({"id": job})).await;
     }
-    end_of(scene, job).await
+    end_of(setup, job).await
 }
 
 /// Waits for the end of a job.
-pub(super) async fn end_of(scene: &Scene, job: &str) -> End {
-    judge(scene, job, &scene.heard.wait(OVER, job).await)
+pub(super) async fn end_of(setup: &Setup, job: &str) -> End {
+    judge(setup, job, &setup.heard.wait(OVER, job).await)
 }
 
-fn judge(scene: &Scene, job: &str, event: &Value) -> End {
+fn judge(setup: &Setup, job: &str, event: &Value) -> End {
     let end = match (event["event"].as_str(), event["data"]["error"].as_str()) {
         (Some("BLOCK_JOB_CANCELLED"), _) => End::Cancelled,
         (_, None) => End::Done,
         (_, Some(error)) => {
-            if !scene.faulty {
+            if !setup.faulty {
                 let message = format!("job {job}: {error}");
-                scene.fail(Failure::new(FailureKind::Request, message));
+                setup.fail(Failure::new(FailureKind::Request, message));
             }
             End::Failed
         }
     };
-    scene.note(format!("job {job}: {end:?}"));
+    setup.note(format!("job {job}: {end:?}"));
     end
 }
 
@@ -207,34 +207,34 @@ fn forget_all(disk: &GuestDisk, chain: &[String]) {
     chain.iter().for_each(|file| disk.forget(file));
 }
 
-async fn active_commit(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
-    let base_at = scene.draw(|rng| rng.between(1, chain.len() as u64 - 1)) as usize;
+async fn active_commit(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
+    let base_at = setup.draw(|rng| rng.between(1, chain.len() as u64 - 1)) as usize;
     forget_all(disk, &chain[1..=base_at]);
     let job = disk.new_name("j");
     let arguments = json!({"job-id": job, "device": chain[0], "base-node": chain[base_at]});
-    if !scene.demand("block-commit", arguments).await {
+    if !setup.demand("block-commit", arguments).await {
         return;
     }
-    if scene.draw(|rng| rng.chance(1, 6)) {
-        pause(scene).await;
-        let _ = scene.ask("job-cancel", json!({"id": job})).await;
+    if setup.draw(|rng| rng.chance(1, 6)) {
+        pause(setup).await;
+        let _ = setup.ask("job-cancel", json!({"id": job})).await;
     }
     let names = [OVER[0], OVER[1], "BLOCK_JOB_READY"];
-    let event = scene.heard.wait(&names, &job).await;
+    let event = setup.heard.wait(&names, &job).await;
     if event["event"] == "BLOCK_JOB_READY" {
-        pause(scene).await;
+        pause(setup).await;
         // The job may fail at this moment.
-        let _ = scene.ask("job-complete", json!({"id": job})).await;
-        end_of_job(scene, &job).await;
+        let _ = setup.ask("job-complete", json!({"id": job})).await;
+        end_of_job(setup, &job).await;
     } else {
-        judge(scene, &job, &event);
+        judge(setup, &job, &event);
     }
-    drop_unused(scene, disk).await;
+    drop_unused(setup, disk).await;
 }
 
-async fn commit(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
-    let top_at = scene.draw(|rng| rng.between(1, chain.len() as u64 - 2)) as usize;
-    let base_at = scene.draw(|rng| rng.between(top_at as u64 + 1, chain.len() as u64 - 1)) as usize;
+async fn commit(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
+    let top_at = setup.draw(|rng| rng.between(1, chain.len() as u64 - 2)) as usize;
+    let base_at = setup.draw(|rng| rng.between(top_at as u64 + 1, chain.len() as u64 - 1)) as usize;
     forget_all(disk, &chain[top_at + 1..=base_at]);
     let job = disk.new_name("j");
     let arguments = json!({
@@ -243,72 +243,72 @@ async fn commit(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
         "top-node": chain[top_at],
         "base-node": chain[base_at],
     });
-    if scene.demand("block-commit", arguments).await {
-        end_of_job(scene, &job).await;
-        drop_unused(scene, disk).await;
+    if setup.demand("block-commit", arguments).await {
+        end_of_job(setup, &job).await;
+        drop_unused(setup, disk).await;
     }
 }
 
-async fn stream(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
+async fn stream(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
     let job = disk.new_name("j");
     let mut arguments = json!({"job-id": job, "device": chain[0]});
-    if chain.len() > 2 && scene.draw(|rng| rng.chance(1, 2)) {
-        let base_at = scene.draw(|rng| rng.between(2, chain.len() as u64 - 1)) as usize;
+    if chain.len() > 2 && setup.draw(|rng| rng.chance(1, 2)) {
+        let base_at = setup.draw(|rng| rng.between(2, chain.len() as u64 - 1)) as usize;
         arguments["base-node"] = json!(chain[base_at]);
     }
-    if scene.demand("block-stream", arguments).await {
-        end_of_job(scene, &job).await;
-        drop_unused(scene, disk).await;
+    if setup.demand("block-stream", arguments).await {
+        end_of_job(setup, &job).await;
+        drop_unused(setup, disk).await;
     }
 }
 
-async fn backup(scene: &Scene, disk: &GuestDisk, chain: &[String]) {
-    let raw = scene.draw(|rng| rng.chance(1, 6));
+async fn backup(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
+    let raw = setup.draw(|rng| rng.chance(1, 6));
     let target = disk.new_name(if raw { "br" } else { "b" });
     let added = match raw {
-        true => add_raw(scene, disk, &target).await,
-        false => add_image(scene, disk, &target, None).await,
+        true => add_raw(setup, disk, &target).await,
+        false => add_image(setup, disk, &target, None).await,
     };
     if !added {
         return;
     }
     // A chain of one layer has nothing below the top.
-    let top = chain.len() == 1 && scene.draw(|rng| rng.chance(1, 3));
+    let top = chain.len() == 1 && setup.draw(|rng| rng.chance(1, 3));
     let sync = if top { "top" } else { "full" };
     let job = disk.new_name("j");
     let arguments = json!({"job-id": job, "device": chain[0], "target": target, "sync": sync});
-    let (command, arguments) = match scene.draw(|rng| rng.chance(1, 3)) {
+    let (command, arguments) = match setup.draw(|rng| rng.chance(1, 3)) {
         false => ("blockdev-backup", arguments),
         true => {
             let action = json!({"type": "blockdev-backup", "data": arguments});
             ("transaction", json!({"actions": [action]}))
         }
     };
-    back_up(scene, disk, (&job, &target), command, arguments).await;
+    back_up(setup, disk, (&job, &target), command, arguments).await;
 }
 
 /// Has a command begin a backup, waits for its end, closes the target, and notes what that
 /// must hold.
 pub(super) async fn back_up(
-    scene: &Scene,
+    setup: &Setup,
     disk: &GuestDisk,
     (job, target): (&str, &str),
     command: &str,
     arguments: Value,
 ) -> End {
     let begun = disk.model.borrow_mut().begin_watch();
-    let started = scene.demand(command, arguments).await;
+    let started = setup.demand(command, arguments).await;
     let moment = Rc::new(disk.model.borrow().clone());
     let end = match started {
-        true => end_of_job(scene, job).await,
+        true => end_of_job(setup, job).await,
         false => End::Failed,
     };
     let arguments = json!({"node-name": target});
-    if !scene.demand("blockdev-del", arguments).await {
+    if !setup.demand("blockdev-del", arguments).await {
         return End::Failed;
     }
     if end == End::Done {
-        disk.kept.borrow_mut().push(Kept {
+        disk.kept.borrow_mut().push(ExpectedFile {
             file: target.to_owned(),
             model: moment,
             begun,
@@ -319,22 +319,22 @@ pub(super) async fn back_up(
 }
 
 /// Ends the export, and makes it once more. Clients that were connected come back.
-async fn export_anew(scene: &Scene, disk: &GuestDisk, top: &str) {
+async fn export_anew(setup: &Setup, disk: &GuestDisk, top: &str) {
     let device = disk.device.replace(None);
-    let connected = scene.network.is_some();
-    if connected && scene.draw(|rng| rng.chance(1, 2)) {
+    let connected = setup.network.is_some();
+    if connected && setup.draw(|rng| rng.chance(1, 2)) {
         // In the middle of what they do.
         disk.hung_up_on.set(true);
     } else {
         disk.until(|disk| disk.running.get() == 0).await;
-        if let Some(device) = device.filter(|_| connected && scene.draw(|rng| rng.chance(1, 2))) {
+        if let Some(device) = device.filter(|_| connected && setup.draw(|rng| rng.chance(1, 2))) {
             // Others leave without a word.
             drop(device.close().await);
         }
     }
     disk.last_top.replace(Some(top.to_owned()));
     let mode = if connected { "hard" } else { "safe" };
-    if !scene
+    if !setup
         .demand("block-export-del", json!({"id": disk.name, "mode": mode}))
         .await
     {
@@ -343,12 +343,12 @@ async fn export_anew(scene: &Scene, disk: &GuestDisk, top: &str) {
     // Whatever they had asked for has ended, but they may have to hear of it.
     disk.until(|disk| disk.running.get() == 0).await;
     disk.hung_up_on.set(false);
-    pause(scene).await;
-    export(scene, disk, top).await;
+    pause(setup).await;
+    export(setup, disk, top).await;
 }
 
 /// Exports a node as a disk, to which clients connect.
-pub(super) async fn export(scene: &Scene, disk: &GuestDisk, node: &str) {
+pub(super) async fn export(setup: &Setup, disk: &GuestDisk, node: &str) {
     let arguments = json!({
         "type": "nbd",
         "id": disk.name,
@@ -356,59 +356,59 @@ pub(super) async fn export(scene: &Scene, disk: &GuestDisk, node: &str) {
         "name": disk.name,
         "writable": true,
     });
-    if !scene.demand("block-export-add", arguments).await {
+    if !setup.demand("block-export-add", arguments).await {
         return;
     }
-    let device = match &scene.network {
+    let device = match &setup.network {
         None => {
-            let found = scene.exports.find(&disk.name);
+            let found = setup.exports.find(&disk.name);
             found.map(|export| export.device.clone())
         }
-        Some(network) => sessions::connect(scene, network, &disk.name, true).await,
+        Some(network) => sessions::connect(setup, network, &disk.name, true).await,
     };
     disk.device.replace(device);
     disk.changed.notify(usize::MAX);
 }
 
-fn set_caches(scene: &Scene, top: &str) {
-    let Ok(device) = scene.nodes.device(top) else {
+fn set_caches(setup: &Setup, top: &str) {
+    let Ok(device) = setup.nodes.device(top) else {
         return;
     };
-    let size = scene.draw(|rng| *rng.pick(&[1, 4096, 1 << 20]));
+    let size = setup.draw(|rng| *rng.pick(&[1, 4096, 1 << 20]));
     let sizes = CacheOptions::default()
         .l2_cache_size_bytes(Some(size))
         .refcount_cache_size_bytes(Some(size));
     if let Some(image) = device.as_qcow2()
         && let Err(error) = image.set_cache_sizes(&sizes)
     {
-        scene.fail(Failure::error(FailureKind::Request, "cache sizes", &error));
+        setup.fail(Failure::error(FailureKind::Request, "cache sizes", &error));
     }
 }
 
 /// Clients rely on the size: it cannot change.
-async fn refused_resize(scene: &Scene, disk: &GuestDisk, top: &str) {
+async fn refused_resize(setup: &Setup, disk: &GuestDisk, top: &str) {
     let size = disk.model.borrow().size_bytes() + 4096;
     let arguments = json!({"node-name": top, "size": size});
-    if scene.ask("block_resize", arguments).await.is_ok() {
+    if setup.ask("block_resize", arguments).await.is_ok() {
         let message = "block_resize of a disk that clients use";
-        scene.fail(Failure::new(FailureKind::Request, message));
+        setup.fail(Failure::new(FailureKind::Request, message));
     }
 }
 
 /// Drops the nodes of a disk that nothing stands on any more.
-async fn drop_unused(scene: &Scene, disk: &GuestDisk) {
-    let Some(top) = scene.top(disk) else {
+async fn drop_unused(setup: &Setup, disk: &GuestDisk) {
+    let Some(top) = setup.top(disk) else {
         return;
     };
     loop {
-        let chain = scene.nodes.chain(&top);
+        let chain = setup.nodes.chain(&top);
         let own = format!("{}n", disk.name);
-        let names = scene.files.names();
+        let names = setup.files.names();
         let unused = names.into_keys().find(|name| {
             name.starts_with(&own)
                 && !chain.contains(name)
-                && scene.nodes.contains(name)
-                && !scene.nodes.is_used_by(name, |_| true)
+                && setup.nodes.contains(name)
+                && !setup.nodes.is_used_by(name, |_| true)
         });
         let Some(unused) = unused else {
             return;
@@ -416,7 +416,7 @@ async fn drop_unused(scene: &Scene, disk: &GuestDisk) {
         // What it stands on may change.
         disk.forget(&unused);
         let arguments = json!({"node-name": unused});
-        if !scene.demand("blockdev-del", arguments).await {
+        if !setup.demand("blockdev-del", arguments).await {
             return;
         }
     }

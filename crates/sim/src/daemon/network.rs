@@ -15,11 +15,11 @@ use parking_lot::{Mutex, MutexGuard};
 use vellum_control::daemon::{Failure, Host};
 use vellum_export::nbd::Listener;
 use vellum_io::executor::Remote;
-use vellum_io::lane::net::{Port, Stream, Wire};
+use vellum_io::lane::net::{ListenerBackend, Stream, StreamBackend};
 use vellum_io::{Buffer, Buffers, Error, Io, Result};
 use vellum_nbd::client::{Address, Dial};
 
-use super::lanes::Beside;
+use super::lanes::BackgroundEvents;
 use crate::rng::Rng;
 
 const ECONNREFUSED: i32 = 111;
@@ -194,7 +194,7 @@ impl Network {
     }
 
     /// Listens on a port.
-    pub(super) fn listen(self: &Arc<Self>, name: &str) -> Result<Arc<dyn Port>> {
+    pub(super) fn listen(self: &Arc<Self>, name: &str) -> Result<Arc<dyn ListenerBackend>> {
         let mut state = self.lock();
         if state.ports.contains_key(name) {
             return Err(Error::from_errno("listen", EADDRINUSE).target(name));
@@ -257,7 +257,7 @@ impl Network {
     }
 }
 
-impl Beside for Arc<Network> {
+impl BackgroundEvents for Arc<Network> {
     fn in_flight(&self) -> bool {
         self.lock().pipes.values().any(Pipe::can_arrive)
     }
@@ -281,7 +281,7 @@ impl Dial for Network {
     }
 }
 
-impl Port for Open {
+impl ListenerBackend for Open {
     fn accept(self: Arc<Self>) -> Io<Stream> {
         Io::boxed(poll_fn(move |context| {
             let mut state = self.network.lock();
@@ -312,7 +312,7 @@ impl Socket {
     }
 }
 
-impl Wire for Socket {
+impl StreamBackend for Socket {
     fn recv(self: Arc<Self>, buffer: Buffer) -> Io<(Buffer, usize)> {
         let mut buffer = Some(buffer);
         Io::boxed(poll_fn(move |context| {

@@ -17,16 +17,16 @@ use std::time::Duration;
 use futures_util::future::select;
 use vellum_io::{Buffer, Buffers, Error, lane};
 use vellum_nbd::client::handshake::Handshake;
-use vellum_nbd::client::{Address, ClientOptions, Connection, NbdStorage, Question};
+use vellum_nbd::client::{Address, ClientOptions, Connection, NbdStorage, Request};
 use vellum_nbd::{Channel, proto};
 use vellum_storage::{Storage, WriteFlags};
 
 use super::greedy::soon;
 use super::monitor::pause;
-use super::scene::Scene;
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
-use crate::pages::Pages;
 use crate::rng::Rng;
+use crate::sparse_bytes::SparseBytes;
 use machine::Machine;
 
 /// Where the machine's server listens.
@@ -50,7 +50,7 @@ struct Sector {
 }
 
 /// What the clients of one opening of the disk know.
-struct Account {
+struct ClientKnowledge {
     sectors: RefCell<Vec<Sector>>,
     next: Cell<u64>,
     /// Writes that run, by their numbers.
@@ -62,7 +62,7 @@ struct Account {
     clients: Cell<u64>,
 }
 
-impl Account {
+impl ClientKnowledge {
     /// Notes that connections end now.
     fn note_break(&self) {
         if self.next.get() > self.covered.get() + 1 {
@@ -102,7 +102,7 @@ impl Account {
         Err(Failure::new(FailureKind::Content, message))
     }
 
-    fn check_all(&self, pages: &Pages, what: &str) -> Result<(), Failure> {
+    fn check_all(&self, pages: &SparseBytes, what: &str) -> Result<(), Failure> {
         (0..SECTORS).try_for_each(|number| {
             let bytes = pages.bytes(number * SECTOR_BYTES, SECTOR_BYTES);
             self.check(number, &bytes, what)
@@ -110,28 +110,28 @@ impl Account {
     }
 }
 
-/// Plays the whole story.
-pub(super) async fn tell(scene: Rc<Scene>, clients: u64, requests: u64) {
-    let Some(network) = scene.network.clone() else {
+/// Plays the whole scenario.
+pub(super) async fn tell(setup: Rc<Setup>, clients: u64, requests: u64) {
+    let Some(network) = setup.network.clone() else {
         return;
     };
-    let machine = Machine::new(network, scene.draw(Rng::next_u64));
-    scene.lanes.add(machine.clone());
-    for _ in 0..scene.draw(|rng| rng.between(1, 3)) {
+    let machine = Machine::new(network, setup.draw(Rng::next_u64));
+    setup.lanes.add(machine.clone());
+    for _ in 0..setup.draw(|rng| rng.between(1, 3)) {
         let kept = machine.disk.borrow().contents(0);
         machine.plug(kept);
         if let Err(error) = machine.start() {
-            return scene.fail(Failure::error(FailureKind::Setup, "start", &error));
+            return setup.fail(Failure::error(FailureKind::Setup, "start", &error));
         }
-        let played = match scene.draw(|rng| rng.chance(1, 6)) {
-            true => give_up_requests(&scene, &machine).await,
-            false => play(&scene, &machine, clients, requests).await,
+        let played = match setup.draw(|rng| rng.chance(1, 6)) {
+            true => give_up_requests(&setup, &machine).await,
+            false => play(&setup, &machine, clients, requests).await,
         };
         machine.executor.drop_tasks();
         if let Err(failure) = played {
-            scene.fail(failure);
+            setup.fail(failure);
         }
-        if scene.failure().is_some() {
+        if setup.failure().is_some() {
             return;
         }
     }
@@ -139,7 +139,7 @@ pub(super) async fn tell(scene: Rc<Scene>, clients: u64, requests: u64) {
 
 /// One opening of the disk, from its beginning to its end.
 async fn play(
-    scene: &Rc<Scene>,
+    setup: &Rc<Setup>,
     machine: &Rc<Machine>,
     clients: u64,
     requests: u64,
@@ -147,7 +147,7 @@ async fn play(
     let mut options = ClientOptions::new(PORT, Address::Unix(PORT.to_owned()));
     options.writable = true;
     options.dial = Some(machine.network.clone());
-    options.max_connections = scene.draw(|rng| rng.between(1, 4)) as usize;
+    options.max_connections = setup.draw(|rng| rng.between(1, 4)) as usize;
     let opened = NbdStorage::open(options).await;
     let disk = opened.map_err(|error| Failure::error(FailureKind::Open, PORT, &error))?;
     let start = machine.disk.borrow().contents(0);
@@ -164,7 +164,7 @@ async fn play(
     let sectors: Vec<Sector> = (0..SECTORS).map(first).collect();
     let newest = sectors.iter().map(|sector| sector.written[0]).max();
     let next = newest.unwrap_or_default() + 1;
-    let account = Rc::new(Account {
+    let account = Rc::new(ClientKnowledge {
         sectors: RefCell::new(sectors),
         next: Cell::new(next),
         running: RefCell::default(),
@@ -175,29 +175,33 @@ async fn play(
     for client in 0..clients {
         let own = (SECTORS / clients * client, SECTORS / clients);
         let work = run_client(
-            scene.clone(),
+            setup.clone(),
             machine.clone(),
             disk.clone(),
             account.clone(),
             own,
         );
-        drop(scene.lanes.any().spawn(work.run(requests)));
+        drop(setup.lanes.any().spawn(work.run(requests)));
     }
-    while account.clients.get() > 0 && scene.failure().is_none() {
-        pause(scene).await;
-        lane::sleep(Duration::from_millis(scene.draw(|rng| rng.below(30)))).await;
-        if scene.draw(|rng| rng.chance(1, 3)) {
-            disturb(scene, machine, &account).await?;
+    while account.clients.get() > 0 && setup.failure().is_none() {
+        pause(setup).await;
+        lane::sleep(Duration::from_millis(setup.draw(|rng| rng.below(30)))).await;
+        if setup.draw(|rng| rng.chance(1, 3)) {
+            disturb(setup, machine, &account).await?;
         }
     }
-    settle(scene, machine, &disk, &account).await
+    check_quiet(setup, machine, &disk, &account).await
 }
 
 /// Kills the server, or cuts a connection.
-async fn disturb(scene: &Scene, machine: &Machine, account: &Account) -> Result<(), Failure> {
-    let kind = scene.draw(|rng| rng.below(4));
+async fn disturb(
+    setup: &Setup,
+    machine: &Machine,
+    account: &ClientKnowledge,
+) -> Result<(), Failure> {
+    let kind = setup.draw(|rng| rng.below(4));
     account.note_break();
-    scene.note(format!(
+    setup.note(format!(
         "disturbed: {kind}, excused: {}",
         account.excused.get()
     ));
@@ -212,19 +216,19 @@ async fn disturb(scene: &Scene, machine: &Machine, account: &Account) -> Result<
     machine.die(kind != 1);
     let kept = machine.disk.borrow().contents(0);
     account.check_all(&kept, "what the machine has after it was killed")?;
-    if scene.draw(|rng| rng.chance(1, 3)) {
-        lane::sleep(Duration::from_millis(scene.draw(|rng| rng.below(900)))).await;
+    if setup.draw(|rng| rng.chance(1, 3)) {
+        lane::sleep(Duration::from_millis(setup.draw(|rng| rng.below(900)))).await;
     }
     let started = machine.start();
     started.map_err(|error| Failure::error(FailureKind::Setup, "start", &error))
 }
 
 /// When all is quiet a flush must succeed, unless writes may be lost.
-async fn settle(
-    scene: &Scene,
+async fn check_quiet(
+    setup: &Setup,
     machine: &Machine,
     disk: &NbdStorage,
-    account: &Account,
+    account: &ClientKnowledge,
 ) -> Result<(), Failure> {
     let mut last = None;
     for _ in 0..6 {
@@ -247,7 +251,7 @@ async fn settle(
                 &error,
             ));
         }
-        Some(error) => scene.note(format!("no flush succeeds: {error}")),
+        Some(error) => setup.note(format!("no flush succeeds: {error}")),
         None => account.check_all(&machine.durable(), "after the last flush")?,
     }
     drop(disk.close().await);
@@ -258,22 +262,22 @@ async fn settle(
 
 /// A client, with sectors of its own.
 struct Client {
-    scene: Rc<Scene>,
+    setup: Rc<Setup>,
     machine: Rc<Machine>,
     disk: Arc<NbdStorage>,
-    account: Rc<Account>,
+    account: Rc<ClientKnowledge>,
     own: (u64, u64),
 }
 
 fn run_client(
-    scene: Rc<Scene>,
+    setup: Rc<Setup>,
     machine: Rc<Machine>,
     disk: Arc<NbdStorage>,
-    account: Rc<Account>,
+    account: Rc<ClientKnowledge>,
     own: (u64, u64),
 ) -> Rc<Client> {
     Rc::new(Client {
-        scene,
+        setup,
         machine,
         disk,
         account,
@@ -284,21 +288,21 @@ fn run_client(
 impl Client {
     async fn run(self: Rc<Self>, requests: u64) {
         for _ in 0..requests {
-            if self.scene.failure().is_some() {
+            if self.setup.failure().is_some() {
                 break;
             }
             // Each request goes to any lane, and so to any connection.
             let one = self.clone();
             let job = self
-                .scene
+                .setup
                 .lanes
                 .any()
                 .spawn(async move { one.request().await });
             if let Err(failure) = job.await {
-                self.scene.fail(failure);
+                self.setup.fail(failure);
             }
-            if self.scene.draw(|rng| rng.chance(1, 4)) {
-                let time = self.scene.draw(|rng| rng.below(40));
+            if self.setup.draw(|rng| rng.chance(1, 4)) {
+                let time = self.setup.draw(|rng| rng.below(40));
                 lane::sleep(Duration::from_millis(time)).await;
             }
         }
@@ -306,11 +310,11 @@ impl Client {
     }
 
     async fn request(&self) -> Result<(), Failure> {
-        let (first, count) = self.scene.draw(|rng| {
+        let (first, count) = self.setup.draw(|rng| {
             let count = rng.between(1, 6.min(self.own.1));
             (self.own.0 + rng.below(self.own.1 - count + 1), count)
         });
-        match self.scene.draw(|rng| rng.below(10)) {
+        match self.setup.draw(|rng| rng.below(10)) {
             0..=4 => self.write(first, count).await,
             5 | 6 => self.read(first, count).await?,
             _ => self.flush().await?,
@@ -319,7 +323,7 @@ impl Client {
     }
 
     async fn write(&self, first: u64, count: u64) {
-        let fua = self.scene.draw(|rng| rng.chance(1, 6));
+        let fua = self.setup.draw(|rng| rng.chance(1, 6));
         let account = &self.account;
         let version = account.next.get();
         account.next.set(version + 1);
@@ -374,7 +378,7 @@ impl Client {
 }
 
 /// Requests on one connection, of which some are given up while they wait: the others end.
-async fn give_up_requests(scene: &Rc<Scene>, machine: &Rc<Machine>) -> Result<(), Failure> {
+async fn give_up_requests(setup: &Rc<Setup>, machine: &Rc<Machine>) -> Result<(), Failure> {
     let joined = async {
         let channel = Channel::from(machine.network.connect(PORT)?);
         let context = proto::CONTEXT_ALLOCATION;
@@ -385,22 +389,22 @@ async fn give_up_requests(scene: &Rc<Scene>, machine: &Rc<Machine>) -> Result<()
         .await
         .map_err(|error| Failure::error(FailureKind::Request, "join", &error))?;
     let mut jobs = Vec::new();
-    for _ in 0..scene.draw(|rng| rng.between(2, 150)) {
-        let command = scene.draw(|rng| *rng.pick(&[proto::CMD_READ, proto::CMD_FLUSH]));
+    for _ in 0..setup.draw(|rng| rng.between(2, 150)) {
+        let command = setup.draw(|rng| *rng.pick(&[proto::CMD_READ, proto::CMD_FLUSH]));
         let len_bytes = match command {
             proto::CMD_READ => SECTOR_BYTES,
             _ => 0,
         };
-        let question = Question {
+        let question = Request {
             command,
             flags: 0,
             offset_bytes: 0,
             len_bytes,
             buffers: Buffers::from_iter([Buffer::zeroed(len_bytes as usize)]),
         };
-        let patience = scene.draw(|rng| rng.chance(1, 8).then(|| rng.below(8)));
+        let patience = setup.draw(|rng| rng.chance(1, 8).then(|| rng.below(8)));
         let connection = connection.clone();
-        jobs.push(scene.lanes.any().spawn(async move {
+        jobs.push(setup.lanes.any().spawn(async move {
             let asked = std::pin::pin!(connection.ask(question));
             let Some(turns) = patience else {
                 return drop(asked.await);
@@ -418,6 +422,6 @@ async fn give_up_requests(scene: &Rc<Scene>, machine: &Rc<Machine>) -> Result<()
             job.await;
         }
     };
-    soon(scene, "a request beside one that was given up", all).await;
+    soon(setup, "a request beside one that was given up", all).await;
     Ok(())
 }

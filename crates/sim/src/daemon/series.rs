@@ -6,7 +6,7 @@ use std::rc::Rc;
 use serde_json::json;
 
 use super::monitor::{End, add_image, add_overlay, back_up};
-use super::scene::{GuestDisk, Scene};
+use super::setup::{GuestDisk, Setup};
 
 const MAX_BACKUPS: u32 = 4;
 
@@ -22,30 +22,30 @@ pub(super) struct Series {
 }
 
 /// Makes the next backup of a disk.
-pub(super) async fn go_on(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
+pub(super) async fn go_on(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     let series = disk.series.borrow().clone();
     let series = series.filter(|series| series.node == top);
     match series {
-        Some(series) if series.backups < MAX_BACKUPS => next(scene, disk, series).await,
+        Some(series) if series.backups < MAX_BACKUPS => next(setup, disk, series).await,
         Some(series) => {
             disk.series.replace(None);
             let arguments = json!({"node": top, "name": series.bitmap});
-            scene.demand("block-dirty-bitmap-remove", arguments).await;
+            setup.demand("block-dirty-bitmap-remove", arguments).await;
         }
-        None => first(scene, disk, top).await,
+        None => first(setup, disk, top).await,
     }
 }
 
-async fn first(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
+async fn first(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     disk.series.replace(None);
     let (target, bitmap) = (disk.new_name("b"), disk.new_name("m"));
-    if !add_image(scene, disk, &target, None).await {
+    if !add_image(setup, disk, &target, None).await {
         return;
     }
     let job = disk.new_name("j");
     let mut new = json!({"node": top, "name": bitmap, "persistent": true});
-    if scene.draw(|rng| rng.chance(1, 2)) {
-        new["granularity"] = json!(scene.draw(|rng| 512_u64 << rng.below(8)));
+    if setup.draw(|rng| rng.chance(1, 2)) {
+        new["granularity"] = json!(setup.draw(|rng| 512_u64 << rng.below(8)));
     }
     let copied = json!({"job-id": job, "device": top, "target": target, "sync": "full"});
     let actions = json!([
@@ -53,7 +53,7 @@ async fn first(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
         {"type": "blockdev-backup", "data": copied},
     ]);
     let arguments = json!({"actions": actions});
-    match back_up(scene, disk, (&job, &target), "transaction", arguments).await {
+    match back_up(setup, disk, (&job, &target), "transaction", arguments).await {
         End::Done => drop(disk.series.replace(Some(Series {
             node: top.to_owned(),
             bitmap,
@@ -63,18 +63,18 @@ async fn first(scene: &Scene, disk: &Rc<GuestDisk>, top: &str) {
         End::Cancelled | End::Failed => {
             // It may not be there.
             let arguments = json!({"node": top, "name": bitmap});
-            let _ = scene.ask("block-dirty-bitmap-remove", arguments).await;
+            let _ = setup.ask("block-dirty-bitmap-remove", arguments).await;
         }
     }
 }
 
-async fn next(scene: &Scene, disk: &Rc<GuestDisk>, series: Series) {
+async fn next(setup: &Setup, disk: &Rc<GuestDisk>, series: Series) {
     let target = disk.new_name("b");
-    if !add_overlay(scene, disk, &target, &series.last).await {
+    if !add_overlay(setup, disk, &target, &series.last).await {
         return;
     }
     let job = disk.new_name("j");
-    let (sync, mode) = *scene.draw(|rng| {
+    let (sync, mode) = *setup.draw(|rng| {
         rng.pick(&[
             ("incremental", "on-success"),
             ("incremental", "on-success"),
@@ -91,7 +91,7 @@ async fn next(scene: &Scene, disk: &Rc<GuestDisk>, series: Series) {
         "bitmap": series.bitmap,
         "bitmap-mode": mode,
     });
-    let end = back_up(scene, disk, (&job, &target), "blockdev-backup", arguments).await;
+    let end = back_up(setup, disk, (&job, &target), "blockdev-backup", arguments).await;
     let next = Series {
         last: target,
         backups: series.backups + 1,

@@ -8,22 +8,22 @@ use vellum::{BlockDevice, Raw, RawOptions};
 use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
 
 use super::network::Network;
-use super::scene::Scene;
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 
 /// Where the daemon's server listens.
 pub(super) const PORT: &str = "nbd";
 
 /// Has the daemon serve clients; whether it does.
-pub(super) async fn serve(scene: &Scene) -> bool {
+pub(super) async fn serve(setup: &Setup) -> bool {
     let address = json!({"type": "unix", "data": {"path": PORT}});
     let arguments = json!({"addr": address, "max-connections": 0});
-    scene.demand("nbd-server-start", arguments).await
+    setup.demand("nbd-server-start", arguments).await
 }
 
 /// What a client of an export has of it.
 pub(super) async fn connect(
-    scene: &Scene,
+    setup: &Setup,
     network: &Arc<Network>,
     export: &str,
     writable: bool,
@@ -32,7 +32,7 @@ pub(super) async fn connect(
     options.export = export.to_owned();
     options.writable = writable;
     options.dial = Some(network.clone());
-    options.max_connections = scene.draw(|rng| rng.between(1, 4)) as usize;
+    options.max_connections = setup.draw(|rng| rng.between(1, 4)) as usize;
     let shape = RawOptions::default().read_only(!writable);
     let opened = NbdStorage::open(options)
         .await
@@ -40,7 +40,7 @@ pub(super) async fn connect(
     match opened {
         Ok(device) => Some(device),
         Err(error) => {
-            scene.fail(Failure::error(FailureKind::Request, "connect", &error));
+            setup.fail(Failure::error(FailureKind::Request, "connect", &error));
             None
         }
     }

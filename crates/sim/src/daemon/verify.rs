@@ -13,15 +13,15 @@ use vellum_io::Buffer;
 use super::bitmaps::Pair;
 use super::files::{SimFiles, is_raw};
 use super::lanes::Lanes;
-use super::scene::{Kept, Scene};
 use super::series::Series;
+use super::setup::{ExpectedFile, Setup};
 use crate::audit::{Frozen, audit};
 use crate::bitmap;
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind, guarded};
 use crate::model::{Model, Tick};
-use crate::pages::Pages;
 use crate::schedule::Scheduler;
+use crate::sparse_bytes::SparseBytes;
 
 const READ_BYTES: u64 = 64 << 10;
 
@@ -48,10 +48,10 @@ pub(super) struct Expectations {
 
 impl Expectations {
     /// What must hold if the daemon ends now.
-    pub(super) fn of(scene: &Scene) -> Expectations {
+    pub(super) fn of(setup: &Setup) -> Expectations {
         let (mut shown, mut series) = (Vec::new(), Vec::new());
-        for disk in &scene.disks {
-            if let Some(top) = scene.top(disk) {
+        for disk in &setup.disks {
+            if let Some(top) = setup.top(disk) {
                 let pair = disk.bitmaps.borrow().clone();
                 let current = disk.series.borrow().clone();
                 series.extend(current.filter(|series| series.node == top));
@@ -64,7 +64,7 @@ impl Expectations {
                 });
             }
             let kept = disk.kept.borrow();
-            shown.extend(kept.iter().map(|kept: &Kept| Expected {
+            shown.extend(kept.iter().map(|kept: &ExpectedFile| Expected {
                 file: kept.file.clone(),
                 model: kept.model.clone(),
                 begun: kept.begun,
@@ -75,21 +75,21 @@ impl Expectations {
         Expectations {
             shown,
             series,
-            images: scene.files.names().into_iter().collect(),
+            images: setup.files.names().into_iter().collect(),
         }
     }
 
     /// The images must be sound, whatever they hold.
-    pub(super) fn of_images(scene: &Scene) -> Expectations {
+    pub(super) fn of_images(setup: &Setup) -> Expectations {
         Expectations {
             shown: Vec::new(),
             series: Vec::new(),
-            images: scene.files.names().into_iter().collect(),
+            images: setup.files.names().into_iter().collect(),
         }
     }
 
     /// Starts again with these contents of the files, and looks at everything.
-    pub(super) fn verify(&self, contents: &[Pages]) -> Result<(), Failure> {
+    pub(super) fn verify(&self, contents: &[SparseBytes]) -> Result<(), Failure> {
         guarded(|| {
             let qcow2 = |image: &&(String, usize)| !is_raw(&image.0);
             for (name, number) in self.images.iter().filter(qcow2) {

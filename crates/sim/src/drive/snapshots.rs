@@ -19,14 +19,18 @@ pub(super) fn runs_alone(model: &Model, change: Change) -> bool {
 }
 
 /// A change that has begun, as far as the model knows.
-pub(super) struct Begun {
+pub(super) struct PendingChange {
     change: Change,
     /// The snapshot that it is about, if it is about one.
     selector: SnapshotSelector,
 }
 
 /// Begins a change; `None`: there is nothing to change.
-pub(super) fn begin(guest: &Guest, device: &dyn BlockDevice, change: Change) -> Option<Begun> {
+pub(super) fn begin(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    change: Change,
+) -> Option<PendingChange> {
     device.as_qcow2()?;
     let mut model = guest.model.borrow_mut();
     let count = model.snapshots().len() as u64;
@@ -46,7 +50,7 @@ pub(super) fn begin(guest: &Guest, device: &dyn BlockDevice, change: Change) -> 
         Change::Apply(_) => model.begin_apply(index),
         Change::Delete(_) => model.begin_delete(index),
     }
-    Some(Begun {
+    Some(PendingChange {
         change,
         selector: SnapshotSelector::Id(id.unwrap_or_default()),
     })
@@ -56,7 +60,7 @@ pub(super) fn begin(guest: &Guest, device: &dyn BlockDevice, change: Change) -> 
 pub(super) async fn change(
     guest: Rc<Guest>,
     device: Arc<dyn BlockDevice>,
-    begun: Begun,
+    begun: PendingChange,
 ) -> Result<(), Failure> {
     let Some(image) = device.as_qcow2() else {
         return Ok(());

@@ -1,8 +1,8 @@
 //! What a read may see.
 
 use super::{Candidate, Mismatch, Model, Tick};
-use crate::pages::SECTOR_BYTES;
 use crate::pattern::{self, SECTOR_LEN, Value};
+use crate::sparse_bytes::SECTOR_BYTES;
 
 impl Model {
     /// Checks the bytes that a read, begun at `begun`, has seen. A sector that no

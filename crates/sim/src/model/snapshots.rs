@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use super::reads::pieces;
 use super::{Candidate, Mismatch, Model, Sector, Tick};
-use crate::pages::SECTOR_BYTES;
 use crate::pattern::Value;
+use crate::sparse_bytes::SECTOR_BYTES;
 
 /// A snapshot, and what each of its sectors may hold.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub struct Snapshot {
     pub size_bytes: u64,
     /// The sectors that were ever changed before it.
     sectors: BTreeMap<u64, Vec<Value>>,
-    /// It was made before the story began.
+    /// It was made before the scenario began.
     prepared: bool,
     /// What it shows of the backing file may have changed, so nobody knows what it holds.
     blurred: bool,
@@ -59,7 +59,7 @@ enum Pending {
 pub(super) struct Snapshots {
     held: Vec<Arc<Snapshot>>,
     pending: Option<Pending>,
-    /// The one that was made before the story began may be gone.
+    /// The one that was made before the scenario began may be gone.
     thawed: bool,
 }
 
@@ -74,12 +74,12 @@ impl Model {
         self.snapshots.pending.is_some()
     }
 
-    /// Whether the snapshot that was made before the story began may be gone.
+    /// Whether the snapshot that was made before the scenario began may be gone.
     pub fn is_thawed(&self) -> bool {
         self.snapshots.thawed
     }
 
-    /// Notes a snapshot of the device as it is, made before the story begins.
+    /// Notes a snapshot of the device as it is, made before the scenario begins.
     pub fn add_prepared_snapshot(&mut self, id: &str) {
         let mut snapshot = self.capture(self.now);
         snapshot.id = id.to_owned();
@@ -178,7 +178,7 @@ impl Model {
         // What was changed since must be looked at too.
         for sector in self.touched() {
             if sector < snapshot.size_bytes / SECTOR_BYTES {
-                after.settle(sector, self.base(sector));
+                after.set_durable(sector, self.base(sector));
             }
         }
         for (&sector, values) in &snapshot.sectors {

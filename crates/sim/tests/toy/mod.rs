@@ -11,10 +11,10 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use vellum::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, Buffers, Io, Result, spawn};
+use vellum_sim::image_engine::{Files, Findings, ImageEngine};
 use vellum_sim::layout::{COPIED, Layout, ZERO};
-use vellum_sim::pages::Pages;
 use vellum_sim::scenario::ImageOptions;
-use vellum_sim::subject::{Files, Findings, Subject};
+use vellum_sim::sparse_bytes::SparseBytes;
 use vellum_storage::{Storage, WriteFlags};
 
 /// The toy's cluster size.
@@ -51,9 +51,9 @@ pub enum Break {
 #[derive(Debug)]
 pub struct ToySubject(pub Break);
 
-impl Subject for ToySubject {
+impl ImageEngine for ToySubject {
     fn create(&self, files: Files, options: &ImageOptions) -> Io<()> {
-        let mut header = Pages::new();
+        let mut header = SparseBytes::new();
         header.put_be64(0, 0x5146_49fb_0000_0003);
         header.put_be64(16, u64::from(CLUSTER_BITS));
         header.put_be64(24, options.size_bytes);
@@ -140,7 +140,7 @@ impl std::fmt::Debug for Toy {
 impl Toy {
     async fn load(storage: Arc<dyn Storage>, broken: Break) -> Result<Toy> {
         let len = storage.len_bytes()?;
-        let mut pages = Pages::new();
+        let mut pages = SparseBytes::new();
         pages.write(0, &get(&*storage, 0, len).await?);
         let layout = Layout::parse(&pages).expect("the simulator's own audit comes first");
         let mut l1 = vec![0; layout.l1_entries as usize];

@@ -44,7 +44,10 @@ impl File {
         let Some(supported) = supported.filter(|flag| flag.load(Ordering::Relaxed)) else {
             return Err(self.cannot("clone range"));
         };
-        let _held = self.ranges.claim(self.alignment, to_bytes, len_bytes).await;
+        let _held = self
+            .ranges
+            .lock_for_write(self.alignment, to_bytes, len_bytes)
+            .await;
         let (from, to) = (source.descriptor.clone(), self.descriptor.clone());
         let work = move || sys::clone_range(from.raw(), from_bytes, to.raw(), to_bytes, len_bytes);
         let result = lane::call(&self.descriptor, "clone range", work, finish_unit).await;

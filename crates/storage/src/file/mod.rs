@@ -14,11 +14,11 @@
 //! Invariant: who opens a file takes its locks with it ([`Locks::Image`], the default) and keeps them
 //! to the last byte written; [`Locks::Unlocked`] is the exception, with the reason beside it.
 
-mod behind;
+mod bounce;
 mod clone;
-mod copied;
+mod drop_behind;
 mod extents;
-mod held;
+mod held_locks;
 mod open;
 mod zero;
 
@@ -27,15 +27,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use behind::Behind;
-pub use behind::large_file_bytes;
-use held::HeldLocks;
-use open::Opening;
+use drop_behind::DropBehind;
+pub use drop_behind::large_file_bytes;
+use held_locks::HeldLocks;
+use open::OpenedFile;
 
-use crate::lock::{self, PermissionSet, Permissions, Refusal};
+use crate::lock::{self, LockConflict, PermissionSet, Permissions};
 use crate::sys;
 use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
-use vellum_io::align::{Alignment, Passing, RangeLocks};
+use vellum_io::align::{Alignment, RangeLocks, SharedGuard};
 use vellum_io::buffer::total_len;
 use vellum_io::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
 use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
@@ -152,7 +152,7 @@ struct File {
     supports: Supports,
     extents: extents::ExtentCache,
     /// `None`: what is read stays in the page cache as the kernel likes.
-    behind: Option<Behind>,
+    behind: Option<DropBehind>,
 }
 
 /// What a device never changes.
@@ -180,9 +180,11 @@ impl FileStorage {
     /// # Errors
     /// [`ErrorKind::Locked`] if another opener conflicts, at once; else what the system says.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<Arc<Self>> {
-        let opening = Opening::begin(path.as_ref(), options)?;
+        let opening = OpenedFile::begin(path.as_ref(), options)?;
         if let Some(permissions) = options.permissions() {
-            opening.lock(permissions).map_err(Refusal::into_error)?;
+            opening
+                .lock(permissions)
+                .map_err(LockConflict::into_error)?;
         }
         Self::opened(opening, options)
     }
@@ -193,14 +195,14 @@ impl FileStorage {
         path: impl AsRef<Path>,
         options: &FileOptions,
     ) -> Result<Arc<Self>> {
-        let opening = Opening::begin(path.as_ref(), options)?;
+        let opening = OpenedFile::begin(path.as_ref(), options)?;
         if let Some(permissions) = options.permissions() {
             lock::patiently(&opening.name, || opening.lock(permissions)).await?;
         }
         Self::opened(opening, options)
     }
 
-    fn opened(opening: Opening, options: &FileOptions) -> Result<Arc<Self>> {
+    fn opened(opening: OpenedFile, options: &FileOptions) -> Result<Arc<Self>> {
         let file = Arc::new(opening.finish(options)?);
         let storage = FileStorage {
             locks: HeldLocks::new(file.descriptor.clone(), options.permissions()),
@@ -216,7 +218,7 @@ impl FileStorage {
     /// [`ErrorKind::Locked`], and changes nothing, if another opener conflicts.
     pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
         self.try_permissions(permissions)
-            .map_err(Refusal::into_error)
+            .map_err(LockConflict::into_error)
     }
 
     /// As [`FileStorage::set_permissions`], but waits as [`FileStorage::open_patiently`] does.
@@ -224,7 +226,7 @@ impl FileStorage {
         lock::patiently(self.file.name(), || self.try_permissions(permissions)).await
     }
 
-    fn try_permissions(&self, permissions: Permissions) -> Result<(), Refusal> {
+    fn try_permissions(&self, permissions: Permissions) -> Result<(), LockConflict> {
         self.locks.change(permissions)?;
         self.note_permissions(permissions);
         Ok(())
@@ -292,28 +294,28 @@ impl File {
     /// Has a worker take ranges out of the page cache; nobody waits for it.
     fn let_go(&self, ranges: Vec<std::ops::Range<u64>>) {
         let fd = self.descriptor.raw();
-        let work = move || behind::let_go(fd, &ranges);
+        let work = move || drop_behind::drop_cached(fd, &ranges);
         drop(lane::call(&self.descriptor, "let go", work, finish_unit));
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, durable: bool) -> Io<Buffers> {
-        self.write_passing(offset_bytes, buffers, durable, None)
+        self.write_whole_blocks(offset_bytes, buffers, durable, None)
     }
 
-    /// Writes whole blocks; `passing` is held until the kernel is done.
-    fn write_passing(
+    /// Writes whole blocks; `guard` is held until the kernel is done.
+    fn write_whole_blocks(
         &self,
         offset_bytes: u64,
         buffers: Buffers,
         durable: bool,
-        passing: Option<Passing>,
+        guard: Option<SharedGuard>,
     ) -> Io<Buffers> {
         let op = Op::Write {
             offset_bytes,
             durable,
         };
         let mut request = self.request(op, buffers);
-        request.passing = passing;
+        request.range_guard = guard;
         lane::submit(request, finish_buffers)
     }
 
@@ -378,7 +380,7 @@ impl Storage for FileStorage {
             return self.file.read(offset_bytes, buffers);
         }
         let file = self.file.clone();
-        lane::task(async move { file.read_copied(offset_bytes, buffers).await })
+        lane::task(async move { file.read_bounced(offset_bytes, buffers).await })
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
@@ -396,15 +398,15 @@ impl Storage for FileStorage {
         }
         if fits
             && !file.shares_errors(durable)
-            && let Some(passing) = file.ranges.try_pass()
+            && let Some(guard) = file.ranges.try_lock_shared()
         {
-            return file.write_passing(offset_bytes, buffers, durable, Some(passing));
+            return file.write_whole_blocks(offset_bytes, buffers, durable, Some(guard));
         }
         let file = file.clone();
         lane::task(async move {
             match fits {
                 true => file.write_in_turn(offset_bytes, buffers, durable).await,
-                false => file.write_copied(offset_bytes, buffers, durable).await,
+                false => file.write_bounced(offset_bytes, buffers, durable).await,
             }
         })
     }

@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::behind::Behind;
+use super::drop_behind::DropBehind;
 use super::{Create, Device, File, FileKind, FileOptions, Supports};
-use crate::lock::{self, Permissions, Refusal};
+use crate::lock::{self, LockConflict, Permissions};
 use crate::sys::{self, Errno};
 use vellum_io::align::Alignment;
 use vellum_io::error::errno_text;
@@ -25,16 +25,16 @@ const CANDIDATES: [u32; 4] = [512, 1024, 2048, 4096];
 const SAFE_ALIGNMENT_BYTES: u32 = 4096;
 
 /// A file that is open, and of which nothing was read or changed yet.
-pub(super) struct Opening {
+pub(super) struct OpenedFile {
     fd: OwnedFd,
     pub(super) name: String,
     stat: libc::stat,
     device: Option<Device>,
 }
 
-impl Opening {
+impl OpenedFile {
     /// Opens a file as `options` say, without its locks.
-    pub(super) fn begin(path: &Path, options: &FileOptions) -> Result<Opening> {
+    pub(super) fn begin(path: &Path, options: &FileOptions) -> Result<OpenedFile> {
         let name = path.display().to_string();
         let fd = open_fd(path, &name, options)?;
         let raw = fd.as_raw_fd();
@@ -44,7 +44,7 @@ impl Opening {
                 .target(&*name)
         })?;
         let device = find_kind(raw, &stat, &name, options.kind)?;
-        Ok(Opening {
+        Ok(OpenedFile {
             fd,
             name,
             stat,
@@ -53,14 +53,14 @@ impl Opening {
     }
 
     /// Takes its locks, of which it has none.
-    pub(super) fn lock(&self, permissions: Permissions) -> Result<(), Refusal> {
+    pub(super) fn lock(&self, permissions: Permissions) -> Result<(), LockConflict> {
         let fd = self.fd.as_raw_fd();
         lock::change(fd, &self.name, Permissions::NONE, permissions)
     }
 
     /// Does what may be done only once the locks are held.
     pub(super) fn finish(self, options: &FileOptions) -> Result<File> {
-        let Opening {
+        let OpenedFile {
             fd,
             name,
             stat,
@@ -77,7 +77,7 @@ impl Opening {
         };
         let behind = match options.read_once_min_bytes {
             Some(min_bytes) if !options.direct && device.is_none() => {
-                Behind::of(raw, &stat, min_bytes)
+                DropBehind::of(raw, &stat, min_bytes)
             }
             _ => None,
         };

@@ -66,7 +66,7 @@ impl File {
     ) -> Result<()> {
         let _held = self
             .ranges
-            .claim(self.alignment, offset_bytes, len_bytes)
+            .lock_for_write(self.alignment, offset_bytes, len_bytes)
             .await;
         self.extents.forget();
         let zeroed = match self.device {
@@ -165,7 +165,7 @@ impl File {
         }
         let _held = self
             .ranges
-            .claim(self.alignment, range.start, len_bytes)
+            .lock_for_write(self.alignment, range.start, len_bytes)
             .await;
         self.extents.forget();
         if !self.punch(range.start, len_bytes).await? && self.device.is_some() {

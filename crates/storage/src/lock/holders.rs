@@ -19,7 +19,7 @@ const KILL_BIT: u64 = 1 << (libc::SIGKILL - 1);
 
 /// A lock that somebody else holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldLock {
     /// The file, in the words of the kernel's lists of locks: `08:01:1234`.
     place: String,
     /// A byte that is locked.
@@ -30,7 +30,7 @@ pub(super) struct Held {
 
 /// Who holds a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Holding {
+pub(super) enum Holder {
     /// A process that lives.
     Living,
     /// No process that lives.
@@ -39,13 +39,13 @@ pub(super) enum Holding {
     Unknown,
 }
 
-impl Held {
+impl HeldLock {
     /// The lock on a byte of the file behind `fd`, through which some lock must be held
     /// now; `None` if the kernel does not tell.
-    pub(super) fn note(fd: RawFd, at_bytes: u64) -> Option<Held> {
+    pub(super) fn note(fd: RawFd, at_bytes: u64) -> Option<HeldLock> {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
         let own = info.lines().find_map(Lock::parse)?;
-        Some(Held {
+        Some(HeldLock {
             place: own.place.to_owned(),
             at_bytes,
             by: fd,
@@ -53,22 +53,22 @@ impl Held {
     }
 
     /// Asks all processes. Takes about 10 µs for each of them.
-    pub(super) fn holding(&self) -> Holding {
+    pub(super) fn holding(&self) -> Holder {
         let Ok(processes) = fs::read_dir("/proc") else {
-            return Holding::Unknown;
+            return Holder::Unknown;
         };
-        let mut holding = Holding::Nobody;
+        let mut holding = Holder::Nobody;
         for process in processes.flatten() {
             let name = process.file_name();
             let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
             match self.is_held_by(process) {
-                Ok(true) => return Holding::Living,
+                Ok(true) => return Holder::Living,
                 Ok(false) => {}
                 // It has ended meanwhile.
                 Err(error) if error.kind() != ErrorKind::PermissionDenied => {}
-                Err(_) => holding = Holding::Unknown,
+                Err(_) => holding = Holder::Unknown,
             }
         }
         holding
@@ -161,8 +161,8 @@ fn is_killed(status: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn held(at_bytes: u64) -> Held {
-        Held {
+    fn held(at_bytes: u64) -> HeldLock {
+        HeldLock {
             place: "08:01:77".to_owned(),
             at_bytes,
             by: -1,

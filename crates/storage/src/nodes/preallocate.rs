@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{BlockStatus, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use crate::{BlockStatus, Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 use vellum_io::align::RangeLocks;
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, Io, Result, spawn};
@@ -100,7 +100,7 @@ impl Core {
         if self.wanted(end_bytes).is_none() {
             return;
         }
-        let _one = self.growing.hold(0..1).await;
+        let _one = self.growing.lock_exclusive(0..1).await;
         let Some((from_bytes, to_bytes)) = self.wanted(end_bytes) else {
             return;
         };
@@ -127,7 +127,7 @@ impl Core {
     }
 
     async fn give_back(&self) -> Result<()> {
-        let _one = self.growing.hold(0..1).await;
+        let _one = self.growing.lock_exclusive(0..1).await;
         let data_bytes = {
             let ends = self.ends();
             if ends.data_bytes == ends.file_bytes {
@@ -141,7 +141,7 @@ impl Core {
     }
 
     async fn truncate(&self, len_bytes: u64) -> Result<()> {
-        let _one = self.growing.hold(0..1).await;
+        let _one = self.growing.lock_exclusive(0..1).await;
         // First down to the data: what lies beyond must not come back as data.
         self.inner.truncate(len_bytes).await?;
         let mut ends = self.ends();
@@ -152,7 +152,7 @@ impl Core {
 }
 
 impl Storage for PreallocateStorage {
-    pass_on!(inner: capabilities, name, discard, flush, allocated_bytes);
+    delegate!(inner: capabilities, name, discard, flush, allocated_bytes);
 
     fn len_bytes(&self) -> Result<u64> {
         Ok(self.core.ends().data_bytes)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use crate::{Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, spawn};
 
@@ -61,7 +61,7 @@ impl Request {
 }
 
 impl Storage for VerifyStorage {
-    pass_on!(inner: capabilities, name, len_bytes, truncate, allocated_bytes);
+    delegate!(inner: capabilities, name, len_bytes, truncate, allocated_bytes);
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let request = Request {

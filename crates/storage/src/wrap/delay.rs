@@ -14,7 +14,7 @@ use vellum_io::{Io, lane, spawn};
 pub type DelayStorage = Wrapped<Delays>;
 
 #[derive(Debug, Default)]
-struct Gate {
+struct HoldState {
     state: Mutex<GateState>,
     changed: Event,
 }
@@ -27,12 +27,12 @@ struct GateState {
 
 /// The hold on one request; dropping it releases the request.
 #[derive(Debug)]
-pub struct Held(Arc<Gate>);
+pub struct HeldRequest(Arc<HoldState>);
 
 #[derive(Debug)]
 enum Delay {
     /// The next matching request waits at the gate.
-    Hold(Matching, Arc<Gate>),
+    Hold(Matching, Arc<HoldState>),
     /// Every matching request waits for a time.
     Sleep(Matching, Duration),
 }
@@ -44,10 +44,10 @@ pub struct Delays(Mutex<Vec<Delay>>);
 impl DelayStorage {
     /// Holds the next request that matches until the result is released.
     #[must_use = "dropping the hold releases the request"]
-    pub fn hold(&self, matching: Matching) -> Held {
-        let gate = Arc::<Gate>::default();
+    pub fn hold(&self, matching: Matching) -> HeldRequest {
+        let gate = Arc::<HoldState>::default();
         self.policy.lock().push(Delay::Hold(matching, gate.clone()));
-        Held(gate)
+        HeldRequest(gate)
     }
 
     /// Makes every request that matches wait for `time`. Needs a lane.
@@ -56,7 +56,7 @@ impl DelayStorage {
     }
 }
 
-impl Gate {
+impl HoldState {
     fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock()
     }
@@ -77,7 +77,7 @@ impl Gate {
     }
 }
 
-impl Held {
+impl HeldRequest {
     /// Waits until a request has arrived and is held.
     pub async fn arrived(&self) {
         self.0.wait_for(|state| state.arrived).await;
@@ -92,7 +92,7 @@ impl Held {
     pub fn release(self) {}
 }
 
-impl Drop for Held {
+impl Drop for HeldRequest {
     fn drop(&mut self) {
         self.0.change(|state| state.released = true);
     }
@@ -100,7 +100,7 @@ impl Drop for Held {
 
 /// What one request has to wait for.
 enum Wait {
-    Gate(Arc<Gate>),
+    Gate(Arc<HoldState>),
     Sleep(Duration),
 }
 

@@ -6,20 +6,20 @@
 
 mod delay;
 mod fault;
-mod share;
+mod reflink;
 mod trace;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use crate::{Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, Io};
 
-pub use delay::{DelayStorage, Delays, Held};
+pub use delay::{DelayStorage, Delays, HeldRequest};
 pub use fault::{FaultStorage, Faults, Times};
-pub use share::{Sharing, SharingStorage};
+pub use reflink::{ReflinkFileSystem, ReflinkStorage};
 pub use trace::{Record, Trace, TraceStorage};
 
 /// What a request does.
@@ -139,7 +139,7 @@ impl<P: Policy> Wrapped<P> {
 }
 
 impl<P: Policy> Storage for Wrapped<P> {
-    pass_on!(inner: capabilities, name, len_bytes, allocated_bytes, close);
+    delegate!(inner: capabilities, name, len_bytes, allocated_bytes, close);
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let range = (offset_bytes, total_len(&buffers));

@@ -7,11 +7,11 @@ use crate::nodes::unknown;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
-use super::super::jobs::{Job, Settings, Stake};
+use super::super::jobs::{Job, JobNodes, Settings};
 use super::{Daemon, bitmaps, jobs};
 
 /// How a backup is asked for. The words are those of the command.
-struct Wanted {
+struct BackupArguments {
     source: String,
     target: String,
     sync: (&'static str, Sync),
@@ -31,7 +31,7 @@ const ON_SUCCESS: (&str, BitmapMode) = ("on-success", BitmapMode::OnSuccess);
 const ALWAYS: (&str, BitmapMode) = ("always", BitmapMode::Always);
 const NEVER: (&str, BitmapMode) = ("never", BitmapMode::Never);
 
-fn take(arguments: &mut Arguments) -> Result<Wanted, Failure> {
+fn take(arguments: &mut Arguments) -> Result<BackupArguments, Failure> {
     let source = arguments.need_text("device")?;
     let target = arguments.need_text("target")?;
     let kinds = [FULL, TOP, NONE, INCREMENTAL, BITMAP].map(|kind| (kind.0, kind));
@@ -44,7 +44,7 @@ fn take(arguments: &mut Arguments) -> Result<Wanted, Failure> {
         None => None,
         Some(tuning) => take_tuning(tuning)?,
     };
-    Ok(Wanted {
+    Ok(BackupArguments {
         source,
         target,
         sync,
@@ -74,7 +74,7 @@ fn take_tuning(mut tuning: Arguments) -> Result<Option<usize>, Failure> {
     }
 }
 
-impl Wanted {
+impl BackupArguments {
     /// How its words go together: what becomes of the bitmap.
     async fn check_bitmap(
         &self,
@@ -160,18 +160,18 @@ impl Wanted {
 }
 
 /// A backup that is asked for.
-pub(super) struct Asked {
-    wanted: Wanted,
+pub(super) struct BackupRequest {
+    wanted: BackupArguments,
     settings: (Settings, i64),
 }
 
-impl Asked {
+impl BackupRequest {
     /// Takes all arguments.
-    pub(super) fn take(mut arguments: Arguments) -> Result<Asked, Failure> {
+    pub(super) fn take(mut arguments: Arguments) -> Result<BackupRequest, Failure> {
         let wanted = take(&mut arguments)?;
         let settings = jobs::take_settings(&mut arguments, "backup")?;
         arguments.finish()?;
-        Ok(Asked { wanted, settings })
+        Ok(BackupRequest { wanted, settings })
     }
 
     /// The node that is backed up, and the one that it is backed up to.
@@ -185,7 +185,7 @@ impl Asked {
         daemon: &Daemon,
         nodes: &Nodes,
     ) -> Result<(Rc<Job>, vellum::Result<Backup>), Failure> {
-        let Asked { wanted, settings } = self;
+        let BackupRequest { wanted, settings } = self;
         for name in [&wanted.source, &wanted.target] {
             if !nodes.contains(name) {
                 return Err(unknown(name).into());
@@ -205,13 +205,13 @@ impl Asked {
             compress: wanted.compress,
             parallel: wanted.parallel,
         };
-        let prepared = Backup::prepare(Stake::new(nodes), &job, what).await;
+        let prepared = Backup::prepare(JobNodes::new(nodes), &job, what).await;
         Ok((job, prepared))
     }
 }
 
 pub(super) async fn begin(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    let asked = Asked::take(arguments)?;
+    let asked = BackupRequest::take(arguments)?;
     let parts = daemon.parts.lock().await;
     let (job, prepared) = asked.prepare(&daemon, &parts.nodes).await?;
     jobs::begin(&daemon, job, prepared)

@@ -16,14 +16,14 @@ use vellum::qcow2::{BitmapOptions, Bitmaps};
 use super::{Daemon, done};
 
 /// A bitmap that is named by a node and its name.
-pub(super) struct Named {
+pub(super) struct BitmapRef {
     node: String,
     name: String,
 }
 
-impl Named {
-    fn take(arguments: &mut Arguments) -> Result<Named, Failure> {
-        Ok(Named {
+impl BitmapRef {
+    fn take(arguments: &mut Arguments) -> Result<BitmapRef, Failure> {
+        Ok(BitmapRef {
             node: arguments.need_text("node")?,
             name: arguments.need_text("name")?,
         })
@@ -140,17 +140,17 @@ pub(super) enum Kind {
 
 /// A change of a bitmap, as a command asks for it.
 pub(super) enum Change {
-    Add(Named, New),
-    Remove(Named),
-    Clear(Named),
-    Enable(Named),
-    Disable(Named),
+    Add(BitmapRef, NewBitmap),
+    Remove(BitmapRef),
+    Clear(BitmapRef),
+    Enable(BitmapRef),
+    Disable(BitmapRef),
     /// The sources.
-    Merge(Named, Vec<Named>),
+    Merge(BitmapRef, Vec<BitmapRef>),
 }
 
 /// What a new bitmap is to be.
-pub(super) struct New {
+pub(super) struct NewBitmap {
     granularity_bytes: Option<u64>,
     persistent: bool,
     disabled: bool,
@@ -172,8 +172,8 @@ enum How {
     Nothing,
 }
 
-impl New {
-    fn take(arguments: &mut Arguments) -> Result<New, Failure> {
+impl NewBitmap {
+    fn take(arguments: &mut Arguments) -> Result<NewBitmap, Failure> {
         let granularity_bytes = match arguments.number("granularity")? {
             None => None,
             Some(bytes) => match u64::try_from(bytes) {
@@ -184,14 +184,14 @@ impl New {
                 _ => return Err(Failure::new("Granularity must be at least 512")),
             },
         };
-        Ok(New {
+        Ok(NewBitmap {
             granularity_bytes,
             persistent: arguments.switch("persistent")?.unwrap_or(false),
             disabled: arguments.switch("disabled")?.unwrap_or(false),
         })
     }
 
-    async fn add(&self, named: &Named, nodes: &Nodes) -> Result<Undo, Failure> {
+    async fn add(&self, named: &BitmapRef, nodes: &Nodes) -> Result<Undo, Failure> {
         let image = image(nodes, &named.node)?;
         if named.name.is_empty() {
             return Err(Failure::new("Bitmap name cannot be empty"));
@@ -219,15 +219,15 @@ impl New {
 }
 
 /// Takes the sources of a merge: names of bitmaps of the same node, or nodes and names.
-fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<Named>, Failure> {
+fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<BitmapRef>, Failure> {
     let take = |source| match source {
-        Value::String(name) => Ok(Named {
+        Value::String(name) => Ok(BitmapRef {
             node: node.to_owned(),
             name,
         }),
         Value::Object(members) => {
             let mut external = Arguments::new(members);
-            let source = Named::take(&mut external)?;
+            let source = BitmapRef::take(&mut external)?;
             external.finish()?;
             Ok(source)
         }
@@ -239,7 +239,7 @@ fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<Named>, Fai
     sources.into_iter().map(take).collect()
 }
 
-impl Named {
+impl BitmapRef {
     fn undo(&self, bitmaps: Bitmaps, how: How) -> Undo {
         Undo {
             bitmaps,
@@ -254,16 +254,16 @@ impl Change {
     pub(super) fn take(kind: Kind, mut arguments: Arguments) -> Result<Change, Failure> {
         let from = &mut arguments;
         let change = match kind {
-            Kind::Add => Change::Add(Named::take(from)?, New::take(from)?),
-            Kind::Remove => Change::Remove(Named::take(from)?),
-            Kind::Clear => Change::Clear(Named::take(from)?),
-            Kind::Enable => Change::Enable(Named::take(from)?),
-            Kind::Disable => Change::Disable(Named::take(from)?),
+            Kind::Add => Change::Add(BitmapRef::take(from)?, NewBitmap::take(from)?),
+            Kind::Remove => Change::Remove(BitmapRef::take(from)?),
+            Kind::Clear => Change::Clear(BitmapRef::take(from)?),
+            Kind::Enable => Change::Enable(BitmapRef::take(from)?),
+            Kind::Disable => Change::Disable(BitmapRef::take(from)?),
             Kind::Merge => {
                 let node = from.need_text("node")?;
                 let name = from.need_text("target")?;
                 let sources = take_sources(from, &node)?;
-                Change::Merge(Named { node, name }, sources)
+                Change::Merge(BitmapRef { node, name }, sources)
             }
         };
         arguments.finish()?;

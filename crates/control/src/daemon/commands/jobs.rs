@@ -5,12 +5,12 @@ use std::rc::Rc;
 use crate::Nodes;
 use crate::nodes::{User, unknown, unknown_node};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
-use vellum_jobs::job::{Status, Verb, Wish};
+use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use super::super::jobs::active_commit::ActiveCommit;
 use super::super::jobs::commit::Commit;
 use super::super::jobs::stream::{Stream, Streamed};
-use super::super::jobs::{self, Completion, Job, Settings, Stake};
+use super::super::jobs::{self, Completion, Job, JobNodes, Settings};
 use super::{Daemon, done, no_device};
 
 /// Takes what every job is begun with: its settings, and its speed.
@@ -69,7 +69,7 @@ fn limit(job: &Job, speed: i64) -> Result<(), Failure> {
         let text = "Parameter 'speed' expects a non-negative value";
         return Err(Failure::new(text));
     };
-    job.reins.speed().set(bytes_per_second);
+    job.control.speed().set(bytes_per_second);
     Ok(())
 }
 
@@ -159,7 +159,7 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     }
     check_alone(nodes, &chain[..=base_at])?;
     let job = create(&daemon, settings)?;
-    let (stake, layers) = (Stake::new(nodes), chain[top_at..=base_at].to_vec());
+    let (stake, layers) = (JobNodes::new(nodes), chain[top_at..=base_at].to_vec());
     if top_at == 0 {
         let prepared = ActiveCommit::prepare(stake, &job, &layers).await;
         return begin(&daemon, job, prepared);
@@ -207,7 +207,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         base,
         backing_file,
     };
-    let prepared = Stream::prepare(Stake::new(nodes), &job, what).await;
+    let prepared = Stream::prepare(JobNodes::new(nodes), &job, what).await;
     begin(&daemon, job, prepared)
 }
 
@@ -225,23 +225,23 @@ pub(super) async fn query_block_jobs(daemon: Rc<Daemon>, arguments: Arguments) -
 
 /// How a command names its job: `id` of the newer ones, `device` of the older.
 #[derive(Clone, Copy)]
-pub(super) enum By {
+pub(super) enum JobKey {
     Id,
     Device,
 }
 
-impl By {
+impl JobKey {
     fn take(self, arguments: &mut Arguments) -> Result<String, Failure> {
         arguments.need_text(match self {
-            By::Id => "id",
-            By::Device => "device",
+            JobKey::Id => "id",
+            JobKey::Device => "device",
         })
     }
 
     fn find(self, daemon: &Daemon, id: &str) -> Result<Rc<Job>, Failure> {
         daemon.jobs.find(id).ok_or_else(|| match self {
-            By::Id => Failure::new("Job not found"),
-            By::Device => Failure::of(
+            JobKey::Id => Failure::new("Job not found"),
+            JobKey::Device => Failure::of(
                 Class::DeviceNotActive,
                 format!("Block job '{id}' not found"),
             ),
@@ -265,7 +265,7 @@ fn check(job: &Job, verb: Verb) -> Result<(), Failure> {
 pub(super) async fn say(
     daemon: Rc<Daemon>,
     mut arguments: Arguments,
-    by: By,
+    by: JobKey,
     verb: Verb,
 ) -> Outcome {
     let id = by.take(&mut arguments)?;
@@ -274,7 +274,7 @@ pub(super) async fn say(
         _ => 0,
     };
     let force = match (by, verb) {
-        (By::Device, Verb::Cancel) => arguments.switch("force")?.unwrap_or(false),
+        (JobKey::Device, Verb::Cancel) => arguments.switch("force")?.unwrap_or(false),
         _ => true,
     };
     arguments.finish()?;
@@ -285,11 +285,11 @@ pub(super) async fn say(
             job.complete(Completion::Apart);
         }
         Verb::Cancel => job.cancel(),
-        Verb::Pause if job.reins.wish() == Wish::Pause => {
+        Verb::Pause if job.control.command() == JobCommand::Pause => {
             return Err(Failure::new("Job is already paused"));
         }
         Verb::Pause => job.pause(),
-        Verb::Resume if job.reins.wish() != Wish::Pause => {
+        Verb::Resume if job.control.command() != JobCommand::Pause => {
             return Err(Failure::new("Can't resume a job that was not paused"));
         }
         Verb::Resume => job.resume(),

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::nodes::{Changes, NodeInfo, User, Wanted};
+use crate::nodes::{Changes, NodeInfo, RequiredAccess, User};
 use crate::qmp::{Arguments, Failure, Outcome};
 use serde_json::{Value, json};
 use vellum_io::lane;
@@ -56,7 +56,7 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     if device.info().read_only {
         return Err(Failure::new("Block node is read-only"));
     }
-    let resizing = Wanted {
+    let resizing = RequiredAccess {
         role: "root".to_owned(),
         changes: Changes::SIZE,
         keeps: Changes::NONE,

@@ -10,24 +10,24 @@
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::nodes::Held;
+use crate::nodes::DrainedUsers;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::backup::Backup;
 use super::super::jobs::{self, Job, Work};
-use super::backup::Asked;
+use super::backup::BackupRequest;
 use super::bitmaps::{Change, Kind, Undo};
 use super::{Daemon, done};
 
 /// What a transaction consists of.
 enum Action {
     Abort,
-    Backup(Asked),
+    Backup(BackupRequest),
     Bitmap(Change),
 }
 
 /// An action that has been carried out, and can be taken back.
-enum Made {
+enum CompletedAction {
     Backup(Rc<Job>, Box<Backup>),
     Bitmap(Undo),
 }
@@ -60,19 +60,22 @@ impl Action {
                 data.finish()?;
                 Action::Abort
             }
-            Type::Backup => Action::Backup(Asked::take(data)?),
+            Type::Backup => Action::Backup(BackupRequest::take(data)?),
             Type::Bitmap(kind) => Action::Bitmap(Change::take(kind, data)?),
         })
     }
 
-    async fn make(self, daemon: &Daemon, nodes: &Nodes) -> Result<Made, Failure> {
+    async fn make(self, daemon: &Daemon, nodes: &Nodes) -> Result<CompletedAction, Failure> {
         match self {
             Action::Abort => Err(Failure::new("Transaction aborted using Abort action")),
-            Action::Bitmap(change) => change.make(daemon, nodes).await.map(Made::Bitmap),
+            Action::Bitmap(change) => change
+                .make(daemon, nodes)
+                .await
+                .map(CompletedAction::Bitmap),
             Action::Backup(asked) => {
                 let (job, prepared) = asked.prepare(daemon, nodes).await?;
                 match prepared {
-                    Ok(backup) => Ok(Made::Backup(job, Box::new(backup))),
+                    Ok(backup) => Ok(CompletedAction::Backup(job, Box::new(backup))),
                     Err(error) => {
                         daemon.jobs.dismiss(&job);
                         Err(error.into())
@@ -83,12 +86,12 @@ impl Action {
     }
 }
 
-impl Made {
+impl CompletedAction {
     /// Takes an action back. A bitmap for which that fails keeps the change.
     async fn undo(self, daemon: &Daemon) {
         match self {
-            Made::Bitmap(undo) => drop(undo.carry_out().await),
-            Made::Backup(job, backup) => {
+            CompletedAction::Bitmap(undo) => drop(undo.carry_out().await),
+            CompletedAction::Backup(job, backup) => {
                 backup.leave().await;
                 daemon.jobs.abandon(&job);
             }
@@ -97,7 +100,7 @@ impl Made {
 }
 
 /// Holds up whoever uses the disks that actions are about.
-async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<Held>, Failure> {
+async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Failure> {
     let mut targets: Vec<&str> = Vec::new();
     let mut disks: Vec<&str> = Vec::new();
     for action in actions {
@@ -134,7 +137,7 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<Held>, Failure> {
     });
     let mut held = Vec::new();
     for name in targets.into_iter().chain(disks) {
-        held.push(nodes.hold(name).await?);
+        held.push(nodes.drain(name).await?);
     }
     Ok(held)
 }
@@ -145,7 +148,7 @@ async fn make_all(
     actions: Vec<Action>,
     daemon: &Daemon,
     nodes: &Nodes,
-    made: &mut Vec<Made>,
+    made: &mut Vec<CompletedAction>,
 ) -> Result<(), Failure> {
     let mut last = Vec::new();
     for action in actions {
@@ -187,7 +190,7 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> O
     drop(held);
     // As in QEMU, the last one begins first.
     for it in made.into_iter().rev() {
-        if let Made::Backup(job, backup) = it {
+        if let CompletedAction::Backup(job, backup) = it {
             jobs::start(daemon.clone(), job, *backup);
         }
     }

@@ -4,13 +4,13 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use futures_util::future::select;
-use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, Tracker};
+use vellum_jobs::live::{CopyOutcome, DirtyMap, LiveCommit, Tracker};
 
-use super::{Completion, Job, Stake, Teller, Work, commit};
+use super::{Completion, Job, JobNodes, ProgressReporter, Work, commit};
 
 /// An active commit.
 pub(in crate::daemon) struct ActiveCommit {
-    stake: Stake,
+    job_nodes: JobNodes,
     top: String,
     base: String,
     commit: LiveCommit,
@@ -21,14 +21,14 @@ pub(in crate::daemon) struct ActiveCommit {
 impl ActiveCommit {
     /// Prepares the commit of a chain, from its top to its base.
     pub(in crate::daemon) async fn prepare(
-        mut stake: Stake,
+        mut job_nodes: JobNodes,
         job: &Rc<Job>,
         chain: &[String],
     ) -> vellum::Result<ActiveCommit> {
-        let prepared = ActiveCommit::try_prepare(&mut stake, job, chain).await;
-        let (top, base, commit) = stake.or_leave(prepared).await?;
+        let prepared = ActiveCommit::try_prepare(&mut job_nodes, job, chain).await;
+        let (top, base, commit) = job_nodes.or_leave(prepared).await?;
         Ok(ActiveCommit {
-            stake,
+            job_nodes,
             top,
             base,
             commit,
@@ -37,34 +37,34 @@ impl ActiveCommit {
     }
 
     async fn try_prepare(
-        stake: &mut Stake,
+        job_nodes: &mut JobNodes,
         job: &Rc<Job>,
         chain: &[String],
     ) -> vellum::Result<(String, String, LiveCommit)> {
-        let (top, base) = commit::join_all(stake, &job.settings, chain, commit::ACTIVE)?;
-        stake.open(&base).await?;
-        let source = stake.nodes.device(&top)?;
+        let (top, base) = commit::join_all(job_nodes, &job.settings, chain, commit::ACTIVE)?;
+        job_nodes.open(&base).await?;
+        let source = job_nodes.nodes.device(&top)?;
         let dirty = DirtyMap::new(source.size_bytes());
         let tracker = Tracker::new(source, dirty.clone());
-        let commit = commit::copier(stake, chain, dirty).await?;
-        stake.nodes.put_in_front(&top, Some(tracker)).await?;
+        let commit = commit::copier(job_nodes, chain, dirty).await?;
+        job_nodes.nodes.insert_filter(&top, Some(tracker)).await?;
         Ok((top, base, commit))
     }
 }
 
 impl Work for ActiveCommit {
-    async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
-        let mut teller = Teller { job, exact: true };
-        let copied = self.commit.copy_all(&job.reins, &mut teller).await;
+    async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
+        let mut reporter = ProgressReporter { job, exact: true };
+        let copied = self.commit.copy_all(&job.control, &mut reporter).await;
         let failed = |error| job.tell_failure(error);
         let mut copied = copied.map_err(failed)?;
         let mut ready = false;
         loop {
-            if copied == Copied::GivenUp || job.is_cancelled() {
-                return Ok(Copied::GivenUp);
+            if copied == CopyOutcome::GivenUp || job.is_cancelled() {
+                return Ok(CopyOutcome::GivenUp);
             }
-            copied = self.commit.catch_up(&job.reins).await.map_err(failed)?;
-            if copied == Copied::GivenUp {
+            copied = self.commit.catch_up(&job.control).await.map_err(failed)?;
+            if copied == CopyOutcome::GivenUp {
                 return Ok(copied);
             }
             if !ready {
@@ -72,7 +72,7 @@ impl Work for ActiveCommit {
                 job.become_ready();
             }
             if job.completion().is_some() {
-                return Ok(Copied::All);
+                return Ok(CopyOutcome::All);
             }
             let told = job.until(|job| job.completion().is_some() || job.is_cancelled());
             select(pin!(told), pin!(self.commit.wait_for_writes())).await;
@@ -83,13 +83,13 @@ impl Work for ActiveCommit {
         // However long it was pending: users are held up only for what they write while
         // this ends.
         self.commit.draw_near().await?;
-        self.stake.nodes.flush(&self.top).await?;
-        let held = self.stake.nodes.hold(&self.top).await?;
+        self.job_nodes.nodes.flush(&self.top).await?;
+        let held = self.job_nodes.nodes.drain(&self.top).await?;
         self.commit.finish().await?;
         if job.completion() == Some(Completion::InForce) {
-            self.stake.nodes.lead_to(held, &self.base).await?;
+            self.job_nodes.nodes.redirect_to(held, &self.base).await?;
             self.watching = false;
-            self.stake.keep_open(&self.base);
+            self.job_nodes.keep_open(&self.base);
         }
         Ok(())
     }
@@ -97,9 +97,9 @@ impl Work for ActiveCommit {
     async fn leave(mut self) {
         if self.watching {
             // There is nothing to do about it: the top goes on being watched in vain.
-            let _ = self.stake.nodes.put_in_front(&self.top, None).await;
+            let _ = self.job_nodes.nodes.insert_filter(&self.top, None).await;
         }
         drop(self.commit);
-        self.stake.leave().await;
+        self.job_nodes.leave().await;
     }
 }

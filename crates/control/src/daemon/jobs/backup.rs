@@ -4,12 +4,14 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::nodes::{Changes, Held};
+use crate::nodes::{Changes, DrainedUsers};
 use vellum::BlockDevice;
 use vellum::qcow2::Bitmaps;
-use vellum_jobs::live::{BeforeWrite, Copied, DirtyMap, Keeping, LiveBackup};
+use vellum_jobs::live::{
+    CopyBeforeWrite, CopyBeforeWriteOptions, CopyOutcome, DirtyMap, LiveBackup,
+};
 
-use super::{Job, PARALLEL, Stake, Teller, Work};
+use super::{Job, JobNodes, PARALLEL, ProgressReporter, Work};
 
 /// Bytes that QEMU copies at once at least.
 const MIN_GRAIN_BYTES: u64 = 64 << 10;
@@ -60,7 +62,7 @@ pub(in crate::daemon) struct BackedUp {
 
 /// A backup.
 pub(in crate::daemon) struct Backup {
-    stake: Stake,
+    job_nodes: JobNodes,
     what: BackedUp,
     /// The target shows the source through, and may have users who see it so.
     shows_source: bool,
@@ -73,26 +75,26 @@ pub(in crate::daemon) struct Backup {
 impl Backup {
     /// Prepares a backup. What the source shows on return is what the target will.
     pub(in crate::daemon) async fn prepare(
-        mut stake: Stake,
+        mut job_nodes: JobNodes,
         job: &Rc<Job>,
         what: BackedUp,
     ) -> vellum::Result<Backup> {
-        let joined = Backup::join(&mut stake, job, &what);
-        let (source, target) = stake.or_leave(joined).await?;
+        let joined = Backup::join(&mut job_nodes, job, &what);
+        let (source, target) = job_nodes.or_leave(joined).await?;
         let granularity = what.bitmap.as_ref().map(|bitmap| bitmap.granularity_bytes);
         let grain_bytes = granularity.unwrap_or(MIN_GRAIN_BYTES);
         let written = DirtyMap::in_grains_of(grain_bytes, source.size_bytes());
         let cluster_size = target.info().cluster_size_bytes;
-        let keeping = Keeping {
+        let keeping = CopyBeforeWriteOptions {
             grain_bytes: cluster_size.unwrap_or_default().max(MIN_GRAIN_BYTES),
             compress: what.compress,
             written: written.clone(),
         };
-        let filter = BeforeWrite::new(source.clone(), target.clone(), keeping);
-        let below = stake.nodes.chain(&what.target);
+        let filter = CopyBeforeWrite::new(source.clone(), target.clone(), keeping);
+        let below = job_nodes.nodes.chain(&what.target);
         let mut backup = Backup {
             shows_source: below.contains(&what.source),
-            stake,
+            job_nodes,
             backup: LiveBackup {
                 source,
                 target,
@@ -112,27 +114,27 @@ impl Backup {
     }
 
     fn join(
-        stake: &mut Stake,
+        job_nodes: &mut JobNodes,
         job: &Job,
         what: &BackedUp,
     ) -> vellum::Result<(Arc<dyn BlockDevice>, Arc<dyn BlockDevice>)> {
         let (none, size) = (Changes::NONE, Changes::SIZE);
-        stake.join(&job.settings, &what.source, "main node", none, size)?;
+        job_nodes.join(&job.settings, &what.source, "main node", none, size)?;
         let (content, all) = (Changes::CONTENT, Changes::ALL);
-        stake.join(&job.settings, &what.target, "target", content, all)?;
-        let nodes = &stake.nodes;
+        job_nodes.join(&job.settings, &what.target, "target", content, all)?;
+        let nodes = &job_nodes.nodes;
         Ok((nodes.device(&what.source)?, nodes.device(&what.target)?))
     }
 
     /// Has users go through the filter.
     async fn take_up(&self) -> vellum::Result<()> {
-        let (nodes, filter) = (&self.stake.nodes, &self.backup.filter);
+        let (nodes, filter) = (&self.job_nodes.nodes, &self.backup.filter);
         if self.shows_source {
-            let seen = filter.seen_through_target();
-            nodes.put_in_front(&self.what.target, Some(seen)).await?;
+            let seen = filter.snapshot_view();
+            nodes.insert_filter(&self.what.target, Some(seen)).await?;
         }
         let front = filter.clone();
-        nodes.put_in_front(&self.what.source, Some(front)).await?;
+        nodes.insert_filter(&self.what.source, Some(front)).await?;
         if let (Sync::Bitmap, Some(bitmap)) = (self.what.sync, &self.what.bitmap) {
             // What was written since is in it too, and is copied as it was before.
             let dirty = bitmap.bitmaps.read(&bitmap.name).await?;
@@ -143,18 +145,18 @@ impl Backup {
 
     /// Holds the users of the source up. Those of the target go first: a write to the
     /// source may wait for their reads, and these for what is held up.
-    async fn hold(&self) -> vellum::Result<Vec<Held>> {
-        let nodes = &self.stake.nodes;
+    async fn hold(&self) -> vellum::Result<Vec<DrainedUsers>> {
+        let nodes = &self.job_nodes.nodes;
         let mut held = Vec::new();
         if self.shows_source {
-            held.push(nodes.hold(&self.what.target).await?);
+            held.push(nodes.drain(&self.what.target).await?);
         }
-        held.push(nodes.hold(&self.what.source).await?);
+        held.push(nodes.drain(&self.what.source).await?);
         Ok(held)
     }
 
     /// Has the bitmap tell what was written since the backup began, and `also`.
-    async fn settle(&mut self, also: Vec<Range<u64>>) -> vellum::Result<()> {
+    async fn update_bitmap(&mut self, also: Vec<Range<u64>>) -> vellum::Result<()> {
         let Some(bitmap) = &self.what.bitmap else {
             return Ok(());
         };
@@ -181,47 +183,47 @@ impl Backup {
     }
 
     /// As [`Backup::settle`], for a backup that is not complete.
-    async fn settle_what_is_left(&mut self) -> vellum::Result<()> {
+    async fn update_bitmap_of_incomplete(&mut self) -> vellum::Result<()> {
         let _held = self.hold().await?;
         let left = self.backup.filter.todo();
-        self.settle(left).await
+        self.update_bitmap(left).await
     }
 
     /// Has users go to the nodes again.
     async fn let_go(&self) -> vellum::Result<()> {
-        let nodes = &self.stake.nodes;
+        let nodes = &self.job_nodes.nodes;
         let _held = self.hold().await?;
-        nodes.put_in_front(&self.what.source, None).await?;
+        nodes.insert_filter(&self.what.source, None).await?;
         match self.shows_source {
-            true => nodes.put_in_front(&self.what.target, None).await,
+            true => nodes.insert_filter(&self.what.target, None).await,
             false => Ok(()),
         }
     }
 }
 
 impl Work for Backup {
-    async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
-        let mut teller = Teller { job, exact: true };
+    async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
+        let mut reporter = ProgressReporter { job, exact: true };
         let backup = &self.backup;
         if self.what.sync == Sync::None {
-            backup.wait(&job.reins, &mut teller).await;
-            return Ok(Copied::GivenUp);
+            backup.wait(&job.control, &mut reporter).await;
+            return Ok(CopyOutcome::GivenUp);
         }
         let failed = |error| job.tell_failure(error);
         if self.what.sync == Sync::Top {
-            let kept = backup.keep_only_top(&job.reins).await.map_err(failed)?;
-            if kept == Copied::GivenUp {
+            let kept = backup.keep_only_top(&job.control).await.map_err(failed)?;
+            if kept == CopyOutcome::GivenUp {
                 return Ok(kept);
             }
         }
-        let copied = backup.run(&job.reins, &mut teller).await;
+        let copied = backup.run(&job.control, &mut reporter).await;
         copied.map_err(failed)
     }
 
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
         if self.mode() != BitmapMode::Never {
             let _held = self.hold().await?;
-            self.settle(Vec::new()).await?;
+            self.update_bitmap(Vec::new()).await?;
         }
         self.is_settled = true;
         Ok(())
@@ -230,12 +232,12 @@ impl Work for Backup {
     async fn leave(mut self) {
         if !self.is_settled && self.mode() == BitmapMode::Always {
             // Otherwise it goes on calling dirty what it did, which is more.
-            let _ = self.settle_what_is_left().await;
+            let _ = self.update_bitmap_of_incomplete().await;
         }
         self.backup.filter.end();
         // There is nothing to do about it: the filter lets everything pass.
         let _ = self.let_go().await;
         drop(self.backup);
-        self.stake.leave().await;
+        self.job_nodes.leave().await;
     }
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use crate::nodes::Changes;
 use vellum::{Error, ErrorKind};
-use vellum_jobs::live::{Copied, DirtyMap, LiveCommit, LiveCommitOptions};
+use vellum_jobs::live::{CopyOutcome, DirtyMap, LiveCommit, LiveCommitOptions};
 
-use super::{Job, PARALLEL, Settings, Stake, Teller, Work};
+use super::{Job, JobNodes, PARALLEL, ProgressReporter, Settings, Work};
 
 /// A commit of layers in the middle of a chain.
 pub(in crate::daemon) struct Commit {
-    stake: Stake,
+    job_nodes: JobNodes,
     /// The image above.
     overlay: String,
     /// What is committed, and in the end the base.
@@ -33,7 +33,7 @@ fn no_base() -> Error {
 
 /// Uses all nodes of a chain for a commit; returns its top and its base.
 pub(super) fn join_all(
-    stake: &mut Stake,
+    job_nodes: &mut JobNodes,
     settings: &Settings,
     chain: &[String],
     top_role: &str,
@@ -48,25 +48,25 @@ pub(super) fn join_all(
         false => Changes::ALL,
     };
     // What watches the base would not see what is written to it here.
-    stake.nodes.check_no_job(base)?;
-    stake.join(settings, top, top_role, none, kept)?;
+    job_nodes.nodes.check_no_job(base)?;
+    job_nodes.join(settings, top, top_role, none, kept)?;
     for node in between {
-        stake.join(settings, node, "intermediate node", none, Changes::ALL)?;
+        job_nodes.join(settings, node, "intermediate node", none, Changes::ALL)?;
     }
-    stake.join(settings, base, "base", Changes::CONTENT, Changes::ALL)?;
+    job_nodes.join(settings, base, "base", Changes::CONTENT, Changes::ALL)?;
     Ok((top.clone(), base.clone()))
 }
 
 /// What copies a chain, from its top, into its base.
 pub(super) async fn copier(
-    stake: &Stake,
+    job_nodes: &JobNodes,
     chain: &[String],
     dirty: Arc<DirtyMap>,
 ) -> vellum::Result<LiveCommit> {
     let [top, .., base] = chain else {
         return Err(no_base());
     };
-    let (source, target) = (stake.nodes.device(top)?, stake.nodes.device(base)?);
+    let (source, target) = (job_nodes.nodes.device(top)?, job_nodes.nodes.device(base)?);
     let options = LiveCommitOptions {
         layers: chain.len() as u32 - 1,
         parallel: PARALLEL,
@@ -77,16 +77,16 @@ pub(super) async fn copier(
 impl Commit {
     /// Prepares the commit of a chain, from its top to its base, below `overlay`.
     pub(in crate::daemon) async fn prepare(
-        mut stake: Stake,
+        mut job_nodes: JobNodes,
         job: &Rc<Job>,
         overlay: String,
         chain: Vec<String>,
         backing_file: Option<String>,
     ) -> vellum::Result<Commit> {
-        let prepared = Commit::try_prepare(&mut stake, job, &overlay, &chain).await;
-        let (commit, size_bytes) = stake.or_leave(prepared).await?;
+        let prepared = Commit::try_prepare(&mut job_nodes, job, &overlay, &chain).await;
+        let (commit, size_bytes) = job_nodes.or_leave(prepared).await?;
         Ok(Commit {
-            stake,
+            job_nodes,
             overlay,
             chain,
             backing_file,
@@ -96,30 +96,30 @@ impl Commit {
     }
 
     async fn try_prepare(
-        stake: &mut Stake,
+        job_nodes: &mut JobNodes,
         job: &Rc<Job>,
         overlay: &str,
         chain: &[String],
     ) -> vellum::Result<(LiveCommit, u64)> {
         let none = Changes::NONE;
-        stake.join(&job.settings, overlay, "overlay", none, none)?;
-        let (top, base) = join_all(stake, &job.settings, chain, "intermediate node")?;
-        stake.open(&base).await?;
-        stake.open(overlay).await?;
-        let size_bytes = stake.nodes.device(&top)?.size_bytes();
+        job_nodes.join(&job.settings, overlay, "overlay", none, none)?;
+        let (top, base) = join_all(job_nodes, &job.settings, chain, "intermediate node")?;
+        job_nodes.open(&base).await?;
+        job_nodes.open(overlay).await?;
+        let size_bytes = job_nodes.nodes.device(&top)?.size_bytes();
         // Nobody writes, so nothing becomes dirty.
-        let commit = copier(stake, chain, DirtyMap::new(0)).await?;
+        let commit = copier(job_nodes, chain, DirtyMap::new(0)).await?;
         Ok((commit, size_bytes))
     }
 }
 
 impl Work for Commit {
-    async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
+    async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
         job.set_progress(0, self.size_bytes);
-        let mut teller = Teller { job, exact: false };
-        let copied = self.commit.copy_all(&job.reins, &mut teller).await;
+        let mut reporter = ProgressReporter { job, exact: false };
+        let copied = self.commit.copy_all(&job.control, &mut reporter).await;
         let copied = copied.map_err(|error| job.tell_failure(error))?;
-        if copied == Copied::All {
+        if copied == CopyOutcome::All {
             job.set_progress(self.size_bytes, self.size_bytes);
         }
         Ok(copied)
@@ -129,12 +129,12 @@ impl Work for Commit {
         self.commit.finish().await?;
         let base = self.chain.last().map(String::as_str);
         let file = self.backing_file.take();
-        self.stake.nodes.rebase(&self.overlay, base, file).await
+        self.job_nodes.nodes.rebase(&self.overlay, base, file).await
     }
 
     async fn leave(mut self) {
         drop(self.commit);
-        self.stake.leave().await;
-        self.stake.nodes.drop_unused(&self.chain).await;
+        self.job_nodes.leave().await;
+        self.job_nodes.nodes.drop_unused(&self.chain).await;
     }
 }

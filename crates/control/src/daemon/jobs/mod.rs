@@ -16,13 +16,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::nodes::{Changes, User, Wanted};
+use crate::nodes::{Changes, RequiredAccess, User};
 use event_listener::Event;
 use serde_json::{Value, json};
 use vellum_io::spawn;
 use vellum_jobs::copy::{CopyError, Observer, Step};
-use vellum_jobs::job::{Reins, Status, Verb, Wish};
-use vellum_jobs::live::Copied;
+use vellum_jobs::job::{JobCommand, JobControl, Status, Verb};
+use vellum_jobs::live::CopyOutcome;
 
 use super::Daemon;
 use super::events::Events;
@@ -47,7 +47,7 @@ pub(super) struct Settings {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) settings: Settings,
-    pub(super) reins: Reins,
+    pub(super) control: JobControl,
     status: Cell<Status>,
     /// Bytes done, and bytes to do.
     progress: Cell<(u64, u64)>,
@@ -73,13 +73,13 @@ pub(super) enum Completion {
 /// What a job does. All that it needs of nodes it has before it begins.
 pub(super) trait Work: 'static {
     /// Does it, up to where the result only has to be put in force.
-    async fn run(&mut self, job: &Job) -> vellum::Result<Copied>;
+    async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome>;
 
     /// Puts the result in force.
     async fn conclude(&mut self, job: &Job) -> vellum::Result<()>;
 
     /// Leaves the nodes, with the result in force or as they were. The devices that it worked
-    /// on go before the stake is left: their files stay locked while somebody has them, and a
+    /// on go before the job_nodes is left: their files stay locked while somebody has them, and a
     /// node that is to be read-only again could not be opened.
     async fn leave(self);
 }
@@ -113,7 +113,7 @@ impl Jobs {
     pub(super) fn create(&self, settings: Settings, events: Events) -> Rc<Job> {
         let job = Rc::new(Job {
             settings,
-            reins: Reins::new(),
+            control: JobControl::new(),
             status: Cell::new(Status::Created),
             progress: Cell::default(),
             completion: Cell::default(),
@@ -202,22 +202,22 @@ impl Job {
         self.enter(Status::Ready);
         self.events
             .tell("BLOCK_JOB_READY", self.describe_as_event());
-        if self.reins.wish() == Wish::Pause {
+        if self.control.command() == JobCommand::Pause {
             self.enter(Status::Standby);
         }
     }
 
     pub(super) fn cancel(&self) {
-        self.reins.set(Wish::Cancel);
+        self.control.set(JobCommand::Cancel);
         self.changed.notify(usize::MAX);
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.reins.wish() == Wish::Cancel
+        self.control.command() == JobCommand::Cancel
     }
 
     pub(super) fn pause(&self) {
-        self.reins.set(Wish::Pause);
+        self.control.set(JobCommand::Pause);
         self.enter(match self.status() {
             Status::Ready => Status::Standby,
             _ => Status::Paused,
@@ -229,7 +229,7 @@ impl Job {
             Status::Standby => Status::Ready,
             _ => Status::Running,
         });
-        self.reins.set(Wish::Run);
+        self.control.set(JobCommand::Run);
     }
 
     pub(super) fn complete(&self, completion: Completion) {
@@ -258,7 +258,7 @@ impl Job {
             "device": self.settings.id,
             "len": len,
             "offset": offset,
-            "speed": self.reins.speed().get(),
+            "speed": self.control.speed().get(),
         })
     }
 
@@ -306,10 +306,10 @@ pub(super) fn start(daemon: Rc<Daemon>, job: Rc<Job>, work: impl Work) {
 /// Leads a job to its end.
 async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     let mut outcome = work.run(&job).await;
-    if matches!(outcome, Ok(Copied::All)) {
-        outcome = settle(&daemon, &job, &mut work).await;
+    if matches!(outcome, Ok(CopyOutcome::All)) {
+        outcome = finalize(&daemon, &job, &mut work).await;
     }
-    if !matches!(outcome, Ok(Copied::All)) {
+    if !matches!(outcome, Ok(CopyOutcome::All)) {
         job.enter(Status::Aborting);
     }
     let parts = daemon.parts.lock().await;
@@ -318,8 +318,8 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     drop(parts);
     let mut told = job.describe_as_event();
     let event = match outcome {
-        Ok(Copied::All) => "BLOCK_JOB_COMPLETED",
-        Ok(Copied::GivenUp) => {
+        Ok(CopyOutcome::All) => "BLOCK_JOB_COMPLETED",
+        Ok(CopyOutcome::GivenUp) => {
             job.error.replace(Some("Operation canceled".to_owned()));
             "BLOCK_JOB_CANCELLED"
         }
@@ -338,7 +338,7 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
 }
 
 /// Waits until the result may be put in force, and does that.
-async fn settle(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::Result<Copied> {
+async fn finalize(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::Result<CopyOutcome> {
     job.enter(Status::Waiting);
     job.enter(Status::Pending);
     if !job.settings.auto_finalize {
@@ -349,20 +349,20 @@ async fn settle(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::Res
     }
     let _parts = daemon.parts.lock().await;
     if job.is_cancelled() {
-        return Ok(Copied::GivenUp);
+        return Ok(CopyOutcome::GivenUp);
     }
     work.conclude(job).await?;
-    Ok(Copied::All)
+    Ok(CopyOutcome::All)
 }
 
 /// Tells the job how far a copy is.
-pub(super) struct Teller<'a> {
+pub(super) struct ProgressReporter<'a> {
     pub(super) job: &'a Job,
     /// Only what has to be written counts, not how far that is in the image.
     pub(super) exact: bool,
 }
 
-impl Observer for Teller<'_> {
+impl Observer for ProgressReporter<'_> {
     fn wants_progress(&self) -> bool {
         self.exact
     }
@@ -374,17 +374,17 @@ impl Observer for Teller<'_> {
 
 /// The nodes that a job uses, while it does.
 #[derive(Debug)]
-pub(super) struct Stake {
+pub(super) struct JobNodes {
     pub(super) nodes: Nodes,
     uses: Vec<u64>,
     /// Nodes that were made writable for the job.
     opened: Vec<String>,
 }
 
-impl Stake {
+impl JobNodes {
     /// Uses no node yet.
     pub(super) fn new(nodes: &Nodes) -> Self {
-        Stake {
+        JobNodes {
             nodes: nodes.clone(),
             uses: Vec::new(),
             opened: Vec::new(),
@@ -402,7 +402,7 @@ impl Stake {
     ) -> vellum::Result<()> {
         let (id, kind) = (settings.id.clone(), settings.kind);
         let role = role.to_owned();
-        let wanted = Wanted {
+        let wanted = RequiredAccess {
             role,
             changes,
             keeps,

@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use crate::nodes::Changes;
 use vellum::nodes::CopyOnRead;
-use vellum_jobs::live::{Copied, LiveStream};
+use vellum_jobs::live::{CopyOutcome, LiveStream};
 
-use super::{Job, PARALLEL, Stake, Teller, Work};
+use super::{Job, JobNodes, PARALLEL, ProgressReporter, Work};
 
 /// A stream.
 pub(in crate::daemon) struct Stream {
-    stake: Stake,
+    job_nodes: JobNodes,
     image: String,
     /// The layers that are brought up.
     between: Vec<String>,
@@ -33,14 +33,14 @@ pub(in crate::daemon) struct Streamed {
 impl Stream {
     /// Prepares a stream.
     pub(in crate::daemon) async fn prepare(
-        mut stake: Stake,
+        mut job_nodes: JobNodes,
         job: &Rc<Job>,
         what: Streamed,
     ) -> vellum::Result<Stream> {
-        let prepared = Stream::try_prepare(&mut stake, job, &what).await;
-        let stream = stake.or_leave(prepared).await?;
+        let prepared = Stream::try_prepare(&mut job_nodes, job, &what).await;
+        let stream = job_nodes.or_leave(prepared).await?;
         Ok(Stream {
-            stake,
+            job_nodes,
             image: what.image,
             between: what.between,
             base: what.base,
@@ -50,21 +50,24 @@ impl Stream {
     }
 
     async fn try_prepare(
-        stake: &mut Stake,
+        job_nodes: &mut JobNodes,
         job: &Rc<Job>,
         what: &Streamed,
     ) -> vellum::Result<LiveStream> {
         // It changes what the image holds, and not what that shows.
         let none = Changes::NONE;
-        stake.join(&job.settings, &what.image, "main node", none, Changes::SIZE)?;
+        job_nodes.join(&job.settings, &what.image, "main node", none, Changes::SIZE)?;
         for node in &what.between {
-            stake.join(&job.settings, node, "intermediate node", none, Changes::ALL)?;
+            job_nodes.join(&job.settings, node, "intermediate node", none, Changes::ALL)?;
         }
-        stake.open(&what.image).await?;
-        let image = stake.nodes.device(&what.image)?;
+        job_nodes.open(&what.image).await?;
+        let image = job_nodes.nodes.device(&what.image)?;
         let filter = CopyOnRead::fetching(image.clone());
         let front = filter.clone();
-        stake.nodes.put_in_front(&what.image, Some(front)).await?;
+        job_nodes
+            .nodes
+            .insert_filter(&what.image, Some(front))
+            .await?;
         Ok(LiveStream {
             image,
             filter,
@@ -75,25 +78,25 @@ impl Stream {
 }
 
 impl Work for Stream {
-    async fn run(&mut self, job: &Job) -> vellum::Result<Copied> {
+    async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
         if self.between.is_empty() {
-            return Ok(Copied::All);
+            return Ok(CopyOutcome::All);
         }
         job.set_progress(0, self.stream.image.size_bytes());
-        let mut teller = Teller { job, exact: false };
-        self.stream.run(&job.reins, &mut teller).await
+        let mut reporter = ProgressReporter { job, exact: false };
+        self.stream.run(&job.control, &mut reporter).await
     }
 
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
         let (base, file) = (self.base.as_deref(), self.backing_file.take());
-        self.stake.nodes.rebase(&self.image, base, file).await
+        self.job_nodes.nodes.rebase(&self.image, base, file).await
     }
 
     async fn leave(mut self) {
         // There is nothing to do about it: the image goes on being filtered in vain.
-        let _ = self.stake.nodes.put_in_front(&self.image, None).await;
+        let _ = self.job_nodes.nodes.insert_filter(&self.image, None).await;
         drop(self.stream);
-        self.stake.leave().await;
-        self.stake.nodes.drop_unused(&self.between).await;
+        self.job_nodes.leave().await;
+        self.job_nodes.nodes.drop_unused(&self.between).await;
     }
 }

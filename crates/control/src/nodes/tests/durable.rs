@@ -17,7 +17,7 @@ use vellum_storage::{MemStorage, Storage};
 
 use super::volatile::Volatile;
 use super::*;
-use crate::graph::Opened;
+use crate::graph::OpenedNode;
 use crate::wrap::WriteThrough;
 
 pub(super) const SIZE_BYTES: u64 = 256 << 10;
@@ -117,7 +117,7 @@ impl World {
 
     async fn add_over(&self, name: &str, file: Volatile, how: impl FnOnce(&str) -> String) {
         let below = format!("{name}-file");
-        let node = Opened {
+        let node = OpenedNode {
             driver: "file",
             body: Body::Storage(Arc::new(file.clone())),
             filtered: None,
@@ -142,15 +142,15 @@ impl World {
         self.files.borrow()[name].clone()
     }
 
-    pub(crate) fn join(&self, name: &str) -> Joined {
+    pub(crate) fn join(&self, name: &str) -> NodeUse {
         let user = User::Export("guest".into());
         self.nodes
-            .join(user, name, Wanted::reading("root"))
+            .join(user, name, RequiredAccess::reading("root"))
             .unwrap()
     }
 
     /// Writes a sector, and notes what it holds then.
-    pub(crate) async fn put(&self, joined: &Joined, sector: u64, byte: u8) {
+    pub(crate) async fn put(&self, joined: &NodeUse, sector: u64, byte: u8) {
         let bytes = Buffer::copy_of(&[byte; SECTOR_BYTES as usize]);
         let at = sector * SECTOR_BYTES;
         let write = joined.link.write(at, bytes, RequestFlags::default());
@@ -176,7 +176,7 @@ impl World {
     }
 
     /// Writes and flushes; a flush that succeeds is a moment to look at.
-    async fn guest(self: Rc<World>, joined: Joined) {
+    async fn guest(self: Rc<World>, joined: NodeUse) {
         let (mut sector, mut byte) = (0, 0u8);
         while !self.over.get() {
             for _ in 0..2 {
@@ -314,12 +314,12 @@ fn a_flush_holds_while_something_is_put_in_front_and_taken_away() {
             let change = async {
                 for _ in 0..2 {
                     let front = CopyOnRead::fetching(world.nodes.device("disk").unwrap());
-                    let put = world.nodes.put_in_front("disk", Some(front)).await;
+                    let put = world.nodes.insert_filter("disk", Some(front)).await;
                     put.unwrap();
                     for _ in 0..20 {
                         yield_now().await;
                     }
-                    world.nodes.put_in_front("disk", None).await.unwrap();
+                    world.nodes.insert_filter("disk", None).await.unwrap();
                 }
             };
             world.change("disk", change).await;

@@ -16,8 +16,8 @@ fn users_are_led_away_only_from_what_is_durable() {
             let bytes = Buffer::copy_of(&[7; 512]);
             let write = joined.link.write(0, bytes, RequestFlags::default());
             write.await.unwrap();
-            let held = world.nodes.hold("top").await.unwrap();
-            world.nodes.lead_to(held, "other").await.unwrap();
+            let held = world.nodes.drain("top").await.unwrap();
+            world.nodes.redirect_to(held, "other").await.unwrap();
             // A flush reaches the other one only.
             joined.link.flush().await.unwrap();
             let left = open(&world.layers(&["top".to_owned()]), 0).await;
@@ -38,8 +38,8 @@ fn users_stay_with_what_cannot_be_made_durable() {
         let write = joined.link.write(0, bytes, RequestFlags::default());
         write.await.unwrap();
         file.0.fails_flushes.store(true, Ordering::SeqCst);
-        let held = world.nodes.hold("top").await.unwrap();
-        assert!(world.nodes.lead_to(held, "other").await.is_err());
+        let held = world.nodes.drain("top").await.unwrap();
+        assert!(world.nodes.redirect_to(held, "other").await.is_err());
         assert_eq!(world.nodes.used_by(joined.id).as_deref(), Some("top"));
         let opened = world.nodes.set_writable("top", false).await;
         assert!(opened.is_err(), "what is closed is durable");

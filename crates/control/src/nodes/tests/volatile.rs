@@ -6,7 +6,7 @@ use vellum::Io;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum_io::lane::yield_now;
 use vellum_io::{Buffers, spawn};
-use vellum_storage::{MemStorage, Storage, WriteFlags, ZeroFlags, pass_on};
+use vellum_storage::{MemStorage, Storage, WriteFlags, ZeroFlags, delegate};
 
 use super::super::*;
 use super::durable::SIZE_BYTES;
@@ -79,7 +79,7 @@ impl Volatile {
 }
 
 impl Storage for Volatile {
-    pass_on!(0.memory: capabilities, name, len_bytes, block_status);
+    delegate!(0.memory: capabilities, name, len_bytes, block_status);
 
     fn read(&self, at: u64, buffers: Buffers) -> Io<Buffers> {
         self.late(move |core| core.memory.read(at, buffers))

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use vellum_format::types::HostCluster;
-use vellum_io::{Result, executor, spawn_lingering};
+use vellum_io::{Result, executor, spawn_to_completion};
 use vellum_storage::Capabilities;
 
 use super::allocator::{Allocator, Blocker, State};
@@ -221,7 +221,7 @@ impl Allocator {
         state.preparing = true;
         drop(state);
         let allocator = self.clone();
-        drop(spawn_lingering(async move {
+        drop(spawn_to_completion(async move {
             allocator.prepare_from(first).await
         }));
     }

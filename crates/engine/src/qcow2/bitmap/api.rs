@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::bitmap::BitmapFlags;
-use vellum_io::{Io, Result, spawn_lingering};
+use vellum_io::{Io, Result, spawn_to_completion};
 
 use super::dirty::Dirty;
 use super::marker::{are_lost, is_consistent};
@@ -142,7 +142,7 @@ impl Bitmaps {
     {
         let image = self.image.clone();
         let work = work(image.clone());
-        Io::task(spawn_lingering(async move {
+        Io::task(spawn_to_completion(async move {
             work.await.map_err(|error| image.name_error(error))
         }))
     }

@@ -7,9 +7,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use vellum_io::{Buffers, Error, ErrorKind, Io, spawn};
+use vellum_io::{Error, ErrorKind, Io, spawn};
 use vellum_storage::mutants::{self, Mutant};
-use vellum_storage::{Storage, WriteFlags, ZeroFlags, pass_on};
+use vellum_storage::{Storage, delegate};
 
 /// The image file of one opening; see the module's head.
 #[derive(Debug)]
@@ -38,30 +38,12 @@ impl Barriers {
 }
 
 impl Storage for Barriers {
-    pass_on!(
+    delegate!(
         file: capabilities, name, len_bytes, read, block_status, allocated_bytes, may_clone_from,
         close, debugger, as_file,
     );
 
-    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
-        self.change(|file| file.write(offset_bytes, buffers, flags))
-    }
-
-    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
-        self.change(|file| file.write_zeroes(offset_bytes, len_bytes, flags))
-    }
-
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.change(|file| file.discard(offset_bytes, len_bytes))
-    }
-
-    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.change(|file| file.allocate(offset_bytes, len_bytes))
-    }
-
-    fn truncate(&self, len_bytes: u64) -> Io<()> {
-        self.change(|file| file.truncate(len_bytes))
-    }
+    delegate!(self.change: write, write_zeroes, discard, allocate, truncate);
 
     fn flush(&self) -> Io<()> {
         let failed = self.failed.clone();

@@ -11,7 +11,7 @@ use crate::qcow2::mapping::l1::L1Sector;
 use crate::qcow2::table_cache::cache::WriteBack;
 use std::sync::Arc;
 use vellum_io::sync::atomic::Ordering;
-use vellum_io::{Error, ErrorKind, Result, spawn_lingering};
+use vellum_io::{Error, ErrorKind, Result, spawn_to_completion};
 use vellum_storage::Event;
 
 /// A commit that is not over. If its lane ends first, nobody knows what has been
@@ -155,7 +155,7 @@ impl Image {
         }
         if !self.commits.background_commit.swap(true, Ordering::AcqRel) {
             let background = BackgroundCommit(self.clone());
-            drop(spawn_lingering(async move {
+            drop(spawn_to_completion(async move {
                 // A failure stops changes to the image or meets the next flush.
                 drop(background.0.commit().await);
             }));

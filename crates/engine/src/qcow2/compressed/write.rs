@@ -18,7 +18,7 @@ use vellum_format::crypto::CryptMethod;
 use vellum_format::l2::Mapping;
 use vellum_format::types::GuestOffset;
 use vellum_io::lane::{compute, compute_threads};
-use vellum_io::{Buffer, Error, ErrorKind, Io, Result, spawn_lingering};
+use vellum_io::{Buffer, Error, ErrorKind, Io, Result, spawn_to_completion};
 use vellum_storage::Event;
 
 use super::appending::Batch;
@@ -105,7 +105,7 @@ impl<'a> Uncompressed<'a> {
         let (ticket, behind) = (order.ticket(), order.ticket());
         let (image, start) = (self.image.clone(), self.start);
         let write = async move { image.write_in_order(start, bytes, ticket).await };
-        let write = Io::task(spawn_lingering(write));
+        let write = Io::task(spawn_to_completion(write));
         behind.turn().await;
         Some(write)
     }

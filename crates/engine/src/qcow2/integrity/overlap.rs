@@ -25,7 +25,7 @@ use vellum_format::geometry::Geometry;
 use vellum_format::header::Header;
 use vellum_format::types::HostOffset;
 use vellum_io::{Buffers, Io, Result};
-use vellum_storage::{Storage, WriteFlags, ZeroFlags, pass_on};
+use vellum_storage::{Storage, WriteFlags, ZeroFlags, delegate};
 
 use super::errors::corrupt;
 use crate::qcow2::table_cache::cache::WriteBack;
@@ -448,7 +448,7 @@ impl GuardedData {
 }
 
 impl Storage for GuardedData {
-    pass_on!(
+    delegate!(
         file: capabilities, name, len_bytes, read, allocate, flush, truncate, block_status,
         allocated_bytes, may_clone_from, close, debugger, as_file,
     );

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_io::{Buffer, Buffers, Result, lane, spawn, spawn_lingering};
+use vellum_io::{Buffer, Buffers, Result, lane, spawn, spawn_to_completion};
 use vellum_storage::{Event, WriteFlags};
 
 use super::buffer::{Buffered, Place};
@@ -99,7 +99,7 @@ impl Image {
                 clusters,
                 result: Err(Leader::abandoned()),
             };
-            drop(spawn_lingering(writeback.run()));
+            drop(spawn_to_completion(writeback.run()));
         }
     }
 

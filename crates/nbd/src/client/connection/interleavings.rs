@@ -12,12 +12,12 @@ use vellum_io::{Buffer, Error, Io};
 /// A server that answers in any order, and the way to it.
 #[derive(Debug)]
 struct Server {
-    state: Mutex<Wire>,
+    state: Mutex<Pipe>,
     socket: Stream,
 }
 
 #[derive(Debug, Default)]
-struct Wire {
+struct Pipe {
     asked: Vec<RequestHead>,
     answers: VecDeque<u8>,
     closed: bool,
@@ -41,7 +41,7 @@ impl Server {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, Wire> {
+    fn state(&self) -> MutexGuard<'_, Pipe> {
         self.state.lock()
     }
 
@@ -78,7 +78,7 @@ impl Server {
     }
 }
 
-impl Wire {
+impl Pipe {
     fn answer_one(&mut self) {
         let asked = self.asked.swap_remove(chance(self.asked.len()));
         self.answers.extend(proto::SIMPLE_REPLY_MAGIC.to_be_bytes());

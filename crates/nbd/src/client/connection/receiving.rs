@@ -3,23 +3,23 @@
 use std::ops::Range;
 use std::task::Waker;
 
-use super::super::pieces::cut;
-use super::{Connection, Waiting};
-use crate::answer::{
+use super::super::split::cut;
+use super::{Connection, InFlight};
+use crate::proto;
+use crate::receive_buffer::{Disconnect, ReceiveBuffer};
+use crate::reply_decode::{
     Chunk, DATA_OFFSET_BYTES, MAGIC_BYTES, MAX_CHUNK_BYTES, ReplyHead, data_range,
 };
-use crate::input::{Gone, Input};
-use crate::proto;
 use crate::request::Framing;
 use vellum_io::{Buffer, Buffers};
 
 /// One who receives for all; dropped halfway, it ends the connection.
-struct Leader<'a> {
+struct Receiver<'a> {
     connection: &'a Connection,
     done: bool,
 }
 
-impl Drop for Leader<'_> {
+impl Drop for Receiver<'_> {
     fn drop(&mut self) {
         if !self.done {
             self.connection.fail();
@@ -29,8 +29,8 @@ impl Drop for Leader<'_> {
 
 impl Connection {
     /// Receives until the request `cookie` is answered, or the connection is gone.
-    pub(super) async fn lead(&self, cookie: u64, mut input: Input) {
-        let mut leader = Leader {
+    pub(super) async fn lead(&self, cookie: u64, mut input: ReceiveBuffer) {
+        let mut leader = Receiver {
             connection: self,
             done: false,
         };
@@ -54,9 +54,9 @@ impl Connection {
         waiting.is_none_or(|waiting| waiting.answered)
     }
 
-    async fn take_message(&self, input: &mut Input) -> Result<(), Gone> {
+    async fn take_message(&self, input: &mut ReceiveBuffer) -> Result<(), Disconnect> {
         let framing = self.session.framing;
-        let unknown = Gone::Broken("a reply with a wrong magic number");
+        let unknown = Disconnect::Broken("a reply with a wrong magic number");
         input.need(&self.channel, MAGIC_BYTES).await?;
         let magic = *input.available().first_chunk().ok_or(unknown.clone())?;
         let head_bytes = ReplyHead::len_bytes(framing, magic).ok_or(unknown.clone())?;
@@ -75,7 +75,7 @@ impl Connection {
                     .need(&self.channel, DATA_OFFSET_BYTES as usize)
                     .await?;
                 let range = data_range(input.available(), len_bytes)
-                    .ok_or(Gone::Broken("a malformed chunk of data"))?;
+                    .ok_or(Disconnect::Broken("a malformed chunk of data"))?;
                 input.consume(DATA_OFFSET_BYTES as usize);
                 self.fill(input, cookie, range).await?;
                 self.end_of_chunk(cookie, last)
@@ -87,12 +87,12 @@ impl Connection {
                 len_bytes,
             } => {
                 if len_bytes > MAX_CHUNK_BYTES {
-                    return Err(Gone::Broken("a chunk that is too long"));
+                    return Err(Disconnect::Broken("a chunk that is too long"));
                 }
                 let len_bytes = len_bytes as usize;
                 input.need(&self.channel, len_bytes).await?;
                 let chunk = Chunk::decode(kind, &input.available()[..len_bytes])
-                    .ok_or(Gone::Broken("a malformed chunk"))?;
+                    .ok_or(Disconnect::Broken("a malformed chunk"))?;
                 input.consume(len_bytes);
                 self.take_chunk(cookie, chunk)?;
                 self.end_of_chunk(cookie, last)
@@ -100,7 +100,12 @@ impl Connection {
         }
     }
 
-    async fn take_simple(&self, input: &mut Input, error: u32, cookie: u64) -> Result<(), Gone> {
+    async fn take_simple(
+        &self,
+        input: &mut ReceiveBuffer,
+        error: u32,
+        cookie: u64,
+    ) -> Result<(), Disconnect> {
         let (command, range) =
             self.with(cookie, |waiting| (waiting.command, waiting.range.clone()))?;
         match command {
@@ -109,7 +114,9 @@ impl Connection {
                 self.fill(input, cookie, range).await?;
             }
             proto::CMD_READ | proto::CMD_BLOCK_STATUS => {
-                return Err(Gone::Broken("a simple reply where chunks were agreed on"));
+                return Err(Disconnect::Broken(
+                    "a simple reply where chunks were agreed on",
+                ));
             }
             _ => {}
         }
@@ -117,15 +124,15 @@ impl Connection {
     }
 
     /// Looks at a request that an answer names.
-    fn with<T>(&self, cookie: u64, look: impl FnOnce(&mut Waiting) -> T) -> Result<T, Gone> {
+    fn with<T>(&self, cookie: u64, look: impl FnOnce(&mut InFlight) -> T) -> Result<T, Disconnect> {
         let mut state = self.lock();
         match state.waiting.get_mut(&cookie) {
             Some(waiting) if !waiting.answered => Ok(look(waiting)),
-            _ => Err(Gone::Broken("an answer to nothing")),
+            _ => Err(Disconnect::Broken("an answer to nothing")),
         }
     }
 
-    fn take_chunk(&self, cookie: u64, chunk: Chunk) -> Result<(), Gone> {
+    fn take_chunk(&self, cookie: u64, chunk: Chunk) -> Result<(), Disconnect> {
         let context = self.session.context;
         self.with(cookie, |waiting| match chunk {
             Chunk::Nothing => Ok(()),
@@ -136,7 +143,7 @@ impl Connection {
                 waiting.status.get_or_insert(first);
                 Ok(())
             }
-            Chunk::Status { .. } => Err(Gone::Broken("a status that nobody asked for")),
+            Chunk::Status { .. } => Err(Disconnect::Broken("a status that nobody asked for")),
             Chunk::Failed { error, .. } => {
                 waiting.error.get_or_insert(error);
                 Ok(())
@@ -145,18 +152,23 @@ impl Connection {
     }
 
     /// Takes the last chunk of an answer for its end.
-    fn end_of_chunk(&self, cookie: u64, last: bool) -> Result<(), Gone> {
+    fn end_of_chunk(&self, cookie: u64, last: bool) -> Result<(), Disconnect> {
         if !last {
             return Ok(());
         }
-        self.with(cookie, Waiting::finish)??;
-        let settled = self.lock().settle(cookie);
+        self.with(cookie, InFlight::finish)??;
+        let settled = self.lock().complete(cookie);
         self.announce(settled);
         Ok(())
     }
 
     /// Receives a part of what a read has asked for.
-    async fn fill(&self, input: &mut Input, cookie: u64, range: Range<u64>) -> Result<(), Gone> {
+    async fn fill(
+        &self,
+        input: &mut ReceiveBuffer,
+        cookie: u64,
+        range: Range<u64>,
+    ) -> Result<(), Disconnect> {
         let (buffers, at) = self.with(cookie, |waiting| waiting.take_for(&range))??;
         let mut cut = cut(buffers, at, (range.end - range.start) as usize);
         for piece in &mut cut.part {
@@ -167,20 +179,20 @@ impl Connection {
     }
 }
 
-impl Waiting {
+impl InFlight {
     /// The buffers, and where in them `range` begins, for a part of a read that comes now.
-    fn take_for(&mut self, range: &Range<u64>) -> Result<(Buffers, usize), Gone> {
+    fn take_for(&mut self, range: &Range<u64>) -> Result<(Buffers, usize), Disconnect> {
         if self.command != proto::CMD_READ || self.coverage.add(range.clone()).is_none() {
-            return Err(Gone::Broken("data that was not asked for"));
+            return Err(Disconnect::Broken("data that was not asked for"));
         }
         let buffers = self
             .buffers
             .take()
-            .ok_or(Gone::Broken("data for nothing"))?;
+            .ok_or(Disconnect::Broken("data for nothing"))?;
         Ok((buffers, (range.start - self.range.start) as usize))
     }
 
-    fn zero(&mut self, range: Range<u64>) -> Result<(), Gone> {
+    fn zero(&mut self, range: Range<u64>) -> Result<(), Disconnect> {
         let (buffers, at) = self.take_for(&range)?;
         let mut cut = cut(buffers, at, (range.end - range.start) as usize);
         cut.part.iter_mut().for_each(|piece| piece.fill(0));
@@ -189,11 +201,11 @@ impl Waiting {
     }
 
     /// Ends the request: what it needs must have come.
-    fn finish(&mut self) -> Result<(), Gone> {
+    fn finish(&mut self) -> Result<(), Disconnect> {
         if self.error.is_none() {
             match self.command {
                 proto::CMD_READ if !self.coverage.is_whole() => {
-                    return Err(Gone::Broken("a read that was answered in part"));
+                    return Err(Disconnect::Broken("a read that was answered in part"));
                 }
                 proto::CMD_BLOCK_STATUS if self.status.is_none() => {
                     self.error = Some(proto::EIO);

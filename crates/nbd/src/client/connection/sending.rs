@@ -1,6 +1,6 @@
 //! Sending: one of those who have something to send sends for all.
 
-use super::{Connection, Sending, Settled};
+use super::{Connection, Notification, Sending};
 use crate::proto;
 use vellum_io::{Buffer, Buffers, lane};
 
@@ -104,10 +104,10 @@ impl Connection {
                 }
                 // Whoever met the end of the connection waits only for its buffers.
                 let waker = waiting.waker.take_if(|_| broken);
-                settled.extend(waker.map(Settled::Wake));
+                settled.extend(waker.map(Notification::Wake));
             }
-            match state.settle(cookie) {
-                Settled::Nothing => {}
+            match state.complete(cookie) {
+                Notification::Nothing => {}
                 ended => settled.push(ended),
             }
         }

@@ -9,15 +9,15 @@ use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, serve};
 use vellum_io::executor::Executor;
 use vellum_io::{Error, lane};
 
-use super::super::lanes::Beside;
+use super::super::lanes::BackgroundEvents;
 use super::super::network::Network;
 use super::{PORT, SECTOR_BYTES, SECTORS};
-use crate::cut::Cut;
+use crate::cut::PowerCut;
 use crate::disk::{Disk, Mode};
-use crate::pages::Pages;
 use crate::rng::Rng;
 use crate::schedule::Scheduler;
-use crate::storage::Traits;
+use crate::sparse_bytes::SparseBytes;
+use crate::storage::SimFileOptions;
 
 /// What the machine's lane is called; those of the daemon count from 0.
 const LANE: usize = 1000;
@@ -31,7 +31,7 @@ pub(super) struct Machine {
     rng: RefCell<Rng>,
 }
 
-impl Beside for Machine {
+impl BackgroundEvents for Machine {
     fn in_flight(&self) -> bool {
         self.disk.borrow().in_flight() > 0
     }
@@ -59,19 +59,22 @@ impl Machine {
             scheduler: RefCell::new(scheduler),
             rng: RefCell::new(rng),
         };
-        machine.plug(Pages::device(SECTORS * SECTOR_BYTES, 0));
+        machine.plug(SparseBytes::device(SECTORS * SECTOR_BYTES, 0));
         Rc::new(machine)
     }
 
-    pub(super) fn plug(&self, pages: Pages) {
+    pub(super) fn plug(&self, pages: SparseBytes) {
         let disk = Disk::new(Mode::Scheduled);
-        drop(disk.add_file(PORT, pages, Traits::default()));
+        drop(disk.add_file(PORT, pages, SimFileOptions::default()));
         self.disk.replace(disk);
     }
 
     /// Starts the server.
     pub(super) fn start(&self) -> Result<(), Error> {
-        let file = self.disk.borrow().open_again(0, PORT, Traits::default());
+        let file = self
+            .disk
+            .borrow()
+            .open_again(0, PORT, SimFileOptions::default());
         let device = Raw::open(Arc::new(file), RawOptions::default())?;
         let mut export = Export::new("", device);
         export.multi_conn = true;
@@ -102,12 +105,12 @@ impl Machine {
             true => disk.cut_point(),
             false => disk.death_point(),
         };
-        let cut = Cut::random(&point, &mut self.rng.borrow_mut());
+        let cut = PowerCut::random(&point, &mut self.rng.borrow_mut());
         self.plug(cut.apply(&point).swap_remove(0));
     }
 
     /// What is certain to be there whatever happens.
-    pub(super) fn durable(&self) -> Pages {
+    pub(super) fn durable(&self) -> SparseBytes {
         let point = self.disk.borrow().cut_point();
         let mut durable = point.durable[0].clone();
         let complete = &point.records[..point.completed];

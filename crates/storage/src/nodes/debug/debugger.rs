@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::rules::{Action, RequestKind, Rule, Rules, Strike};
+use super::rules::{Action, InjectedError, RequestKind, Rule, Rules};
 use crate::event::Event;
 
 /// What holds a request at a breakpoint.
 #[derive(Debug, Default)]
-struct Gate {
+struct Breakpoint {
     open: Mutex<bool>,
     opened: event_listener::Event,
 }
 
-impl Gate {
+impl Breakpoint {
     fn open(&self) {
         *self.open.lock() = true;
         self.opened.notify(usize::MAX);
@@ -29,7 +29,7 @@ impl Gate {
 /// A request that is held at one breakpoint or more.
 #[derive(Debug)]
 #[must_use = "the request is held only if this is awaited"]
-pub struct Suspension(Vec<Arc<Gate>>);
+pub struct Suspension(Vec<Arc<Breakpoint>>);
 
 impl Suspension {
     /// Waits until every breakpoint has let go.
@@ -50,7 +50,7 @@ impl Suspension {
 struct State {
     rules: Rules,
     /// Held requests by tag; the last one comes first.
-    held: Vec<(Arc<str>, Arc<Gate>)>,
+    held: Vec<(Arc<str>, Arc<Breakpoint>)>,
 }
 
 /// The rules of a [`super::DebugStorage`], and the requests that they hold.
@@ -92,7 +92,7 @@ impl Debugger {
         }
         let mut gates = Vec::new();
         for tag in &tags {
-            let gate = Arc::<Gate>::default();
+            let gate = Arc::<Breakpoint>::default();
             gates.push(gate.clone());
             state.held.insert(0, (tag.clone(), gate));
         }
@@ -159,8 +159,10 @@ impl Debugger {
         }
     }
 
-    pub(super) fn strike(&self, kind: RequestKind, range: &Range<u64>) -> Option<Strike> {
+    pub(super) fn strike(&self, kind: RequestKind, range: &Range<u64>) -> Option<InjectedError> {
         let len_bytes = range.end - range.start;
-        self.lock().rules.strike(kind, range.start, len_bytes)
+        self.lock()
+            .rules
+            .matching_error(kind, range.start, len_bytes)
     }
 }

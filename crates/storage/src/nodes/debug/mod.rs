@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::event::Event;
-use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags, pass_on};
+use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 use vellum_io::align::{Alignment, RangeLocks, gather, scatter};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, lane, spawn};
@@ -204,12 +204,12 @@ impl Core {
         {
             let _held = self
                 .blocks
-                .claim(self.alignment(), offset_bytes, len_bytes)
+                .lock_for_write(self.alignment(), offset_bytes, len_bytes)
                 .await;
             return self.write_piece(&range, buffers, flags).await;
         }
         let around = self.alignment().around(offset_bytes, len_bytes);
-        let _held = self.blocks.hold(around.clone()).await;
+        let _held = self.blocks.lock_exclusive(around.clone()).await;
         let mut whole = self.pad(&range, &around).await?;
         let start = (offset_bytes - around.start) as usize;
         gather(&buffers, &mut whole[start..start + len_bytes as usize]);
@@ -274,7 +274,7 @@ impl Core {
         let len_bytes = range.end - range.start;
         let _held = self
             .blocks
-            .claim(self.alignment(), range.start, len_bytes)
+            .lock_for_write(self.alignment(), range.start, len_bytes)
             .await;
         self.inner
             .write_zeroes(range.start, len_bytes, flags)
@@ -302,7 +302,7 @@ impl Core {
                 let len_bytes = range.end - range.start;
                 let _held = self
                     .blocks
-                    .claim(self.alignment(), range.start, len_bytes)
+                    .lock_for_write(self.alignment(), range.start, len_bytes)
                     .await;
                 self.inner.discard(range.start, len_bytes).await?;
             }
@@ -312,7 +312,7 @@ impl Core {
 }
 
 impl Storage for DebugStorage {
-    pass_on!(inner: name, len_bytes, allocated_bytes, close);
+    delegate!(inner: name, len_bytes, allocated_bytes, close);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {

@@ -76,7 +76,7 @@ pub struct Rule {
 
 /// One error that strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Strike {
+pub(super) struct InjectedError {
     pub(super) errno: i32,
     pub(super) immediately: bool,
 }
@@ -145,12 +145,12 @@ impl Rules {
     }
 
     /// The error that strikes a request.
-    pub(super) fn strike(
+    pub(super) fn matching_error(
         &mut self,
         kind: RequestKind,
         offset_bytes: u64,
         len_bytes: u64,
-    ) -> Option<Strike> {
+    ) -> Option<InjectedError> {
         let at = self.armed.iter().position(|(_, injection)| {
             let is_kind = match injection.kind {
                 None => kind != RequestKind::BlockStatus,
@@ -163,7 +163,7 @@ impl Rules {
             is_kind && touches
         })?;
         let (id, injection) = &self.armed[at];
-        let strike = Strike {
+        let strike = InjectedError {
             errno: injection.errno,
             immediately: injection.immediately,
         };
@@ -198,7 +198,9 @@ mod tests {
     }
 
     fn errno(rules: &mut Rules, kind: RequestKind) -> Option<i32> {
-        rules.strike(kind, 0, 512).map(|strike| strike.errno)
+        rules
+            .matching_error(kind, 0, 512)
+            .map(|strike| strike.errno)
     }
 
     #[test]
@@ -245,12 +247,12 @@ mod tests {
         let mut rules = Rules::new(vec![rule]);
         rules.play(Event::None);
         let status = RequestKind::BlockStatus;
-        assert!(rules.strike(status, 1536, 1).is_some());
-        assert!(rules.strike(status, 0, 2048).is_some());
-        assert!(rules.strike(status, 0, 1536).is_none());
-        assert!(rules.strike(status, 1537, 512).is_none());
-        assert!(rules.strike(status, 1536, 0).is_none());
-        assert!(rules.strike(RequestKind::Read, 0, 2048).is_none());
+        assert!(rules.matching_error(status, 1536, 1).is_some());
+        assert!(rules.matching_error(status, 0, 2048).is_some());
+        assert!(rules.matching_error(status, 0, 1536).is_none());
+        assert!(rules.matching_error(status, 1537, 512).is_none());
+        assert!(rules.matching_error(status, 1536, 0).is_none());
+        assert!(rules.matching_error(RequestKind::Read, 0, 2048).is_none());
     }
 
     #[test]

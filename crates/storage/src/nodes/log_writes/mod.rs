@@ -24,10 +24,10 @@ use std::sync::Arc;
 use event_listener::Event;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{Storage, WriteFlags, ZeroFlags, pass_on};
+use crate::{Storage, WriteFlags, ZeroFlags, delegate};
 use vellum_io::align::RangeLocks;
 use vellum_io::buffer::total_len;
-use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, spawn_lingering};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, spawn_to_completion};
 
 use entry::{DISCARD, Data, Entry, FLUSH, FUA, MAGIC, VERSION, encoded_head};
 use queue::{Position, Queue};
@@ -153,7 +153,7 @@ impl LogWritesStorage {
     /// Makes a change, then records it.
     fn logged<T: 'static>(&self, request: Io<T>, entry: Entry) -> Io<T> {
         let log = self.log.clone();
-        Io::task(spawn_lingering(async move {
+        Io::task(spawn_to_completion(async move {
             let result = request.await?;
             log.record(entry).await?;
             Ok(result)
@@ -226,7 +226,7 @@ impl Log {
 
     /// Appends what may be appended.
     async fn append_all(&self) -> Result<()> {
-        let _one = self.appending.hold(0..1).await;
+        let _one = self.appending.lock_exclusive(0..1).await;
         loop {
             let (entry, position) = {
                 let mut queue = self.queue();
@@ -285,7 +285,7 @@ impl Log {
 }
 
 impl Storage for LogWritesStorage {
-    pass_on!(
+    delegate!(
         inner: capabilities, name, len_bytes, read, allocate, truncate, block_status,
         allocated_bytes,
     );
@@ -336,7 +336,7 @@ impl Storage for LogWritesStorage {
         };
         let flush = Flush { log, number };
         let request = self.inner.flush();
-        Io::task(spawn_lingering(async move {
+        Io::task(spawn_to_completion(async move {
             request.await?;
             flush.log.queue().flushed(flush.number);
             flush.log.append_all().await
@@ -345,7 +345,7 @@ impl Storage for LogWritesStorage {
 
     fn close(&self) -> Io<()> {
         let (log, inner) = (self.log.clone(), self.inner.close());
-        Io::task(spawn_lingering(async move {
+        Io::task(spawn_to_completion(async move {
             log.append_all().await?;
             let entries = log.queue().position.entries;
             log.write_head(entries).await?;

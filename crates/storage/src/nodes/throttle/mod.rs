@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use event_listener::Event;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{Storage, WriteFlags, ZeroFlags, pass_on};
+use crate::{Storage, WriteFlags, ZeroFlags, delegate};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, Io, lane, spawn};
 
@@ -65,54 +65,54 @@ impl ThrottleGroup {
         loop {
             let moved = self.moved.listen();
             match self.try_admit(&place, len_bytes) {
-                Turn::Admitted => return,
-                Turn::Behind => moved.await,
-                Turn::Wait(time) => lane::sleep(time).await,
+                Admission::Admitted => return,
+                Admission::Behind => moved.await,
+                Admission::Wait(time) => lane::sleep(time).await,
             }
         }
     }
 
-    fn queue(&self, direction: Direction) -> Place<'_> {
+    fn queue(&self, direction: Direction) -> QueueEntry<'_> {
         let mut state = self.lock();
         let ticket = state.next_ticket;
         state.next_ticket += 1;
         state.waiting[direction as usize].push_back(ticket);
-        Place {
+        QueueEntry {
             group: self,
             direction,
             ticket,
         }
     }
 
-    fn try_admit(&self, place: &Place<'_>, len_bytes: u64) -> Turn {
+    fn try_admit(&self, place: &QueueEntry<'_>, len_bytes: u64) -> Admission {
         let mut state = self.lock();
         if state.waiting[place.direction as usize].front() != Some(&place.ticket) {
-            return Turn::Behind;
+            return Admission::Behind;
         }
         match state.buckets.wait(place.direction, Instant::now()) {
-            Some(time) => Turn::Wait(time),
+            Some(time) => Admission::Wait(time),
             None => {
                 state.buckets.count(place.direction, len_bytes);
-                Turn::Admitted
+                Admission::Admitted
             }
         }
     }
 }
 
-enum Turn {
+enum Admission {
     Admitted,
     Behind,
     Wait(Duration),
 }
 
 /// A place in a queue; dropping it leaves the queue.
-struct Place<'a> {
+struct QueueEntry<'a> {
     group: &'a ThrottleGroup,
     direction: Direction,
     ticket: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         let mut state = self.group.lock();
         state.waiting[self.direction as usize].retain(|ticket| *ticket != self.ticket);
@@ -149,7 +149,7 @@ impl ThrottleStorage {
 }
 
 impl Storage for ThrottleStorage {
-    pass_on!(
+    delegate!(
         inner: capabilities, name, len_bytes, allocate, flush, truncate, block_status,
         allocated_bytes, close,
     );

@@ -6,7 +6,7 @@ use vellum_io::executor::Executor;
 use vellum_io::lane::block_on;
 use vellum_io::{Buffer, Buffers, Io};
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::{MemStorage, Storage, WriteFlags, pass_on};
+use vellum_storage::{MemStorage, Storage, WriteFlags, delegate};
 
 use super::*;
 use crate::qcow2::create::{CreateOptions, create};
@@ -22,7 +22,7 @@ struct Volatile {
 }
 
 impl Storage for Volatile {
-    pass_on!(
+    delegate!(
         now: capabilities, len_bytes, read, write, write_zeroes, discard, allocate, truncate,
         block_status,
     );

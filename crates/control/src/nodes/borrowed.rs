@@ -1,0 +1,62 @@
+//! What others stand on and do not own: a node with a name of its own outlives whoever uses
+//! it, so these make it durable where they would close it.
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Io};
+use vellum_storage::Storage;
+
+use crate::graph::{Body, OpenedNode};
+
+/// A storage that is closed by its node alone.
+#[derive(Debug)]
+struct BorrowedStorage(Arc<dyn Storage>);
+
+impl Storage for BorrowedStorage {
+    vellum_storage::delegate!(
+        0: capabilities, name, len_bytes, read, write, write_zeroes, discard, allocate, flush,
+        truncate, block_status, allocated_bytes, copy_range,
+        may_clone_from, clone_range, debugger, as_file,
+    );
+
+    fn close(&self) -> Io<()> {
+        match self.0.capabilities().read_only {
+            true => Io::ready(Ok(())),
+            false => self.0.flush(),
+        }
+    }
+}
+
+/// A device that is closed by its node alone.
+#[derive(Debug)]
+struct BorrowedDevice(Arc<dyn BlockDevice>);
+
+impl BlockDevice for BorrowedDevice {
+    vellum::delegate!(
+        0: info, size_bytes, read, write, write_zeroes, discard, flush, block_status, truncate,
+        resize, clear, backing, storage, as_qcow2, allocated_bytes,
+        write_compressed,
+    );
+
+    fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {
+        Some(self.0.clone())
+    }
+
+    fn close(&self) -> Io<()> {
+        match self.0.info().read_only {
+            true => Io::ready(Ok(())),
+            false => self.0.flush(),
+        }
+    }
+}
+
+impl OpenedNode {
+    /// The node for one who stands on it and does not own it.
+    pub(crate) fn borrowed(self) -> OpenedNode {
+        let body = match self.body {
+            Body::Storage(storage) => Body::Storage(Arc::new(BorrowedStorage(storage))),
+            Body::Device(device) => Body::Device(Arc::new(BorrowedDevice(device))),
+        };
+        OpenedNode { body, ..self }
+    }
+}

@@ -1,0 +1,120 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vellum::gate::DenyAll;
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum::qcow2::{Backing, OpenOptions, Qcow2};
+use vellum::{Extent, Raw, RawOptions};
+use vellum_io::lane::{block_on, yield_now};
+use vellum_storage::{MemStorage, Storage};
+
+use super::*;
+
+const SIZE_BYTES: u64 = 256 << 10;
+
+/// A device that is asked what lies where only once it is told to answer.
+#[derive(Debug)]
+struct Asked {
+    device: Arc<dyn BlockDevice>,
+    answers: AtomicBool,
+    told: Event,
+}
+
+impl Asked {
+    fn new(device: Arc<dyn BlockDevice>) -> Arc<Asked> {
+        Arc::new(Asked {
+            device,
+            answers: AtomicBool::new(false),
+            told: Event::new(),
+        })
+    }
+
+    fn answer(&self) {
+        self.answers.store(true, Ordering::SeqCst);
+        self.told.notify(usize::MAX);
+    }
+}
+
+impl BlockDevice for Asked {
+    delegate!(
+        device: info, size_bytes, read, write, write_zeroes, discard, flush, truncate, close,
+    );
+    fn block_status(&self, at: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
+        if self.answers.load(Ordering::SeqCst) {
+            return self.device.block_status(at, len_bytes, max_depth);
+        }
+        let (device, told) = (self.device.clone(), self.told.listen());
+        Io::task(spawn(async move {
+            told.await;
+            device.block_status(at, len_bytes, max_depth).await
+        }))
+    }
+}
+
+async fn some_turns() {
+    for _ in 0..200 {
+        yield_now().await;
+    }
+}
+
+async fn image(backing: Backing) -> Arc<dyn BlockDevice> {
+    let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+    let options = CreateOptions::default().size_bytes(SIZE_BYTES);
+    create(file.clone(), None, &options).await.expect("a file");
+    let options = OpenOptions::default().backing(backing);
+    let image = Qcow2::open(file, Arc::new(DenyAll), options).await;
+    image.expect("an image")
+}
+
+#[test]
+fn what_is_zeroed_while_a_reader_asks_for_it_is_data_to_him() {
+    block_on(async {
+        let source = image(Backing::None).await;
+        let ones = Buffer::copy_of(&[1; 65536]);
+        let write = source.write(0, ones, RequestFlags::default());
+        write.await.expect("a write");
+        let below = Asked::new(source.clone());
+        let target = image(Backing::Given(below.clone())).await;
+        let keeping = CopyBeforeWriteOptions {
+            grain_bytes: 65536,
+            compress: false,
+            written: DirtyMap::new(SIZE_BYTES),
+        };
+        let filter = CopyBeforeWrite::new(source, target, keeping);
+        let seen = filter.snapshot_view();
+        let asked = seen.block_status(0, SIZE_BYTES, u32::MAX);
+        // The target holds nothing there by now, and the source is about to be asked.
+        some_turns().await;
+        let zeroes = filter.write_zeroes(0, 65536, ZeroRequest::default());
+        some_turns().await;
+        below.answer();
+        let extent = asked.await.expect("an answer");
+        assert!(!extent.zero, "a reader would leave out what was there");
+        zeroes.await.expect("zeroes");
+        let again = seen.block_status(0, 65536, u32::MAX).await;
+        assert!(!again.expect("an answer").zero);
+    });
+}
+
+#[test]
+fn a_question_about_all_of_a_disk_does_not_hold_up_writers_of_all_of_it() {
+    block_on(async {
+        let file = Arc::new(MemStorage::new());
+        file.truncate(1 << 30).await.expect("a file");
+        let source = Raw::open(file, RawOptions::default()).expect("a device");
+        let below = Asked::new(source.clone());
+        let target: Arc<dyn BlockDevice> = below.clone();
+        let keeping = CopyBeforeWriteOptions {
+            grain_bytes: 65536,
+            compress: false,
+            written: DirtyMap::new(1 << 30),
+        };
+        let filter = CopyBeforeWrite::new(source, target, keeping);
+        let asked = filter.snapshot_view().block_status(0, 1 << 30, u32::MAX);
+        some_turns().await;
+        let byte = Buffer::copy_of(&[1; 512]);
+        let write = filter.write(512 << 20, byte, RequestFlags::default());
+        write.await.expect("a write beside the question");
+        below.answer();
+        assert!(asked.await.expect("an answer").len_bytes < 512 << 20);
+    });
+}

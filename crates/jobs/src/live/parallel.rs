@@ -1,0 +1,77 @@
+//! Pieces of a job that run side by side, at the speed and as long as its control say.
+
+use std::ops::Range;
+use std::pin::pin;
+
+use futures_util::future::select;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::commit::CopyOutcome;
+use crate::job::{JobCommand, JobControl};
+use crate::rate::RateLimit;
+
+/// Bytes of a piece at most.
+pub(super) const PIECE_BYTES: u64 = 1 << 20;
+
+/// What a job finds when it looks for something to do.
+pub(super) enum NextPiece {
+    /// A piece, in bytes of its device.
+    Piece(Range<u64>),
+    /// Nothing there; it has to look further on.
+    Nothing,
+    /// The end.
+    End,
+}
+
+/// Looks for pieces and begins them, up to `parallel` at once. All that were begun have
+/// ended on return; the first failure is told.
+pub(super) async fn run<E, F>(
+    parallel: usize,
+    control: &JobControl,
+    mut look: impl AsyncFnMut() -> Result<NextPiece, E>,
+    mut begin: impl FnMut(Range<u64>) -> F,
+) -> Result<CopyOutcome, E>
+where
+    F: Future<Output = Result<(), E>>,
+{
+    let mut rate = RateLimit::new(control.speed().clone());
+    let mut running = FuturesUnordered::new();
+    let mut result = Ok(CopyOutcome::All);
+    loop {
+        control
+            .wait_until(|command| command != JobCommand::Pause)
+            .await;
+        if control.command() == JobCommand::Cancel {
+            result = Ok(CopyOutcome::GivenUp);
+            break;
+        }
+        let range = match look().await {
+            Ok(NextPiece::Piece(range)) => range,
+            Ok(NextPiece::Nothing) => continue,
+            Ok(NextPiece::End) => break,
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        };
+        let wait = pin!(rate.wait_for(range.end - range.start));
+        select(
+            wait,
+            pin!(control.wait_until(|command| command == JobCommand::Cancel)),
+        )
+        .await;
+        running.push(begin(range));
+        if running.len() >= parallel.max(1)
+            && let Some(Err(error)) = running.next().await
+        {
+            result = Err(error);
+            break;
+        }
+    }
+    while let Some(ended) = running.next().await {
+        if let (Err(error), Ok(_)) = (ended, &result) {
+            result = Err(error);
+        }
+    }
+    result
+}

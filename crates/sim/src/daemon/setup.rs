@@ -1,0 +1,271 @@
+//! What there is in a scenario: disks with their clients, and the daemon that serves them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_listener::Event;
+use serde_json::{Map, Value};
+use vellum::BlockDevice;
+use vellum_control::Nodes;
+use vellum_control::daemon::{self, Daemon, Listener};
+use vellum_control::nodes::User;
+use vellum_control::qmp::Arguments;
+use vellum_export::nbd::Exports;
+
+use super::bitmaps::Pair;
+use super::files::SimFiles;
+use super::lanes::Lanes;
+use super::network::Network;
+use super::series::Series;
+use crate::failure::{Failure, FailureKind};
+use crate::model::{Model, Tick};
+use crate::rng::Rng;
+
+/// A file that must hold what a disk showed at some moment since `begun`.
+#[derive(Debug, Clone)]
+pub(super) struct ExpectedFile {
+    pub(super) file: String,
+    /// As it was when the moment was over.
+    pub(super) model: Rc<Model>,
+    pub(super) begun: Tick,
+    pub(super) what: &'static str,
+}
+
+/// A disk that clients use through an export.
+pub(super) struct GuestDisk {
+    pub(super) name: String,
+    pub(super) cluster_size_bytes: u64,
+    pub(super) model: RefCell<Model>,
+    pub(super) kept: RefCell<Vec<ExpectedFile>>,
+    pub(super) series: RefCell<Option<Series>>,
+    /// What the model knows of bitmaps is about these.
+    pub(super) bitmaps: RefCell<Option<Pair>>,
+    /// Numbers nodes and jobs.
+    next: Cell<u64>,
+    /// What clients are connected to; `None` while there is no export.
+    pub(super) device: RefCell<Option<Arc<dyn BlockDevice>>>,
+    /// Requests that run.
+    pub(super) running: Cell<usize>,
+    /// Clients that are not done.
+    pub(super) clients: Cell<usize>,
+    pub(super) changed: Event,
+    /// The server hangs up on its clients.
+    pub(super) hung_up_on: Cell<bool>,
+    /// What clients used before their export went.
+    pub(super) last_top: RefCell<Option<String>>,
+}
+
+impl GuestDisk {
+    pub(super) fn new(name: &str, size_bytes: u64, cluster_size_bytes: u64) -> GuestDisk {
+        GuestDisk {
+            name: name.to_owned(),
+            cluster_size_bytes,
+            model: RefCell::new(Model::new(size_bytes)),
+            kept: RefCell::default(),
+            series: RefCell::default(),
+            bitmaps: RefCell::default(),
+            next: Cell::new(0),
+            device: RefCell::default(),
+            running: Cell::new(0),
+            clients: Cell::new(0),
+            changed: Event::new(),
+            hung_up_on: Cell::new(false),
+            last_top: RefCell::default(),
+        }
+    }
+
+    /// A new name for a node, its file, or a job.
+    pub(super) fn new_name(&self, kind: &str) -> String {
+        self.next.set(self.next.get() + 1);
+        format!("{}{kind}{}", self.name, self.next.get())
+    }
+
+    /// Waits until something is so.
+    pub(super) async fn until(&self, is_so: impl Fn(&GuestDisk) -> bool) {
+        loop {
+            let changed = self.changed.listen();
+            if is_so(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Notes that a file must hold what the disk has shown at some moment since `begun`.
+    pub(super) fn keep(&self, file: &str, begun: Tick, what: &'static str) {
+        let kept = ExpectedFile {
+            file: file.to_owned(),
+            model: Rc::new(self.model.borrow().clone()),
+            begun,
+            what,
+        };
+        self.kept.borrow_mut().push(kept);
+    }
+
+    /// Notes that a file may hold anything from now on.
+    pub(super) fn forget(&self, file: &str) {
+        self.kept.borrow_mut().retain(|kept| kept.file != file);
+    }
+}
+
+/// What the daemon has told.
+#[derive(Default)]
+pub(super) struct DaemonEvents {
+    events: RefCell<Vec<Value>>,
+    changed: Event,
+}
+
+impl Listener for DaemonEvents {
+    fn hear(&self, event: &Value) {
+        self.events.borrow_mut().push(event.clone());
+        self.changed.notify(usize::MAX);
+    }
+}
+
+impl DaemonEvents {
+    /// Waits for one of some events about a job; gives it.
+    pub(super) async fn wait(&self, names: &[&str], job: &str) -> Value {
+        loop {
+            let changed = self.changed.listen();
+            let found = self.events.borrow().iter().find_map(|event| {
+                let name = event["event"].as_str().unwrap_or_default();
+                let about = event["data"]["device"].as_str() == Some(job);
+                (about && names.contains(&name)).then(|| event.clone())
+            });
+            if let Some(found) = found {
+                return found;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// Everything.
+pub(super) struct Setup {
+    pub(super) lanes: Rc<Lanes>,
+    pub(super) files: Arc<SimFiles>,
+    pub(super) daemon: Rc<Daemon>,
+    pub(super) nodes: Nodes,
+    /// Clients connect through it; otherwise they call the exports.
+    pub(super) network: Option<Arc<Network>>,
+    pub(super) exports: Exports,
+    pub(super) heard: Rc<DaemonEvents>,
+    pub(super) disks: Vec<Rc<GuestDisk>>,
+    /// Requests may fail.
+    pub(super) faulty: bool,
+    /// No node gathers what is written.
+    pub(super) uncached: bool,
+    rng: RefCell<Rng>,
+    failure: RefCell<Option<Failure>>,
+    /// Commands and requests so far, to tell what led to a failure.
+    log: RefCell<Vec<String>>,
+}
+
+/// What a setup consists of.
+pub(super) struct SetupParts {
+    pub(super) lanes: Rc<Lanes>,
+    pub(super) files: Arc<SimFiles>,
+    pub(super) daemon: Rc<Daemon>,
+    pub(super) nodes: Nodes,
+    /// Clients connect through it; otherwise they call the exports.
+    pub(super) network: Option<Arc<Network>>,
+    pub(super) exports: Exports,
+    pub(super) disks: Vec<Rc<GuestDisk>>,
+    pub(super) faulty: bool,
+    pub(super) uncached: bool,
+}
+
+impl Setup {
+    pub(super) fn new(cast: SetupParts, rng: Rng) -> Rc<Setup> {
+        let heard = Rc::new(DaemonEvents::default());
+        cast.daemon.events.join(heard.clone());
+        Rc::new(Setup {
+            lanes: cast.lanes,
+            files: cast.files,
+            daemon: cast.daemon,
+            nodes: cast.nodes,
+            network: cast.network,
+            exports: cast.exports,
+            heard,
+            disks: cast.disks,
+            faulty: cast.faulty,
+            uncached: cast.uncached,
+            rng: RefCell::new(rng),
+            failure: RefCell::default(),
+            log: RefCell::default(),
+        })
+    }
+
+    /// Draws something.
+    pub(super) fn draw<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+        draw(&mut self.rng.borrow_mut())
+    }
+
+    /// Carries a command out, as a client of a monitor asks for it.
+    pub(super) async fn ask(&self, command: &str, arguments: Value) -> Result<Value, String> {
+        self.note(format!("{command} {arguments}"));
+        let members = match arguments {
+            Value::Object(members) => members,
+            _ => Map::new(),
+        };
+        let outcome = daemon::carry_out(&self.daemon, command, Arguments::new(members)).await;
+        let outcome = outcome.map_err(|failure| failure.text);
+        if let Err(text) = &outcome {
+            self.note(format!("{command} failed: {text}"));
+        }
+        outcome
+    }
+
+    /// As [`Scene::ask`], for what must succeed where no request fails; whether it has.
+    pub(super) async fn demand(&self, command: &str, arguments: Value) -> bool {
+        match self.ask(command, arguments).await {
+            Ok(_) => true,
+            Err(_) if self.faulty => false,
+            Err(text) => {
+                self.fail(Failure::new(
+                    FailureKind::Request,
+                    format!("{command}: {text}"),
+                ));
+                false
+            }
+        }
+    }
+
+    pub(super) fn note(&self, line: String) {
+        self.log.borrow_mut().push(line);
+    }
+
+    /// The last things that happened.
+    pub(super) fn told(&self) -> String {
+        let log = self.log.borrow();
+        log[log.len().saturating_sub(40)..].join("\n  ")
+    }
+
+    /// Notes a failure; the first counts.
+    pub(super) fn fail(&self, failure: Failure) {
+        self.failure.borrow_mut().get_or_insert(failure);
+    }
+
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.failure.borrow().clone()
+    }
+
+    /// Notes which images the clients use, since the exports go with the daemon.
+    pub(super) fn remember_tops(&self) {
+        for disk in &self.disks {
+            disk.last_top.replace(self.top(disk));
+        }
+    }
+
+    /// The node that the clients of a disk use now, or used last, which has the name of its
+    /// file.
+    pub(super) fn top(&self, disk: &GuestDisk) -> Option<String> {
+        let export = User::Export(disk.name.clone());
+        let names = self.files.names();
+        let used = names
+            .into_keys()
+            .find(|name| self.nodes.is_used_by(name, |user| *user == export));
+        used.or_else(|| disk.last_top.borrow().clone())
+    }
+}
