@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 

@@ -1,6 +1,7 @@
 //! How much space an image would take (`measure`).
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::Preallocation;
 use vellum::qcow2::create::{CreateOptions, Encryption};

@@ -1,6 +1,7 @@
 //! The dirty bitmaps that an export shows.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
 use vellum::qcow2::BitmapView;

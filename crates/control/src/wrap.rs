@@ -22,7 +22,7 @@ impl WriteThrough {
 impl BlockDevice for WriteThrough {
     delegate!(
         inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, clear,
-        close, backing, storage, as_qcow2, allocated_bytes,
+        close, backing, storage, format_device, allocated_bytes,
     );
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, _flags: RequestFlags) -> Io<Buffer> {

@@ -139,9 +139,9 @@ macro_rules! delegate {
             self.$($place)+.storage()
         }
     };
-    (@ as_qcow2 [$($place:tt)+]) => {
-        fn as_qcow2(&self) -> Option<&$crate::qcow2::Qcow2> {
-            self.$($place)+.as_qcow2()
+    (@ format_device [$($place:tt)+]) => {
+        fn format_device(&self) -> Option<&dyn ::std::any::Any> {
+            self.$($place)+.format_device()
         }
     };
     (@ allocated_bytes [$($place:tt)+]) => {

@@ -1,5 +1,6 @@
 //! [`BlockDevice`]: what a guest, an export or a job sees of a node.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -247,20 +248,17 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         None
     }
 
-    /// This device as a qcow2 image, where it is one.
-    fn as_qcow2(&self) -> Option<&crate::qcow2::Qcow2> {
+    /// The image or volume that this device is, or stands around, as its own type: for
+    /// [`AsQcow2`](crate::qcow2::AsQcow2) and [`AsLuks`](crate::luks::AsLuks), and for
+    /// formats of others. `None` where there is nothing more to know than this trait says.
+    fn format_device(&self) -> Option<&dyn Any> {
         None
     }
 
-    /// This device as a qcow2 image that requests from above may read past it:
-    /// nothing that it does beside that would be missed. A device around another one
-    /// must not pass this on unless it changes and watches nothing.
-    fn as_layer(&self) -> Option<&crate::qcow2::Qcow2> {
-        None
-    }
-
-    /// This device as a LUKS volume, where it is one.
-    fn as_luks(&self) -> Option<&crate::luks::LuksDevice> {
+    /// As [`BlockDevice::format_device`], where requests from above may also read past
+    /// this device: nothing that it does beside that would be missed. A device around
+    /// another one must not pass this on unless it changes and watches nothing.
+    fn transparent_device(&self) -> Option<&dyn Any> {
         None
     }
 

@@ -1,6 +1,7 @@
 //! Long backing chains, read through the merged index and without it, beside a model.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};

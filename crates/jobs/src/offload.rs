@@ -2,6 +2,7 @@
 //! (`convert -C`), and blocks that source and target share.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::{BlockDevice, Storage};
 

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
 use vellum::qcow2::{BitmapOptions, Bitmaps};

@@ -2,6 +2,7 @@
 //! the moment at which the power fails.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::{BlockDevice, Error};
 use vellum_jobs::commit::{CommitOptions, commit as commit_job};

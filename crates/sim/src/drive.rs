@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::Preallocation;
 use vellum::qcow2::Qcow2;

@@ -1,6 +1,7 @@
 //! Passphrases of an encrypted image: what unlocks it must do so after every cut.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::luks::{IterationTime, KeyChange};
 use vellum::{BlockDevice, Error};

@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
 use vellum::qcow2::SnapshotSelector;

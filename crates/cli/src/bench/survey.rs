@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
 use vellum_control::{ImageSpec, Options, Source, open_device};

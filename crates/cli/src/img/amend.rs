@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
+use vellum::luks::AsLuks;
+use vellum::qcow2::AsQcow2;
 
 use vellum::qcow2::amend::ProgressSink;
 use vellum_control::create_options::{asks_for_help, help_text};

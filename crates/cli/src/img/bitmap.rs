@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
 use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use serde_json::{Map, Value};
 use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, Fix, check, repair};

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::{BlockDevice, Error};
 use vellum_control::create_options::{CreateSettings, asks_for_help};

@@ -1,6 +1,7 @@
 //! `convert --bitmaps`: the source's bitmaps go along with its data.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
 use vellum::qcow2::BitmapOptions;

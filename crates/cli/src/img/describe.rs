@@ -1,6 +1,7 @@
 //! The facts that `info` prints, gathered without opening what the image names.
 
 use std::os::unix::fs::MetadataExt;
+use vellum::luks::AsLuks;
 
 use serde_json::{Map, Value, json};
 use vellum::Result;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use vellum::qcow2::AsQcow2;
 
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error, ErrorKind};

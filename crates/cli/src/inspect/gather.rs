@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::qcow2::check::{CheckOptions, CheckReport, ProgressSink, check};
 use vellum::qcow2::info::ImageInfo;

@@ -1,6 +1,7 @@
 //! The open image, and the commands that open it.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
 use vellum_control::reopen::{self, Drivers};

@@ -1,6 +1,7 @@
 //! `info`: the driver and what is special about the image.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
 use vellum_control::filename;

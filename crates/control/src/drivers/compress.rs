@@ -1,5 +1,6 @@
 //! `compress`: what is written is compressed.
 
+use vellum::qcow2::AsQcow2;
 use vellum::{Error, ErrorKind, Result};
 
 use crate::compressing::Compressing;

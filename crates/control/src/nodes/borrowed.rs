@@ -34,7 +34,7 @@ struct BorrowedDevice(Arc<dyn BlockDevice>);
 impl BlockDevice for BorrowedDevice {
     vellum::delegate!(
         0: info, size_bytes, read, write, write_zeroes, discard, flush, block_status, truncate,
-        resize, clear, backing, storage, as_qcow2, allocated_bytes,
+        resize, clear, backing, storage, format_device, allocated_bytes,
         write_compressed,
     );
 

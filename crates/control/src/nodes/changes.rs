@@ -11,6 +11,7 @@
 //!   what was written through it.
 
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::nodes::{Drained, Link, absent, nothing};
 use vellum::qcow2::BackingName;

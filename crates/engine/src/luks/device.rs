@@ -1,5 +1,6 @@
 //! [`LuksDevice`]: a LUKS volume as a block device.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use super::EncryptedStorage;
@@ -184,11 +185,23 @@ impl BlockDevice for LuksDevice {
         Some(self.file.clone())
     }
 
-    fn as_luks(&self) -> Option<&LuksDevice> {
+    fn format_device(&self) -> Option<&dyn Any> {
         Some(self)
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         self.file.allocated_bytes()
+    }
+}
+
+/// Devices that may be LUKS volumes.
+pub trait AsLuks {
+    /// This device as a LUKS volume, where it is one or stands around one.
+    fn as_luks(&self) -> Option<&LuksDevice>;
+}
+
+impl<T: BlockDevice + ?Sized> AsLuks for T {
+    fn as_luks(&self) -> Option<&LuksDevice> {
+        self.format_device()?.downcast_ref()
     }
 }

@@ -78,7 +78,7 @@ mod storage;
 mod volume;
 mod xts;
 
-pub use device::{LuksDevice, LuksOptions};
+pub use device::{AsLuks, LuksDevice, LuksOptions};
 pub use format::{FormatOptions, IterationTime, NewVolume, format, header_size_bytes};
 pub use passphrase::Passphrase;
 pub use slots::{KeyChange, change_keys};

@@ -4,6 +4,7 @@
 //! Invariant: what is copied never undoes a write: a copy holds the clusters it
 //! copies, and every changing request holds those that it touches.
 
+use crate::qcow2::AsQcow2;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -184,7 +185,7 @@ impl Core {
 impl BlockDevice for CopyOnRead {
     delegate!(
         core.device: info, size_bytes, flush, block_status, truncate, resize, clear, close,
-        backing, storage, as_qcow2, allocated_bytes,
+        backing, storage, format_device, allocated_bytes,
     );
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {

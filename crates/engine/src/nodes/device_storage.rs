@@ -4,6 +4,7 @@
 //! Invariant: a write beyond the end is made only after the device has become
 //! long enough, so whoever reads the device later sees it.
 
+use crate::qcow2::AsQcow2;
 use std::sync::Arc;
 
 use vellum_io::buffer::total_len;

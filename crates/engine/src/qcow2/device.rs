@@ -1,5 +1,6 @@
 //! [`Qcow2`]: an image as a block device.
 
+use std::any::Any;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -285,12 +286,24 @@ impl BlockDevice for Qcow2 {
         Some(self.image.file.clone())
     }
 
-    fn as_qcow2(&self) -> Option<&Qcow2> {
+    fn format_device(&self) -> Option<&dyn Any> {
         Some(self)
     }
 
-    fn as_layer(&self) -> Option<&Qcow2> {
+    fn transparent_device(&self) -> Option<&dyn Any> {
         // Who watches events would miss them.
-        self.image.debugger.is_none().then_some(self)
+        self.image.debugger.is_none().then_some(self as &dyn Any)
+    }
+}
+
+/// Devices that may be qcow2 images.
+pub trait AsQcow2 {
+    /// This device as a qcow2 image, where it is one or stands around one.
+    fn as_qcow2(&self) -> Option<&Qcow2>;
+}
+
+impl<T: BlockDevice + ?Sized> AsQcow2 for T {
+    fn as_qcow2(&self) -> Option<&Qcow2> {
+        self.format_device()?.downcast_ref()
     }
 }

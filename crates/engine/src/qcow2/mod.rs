@@ -52,7 +52,7 @@ mod write_buffer;
 pub use alloc::prealloc::PreallocateAhead;
 pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap};
 pub use compressed::compress::CompressionOptions;
-pub use device::{CacheUsage, Qcow2};
+pub use device::{AsQcow2, CacheUsage, Qcow2};
 pub use header::backing::BackingName;
 pub(crate) use header::load::read_bytes;
 pub(crate) use integrity::errors::bad_format;

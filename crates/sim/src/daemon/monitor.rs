@@ -2,6 +2,7 @@
 //! moments that have nothing to do with those of the disk's clients.
 
 use std::rc::Rc;
+use vellum::qcow2::AsQcow2;
 
 use serde_json::{Value, json};
 use vellum::qcow2::CacheOptions;

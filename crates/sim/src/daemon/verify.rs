@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use serde_json::json;
 use vellum::BlockDevice;

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error, ErrorKind};

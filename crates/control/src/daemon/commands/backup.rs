@@ -1,6 +1,7 @@
 //! `blockdev-backup`.
 
 use std::rc::Rc;
+use vellum::qcow2::AsQcow2;
 
 use crate::Nodes;
 use crate::nodes::unknown;

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use vellum::qcow2::AsQcow2;
 
 use crate::Nodes;
 use crate::nodes::{NodeInfo, unknown};

@@ -1,6 +1,7 @@
 //! Commands that make, change and tell of nodes.
 
 use std::rc::Rc;
+use vellum::qcow2::AsQcow2;
 
 use crate::nodes::{Changes, NodeInfo, RequiredAccess, User};
 use crate::qmp::{Arguments, Failure, Outcome};

@@ -214,7 +214,8 @@ impl Layer {
 
 /// The image that a device is, if its mapping does not change.
 fn read_only_image(device: &Arc<dyn BlockDevice>) -> Option<&Arc<Image>> {
-    let image = device.as_layer().map(|Qcow2 { image }| image);
+    let image = device.transparent_device()?.downcast_ref();
+    let image = image.map(|Qcow2 { image }| image);
     image.filter(|image| image.read_only)
 }
 
