@@ -15,7 +15,7 @@ const FOLDER: &str = "/var/tmp";
 /// Puts an empty image on top of `device`, in a file that has no name any more.
 ///
 /// # Errors
-/// If there is no room for the file.
+/// If there is no space for the file.
 pub async fn put_on(device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
     let folder = std::env::var_os("TMPDIR").map_or(FOLDER.into(), PathBuf::from);
     let failed = |cause: std::io::Error| {

@@ -1,8 +1,8 @@
 //! Lines on standard error that nobody waits for: about an image in use, or a client.
 //!
 //! A supervisor may hand a server a pipe that it never reads. What an image or a client
-//! has the program say must not stop it then: a line waits for room once, for a short time,
-//! and is dropped if there is none; how many were is said as soon as there is room again.
+//! has the program say must not stop it then: a line waits for space once, for a short time,
+//! and is dropped if there is none; how many were is said as soon as there is space again.
 
 use std::io::{Write, stderr};
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vellum::qcow2::Messages;
 
-/// How long the first line waits that finds no room: a reader who is only slow loses none.
+/// How long the first line waits that finds no space: a reader who is only slow loses none.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
@@ -21,7 +21,7 @@ const NO_PATIENCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
-/// A pipe that has room at all has room for so many bytes.
+/// A pipe that has space at all has space for so many bytes.
 const PIECE_BYTES: usize = 4096;
 
 static QUEUE: Mutex<StderrQueue> = Mutex::new(StderrQueue { lost: 0 });
@@ -107,7 +107,7 @@ mod tests {
         }
         assert!(queue.lost > 4000);
         assert!(begun.elapsed().as_secs() < 30, "it waited for each of them");
-        // Once there is room it tells of them.
+        // Once there is space it tells of them.
         let lost = queue.lost;
         let mut read = vec![0; 1 << 20];
         let len = reader.read(&mut read).unwrap();

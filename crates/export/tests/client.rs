@@ -1,4 +1,4 @@
-//! The client of this house against its server, and against servers that lie.
+//! The client of this workspace against its server, and against servers that lie.
 
 mod common;
 

@@ -26,18 +26,6 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
     paths.into_iter().map(read).collect()
 }
 
-/// Numbers that look random and are the same every time (xorshift64*).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
-    }
-}
-
 fn replay(name: &str, check: fn(&[u8])) {
     let inputs = corpus(name);
     let sessions = match std::env::var("SESSIONS") {
@@ -45,23 +33,23 @@ fn replay(name: &str, check: fn(&[u8])) {
         Err(_) => DEFAULT_SESSIONS,
     };
     inputs.iter().for_each(|input| check(input));
-    let mut numbers = Numbers(2026);
+    let mut random = fastrand::Rng::with_seed(2026);
     for number in 0..sessions {
-        let base = &inputs[(numbers.next() % inputs.len() as u64) as usize];
+        let base = &inputs[random.usize(..inputs.len())];
         let mut session = base.clone();
         match number % 3 {
-            0 => session.truncate((numbers.next() % (1 + base.len() as u64)) as usize),
+            0 => session.truncate(random.usize(..=base.len())),
             1 => {
-                for _ in 0..1 + numbers.next() % 4 {
-                    let at = numbers.next() as usize % base.len().max(1);
+                for _ in 0..random.u32(1..=4) {
+                    let at = random.usize(..base.len().max(1));
                     if let Some(byte) = session.get_mut(at) {
-                        *byte = numbers.next() as u8;
+                        *byte = random.u8(..);
                     }
                 }
             }
             _ => {
-                let len = numbers.next() % MOST_BYTES;
-                session.extend((0..len).map(|_| numbers.next() as u8));
+                let len = random.u64(..MOST_BYTES);
+                session.extend((0..len).map(|_| random.u8(..)));
             }
         }
         check(&session);

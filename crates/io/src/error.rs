@@ -27,7 +27,7 @@ pub enum ErrorKind {
     Corrupt,
     /// A write to something that may only be read.
     ReadOnly,
-    /// The storage is full; the request may be retried after making room.
+    /// The storage is full; the request may be retried after freeing space.
     NoSpace,
     /// A request beyond the end of the device.
     OutOfRange,

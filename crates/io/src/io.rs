@@ -46,8 +46,8 @@ impl<T> Io<T> {
     }
 
     /// A request in a slot of the thread's lane.
-    pub(crate) fn lane(ticket: RequestFuture<T>) -> Self {
-        Io(Repr::Direct(Source::Lane(ticket)))
+    pub(crate) fn lane(request: RequestFuture<T>) -> Self {
+        Io(Repr::Direct(Source::Lane(request)))
     }
 
     /// A request that is a future: begun at once, and run to its end by a task of the
@@ -113,7 +113,7 @@ impl<T> Source<T> {
                 Poll::Ready(result.take().expect("a completed Io was polled again"))
             }
             Source::Task(handle) => Pin::new(handle).poll(context),
-            Source::Lane(ticket) => Pin::new(ticket).poll(context),
+            Source::Lane(request) => Pin::new(request).poll(context),
             Source::Boxed(future) => future.as_mut().poll(context),
         }
     }

@@ -56,7 +56,7 @@ pub(crate) fn take(block_bytes: usize) -> Option<Arc<Block>> {
     .ok()?
 }
 
-/// Keeps a block that nobody else refers to, if there is room.
+/// Keeps a block that nobody else refers to, if there is space.
 pub(crate) fn give(block: Arc<Block>) {
     let bytes = block.len_bytes();
     let Some(class) = class_of(bytes) else { return };

@@ -24,9 +24,9 @@ impl Sparse {
     /// The grain that `-S min_bytes` asks for, on a target that takes requests
     /// aligned to `alignment_bytes` best.
     pub fn new(min_bytes: u64, alignment_bytes: u64) -> Self {
-        let floor = 1 << min_bytes.max(1).ilog2();
+        let min_unit = 1 << min_bytes.max(1).ilog2();
         Sparse {
-            unit_bytes: alignment_bytes.next_power_of_two().max(floor),
+            unit_bytes: alignment_bytes.next_power_of_two().max(min_unit),
             min_bytes,
         }
     }

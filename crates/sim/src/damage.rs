@@ -71,7 +71,7 @@ fn broken(layout: &Layout, pages: &SparseBytes, damage: Damage) -> Vec<(u64, u64
             .map(|&(index, _)| (at(index), 0))
             .into_iter()
             .collect(),
-        // Smaller clusters have no room between them.
+        // Smaller clusters have no space between them.
         Damage::BlockUnaligned(_) if layout.cluster_bits == 9 => Vec::new(),
         Damage::BlockUnaligned(number) => entry(number)
             .map(|&(index, block)| (at(index), block + 512))

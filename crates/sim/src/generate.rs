@@ -235,7 +235,7 @@ struct GuestRegions {
     subcluster: u64,
     size_bytes: u64,
     requests_only: bool,
-    /// There is a backing file, and room below for what is committed.
+    /// There is a backing file, and space below for what is committed.
     has_backing: bool,
     compressible: bool,
     snapshots: bool,

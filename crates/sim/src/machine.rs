@@ -144,7 +144,7 @@ impl MachineStorages {
     }
 
     /// Whether the image stands on its backing file (still). The smallest header has no
-    /// room to say so.
+    /// space to say so.
     pub(crate) fn has_backing(&self, options: &ImageOptions) -> bool {
         let image = self.disk.contents(0);
         let says = || Layout::parse(&image).is_ok_and(|layout| layout.has_backing);

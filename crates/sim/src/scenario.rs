@@ -197,7 +197,7 @@ pub struct Amendment {
     /// Whether refcounts may be stale while the image is dirty.
     pub lazy_refcounts: Option<bool>,
     /// The data file, if there is one, gets a name of this length, which only says
-    /// how much room the header takes.
+    /// how much space the header takes.
     pub data_file_name_len: Option<u64>,
     /// The data file is no raw image any more.
     pub not_raw: bool,
@@ -290,7 +290,7 @@ impl ImageOptions {
     }
 
     /// Whether the header says that there is a backing file: the feature names leave no
-    /// room for more in the smallest one.
+    /// space for more in the smallest one.
     pub fn names_backing(&self) -> bool {
         self.backing != Backing::None && !(self.version == 3 && self.cluster_bits == 9)
     }

@@ -52,17 +52,14 @@ async fn reader(
     file: std::sync::Arc<FileStorage>,
     blocks: u64,
     block_bytes: u64,
-    mut seed: u64,
+    mut random: fastrand::Rng,
     over: Rc<Cell<bool>>,
 ) -> Result<u64> {
     let mut count = 0;
     while !over.get() {
-        // xorshift: good enough to spread the blocks.
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
         let buffers = Buffers::from_buf([Buffer::for_read(block_bytes as usize)]);
-        file.read(seed % blocks * block_bytes, buffers).await?;
+        file.read(random.u64(..blocks) * block_bytes, buffers)
+            .await?;
         count += 1;
     }
     Ok(count)
@@ -99,12 +96,11 @@ fn main() -> Result<()> {
         let over = Rc::new(Cell::new(false));
         let readers: Vec<_> = (1..=arguments.depth)
             .map(|n| {
-                let seed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 spawn(reader(
                     file.clone(),
                     blocks,
                     arguments.block_bytes,
-                    seed,
+                    fastrand::Rng::with_seed(n),
                     over.clone(),
                 ))
             })

@@ -82,7 +82,7 @@ events! {
     RefblockAllocSwitchTable = "refblock_alloc_switch_table",
     /// Clusters are about to be allocated.
     ClusterAlloc = "cluster_alloc",
-    /// Room for compressed data is about to be allocated.
+    /// Space for compressed data is about to be allocated.
     ClusterAllocBytes = "cluster_alloc_bytes",
     /// Clusters are about to be freed.
     ClusterFree = "cluster_free",

@@ -47,7 +47,7 @@ impl MemStorage {
     }
 }
 
-/// Makes room for a request; an empty one grows nothing.
+/// Grows the memory for a request; an empty one grows nothing.
 fn grow(bytes: &mut Vec<u8>, start: usize, end: usize) {
     if start < end && bytes.len() < end {
         bytes.resize(end, 0);

@@ -11,7 +11,7 @@ pub enum Mutant {
     LeaveUnflushed,
     /// The first error of several requests is told while the others still run.
     TellTheFirstError,
-    /// A barrier that fails for want of room is forgotten.
+    /// A barrier that fails for lack of space is forgotten.
     ForgetFullBarriers,
     /// Links are taken to be drained while requests run.
     DrainNothing,

@@ -376,10 +376,10 @@ fn load_keys(builder: &mut SslContextBuilder, options: &CredentialsOptions) -> R
 
 /// Copies bytes to the start of a place; 0 if they do not fit.
 fn put(bytes: &[u8], place: &mut [u8]) -> usize {
-    let Some(room) = place.get_mut(..bytes.len()) else {
+    let Some(space) = place.get_mut(..bytes.len()) else {
         return 0;
     };
-    room.copy_from_slice(bytes);
+    space.copy_from_slice(bytes);
     bytes.len()
 }
 

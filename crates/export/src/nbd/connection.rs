@@ -60,7 +60,7 @@ pub(super) struct Connection {
 
 /// A request in flight; it must be answered.
 #[derive(Debug)]
-#[must_use = "a request that is not answered holds its room forever"]
+#[must_use = "a request that is not answered keeps its share of the window forever"]
 pub(super) struct Request {
     pub(super) connection: Rc<Connection>,
     pub(super) address: ReplyTo,
@@ -136,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// Waits for room in the window and takes it for the request.
+    /// Waits for space in the window and takes it for the request.
     async fn request(self: &Rc<Self>, header: &RequestHeader, room_bytes: u64) -> Request {
         self.window.enter(room_bytes).await;
         let address = ReplyTo {

@@ -28,7 +28,7 @@ impl InFlightLimit {
         requests == 0 || (requests < MAX_REQUESTS && self.bytes.get() + bytes <= MAX_BYTES)
     }
 
-    /// Waits for room for a request with `bytes` bytes of payload and takes it.
+    /// Waits for space for a request with `bytes` bytes of payload and takes it.
     pub(super) async fn enter(&self, bytes: u64) {
         if !self.has_room(bytes) {
             self.wait_until(|| self.has_room(bytes)).await;

@@ -46,7 +46,7 @@ impl Drop for LaneSlot {
 }
 
 impl Lanes {
-    /// The calling thread's lane, and room for up to `most` in all.
+    /// The calling thread's lane, and space for up to `most` in all.
     pub(super) fn new(most: usize) -> Self {
         let own = Lane {
             remote: executor::remote(),

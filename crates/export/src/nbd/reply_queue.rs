@@ -11,7 +11,7 @@ use vellum_nbd::reply_encode::ReplyHeader;
 
 /// Most replies in one send: two pieces each stay far below the system's limit.
 const MAX_BATCH_REPLIES: usize = 128;
-/// A batch is closed once it holds this many bytes, so that the room of its
+/// A batch is closed once it holds this many bytes, so that the memory of its
 /// first reply is not held until its last one is through.
 const MAX_BATCH_BYTES: usize = 512 << 10;
 /// Memory for the heads of a batch.

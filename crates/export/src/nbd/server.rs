@@ -92,7 +92,7 @@ struct Shared {
     exports: Exports,
     options: ServerOptions,
     stop: Stop,
-    guests: Mutex<Clients>,
+    clients: Mutex<Clients>,
     /// A connection has ended.
     ended: Event,
 }
@@ -123,7 +123,7 @@ pub async fn serve(
         exports,
         options,
         stop: stop.clone(),
-        guests: Mutex::default(),
+        clients: Mutex::default(),
         ended: Event::new(),
     });
     let acceptors: Vec<_> = listeners
@@ -149,18 +149,18 @@ async fn accept_clients(listener: Listener, shared: Arc<Shared>, lanes: Rc<RefCe
         let Either::Left((client, _)) = select(next, pin!(shared.stop.wait())).await else {
             return;
         };
-        let guest = ClientHandle::new(client.clone());
-        let ticket = shared.register(guest.clone());
-        let (remote, seat) = lanes.borrow_mut().take_slot();
+        let handle = ClientHandle::new(client.clone());
+        let number = shared.register(handle.clone());
+        let (remote, slot) = lanes.borrow_mut().take_slot();
         let shared = shared.clone();
-        remote.spawn(move || serve_client(client, guest, shared, ticket, seat));
+        remote.spawn(move || serve_client(client, handle, shared, number, slot));
     }
 }
 
 /// Waits until another client may come in, and for the client.
 async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
     loop {
-        shared.room().await;
+        shared.wait_for_slot().await;
         match listener.accept().await {
             Ok(client) => return client,
             Err(_) => lane::sleep(ACCEPT_PAUSE).await,
@@ -170,18 +170,18 @@ async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
 
 async fn serve_client(
     client: Stream,
-    guest: ClientHandle,
+    handle: ClientHandle,
     shared: Arc<Shared>,
-    ticket: u64,
-    seat: LaneSlot,
+    number: u64,
+    slot: LaneSlot,
 ) {
-    let negotiated = converse(client, guest, ticket, &shared).await;
-    drop(seat);
-    shared.unregister(ticket, negotiated);
+    let negotiated = converse(client, handle, number, &shared).await;
+    drop(slot);
+    shared.unregister(number, negotiated);
 }
 
 /// The whole life of a connection; returns whether it got to an export.
-async fn converse(client: Stream, guest: ClientHandle, ticket: u64, shared: &Shared) -> bool {
+async fn converse(client: Stream, handle: ClientHandle, number: u64, shared: &Shared) -> bool {
     let mut input = ReceiveBuffer::new();
     let channel = Channel::from(client.clone());
     let tls = shared.options.tls.as_deref();
@@ -196,8 +196,8 @@ async fn converse(client: Stream, guest: ClientHandle, ticket: u64, shared: &Sha
     };
     match agreement {
         Ok(Some(agreement)) => {
-            let _session = agreement.export.sessions.enter(ticket, guest.clone());
-            let end = connection::serve(input, agreement, guest).await;
+            let _session = agreement.export.sessions.enter(number, handle.clone());
+            let end = connection::serve(input, agreement, handle).await;
             if !matches!(end, Disconnect::Closed) {
                 shared.log(Phase::Transmission, &end.to_string());
             }
@@ -248,17 +248,17 @@ impl Shared {
         Disconnect::Closed
     }
 
-    fn guests(&self) -> MutexGuard<'_, Clients> {
-        self.guests.lock()
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock()
     }
 
     fn has_room(&self) -> bool {
         let most = self.options.max_connections;
-        most == 0 || self.guests().open.len() < most
+        most == 0 || self.clients().open.len() < most
     }
 
     /// Waits until another connection may be open.
-    async fn room(&self) {
+    async fn wait_for_slot(&self) {
         while !self.has_room() {
             let ended = self.ended.listen();
             if !self.has_room() {
@@ -268,27 +268,27 @@ impl Shared {
     }
 
     async fn all_gone(&self) {
-        while !self.guests().open.is_empty() {
+        while !self.clients().open.is_empty() {
             let ended = self.ended.listen();
-            if !self.guests().open.is_empty() {
+            if !self.clients().open.is_empty() {
                 ended.await;
             }
         }
     }
 
     fn register(&self, client: ClientHandle) -> u64 {
-        let mut guests = self.guests();
-        let ticket = guests.next;
-        guests.next += 1;
-        guests.open.insert(ticket, client);
-        ticket
+        let mut clients = self.clients();
+        let number = clients.next;
+        clients.next += 1;
+        clients.open.insert(number, client);
+        number
     }
 
-    fn unregister(&self, ticket: u64, negotiated: bool) {
-        let mut guests = self.guests();
-        guests.open.remove(&ticket);
-        let last = guests.open.is_empty();
-        drop(guests);
+    fn unregister(&self, number: u64, negotiated: bool) {
+        let mut clients = self.clients();
+        clients.open.remove(&number);
+        let last = clients.open.is_empty();
+        drop(clients);
         if last && negotiated && !self.options.persistent {
             self.stop.request();
         }
@@ -297,7 +297,7 @@ impl Shared {
 
     /// Shuts all connections down, in one direction or both.
     fn hang_up(&self, how: Shutdown) {
-        for client in self.guests().open.values() {
+        for client in self.clients().open.values() {
             client.hang_up(how);
         }
     }

@@ -41,7 +41,7 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Session {
     sessions: Sessions,
-    ticket: u64,
+    number: u64,
 }
 
 impl Sessions {
@@ -53,16 +53,16 @@ impl Sessions {
         self.lock().open.len()
     }
 
-    /// Begins a session; `ticket` is the connection's number in its server.
-    pub(super) fn enter(&self, ticket: u64, client: ClientHandle) -> Session {
+    /// Begins a session; `number` is the connection's number in its server.
+    pub(super) fn enter(&self, number: u64, client: ClientHandle) -> Session {
         let mut state = self.lock();
         if state.closing {
             client.hang_up(Shutdown::Both);
         }
-        state.open.insert(ticket, client);
+        state.open.insert(number, client);
         Session {
             sessions: self.clone(),
-            ticket,
+            number,
         }
     }
 
@@ -95,7 +95,7 @@ impl Sessions {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.sessions.lock().open.remove(&self.ticket);
+        self.sessions.lock().open.remove(&self.number);
         self.sessions.0.ended.notify(usize::MAX);
     }
 }

@@ -30,7 +30,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves memory with a pattern, with room for 16 clients.
+    /// Serves memory with a pattern, for up to 16 clients.
     pub fn start() -> Self {
         Self::with(|_| {}, |_| {})
     }

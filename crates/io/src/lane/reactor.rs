@@ -1,5 +1,5 @@
 //! The reactor: slots of running requests over one of the two backends, and
-//! [`Ticket`], the handle of one request.
+//! [`RequestFuture`], the handle of one request.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -23,11 +23,11 @@ enum Driver {
 enum Slot {
     /// Index of the next free slot, if any.
     Free(Option<u32>),
-    /// Running; the ticket waits with this waker.
+    /// Running; the handle waits with this waker.
     Running(Option<Waker>),
     /// Running; nobody wants the result.
     Abandoned,
-    /// Over; the ticket has not taken the result yet.
+    /// Over; the handle has not taken the result yet.
     Done(Completion),
 }
 
@@ -131,7 +131,7 @@ impl Reactor {
         }
     }
 
-    /// The ticket is gone: abandon the result, or drop it if it is there.
+    /// The handle is gone: abandon the result, or drop it if it is there.
     fn abandon(&self, slot: u32) {
         let mut inner = self.inner.borrow_mut();
         let mut finished = Vec::new();
@@ -211,7 +211,7 @@ pub(crate) struct RequestFuture<T> {
     finish: fn(Completion) -> Result<T>,
 }
 
-/// The slot of a ticket whose result was taken.
+/// The slot of a handle whose result was taken.
 const TAKEN: u32 = u32::MAX;
 
 impl<T> Future for RequestFuture<T> {

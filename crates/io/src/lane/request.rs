@@ -173,7 +173,7 @@ impl Op {
         matches!(self, Op::Sync { .. } | Op::Write { durable: true, .. })
     }
 
-    /// Whether the request is given up with its ticket: it might wait forever, or
+    /// Whether the request is given up with its handle: it might wait forever, or
     /// take what the next one should get. All others run to their end.
     pub(crate) fn is_cancelled_on_drop(&self) -> bool {
         matches!(self, Op::Receive | Op::Accept | Op::Poll { .. })
@@ -391,7 +391,7 @@ impl Request {
     }
 }
 
-/// Whether there is no room left, of whatever kind.
+/// Whether there is no space left, of whatever kind.
 fn is_full(errno: Errno) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
 }

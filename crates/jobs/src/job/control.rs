@@ -1,4 +1,4 @@
-//! [`JobControl`]: what somebody wishes of a job that runs.
+//! [`JobControl`]: what a running job is told to do, and how fast it may be.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ pub enum JobCommand {
     /// Go on.
     #[default]
     Run,
-    /// Begin nothing until something else is commanded.
+    /// Begin nothing until another command comes.
     Pause,
-    /// Give up. Nothing else can be commanded afterwards.
+    /// Give up. Later commands are ignored.
     Cancel,
 }
 
-/// Leads a job; a job looks at them whenever it can stop.
+/// The controls of a job, which the job looks at whenever it can stop.
 #[derive(Debug, Default)]
 pub struct JobControl {
     command: Mutex<JobCommand>,
@@ -28,12 +28,12 @@ pub struct JobControl {
 }
 
 impl JobControl {
-    /// Those of a job that is to run.
+    /// The controls of a job that is to run.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What is commanded now.
+    /// The command that holds now.
     pub fn command(&self) -> JobCommand {
         *self.command.lock()
     }
@@ -43,7 +43,7 @@ impl JobControl {
         &self.speed
     }
 
-    /// Wishes something else.
+    /// Gives another command.
     pub fn set(&self, command: JobCommand) {
         let mut old = self.command.lock();
         if *old != JobCommand::Cancel {
@@ -53,7 +53,7 @@ impl JobControl {
         self.changed.notify(usize::MAX);
     }
 
-    /// Waits until what is commanded meets a condition.
+    /// Waits until the command meets a condition.
     pub async fn wait_until(&self, is_met: impl Fn(JobCommand) -> bool) {
         loop {
             let changed = self.changed.listen();

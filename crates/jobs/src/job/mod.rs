@@ -1,5 +1,5 @@
 //! What all jobs have in common: the states that one goes through, what may be asked of it
-//! in each, and the control that it is led by.
+//! in each, and its controls.
 
 mod control;
 mod status;

@@ -50,7 +50,7 @@ pub struct LiveCommit {
 pub enum CopyOutcome {
     /// All of it was copied.
     All,
-    /// It was given up, as was commanded; none of its requests runs any more.
+    /// It was given up, as it was told to; none of its requests runs any more.
     GivenUp,
 }
 
@@ -208,7 +208,7 @@ impl LiveCommit {
         copied
     }
 
-    /// Holds the job's requests up while that is commanded; returns when it is to be given up.
+    /// Holds the job's requests up while it is paused; returns when it is to be given up.
     async fn follow_control(&self, control: &JobControl) {
         loop {
             control

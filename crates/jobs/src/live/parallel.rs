@@ -1,4 +1,4 @@
-//! Pieces of a job that run side by side, at the speed and as long as its control say.
+//! Pieces of a job that run side by side, at the speed and as long as its controls say.
 
 use std::ops::Range;
 use std::pin::pin;

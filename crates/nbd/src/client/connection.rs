@@ -146,7 +146,7 @@ enum Notification {
     /// Not yet.
     Nothing,
     Wake(Waker),
-    /// Nobody waited for it: there is room for another one.
+    /// Nobody waited for it: there is a slot for another one.
     Left,
 }
 
@@ -221,7 +221,7 @@ impl Connection {
         self.fail();
     }
 
-    /// Waits for room and takes it; gives the buffers back if the connection is gone.
+    /// Waits for a free slot and takes it; gives the buffers back if the connection is gone.
     async fn enter(&self, question: Request) -> Result<u64, Buffers> {
         loop {
             let left = {
@@ -432,7 +432,7 @@ mod tests {
         let (ours, mut peer) = UnixStream::pair().expect("sockets");
         peer.set_read_timeout(Some(Duration::from_secs(10)))
             .expect("a socket");
-        // Answers the second request last, after one for which there was no room at first.
+        // Answers the second request last, after one for which there was no slot at first.
         let server = std::thread::spawn(move || {
             let mut others: Vec<_> = (0..MAX_REQUESTS).map(|_| take(&mut peer)).collect();
             let second = others.remove(1);
@@ -469,7 +469,10 @@ mod tests {
             }
             let mut second = asked.swap_remove(1);
             let mut late = Box::pin(connection.ask(flush()));
-            assert!((&mut late).now_or_never().is_none(), "there is no room");
+            assert!(
+                (&mut late).now_or_never().is_none(),
+                "there is no free slot"
+            );
             drop(asked);
             let both = futures_util::future::join(&mut late, &mut second);
             let (late, second) = both.await;

@@ -45,7 +45,7 @@ pub(super) struct ConnectionPool {
     closed: AtomicBool,
 }
 
-/// Room for one connection.
+/// A place for one connection.
 #[derive(Debug)]
 struct Slot {
     state: Mutex<SlotState>,
@@ -60,7 +60,7 @@ enum SlotState {
     /// Somebody connects.
     Connecting,
     Down(Outage),
-    /// The server has no room for it: the first connection serves.
+    /// The server accepts no more: the first connection serves.
     Shared,
 }
 

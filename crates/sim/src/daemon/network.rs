@@ -1,7 +1,7 @@
 //! Connections between simulated machines: bytes arrive in pieces, when the seed says so.
 //!
 //! A connection is two pipes. What is sent is under way until a step of the network lets some
-//! of it arrive; a sender waits while more than the pipe's room has not been received. Either
+//! of it arrive; a sender waits while more than the pipe's space has not been received. Either
 //! end may be closed, or a connection reset, at any moment.
 
 use std::cell::RefCell;
@@ -39,7 +39,7 @@ enum End {
 struct Pipe {
     under_way: VecDeque<u8>,
     arrived: VecDeque<u8>,
-    room_bytes: usize,
+    free_bytes: usize,
     sent: u64,
     received: u64,
     /// Behind what is under way.
@@ -55,11 +55,11 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn new(room_bytes: usize) -> Self {
+    fn new(free_bytes: usize) -> Self {
         Pipe {
             under_way: VecDeque::new(),
             arrived: VecDeque::new(),
-            room_bytes,
+            free_bytes,
             sent: 0,
             received: 0,
             end: None,
@@ -74,7 +74,7 @@ impl Pipe {
     fn can_arrive(&self) -> bool {
         match self.under_way.is_empty() {
             true => self.end.is_some() && self.ended.is_none(),
-            false => self.arrived.len() < self.room_bytes,
+            false => self.arrived.len() < self.free_bytes,
         }
     }
 
@@ -82,7 +82,7 @@ impl Pipe {
         if self.under_way.is_empty() {
             self.ended = self.end;
         } else {
-            let most = (self.room_bytes - self.arrived.len()).min(self.under_way.len());
+            let most = (self.free_bytes - self.arrived.len()).min(self.under_way.len());
             let few = *rng.pick(&[40, 600, 10_000, usize::MAX, usize::MAX]);
             let count = rng.between(1, few.min(most) as u64) as usize;
             let count = if few == usize::MAX { most } else { count };
@@ -96,11 +96,11 @@ impl Pipe {
         self.senders.drain(..).for_each(Waker::wake);
     }
 
-    /// The sender ends it; what finds no room is lost.
+    /// The sender ends it; what finds no space is lost.
     fn finish(&mut self, end: End) {
         if self.end.is_none() {
-            let room = self.room_bytes.saturating_sub(self.arrived.len());
-            self.under_way.truncate(room);
+            let space = self.free_bytes.saturating_sub(self.arrived.len());
+            self.under_way.truncate(space);
             self.end = Some(end);
         }
         self.wake();
@@ -215,10 +215,10 @@ impl Network {
         let connection = state.next;
         state.next += 1;
         for is_client in [true, false] {
-            let room_bytes = *state.rng.pick(&[512, 4 << 10, 64 << 10, 256 << 10]);
+            let free_bytes = *state.rng.pick(&[512, 4 << 10, 64 << 10, 256 << 10]);
             state
                 .pipes
-                .insert((connection, is_client), Pipe::new(room_bytes));
+                .insert((connection, is_client), Pipe::new(free_bytes));
         }
         state.led.insert(connection, name.to_owned());
         let end = |is_client| {
@@ -372,7 +372,7 @@ impl StreamBackend for Socket {
                     return Poll::Ready(Some(EPIPE));
                 }
                 let there = target.saturating_sub(pipe.received);
-                if pipe.deaf || there <= pipe.room_bytes as u64 {
+                if pipe.deaf || there <= pipe.free_bytes as u64 {
                     return Poll::Ready(None);
                 }
                 pipe.senders.push(context.waker().clone());

@@ -166,7 +166,7 @@ async fn delete(guest: &Guest, image: &Qcow2, selector: SnapshotSelector) -> Res
     Ok(())
 }
 
-/// Lets pass what an image or its disk has no room for.
+/// Lets pass what an image or its disk has no space for.
 fn refusable(guest: &Guest, image: &Qcow2, what: &str, error: Error) -> Result<(), Failure> {
     let is_narrow = image.header().refcount_order < 3;
     let narrow = is_narrow && error.kind() == ErrorKind::InvalidArgument;

@@ -1,5 +1,5 @@
 //! Many lanes on one connection: whoever asks gets an answer, its own, whoever receives or
-//! sends for the others and whoever gives up. Three requests have room, so that others wait.
+//! sends for the others and whoever gives up. Three requests fit, so that others wait.
 
 use std::pin::pin;
 

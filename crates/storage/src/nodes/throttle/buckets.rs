@@ -133,7 +133,7 @@ impl Bucket {
         self.burst_level = leak(self.burst_level, self.limit.burst);
     }
 
-    /// How many seconds it takes until there is room again.
+    /// How many seconds it takes until a request fits again.
     fn wait_seconds(&self) -> f64 {
         let limit = &self.limit;
         if limit.average == 0 {
