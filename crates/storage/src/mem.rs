@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
+use crate::{Capabilities, Storage, WriteFlags, ZeroFlags};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, Io, Result};
 
@@ -134,20 +134,5 @@ impl Storage for MemStorage {
     fn truncate(&self, len_bytes: u64) -> Io<()> {
         self.lock().resize(len_bytes as usize, 0);
         Io::ready(Ok(()))
-    }
-
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
-        let have = (self.lock().len() as u64).saturating_sub(offset_bytes);
-        let extent = match have {
-            0 => StorageExtent {
-                status: BlockStatus::Hole,
-                len_bytes,
-            },
-            _ => StorageExtent {
-                status: BlockStatus::Data,
-                len_bytes: have.min(len_bytes),
-            },
-        };
-        Io::ready(Ok(extent))
     }
 }

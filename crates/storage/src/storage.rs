@@ -24,6 +24,22 @@ pub struct Capabilities {
     pub growable: bool,
 }
 
+impl Default for Capabilities {
+    /// Those of plain bytes that may be written: any alignment, no holes, a length that
+    /// only [`Storage::truncate`] changes.
+    fn default() -> Self {
+        Capabilities {
+            request_alignment_bytes: 1,
+            memory_alignment_bytes: 1,
+            can_punch: false,
+            can_zero: false,
+            has_zero_init: false,
+            read_only: false,
+            growable: false,
+        }
+    }
+}
+
 /// How a write is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteFlags {
@@ -83,8 +99,10 @@ pub struct StorageExtent {
 /// complete in any order; the caller keeps apart what must not overlap. Requests
 /// must be made inside a lane or an [`vellum_io::executor::Executor`].
 pub trait Storage: Send + Sync + fmt::Debug {
-    /// What this storage can do.
-    fn capabilities(&self) -> Capabilities;
+    /// What this storage can do. Default: [`Capabilities::default`].
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
 
     /// The name for messages: a path or a node name. Storages of one name hold the same
     /// bytes: a rebase does not compare what lies at one place in both.
@@ -104,12 +122,22 @@ pub trait Storage: Send + Sync + fmt::Debug {
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()>;
 
     /// Gives a range's space back. Its content is undefined afterwards (zeroes on
-    /// every backend that can punch). A hint: unsupported is success.
-    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()>;
+    /// every backend that can punch). A hint: unsupported is success, and the default.
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        let _ = (offset_bytes, len_bytes);
+        Io::ready(Ok(()))
+    }
 
     /// Reserves space for a range without changing what it reads as; grows a
-    /// growable storage.
-    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()>;
+    /// growable storage. Default: only that, for storages that know no holes.
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        let end_bytes = offset_bytes.saturating_add(len_bytes);
+        match self.len_bytes() {
+            Ok(now_bytes) if now_bytes < end_bytes => self.truncate(end_bytes),
+            Ok(_) => Io::ready(Ok(())),
+            Err(error) => Io::ready(Err(error)),
+        }
+    }
 
     /// Makes everything completed before this call durable.
     fn flush(&self) -> Io<()>;
@@ -118,8 +146,22 @@ pub trait Storage: Send + Sync + fmt::Debug {
     fn truncate(&self, len_bytes: u64) -> Io<()>;
 
     /// The first run of one status at `offset_bytes`, at most `len_bytes` long.
-    /// Beyond the end is a hole.
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent>;
+    /// Beyond the end is a hole. Default: all up to the end is data.
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        Io::ready(
+            self.len_bytes()
+                .map(|end_bytes| match end_bytes.saturating_sub(offset_bytes) {
+                    0 => StorageExtent {
+                        status: BlockStatus::Hole,
+                        len_bytes,
+                    },
+                    inside_bytes => StorageExtent {
+                        status: BlockStatus::Data,
+                        len_bytes: len_bytes.min(inside_bytes),
+                    },
+                }),
+        )
+    }
 
     /// The space that the storage takes, in bytes, where known.
     fn allocated_bytes(&self) -> Result<Option<u64>> {
