@@ -44,20 +44,20 @@ fn parts_and_whole_blocks_never_change_at_once() {
         let parts = [0..2, 1..3].map(|range| {
             let (locks, blocks) = (locks.clone(), blocks.clone());
             thread::spawn(move || {
-                let _held = block_on(locks.hold(range.clone()));
+                let _held = block_on(locks.lock_exclusive(range.clone()));
                 blocks.change_part(range);
             })
         });
         let wholes = [1..2, 0..3].map(|range| {
             let (locks, blocks) = (locks.clone(), blocks.clone());
             thread::spawn(move || {
-                let _passing = block_on(locks.pass(range.clone()));
+                let _shared = block_on(locks.lock_shared(range.clone()));
                 blocks.change_whole(range);
             })
         });
         join(parts);
         join(wholes);
-        assert_eq!(locks.alone.load(Ordering::SeqCst), 0);
-        assert_eq!(locks.unnamed.load(Ordering::SeqCst), 0);
+        assert_eq!(locks.exclusive.load(Ordering::SeqCst), 0);
+        assert_eq!(locks.untracked.load(Ordering::SeqCst), 0);
     });
 }

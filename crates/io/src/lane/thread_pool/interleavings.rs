@@ -17,11 +17,16 @@ fn count(tally: Arc<Tally>) {
     tally.all.notify_all();
 }
 
-fn thread_pool(most_threads: usize) -> &'static Crew<Arc<Tally>> {
-    Box::leak(Box::new(Crew::new("pool", most_threads, 64 << 10, count)))
+fn thread_pool(most_threads: usize) -> &'static ThreadPool<Arc<Tally>> {
+    Box::leak(Box::new(ThreadPool::new(
+        "pool",
+        most_threads,
+        64 << 10,
+        count,
+    )))
 }
 
-impl<J: Send> Crew<J> {
+impl<J: Send> ThreadPool<J> {
     fn let_time_pass(&self) {
         let _jobs = self.lock();
         self.arrived.let_time_pass();
@@ -82,7 +87,7 @@ fn a_pool_is_never_too_large() {
         job.0[1].fetch_add(1, atomic::Ordering::SeqCst);
     }
     explore(|| {
-        let pool: &Crew<Job> = Box::leak(Box::new(Crew::new("pool", 2, 64 << 10, run)));
+        let pool: &ThreadPool<Job> = Box::leak(Box::new(ThreadPool::new("pool", 2, 64 << 10, run)));
         let counts = Arc::new([const { atomic::AtomicUsize::new(0) }; 2]);
         for _ in 0..4 {
             pool.submit(Job(counts.clone()));

@@ -146,11 +146,15 @@ fn connection() -> Arc<Connection> {
         block_sizes: None,
         context: None,
     };
-    Connection::new(Channel::Secured(Server::new()), Input::new(), session)
+    Connection::new(
+        Channel::Secured(Server::new()),
+        ReceiveBuffer::new(),
+        session,
+    )
 }
 
-fn read(at: u64) -> Question {
-    Question {
+fn read(at: u64) -> Request {
+    Request {
         command: proto::CMD_READ,
         flags: 0,
         offset_bytes: at,
@@ -159,8 +163,8 @@ fn read(at: u64) -> Question {
     }
 }
 
-fn write(at: u64) -> Question {
-    Question {
+fn write(at: u64) -> Request {
+    Request {
         command: proto::CMD_WRITE,
         ..read(at)
     }
@@ -188,7 +192,7 @@ fn everybody_gets_the_own_answer() {
 }
 
 /// Polls a request so often at most, and then gives it up.
-async fn ask_for_a_while(connection: &Connection, question: Question, polls: usize) {
+async fn ask_for_a_while(connection: &Connection, question: Request, polls: usize) {
     let mut asked = pin!(connection.ask(question));
     let mut left = polls;
     poll_fn(|context| {
