@@ -96,7 +96,7 @@ struct Core {
     shared: Arc<Shared>,
     root: Arc<TaskWaker>,
     root_woken: Cell<bool>,
-    /// Tasks that were started with [`spawn_lingering`].
+    /// Tasks that were started with [`spawn_to_completion`].
     lingering: Rc<Cell<usize>>,
     /// The queue's other half: swapped with it, so that neither is reallocated.
     batch: RefCell<VecDeque<usize>>,
@@ -272,7 +272,7 @@ impl Executor {
         drop(slots);
     }
 
-    /// Tasks started with [`spawn_lingering`] and not finished.
+    /// Tasks started with [`spawn_to_completion`] and not finished.
     pub fn tasks_to_complete(&self) -> usize {
         self.core.lingering.get()
     }

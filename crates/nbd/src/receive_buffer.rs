@@ -54,7 +54,7 @@ impl Default for ReceiveBuffer {
 }
 
 impl ReceiveBuffer {
-    /// Longest message that [`Input::need`] can wait for.
+    /// Longest message that [`ReceiveBuffer::need`] can wait for.
     pub const MAX_MESSAGE_BYTES: usize = CHUNK_BYTES;
 
     /// Nothing yet.
@@ -71,7 +71,7 @@ impl ReceiveBuffer {
         &self.chunk[self.start..self.end]
     }
 
-    /// Uses up `len_bytes` of what is [`Input::available`].
+    /// Uses up `len_bytes` of what is [`ReceiveBuffer::available`].
     pub fn consume(&mut self, len_bytes: usize) {
         self.start += len_bytes;
         debug_assert!(self.start <= self.end);
@@ -82,7 +82,7 @@ impl ReceiveBuffer {
     }
 
     /// Receives until `len_bytes` bytes are available, at most
-    /// [`Input::MAX_MESSAGE_BYTES`].
+    /// [`ReceiveBuffer::MAX_MESSAGE_BYTES`].
     pub async fn need(&mut self, channel: &Channel, len_bytes: usize) -> Result<(), Disconnect> {
         debug_assert!(len_bytes <= Self::MAX_MESSAGE_BYTES);
         while self.available().len() < len_bytes {

@@ -1,7 +1,7 @@
 //! Enumerates every way through a piece of code that makes bounded choices.
 //!
-//! Code under enumeration asks [`Exhaust::below`] for each choice; the caller runs
-//! it once per [`Exhaust::advance`]. The choices of one run form a number whose
+//! Code under enumeration asks [`ExhaustiveChoices::below`] for each choice; the caller runs
+//! it once per [`ExhaustiveChoices::advance`]. The choices of one run form a number whose
 //! digits have the bounds as bases, and `advance` counts up.
 
 #[derive(Debug, Clone, Copy)]

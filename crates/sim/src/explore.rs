@@ -277,7 +277,7 @@ impl Explorer {
         })
     }
 
-    /// Makes every cut that [`Cut::next`] knows at every moment of a scenario of one
+    /// Makes every cut that [`PowerCut::next`] knows at every moment of a scenario of one
     /// cycle; points with more than `limit` cuts are cut at random so many times.
     pub fn exhaust(&self, scenario: &Scenario, limit: u64) -> Result<Totals, Box<Found>> {
         let found = |failure, cycles| {

@@ -172,7 +172,7 @@ fn current_or_panic() -> Rc<Lane> {
 }
 
 /// Drives the calling thread's lane until `future` is done, and what was started with
-/// [`crate::spawn_lingering`]. [`crate::spawn`] works inside; other tasks that are not
+/// [`crate::spawn_to_completion`]. [`crate::spawn`] works inside; other tasks that are not
 /// done then go on with the next call.
 ///
 /// # Panics

@@ -47,7 +47,7 @@ impl ReflinkFileSystem {
     }
 }
 
-/// A file of a [`Sharing`] file system.
+/// A file of a [`ReflinkFileSystem`].
 #[derive(Debug)]
 pub struct ReflinkStorage {
     memory: Arc<MemStorage>,
