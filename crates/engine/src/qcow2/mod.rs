@@ -1,10 +1,15 @@
 //! qcow2 images.
 //!
-//! [`Qcow2`] is what the rest of the program sees; `image::Image` is what the requests on one
-//! image share. What a request does goes through these folders:
+//! [`Qcow2`] (`device`) is what the rest of the program sees; `image::Image` is what the
+//! requests on one image share: the state lies in the folders' structs below it, and the
+//! operations, as `impl Image`, above it.
 //!
-//! | folder | what is in it |
+//! | file or folder | what is in it |
 //! | --- | --- |
+//! | `open`, `options`, `close` | an image from its files, how it is opened, and what a close does |
+//! | `image` | the parts of an open image, and what all requests begin and end with |
+//! | `encryption` | which guest data is encrypted, and how |
+//! | `info`, `messages` | what is told about an image, and to users |
 //! | `mapping/` | guest offsets to host offsets: the L1 table, L2 tables, lookups |
 //! | `table_cache/` | L2 slices and refcount blocks in memory, and reading them ahead |
 //! | `alloc/` | host clusters: refcounts, free clusters, allocation |
@@ -20,7 +25,7 @@
 //!
 //! Invariants:
 //! - No lock of a thread is held across an await. The async locks (`growing`, `writeback`,
-//!   `preparing`, `resizing`, `header_writes`) serialise rare work that no cache hit needs.
+//!   `preparing`, `resizing`, the header's) serialise rare work that no cache hit needs.
 
 pub mod amend;
 pub mod check;
