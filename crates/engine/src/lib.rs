@@ -179,10 +179,25 @@ pub mod raw;
 pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, ZeroRequest};
 pub use preallocation::Preallocation;
 pub use raw::{Raw, RawOptions};
-pub use vellum_io as io;
+pub use vellum_format::{Geometry, Header};
 pub use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
-pub use vellum_storage as storage;
 pub use vellum_storage::Storage;
+
+/// How requests run: what an embedder needs of `vellum-io`.
+pub mod io {
+    pub use vellum_io::buffer::{Buffer, Buffers};
+    pub use vellum_io::{ErrorKind, Io, JoinHandle, finish_all, lane, spawn, spawn_to_completion};
+}
+
+/// Where the bytes of images live: what an embedder needs of `vellum-storage`.
+pub mod storage {
+    pub use vellum_storage::file::{self, Create, FileKind, FileOptions, FileStorage, Locks};
+    pub use vellum_storage::lock::{PermissionSet, Permissions};
+    pub use vellum_storage::{
+        BlockStatus, Capabilities, Event, MemStorage, Storage, StorageExtent, WriteFlags,
+        ZeroFlags, nodes,
+    };
+}
 
 /// The README's example, so that it compiles as long as it stands there.
 #[cfg(doctest)]

@@ -17,6 +17,7 @@ pub mod nodes;
 pub mod secret;
 mod storage;
 mod sys;
+#[cfg(any(test, feature = "testing"))]
 pub mod wrap;
 
 pub use event::Event;

@@ -170,11 +170,11 @@ fn zeroes_and_discards_leave_zeroes() {
         write(&*device, 512 << 10, b"new").await;
         let all = read(&*device, 0, 1 << 20).await;
         assert!(all[..1000].iter().all(|&byte| byte == 7));
-        assert!(vellum::io::buffer::is_zero(&all[1000..71_000]));
+        assert!(vellum_io::buffer::is_zero(&all[1000..71_000]));
         assert!(all[71_000..131_072].iter().all(|&byte| byte == 7));
-        assert!(vellum::io::buffer::is_zero(&all[131_072..196_608]));
+        assert!(vellum_io::buffer::is_zero(&all[131_072..196_608]));
         assert_eq!(all[512 << 10..][..3], *b"new");
-        assert!(vellum::io::buffer::is_zero(&all[(512 << 10) + 3..]));
+        assert!(vellum_io::buffer::is_zero(&all[(512 << 10) + 3..]));
         device.close().await.unwrap();
     });
 }
