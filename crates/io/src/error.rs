@@ -247,9 +247,38 @@ impl std::error::Error for Error {
     }
 }
 
+/// What [`From`] says was being done, as nobody has said it.
+const UNKNOWN_OPERATION: &str = "input/output";
+
+/// As [`Error::from_io`], for `?` in a caller's own code. The operation is a general word:
+/// [`Error::context`] adds what was being done.
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Error::from_io(UNKNOWN_OPERATION, &error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_system_error_keeps_its_kind_and_number() {
+        fn read(path: &str) -> Result<Vec<u8>> {
+            Ok(std::fs::read(path)?)
+        }
+        let error = read("/nonexistent/file").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(error.errno(), libc::ENOENT);
+        assert_eq!(error.to_string(), "input/output: No such file or directory");
+        let error = error.context("start", "cannot read the list of disks");
+        assert_eq!(error.operation(), "start");
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+
+        let error = Error::from(std::io::Error::other("half a line"));
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert_eq!(error.message(), "half a line");
+    }
 
     #[test]
     fn the_number_of_an_error_is_left_out_wherever_it_stands() {

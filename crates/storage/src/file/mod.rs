@@ -23,6 +23,7 @@ mod open;
 mod zero;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -180,7 +181,23 @@ impl FileStorage {
     /// # Errors
     /// [`ErrorKind::Locked`] if another opener conflicts, at once; else what the system says.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<Arc<Self>> {
-        let opening = OpenedFile::begin(path.as_ref(), options)?;
+        Self::lock_and_open(OpenedFile::begin(path.as_ref(), options)?, options)
+    }
+
+    /// As [`FileStorage::open`], for a file that the caller has opened: as `options` say, with
+    /// `O_DIRECT` too if they do, and without `O_NONBLOCK`. `name` is for messages.
+    ///
+    /// # Errors
+    /// As [`FileStorage::open`].
+    pub fn from_descriptor(
+        fd: OwnedFd,
+        name: impl Into<String>,
+        options: &FileOptions,
+    ) -> Result<Arc<Self>> {
+        Self::lock_and_open(OpenedFile::of(fd, name.into(), options)?, options)
+    }
+
+    fn lock_and_open(opening: OpenedFile, options: &FileOptions) -> Result<Arc<Self>> {
         if let Some(permissions) = options.permissions() {
             opening
                 .lock(permissions)

@@ -1,4 +1,4 @@
-//! Opening files and finding out what they are.
+//! OpenedFile files and finding out what they are.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -37,6 +37,11 @@ impl OpenedFile {
     pub(super) fn begin(path: &Path, options: &FileOptions) -> Result<OpenedFile> {
         let name = path.display().to_string();
         let fd = open_fd(path, &name, options)?;
+        OpenedFile::of(fd, name, options)
+    }
+
+    /// A file that somebody else has opened as `options` say.
+    pub(super) fn of(fd: OwnedFd, name: String, options: &FileOptions) -> Result<OpenedFile> {
         let raw = fd.as_raw_fd();
         let stat = sys::stat(raw).map_err(|errno| {
             Error::from_errno("open", errno)

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
-use vellum_io::{Buffer, Buffers, Result};
+use vellum_io::{Buffer, Buffers, Error, Result};
 use vellum_storage::Storage;
 
 use super::chain_index::{ChainIndex, ChainRun, Place, Region};
@@ -282,7 +282,7 @@ impl BackingChain {
                 let start = at;
                 running.push(async move {
                     let read = layers.read(run.place, start, piece).await?;
-                    Result::Ok((start, read))
+                    Ok::<_, Error>((start, read))
                 });
                 at += len_bytes;
             }

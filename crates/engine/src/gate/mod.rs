@@ -1,6 +1,11 @@
 //! The one gate through which an image may ask for other files.
 //!
+//! Whoever embeds the engine hands a gate to `Qcow2::open`: [`DenyAll`], [`Folder`], or one of
+//! its own.
+//!
 //! Invariant (rule 12): no other code opens a file that an image names.
+
+mod folder;
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,6 +14,8 @@ use vellum_io::{Error, ErrorKind, Io};
 use vellum_storage::Storage;
 
 use crate::BlockDevice;
+
+pub use folder::Folder;
 
 /// What an image asks for, in its own words: nothing in it is trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
