@@ -1,5 +1,6 @@
 //! Chores of this repository: `cargo xtask TASK`.
 
+mod api;
 mod checksum;
 mod deb;
 mod demo;
@@ -9,6 +10,7 @@ mod golden;
 mod guest;
 mod interleavings;
 mod iotests;
+mod package;
 mod process;
 mod random;
 mod setup;
@@ -33,6 +35,9 @@ usage: cargo xtask TASK [ARGUMENTS]
   differential [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'
+  api [--check]              list the public items of the libraries in docs/api; --check
+                             fails if a list there is out of date
+  package [--no-build]       package what is published, and build a program with the packages
   tidy                       layers, licences, duplicates, file sizes
   fuzz [--seconds N] [--keep | --replay] [TARGET...]
                              run the fuzz targets; --keep adds what reaches new code
@@ -66,6 +71,8 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
         Some(other) => return Err(other.unexpected().into()),
     };
     match task.to_string_lossy().as_ref() {
+        "api" => api::run(arguments),
+        "package" => package::run(arguments),
         "setup" => setup::run(arguments),
         "deb" => deb::run(arguments),
         "demo" => demo::run(arguments),

@@ -76,6 +76,17 @@ pub fn metadata(manifest: &Path, arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&text).context("cargo metadata printed no JSON")
 }
 
+/// The packages of `metadata` that are meant to be published.
+pub fn published(metadata: &Value) -> Result<Vec<&Value>> {
+    let packages = metadata["packages"].as_array();
+    let packages = packages.context("cargo metadata lists no packages")?;
+    // `publish = false` reads as an empty list of registries.
+    let published = packages
+        .iter()
+        .filter(|package| package["publish"].is_null());
+    Ok(published.collect())
+}
+
 fn cargo_program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }

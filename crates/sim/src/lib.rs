@@ -70,3 +70,9 @@ pub fn replay(
 ) -> Result<(), Failure> {
     Explorer::new(engine.clone()).replay(scenario)
 }
+
+/// The README's example, so that it compiles as long as it stands there. It is tested here
+/// because the package of `vellum` does not hold that file in the same place.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
