@@ -21,9 +21,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
+use futures_channel::oneshot;
 use futures_util::FutureExt;
 
 use crate::sync::{Mutex, MutexGuard, thread_local};
+use crate::{Error, ErrorKind, Result};
 use queued::Queued;
 
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
@@ -37,6 +39,8 @@ struct Queue {
     ready: VecDeque<usize>,
     starts: Vec<RemoteStart>,
     sleeping: bool,
+    /// No task is started any more.
+    closed: bool,
 }
 
 struct Shared {
@@ -272,6 +276,18 @@ impl Executor {
         drop(slots);
     }
 
+    /// As [`Executor::drop_tasks`], and starts no task of a [`Remote`] from now on: what is
+    /// asked for is dropped.
+    pub fn close(&self) {
+        let starts = {
+            let mut queue = self.core.shared.lock();
+            queue.closed = true;
+            std::mem::take(&mut queue.starts)
+        };
+        drop(starts);
+        self.drop_tasks();
+    }
+
     /// Tasks started with [`spawn_to_completion`] and not finished.
     pub fn tasks_to_complete(&self) -> usize {
         self.core.lingering.get()
@@ -284,16 +300,63 @@ impl Executor {
 }
 
 impl Remote {
-    /// Runs `make` on the executor's thread and spawns the future that it returns.
+    /// Runs `make` on the executor's thread and spawns the future that it returns. Both are
+    /// dropped if the executor is gone, or ends first.
     pub fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
     {
+        let mut start: Option<RemoteStart> = Some(Box::new(move || {
+            drop(spawn(make()));
+        }));
         self.shared.push(|queue| {
-            queue.starts.push(Box::new(move || {
-                drop(spawn(make()));
-            }));
+            if !queue.closed {
+                queue.starts.extend(start.take());
+            }
         });
+        // Outside the lock: its drop may run anybody's code.
+        drop(start);
+    }
+
+    /// As [`Remote::spawn`], for a future whose result the caller wants: what comes back may
+    /// be awaited on any thread and by any executor. Dropping it abandons the result, never
+    /// the work.
+    ///
+    /// # Errors
+    /// Those of the future, and [`ErrorKind::Io`] with `ECANCELED` if the executor ends first;
+    /// whether the work was done is not known then.
+    pub fn call<T, F>(&self, make: impl FnOnce() -> F + Send + 'static) -> RemoteCall<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + 'static,
+    {
+        let (sender, receiver) = oneshot::channel();
+        self.spawn(move || {
+            let work = make();
+            async move {
+                // Nobody listens if the caller has dropped the future.
+                let _ = sender.send(work.await);
+            }
+        });
+        RemoteCall(receiver)
+    }
+}
+
+/// The result of [`Remote::call`], to be awaited anywhere.
+#[derive(Debug)]
+#[must_use = "dropping it abandons the result"]
+pub struct RemoteCall<T>(oneshot::Receiver<Result<T>>);
+
+impl<T> Future for RemoteCall<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        Pin::new(&mut self.0).poll(context).map(|ended| {
+            ended.unwrap_or_else(|_| {
+                let message = "the lane ended before the request did";
+                Err(Error::new(ErrorKind::Io, "call", message).with_errno(libc::ECANCELED))
+            })
+        })
     }
 }
 
@@ -473,6 +536,32 @@ mod tests {
         executor.run_ready();
         assert_eq!(executor.live_tasks(), 0);
         assert_eq!(total.join.borrow().result, Some(8));
+    }
+
+    #[test]
+    fn results_of_calls_come_back_from_another_thread() {
+        let executor = Executor::new(|| {});
+        let called = executor.remote().call(|| async { Ok(7) });
+        let dropped = executor.remote().call(|| async { Ok(8) });
+        drop(dropped);
+        executor.run_ready();
+        let waiter = std::thread::spawn(move || called.now_or_never());
+        assert!(matches!(waiter.join().unwrap(), Some(Ok(7))));
+    }
+
+    #[test]
+    fn calls_of_an_executor_that_ends_fail() {
+        let executor = Executor::new(|| {});
+        let remote = executor.remote();
+        let before = remote.call(|| std::future::pending::<Result<()>>());
+        executor.run_ready();
+        let queued = remote.call(|| async { Ok(()) });
+        executor.close();
+        let after = remote.call(|| async { Ok(()) });
+        for call in [before, queued, after] {
+            let ended = call.now_or_never().expect("it has ended");
+            assert_eq!(ended.unwrap_err().errno(), libc::ECANCELED);
+        }
     }
 
     #[test]

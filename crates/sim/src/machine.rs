@@ -216,6 +216,7 @@ impl MachineStorages {
     pub(crate) async fn wait_for_requests(&self) {
         let mut quiet = 0;
         while quiet < 3 {
+            self.disk.end_delays();
             // Each read lets others end and begin.
             let buffer = Buffers::from_iter([Buffer::zeroed(1)]);
             drop(self.files.image.read(0, buffer).await);

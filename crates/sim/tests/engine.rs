@@ -32,6 +32,16 @@ fn seeds_of_every_kind_survive_power_cuts() {
     });
 }
 
+/// Requests that a failing disk holds behind all others end before the image is opened anew:
+/// the simulator once waited for them with requests of its own, for ever.
+#[test]
+fn requests_that_are_held_up_end_before_an_image_is_opened_anew() {
+    let seed = 21_634;
+    if let Err(found) = Explorer::new(engine()).seed(seed, 5) {
+        panic!("seed {seed}: {}\n{:#?}", found.failure, found.scenario);
+    }
+}
+
 #[test]
 fn equal_seeds_give_equal_simulations() {
     let explorer = Explorer::new(engine());

@@ -43,7 +43,7 @@ use crate::sync::thread_local;
 use crate::sys::EventFd;
 use crate::{Buffers, Error, ErrorKind, Io, Result};
 
-pub use crate::executor::Remote;
+pub use crate::executor::{Remote, RemoteCall};
 pub use compute::{Computation, compute, compute_threads};
 use reactor::Reactor;
 pub(crate) use reactor::RequestFuture;
@@ -408,7 +408,7 @@ impl Drop for Running<'_> {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.executor.drop_tasks();
+        self.executor.close();
         self.reactor.shut_down();
     }
 }
