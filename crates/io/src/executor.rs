@@ -553,7 +553,7 @@ mod tests {
     fn calls_of_an_executor_that_ends_fail() {
         let executor = Executor::new(|| {});
         let remote = executor.remote();
-        let before = remote.call(|| std::future::pending::<Result<()>>());
+        let before = remote.call(std::future::pending::<Result<()>>);
         executor.run_ready();
         let queued = remote.call(|| async { Ok(()) });
         executor.close();
