@@ -342,6 +342,12 @@ impl Remote {
     }
 }
 
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Remote")
+    }
+}
+
 /// The result of [`Remote::call`], to be awaited anywhere.
 #[derive(Debug)]
 #[must_use = "dropping it abandons the result"]

@@ -264,6 +264,13 @@ pub(crate) use crate::sync::EventFd;
 pub(crate) struct EventFd(OwnedFd);
 
 #[cfg(not(shuttle))]
+impl std::os::fd::AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(not(shuttle))]
 impl EventFd {
     /// A new counter at zero.
     pub(crate) fn new() -> Result<Self, Errno> {

@@ -2,8 +2,9 @@
 //!
 //! A lane is an I/O backend (io_uring, or worker threads where the kernel refuses
 //! it), a single-threaded [`Executor`] and timers. Each thread has at most one;
-//! [`block_on`] drives it. Submissions collect while tasks run and go to the
-//! kernel with the system call that waits.
+//! [`block_on`] drives it, or, in an event loop of somebody else's, [`turn`] whenever
+//! [`fd`] can be read; [`LaneThread`] is a thread for callers that block. Submissions
+//! collect while tasks run and go to the kernel with the system call that waits.
 //!
 //! Invariants:
 //! - What a request points to (descriptor, buffers) belongs to the request until
@@ -15,6 +16,9 @@
 //!   what was abandoned. A thread that ends before its image does calls [`finish`].
 
 mod compute;
+// The model's event counter is nothing that a kernel could poll.
+#[cfg(not(shuttle))]
+mod event_loop;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod net;
@@ -22,6 +26,7 @@ mod reactor;
 mod request;
 mod submission;
 mod syncs;
+mod thread;
 mod thread_pool;
 mod threads;
 mod timer;
@@ -38,16 +43,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use crate::executor::Executor;
+use crate::executor::{Executor, JoinHandle};
 use crate::sync::thread_local;
 use crate::sys::EventFd;
 use crate::{Buffers, Error, ErrorKind, Io, Result};
 
 pub use crate::executor::{Remote, RemoteCall};
 pub use compute::{Computation, compute, compute_threads};
+#[cfg(not(shuttle))]
+pub use event_loop::{fd, turn};
 use reactor::Reactor;
 pub(crate) use reactor::RequestFuture;
 pub use request::{Completion, Descriptor, Op, Request};
+pub use thread::LaneThread;
 pub use timer::{Clock, Sleep, now, sleep, sleep_until};
 
 /// Names the backend in the environment, over [`Backend::Auto`]: `threads` or `io_uring`.
@@ -115,6 +123,10 @@ struct Lane {
     reactor: Rc<Reactor>,
     timers: Rc<timer::Timers>,
     running: Cell<bool>,
+    #[cfg(not(shuttle))]
+    poll_set: std::cell::OnceCell<Rc<event_loop::PollSet>>,
+    #[cfg(not(shuttle))]
+    event: Arc<EventFd>,
 }
 
 static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(0);
@@ -191,8 +203,21 @@ pub fn finish() {
     current_or_panic().finish();
 }
 
-/// Whether the calling thread is inside [`block_on`]; not so in a simulation, whose
-/// executor has no lane.
+/// Starts a task on the calling thread's lane, from inside it or not. The task runs while
+/// the lane does: in [`block_on`], [`turn`] or [`finish`]; its handle may be awaited by
+/// another executor of the same thread.
+///
+/// # Panics
+/// If a lane cannot be set up at all.
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    if crate::executor::is_entered() {
+        return crate::spawn(future);
+    }
+    current_or_panic().executor.spawn(future)
+}
+
+/// Whether the calling thread is inside [`block_on`], [`turn`] or [`finish`]; not so in a
+/// simulation, whose executor has no lane.
 pub fn is_running() -> bool {
     LANE.try_with(|lane| {
         lane.borrow()
@@ -203,7 +228,7 @@ pub fn is_running() -> bool {
 }
 
 /// A handle that starts tasks on the calling thread's lane from other threads.
-/// They run while that lane is inside [`block_on`].
+/// They run while that lane is inside [`block_on`], [`turn`] or [`finish`].
 ///
 /// # Panics
 /// If a lane cannot be set up at all.
@@ -323,21 +348,34 @@ impl Lane {
         let event = EventFd::new().map_err(|errno| Error::from_errno("set up lane", errno))?;
         let event = Arc::new(event);
         let reactor = Rc::new(Reactor::new(options, &event)?);
-        let executor = Executor::new(move || event.signal());
+        let notified = event.clone();
+        let executor = Executor::new(move || notified.signal());
         Ok(Lane {
             executor,
             reactor,
             timers: Rc::default(),
             running: Cell::new(false),
+            #[cfg(not(shuttle))]
+            poll_set: std::cell::OnceCell::new(),
+            #[cfg(not(shuttle))]
+            event,
         })
+    }
+
+    /// Marks the lane as running until the guard is dropped.
+    fn start(&self) -> Running<'_> {
+        self.running.set(true);
+        #[cfg(not(shuttle))]
+        self.unpark();
+        Running(self)
     }
 
     fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         assert!(
-            !self.running.replace(true),
+            !self.running.get(),
             "lane::block_on inside a lane: await instead"
         );
-        let _running = Running(self);
+        let _running = self.start();
         let mut future = pin!(future);
         let waker = self.executor.root_waker();
         let mut context = Context::from_waker(&waker);
@@ -367,22 +405,26 @@ impl Lane {
 
     fn finish(&self) {
         assert!(
-            !self.running.replace(true),
+            !self.running.get(),
             "lane::finish inside a lane: its tasks go on anyway"
         );
-        let _running = Running(self);
+        let _running = self.start();
         self.executor
             .enter(|| self.run_while(|executor| executor.live_tasks() > 0));
     }
 
     /// Runs tasks until none is ready, the root future is, or the kernel must
-    /// have its turn.
-    fn run_tasks(&self) {
-        for _ in 0..MAX_ROUNDS {
-            if !self.executor.run_batch() || self.executor.root_is_woken() {
-                return;
+    /// have its turn; returns whether any ran.
+    fn run_tasks(&self) -> bool {
+        for round in 0..MAX_ROUNDS {
+            if !self.executor.run_batch() {
+                return round > 0;
+            }
+            if self.executor.root_is_woken() {
+                break;
             }
         }
+        true
     }
 
     /// Submits what the tasks started, and waits if there is nothing else to do.
@@ -403,6 +445,8 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.reactor.turn(Wait::No, || {});
         self.0.running.set(false);
+        #[cfg(not(shuttle))]
+        self.0.park();
     }
 }
 

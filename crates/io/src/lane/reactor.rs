@@ -8,6 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+#[cfg(not(shuttle))]
+use super::event_loop::PollSet;
 use super::request::{Completion, Request};
 use super::threads::Threads;
 use super::uring::Uring;
@@ -144,6 +146,40 @@ impl Reactor {
         drop(old);
         for (slot, done) in finished {
             self.finish(slot, done);
+        }
+    }
+
+    /// Has `set` told whenever a turn would find something.
+    #[cfg(not(shuttle))]
+    pub(crate) fn join_poll_set(&self, set: &Rc<PollSet>) -> std::io::Result<()> {
+        match &mut self.inner.borrow_mut().driver {
+            Some(Driver::Uring(uring)) => uring.join_poll_set(set),
+            Some(Driver::Threads(threads)) => {
+                threads.join_poll_set(set);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// No turn comes until the poll set says that there is something to do: whatever is
+    /// started meanwhile must not wait for one.
+    #[cfg(not(shuttle))]
+    pub(crate) fn park(&self) {
+        match &mut self.inner.borrow_mut().driver {
+            Some(Driver::Uring(uring)) => uring.park(),
+            Some(Driver::Threads(threads)) => threads.park(),
+            None => {}
+        }
+    }
+
+    /// Ends [`Reactor::park`]: turns follow.
+    #[cfg(not(shuttle))]
+    pub(crate) fn unpark(&self) {
+        match &mut self.inner.borrow_mut().driver {
+            Some(Driver::Uring(uring)) => uring.unpark(),
+            Some(Driver::Threads(threads)) => threads.unpark(),
+            None => {}
         }
     }
 

@@ -1,10 +1,14 @@
 //! The backend of a lane without io_uring: worker threads for files, `ppoll(2)`
 //! for sockets and for everything that wakes the lane.
 
+#[cfg(not(shuttle))]
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Wait;
+#[cfg(not(shuttle))]
+use super::event_loop::PollSet;
 use super::request::{Completion, Request, Step};
 use super::workers::{self, CompletionQueue};
 use crate::sys::{self, EventFd};
@@ -20,6 +24,10 @@ pub(crate) struct Threads {
     waiting: Vec<(u32, Request)>,
     /// The descriptors of `waiting` in order, and the event counter at the end.
     set: Vec<libc::pollfd>,
+    #[cfg(not(shuttle))]
+    poll_set: Option<Rc<PollSet>>,
+    /// No turn comes soon; the descriptors of `waiting` are in `poll_set`.
+    parked: bool,
 }
 
 impl Threads {
@@ -32,6 +40,9 @@ impl Threads {
             fresh: Vec::new(),
             waiting: Vec::new(),
             set: Vec::new(),
+            #[cfg(not(shuttle))]
+            poll_set: None,
+            parked: false,
         }
     }
 
@@ -39,6 +50,9 @@ impl Threads {
     pub(crate) fn start(&mut self, slot: u32, request: Request) {
         if request.op.readiness().is_some() {
             self.fresh.push((slot, request));
+            if self.parked {
+                self.event.signal();
+            }
         } else {
             self.at_workers += 1;
             workers::submit(request, slot, &self.mailbox);
@@ -47,6 +61,12 @@ impl Threads {
 
     /// Gives up a request that nobody waits for, if it might never end.
     pub(crate) fn abandon(&mut self, slot: u32, finished: &mut Vec<(u32, Completion)>) {
+        #[cfg(not(shuttle))]
+        if self.parked {
+            // A descriptor must leave the set before it can be closed with its request.
+            self.unpark();
+            self.event.signal();
+        }
         for list in [&mut self.fresh, &mut self.waiting] {
             let found = list.iter().position(|(other, _)| *other == slot);
             if let Some(at) = found.filter(|&at| list[at].1.op.is_cancelled_on_drop()) {
@@ -69,7 +89,7 @@ impl Threads {
         self.collect(finished);
         let wait = if finished.is_empty() { wait } else { Wait::No };
         let timeout = match wait {
-            Wait::No if self.waiting.is_empty() => return,
+            Wait::No if self.waiting.is_empty() && !self.is_polled_by_others() => return,
             Wait::No => Some(Duration::ZERO),
             Wait::Forever => None,
             Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
@@ -77,6 +97,47 @@ impl Threads {
         self.poll(timeout);
         self.try_fresh(finished);
         self.collect(finished);
+    }
+
+    /// Whether a foreign event loop sees the event counter, which must be drained then.
+    fn is_polled_by_others(&self) -> bool {
+        #[cfg(not(shuttle))]
+        return self.poll_set.is_some();
+        #[cfg(shuttle)]
+        false
+    }
+
+    /// See [`super::reactor::Reactor::join_poll_set`].
+    #[cfg(not(shuttle))]
+    pub(crate) fn join_poll_set(&mut self, set: &Rc<PollSet>) {
+        self.poll_set = Some(set.clone());
+    }
+
+    /// See [`super::reactor::Reactor::park`].
+    #[cfg(not(shuttle))]
+    pub(crate) fn park(&mut self) {
+        let Some(set) = &self.poll_set else { return };
+        self.parked = true;
+        let waiting = self.waiting.iter().map(|(_, request)| request);
+        for request in waiting {
+            let events = request.op.readiness().unwrap_or_default();
+            // What cannot be polled, such as a file, is ready.
+            if set.watch(&request.file, events).is_err() {
+                self.event.signal();
+            }
+        }
+        if !self.fresh.is_empty() {
+            self.event.signal();
+        }
+    }
+
+    /// See [`super::reactor::Reactor::unpark`].
+    #[cfg(not(shuttle))]
+    pub(crate) fn unpark(&mut self) {
+        self.parked = false;
+        if let Some(set) = &self.poll_set {
+            set.unwatch_all();
+        }
     }
 
     /// Waits until something wakes the lane; without descriptors there is nothing else.

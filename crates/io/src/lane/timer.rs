@@ -17,12 +17,29 @@ type Key = (Instant, u64);
 pub(super) struct Timers {
     waiting: RefCell<BTreeMap<Key, Waker>>,
     last_number: Cell<u64>,
+    /// What tells a foreign event loop of the next time while the lane is parked.
+    #[cfg(not(shuttle))]
+    alarm: RefCell<Option<Rc<super::event_loop::PollSet>>>,
 }
 
 impl Timers {
     /// The next time at which somebody is to be woken.
     pub(super) fn next(&self) -> Option<Instant> {
         self.waiting.borrow().keys().next().map(|key| key.0)
+    }
+
+    /// Has `alarm` told of the next time, now and whenever it changes; `None`: no more.
+    #[cfg(not(shuttle))]
+    pub(super) fn set_alarm(&self, alarm: Option<Rc<super::event_loop::PollSet>>) {
+        *self.alarm.borrow_mut() = alarm;
+        self.update_alarm();
+    }
+
+    fn update_alarm(&self) {
+        #[cfg(not(shuttle))]
+        if let Some(alarm) = &*self.alarm.borrow() {
+            alarm.set_alarm(self.next());
+        }
     }
 
     /// Wakes all whose time has come.
@@ -161,6 +178,8 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         waiting.insert(self.key, context.waker().clone());
+        drop(waiting);
+        self.timers.update_alarm();
         Poll::Pending
     }
 }

@@ -9,6 +9,8 @@
 
 use std::collections::VecDeque;
 use std::io;
+#[cfg(not(shuttle))]
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +18,8 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
 use super::Wait;
+#[cfg(not(shuttle))]
+use super::event_loop::{Counter, PollSet};
 use super::request::{Completion, Op, Request, Step};
 use super::submission::Memory;
 use super::workers::{self, CompletionQueue};
@@ -54,6 +58,11 @@ pub(crate) struct Uring {
     event: Arc<EventFd>,
     event_count: Box<u64>,
     event_armed: bool,
+    /// Signalled by the kernel when a completion arrives, for a foreign event loop.
+    #[cfg(not(shuttle))]
+    completions: Option<Counter>,
+    /// No turn comes soon: what is pushed goes to the kernel at once.
+    parked: bool,
 }
 
 impl Uring {
@@ -78,6 +87,9 @@ impl Uring {
             event,
             event_count: Box::new(0),
             event_armed: false,
+            #[cfg(not(shuttle))]
+            completions: None,
+            parked: false,
         })
     }
 
@@ -151,10 +163,20 @@ impl Uring {
             // the buffers that it owns, or `self.event_count`; all stay where they
             // are until the completion (see the module's head).
             if unsafe { self.ring.submission().push(submission) }.is_ok() {
-                return;
+                break;
             }
             // Full: hand over what is there. Errors (EBUSY, EAGAIN) pass.
             let _ = self.ring.submit();
+        }
+        if self.parked {
+            self.hand_over();
+        }
+    }
+
+    /// Submits all that is queued. What the kernel refuses for now is left to a turn.
+    fn hand_over(&mut self) {
+        if !self.ring.submission().is_empty() && self.ring.submit().is_err() {
+            self.event.signal();
         }
     }
 
@@ -171,11 +193,54 @@ impl Uring {
             );
         }
         self.collect(finished);
+        self.push_backlog();
+    }
+
+    fn push_backlog(&mut self) {
         while self.in_kernel < self.limit
             && let Some(slot) = self.backlog.pop_front()
         {
             self.push_slot(slot);
         }
+    }
+
+    /// See [`super::reactor::Reactor::join_poll_set`]. A registered counter, for polling the
+    /// ring itself says nothing of completions that the kernel defers to the next turn.
+    #[cfg(not(shuttle))]
+    pub(crate) fn join_poll_set(&mut self, set: &PollSet) -> io::Result<()> {
+        let completions = Counter::new()?;
+        self.ring
+            .submitter()
+            .register_eventfd(completions.as_fd().as_raw_fd())?;
+        set.add(completions.as_fd())?;
+        self.completions = Some(completions);
+        Ok(())
+    }
+
+    /// See [`super::reactor::Reactor::park`].
+    #[cfg(not(shuttle))]
+    pub(crate) fn park(&mut self) {
+        let Some(completions) = &self.completions else {
+            return;
+        };
+        // Before the look at the queue: what arrives after that counts anew.
+        completions.drain();
+        self.parked = true;
+        self.arm_event();
+        self.push_backlog();
+        self.hand_over();
+        let queue = self.ring.submission();
+        let deferred = queue.taskrun() || queue.cq_overflow();
+        drop(queue);
+        if deferred || !self.ring.completion().is_empty() {
+            self.event.signal();
+        }
+    }
+
+    /// See [`super::reactor::Reactor::unpark`].
+    #[cfg(not(shuttle))]
+    pub(crate) fn unpark(&mut self) {
+        self.parked = false;
     }
 
     fn enter(&mut self, wait: Wait) -> Result<(), Errno> {

@@ -1,7 +1,11 @@
 //! Lanes: tasks, timers, wake-ups and sockets on both backends.
 
+// The model has no descriptors.
+#[cfg(not(shuttle))]
+mod event_loop;
 mod net;
 mod tasks;
+mod thread;
 
 use vellum_io::lane::{self, Backend, LaneOptions};
 

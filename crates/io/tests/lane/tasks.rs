@@ -139,14 +139,14 @@ fn readiness_is_seen_and_a_dropped_wait_is_gone() {
 }
 
 /// A new file for requests, opened with `flags` besides.
-fn create(path: &Path, flags: i32) -> Arc<Descriptor> {
+pub(crate) fn create(path: &Path, flags: i32) -> Arc<Descriptor> {
     let mut options = std::fs::File::options();
     options.write(true).create_new(true).custom_flags(flags);
     let file = options.open(path).unwrap();
     Arc::new(Descriptor::direct(file.into(), "file", 512))
 }
 
-fn write(file: &Arc<Descriptor>, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+pub(crate) fn write(file: &Arc<Descriptor>, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
     let op = Op::Write {
         offset_bytes,
         durable: false,
