@@ -19,8 +19,13 @@ const MIB: u64 = 1 << 20;
 
 fn main() -> Result<()> {
     let path = std::env::args_os().nth(1).unwrap_or("disk.qcow2".into());
+    run(Path::new(&path))
+}
+
+/// Embeds the engine for as long as one image is open.
+pub fn run(path: &Path) -> Result<()> {
     // A lane is this thread's io_uring (or its worker threads) and executor.
-    lane::block_on(embed(Path::new(&path)))
+    lane::block_on(embed(path))
 }
 
 async fn embed(path: &Path) -> Result<()> {

@@ -93,6 +93,17 @@
 //! # Ok::<(), vellum::Error>(())
 //! ```
 //!
+//! # An event loop of one's own
+//!
+//! A program that has a loop gives the lane turns from there: [`lane::fd`](io::lane::fd) can be
+//! read when there is something to do, [`lane::turn`](io::lane::turn) does it without waiting,
+//! [`lane::spawn`](io::lane::spawn) starts tasks, and their handles may be awaited by any
+//! executor of the thread. Other threads use the lane's [`Remote`](io::lane::Remote), whose
+//! calls give futures that are `Send`. The examples `epoll`, `tokio` and `queue_threads` are
+//! such programs.
+//!
+//! Threads that block need no lane: see [`blocking`].
+//!
 //! # Errors
 //!
 //! An [`Error`] has a stable [`kind`](Error::kind) to decide by, an errno for a guest, the
@@ -165,6 +176,7 @@
 //! - No code of this crate is unsafe.
 #![forbid(unsafe_code)]
 
+pub mod blocking;
 mod debug_events;
 mod delegate;
 pub mod detect_zeroes;
