@@ -38,9 +38,9 @@ pub(crate) struct OpenContext {
     pub(crate) place: Ancestry,
 }
 
-/// What a node is.
+/// What a driver opens a node as.
 #[derive(Debug, Clone)]
-pub(crate) enum Body {
+pub(crate) enum NodeKind {
     Storage(Arc<dyn Storage>),
     Device(Arc<dyn BlockDevice>),
 }
@@ -50,7 +50,7 @@ pub(crate) enum Body {
 pub(crate) struct OpenedNode {
     /// The name of its driver.
     pub(crate) driver: &'static str,
-    pub(crate) body: Body,
+    pub(crate) kind: NodeKind,
     /// The device that a filter stands on, which knows where bytes lie.
     pub(crate) filtered: Option<Arc<dyn BlockDevice>>,
     /// Files below it that nothing protects from others yet.
@@ -68,7 +68,7 @@ impl OpenedNode {
         OpenedNode {
             driver,
             writable: !device.info().read_only,
-            body: Body::Device(device),
+            kind: NodeKind::Device(device),
             filtered: None,
             files: Vec::new(),
         }
@@ -76,13 +76,13 @@ impl OpenedNode {
 
     /// A filter over this node.
     pub(crate) fn filter(self, driver: &'static str, storage: Arc<dyn Storage>) -> OpenedNode {
-        let filtered = match &self.body {
-            Body::Device(device) => Some(device.clone()),
-            Body::Storage(_) => self.filtered.clone(),
+        let filtered = match &self.kind {
+            NodeKind::Device(device) => Some(device.clone()),
+            NodeKind::Storage(_) => self.filtered.clone(),
         };
         OpenedNode {
             driver,
-            body: Body::Storage(storage),
+            kind: NodeKind::Storage(storage),
             filtered,
             ..self
         }
@@ -111,9 +111,9 @@ impl OpenedNode {
 
     /// The node as a storage. Nothing is locked.
     pub(crate) fn storage(&self) -> Arc<dyn Storage> {
-        match &self.body {
-            Body::Storage(storage) => storage.clone(),
-            Body::Device(device) => DeviceStorage::new(device.clone()),
+        match &self.kind {
+            NodeKind::Storage(storage) => storage.clone(),
+            NodeKind::Device(device) => DeviceStorage::new(device.clone()),
         }
     }
 
@@ -133,7 +133,7 @@ impl OpenedNode {
         self.locked_device()
     }
 
-    /// As [`Opened::into_device`], without waiting for locks of a process that was killed.
+    /// As [`OpenedNode::into_device`], without waiting for locks of a process that was killed.
     pub(crate) fn into_device_at_once(mut self, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
         for file in self.files.drain(..) {
             file.lock_at_once(flags, FileUse::Raw)?;
@@ -142,9 +142,9 @@ impl OpenedNode {
     }
 
     fn locked_device(self) -> Result<Arc<dyn BlockDevice>> {
-        match self.body {
-            Body::Device(device) => Ok(device),
-            Body::Storage(storage) => {
+        match self.kind {
+            NodeKind::Device(device) => Ok(device),
+            NodeKind::Storage(storage) => {
                 let options = RawOptions::default().read_only(!self.writable);
                 let raw = Raw::open_as(self.driver, storage, options)?;
                 Ok(match self.filtered {

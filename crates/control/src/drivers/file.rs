@@ -3,7 +3,7 @@
 use vellum::Result;
 
 use crate::file_node::{self, CommonOptions};
-use crate::graph::{self, Body, OpenContext, OpenedNode};
+use crate::graph::{self, NodeKind, OpenContext, OpenedNode};
 use crate::options::Options;
 
 pub(super) async fn open(
@@ -18,7 +18,7 @@ pub(super) async fn open(
         return Ok(OpenedNode {
             driver,
             writable: common.writable,
-            body: Body::Storage(files.open(&name, common.writable)?),
+            kind: NodeKind::Storage(files.open(&name, common.writable)?),
             filtered: None,
             files: Vec::new(),
         });
@@ -32,7 +32,7 @@ pub(super) async fn open(
             false => "file",
         },
         writable: common.writable,
-        body: Body::Storage(unlocked.file.clone()),
+        kind: NodeKind::Storage(unlocked.file.clone()),
         filtered: None,
         files: vec![unlocked],
     })

@@ -9,7 +9,7 @@ use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
 use vellum_nbd::proto::{self, MAX_STRING_BYTES};
 
 use crate::file_node::CommonOptions;
-use crate::graph::{Body, OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::graph::{NodeKind, OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::nbd_name;
 use crate::options::Options;
 use crate::tls;
@@ -53,7 +53,7 @@ pub(super) async fn open(
     }
     Ok(OpenedNode {
         driver: DRIVER,
-        body: Body::Storage(storage),
+        kind: NodeKind::Storage(storage),
         filtered: None,
         files: Vec::new(),
         writable: common.writable,

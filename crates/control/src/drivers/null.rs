@@ -7,7 +7,7 @@ use vellum::Result;
 use vellum_storage::nodes::null::{NullOptions, NullStorage};
 
 use crate::file_node::CommonOptions;
-use crate::graph::{Body, OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::graph::{NodeKind, OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::options::Options;
 
 pub(super) async fn open(
@@ -37,7 +37,7 @@ pub(super) async fn open(
     );
     Ok(OpenedNode {
         driver,
-        body: Body::Storage(Arc::new(storage)),
+        kind: NodeKind::Storage(Arc::new(storage)),
         filtered: None,
         files: Vec::new(),
         writable: common.writable,

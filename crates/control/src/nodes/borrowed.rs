@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum::{BlockDevice, Io};
 use vellum_storage::Storage;
 
-use crate::graph::{Body, OpenedNode};
+use crate::graph::{NodeKind, OpenedNode};
 
 /// A storage that is closed by its node alone.
 #[derive(Debug)]
@@ -53,10 +53,10 @@ impl BlockDevice for BorrowedDevice {
 impl OpenedNode {
     /// The node for one who stands on it and does not own it.
     pub(crate) fn borrowed(self) -> OpenedNode {
-        let body = match self.body {
-            Body::Storage(storage) => Body::Storage(Arc::new(BorrowedStorage(storage))),
-            Body::Device(device) => Body::Device(Arc::new(BorrowedDevice(device))),
+        let kind = match self.kind {
+            NodeKind::Storage(storage) => NodeKind::Storage(Arc::new(BorrowedStorage(storage))),
+            NodeKind::Device(device) => NodeKind::Device(Arc::new(BorrowedDevice(device))),
         };
-        OpenedNode { body, ..self }
+        OpenedNode { kind, ..self }
     }
 }

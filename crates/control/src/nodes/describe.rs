@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 
 use super::Nodes;
-use crate::graph::Body;
+use crate::graph::NodeKind;
 
 /// A node, as far as all nodes are alike.
 #[derive(Debug, Clone)]
@@ -33,9 +33,9 @@ impl Nodes {
             let named = self.lock();
             let describe = |(name, node): (&String, &super::Node)| {
                 let (filename, size_bytes) = node.opened.name_and_size();
-                let device = match &node.opened.body {
-                    Body::Device(device) => Some(device.clone()),
-                    Body::Storage(_) => None,
+                let device = match &node.opened.kind {
+                    NodeKind::Device(device) => Some(device.clone()),
+                    NodeKind::Storage(_) => None,
                 };
                 NodeInfo {
                     name: name.clone(),

@@ -27,7 +27,7 @@ use vellum::{BlockDevice, Error, ErrorKind, Result};
 use crate::OpenFlags;
 use crate::files::Files;
 use crate::gate::FilePolicy;
-use crate::graph::{self, Body, OpenContext, OpenedNode, Role};
+use crate::graph::{self, NodeKind, OpenContext, OpenedNode, Role};
 use crate::open::Ancestry;
 use crate::options::Options;
 
@@ -131,10 +131,10 @@ impl Node {
 impl OpenedNode {
     /// The name of what it shows, and its size in bytes.
     fn name_and_size(&self) -> (String, u64) {
-        match &self.body {
-            Body::Device(device) => (device.info().name, device.size_bytes()),
+        match &self.kind {
+            NodeKind::Device(device) => (device.info().name, device.size_bytes()),
             // What cannot be asked has no size to tell.
-            Body::Storage(storage) => (
+            NodeKind::Storage(storage) => (
                 storage.name().to_owned(),
                 storage.len_bytes().unwrap_or_default(),
             ),
@@ -422,12 +422,12 @@ impl Nodes {
 
     /// Closes a node and all that it owns, and forgets them.
     async fn close_owned(&self, owner: &str) -> Result<()> {
-        let bodies = self.lock().take_owned(owner, self.live);
+        let owned = self.lock().take_owned(owner, self.live);
         let mut result = Ok(());
-        for body in bodies {
-            result = result.and(match body {
-                Body::Device(device) => device.close().await,
-                Body::Storage(storage) => storage.close().await,
+        for kind in owned {
+            result = result.and(match kind {
+                NodeKind::Device(device) => device.close().await,
+                NodeKind::Storage(storage) => storage.close().await,
             });
         }
         result
@@ -496,7 +496,7 @@ impl NamedNode {
     }
 
     /// Takes a node and all that it owns out, itself first, then what stands below it.
-    fn take_owned(&mut self, owner: &str, is_live: bool) -> Vec<Body> {
+    fn take_owned(&mut self, owner: &str, is_live: bool) -> Vec<NodeKind> {
         let owned: Vec<String> = self
             .nodes
             .iter()
@@ -505,22 +505,22 @@ impl NamedNode {
             .collect();
         let owned = self.top_down(owned);
         self.uses.retain(|one| one.owner.as_deref() != Some(owner));
-        let mut bodies = Vec::new();
+        let mut taken = Vec::new();
         for name in owned {
             let Some(node) = self.nodes.remove(&name) else {
                 continue;
             };
             // Storages below are closed by what stands on them, if it alone knows them.
             let is_kept = is_live && !name.starts_with(MADE_UP);
-            let used = node.device.map(Body::Device);
-            match (node.opened.body, name == owner) {
-                (body, true) => bodies.insert(0, used.unwrap_or(body)),
-                (Body::Device(device), false) => bodies.push(Body::Device(device)),
-                (body @ Body::Storage(_), false) if is_kept => bodies.push(body),
-                (Body::Storage(_), false) => {}
+            let used = node.device.map(NodeKind::Device);
+            match (node.opened.kind, name == owner) {
+                (kind, true) => taken.insert(0, used.unwrap_or(kind)),
+                (NodeKind::Device(device), false) => taken.push(NodeKind::Device(device)),
+                (kind @ NodeKind::Storage(_), false) if is_kept => taken.push(kind),
+                (NodeKind::Storage(_), false) => {}
             }
         }
-        bodies
+        taken
     }
 }
 

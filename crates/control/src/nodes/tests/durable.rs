@@ -119,7 +119,7 @@ impl World {
         let below = format!("{name}-file");
         let node = OpenedNode {
             driver: "file",
-            body: Body::Storage(Arc::new(file.clone())),
+            kind: NodeKind::Storage(Arc::new(file.clone())),
             filtered: None,
             files: Vec::new(),
             writable: true,
