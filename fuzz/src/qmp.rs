@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
-use vellum_control::daemon::{Daemon, Host, carry_out, check_capabilities};
+use vellum_control::daemon::{Daemon, ServerEnvironment, carry_out, check_capabilities};
 use vellum_control::qmp::{self, Messages, Request};
 use vellum_control::{Nodes, Options};
 use vellum_io::lane;
@@ -32,7 +32,7 @@ pub fn check_qmp(data: &[u8]) {
         return;
     };
     lane::block_on(async {
-        let daemon = Daemon::new(Nodes::live(), Host::without_sockets());
+        let daemon = Daemon::new(Nodes::live(), ServerEnvironment::without_sockets());
         for name in ["a", "b"] {
             let mut options = Options::new();
             options.set_text("driver", "null-co");

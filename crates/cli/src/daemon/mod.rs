@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::rc::Rc;
 
 use futures_util::lock::Mutex;
-use vellum_control::daemon::{self, Daemon, Host};
+use vellum_control::daemon::{self, Daemon, ServerEnvironment};
 use vellum_control::{Nodes, Options};
 use vellum_io::error::io_text;
 use vellum_io::{JoinHandle, lane, program, spawn};
@@ -142,7 +142,7 @@ impl Program {
             false => Nodes::new(),
         };
         Program {
-            daemon: Daemon::new(nodes, host()),
+            daemon: Daemon::new(nodes, server_environment()),
             sockets: Mutex::default(),
             monitors: RefCell::default(),
             pid_file_written: Cell::new(false),
@@ -186,8 +186,8 @@ impl Program {
 }
 
 /// What the daemon listens with.
-fn host() -> Host {
-    Host {
+fn server_environment() -> ServerEnvironment {
+    ServerEnvironment {
         listen_unix: |path| server::listen_unix(path).map_err(told),
         listen_tcp: |host, port| server::listen_tcp(host, port).map_err(told),
         log: Some(server::log(false)),

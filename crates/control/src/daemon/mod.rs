@@ -1,7 +1,7 @@
 //! The daemon without the program around it: nodes, exports, jobs, and the commands that
 //! change them while they are used.
 //!
-//! The program adds the command line, the monitors, signals and sockets ([`Host`]); a
+//! The program adds the command line, the monitors, signals and sockets ([`ServerEnvironment`]); a
 //! simulation drives the same commands on files of its own.
 //!
 //! Invariants:
@@ -28,7 +28,7 @@ pub use commands::{carry_out, check_capabilities, package};
 pub use events::{Events, Listener};
 pub use export::Removal;
 use jobs::Jobs;
-pub use server::{Host, Server};
+pub use server::{Server, ServerEnvironment};
 
 /// Why something cannot be: what the user should read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// A daemon with these nodes. They can be changed later if they are live.
-    pub fn new(nodes: Nodes, host: Host) -> Rc<Daemon> {
+    pub fn new(nodes: Nodes, environment: ServerEnvironment) -> Rc<Daemon> {
         let events = Events::default();
         Rc::new(Daemon {
             parts: Mutex::new(DaemonState {
@@ -96,7 +96,7 @@ impl Daemon {
                 server: None,
                 exports: export::ServerExports::default(),
                 events: events.clone(),
-                host,
+                environment,
             }),
             jobs: Jobs::default(),
             events,
@@ -130,7 +130,7 @@ pub struct DaemonState {
     server: Option<Server>,
     exports: export::ServerExports,
     events: Events,
-    host: Host,
+    environment: ServerEnvironment,
 }
 
 impl DaemonState {
@@ -142,7 +142,7 @@ impl DaemonState {
         if self.server.is_some() {
             return Err(message("NBD server already running"));
         }
-        self.server = Some(server::listen(options, &self.host)?);
+        self.server = Some(server::listen(options, &self.environment)?);
         Ok(())
     }
 

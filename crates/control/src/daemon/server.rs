@@ -15,7 +15,7 @@ const DEFAULT_CONNECTIONS: u64 = 100;
 
 /// What the program around the daemon listens with.
 #[derive(Clone)]
-pub struct Host {
+pub struct ServerEnvironment {
     /// Listens on a unix socket.
     pub listen_unix: fn(path: &str) -> Result<Listener, Failure>,
     /// Listens on an address, given by its host and its port.
@@ -26,10 +26,10 @@ pub struct Host {
     pub lanes: Option<Vec<Remote>>,
 }
 
-impl Host {
+impl ServerEnvironment {
     /// A program that listens nowhere.
-    pub fn without_sockets() -> Host {
-        Host {
+    pub fn without_sockets() -> ServerEnvironment {
+        ServerEnvironment {
             listen_unix: |_| Err(no_sockets()),
             listen_tcp: |_, _| Err(no_sockets()),
             log: None,
@@ -42,9 +42,9 @@ fn no_sockets() -> Failure {
     message("Nobody can connect to this program")
 }
 
-impl fmt::Debug for Host {
+impl fmt::Debug for ServerEnvironment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Host")
+        f.write_str("ServerEnvironment")
     }
 }
 
@@ -104,7 +104,10 @@ impl Server {
 }
 
 /// Listens where the options say.
-pub(super) fn listen(mut options: Options, host: &Host) -> Result<Server, Failure> {
+pub(super) fn listen(
+    mut options: Options,
+    environment: &ServerEnvironment,
+) -> Result<Server, Failure> {
     let authz = options.take_text("tls-authz").map_err(failure)?;
     let tls = match options.take_text("tls-creds").map_err(failure)? {
         Some(id) => Some(tls::server(&id, authz).map_err(failure)?),
@@ -125,7 +128,7 @@ pub(super) fn listen(mut options: Options, host: &Host) -> Result<Server, Failur
             let path = address.take_text("path").map_err(failure)?;
             let path = path.ok_or_else(|| message("Parameter 'addr.path' is missing"))?;
             refuse_rest(&address)?;
-            (host.listen_unix)(&path)?
+            (environment.listen_unix)(&path)?
         }
         "inet" => {
             let mut part = |key: &str| {
@@ -134,7 +137,7 @@ pub(super) fn listen(mut options: Options, host: &Host) -> Result<Server, Failur
             };
             let (name, port) = (part("host")?, part("port")?);
             refuse_rest(&address)?;
-            (host.listen_tcp)(&name, &port)?
+            (environment.listen_tcp)(&name, &port)?
         }
         kind @ ("vsock" | "fd") => {
             return Err(message(format!(
@@ -153,8 +156,8 @@ pub(super) fn listen(mut options: Options, host: &Host) -> Result<Server, Failur
         max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
         persistent: true,
         tls,
-        log: host.log.clone(),
-        lanes: host.lanes.clone(),
+        log: environment.log.clone(),
+        lanes: environment.lanes.clone(),
         handshake_limit: match handshake {
             None => defaults.handshake_limit,
             Some(0) => None,

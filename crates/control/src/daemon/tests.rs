@@ -54,7 +54,7 @@ struct Place {
 impl Place {
     async fn new() -> Place {
         let world = World::new();
-        let daemon = Daemon::new(world.nodes.clone(), Host::without_sockets());
+        let daemon = Daemon::new(world.nodes.clone(), ServerEnvironment::without_sockets());
         let told = Rc::<Told>::default();
         daemon.events.join(told.clone());
         let place = Place {

@@ -37,7 +37,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use vellum_control::Nodes;
-use vellum_control::daemon::{Daemon, Host};
+use vellum_control::daemon::{Daemon, ServerEnvironment};
 use vellum_export::nbd::Exports;
 
 use crate::cut::PowerCut;
@@ -300,11 +300,11 @@ fn cast(
     let files = SimFiles::new(disk.clone());
     let nodes = Nodes::live_on(files.clone());
     let network = (scenario.kind != Kind::Graph).then(|| Network::new(rng.next_u64()));
-    let host = match &network {
-        None => Host::without_sockets(),
-        Some(network) => network::host(network, lanes.others()),
+    let environment = match &network {
+        None => ServerEnvironment::without_sockets(),
+        Some(network) => network::server_environment(network, lanes.others()),
     };
-    let daemon = Daemon::new(nodes.clone(), host);
+    let daemon = Daemon::new(nodes.clone(), environment);
     let exports = match (daemon.parts.try_lock(), &network) {
         (Some(mut parts), None) => parts.serve_within(),
         (Some(_), Some(network)) => {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
-use vellum_control::daemon::{Failure, Host};
+use vellum_control::daemon::{Failure, ServerEnvironment};
 use vellum_export::nbd::Listener;
 use vellum_io::executor::Remote;
 use vellum_io::lane::net::{ListenerBackend, Stream, StreamBackend};
@@ -146,16 +146,16 @@ thread_local! {
 
 /// A program whose sockets are those of a network, and whose clients are served by lanes
 /// that there are.
-pub(super) fn host(network: &Arc<Network>, lanes: Vec<Remote>) -> Host {
+pub(super) fn server_environment(network: &Arc<Network>, lanes: Vec<Remote>) -> ServerEnvironment {
     CURRENT.set(Some(network.clone()));
-    Host {
+    ServerEnvironment {
         listen_unix: |path| {
             let network = CURRENT.with_borrow(Clone::clone);
             let network = network.ok_or_else(|| Failure("there is no network".to_owned()))?;
             Ok(Listener::simulated(network.listen(path)?))
         },
         lanes: Some(lanes),
-        ..Host::without_sockets()
+        ..ServerEnvironment::without_sockets()
     }
 }
 
