@@ -157,19 +157,19 @@ pub(super) struct NewBitmap {
     disabled: bool,
 }
 
-/// How a change is taken back.
-pub(super) struct Undo {
+/// What takes a change back if its transaction is aborted.
+pub(super) struct BitmapUndo {
     bitmaps: Bitmaps,
     name: String,
-    how: How,
+    action: UndoAction,
 }
 
-enum How {
+enum UndoAction {
     Remove,
     Enable,
     Disable,
-    /// What it called dirty.
-    Set(Vec<Range<u64>>),
+    /// What was dirty before.
+    SetDirty(Vec<Range<u64>>),
     Nothing,
 }
 
@@ -192,7 +192,7 @@ impl NewBitmap {
         })
     }
 
-    async fn add(&self, named: &BitmapRef, nodes: &Nodes) -> Result<Undo, Failure> {
+    async fn add(&self, named: &BitmapRef, nodes: &Nodes) -> Result<BitmapUndo, Failure> {
         let image = image(nodes, &named.node)?;
         if named.name.is_empty() {
             return Err(Failure::new("Bitmap name cannot be empty"));
@@ -215,7 +215,7 @@ impl NewBitmap {
             .disabled(self.disabled)
             .node_name(Some(named.node.clone()));
         bitmaps.add(&named.name, options).await?;
-        Ok(named.undo(bitmaps, How::Remove))
+        Ok(named.undo(bitmaps, UndoAction::Remove))
     }
 }
 
@@ -241,11 +241,11 @@ fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<BitmapRef>,
 }
 
 impl BitmapRef {
-    fn undo(&self, bitmaps: Bitmaps, how: How) -> Undo {
-        Undo {
+    fn undo(&self, bitmaps: Bitmaps, action: UndoAction) -> BitmapUndo {
+        BitmapUndo {
             bitmaps,
             name: self.name.clone(),
-            how,
+            action,
         }
     }
 }
@@ -300,39 +300,39 @@ impl Change {
     }
 
     /// Makes the change; nobody may write meanwhile if it is to be taken back.
-    pub(super) async fn make(&self, daemon: &Daemon, nodes: &Nodes) -> Result<Undo, Failure> {
+    pub(super) async fn make(&self, daemon: &Daemon, nodes: &Nodes) -> Result<BitmapUndo, Failure> {
         match self {
             Change::Add(named, new) => new.add(named, nodes).await,
             Change::Remove(named) => {
                 let bitmaps = named.find(daemon, nodes).await?;
                 bitmaps.remove(&named.name).await?;
-                Ok(named.undo(bitmaps, How::Nothing))
+                Ok(named.undo(bitmaps, UndoAction::Nothing))
             }
             Change::Clear(named) => {
                 let bitmaps = named.find(daemon, nodes).await?;
                 let old = bitmaps.read(&named.name).await?;
                 bitmaps.clear(&named.name).await?;
-                Ok(named.undo(bitmaps, How::Set(old.ranges().collect())))
+                Ok(named.undo(bitmaps, UndoAction::SetDirty(old.ranges().collect())))
             }
             Change::Enable(named) => {
                 let (bitmaps, was_enabled) = named.find_switch(daemon, nodes).await?;
                 bitmaps.enable(&named.name).await?;
-                let undo = if was_enabled {
-                    How::Nothing
+                let action = if was_enabled {
+                    UndoAction::Nothing
                 } else {
-                    How::Disable
+                    UndoAction::Disable
                 };
-                Ok(named.undo(bitmaps, undo))
+                Ok(named.undo(bitmaps, action))
             }
             Change::Disable(named) => {
                 let (bitmaps, was_enabled) = named.find_switch(daemon, nodes).await?;
                 bitmaps.disable(&named.name).await?;
-                let undo = if was_enabled {
-                    How::Enable
+                let action = if was_enabled {
+                    UndoAction::Enable
                 } else {
-                    How::Nothing
+                    UndoAction::Nothing
                 };
-                Ok(named.undo(bitmaps, undo))
+                Ok(named.undo(bitmaps, action))
             }
             Change::Merge(named, sources) => {
                 let bitmaps = named.find(daemon, nodes).await?;
@@ -343,22 +343,26 @@ impl Change {
                 }
                 let old = bitmaps.read(&named.name).await?;
                 bitmaps.merge(&named.name, dirty).await?;
-                Ok(named.undo(bitmaps, How::Set(old.ranges().collect())))
+                Ok(named.undo(bitmaps, UndoAction::SetDirty(old.ranges().collect())))
             }
         }
     }
 }
 
-impl Undo {
+impl BitmapUndo {
     /// Takes the change back. What fails of it leaves the bitmap as it was changed.
-    pub(super) async fn carry_out(self) -> vellum::Result<()> {
-        let Undo { bitmaps, name, how } = self;
-        match how {
-            How::Remove => bitmaps.remove(&name).await,
-            How::Enable => bitmaps.enable(&name).await,
-            How::Disable => bitmaps.disable(&name).await,
-            How::Set(ranges) => bitmaps.set(&name, ranges).await,
-            How::Nothing => Ok(()),
+    pub(super) async fn run(self) -> vellum::Result<()> {
+        let BitmapUndo {
+            bitmaps,
+            name,
+            action,
+        } = self;
+        match action {
+            UndoAction::Remove => bitmaps.remove(&name).await,
+            UndoAction::Enable => bitmaps.enable(&name).await,
+            UndoAction::Disable => bitmaps.disable(&name).await,
+            UndoAction::SetDirty(ranges) => bitmaps.set(&name, ranges).await,
+            UndoAction::Nothing => Ok(()),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::qmp::{Arguments, Failure, Outcome};
 use super::super::jobs::backup::Backup;
 use super::super::jobs::{self, Job, Work};
 use super::backup::BackupRequest;
-use super::bitmaps::{Change, Kind, Undo};
+use super::bitmaps::{BitmapUndo, Change, Kind};
 use super::{Daemon, done};
 
 /// What a transaction consists of.
@@ -29,7 +29,7 @@ enum Action {
 /// An action that has been carried out, and can be taken back.
 enum CompletedAction {
     Backup(Rc<Job>, Box<Backup>),
-    Bitmap(Undo),
+    Bitmap(BitmapUndo),
 }
 
 #[derive(Clone, Copy)]
@@ -90,7 +90,7 @@ impl CompletedAction {
     /// Takes an action back. A bitmap for which that fails keeps the change.
     async fn undo(self, daemon: &Daemon) {
         match self {
-            CompletedAction::Bitmap(undo) => drop(undo.carry_out().await),
+            CompletedAction::Bitmap(undo) => drop(undo.run().await),
             CompletedAction::Backup(job, backup) => {
                 backup.leave().await;
                 daemon.jobs.abandon(&job);
