@@ -50,16 +50,16 @@ impl MeasureSource<'_> {
     }
 }
 
-/// Measures an image of a format made with `settings` to hold `subject`.
+/// Measures an image of a format made with `settings` to hold `source`.
 pub async fn measure(
-    subject: MeasureSource<'_>,
+    source: MeasureSource<'_>,
     format: &str,
     settings: &CreateSettings,
 ) -> Result<Measure> {
-    let size_bytes = subject.size_bytes();
+    let size_bytes = source.size_bytes();
     if format == "luks" {
         // A given size is not rounded.
-        let payload_bytes = match subject {
+        let payload_bytes = match source {
             MeasureSource::Size(bytes) => bytes,
             MeasureSource::Device(_) => size_bytes,
         };
@@ -92,7 +92,7 @@ pub async fn measure(
             options.preallocation,
             Preallocation::Full | Preallocation::Falloc
         );
-    let used_bytes = match subject {
+    let used_bytes = match source {
         _ if everything => virtual_bytes,
         MeasureSource::Size(_) => 0,
         MeasureSource::Device(device) => allocated_bytes(device, cluster).await?,
@@ -109,7 +109,7 @@ pub async fn measure(
         // Metadata is counted as for the full image: a little too much.
         required_bytes: full_bytes - virtual_bytes + used_bytes.min(virtual_bytes),
         full_bytes,
-        bitmaps_bytes: match subject {
+        bitmaps_bytes: match source {
             MeasureSource::Device(device) if options.version >= 3 => {
                 bitmaps_bytes(device, cluster).await?
             }
