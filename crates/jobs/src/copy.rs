@@ -6,6 +6,7 @@
 //! offsets, so that the target's clusters are laid out in guest order; commits write what
 //! the target holds already in the order of the source's file (`window.rs`).
 
+mod diff;
 mod options;
 mod report;
 mod salvage;
@@ -19,7 +20,6 @@ use futures_channel::oneshot::Receiver;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
 
-use crate::differ::{Compared, Comparison};
 use crate::offload::{copy_range, share_blocks};
 use crate::rate::RateLimit;
 pub use crate::scan::TargetBacking;
@@ -30,6 +30,7 @@ use crate::sparse::{Sparse, zero_runs};
 use crate::window::ReorderWindow;
 use crate::worker_lanes::WorkerLanes;
 
+use diff::{Diff, DiffRequest};
 pub use options::CopyOptions;
 pub use report::{CopyError, Observer, Silent, Step};
 use salvage::SalvageLog;
@@ -188,23 +189,19 @@ impl Shared<'_> {
         piece: Piece,
         ticket: u64,
     ) -> Result<(), CopyError> {
-        let compared = self.compare(differences, &piece).await;
-        let compared = compared.expect("a comparison that panicked ends the job");
+        let diff = self.diff(differences, &piece).await;
+        let diff = diff.expect("a comparison that panicked ends the job");
         self.my_turn(ticket).await;
         let at = piece.offset_bytes;
-        let written = compared.map(|compared| self.write_differences(at, compared, differences));
+        let written = diff.map(|diff| self.write_differences(at, diff, differences));
         self.turns.pass();
         written?.await
     }
 
     /// Has a lane find out what is different of a piece.
-    fn compare(
-        &self,
-        differences: &Differences,
-        piece: &Piece,
-    ) -> Receiver<Result<Compared, CopyError>> {
+    fn diff(&self, differences: &Differences, piece: &Piece) -> Receiver<Result<Diff, CopyError>> {
         let reads_zeroes = piece.content == Content::Zero;
-        let comparison = Comparison {
+        let request = DiffRequest {
             old: (!reads_zeroes).then(|| self.sources[piece.source].clone()),
             shown: differences.shown.clone(),
             at_bytes: piece.source_offset_bytes,
@@ -212,7 +209,7 @@ impl Shared<'_> {
             len_bytes: piece.len_bytes,
             unit_bytes: differences.unit_bytes,
         };
-        self.workers.borrow_mut().run(move || comparison.run())
+        self.workers.borrow_mut().run(move || request.run())
     }
 
     /// Has the kernel copy a piece, or copies it as usual.
@@ -248,10 +245,10 @@ impl Shared<'_> {
     fn write_differences(
         &self,
         offset_bytes: u64,
-        compared: Compared,
+        diff: Diff,
         differences: &Differences,
     ) -> impl Future<Output = Result<(), CopyError>> + use<> {
-        let Compared { mut old, runs } = compared;
+        let Diff { mut old, runs } = diff;
         let size_bytes = self.target.size_bytes();
         let mut at = offset_bytes;
         let mut writes = Vec::new();

@@ -14,7 +14,6 @@
 pub mod commit;
 pub mod compare;
 pub mod copy;
-mod differ;
 pub mod job;
 pub mod live;
 pub mod map;

@@ -1,46 +1,46 @@
-//! Finding out what is different of a piece: what an image shows of it now beside what it
+//! The difference of a piece: what an image shows of it now beside what it
 //! is going to show.
 
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Error};
 
-use crate::copy::{CopyError, Step};
+use super::{CopyError, Step};
 
 /// A piece of the two devices that is to be compared.
 #[derive(Debug, Clone)]
-pub(crate) struct Comparison {
+pub(super) struct DiffRequest {
     /// What is shown now; `None`: zeroes.
-    pub(crate) old: Option<Arc<dyn BlockDevice>>,
+    pub(super) old: Option<Arc<dyn BlockDevice>>,
     /// What is going to be shown.
-    pub(crate) shown: Arc<dyn BlockDevice>,
+    pub(super) shown: Arc<dyn BlockDevice>,
     /// Where the piece begins in both devices, in bytes: at a multiple of the unit, or
     /// inside one of which it is a part.
-    pub(crate) at_bytes: u64,
+    pub(super) at_bytes: u64,
     /// Where it begins in the target, in bytes: for errors.
-    pub(crate) offset_bytes: u64,
-    pub(crate) len_bytes: u64,
+    pub(super) offset_bytes: u64,
+    pub(super) len_bytes: u64,
     /// The grain, in bytes.
-    pub(crate) unit_bytes: u64,
+    pub(super) unit_bytes: u64,
 }
 
-/// What was found. Where nothing differs, neither bytes nor runs.
+/// What differs. Where nothing differs, neither bytes nor runs.
 #[derive(Debug)]
-pub(crate) struct Compared {
+pub(super) struct Diff {
     /// What is shown now, if that is not all zeroes.
-    pub(crate) old: Option<Buffer>,
-    pub(crate) runs: Vec<Difference>,
+    pub(super) old: Option<Buffer>,
+    pub(super) runs: Vec<DiffRun>,
 }
 
 /// A piece of a buffer, and whether it differs from another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Difference {
-    pub(crate) len_bytes: usize,
-    pub(crate) differs: bool,
+pub(super) struct DiffRun {
+    pub(super) len_bytes: usize,
+    pub(super) differs: bool,
 }
 
-impl Comparison {
-    pub(crate) async fn run(self) -> Result<Compared, CopyError> {
+impl DiffRequest {
+    pub(super) async fn run(self) -> Result<Diff, CopyError> {
         let read = |device: &Arc<dyn BlockDevice>| {
             device.read(self.at_bytes, Buffer::for_read(self.len_bytes as usize))
         };
@@ -60,10 +60,10 @@ impl Comparison {
         let shown = shown.await.map_err(failed(Step::ReadShown))?;
         if is_same(old.as_deref(), &shown) {
             let runs = Vec::new();
-            return Ok(Compared { old: None, runs });
+            return Ok(Diff { old: None, runs });
         }
         let runs = differences(old.as_deref(), &shown, self.unit_bytes);
-        Ok(Compared { old, runs })
+        Ok(Diff { old, runs })
     }
 }
 
@@ -77,9 +77,9 @@ fn is_same(old: Option<&[u8]>, new: &[u8]) -> bool {
 
 /// Compares two buffers of one length, which begin at a multiple of `unit_bytes`.
 /// Without a first one there are zeroes.
-fn differences(old: Option<&[u8]>, new: &[u8], unit_bytes: u64) -> Vec<Difference> {
+fn differences(old: Option<&[u8]>, new: &[u8], unit_bytes: u64) -> Vec<DiffRun> {
     let unit = usize::try_from(unit_bytes).unwrap_or(usize::MAX).max(1);
-    let mut runs: Vec<Difference> = Vec::new();
+    let mut runs: Vec<DiffRun> = Vec::new();
     let mut at = 0;
     for shown in new.chunks(unit) {
         let end = at + shown.len();
@@ -87,7 +87,7 @@ fn differences(old: Option<&[u8]>, new: &[u8], unit_bytes: u64) -> Vec<Differenc
         at = end;
         match runs.last_mut() {
             Some(last) if last.differs == differs => last.len_bytes += shown.len(),
-            _ => runs.push(Difference {
+            _ => runs.push(DiffRun {
                 len_bytes: shown.len(),
                 differs,
             }),
@@ -104,7 +104,7 @@ mod tests {
     fn differences_are_told_by_units() {
         let old = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3];
         let new = [1, 1, 1, 1, 2, 2, 2, 0, 3, 0];
-        let run = |len_bytes, differs| Difference { len_bytes, differs };
+        let run = |len_bytes, differs| DiffRun { len_bytes, differs };
         assert_eq!(
             differences(Some(&old), &new, 4),
             [run(4, false), run(6, true)]
