@@ -26,7 +26,7 @@ pub mod kind {
     /// Name of the external data file.
     pub const EXTERNAL_DATA_FILE: u32 = 0x4441_5441;
     /// Vellum's own: tables of bitmaps that are in use and not to be trusted, 8
-    /// bytes each, for as long as the autoclear bit for kept bitmaps is set.
+    /// bytes each, for as long as the autoclear bit for crash-consistent bitmaps is set.
     pub const LOST_BITMAPS: u32 = 0x564c_4c42;
 }
 

@@ -92,6 +92,6 @@ features!(
         RAW_EXTERNAL_DATA = 1,
         /// Vellum's own: bitmaps that are in use hold everything that was written
         /// since, for whoever knows the bit (FORMAT.md, I43).
-        KEPT_BITMAPS = 47,
+        CRASH_CONSISTENT_BITMAPS = 47,
     }
 );

@@ -27,7 +27,7 @@ impl Image {
         if self.read_only || self.has_ended() {
             return Ok(());
         }
-        if !self.prepared.load(Ordering::Acquire) && !self.has_kept_bitmaps() {
+        if !self.prepared.load(Ordering::Acquire) && !self.has_crash_consistent_bitmaps() {
             // Nothing was ever changed, so there is nothing to write or to flush.
             self.end_use();
             return Ok(());

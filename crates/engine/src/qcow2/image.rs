@@ -340,7 +340,7 @@ impl Image {
     }
 
     /// Begins a change of the mapping of guest clusters: takes them exclusive, calls the
-    /// range dirty in bitmaps that are kept, and writes back what is buffered beside it.
+    /// range dirty in the enabled bitmaps, and writes back what is buffered beside it.
     /// [`Image::end_mapping_change`] ends it, while the guard is still held.
     pub(crate) async fn begin_mapping_change(
         self: &Arc<Self>,

@@ -24,7 +24,7 @@ pub struct BitmapInfo {
     pub in_use: bool,
     /// It records every write.
     pub auto: bool,
-    /// Its content can be used: it is not in use, or was kept by Vellum since.
+    /// Its content can be used: it is not in use, or is crash-consistent.
     pub consistent: bool,
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use vellum_format::bitmap::BitmapFlags;
 use vellum_io::{Io, Result, spawn_to_completion};
 
+use super::crash_consistent::{are_lost, is_consistent};
 use super::dirty::Dirty;
-use super::marker::{are_lost, is_consistent};
 use super::view::BitmapView;
 use crate::qcow2::Qcow2;
 use crate::qcow2::image::Image;

@@ -12,8 +12,8 @@ use vellum_format::limits;
 use vellum_io::{Error, ErrorKind, Result};
 
 use super::api::BitmapOptions;
+use super::crash_consistent::is_consistent;
 use super::dirty::Dirty;
-use super::marker::is_consistent;
 use super::state::{Table, Tracked};
 use super::store::NewClusters;
 use super::track::{entries_for, point_at};
@@ -91,7 +91,7 @@ impl Image {
         let table = self.store_bits(&dirty, &mut new).await?;
         let enabled = BitmapFlags::AUTO.with(BitmapFlags::IN_USE);
         if !options.disabled {
-            self.set_kept_marker(&entries).await?;
+            self.set_crash_consistent(&entries).await?;
         }
         entries.push(BitmapDirectoryEntry {
             table_offset: table.offset,
@@ -326,7 +326,7 @@ impl Image {
         let (dirty, old) = self.load_bitmap(&entries[index], self.size_bytes()).await?;
         let mut new = NewClusters::default();
         let table = self.store_bits(&dirty, &mut new).await?;
-        self.set_kept_marker(&entries).await?;
+        self.set_crash_consistent(&entries).await?;
         let enabled = BitmapFlags::AUTO.with(BitmapFlags::IN_USE);
         entries[index].flags = entries[index].flags.with(enabled);
         point_at(&mut entries[index], &table);

@@ -7,7 +7,7 @@ use vellum_format::bitmap::{BitmapCluster, BitmapFlags};
 use vellum_format::features::Autoclear;
 use vellum_io::{Buffer, ErrorKind, Result};
 
-use super::marker::is_consistent;
+use super::crash_consistent::is_consistent;
 use super::state::Table;
 use super::store::{Content, NewClusters, content};
 use super::track::{entries_for, point_at};
@@ -16,15 +16,17 @@ use crate::range_lock::Mode;
 
 impl Image {
     /// Whether the close has bitmaps to heal, also of an image that nobody has changed.
-    pub(crate) fn has_kept_bitmaps(&self) -> bool {
-        self.header().autoclear.contains(Autoclear::KEPT_BITMAPS)
+    pub(crate) fn has_crash_consistent_bitmaps(&self) -> bool {
+        self.header()
+            .autoclear
+            .contains(Autoclear::CRASH_CONSISTENT_BITMAPS)
     }
 
     /// Writes the exact bits of all bitmaps, and says that none is in use any more but
     /// those that are lost. The guest's data is durable already. A bitmap that a crash
-    /// has left in use, and which was kept, is healed by this too.
+    /// has left in use, and which is crash-consistent, is healed by this too.
     pub(crate) async fn close_bitmaps(self: &Arc<Self>) -> Result<()> {
-        if !self.bitmaps.is_tracking() && !self.has_kept_bitmaps() {
+        if !self.bitmaps.is_tracking() && !self.has_crash_consistent_bitmaps() {
             return Ok(());
         }
         self.begin_change("close").await?;
@@ -39,7 +41,7 @@ impl Image {
             self.write_exact(number, table).await?;
         }
         self.end_bitmap_use().await?;
-        self.clear_kept_marker().await
+        self.clear_crash_consistent().await
     }
 
     /// Writes the exact bits of a bitmap over those that hold more.
@@ -100,7 +102,7 @@ impl Image {
         Ok(Some(BitmapCluster::Stored(host)))
     }
 
-    /// Takes the flag "in use" from all bitmaps that were kept, with tables that fit the
+    /// Takes the flag "in use" from all crash-consistent bitmaps, with tables that fit the
     /// device.
     async fn end_bitmap_use(&self) -> Result<()> {
         let header = self.header();

@@ -1,7 +1,7 @@
 //! Who may trust a bitmap that is in use.
 //!
-//! The autoclear bit for kept bitmaps says: only programs that know it have changed the
-//! image since, so bitmaps in use have been kept. A bitmap that was in use before the
+//! The autoclear bit for crash-consistent bitmaps says: only programs that know it have changed the
+//! image since, so bitmaps in use are crash-consistent. A bitmap that was in use before the
 //! bit was set stays lost; the tables of such bitmaps are listed in an extension.
 
 use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapFlags};
@@ -21,7 +21,10 @@ pub(crate) fn is_consistent(header: &Header, entry: &BitmapDirectoryEntry) -> bo
         let table: [u8; 8] = table.try_into().unwrap_or_default();
         u64::from_be_bytes(table) == entry.table_offset.bytes()
     });
-    header.autoclear.contains(Autoclear::KEPT_BITMAPS) && !listed
+    header
+        .autoclear
+        .contains(Autoclear::CRASH_CONSISTENT_BITMAPS)
+        && !listed
 }
 
 /// Whether there were bitmaps, and a program that does not know them has changed the
@@ -64,22 +67,27 @@ fn set_lost(header: &mut Header, list: Option<Extension>) {
 }
 
 impl Image {
-    /// Says in the header, durably, that bitmaps in use are being kept from now on.
+    /// Says in the header, durably, that bitmaps in use are crash-consistent from now on.
     /// `entries`: the directory on disk.
-    pub(super) async fn set_kept_marker(&self, entries: &[BitmapDirectoryEntry]) -> Result<()> {
+    pub(super) async fn set_crash_consistent(
+        &self,
+        entries: &[BitmapDirectoryEntry],
+    ) -> Result<()> {
         let header = self.header();
         let list = list_lost(&header, entries);
-        let is_marked = header.autoclear.contains(Autoclear::KEPT_BITMAPS);
+        let is_set = header
+            .autoclear
+            .contains(Autoclear::CRASH_CONSISTENT_BITMAPS);
         let listed = lost(&header);
         let same_list = match &list {
             Some(Extension::Unknown { data, .. }) => data == listed,
             _ => listed.is_empty(),
         };
-        if is_marked && same_list {
+        if is_set && same_list {
             return Ok(());
         }
         self.update_header(|header| {
-            header.autoclear = header.autoclear.with(Autoclear::KEPT_BITMAPS);
+            header.autoclear = header.autoclear.with(Autoclear::CRASH_CONSISTENT_BITMAPS);
             set_lost(header, list);
         })
         .await
@@ -94,26 +102,36 @@ impl Image {
         self.update_header(|header| {
             header.remove_extension(kind::BITMAPS);
             header.remove_extension(kind::LOST_BITMAPS);
-            header.autoclear = header.autoclear.without(Autoclear::KEPT_BITMAPS);
+            header.autoclear = header
+                .autoclear
+                .without(Autoclear::CRASH_CONSISTENT_BITMAPS);
         })
         .await
     }
 
-    /// Takes the mark back: no bitmap that is in use has been kept.
-    pub(super) async fn clear_kept_marker(&self) -> Result<()> {
+    /// Clears the bit: no bitmap that is in use is crash-consistent.
+    pub(super) async fn clear_crash_consistent(&self) -> Result<()> {
         let header = self.header();
-        if !header.autoclear.contains(Autoclear::KEPT_BITMAPS) && lost(&header).is_empty() {
+        if !header
+            .autoclear
+            .contains(Autoclear::CRASH_CONSISTENT_BITMAPS)
+            && lost(&header).is_empty()
+        {
             return Ok(());
         }
         if lost(&header).is_empty() {
-            let without = header.autoclear.without(Autoclear::KEPT_BITMAPS);
+            let without = header
+                .autoclear
+                .without(Autoclear::CRASH_CONSISTENT_BITMAPS);
             self.write_header_field(field::AUTOCLEAR_FEATURES, &without.bits().to_be_bytes())
                 .await?;
             self.change_header(|header| header.autoclear = without);
             return Ok(());
         }
         self.update_header(|header| {
-            header.autoclear = header.autoclear.without(Autoclear::KEPT_BITMAPS);
+            header.autoclear = header
+                .autoclear
+                .without(Autoclear::CRASH_CONSISTENT_BITMAPS);
             set_lost(header, None);
         })
         .await

@@ -1,4 +1,4 @@
-//! Persistent dirty bitmaps: kept through every change of an open image, and through
+//! Persistent dirty bitmaps: right through every change of an open image, and through
 //! its crash.
 //!
 //! An enabled bitmap has two forms while the image is open for writing: the *dirty*
@@ -10,14 +10,14 @@
 //!
 //! On disk such a bitmap is *in use*, which tells QEMU not to trust it. An autoclear
 //! bit of our own tells Vellum that it may: whoever does not know the bit clears it
-//! before the first change (`marker`; FORMAT.md, I43).
+//! before the first change (`crash_consistent`; FORMAT.md, I43).
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | `track` | sets bits on disk before the data, in regions (rule 4) |
 //! | `state`, `dirty`, `bits` | the enabled bitmaps in memory |
 //! | `close` | leaves bitmaps behind that everybody may trust |
-//! | `marker` | who may trust a bitmap that is in use, after a crash |
+//! | `crash_consistent` | who may trust a bitmap that is in use, after a crash |
 //! | `change` | adding, removing, clearing, enabling, disabling and merging |
 //! | `resize` | bitmaps of an image that gets another size |
 //! | `store` | bits from the disk and to new places on it; the directory |
@@ -35,8 +35,8 @@ mod api;
 mod bits;
 mod change;
 mod close;
+mod crash_consistent;
 mod dirty;
-mod marker;
 mod resize;
 pub(crate) mod state;
 mod store;
@@ -44,5 +44,5 @@ mod track;
 mod view;
 
 pub use api::{BitmapOptions, Bitmaps, DirtyBitmap};
-pub(crate) use marker::is_consistent;
+pub(crate) use crash_consistent::is_consistent;
 pub use view::BitmapView;

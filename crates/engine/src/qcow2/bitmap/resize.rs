@@ -11,8 +11,8 @@ use vellum_format::bitmap::BitmapFlags;
 use vellum_io::{ErrorKind, Result};
 
 use super::change::inconsistent;
+use super::crash_consistent::is_consistent;
 use super::dirty::Dirty;
-use super::marker::is_consistent;
 use super::state::Table;
 use super::store::NewClusters;
 use super::track::point_at;
@@ -37,7 +37,7 @@ impl Image {
             let error = inconsistent(&entry.name_text());
             return Err(error.with_errno(ENOTSUP));
         }
-        self.set_kept_marker(&entries).await?;
+        self.set_crash_consistent(&entries).await?;
         for entry in &mut entries {
             entry.flags = entry.flags.with(BitmapFlags::IN_USE);
         }
@@ -68,7 +68,7 @@ impl Image {
         self.rewrite_flags(&entries).await?;
         match self.bitmaps.is_tracking() {
             true => Ok(()),
-            false => self.clear_kept_marker().await,
+            false => self.clear_crash_consistent().await,
         }
     }
 

@@ -12,8 +12,8 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::WriteFlags;
 
+use super::crash_consistent::list_lost;
 use super::dirty::Dirty;
-use super::marker::list_lost;
 use super::state::Table;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun};
 use crate::qcow2::header::load::{self, read_bytes};
@@ -223,11 +223,14 @@ impl Image {
                 }
                 None => {
                     header.remove_extension(kind::BITMAPS);
-                    let both = Autoclear::BITMAPS | Autoclear::KEPT_BITMAPS;
+                    let both = Autoclear::BITMAPS | Autoclear::CRASH_CONSISTENT_BITMAPS;
                     header.autoclear = header.autoclear.without(both);
                 }
             }
-            if header.autoclear.contains(Autoclear::KEPT_BITMAPS) {
+            if header
+                .autoclear
+                .contains(Autoclear::CRASH_CONSISTENT_BITMAPS)
+            {
                 header.extensions.extend(lost);
             }
         })

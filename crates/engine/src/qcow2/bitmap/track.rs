@@ -7,8 +7,8 @@ use std::sync::Arc;
 use vellum_format::bitmap::{BitmapCluster, BitmapDirectoryEntry, BitmapFlags};
 use vellum_io::{Buffer, ErrorKind, Result};
 
+use super::crash_consistent::is_consistent;
 use super::dirty::Dirty;
-use super::marker::is_consistent;
 use super::state::{Table, Tracked};
 use super::store::{NewClusters, put_entries, runs_of};
 use crate::qcow2::commit::coalesce::Role;
@@ -28,7 +28,7 @@ struct Writes {
 }
 
 impl Image {
-    /// Loads the enabled bitmaps, and marks them as in use and kept, durably. Once,
+    /// Loads the enabled bitmaps, and marks them as in use and crash-consistent, durably. Once,
     /// before the first change of an open image; if it fails the next change does it anew.
     pub(crate) async fn begin_tracking(&self) -> Result<()> {
         if self.header().bitmaps().is_none() {
@@ -57,7 +57,7 @@ impl Image {
         if tracked.is_empty() {
             return Ok(());
         }
-        self.set_kept_marker(&entries).await?;
+        self.set_crash_consistent(&entries).await?;
         let mut changed = false;
         for entry in entries.iter_mut().filter(|entry| enabled(entry)) {
             changed |= !entry.flags.contains(BitmapFlags::IN_USE);
