@@ -1,13 +1,13 @@
-//! Decompressed clusters kept in memory, within a budget of bytes.
+//! Decompressed clusters in memory, within a budget of bytes.
 //!
 //! A random read needs a part of a cluster once: decompressing the rest, and keeping
-//! it, would be waste. So a cluster is kept only from its second miss on, or when
+//! it, would be waste. So a cluster is cached only from its second miss on, or when
 //! several requests want it at the same time, which then wait for one decompression.
 //! A scan of large requests never gets in here, and what gets in has to be used
 //! again to stay (a second chance for each turn of the clock's hand).
 //!
 //! Invariants:
-//! - The kept clusters, with all that is needed to find them, take no more than the
+//! - The cached clusters, with all that is needed to find them, take no more than the
 //!   budget. They are few and each stands for many microseconds of work, so one
 //!   short lock is enough for all lanes.
 //! - Before host clusters may be used again, [`ClusterCache::forget`] drops what was
@@ -25,7 +25,7 @@ use vellum_format::geometry::Geometry;
 use vellum_io::Buffer;
 use vellum_io::buffer::ALIGNMENT_BYTES;
 
-/// What a kept cluster costs beside its bytes: its place in the clock, in the index
+/// What a cached cluster costs beside its bytes: its place in the clock, in the index
 /// and in the list of misses, rounded up.
 const ENTRY_BYTES: u64 = 256;
 /// Misses remembered for each cluster that there is room for. Many more would find
@@ -80,14 +80,14 @@ struct Loading {
     ended: Arc<Event>,
 }
 
-/// What a request finds.
-pub(crate) enum Entered<'a> {
+/// What a lookup finds.
+pub(crate) enum Lookup<'a> {
     /// The decompressed cluster.
-    Kept(Arc<Buffer>),
+    Hit(Arc<Buffer>),
     /// Another request is at it: look again after this.
     Loading(EventListener),
     /// Nothing: decompress it.
-    Mine(Loader<'a>),
+    Miss(Loader<'a>),
 }
 
 /// The one request that decompresses a cluster; others wait until it is dropped.
@@ -100,7 +100,7 @@ pub(crate) struct Loader<'a> {
 
 impl ClusterCache {
     /// A cache of at most `budget_bytes` bytes for a device of `size_bytes`; too few
-    /// for one cluster, and nothing is ever kept.
+    /// for one cluster, and nothing is ever cached.
     pub(crate) fn new(geometry: &Geometry, size_bytes: u64, budget_bytes: u64) -> Self {
         let cluster_bytes = geometry.cluster_size_bytes();
         let entry_bytes = cluster_bytes.max(ALIGNMENT_BYTES as u64) + ENTRY_BYTES;
@@ -118,7 +118,7 @@ impl ClusterCache {
     }
 
     /// Finds a cluster, or says who is to decompress it.
-    pub(crate) fn enter(&self, descriptor: &CompressedDescriptor) -> Entered<'_> {
+    pub(crate) fn lookup(&self, descriptor: &CompressedDescriptor) -> Lookup<'_> {
         let key = key_of(descriptor);
         // Made only for the one who gets it: its end is what the others wait for.
         let loader = |again| Loader {
@@ -127,15 +127,15 @@ impl ClusterCache {
             again,
         };
         if self.most_clusters == 0 {
-            return Entered::Mine(loader(false));
+            return Lookup::Miss(loader(false));
         }
         let mut state = self.lock();
         if let Some(cluster) = state.find(&key) {
-            return Entered::Kept(cluster);
+            return Lookup::Hit(cluster);
         }
         if let Some(loading) = state.loading.iter_mut().find(|other| other.key == key) {
             loading.joined = true;
-            return Entered::Loading(loading.ended.listen());
+            return Lookup::Loading(loading.ended.listen());
         }
         state.loading.push(Loading {
             key,
@@ -143,7 +143,7 @@ impl ClusterCache {
             stale: false,
             ended: Arc::default(),
         });
-        Entered::Mine(loader(state.note_miss(key, self.most_clusters)))
+        Lookup::Miss(loader(state.note_miss(key, self.most_clusters)))
     }
 
     /// Drops what was read from a range of host bytes.
@@ -185,9 +185,9 @@ impl ClusterCache {
 
 impl State {
     fn find(&mut self, key: &Key) -> Option<Arc<Buffer>> {
-        let kept = &mut self.clock[*self.index.get(key)?];
-        (kept.used, kept.idle) = (true, false);
-        Some(kept.cluster.clone())
+        let cached = &mut self.clock[*self.index.get(key)?];
+        (cached.used, cached.idle) = (true, false);
+        Some(cached.cluster.clone())
     }
 
     /// Notes a miss; returns whether the last one at its place was the same.
@@ -233,7 +233,7 @@ impl State {
 }
 
 impl Loader<'_> {
-    /// Whether the whole cluster is worth decompressing: it will be kept.
+    /// Whether the whole cluster is worth decompressing: it will be cached.
     pub(crate) fn wants_whole(&self) -> bool {
         self.again || self.with_loading(|loading| loading.joined)
     }
@@ -292,15 +292,15 @@ mod tests {
         }
     }
 
-    /// Reads as a request does; returns whether the cluster was kept.
+    /// Reads as a request does; returns whether the cluster was cached.
     fn read(cache: &ClusterCache, descriptor: &CompressedDescriptor) -> bool {
-        match cache.enter(descriptor) {
-            Entered::Kept(cluster) => {
+        match cache.lookup(descriptor) {
+            Lookup::Hit(cluster) => {
                 assert_eq!(cluster[0], descriptor.host_offset.bytes() as u8);
                 true
             }
-            Entered::Loading(_) => panic!("nobody else is reading"),
-            Entered::Mine(loader) => {
+            Lookup::Loading(_) => panic!("nobody else is reading"),
+            Lookup::Miss(loader) => {
                 if loader.wants_whole() {
                     let mut cluster = Buffer::zeroed(CLUSTER as usize);
                     cluster[0] = descriptor.host_offset.bytes() as u8;
@@ -352,30 +352,30 @@ mod tests {
     #[test]
     fn requests_for_one_cluster_join() {
         let cache = cache(10);
-        let Entered::Mine(first) = cache.enter(&at(1000)) else {
+        let Lookup::Miss(first) = cache.lookup(&at(1000)) else {
             panic!("nobody was here");
         };
         assert!(!first.wants_whole());
-        let Entered::Loading(mut second) = cache.enter(&at(1000)) else {
+        let Lookup::Loading(mut second) = cache.lookup(&at(1000)) else {
             panic!("the first is at it");
         };
         assert!(first.wants_whole());
         assert!((&mut second).now_or_never().is_none());
         first.keep(Buffer::zeroed(CLUSTER as usize));
         assert!(second.now_or_never().is_some());
-        assert!(matches!(cache.enter(&at(1000)), Entered::Kept(_)));
+        assert!(matches!(cache.lookup(&at(1000)), Lookup::Hit(_)));
     }
 
     #[test]
     fn one_who_gives_up_lets_the_next_try() {
         let cache = cache(10);
-        let first = cache.enter(&at(1000));
-        let Entered::Loading(second) = cache.enter(&at(1000)) else {
+        let first = cache.lookup(&at(1000));
+        let Lookup::Loading(second) = cache.lookup(&at(1000)) else {
             panic!("the first is at it");
         };
         drop(first);
         assert!(second.now_or_never().is_some());
-        let Entered::Mine(next) = cache.enter(&at(1000)) else {
+        let Lookup::Miss(next) = cache.lookup(&at(1000)) else {
             panic!("nobody is at it");
         };
         assert!(next.wants_whole());
@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn what_is_being_read_from_forgotten_clusters_is_not_kept() {
         let cache = cache(10);
-        let Entered::Mine(loader) = cache.enter(&at(CLUSTER)) else {
+        let Lookup::Miss(loader) = cache.lookup(&at(CLUSTER)) else {
             panic!("nobody was here");
         };
         cache.forget(CLUSTER..2 * CLUSTER);

@@ -29,7 +29,7 @@ use vellum_io::lane::compute;
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::Event;
 
-use super::cache::Entered;
+use super::cache::Lookup;
 use super::decompress::decompress;
 use super::read_state::MAX_BATCH_BYTES;
 use crate::qcow2::image::Image;
@@ -103,7 +103,7 @@ struct Work {
     piece: Buffer,
     /// Where the piece begins in the cluster.
     inside: usize,
-    /// Room for the whole cluster, if it is to be kept. It comes from the lane: what
+    /// Room for the whole cluster, if it is to be cached. It comes from the lane: what
     /// is allocated in one thread and freed in others is memory that grows holes.
     keep: Option<Buffer>,
 }
@@ -113,7 +113,7 @@ struct Work {
 struct Done {
     _input: Arc<Span>,
     piece: Buffer,
-    kept: Option<Buffer>,
+    cached: Option<Buffer>,
     result: Result<()>,
     out_bytes: usize,
     ns: u64,
@@ -148,7 +148,7 @@ impl Work {
         Done {
             _input: self.input,
             piece: self.piece,
-            kept: self.keep,
+            cached: self.keep,
             result,
             out_bytes,
             ns: start.elapsed().as_nanos() as u64,
@@ -166,14 +166,14 @@ impl Image {
     ) -> Result<Buffer> {
         let inside = run.guest.in_cluster(&self.geometry) as usize;
         let loader = loop {
-            match self.compressed_reads.cache.enter(descriptor) {
-                Entered::Kept(cluster) => {
+            match self.compressed_reads.cache.lookup(descriptor) {
+                Lookup::Hit(cluster) => {
                     let end = inside + piece.len();
                     piece.copy_from_slice(&cluster[inside..end]);
                     return Ok(piece);
                 }
-                Entered::Loading(ended) => ended.await,
-                Entered::Mine(loader) => break loader,
+                Lookup::Loading(ended) => ended.await,
+                Lookup::Miss(loader) => break loader,
             }
         };
         let _reading = self.compressed_reads.begin(1).await;
@@ -201,7 +201,7 @@ impl Image {
                 .await;
             match done.result {
                 Ok(()) => {
-                    if let Some(cluster) = done.kept {
+                    if let Some(cluster) = done.cached {
                         loader.keep(cluster);
                     }
                     return Ok(done.piece);
