@@ -5,7 +5,7 @@
 //! - Every connection sees the same export: one that has another size or other rights
 //!   after a reconnect is not used.
 //! - Where users do not ask to outlive a reconnect (`reconnect_delay` is 0), no flush
-//!   succeeds after writes that were answered but not flushed before one ([`Ledger`]):
+//!   succeeds after writes that were answered but not flushed before one ([`FlushTracker`]):
 //!   nobody knows whether the server still has them.
 
 use std::pin::pin;
@@ -41,7 +41,7 @@ pub(super) struct ConnectionPool {
     options: ClientOptions,
     session: Session,
     slots: Vec<Slot>,
-    ledger: FlushTracker,
+    flush_tracker: FlushTracker,
     closed: AtomicBool,
 }
 
@@ -56,16 +56,17 @@ struct Slot {
 enum SlotState {
     /// Not used yet.
     Fresh,
-    Up(Arc<ConnectionWrites>),
+    Connected(Arc<ConnectionWrites>),
     /// Somebody connects.
     Connecting,
-    Down(Outage),
+    Disconnected(Disconnect),
     /// The server accepts no more: the first connection serves.
     Shared,
 }
 
+/// Since when a slot has no connection, and when one was last tried.
 #[derive(Debug, Clone, Copy)]
-struct Outage {
+struct Disconnect {
     since: Instant,
     last_attempt: Option<Instant>,
 }
@@ -93,10 +94,10 @@ enum Availability {
     Connection(Arc<ConnectionWrites>),
     /// Wait for the one who connects.
     Wait(event_listener::EventListener),
-    /// Connect; [`Claim`] stands for the right to.
-    Connect(Option<Outage>),
+    /// Connect; [`ConnectGuard`] stands for the right to.
+    Connect(Option<Disconnect>),
     /// Not now.
-    Refused(Outage),
+    Refused(Disconnect),
     UseFirst,
 }
 
@@ -183,14 +184,14 @@ impl ConnectionPool {
         } else {
             1
         };
-        let ledger = FlushTracker::default();
-        let mut slots = vec![Slot::new(SlotState::Up(ledger.line(first)))];
+        let flush_tracker = FlushTracker::default();
+        let mut slots = vec![Slot::new(SlotState::Connected(flush_tracker.track(first)))];
         slots.extend((1..count).map(|_| Slot::new(SlotState::Fresh)));
         Ok(ConnectionPool {
             options,
             session,
             slots,
-            ledger,
+            flush_tracker,
             closed: AtomicBool::new(false),
         })
     }
@@ -213,13 +214,13 @@ impl ConnectionPool {
             ..question
         };
         loop {
-            let line = self.line(index).await?;
+            let tracked = self.wait_for_connection(index).await?;
             let command = question.command;
-            let newest = self.ledger.newest();
-            let buffers = match line.connection.ask(question).await {
+            let newest = self.flush_tracker.newest();
+            let buffers = match tracked.connection.ask(question).await {
                 Outcome::Done(answer) => {
                     if self.must_be_flushed(command, again.flags) {
-                        self.ledger.note_change(&line, newest);
+                        self.flush_tracker.note_change(&tracked, newest);
                     }
                     return Ok(answer);
                 }
@@ -257,16 +258,18 @@ impl ConnectionPool {
         // Connections that are found gone make nothing fail where they have lost nothing.
         let mut attempts = 0..=self.slots.len();
         loop {
-            self.ledger.check()?;
-            let first = self.line(lane::number() % self.slots.len()).await?;
-            let due = self.ledger.due(first, self.lines());
+            self.flush_tracker.check()?;
+            let first = self
+                .wait_for_connection(lane::number() % self.slots.len())
+                .await?;
+            let due = self.flush_tracker.due(first, self.connections());
             if due.lost && !self.outlives_reconnects() {
                 return Err(self.lost_writes());
             }
             if self.flush_through(&due).await? {
-                self.ledger.complete(due);
+                self.flush_tracker.complete(due);
                 // Another one may have failed meanwhile, of the same writes.
-                return self.ledger.check();
+                return self.flush_tracker.check();
             }
             if attempts.next().is_none() && !self.outlives_reconnects() {
                 return Err(unreachable_server(&self.options.name));
@@ -276,7 +279,7 @@ impl ConnectionPool {
 
     /// Flushes each connection that is needed; `false`: one of them is gone.
     async fn flush_through(&self, due: &FlushScope) -> Result<bool> {
-        for (index, line) in due.through.iter().enumerate() {
+        for (index, tracked) in due.through.iter().enumerate() {
             let question = Request {
                 command: proto::CMD_FLUSH,
                 flags: 0,
@@ -284,9 +287,9 @@ impl ConnectionPool {
                 len_bytes: 0,
                 buffers: Buffers::new(),
             };
-            match line.connection.ask(question).await {
+            match tracked.connection.ask(question).await {
                 Outcome::Done(_) => {}
-                Outcome::Failed(error) => return Err(self.ledger.fail(self.failure(error))),
+                Outcome::Failed(error) => return Err(self.flush_tracker.fail(self.failure(error))),
                 // It was needed for what was written through it, or another that is gone.
                 Outcome::Lost(_) if index > 0 && !self.outlives_reconnects() => {
                     return Err(self.lost_writes());
@@ -304,27 +307,27 @@ impl ConnectionPool {
     fn lost_writes(&self) -> Error {
         let message = "the connection was lost with writes that were not flushed";
         let error = Error::new(ErrorKind::Io, "flush", message).with_errno(libc::EIO);
-        self.ledger.fail(error.target(&*self.options.name))
+        self.flush_tracker.fail(error.target(&*self.options.name))
     }
 
     /// The connections in use, also those that are broken and nobody has noticed.
-    fn lines(&self) -> Vec<Arc<ConnectionWrites>> {
+    fn connections(&self) -> Vec<Arc<ConnectionWrites>> {
         let up = |slot: &Slot| match &*slot.lock() {
-            SlotState::Up(line) => Some(line.clone()),
+            SlotState::Connected(tracked) => Some(tracked.clone()),
             _ => None,
         };
         self.slots.iter().filter_map(up).collect()
     }
 
     /// A connection that is up, waited for if there is time for that.
-    async fn line(&self, index: usize) -> Result<Arc<ConnectionWrites>> {
+    async fn wait_for_connection(&self, index: usize) -> Result<Arc<ConnectionWrites>> {
         let mut pause = FIRST_PAUSE;
         loop {
-            let outage = match self.connection(index).await {
-                Ok(line) => return Ok(line),
-                Err(outage) => outage,
+            let disconnect = match self.connection(index).await {
+                Ok(tracked) => return Ok(tracked),
+                Err(disconnect) => disconnect,
             };
-            let until = outage.since + self.options.reconnect_delay;
+            let until = disconnect.since + self.options.reconnect_delay;
             if self.closed.load(Ordering::Acquire) || lane::now() + pause > until {
                 return Err(unreachable_server(&self.options.name));
             }
@@ -334,16 +337,18 @@ impl ConnectionPool {
     }
 
     /// A connection that is up, made if need be.
-    async fn connection(&self, index: usize) -> Result<Arc<ConnectionWrites>, Outage> {
+    async fn connection(&self, index: usize) -> Result<Arc<ConnectionWrites>, Disconnect> {
         let mut index = index;
         loop {
             let slot = &self.slots[index];
             match self.offer(slot) {
                 Availability::Connection(connection) => return Ok(connection),
-                Availability::Refused(outage) => return Err(outage),
+                Availability::Refused(disconnect) => return Err(disconnect),
                 Availability::Wait(changed) => changed.await,
                 Availability::UseFirst => index = 0,
-                Availability::Connect(Some(outage)) => return self.reconnect(slot, outage).await,
+                Availability::Connect(Some(disconnect)) => {
+                    return self.reconnect(slot, disconnect).await;
+                }
                 Availability::Connect(None) => self.connect_extra(slot).await,
             }
         }
@@ -351,9 +356,9 @@ impl ConnectionPool {
 
     fn offer(&self, slot: &Slot) -> Availability {
         let mut state = slot.lock();
-        let outage = match &*state {
-            SlotState::Up(line) if !line.connection.is_broken() => {
-                return Availability::Connection(line.clone());
+        let disconnect = match &*state {
+            SlotState::Connected(tracked) if !tracked.connection.is_broken() => {
+                return Availability::Connection(tracked.clone());
             }
             SlotState::Connecting => return Availability::Wait(slot.changed.listen()),
             SlotState::Shared => return Availability::UseFirst,
@@ -361,53 +366,53 @@ impl ConnectionPool {
                 *state = SlotState::Connecting;
                 return Availability::Connect(None);
             }
-            SlotState::Down(outage) => *outage,
-            SlotState::Up(line) => {
-                self.ledger.note_end(line);
-                Outage {
+            SlotState::Disconnected(disconnect) => *disconnect,
+            SlotState::Connected(tracked) => {
+                self.flush_tracker.note_end(tracked);
+                Disconnect {
                     since: lane::now(),
                     last_attempt: None,
                 }
             }
         };
-        let tried = outage
+        let tried = disconnect
             .last_attempt
             .map(|attempt| lane::now().duration_since(attempt));
-        let waiting = lane::now().duration_since(outage.since) < self.options.reconnect_delay;
+        let waiting = lane::now().duration_since(disconnect.since) < self.options.reconnect_delay;
         if self.closed.load(Ordering::Acquire)
             || !waiting && tried.is_some_and(|tried| tried < ATTEMPT_INTERVAL)
         {
-            *state = SlotState::Down(outage);
-            return Availability::Refused(outage);
+            *state = SlotState::Disconnected(disconnect);
+            return Availability::Refused(disconnect);
         }
         *state = SlotState::Connecting;
-        Availability::Connect(Some(outage))
+        Availability::Connect(Some(disconnect))
     }
 
-    /// Connects once more after an outage; the slot is claimed.
+    /// Connects once more after a disconnect; the slot is claimed.
     async fn reconnect(
         &self,
         slot: &Slot,
-        outage: Outage,
-    ) -> Result<Arc<ConnectionWrites>, Outage> {
-        let outage = Outage {
+        disconnect: Disconnect,
+    ) -> Result<Arc<ConnectionWrites>, Disconnect> {
+        let disconnect = Disconnect {
             last_attempt: Some(lane::now()),
-            ..outage
+            ..disconnect
         };
-        let claim = ConnectGuard {
+        let guard = ConnectGuard {
             slot,
-            otherwise: Some(SlotState::Down(outage)),
+            otherwise: Some(SlotState::Disconnected(disconnect)),
         };
         // Requests wait for this: for as long as they would for a server that is away.
-        let left =
-            (outage.since + self.options.reconnect_delay).saturating_duration_since(lane::now());
+        let left = (disconnect.since + self.options.reconnect_delay)
+            .saturating_duration_since(lane::now());
         match within(left.max(RECONNECT_LIMIT), pin!(self.dial_again())).await {
             Some(Ok(connection)) => {
-                let line = self.ledger.line(connection);
-                claim.finish(SlotState::Up(line.clone()));
-                Ok(line)
+                let tracked = self.flush_tracker.track(connection);
+                guard.finish(SlotState::Connected(tracked.clone()));
+                Ok(tracked)
             }
-            Some(Err(_)) | None => Err(outage),
+            Some(Err(_)) | None => Err(disconnect),
         }
     }
 
@@ -433,14 +438,16 @@ impl ConnectionPool {
     /// Makes a connection beside the first; the slot is claimed. Without one the first
     /// must do.
     async fn connect_extra(&self, slot: &Slot) {
-        let claim = ConnectGuard {
+        let guard = ConnectGuard {
             slot,
             otherwise: Some(SlotState::Shared),
         };
         let dialled = pin!(self.dial_again());
         match within(EXTRA_CONNECT_LIMIT, dialled).await {
-            Some(Ok(connection)) => claim.finish(SlotState::Up(self.ledger.line(connection))),
-            Some(Err(_)) | None => claim.finish(SlotState::Shared),
+            Some(Ok(connection)) => {
+                guard.finish(SlotState::Connected(self.flush_tracker.track(connection)))
+            }
+            Some(Err(_)) | None => guard.finish(SlotState::Shared),
         }
     }
 
@@ -449,8 +456,8 @@ impl ConnectionPool {
         self.closed.store(true, Ordering::Release);
         for slot in &self.slots {
             let state = slot.lock().clone();
-            if let SlotState::Up(line) = state {
-                line.connection.close().await;
+            if let SlotState::Connected(tracked) = state {
+                tracked.connection.close().await;
             }
         }
     }

@@ -77,7 +77,7 @@ pub(super) struct FlushScope {
     pub(super) through: Vec<Arc<ConnectionWrites>>,
     /// Writes are not covered by any of these.
     pub(super) lost: bool,
-    lines: Vec<(Arc<ConnectionWrites>, u64)>,
+    connections: Vec<(Arc<ConnectionWrites>, u64)>,
     gone: u64,
 }
 
@@ -87,7 +87,7 @@ impl FlushTracker {
     }
 
     /// A connection that was just made.
-    pub(super) fn line(&self, connection: Arc<Connection>) -> Arc<ConnectionWrites> {
+    pub(super) fn track(&self, connection: Arc<Connection>) -> Arc<ConnectionWrites> {
         Arc::new(ConnectionWrites {
             connection,
             born: self.newest.fetch_add(1, Ordering::SeqCst) + 1,
@@ -97,26 +97,26 @@ impl FlushTracker {
         })
     }
 
-    /// What [`Ledger::note_change`] wants to know, from before a request is sent.
+    /// What [`FlushTracker::note_change`] wants to know, from before a request is sent.
     pub(super) fn newest(&self) -> u64 {
         self.newest.load(Ordering::SeqCst)
     }
 
     /// Notes that a change was answered, which was asked when `newest` was so.
-    pub(super) fn note_change(&self, line: &ConnectionWrites, newest: u64) {
-        if line.heard.load(Ordering::Relaxed) < newest {
-            line.heard.fetch_max(newest, Ordering::SeqCst);
+    pub(super) fn note_change(&self, tracked: &ConnectionWrites, newest: u64) {
+        if tracked.heard.load(Ordering::Relaxed) < newest {
+            tracked.heard.fetch_max(newest, Ordering::SeqCst);
         }
-        line.written.fetch_add(1, Ordering::SeqCst);
+        tracked.written.fetch_add(1, Ordering::SeqCst);
         // Whoever has looked at it since it broke may have found nothing there.
-        if line.connection.is_broken() {
-            self.note_end(line);
+        if tracked.connection.is_broken() {
+            self.note_end(tracked);
         }
     }
 
     /// Notes that a connection is gone, before it leaves its slot.
-    pub(super) fn note_end(&self, line: &ConnectionWrites) {
-        if !line.has_unflushed() {
+    pub(super) fn note_end(&self, tracked: &ConnectionWrites) {
+        if !tracked.has_unflushed() {
             return;
         }
         let mut gone = self.gone();
@@ -124,7 +124,7 @@ impl FlushTracker {
         gone.next += 1;
         gone.list.push(LostConnection {
             number,
-            heard: line.heard.load(Ordering::SeqCst),
+            heard: tracked.heard.load(Ordering::SeqCst),
         });
     }
 
@@ -142,25 +142,29 @@ impl FlushTracker {
     pub(super) fn due(
         &self,
         first: Arc<ConnectionWrites>,
-        lines: Vec<Arc<ConnectionWrites>>,
+        connections: Vec<Arc<ConnectionWrites>>,
     ) -> FlushScope {
         let gone = self.gone().list.clone();
         let mut due = FlushScope {
             through: vec![first],
             lost: false,
-            lines: Vec::new(),
+            connections: Vec::new(),
             gone: gone.last().map_or(0, |last| last.number + 1),
         };
         for one in gone {
-            due.cover(one.heard, None, &lines);
+            due.cover(one.heard, None, &connections);
         }
-        for line in &lines {
-            let written = line.written.load(Ordering::SeqCst);
-            if written != line.flushed.load(Ordering::SeqCst) {
+        for tracked in &connections {
+            let written = tracked.written.load(Ordering::SeqCst);
+            if written != tracked.flushed.load(Ordering::SeqCst) {
                 if !mutants::is(Mutant::FlushOneConnection) {
-                    due.cover(line.heard.load(Ordering::SeqCst), Some(line), &lines);
+                    due.cover(
+                        tracked.heard.load(Ordering::SeqCst),
+                        Some(tracked),
+                        &connections,
+                    );
                 }
-                due.lines.push((line.clone(), written));
+                due.connections.push((tracked.clone(), written));
             }
         }
         due
@@ -168,8 +172,8 @@ impl FlushTracker {
 
     /// The flush that was due has succeeded, or what it does not cover is given up.
     pub(super) fn complete(&self, due: FlushScope) {
-        for (line, written) in due.lines {
-            line.flushed.fetch_max(written, Ordering::SeqCst);
+        for (tracked, written) in due.connections {
+            tracked.flushed.fetch_max(written, Ordering::SeqCst);
         }
         self.gone().list.retain(|gone| gone.number >= due.gone);
     }
@@ -177,22 +181,26 @@ impl FlushTracker {
 
 impl FlushScope {
     /// Has the flush cover what was written through a connection that had `heard` so much:
-    /// one of `lines`, if it is still there.
+    /// one of `connections`, if it is still there.
     fn cover(
         &mut self,
         heard: u64,
         own: Option<&Arc<ConnectionWrites>>,
-        lines: &[Arc<ConnectionWrites>],
+        connections: &[Arc<ConnectionWrites>],
     ) {
-        let is_own = |line: &Arc<ConnectionWrites>| own.is_some_and(|own| Arc::ptr_eq(own, line));
-        let covers = |line: &&Arc<ConnectionWrites>| {
-            !line.connection.is_broken() && is_own(line) || line.covers(heard)
+        let is_own =
+            |tracked: &Arc<ConnectionWrites>| own.is_some_and(|own| Arc::ptr_eq(own, tracked));
+        let covers = |tracked: &&Arc<ConnectionWrites>| {
+            !tracked.connection.is_broken() && is_own(tracked) || tracked.covers(heard)
         };
-        if self.through.iter().any(|line| covers(&line)) {
+        if self.through.iter().any(|tracked| covers(&tracked)) {
             return;
         }
-        match own.filter(covers).or_else(|| lines.iter().find(covers)) {
-            Some(line) => self.through.push(line.clone()),
+        match own
+            .filter(covers)
+            .or_else(|| connections.iter().find(covers))
+        {
+            Some(tracked) => self.through.push(tracked.clone()),
             None => self.lost = true,
         }
     }
