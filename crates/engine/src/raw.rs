@@ -105,7 +105,7 @@ impl Raw {
         let storage = self.storage.clone();
         Io::task(spawn(async move {
             for &event in events {
-                debugger.reached(event).await;
+                debugger.emit(event).await;
             }
             request(&storage).await
         }))

@@ -157,7 +157,7 @@ impl Core {
                 continue;
             }
             if let Some(debugger) = &self.debugger {
-                debugger.reached(Event::CorWrite).await;
+                debugger.emit(Event::CorWrite).await;
             }
             if below.zero || !below.present {
                 let request = ZeroRequest::default();

@@ -105,7 +105,7 @@ impl Debugger {
     }
 
     /// Plays an event and waits as long as a breakpoint holds it.
-    pub async fn reached(&self, event: Event) {
+    pub async fn emit(&self, event: Event) {
         if let Some(suspension) = self.event(event) {
             suspension.resumed().await;
         }

@@ -182,12 +182,12 @@ impl Core {
         buffers: Buffers,
         flags: WriteFlags,
     ) -> Result<Buffers> {
-        self.debugger.reached(Event::Pwritev).await;
+        self.debugger.emit(Event::Pwritev).await;
         let result = match self.check(RequestKind::Write, "write", range).await {
             Ok(()) => self.inner.write(range.start, buffers, flags).await,
             Err(error) => Err(error),
         };
-        self.debugger.reached(Event::PwritevDone).await;
+        self.debugger.emit(Event::PwritevDone).await;
         result
     }
 
@@ -227,17 +227,17 @@ impl Core {
         let mut whole = Buffer::zeroed((around.end - around.start) as usize);
         let shares_tail = range.end < around.end;
         if range.start > around.start || (shares_tail && around.end - around.start == unit) {
-            self.debugger.reached(Event::PwritevRmwHead).await;
+            self.debugger.emit(Event::PwritevRmwHead).await;
             let head = self.read_aligned(around.start..around.start + unit).await?;
             whole[..head.len()].copy_from_slice(&head);
-            self.debugger.reached(Event::PwritevRmwAfterHead).await;
+            self.debugger.emit(Event::PwritevRmwAfterHead).await;
         }
         if shares_tail && around.end - around.start > unit {
-            self.debugger.reached(Event::PwritevRmwTail).await;
+            self.debugger.emit(Event::PwritevRmwTail).await;
             let tail = self.read_aligned(around.end - unit..around.end).await?;
             let at = whole.len() - tail.len();
             whole[at..].copy_from_slice(&tail);
-            self.debugger.reached(Event::PwritevRmwAfterTail).await;
+            self.debugger.emit(Event::PwritevRmwAfterTail).await;
         }
         Ok(whole)
     }
@@ -268,7 +268,7 @@ impl Core {
     }
 
     async fn zero_piece(&self, range: &Range<u64>, flags: ZeroFlags) -> Result<()> {
-        self.debugger.reached(Event::PwritevZero).await;
+        self.debugger.emit(Event::PwritevZero).await;
         self.check(RequestKind::WriteZeroes, "write zeroes", range)
             .await?;
         let len_bytes = range.end - range.start;
@@ -279,7 +279,7 @@ impl Core {
         self.inner
             .write_zeroes(range.start, len_bytes, flags)
             .await?;
-        self.debugger.reached(Event::PwritevDone).await;
+        self.debugger.emit(Event::PwritevDone).await;
         Ok(())
     }
 

@@ -175,7 +175,7 @@ fn a_good_flush_covers_what_was_done_before() {
         let flags = WriteFlags::default();
         debug.write(0, ones(512), flags).await.unwrap();
         debug.flush().await.unwrap();
-        debug.debugger().unwrap().reached(Event::L1Update).await;
+        debug.debugger().unwrap().emit(Event::L1Update).await;
         debug.flush().await.unwrap();
         debug.truncate(32768).await.unwrap();
         assert!(debug.flush().await.is_err());
