@@ -21,11 +21,11 @@ use crate::drive::Guest;
 use crate::failure::{Failure, FailureKind};
 use crate::image_engine::ImageEngine;
 use crate::machine::Machine;
-use crate::model::{Model, Tick};
+use crate::model::{LogicalTime, Model};
 use crate::pattern::Value;
+use crate::runtime::Runtime;
 use crate::scenario::{BitmapChange, ImageOptions};
 use crate::sparse_bytes::SECTOR_BYTES;
-use crate::world::World;
 
 const FIRST: &str = "kept";
 const SECOND: &str = "second";
@@ -48,7 +48,7 @@ pub(crate) struct Recorded {
 #[derive(Debug, Clone)]
 struct Running {
     change: BitmapChange,
-    begun: Tick,
+    begun: LogicalTime,
     /// What had changed, and was dirty, when it began.
     certain: BTreeSet<u64>,
 }
@@ -140,7 +140,7 @@ impl Recorded {
 }
 
 /// What the touched sectors may have held at any time since `begun`.
-fn held_since(model: &Model, begun: Tick) -> BTreeMap<u64, Vec<Value>> {
+fn held_since(model: &Model, begun: LogicalTime) -> BTreeMap<u64, Vec<Value>> {
     model
         .touched()
         .map(|sector| (sector, model.values_since(begun, sector)))
@@ -157,9 +157,9 @@ pub(crate) fn add(
         return Ok(machine);
     };
     let plugged = machine.plug(options, Mode::Instant);
-    let mut world = World::new(plugged.disk.clone(), 0);
+    let mut runtime = Runtime::new(plugged.disk.clone(), 0);
     let (engine, options, inside) = (engine.clone(), options.clone(), plugged.clone());
-    world.block_on(async move {
+    runtime.block_on(async move {
         let failed = |error| Failure::error(FailureKind::Setup, "add a bitmap", &error);
         let device = inside.open(&*engine, &options).await?;
         let new = BitmapOptions::default().granularity_bytes(Some(1 << bits));
@@ -168,7 +168,7 @@ pub(crate) fn add(
         }
         device.close().await.map_err(failed)
     })??;
-    world.finish_all();
+    runtime.finish_all();
     machine.files = plugged.contents();
     Ok(machine)
 }
@@ -183,7 +183,7 @@ pub(crate) fn begin_scenario(options: &ImageOptions, model: &mut Model) {
 }
 
 /// A bitmap records since some moment after `begun`.
-pub(crate) fn begin_recording(model: &mut Model, begun: Tick) {
+pub(crate) fn begin_recording(model: &mut Model, begun: LogicalTime) {
     model.recorded = Recorded {
         since: Some(held_since(model, begun)),
         ..Recorded::default()

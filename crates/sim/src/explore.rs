@@ -15,10 +15,10 @@ use crate::machine::Machine;
 use crate::prepare::prepare;
 use crate::record::CutPoint;
 use crate::rng::Rng;
+use crate::runtime::Runtime;
 use crate::scenario::{Crash, DataFile, PowerCycle, Scenario};
 use crate::sparse_bytes::SparseBytes;
 use crate::verify::{Depth, leaks, verify};
-use crate::world::World;
 
 /// Cuts made at one moment of a cycle.
 const CUTS_PER_POINT: u64 = 5;
@@ -250,7 +250,7 @@ impl Explorer {
         guarded(|| {
             let plugged = machine.plug(&scenario.image, Mode::Scheduled);
             plugged.disk.set_bug(self.bug.clone());
-            let mut world = World::new(plugged.disk.clone(), cycle.schedule_seed);
+            let mut runtime = Runtime::new(plugged.disk.clone(), cycle.schedule_seed);
             let guest = Guest::new(
                 &self.engine,
                 &scenario.image,
@@ -261,7 +261,7 @@ impl Explorer {
                 let model = guest.model.borrow().after_cut();
                 (disk.cut_point(), machine.with_model(model))
             };
-            let driven = world.run_observed(
+            let driven = runtime.run_observed(
                 drive(guest.clone(), cycle.steps.clone()),
                 &mut |step, disk| watch(step, &|| here(disk)),
             )?;
@@ -269,11 +269,11 @@ impl Explorer {
                 None => {}
                 Some(Err(failure)) => return Err(failure),
                 Some(Ok(())) => {
-                    watch(world.steps(), &|| here(&plugged.disk));
+                    watch(runtime.steps(), &|| here(&plugged.disk));
                 }
             }
             *closed = guest.closed.take();
-            Ok(world.steps())
+            Ok(runtime.steps())
         })
     }
 

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use vellum_io::Error;
 
 use crate::model::Mismatch;
-use crate::world::Deadlock;
+use crate::runtime::Deadlock;
 
 /// The kind of a failure: a shrunk scenario must fail in the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

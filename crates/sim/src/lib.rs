@@ -44,13 +44,13 @@ pub mod pattern;
 mod prepare;
 pub mod record;
 pub mod rng;
+pub mod runtime;
 pub mod scenario;
 pub mod schedule;
 pub mod shrink;
 pub mod sparse_bytes;
 pub mod storage;
 pub mod verify;
-pub mod world;
 
 use std::sync::Arc;
 

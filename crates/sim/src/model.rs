@@ -27,7 +27,7 @@ pub use snapshots::Snapshot;
 use snapshots::Snapshots;
 
 /// The model's clock: it advances with every beginning and end of a request.
-pub type Tick = u64;
+pub type LogicalTime = u64;
 
 /// How many changes may run at once.
 pub const MAX_RUNNING: usize = 16;
@@ -47,7 +47,7 @@ pub enum Effect {
 struct Change {
     effect: Effect,
     range: Range<u64>,
-    begun: Tick,
+    begun: LogicalTime,
 }
 
 /// A change that was begun; see [`Model::begin`].
@@ -66,7 +66,7 @@ struct Candidate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SupersededValue {
     candidate: Candidate,
-    at: Tick,
+    at: LogicalTime,
     /// No power cut brings it back.
     gone: bool,
 }
@@ -75,7 +75,7 @@ struct SupersededValue {
 struct Sector {
     candidates: Vec<Candidate>,
     retired: Vec<SupersededValue>,
-    changed_at: Tick,
+    changed_at: LogicalTime,
 }
 
 /// A sector that holds what it must not hold.
@@ -98,8 +98,8 @@ pub struct Model {
     sectors: BTreeMap<u64, Sector>,
     mixed: Vec<[u8; SECTOR_LEN]>,
     running: [Option<Change>; MAX_RUNNING],
-    now: Tick,
-    durable_since: Tick,
+    now: LogicalTime,
+    durable_since: LogicalTime,
     next_write: WriteId,
     snapshots: Snapshots,
     /// What the bitmaps of the image must hold.
@@ -211,12 +211,12 @@ impl Model {
     }
 
     /// The time.
-    pub(crate) fn now(&self) -> Tick {
+    pub(crate) fn now(&self) -> LogicalTime {
         self.now
     }
 
     /// What a sector may have held at any time since `begun`.
-    pub(crate) fn values_since(&self, begun: Tick, sector: u64) -> Vec<Value> {
+    pub(crate) fn values_since(&self, begun: LogicalTime, sector: u64) -> Vec<Value> {
         let Some(state) = self.sectors.get(&sector) else {
             return vec![self.base(sector)];
         };
@@ -312,13 +312,13 @@ impl Model {
     }
 
     /// Begins a flush or a read.
-    pub fn begin_watch(&mut self) -> Tick {
+    pub fn begin_watch(&mut self) -> LogicalTime {
         self.now += 1;
         self.now
     }
 
     /// Ends a flush: what was complete when it began is durable.
-    pub fn end_flush(&mut self, begun: Tick) {
+    pub fn end_flush(&mut self, begun: LogicalTime) {
         self.now += 1;
         self.durable_since = self.durable_since.max(begun);
     }
@@ -448,7 +448,7 @@ impl Model {
 
 impl Sector {
     /// Retires the values of `before` that are no candidates any more.
-    fn retire(&mut self, before: &[Candidate], now: Tick) {
+    fn retire(&mut self, before: &[Candidate], now: LogicalTime) {
         for &candidate in before {
             if !self
                 .candidates

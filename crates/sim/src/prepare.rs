@@ -15,10 +15,10 @@ use crate::layout::{COMPRESSED, COPIED, Layout, Mapped, ZERO};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::pattern::{self, Value, WriteId};
+use crate::runtime::Runtime;
 use crate::scenario::{Backing, DataFile, ImageOptions, Op, Preparation, Scenario};
 use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 use crate::verify::inspect;
-use crate::world::World;
 
 /// What a LUKS header takes at most, with what counts it.
 const LUKS_BYTES: u64 = 1 << 20;
@@ -56,13 +56,13 @@ pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Mac
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {
             let plugged = machine.plug(options, Mode::Instant);
-            let mut world = World::new(plugged.disk.clone(), 0);
+            let mut runtime = Runtime::new(plugged.disk.clone(), 0);
             inspect(
                 engine,
                 &machine.files[0],
                 &machine.frozen,
                 &plugged,
-                &mut world,
+                &mut runtime,
             )
             .map_err(|failure| failure.when("before the scenario begins"))?;
         }
@@ -93,8 +93,8 @@ fn create(
     mut machine: Machine,
 ) -> Result<Machine, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
-    let mut world = World::new(plugged.disk.clone(), 0);
-    let created = world.block_on(engine.create(plugged.files(), options))?;
+    let mut runtime = Runtime::new(plugged.disk.clone(), 0);
+    let created = runtime.block_on(engine.create(plugged.files(), options))?;
     created.map_err(|error| Failure::error(FailureKind::Setup, "create", &error))?;
     machine.files = plugged.contents();
     Ok(machine)
@@ -108,10 +108,10 @@ fn apply_ops(
     ops: &[Op],
 ) -> Result<Machine, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
-    let mut world = World::new(plugged.disk.clone(), 0);
+    let mut runtime = Runtime::new(plugged.disk.clone(), 0);
     let guest = Guest::new(engine, options, &plugged, machine.model.clone());
     let (inside, ops) = (guest.clone(), ops.to_vec());
-    world.block_on(async move {
+    runtime.block_on(async move {
         let device = inside
             .plugged
             .open(&*inside.engine, &inside.options)
@@ -121,7 +121,7 @@ fn apply_ops(
         }
         close(&inside, &*device).await
     })??;
-    world.finish_all();
+    runtime.finish_all();
     machine.files = plugged.contents();
     machine.model = guest.model.borrow().clone();
     machine.model.make_durable();
@@ -166,9 +166,9 @@ fn fill(
     bytes: Vec<u8>,
 ) -> Result<SparseBytes, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
-    let mut world = World::new(plugged.disk.clone(), 0);
+    let mut runtime = Runtime::new(plugged.disk.clone(), 0);
     let (engine, options, inside) = (engine.clone(), options.clone(), plugged.clone());
-    world.block_on(async move {
+    runtime.block_on(async move {
         let failed = |error| Failure::error(FailureKind::Setup, "fill the backing file", &error);
         let files: Files = inside.files();
         let device = engine.open(files, &options).await.map_err(failed)?;
@@ -179,7 +179,7 @@ fn fill(
             .map_err(failed)?;
         device.close().await.map_err(failed)
     })??;
-    world.finish_all();
+    runtime.finish_all();
     Ok(plugged.contents().swap_remove(0))
 }
 

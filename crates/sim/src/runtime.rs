@@ -1,4 +1,4 @@
-//! A world without time: an executor and a disk that take turns.
+//! A runtime without time: an executor and a disk that take turns.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -15,18 +15,18 @@ use crate::schedule::Scheduler;
 pub struct Deadlock;
 
 /// Runs futures against a disk; see the module's head.
-pub struct World {
+pub struct Runtime {
     executor: Executor,
     disk: Arc<Disk>,
     scheduler: Scheduler,
     steps: u64,
 }
 
-impl World {
-    /// A world whose requests complete in the order of `schedule_seed`.
+impl Runtime {
+    /// A runtime whose requests complete in the order of `schedule_seed`.
     pub fn new(disk: Arc<Disk>, schedule_seed: u64) -> Self {
         let scheduler = Scheduler::new(schedule_seed);
-        World {
+        Runtime {
             executor: Executor::new(|| {}),
             disk,
             scheduler,
@@ -89,8 +89,8 @@ impl World {
     }
 }
 
-impl std::fmt::Debug for World {
+impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "World(step {})", self.steps)
+        write!(f, "Runtime(step {})", self.steps)
     }
 }

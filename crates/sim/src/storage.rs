@@ -244,8 +244,8 @@ impl Storage for SimStorage {
 mod tests {
     use super::*;
     use crate::disk::Mode;
+    use crate::runtime::Runtime;
     use crate::schedule::Scheduler;
-    use crate::world::World;
     use vellum_io::Buffer;
 
     fn buffers(byte: u8, len: usize) -> Buffers {
@@ -284,12 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn requests_run_inside_a_world() {
+    fn requests_run_inside_a_runtime() {
         let disk = Disk::new(Mode::Scheduled);
         let file = disk.add_file("image", SparseBytes::new(), SimFileOptions::default());
         let storage = file.clone();
-        let mut world = World::new(disk, 4);
-        let read = world.block_on(async move {
+        let mut runtime = Runtime::new(disk, 4);
+        let read = runtime.block_on(async move {
             storage
                 .write(100, buffers(3, 100), WriteFlags::default())
                 .await?;
@@ -312,9 +312,9 @@ mod tests {
             ..SimFileOptions::default()
         };
         let device = disk.add_file("device", SparseBytes::device(1024, 0xe5), traits);
-        let mut world = World::new(disk, 0);
+        let mut runtime = Runtime::new(disk, 0);
         let write = device.write(512, buffers(1, 1024), WriteFlags::default());
-        assert!(world.block_on(write).unwrap().is_err());
+        assert!(runtime.block_on(write).unwrap().is_err());
         assert_eq!(device.contents().bytes(0, 2048)[1023..1025], [0xe5, 0]);
     }
 }

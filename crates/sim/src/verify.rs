@@ -25,9 +25,9 @@ use crate::image_engine::ImageEngine;
 use crate::layout::Layout;
 use crate::machine::{Machine, MachineStorages};
 use crate::model::Model;
+use crate::runtime::Runtime;
 use crate::scenario::ImageOptions;
 use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
-use crate::world::World;
 
 /// Up to this size everything is read; of larger devices, what was touched.
 const READ_ALL_BYTES: u64 = 256 << 10;
@@ -55,7 +55,7 @@ pub fn verify(
 ) -> Result<Machine, Failure> {
     guarded(|| {
         let plugged = machine.plug(options, Mode::Instant);
-        let mut world = World::new(plugged.disk.clone(), 0);
+        let mut runtime = Runtime::new(plugged.disk.clone(), 0);
         // The refcounts of a dirty image are repaired when it is opened.
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {
@@ -64,11 +64,11 @@ pub fn verify(
                 &machine.files[0],
                 &machine.frozen,
                 &plugged,
-                &mut world,
+                &mut runtime,
             )
             .map_err(|failure| failure.when("after the cut"))?;
         }
-        inspect_backing(engine, options, &plugged, &mut world)?;
+        inspect_backing(engine, options, &plugged, &mut runtime)?;
         let guest = Guest::new(
             engine,
             options,
@@ -76,15 +76,15 @@ pub fn verify(
             std::mem::take(&mut machine.model),
         );
         let recovery = recover(guest.clone(), depth, dirty);
-        world
+        runtime
             .block_on(recovery)?
             .map_err(|failure| failure.when("after the cut"))?;
         machine.model = guest.model.take();
         machine.model.make_durable();
         if dirty || depth == Depth::Thorough {
-            world.finish_all();
+            runtime.finish_all();
             let image = plugged.contents().swap_remove(0);
-            inspect(engine, &image, &machine.frozen, &plugged, &mut world)
+            inspect(engine, &image, &machine.frozen, &plugged, &mut runtime)
                 .map_err(|failure| failure.when("after the cut and a close"))?;
         }
         Ok(machine)
@@ -98,11 +98,11 @@ pub(crate) fn leaks(
     machine: &Machine,
 ) -> Result<u64, Failure> {
     let plugged = machine.plug(options, Mode::Instant);
-    let mut world = World::new(plugged.disk.clone(), 0);
+    let mut runtime = Runtime::new(plugged.disk.clone(), 0);
     let mut leaks = 0;
     let images = [Some(plugged.files()), plugged.backing_image(options)];
     for files in images.into_iter().flatten() {
-        let found = world
+        let found = runtime
             .block_on(engine.check(files))?
             .map_err(|error| Failure::error(FailureKind::Check, "check", &error))?;
         if found.corruptions + found.check_errors > 0 {
@@ -119,14 +119,14 @@ pub(crate) fn inspect(
     image: &SparseBytes,
     frozen: &Frozen,
     plugged: &MachineStorages,
-    world: &mut World,
+    runtime: &mut Runtime,
 ) -> Result<(), Failure> {
     let problems = audit(image, frozen);
     if !problems.is_empty() {
         return Err(Failure::new(FailureKind::Audit, problems.join("; ")));
     }
     let check = engine.check(plugged.files());
-    let findings = world
+    let findings = runtime
         .block_on(check)?
         .map_err(|error| Failure::error(FailureKind::Check, "check", &error))?;
     if findings.corruptions + findings.check_errors > 0 {
@@ -140,7 +140,7 @@ fn inspect_backing(
     engine: &Arc<dyn ImageEngine>,
     options: &ImageOptions,
     plugged: &MachineStorages,
-    world: &mut World,
+    runtime: &mut Runtime,
 ) -> Result<(), Failure> {
     let Some(files) = plugged.backing_image(options) else {
         return Ok(());
@@ -151,7 +151,7 @@ fn inspect_backing(
         let message = format!("backing file: {}", problems.join("; "));
         return Err(Failure::new(FailureKind::Audit, message));
     }
-    let findings = world
+    let findings = runtime
         .block_on(engine.check(files))?
         .map_err(|error| Failure::error(FailureKind::Check, "check the backing file", &error))?;
     match findings.corruptions + findings.check_errors {

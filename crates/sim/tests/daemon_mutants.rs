@@ -8,20 +8,20 @@ use vellum_storage::mutants::{self, Mutant};
 const STORIES: u64 = 1000;
 
 /// Takes a mend out, and demands that this is what makes a scenario fail.
-/// `ends` is how many times the world ends in each.
-fn killed(mutant: Mutant, ends: u64, settings: &Settings) -> Failure {
+/// `crashes` is how many there are in each.
+fn killed(mutant: Mutant, crashes: u64, settings: &Settings) -> Failure {
     let settings = &Settings {
         kind: Some(Kind::Graph),
         ..settings.clone()
     };
     mutants::set(Some(mutant));
     let failed =
-        (0..STORIES).find_map(|number| Some((number, seed(number, ends, settings).err()?)));
+        (0..STORIES).find_map(|number| Some((number, seed(number, crashes, settings).err()?)));
     mutants::set(None);
     let Some((number, failure)) = failed else {
         panic!("{mutant:?} lives through {STORIES} scenarios");
     };
-    let mended = seed(number, ends, settings);
+    let mended = seed(number, crashes, settings);
     assert!(mended.is_ok(), "also with the mend: {mended:?}");
     println!("{mutant:?}: {failure}");
     failure

@@ -2,13 +2,13 @@
 
 use vellum_sim::daemon::{Kind, Settings, seed};
 
-fn play(kind: Kind, seeds: std::ops::Range<u64>, ends: u64) {
+fn play(kind: Kind, seeds: std::ops::Range<u64>, crashes: u64) {
     let settings = Settings {
         kind: Some(kind),
         ..Settings::default()
     };
     for number in seeds {
-        if let Err(failure) = seed(number, ends, &settings) {
+        if let Err(failure) = seed(number, crashes, &settings) {
             panic!("{failure}");
         }
     }

@@ -21,9 +21,9 @@ use vellum_sim::disk::{Disk, Mode};
 use vellum_sim::disk_bugs::DiskBug;
 use vellum_sim::record::CutPoint;
 use vellum_sim::rng::Rng;
+use vellum_sim::runtime::Runtime;
 use vellum_sim::sparse_bytes::SparseBytes;
 use vellum_sim::storage::SimFileOptions;
-use vellum_sim::world::World;
 use vellum_storage::Storage;
 
 const PIECE_BYTES: u64 = 2 << 20;
@@ -78,8 +78,8 @@ async fn open(target: Target, storage: Arc<dyn Storage>) -> Arc<dyn BlockDevice>
 fn new_target(target: Target) -> SparseBytes {
     let disk = Disk::new(Mode::Instant);
     let storage = disk.add_file("target", SparseBytes::new(), SimFileOptions::default());
-    let mut world = World::new(disk.clone(), 0);
-    let made = world.block_on(async move {
+    let mut runtime = Runtime::new(disk.clone(), 0);
+    let made = runtime.block_on(async move {
         match target {
             Target::Raw => storage.truncate(SIZE_BYTES).await,
             Target::Qcow2 { cluster_bits, .. } => {
@@ -150,16 +150,16 @@ fn go_on(
             .await
             .map_err(|error| format!("close: {error}"))
     };
-    let mut world = World::new(disk.clone(), seed);
+    let mut runtime = Runtime::new(disk.clone(), seed);
     let mut step = |_, disk: &Disk| {
         at_step(disk.cut_point(), &journal.borrow());
         true
     };
-    let done = world
+    let done = runtime
         .run_observed(job, &mut step)
         .map_err(|_| "it waits for ever")?;
     done.expect("nobody stopped it")?;
-    world.finish_all();
+    runtime.finish_all();
     Ok(disk.contents(0))
 }
 
@@ -167,8 +167,8 @@ fn go_on(
 fn verify(target: SparseBytes, kind: Target, source: &SparseBytes) -> Result<(), String> {
     let disk = Disk::new(Mode::Instant);
     let storage = disk.add_file("target", target, SimFileOptions::default());
-    let mut world = World::new(disk, 0);
-    let read = world.block_on(async move {
+    let mut runtime = Runtime::new(disk, 0);
+    let read = runtime.block_on(async move {
         if kind != Target::Raw {
             let report = check(storage.clone(), &CheckOptions::default()).await;
             let report = report.map_err(|error| format!("check: {error}"))?;

@@ -11,9 +11,9 @@ use vellum_storage::Storage;
 
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind};
+use crate::runtime::Runtime;
 use crate::sparse_bytes::SparseBytes;
 use crate::storage::SimFileOptions;
-use crate::world::World;
 
 /// Whether a file is a raw image: its name says so.
 pub(super) fn is_raw(name: &str) -> bool {
@@ -73,7 +73,7 @@ pub(super) fn blank(options: CreateOptions) -> std::result::Result<SparseBytes, 
     let storage = disk.add_file("new", SparseBytes::new(), SimFileOptions::default());
     let target: Arc<dyn Storage> = storage.clone();
     let made = async move { create(target, None, &options).await };
-    World::new(disk, 0)
+    Runtime::new(disk, 0)
         .block_on(made)?
         .map_err(|error| Failure::error(FailureKind::Setup, "create", &error))?;
     Ok(storage.contents())

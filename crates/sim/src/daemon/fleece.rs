@@ -11,7 +11,7 @@ use super::monitor::{add_node_on, pause};
 use super::sessions;
 use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
-use crate::model::{Model, Tick};
+use crate::model::{LogicalTime, Model};
 
 const MOST_READS: u64 = 16;
 
@@ -26,7 +26,7 @@ pub(super) async fn fleece(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     let arguments = json!({"job-id": job, "device": top, "target": target, "sync": "none"});
     if setup.demand("blockdev-backup", arguments).await {
         let moment = disk.model.borrow().clone();
-        look(setup, disk, &target, moment, begun).await;
+        read_target(setup, disk, &target, moment, begun).await;
         // It may have failed.
         let _ = setup.ask("job-cancel", json!({"id": job})).await;
         super::monitor::end_of(setup, &job).await;
@@ -37,7 +37,13 @@ pub(super) async fn fleece(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
 }
 
 /// Exports the target to a client that reads it.
-async fn look(setup: &Setup, disk: &GuestDisk, target: &str, mut moment: Model, begun: Tick) {
+async fn read_target(
+    setup: &Setup,
+    disk: &GuestDisk,
+    target: &str,
+    mut moment: Model,
+    begun: LogicalTime,
+) {
     let arguments = json!({"type": "nbd", "id": target, "node-name": target, "name": target});
     if !setup.demand("block-export-add", arguments).await {
         return;
@@ -70,7 +76,7 @@ async fn read(
     disk: &GuestDisk,
     device: &dyn BlockDevice,
     moment: &mut Model,
-    begun: Tick,
+    begun: LogicalTime,
 ) -> Result<(), Failure> {
     let size = moment.size_bytes();
     let len = setup.draw(|rng| rng.between(1, 2 * disk.cluster_size_bytes.min(size / 2)));

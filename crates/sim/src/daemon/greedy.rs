@@ -44,7 +44,7 @@ enum ClientExit {
 }
 
 /// Plays the whole scenario: clients come, ask, and leave; the export goes, or the daemon ends.
-pub(super) async fn tell(setup: Rc<Setup>, clients: u64) {
+pub(super) async fn run(setup: Rc<Setup>, clients: u64) {
     let disk = setup.disks[0].clone();
     let name = disk.new_name("n");
     if !sessions::serve(&setup).await || !monitor::add_image(&setup, &disk, &name, None).await {

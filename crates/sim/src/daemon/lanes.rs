@@ -11,8 +11,8 @@ use vellum_io::lane::{self, Clock};
 
 use crate::disk::Disk;
 use crate::rng::Rng;
+use crate::runtime::Deadlock;
 use crate::schedule::Scheduler;
-use crate::world::Deadlock;
 
 /// What a turn of a lane, and a step of anything else, takes unless a scenario says otherwise.
 const MOMENT: Duration = Duration::from_micros(20);

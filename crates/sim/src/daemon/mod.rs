@@ -53,8 +53,8 @@ use network::Network;
 use setup::{GuestDisk, Setup, SetupParts};
 use verify::Expectations;
 
-/// Ends of the world at one moment: kinds and survivors differ.
-const ENDS_AT_A_MOMENT: u64 = 5;
+/// Crashes at one moment: kinds and survivors differ.
+const CRASHES_AT_A_MOMENT: u64 = 5;
 /// Steps after which a scenario is taken to go on for ever.
 const MOST_STEPS: u64 = 400_000;
 /// Of a disk.
@@ -180,25 +180,25 @@ impl DaemonScenario {
     }
 }
 
-/// Plays the scenario of a seed, and ends the world so many times on the way.
+/// Plays the scenario of a seed, with so many crashes on the way.
 ///
 /// # Errors
 /// The first promise that was broken, with what led to it.
-pub fn seed(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
-    guarded(|| play(seed, ends, settings))
+pub fn seed(seed: u64, crashes: u64, settings: &Settings) -> Result<Totals, Failure> {
+    guarded(|| play(seed, crashes, settings))
         .map_err(|failure| failure.when(&format!("daemon seed {seed}")))
 }
 
-fn play(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
-    // Once without an end, to know how long it is; once with ends.
+fn play(seed: u64, crashes: u64, settings: &Settings) -> Result<Totals, Failure> {
+    // Once without a crash, to know how long it is; once with crashes.
     let steps = run(seed, settings, &mut |_, _| None)?;
-    // Other scenarios have ends of their own.
+    // Other scenarios have crashes of their own.
     let kind = DaemonScenario::of(&mut Rng::new(seed), settings).kind;
-    if ends == 0 || matches!(kind, Kind::Greedy | Kind::Remote) {
+    if crashes == 0 || matches!(kind, Kind::Greedy | Kind::Remote) {
         return Ok(Totals { cuts: 0, steps });
     }
     let mut rng = Rng::new(!seed);
-    let moments = ends.div_ceil(ENDS_AT_A_MOMENT);
+    let moments = crashes.div_ceil(CRASHES_AT_A_MOMENT);
     let mut at: Vec<u64> = (0..moments).map(|_| rng.below(steps.max(1))).collect();
     at.sort_unstable();
     let mut cuts = 0;
@@ -206,21 +206,21 @@ fn play(seed: u64, ends: u64, settings: &Settings) -> Result<Totals, Failure> {
         let mut failure = None;
         while at.first() == Some(&step) {
             at.remove(0);
-            let left = ends - cuts;
-            cuts += left.min(ENDS_AT_A_MOMENT);
-            let ended = end_the_world(setup, &mut rng, left.min(ENDS_AT_A_MOMENT));
-            failure = failure.or(ended.err());
+            let left = crashes - cuts;
+            cuts += left.min(CRASHES_AT_A_MOMENT);
+            let crashed = crash(setup, &mut rng, left.min(CRASHES_AT_A_MOMENT));
+            failure = failure.or(crashed.err());
         }
         failure
     })?;
     Ok(Totals { cuts, steps })
 }
 
-/// Ends the world in several ways at this moment, and looks at what is left.
-fn end_the_world(setup: &Setup, rng: &mut Rng, ends: u64) -> Result<(), Failure> {
+/// Crashes in several ways at this moment, and looks at what is left.
+fn crash(setup: &Setup, rng: &mut Rng, crashes: u64) -> Result<(), Failure> {
     let expected = Expectations::of(setup);
     let disk = &setup.files.disk;
-    for _ in 0..ends {
+    for _ in 0..crashes {
         let dies = rng.chance(2, 5);
         let point = match dies {
             true => disk.death_point(),
@@ -248,8 +248,8 @@ fn run(
     let disk = Disk::new(Mode::Scheduled);
     let lanes = Lanes::new(scenario.lanes, rng.next_u64());
     let mut scheduler = Scheduler::new(rng.next_u64());
-    let cast = cast(&scenario, &mut rng, &disk, &lanes)?;
-    let setup = Setup::new(cast, rng.fork());
+    let parts = setup_parts(&scenario, &mut rng, &disk, &lanes)?;
+    let setup = Setup::new(parts, rng.fork());
     let mut last = 0;
     let mut failed = None;
     if scenario.kind == Kind::Greedy {
@@ -259,7 +259,7 @@ fn run(
     let played = lanes.run(
         &disk,
         &mut scheduler,
-        tell(setup.clone(), scenario),
+        run_scenario(setup.clone(), scenario),
         &mut |step| {
             last = step;
             failed = setup.failure().or_else(|| watch(step, &setup));
@@ -272,26 +272,26 @@ fn run(
     );
     // Tasks hold what holds the lanes.
     lanes.kill();
-    let told = |failure: Failure| {
-        let message = format!("{}\n  {}", failure.message, setup.told());
+    let with_events = |failure: Failure| {
+        let message = format!("{}\n  {}", failure.message, setup.last_events());
         Failure::new(failure.kind, message)
     };
     if let Some(failure) = failed.or(setup.failure()) {
-        return Err(told(failure));
+        return Err(with_events(failure));
     }
-    played.map_err(|stuck| told(stuck.into()))?;
+    played.map_err(|stuck| with_events(stuck.into()))?;
     let expected = match kind {
         Kind::Graph | Kind::Sessions => Expectations::of(&setup),
         Kind::Greedy | Kind::Remote => Expectations::of_images(&setup),
     };
     expected
         .verify(&contents_of(&setup))
-        .map_err(|failure| told(failure.when("after the end")))?;
+        .map_err(|failure| with_events(failure.when("after the end")))?;
     Ok(last)
 }
 
-/// Those who play: a daemon, and disks for its clients.
-fn cast(
+/// What takes part: a daemon, and disks for its clients.
+fn setup_parts(
     scenario: &DaemonScenario,
     rng: &mut Rng,
     disk: &Arc<Disk>,
@@ -341,10 +341,10 @@ fn contents_of(setup: &Setup) -> Vec<crate::sparse_bytes::SparseBytes> {
 }
 
 /// The scenario: images, exports, clients and monitors, and the end of the daemon.
-async fn tell(setup: Rc<Setup>, scenario: DaemonScenario) {
+async fn run_scenario(setup: Rc<Setup>, scenario: DaemonScenario) {
     match scenario.kind {
-        Kind::Greedy => return greedy::tell(setup, scenario.clients).await,
-        Kind::Remote => return remote::tell(setup, scenario.clients, scenario.requests).await,
+        Kind::Greedy => return greedy::run(setup, scenario.clients).await,
+        Kind::Remote => return remote::run(setup, scenario.clients, scenario.requests).await,
         Kind::Graph | Kind::Sessions => {}
     }
     if setup.network.is_some() && !sessions::serve(&setup).await {
@@ -370,8 +370,8 @@ async fn tell(setup: Rc<Setup>, scenario: DaemonScenario) {
             let client = clients::client(setup.clone(), disk.clone(), scenario.requests);
             drop(setup.lanes.any().spawn(client));
         }
-        let told = monitor::monitor(setup.clone(), disk.clone(), scenario.commands);
-        monitors.push(setup.lanes.own().spawn(told));
+        let monitor = monitor::monitor(setup.clone(), disk.clone(), scenario.commands);
+        monitors.push(setup.lanes.own().spawn(monitor));
     }
     for monitor in monitors {
         monitor.await;

@@ -111,7 +111,7 @@ impl ClientKnowledge {
 }
 
 /// Plays the whole scenario.
-pub(super) async fn tell(setup: Rc<Setup>, clients: u64, requests: u64) {
+pub(super) async fn run(setup: Rc<Setup>, clients: u64, requests: u64) {
     let Some(network) = setup.network.clone() else {
         return;
     };

@@ -19,7 +19,7 @@ use super::lanes::Lanes;
 use super::network::Network;
 use super::series::Series;
 use crate::failure::{Failure, FailureKind};
-use crate::model::{Model, Tick};
+use crate::model::{LogicalTime, Model};
 use crate::rng::Rng;
 
 /// A file that must hold what a disk showed at some moment since `begun`.
@@ -28,7 +28,7 @@ pub(super) struct ExpectedFile {
     pub(super) file: String,
     /// As it was when the moment was over.
     pub(super) model: Rc<Model>,
-    pub(super) begun: Tick,
+    pub(super) begun: LogicalTime,
     pub(super) what: &'static str,
 }
 
@@ -93,7 +93,7 @@ impl GuestDisk {
     }
 
     /// Notes that a file must hold what the disk has shown at some moment since `begun`.
-    pub(super) fn keep(&self, file: &str, begun: Tick, what: &'static str) {
+    pub(super) fn keep(&self, file: &str, begun: LogicalTime, what: &'static str) {
         let kept = ExpectedFile {
             file: file.to_owned(),
             model: Rc::new(self.model.borrow().clone()),
@@ -237,7 +237,7 @@ impl Setup {
     }
 
     /// The last things that happened.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn last_events(&self) -> String {
         let log = self.log.borrow();
         log[log.len().saturating_sub(40)..].join("\n  ")
     }

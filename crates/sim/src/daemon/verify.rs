@@ -20,7 +20,7 @@ use crate::audit::{Frozen, audit};
 use crate::bitmap;
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind, guarded};
-use crate::model::{Model, Tick};
+use crate::model::{LogicalTime, Model};
 use crate::schedule::Scheduler;
 use crate::sparse_bytes::SparseBytes;
 
@@ -31,7 +31,7 @@ const READ_BYTES: u64 = 64 << 10;
 struct Expected {
     file: String,
     model: Rc<Model>,
-    begun: Tick,
+    begun: LogicalTime,
     /// What the model knows of bitmaps is about these.
     bitmaps: Option<Pair>,
     what: String,
@@ -109,19 +109,19 @@ impl Expectations {
             }
             let expected = self.clone();
             let lanes = Lanes::new(1, 0);
-            let looked = lanes.run(
+            let verified = lanes.run(
                 &disk,
                 &mut Scheduler::new(0),
-                look(files, expected),
+                verify_all(files, expected),
                 &mut |_| true,
             );
             lanes.kill();
-            looked?.unwrap_or(Ok(()))
+            verified?.unwrap_or(Ok(()))
         })
     }
 }
 
-async fn look(files: Arc<SimFiles>, all: Expectations) -> Result<(), Failure> {
+async fn verify_all(files: Arc<SimFiles>, all: Expectations) -> Result<(), Failure> {
     for expected in all.shown {
         let nodes = Nodes::live_on(files.clone());
         let opened = open(&nodes, &expected.file).await;
@@ -137,8 +137,8 @@ async fn look(files: Arc<SimFiles>, all: Expectations) -> Result<(), Failure> {
     }
     for series in all.series {
         let nodes = Nodes::live_on(files.clone());
-        let told = tells(&nodes, &series).await;
-        told.map_err(|error| Failure::error(FailureKind::Bitmap, &series, &error))??;
+        let checked = check_bitmap(&nodes, &series).await;
+        checked.map_err(|error| Failure::error(FailureKind::Bitmap, &series, &error))??;
         let closed = nodes.close().await;
         closed.map_err(|error| Failure::error(FailureKind::Bitmap, &series, &error))?;
     }
@@ -169,8 +169,8 @@ async fn open(nodes: &Nodes, file: &str) -> vellum::Result<Arc<dyn BlockDevice>>
     nodes.device(file)
 }
 
-/// Whether the bitmap of a series tells all that differs from the last backup.
-async fn tells(nodes: &Nodes, series: &Series) -> vellum::Result<Result<(), Failure>> {
+/// Fails unless the bitmap of a series calls all dirty that differs from the last backup.
+async fn check_bitmap(nodes: &Nodes, series: &Series) -> vellum::Result<Result<(), Failure>> {
     let (disk, last) = (
         open(nodes, &series.node).await?,
         open(nodes, &series.last).await?,

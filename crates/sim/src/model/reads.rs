@@ -1,6 +1,6 @@
 //! What a read may see.
 
-use super::{Candidate, Mismatch, Model, Tick};
+use super::{Candidate, LogicalTime, Mismatch, Model};
 use crate::pattern::{self, SECTOR_LEN, Value};
 use crate::sparse_bytes::SECTOR_BYTES;
 
@@ -9,7 +9,7 @@ impl Model {
     /// running change covers keeps from now on the value that was seen.
     pub fn end_read(
         &mut self,
-        begun: Tick,
+        begun: LogicalTime,
         offset_bytes: u64,
         bytes: &[u8],
     ) -> Result<(), Mismatch> {
@@ -61,7 +61,13 @@ impl Model {
     }
 
     /// The allowed value that `part` of a sector holds.
-    fn find(&self, sector: u64, begun: Tick, start: u64, part: &[u8]) -> Result<Value, Mismatch> {
+    fn find(
+        &self,
+        sector: u64,
+        begun: LogicalTime,
+        start: u64,
+        part: &[u8],
+    ) -> Result<Value, Mismatch> {
         let state = &self.sectors[&sector];
         let now = state.candidates.iter().map(|candidate| candidate.value);
         let before = state.retired.iter().filter(|old| old.at >= begun);

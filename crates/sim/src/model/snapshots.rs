@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::reads::pieces;
-use super::{Candidate, Mismatch, Model, Sector, Tick};
+use super::{Candidate, LogicalTime, Mismatch, Model, Sector};
 use crate::pattern::Value;
 use crate::sparse_bytes::SECTOR_BYTES;
 
@@ -46,7 +46,7 @@ impl Snapshot {
 /// A change of the snapshots that runs, or that a power cut has stopped.
 #[derive(Debug, Clone)]
 enum Pending {
-    Taking(Tick),
+    Taking(LogicalTime),
     /// As it would be if it had come about.
     Taken(Arc<Snapshot>),
     Applying(usize),
@@ -96,7 +96,7 @@ impl Model {
     }
 
     /// What a snapshot may hold that was begun at `begun` and ends now.
-    fn capture(&self, begun: Tick) -> Snapshot {
+    fn capture(&self, begun: LogicalTime) -> Snapshot {
         let values = |state: &Sector| {
             let now = state.candidates.iter().map(|candidate| candidate.value);
             let before = state.retired.iter().filter(|old| old.at >= begun);
