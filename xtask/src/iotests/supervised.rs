@@ -120,7 +120,7 @@ fn command(campaign: &Campaign<'_>, name: &str, folder: &Path) -> Result<Command
 
 /// Reads the line in which `check` tells of the test: name, verdict, times in brackets, reason.
 fn verdict(name: &str, log: &str) -> (Verdict, String) {
-    let told = log.split(['\n', '\r']).rev().find_map(|line| {
+    let found = log.split(['\n', '\r']).rev().find_map(|line| {
         let rest = line.strip_prefix(name)?.trim_start();
         [
             ("pass", Verdict::Passed),
@@ -130,7 +130,7 @@ fn verdict(name: &str, log: &str) -> (Verdict, String) {
         .into_iter()
         .find_map(|(word, verdict)| Some((verdict, rest.strip_prefix(word)?)))
     });
-    match told {
+    match found {
         Some((verdict, rest)) => (verdict, reason(rest)),
         None => {
             let last = log.lines().rev().find(|line| !line.trim().is_empty());
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_check_that_stops_early_has_failed() {
-        let told = verdict("026", "Traceback\nNot executable: /x\n");
-        assert_eq!(told, (Verdict::Failed, "Not executable: /x".to_owned()));
+        let found = verdict("026", "Traceback\nNot executable: /x\n");
+        assert_eq!(found, (Verdict::Failed, "Not executable: /x".to_owned()));
     }
 }

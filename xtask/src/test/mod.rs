@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test there is, and one line that counts them.
 
 mod tally;
-mod watch;
+mod watchdog;
 
 use std::process::Command;
 
@@ -79,7 +79,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
 fn counted(command: &mut Command) -> Result<Tally> {
     println!("\n$ {}", process::shown(command));
     let mut tally = Tally::default();
-    let end = watch::run(command, watch::LIMITS, |line| {
+    let end = watchdog::run(command, watchdog::LIMITS, |line| {
         println!("{line}");
         tally += Tally::from_closing_line(line).unwrap_or_default();
     })?;

@@ -148,10 +148,10 @@ mod tests {
     #[test]
     fn each_dependency_is_explained() {
         let document = "| crate | what for |\n| `a`, `b` (c) | x |\n";
-        let told = |names: &[&'static str]| unexplained(names.iter().copied(), document);
-        assert!(told(&["a", "b", "vellum-io"]).is_empty());
-        assert_eq!(told(&["a"]).len(), 1);
-        assert_eq!(told(&["a", "b", "c"]).len(), 1);
+        let unexplained_in = |names: &[&'static str]| unexplained(names.iter().copied(), document);
+        assert!(unexplained_in(&["a", "b", "vellum-io"]).is_empty());
+        assert_eq!(unexplained_in(&["a"]).len(), 1);
+        assert_eq!(unexplained_in(&["a", "b", "c"]).len(), 1);
     }
 
     #[test]

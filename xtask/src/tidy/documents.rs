@@ -198,9 +198,9 @@ mod tests {
     #[test]
     fn named_sources_exist() {
         let sources = ["crates/a/src/one.rs"];
-        let told = |text: &str| missing_sources("a.md", text, &sources).len();
-        assert_eq!(told("`one.rs`, `src/one.rs` and `*/two.rs`"), 0);
-        assert_eq!(told("`two.rs`, `ne.rs`"), 2);
+        let missing = |text: &str| missing_sources("a.md", text, &sources).len();
+        assert_eq!(missing("`one.rs`, `src/one.rs` and `*/two.rs`"), 0);
+        assert_eq!(missing("`two.rs`, `ne.rs`"), 2);
     }
 
     #[test]
@@ -208,11 +208,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let page = "# A page: of `code`\n```\n# no heading\n[x](gone.md)\n```\n";
         std::fs::write(folder.path().join("a.md"), page).expect("a file");
-        let told = |text: &str| broken_links(folder.path(), "docs/b.md", text).len();
-        assert_eq!(told("[a](../a.md), [a](../a.md#a-page-of-code)"), 0);
-        assert_eq!(told("[x](https://example.invalid/gone)"), 0);
-        assert_eq!(told("[a](a.md)"), 1);
-        assert_eq!(told("[a](../a.md#no-heading)"), 1);
+        let broken = |text: &str| broken_links(folder.path(), "docs/b.md", text).len();
+        assert_eq!(broken("[a](../a.md), [a](../a.md#a-page-of-code)"), 0);
+        assert_eq!(broken("[x](https://example.invalid/gone)"), 0);
+        assert_eq!(broken("[a](a.md)"), 1);
+        assert_eq!(broken("[a](../a.md#no-heading)"), 1);
         assert_eq!(broken_links(folder.path(), "a.md", page).len(), 0);
     }
 }

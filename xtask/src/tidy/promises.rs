@@ -88,20 +88,24 @@ mod tests {
 
     const SOURCE: &str = "#[test]\n/// Why.\n#[cfg(unix)]\nfn is_there() {}\n\nfn helper() {}\n";
 
-    fn told(row: &str) -> Vec<String> {
+    fn wrong_in(row: &str) -> Vec<String> {
         let text = format!("## Promises\n| promise | test |\n| --- | --- |\n{row}\n");
         wrong(&text, |file| (file == "a.rs").then(|| SOURCE.to_owned()))
     }
 
     #[test]
     fn tests_that_are_named_exist() {
-        assert!(told("| x | `a.rs::is_there` |").is_empty());
-        assert!(told("| x | not proven |").is_empty());
-        assert_eq!(told("| x | `a.rs::helper` |").len(), 1, "that is no test");
-        assert_eq!(told("| x | `a.rs::gone` |").len(), 1);
-        assert_eq!(told("| x | `b.rs::is_there` |").len(), 1);
-        assert_eq!(told("| x | `a.rs::is_there`, `a.rs::gone` |").len(), 1);
-        assert_eq!(told("| x | somebody says so |").len(), 1);
-        assert_eq!(told("").len(), 1, "an empty table proves nothing");
+        assert!(wrong_in("| x | `a.rs::is_there` |").is_empty());
+        assert!(wrong_in("| x | not proven |").is_empty());
+        assert_eq!(
+            wrong_in("| x | `a.rs::helper` |").len(),
+            1,
+            "that is no test"
+        );
+        assert_eq!(wrong_in("| x | `a.rs::gone` |").len(), 1);
+        assert_eq!(wrong_in("| x | `b.rs::is_there` |").len(), 1);
+        assert_eq!(wrong_in("| x | `a.rs::is_there`, `a.rs::gone` |").len(), 1);
+        assert_eq!(wrong_in("| x | somebody says so |").len(), 1);
+        assert_eq!(wrong_in("").len(), 1, "an empty table proves nothing");
     }
 }

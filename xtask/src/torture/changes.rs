@@ -45,7 +45,7 @@ pub struct Changes<'a> {
     /// Backups that were completed.
     pub backups: Vec<Backup>,
     /// What was done, and with what result, for people.
-    pub story: Vec<String>,
+    pub history: Vec<String>,
     bitmaps: Vec<String>,
     jobs: u64,
     next_bitmap: u64,
@@ -60,7 +60,7 @@ impl<'a> Changes<'a> {
             load,
             random,
             backups: Vec::new(),
-            story: Vec::new(),
+            history: Vec::new(),
             bitmaps: Vec::new(),
             jobs: 0,
             next_bitmap: 0,
@@ -95,8 +95,8 @@ impl<'a> Changes<'a> {
         }
     }
 
-    fn tell(&mut self, what: impl Into<String>) {
-        self.story.push(what.into());
+    fn note(&mut self, what: impl Into<String>) {
+        self.history.push(what.into());
     }
 
     fn ask(&mut self, name: &str, arguments: Value) -> Done<Outcome> {
@@ -105,7 +105,7 @@ impl<'a> Changes<'a> {
             Ok(_) => "ok".to_owned(),
             Err(why) => why.clone(),
         };
-        self.tell(format!("{name} {arguments}: {verdict}"));
+        self.note(format!("{name} {arguments}: {verdict}"));
         Ok(outcome)
     }
 
@@ -173,13 +173,13 @@ impl<'a> Changes<'a> {
     /// Waits for the end of a job; whether it has done its work.
     fn end(&mut self, job: &str) -> Done<bool> {
         if let Some(end) = self.monitor.wait_end(job, JOB_LIMIT)? {
-            self.tell(format!("{job} ended: {end:?}"));
+            self.note(format!("{job} ended: {end:?}"));
             return Ok(end.is_ok());
         }
         let _ = self.ask("job-cancel", json!({"id": job}))?;
         match self.monitor.wait_end(job, END_LIMIT)? {
             Some(end) => {
-                self.tell(format!("{job} cancelled: {end:?}"));
+                self.note(format!("{job} cancelled: {end:?}"));
                 Ok(end.is_ok())
             }
             None => Err(Silence::Hangs(format!("{job} does not end"))),
@@ -214,19 +214,19 @@ impl<'a> Changes<'a> {
                 return Ok(());
             }
             ready => {
-                self.tell(format!("{job} ready: {ready:?}"));
+                self.note(format!("{job} ready: {ready:?}"));
                 let _ = self.ask("job-cancel", json!({"id": job}))?;
                 self.end(&job)?;
                 return Ok(());
             }
         }
         self.disk.pivot = Some(base + 1);
-        let told = self.ask("job-complete", json!({"id": job}))?;
+        let answer = self.ask("job-complete", json!({"id": job}))?;
         let done = match self.monitor.wait_end(&job, END_LIMIT)? {
             Some(end) => end,
             None => return Err(Silence::Hangs(format!("{job} does not complete"))),
         };
-        self.tell(format!("{job} completed: {told:?}, {done:?}"));
+        self.note(format!("{job} completed: {answer:?}, {done:?}"));
         self.disk.pivot = None;
         if done.is_ok() {
             let gone = self.disk.chain.split_off(base + 1);

@@ -36,13 +36,13 @@ use disk::{Disk, Programs};
 use model::{GRANULE_BYTES, Model};
 use round::Report;
 
-/// How often progress is told.
+/// How often progress is printed.
 const PROGRESS: Duration = Duration::from_secs(60);
 /// After so many failures the rest would tell nothing new.
 const MOST_FAILURES: u64 = 10;
 /// Power cuts of a round, if no other number is asked for.
 const CUTS: u64 = 100;
-/// Lines of a failed round's story that are shown.
+/// Lines of the history of a failed round that are shown.
 const STORY_LINES: usize = 25;
 /// A folder in memory, where the machine has one.
 const MEMORY_FOLDER: &str = "/dev/shm";
@@ -75,7 +75,7 @@ struct Tally {
     changes: AtomicU64,
     backups: AtomicU64,
     cuts: AtomicU64,
-    told: Mutex<Option<Instant>>,
+    last_progress: Mutex<Option<Instant>>,
 }
 
 /// The task.
@@ -184,10 +184,13 @@ impl Tally {
     }
 
     fn progress(&self, started: Instant) {
-        let mut told = self.told.lock().unwrap_or_else(|told| told.into_inner());
-        if told.unwrap_or(started).elapsed() >= PROGRESS {
+        let mut last = self
+            .last_progress
+            .lock()
+            .unwrap_or_else(|last| last.into_inner());
+        if last.unwrap_or(started).elapsed() >= PROGRESS {
             println!("torture: {}", self.shown(started));
-            *told = Some(Instant::now());
+            *last = Some(Instant::now());
         }
     }
 }
@@ -271,7 +274,7 @@ impl Worker<'_> {
         let count = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed);
         count(&self.tally.answered, report.answered);
         count(&self.tally.flushes, report.flushes);
-        count(&self.tally.changes, report.story.len() as u64);
+        count(&self.tally.changes, report.history.len() as u64);
         count(&self.tally.backups, report.backups);
         count(&self.tally.cuts, report.cuts);
         match report.failure {
@@ -289,8 +292,8 @@ impl Worker<'_> {
         };
         println!("round {number} failed (disk {seed:#x}): {failure}");
         // How it began and how it ended; what lies between is mostly more of the same.
-        let lines = report.story.len();
-        for (index, line) in report.story.iter().enumerate() {
+        let lines = report.history.len();
+        for (index, line) in report.history.iter().enumerate() {
             if index < STORY_LINES || lines - index <= STORY_LINES {
                 println!("    {line}");
             }

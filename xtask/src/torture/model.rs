@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, bail};
 
-/// What is told apart, in bytes: requests are made of these.
+/// The smallest piece whose content is known, in bytes: requests are made of these.
 pub const GRANULE_BYTES: usize = 64;
 /// The value of a granule whose content is one of several.
 const UNSURE: u32 = u32::MAX;

@@ -33,7 +33,7 @@ pub struct Report {
     /// Flushes that were acknowledged.
     pub flushes: u64,
     /// Changes of the graph, in words.
-    pub story: Vec<String>,
+    pub history: Vec<String>,
     /// Backups that were looked at.
     pub backups: u64,
     /// Power cuts that were looked at.
@@ -247,7 +247,7 @@ pub fn torment(
             scope.spawn(move || {
                 let mut changes = Changes::new(monitor, disk, load, random);
                 changes.run();
-                (changes.story, changes.backups)
+                (changes.history, changes.backups)
             })
         });
         let begun = Instant::now();
@@ -269,8 +269,8 @@ pub fn torment(
         }
         let done = changes.map(|changes| changes.join());
         match done {
-            Some(Ok((story, backups))) => {
-                report.story = story;
+            Some(Ok((history, backups))) => {
+                report.history = history;
                 backups
             }
             _ => Vec::new(),
@@ -278,7 +278,7 @@ pub fn torment(
     });
     report.answered = load.answered.load(Ordering::Relaxed);
     report.flushes = model.counts().1;
-    report.story.push(format!("killed after {lifetime:?}"));
+    report.history.push(format!("killed after {lifetime:?}"));
     report.failure = load.failure.into_inner().unwrap_or_default();
     let log = std::fs::read_to_string(&server.log).unwrap_or_default();
     let tail: Vec<&str> = log.lines().rev().take(3).collect();

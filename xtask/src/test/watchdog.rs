@@ -1,6 +1,8 @@
-//! A command whose output is read line by line, and which cannot hold up everything: when nothing
-//! is printed for long, or something that it started outlives it and keeps the output open, that
-//! is told, with what the programs were doing, and they are ended.
+//! Runs a command, gives its output line by line, and ends it when it hangs: when nothing is printed
+//! for long, or when something that it started outlives it and keeps its output open. What the
+//! processes were doing then is printed before they are killed.
+//!
+//! `cargo xtask test` runs everything through this, so that one test that hangs fails alone.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,7 +30,7 @@ pub const LIMITS: Limits = Limits {
     aftermath: Duration::from_secs(20),
 };
 
-/// How a watched command ended.
+/// How a command ended.
 #[derive(Debug)]
 pub struct End {
     /// Its exit status.
@@ -49,12 +51,12 @@ pub fn run(command: &mut Command, limits: Limits, mut each_line: impl FnMut(&str
     command.stdout(std::process::Stdio::null());
     let lines = lines_of(reader);
     let mut forced = 0;
-    let mut heard = Instant::now();
+    let mut last_line = Instant::now();
     let mut ended = None;
     loop {
         match lines.recv_timeout(Duration::from_millis(200)) {
             Ok(line) => {
-                heard = Instant::now();
+                last_line = Instant::now();
                 each_line(&line);
                 continue;
             }
@@ -65,8 +67,8 @@ pub fn run(command: &mut Command, limits: Limits, mut each_line: impl FnMut(&str
             ended = child.try_wait()?.map(|_| Instant::now());
         }
         let limit = match ended {
-            Some(end) if end.max(heard).elapsed() > limits.aftermath => limits.aftermath,
-            None if heard.elapsed() > limits.silence => limits.silence,
+            Some(end) if end.max(last_line).elapsed() > limits.aftermath => limits.aftermath,
+            None if last_line.elapsed() > limits.silence => limits.silence,
             _ => continue,
         };
         each_line(&format!(
@@ -77,7 +79,7 @@ pub fn run(command: &mut Command, limits: Limits, mut each_line: impl FnMut(&str
         let command = ended.is_none().then(|| child.id());
         end_holders(&pipe, command, &mut each_line);
         forced += 1;
-        heard = Instant::now();
+        last_line = Instant::now();
     }
     let status = child.wait().context("the command is ours")?;
     Ok(End { status, forced })
@@ -97,16 +99,16 @@ fn lines_of(reader: OwnedFd) -> Receiver<String> {
     lines
 }
 
-/// Tells of and kills whoever has `pipe` open; the command, if it still runs, only where nobody
+/// Reports and kills whoever has `pipe` open; the command, if it still runs, only where nobody
 /// else has.
-fn end_holders(pipe: &Path, command: Option<u32>, tell: &mut impl FnMut(&str)) {
+fn end_holders(pipe: &Path, command: Option<u32>, report: &mut impl FnMut(&str)) {
     let mut others = holders(pipe);
     others.retain(|&pid| Some(pid) != command && pid != std::process::id());
     if others.is_empty() {
         others.extend(command);
     }
     for &pid in &others {
-        describe(pid, tell);
+        describe(pid, report);
     }
     for pid in others {
         // SAFETY: kill has no memory effects; the process holds a pipe that is ours.
@@ -133,14 +135,14 @@ fn numbers_in(folder: &Path) -> impl Iterator<Item = u32> + use<> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Tells the command line of a process, and where each of its threads is.
-fn describe(pid: u32, tell: &mut impl FnMut(&str)) {
+/// Reports the command line of a process, and where each of its threads is.
+fn describe(pid: u32, report: &mut impl FnMut(&str)) {
     let folder = format!("/proc/{pid}");
     let text = |name: String| {
         let bytes = std::fs::read(name).unwrap_or_default();
         String::from_utf8_lossy(&bytes).replace('\0', " ")
     };
-    tell(&format!("  {pid}: {}", text(format!("{folder}/cmdline"))));
+    report(&format!("  {pid}: {}", text(format!("{folder}/cmdline"))));
     for thread in numbers_in(Path::new(&format!("{folder}/task"))) {
         let of = |name: &str| text(format!("{folder}/task/{thread}/{name}"));
         let state = of("stat");
@@ -149,7 +151,7 @@ fn describe(pid: u32, tell: &mut impl FnMut(&str)) {
             .rsplit(") ")
             .next()
             .and_then(|rest| rest.chars().next());
-        tell(&format!(
+        report(&format!(
             "    {} {} in {} ({})",
             of("comm").trim(),
             state.unwrap_or('?'),
@@ -169,7 +171,7 @@ mod tests {
         command
     }
 
-    fn watched(script: &str, silence_ms: u64, aftermath_ms: u64) -> (End, Vec<String>) {
+    fn run_shell(script: &str, silence_ms: u64, aftermath_ms: u64) -> (End, Vec<String>) {
         let limits = Limits {
             silence: Duration::from_millis(silence_ms),
             aftermath: Duration::from_millis(aftermath_ms),
@@ -184,15 +186,15 @@ mod tests {
     #[test]
     fn a_command_that_goes_on_is_left_alone() {
         let script = "for i in 1 2 3 4; do echo $i; sleep 0.3; done; exit 3";
-        let (end, lines) = watched(script, 60_000, 60_000);
+        let (end, lines) = run_shell(script, 60_000, 60_000);
         assert_eq!((end.status.code(), end.forced), (Some(3), 0));
         assert_eq!(lines, ["1", "2", "3", "4"]);
     }
 
     #[test]
-    fn what_hangs_is_told_and_ended_and_the_command_goes_on() {
+    fn what_hangs_is_reported_and_ended_and_the_command_goes_on() {
         let script = "echo before; sleep 3600; echo after";
-        let (end, lines) = watched(script, 500, 60_000);
+        let (end, lines) = run_shell(script, 500, 60_000);
         assert_eq!((end.status.code(), end.forced), (Some(0), 1));
         assert_eq!(lines.first().map(String::as_str), Some("before"));
         assert!(lines[1].contains("silent"), "{lines:?}");
@@ -202,14 +204,14 @@ mod tests {
 
     #[test]
     fn what_outlives_the_command_is_ended() {
-        let (end, lines) = watched("sleep 3600 & exit 0", 60_000, 500);
+        let (end, lines) = run_shell("sleep 3600 & exit 0", 60_000, 500);
         assert_eq!((end.status.code(), end.forced), (Some(0), 1));
         assert!(lines[1].contains("sleep 3600"), "{lines:?}");
     }
 
     #[test]
     fn a_command_that_hangs_itself_is_ended() {
-        let (end, _) = watched("exec sleep 3600", 500, 60_000);
+        let (end, _) = run_shell("exec sleep 3600", 500, 60_000);
         assert_eq!((end.status.code(), end.forced), (None, 1));
     }
 }
