@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     report::set_program(&name);
     report::set_hinter(hint::about);
     hint::set_subcommands(manual::subcommand_names);
-    vellum_control::stderr::say_every_line(name.starts_with("qemu-"));
+    vellum_control::stderr::print_every_line(name.starts_with("qemu-"));
     vellum_storage::lock::report_waits(hint::about_wait);
     let code = run(&name, words.collect());
     // Codes beyond a byte do not exist; 255 stands for them as for -1.

@@ -14,7 +14,7 @@ use crate::spec::ImageSpec;
 struct Naming {
     driver: &'static str,
     /// Options that change what is seen through the node; `x.` stands for all below it.
-    telling: &'static [&'static str],
+    in_name: &'static [&'static str],
     /// Children, the one that a name could stand for first.
     children: &'static [&'static str],
     kind: Kind,
@@ -56,13 +56,13 @@ const NAMINGS: [Naming; 11] = [
 
 const fn naming(
     driver: &'static str,
-    telling: &'static [&'static str],
+    in_name: &'static [&'static str],
     children: &'static [&'static str],
     kind: Kind,
 ) -> Naming {
     Naming {
         driver,
-        telling,
+        in_name,
         children,
         kind,
     }
@@ -119,7 +119,7 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
         });
     }
     if driver == "nbd" {
-        json.extend(tell_nbd(&options));
+        json.extend(nbd_naming_options(&options));
         return Some(Name {
             plain: nbd_name::name_of(&options),
             is_protocol: true,
@@ -127,7 +127,7 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
         });
     }
     let naming = NAMINGS.iter().find(|naming| naming.driver == driver)?;
-    let told = tell(naming, &options, &mut json);
+    let has_options = take_naming_options(naming, &options, &mut json);
     let mut children = Vec::new();
     for key in naming.children {
         // A format that stands on no child of its own was named by its file.
@@ -148,7 +148,7 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
     Some(Name {
         plain: match overridden {
             true => None,
-            false => plain(naming, &options, &children, told),
+            false => plain(naming, &options, &children, has_options),
         },
         is_protocol: naming.kind == Kind::Protocol,
         json,
@@ -156,8 +156,8 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
 }
 
 /// What says which export a node is.
-fn tell_nbd(options: &Options) -> impl Iterator<Item = (String, Value)> {
-    let telling = |key: &str| {
+fn nbd_naming_options(options: &Options) -> impl Iterator<Item = (String, Value)> {
+    let names = |key: &str| {
         matches!(
             key,
             "path" | "host" | "port" | "export" | "tls-creds" | "tls-hostname"
@@ -165,37 +165,42 @@ fn tell_nbd(options: &Options) -> impl Iterator<Item = (String, Value)> {
     };
     options
         .iter()
-        .filter(move |(key, _)| telling(key))
+        .filter(move |(key, _)| names(key))
         .map(|(key, value)| (key.to_owned(), value.clone().into()))
 }
 
-/// Puts the telling options into `json`; says whether there were any.
-fn tell(naming: &Naming, options: &Options, json: &mut Map<String, Value>) -> bool {
-    let mut told = false;
+/// Puts the options that belong to the name into `json`; says whether there were any.
+fn take_naming_options(naming: &Naming, options: &Options, json: &mut Map<String, Value>) -> bool {
+    let mut found = false;
     for (key, value) in options.iter() {
-        let telling = naming
-            .telling
+        let in_name = naming
+            .in_name
             .iter()
             .any(|known| match known.ends_with('.') {
                 true => key.starts_with(known),
                 false => key == *known,
             });
-        if telling {
+        if in_name {
             json.insert(key.to_owned(), value.clone().into());
-            told = true;
+            found = true;
         }
     }
-    told
+    found
 }
 
 /// The name that opens a node of given children again.
-fn plain(naming: &Naming, options: &Options, children: &[Name], told: bool) -> Option<String> {
+fn plain(
+    naming: &Naming,
+    options: &Options,
+    children: &[Name],
+    has_options: bool,
+) -> Option<String> {
     let driver = naming.driver;
     let child = |at: usize| children.get(at).and_then(|child| child.plain.as_deref());
     match (naming.kind, driver) {
         (Kind::Filter, _) => None,
         (Kind::Format, _) => {
-            let alone = !told && children.len() == 1;
+            let alone = !has_options && children.len() == 1;
             let below = children.first().filter(|below| below.is_protocol && alone);
             below.and_then(|below| below.plain.clone())
         }
@@ -209,7 +214,7 @@ fn plain(naming: &Naming, options: &Options, children: &[Name], told: bool) -> O
             }
         }
         (Kind::Protocol, "blkverify") => Some(format!("blkverify:{}:{}", child(0)?, child(1)?)),
-        (Kind::Protocol, _) => (!told).then(|| format!("{driver}://")),
+        (Kind::Protocol, _) => (!has_options).then(|| format!("{driver}://")),
     }
 }
 

@@ -101,8 +101,8 @@ pub struct OpenFlags {
     pub no_data: bool,
     /// Hears warnings for the user, with the ends of their lines.
     pub warn: fn(&str),
-    /// Hears what nodes have to tell on standard output (`blkdebug`'s breakpoints).
-    pub say: fn(&str),
+    /// Prints what nodes report on standard output (`blkdebug`'s breakpoints).
+    pub print: fn(&str),
 }
 
 impl Default for OpenFlags {
@@ -125,7 +125,7 @@ impl Default for OpenFlags {
             for_check: false,
             no_data: false,
             warn: |message| eprint!("{message}"),
-            say: |message| println!("{message}"),
+            print: |message| println!("{message}"),
         }
     }
 }

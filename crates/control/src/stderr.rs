@@ -27,14 +27,14 @@ const PIECE_BYTES: usize = 4096;
 static QUEUE: Mutex<StderrQueue> = Mutex::new(StderrQueue { lost: 0 });
 static EVERY_LINE: AtomicBool = AtomicBool::new(false);
 
-/// What was said, and what was not.
+/// How many lines were dropped.
 struct StderrQueue {
     /// Lines that were dropped since the last one that was not.
     lost: u64,
 }
 
 impl StderrQueue {
-    fn say(&mut self, out: &mut (impl Write + AsFd), line: &str, patience: &Timespec) {
+    fn print(&mut self, out: &mut (impl Write + AsFd), line: &str, patience: &Timespec) {
         let patience = match self.lost {
             0 => patience,
             _ => &NO_PATIENCE,
@@ -65,22 +65,22 @@ fn has_room(out: &impl AsFd, patience: &Timespec) -> bool {
 }
 
 /// Prints a line on standard error, or drops it where nobody reads.
-pub fn say(line: &str) {
+pub fn print_line(line: &str) {
     let mut queue = QUEUE.lock();
-    queue.say(&mut stderr().lock(), line, &PATIENCE);
+    queue.print(&mut stderr().lock(), line, &PATIENCE);
 }
 
-/// Has images that are opened from now on say every line of a repair, as QEMU's programs
+/// Has images that are opened from now on print every line of a repair, as QEMU's programs
 /// do, and not only the first ones and how many there are.
-pub fn say_every_line(every: bool) {
+pub fn print_every_line(every: bool) {
     EVERY_LINE.store(every, Ordering::Relaxed);
 }
 
 /// What images say goes to standard error.
 pub(crate) fn messages() -> Messages {
     match EVERY_LINE.load(Ordering::Relaxed) {
-        true => Messages::in_full(say),
-        false => Messages::to(say),
+        true => Messages::in_full(print_line),
+        false => Messages::to(print_line),
     }
 }
 
@@ -102,8 +102,8 @@ mod tests {
         let begun = Instant::now();
         let long = "x".repeat(3 * PIECE_BYTES);
         for number in 0..5000 {
-            queue.say(&mut writer, &format!("line {number}"), &patience);
-            queue.say(&mut writer, &long, &patience);
+            queue.print(&mut writer, &format!("line {number}"), &patience);
+            queue.print(&mut writer, &long, &patience);
         }
         assert!(queue.lost > 4000);
         assert!(begun.elapsed().as_secs() < 30, "it waited for each of them");
@@ -112,7 +112,7 @@ mod tests {
         let mut read = vec![0; 1 << 20];
         let len = reader.read(&mut read).unwrap();
         assert!(read[..len].starts_with(b"line 0\nxxx"));
-        queue.say(&mut writer, "last", &patience);
+        queue.print(&mut writer, "last", &patience);
         assert_eq!(queue.lost, 0);
         drop(writer);
         let mut rest = String::new();

@@ -10,12 +10,12 @@ use crate::report;
 /// Reports the clients whose negotiation failed; if `verbose`, what other clients do wrong, too.
 /// Clients decide how much that is, so none of them waits until it is read.
 pub fn log(verbose: bool) -> Log {
-    let say = |what: &str, line: &dyn Display| {
-        vellum_control::stderr::say(&format!("{}: {what}: {line}", report::program()));
+    let print = |what: &str, line: &dyn Display| {
+        vellum_control::stderr::print_line(&format!("{}: {what}: {line}", report::program()));
     };
     Arc::new(move |phase, line| match phase {
-        Phase::Negotiation => say("option negotiation failed", &line),
-        Phase::Transmission if verbose => say("info", &line),
+        Phase::Negotiation => print("option negotiation failed", &line),
+        Phase::Transmission if verbose => print("info", &line),
         Phase::Transmission => {}
     })
 }

@@ -15,7 +15,7 @@ pub trait Listener {
     fn hear(&self, event: &Value);
 }
 
-/// Tells listeners what happens. Clones tell the same ones.
+/// Emits events to listeners. Clones emit to the same ones.
 #[derive(Clone, Default)]
 pub struct Events(Rc<RefCell<Vec<Rc<dyn Listener>>>>);
 
@@ -31,8 +31,8 @@ impl Events {
         self.0.borrow_mut().retain(|other| !same(other));
     }
 
-    /// Tells all that something has happened.
-    pub(super) fn tell(&self, name: &str, data: Value) {
+    /// Emits an event to all.
+    pub(super) fn emit(&self, name: &str, data: Value) {
         let event = qmp::event(name, data, SystemTime::now());
         for listener in self.0.borrow().iter() {
             listener.hear(&event);

@@ -182,7 +182,7 @@ impl DaemonState {
         };
         let exports = &mut self.exports;
         exports.remove(id, removal, &self.nodes, server).await?;
-        self.events.tell("BLOCK_EXPORT_DELETED", json!({"id": id}));
+        self.events.emit("BLOCK_EXPORT_DELETED", json!({"id": id}));
         Ok(())
     }
 

@@ -41,7 +41,7 @@ pub(super) async fn open(
     let take = take_permissions(&mut options, "take-child-perms")?;
     let unshare = take_permissions(&mut options, "unshare-child-perms")?;
     refuse_unknown(&options, "blkdebug")?;
-    let debugger = Debugger::new(rules, around.flags.say);
+    let debugger = Debugger::new(rules, around.flags.print);
     let storage = DebugStorage::new(storage, debugger, limits);
     let mut opened = image.filter("blkdebug", Arc::new(storage));
     for file in &mut opened.files {

@@ -72,14 +72,14 @@ pub(super) async fn look_up(
     Ok(found.map(|info| (bitmaps, info)))
 }
 
-/// The bitmaps of a node, as a description of it tells of them.
+/// The bitmaps of a node, as a description of it lists them.
 pub(super) async fn describe(daemon: &Daemon, node: &NodeInfo) -> Result<Vec<Value>, Failure> {
     let image = node.device.as_ref().and_then(|device| device.as_qcow2());
     let Some(image) = image else {
         return Ok(Vec::new());
     };
     let bitmaps = image.bitmaps();
-    let mut told = Vec::new();
+    let mut described = Vec::new();
     for info in bitmaps.list().await? {
         let mut one = json!({
             "name": info.name,
@@ -93,9 +93,9 @@ pub(super) async fn describe(daemon: &Daemon, node: &NodeInfo) -> Result<Vec<Val
             true => one["count"] = json!(bitmaps.read(&info.name).await?.dirty_bytes()),
             false => one["inconsistent"] = json!(true),
         }
-        told.push(one);
+        described.push(one);
     }
-    Ok(told)
+    Ok(described)
 }
 
 /// The refusal of a bitmap whose content is lost.

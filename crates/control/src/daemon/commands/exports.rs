@@ -41,10 +41,10 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let exports = parts.exports.list(&parts.nodes).into_iter();
-    let told = exports.map(
+    let exports = exports.map(
         |(id, node)| json!({"id": id, "node-name": node, "type": "nbd", "shutting-down": false}),
     );
-    Ok(told.collect::<Vec<Value>>().into())
+    Ok(exports.collect::<Vec<Value>>().into())
 }
 
 pub(super) async fn nbd_server_start(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {

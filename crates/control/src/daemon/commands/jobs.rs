@@ -1,4 +1,4 @@
-//! Commands that begin jobs, lead them and tell of them.
+//! Commands that begin jobs, lead them, and describe them.
 
 use std::rc::Rc;
 
@@ -261,8 +261,8 @@ fn check(job: &Job, verb: Verb) -> Result<(), Failure> {
     }
 }
 
-/// Says a verb to a job.
-pub(super) async fn say(
+/// Applies a verb to a job.
+pub(super) async fn apply_verb(
     daemon: Rc<Daemon>,
     mut arguments: Arguments,
     by: JobKey,

@@ -51,25 +51,25 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block-export-add", |d, a| Box::pin(exports::add(d, a))),
     ("block-export-del", |d, a| Box::pin(exports::del(d, a))),
     ("block-job-cancel", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Device, Verb::Cancel))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Cancel))
     }),
     ("block-job-complete", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Device, Verb::Complete))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Complete))
     }),
     ("block-job-dismiss", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Dismiss))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Dismiss))
     }),
     ("block-job-finalize", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Finalize))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Finalize))
     }),
     ("block-job-pause", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Device, Verb::Pause))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Pause))
     }),
     ("block-job-resume", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Device, Verb::Resume))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Resume))
     }),
     ("block-job-set-speed", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Device, Verb::SetSpeed))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::SetSpeed))
     }),
     ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
     ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
@@ -78,22 +78,22 @@ const COMMANDS: &[(&str, Command)] = &[
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
     ("blockdev-snapshot", |d, a| Box::pin(nodes::snapshot(d, a))),
     ("job-cancel", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Cancel))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Cancel))
     }),
     ("job-complete", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Complete))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Complete))
     }),
     ("job-dismiss", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Dismiss))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Dismiss))
     }),
     ("job-finalize", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Finalize))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Finalize))
     }),
     ("job-pause", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Pause))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Pause))
     }),
     ("job-resume", |d, a| {
-        Box::pin(jobs::say(d, a, JobKey::Id, Verb::Resume))
+        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Resume))
     }),
     ("nbd-server-add", |d, a| {
         Box::pin(exports::nbd_server_add(d, a))

@@ -1,4 +1,4 @@
-//! Commands that make, change and tell of nodes.
+//! Commands that make, change and describe nodes.
 
 use std::rc::Rc;
 use vellum::qcow2::AsQcow2;
@@ -78,27 +78,27 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = parts.nodes.list();
-    let mut told = Vec::with_capacity(nodes.len());
+    let mut described = Vec::with_capacity(nodes.len());
     for node in &nodes {
-        let mut description = tell(node, &nodes);
+        let mut description = describe(node, &nodes);
         let bitmaps = bitmaps::describe(&daemon, node).await?;
         if !bitmaps.is_empty() {
             description["dirty-bitmaps"] = json!(bitmaps);
         }
-        told.push(description);
+        described.push(description);
         lane::yield_now().await;
     }
-    Ok(Value::Array(told))
+    Ok(Value::Array(described))
 }
 
-fn tell(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
+fn describe(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
     let mut image = json!({
         "filename": node.filename,
         "format": node.driver,
         "virtual-size": node.size_bytes,
         "dirty-flag": false,
     });
-    let mut told = json!({
+    let mut description = json!({
         "node-name": node.name,
         "drv": node.driver,
         "ro": !node.writable,
@@ -111,7 +111,7 @@ fn tell(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
         "cache": {"writeback": true, "direct": false, "no-flush": false},
     });
     for key in ["iops", "iops_rd", "iops_wr", "bps", "bps_rd", "bps_wr"] {
-        told[key] = json!(0);
+        description[key] = json!(0);
     }
     if let Some(device) = &node.device {
         if let Some(cluster_size_bytes) = device.info().cluster_size_bytes {
@@ -122,7 +122,7 @@ fn tell(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
         }
         if let Some(qcow2) = device.as_qcow2() {
             let header = qcow2.header();
-            told["encrypted"] = json!(header.crypt_method != Default::default());
+            description["encrypted"] = json!(header.crypt_method != Default::default());
             if let Some(name) = header.backing_file_text() {
                 image["backing-filename"] = json!(name);
             }
@@ -135,8 +135,8 @@ fn tell(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
         .iter()
         .find(|other| Some(&other.name) == node.backing.as_ref());
     if let Some(below) = below {
-        told["backing_file"] = json!(below.filename);
+        description["backing_file"] = json!(below.filename);
     }
-    told["image"] = image;
-    told
+    description["image"] = image;
+    description
 }

@@ -56,7 +56,7 @@ impl Work for ActiveCommit {
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
         let mut reporter = ProgressReporter { job, exact: true };
         let copied = self.commit.copy_all(&job.control, &mut reporter).await;
-        let failed = |error| job.tell_failure(error);
+        let failed = |error| job.report_failure(error);
         let mut copied = copied.map_err(failed)?;
         let mut ready = false;
         loop {
@@ -74,8 +74,8 @@ impl Work for ActiveCommit {
             if job.completion().is_some() {
                 return Ok(CopyOutcome::All);
             }
-            let told = job.until(|job| job.completion().is_some() || job.is_cancelled());
-            select(pin!(told), pin!(self.commit.wait_for_writes())).await;
+            let decided = job.until(|job| job.completion().is_some() || job.is_cancelled());
+            select(pin!(decided), pin!(self.commit.wait_for_writes())).await;
         }
     }
 

@@ -209,7 +209,7 @@ impl Work for Backup {
             backup.wait(&job.control, &mut reporter).await;
             return Ok(CopyOutcome::GivenUp);
         }
-        let failed = |error| job.tell_failure(error);
+        let failed = |error| job.report_failure(error);
         if self.what.sync == Sync::Top {
             let kept = backup.keep_only_top(&job.control).await.map_err(failed)?;
             if kept == CopyOutcome::GivenUp {

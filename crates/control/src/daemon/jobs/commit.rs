@@ -118,7 +118,7 @@ impl Work for Commit {
         job.set_progress(0, self.size_bytes);
         let mut reporter = ProgressReporter { job, exact: false };
         let copied = self.commit.copy_all(&job.control, &mut reporter).await;
-        let copied = copied.map_err(|error| job.tell_failure(error))?;
+        let copied = copied.map_err(|error| job.report_failure(error))?;
         if copied == CopyOutcome::All {
             job.set_progress(self.size_bytes, self.size_bytes);
         }

@@ -162,7 +162,7 @@ impl Job {
         self.status.set(status);
         self.changed.notify(usize::MAX);
         let data = json!({"status": status.name(), "id": self.settings.id});
-        self.events.tell("JOB_STATUS_CHANGE", data);
+        self.events.emit("JOB_STATUS_CHANGE", data);
     }
 
     /// Keeps a bitmap of a node to itself, until it is over.
@@ -171,8 +171,8 @@ impl Job {
         self.bitmap.replace(Some(bitmap));
     }
 
-    /// Tells where a copy failed; returns why.
-    pub(super) fn tell_failure(&self, error: CopyError) -> vellum::Error {
+    /// Reports where a copy failed; returns why.
+    pub(super) fn report_failure(&self, error: CopyError) -> vellum::Error {
         let operation = match error.step {
             Step::Write => "write",
             Step::Status | Step::Read | Step::ReadShown => "read",
@@ -182,7 +182,7 @@ impl Job {
             "operation": operation,
             "action": "report",
         });
-        self.events.tell("BLOCK_JOB_ERROR", data);
+        self.events.emit("BLOCK_JOB_ERROR", data);
         error.cause
     }
 
@@ -201,7 +201,7 @@ impl Job {
     pub(super) fn become_ready(&self) {
         self.enter(Status::Ready);
         self.events
-            .tell("BLOCK_JOB_READY", self.describe_as_event());
+            .emit("BLOCK_JOB_READY", self.describe_as_event());
         if self.control.command() == JobCommand::Pause {
             self.enter(Status::Standby);
         }
@@ -262,10 +262,10 @@ impl Job {
         })
     }
 
-    /// The job as `query-jobs` tells of it.
+    /// The job as `query-jobs` describes it.
     pub(super) fn describe(&self) -> Value {
         let (done, total) = self.progress.get();
-        let mut told = json!({
+        let mut described = json!({
             "id": self.settings.id,
             "type": self.settings.kind,
             "status": self.status().name(),
@@ -273,27 +273,27 @@ impl Job {
             "total-progress": total,
         });
         if let Some(error) = &*self.error.borrow() {
-            told["error"] = json!(error);
+            described["error"] = json!(error);
         }
-        told
+        described
     }
 
-    /// The job as `query-block-jobs` tells of it.
+    /// The job as `query-block-jobs` describes it.
     pub(super) fn describe_block_job(&self) -> Value {
-        let mut told = self.describe_as_event();
+        let mut described = self.describe_as_event();
         let status = self.status();
         let paused = matches!(status, Status::Paused | Status::Standby);
-        told["busy"] = json!(status == Status::Running);
-        told["paused"] = json!(paused);
-        told["ready"] = json!(matches!(status, Status::Ready | Status::Standby));
-        told["io-status"] = json!("ok");
-        told["status"] = json!(status.name());
-        told["auto-finalize"] = json!(self.settings.auto_finalize);
-        told["auto-dismiss"] = json!(self.settings.auto_dismiss);
+        described["busy"] = json!(status == Status::Running);
+        described["paused"] = json!(paused);
+        described["ready"] = json!(matches!(status, Status::Ready | Status::Standby));
+        described["io-status"] = json!("ok");
+        described["status"] = json!(status.name());
+        described["auto-finalize"] = json!(self.settings.auto_finalize);
+        described["auto-dismiss"] = json!(self.settings.auto_dismiss);
         if let Some(error) = &*self.error.borrow() {
-            told["error"] = json!(error);
+            described["error"] = json!(error);
         }
-        told
+        described
     }
 }
 
@@ -316,7 +316,7 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     work.leave().await;
     job.bitmap.take();
     drop(parts);
-    let mut told = job.describe_as_event();
+    let mut described = job.describe_as_event();
     let event = match outcome {
         Ok(CopyOutcome::All) => "BLOCK_JOB_COMPLETED",
         Ok(CopyOutcome::GivenUp) => {
@@ -325,12 +325,12 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
         }
         Err(error) => {
             let text = error_text(&error);
-            told["error"] = json!(text);
+            described["error"] = json!(text);
             job.error.replace(Some(text));
             "BLOCK_JOB_COMPLETED"
         }
     };
-    job.events.tell(event, told);
+    job.events.emit(event, described);
     job.enter(Status::Concluded);
     if job.settings.auto_dismiss {
         daemon.jobs.dismiss(&job);
@@ -343,7 +343,7 @@ async fn finalize(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::R
     job.enter(Status::Pending);
     if !job.settings.auto_finalize {
         let data = json!({"type": job.settings.kind, "id": job.settings.id});
-        job.events.tell("BLOCK_JOB_PENDING", data);
+        job.events.emit("BLOCK_JOB_PENDING", data);
         job.until(|job| job.finalized.get() || job.is_cancelled())
             .await;
     }
