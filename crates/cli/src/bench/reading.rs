@@ -254,20 +254,20 @@ mod tests {
         let noisy = sentences.iter().filter(|s| s.contains("too noisy to tell"));
         assert_eq!(noisy.count(), 4, "{sentences:?}");
         assert!(sentences[0].contains("by a factor of 2.0"), "{sentences:?}");
-        let told = sentences.join(" ");
+        let text = sentences.join(" ");
         for conclusion in ["enough", "times as fast", "fastest", "no difference"] {
-            assert!(!told.contains(conclusion), "{conclusion}: {told}");
+            assert!(!text.contains(conclusion), "{conclusion}: {text}");
         }
         // What is counted does not depend on what else the machine did.
-        assert!(told.contains("64 KiB clusters grow the image"), "{told}");
+        assert!(text.contains("64 KiB clusters grow the image"), "{text}");
     }
 
     #[test]
     fn differences_within_the_noise_are_none() {
-        let told = with_noise(1.25).join(" ");
-        assert!(told.contains("makes no difference worth naming"), "{told}");
-        assert!(told.contains("cannot be told from"), "{told}");
-        assert!(!told.contains("times as fast"), "{told}");
+        let text = with_noise(1.25).join(" ");
+        assert!(text.contains("makes no difference worth naming"), "{text}");
+        assert!(text.contains("cannot be told from"), "{text}");
+        assert!(!text.contains("times as fast"), "{text}");
     }
 
     #[test]
@@ -276,9 +276,9 @@ mod tests {
         for row in report.tables.iter_mut().flat_map(|table| &mut table.rows) {
             row.samples.truncate(1);
         }
-        let told = super::read(&report.tables).join(" ");
-        assert!(told.contains("one round cannot tell"), "{told}");
-        assert!(!told.contains("fastest"), "{told}");
+        let text = super::read(&report.tables).join(" ");
+        assert!(text.contains("one round cannot tell"), "{text}");
+        assert!(!text.contains("fastest"), "{text}");
     }
 
     #[test]

@@ -103,8 +103,8 @@ async fn run(
         program.pid_file_written.set(true);
     }
     if let Some(ready) = ready {
-        let told = ready.tell(false);
-        told.map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e))))?;
+        let notified = ready.notify_parent(false);
+        notified.map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e))))?;
     }
     let has = |part| arguments.items.iter().any(|item| item.part == part);
     if !has(Part::Export) && !has(Part::Monitor) {
@@ -188,14 +188,14 @@ impl Program {
 /// What the daemon listens with.
 fn server_environment() -> ServerEnvironment {
     ServerEnvironment {
-        listen_unix: |path| server::listen_unix(path).map_err(told),
-        listen_tcp: |host, port| server::listen_tcp(host, port).map_err(told),
+        listen_unix: |path| server::listen_unix(path).map_err(daemon_failure),
+        listen_tcp: |host, port| server::listen_tcp(host, port).map_err(daemon_failure),
         log: Some(server::log(false)),
         lanes: None,
     }
 }
 
-fn told(failure: Failure) -> daemon::Failure {
+fn daemon_failure(failure: Failure) -> daemon::Failure {
     match failure {
         Failure::Message(text) => daemon::Failure(text),
         other => daemon::Failure(format!("{other:?}")),

@@ -100,7 +100,7 @@ impl Command<'_> {
     }
 
     /// Reports a failure.
-    pub fn tell(&self, failure: &Failure) {
+    pub fn report(&self, failure: &Failure) {
         let try_help = || {
             report::eprint_line(&format!(
                 "Try '{} {} --help' for more info",
@@ -110,7 +110,7 @@ impl Command<'_> {
         };
         match failure {
             Failure::Message(message) => report::error(message),
-            Failure::WithCode(failure, _) => self.tell(failure),
+            Failure::WithCode(failure, _) => self.report(failure),
             Failure::Incomplete(message) => {
                 report::error(message);
                 if report::is_own_name(self.program) {

@@ -126,11 +126,11 @@ async fn compare_images(
     let compared = compared.await;
     progress.clear();
     let code = match compared {
-        Ok(found) => tell(&found, common_bytes(&devices), arguments.common.quiet),
+        Ok(found) => print_outcome(&found, common_bytes(&devices), arguments.common.quiet),
         Err(error) => {
-            let code = tell_error(&error, names);
+            let code = print_error(&error, names);
             if common_bytes(&devices).is_some_and(|common| error.offset_bytes >= common) {
-                say(SIZE_WARNING, arguments.common.quiet);
+                print(SIZE_WARNING, arguments.common.quiet);
             }
             code
         }
@@ -147,19 +147,19 @@ fn common_bytes(devices: &[Arc<dyn BlockDevice>]) -> Option<u64> {
     (first != second).then_some(first.min(second))
 }
 
-fn say(text: &str, quiet: bool) {
+fn print(text: &str, quiet: bool) {
     if !quiet {
         report::print_line(text);
     }
 }
 
-fn tell(found: &Found, common_bytes: Option<u64>, quiet: bool) -> i32 {
+fn print_outcome(found: &Found, common_bytes: Option<u64>, quiet: bool) -> i32 {
     let text = match found {
         Found::Identical => {
             if common_bytes.is_some() {
-                say(SIZE_WARNING, quiet);
+                print(SIZE_WARNING, quiet);
             }
-            say("Images are identical.", quiet);
+            print("Images are identical.", quiet);
             return 0;
         }
         Found::SizeMismatch => "Strict mode: Image size mismatch!".to_owned(),
@@ -168,16 +168,16 @@ fn tell(found: &Found, common_bytes: Option<u64>, quiet: bool) -> i32 {
         }
         Found::ContentMismatch(offset) => {
             if common_bytes.is_some_and(|common| *offset >= common) {
-                say(SIZE_WARNING, quiet);
+                print(SIZE_WARNING, quiet);
             }
             format!("Content mismatch at offset {offset}!")
         }
     };
-    say(&text, quiet);
+    print(&text, quiet);
     DIFFERENT
 }
 
-fn tell_error(error: &CompareError, names: [&String; 2]) -> i32 {
+fn print_error(error: &CompareError, names: [&String; 2]) -> i32 {
     let name = match error.side {
         Side::First => names[0],
         Side::Second => names[1],

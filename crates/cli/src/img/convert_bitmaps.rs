@@ -70,7 +70,7 @@ pub(super) async fn copy(
     }
     for bitmap in bitmaps.iter().filter(|bitmap| bitmap.consistent) {
         let name = &bitmap.name;
-        let told = |what: &str, error: vellum::Error| {
+        let failed = |what: &str, error: vellum::Error| {
             let text = error_text(&error);
             Failure::Message(format!("Failed to {what} bitmap {name}: {text}"))
         };
@@ -78,7 +78,7 @@ pub(super) async fn copy(
             .granularity_bytes(Some(bitmap.granularity_bytes))
             .disabled(!bitmap.auto);
         let added = to.bitmaps().add(name, options).await;
-        added.map_err(|error| told("create", error))?;
+        added.map_err(|error| failed("create", error))?;
         let populated = match from.bitmaps().read(name).await {
             Ok(content) => to.bitmaps().merge(name, vec![content]).await,
             Err(error) => Err(error),
@@ -86,7 +86,7 @@ pub(super) async fn copy(
         if let Err(error) = populated {
             // The first error is the one to tell.
             drop(to.bitmaps().remove(name).await);
-            return Err(told("populate", error));
+            return Err(failed("populate", error));
         }
     }
     Ok(())

@@ -113,15 +113,15 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// Tells the ranges that hold data.
-    async fn find_data(&self, mut tell: impl FnMut(Range<u64>)) -> vellum::Result<()> {
+    /// Calls `each` with every range that holds data.
+    async fn find_data(&self, mut each: impl FnMut(Range<u64>)) -> vellum::Result<()> {
         let mut first = 0;
         for source in self.sources {
             let size = source.size_bytes();
             map(source, 0, size, |entry| {
                 if entry.extent.data && !entry.extent.zero {
                     let start = first + entry.start_bytes;
-                    tell(start..start + entry.extent.len_bytes);
+                    each(start..start + entry.extent.len_bytes);
                 }
             })
             .await?;

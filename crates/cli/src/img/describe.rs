@@ -80,7 +80,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
     if let Some(info) = info {
         // The driver's options are checked although nothing here needs them.
         open::check_options(spec, &flags).await?;
-        node.tell_qcow2(info);
+        node.describe_qcow2(info);
     } else if is_format {
         let device = open::open_device(spec, &flags).await?;
         node.size_bytes = device.size_bytes();
@@ -181,7 +181,7 @@ fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
 }
 
 impl Description {
-    fn tell_qcow2(&mut self, info: ImageInfo) {
+    fn describe_qcow2(&mut self, info: ImageInfo) {
         self.size_bytes = info.size_bytes;
         self.backing = info.backing_file.as_ref().map(|name| BackingName {
             name: name.clone(),

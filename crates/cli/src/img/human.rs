@@ -21,12 +21,12 @@ pub fn image(image: &Description) -> String {
 fn children(text: &mut String, node: &Description, path: &str) {
     for (name, child) in &node.children {
         let path = format!("{path}/{name}");
-        let mut told = String::new();
-        describe(&mut told, child, child.children.is_empty());
-        children(&mut told, child, &path);
+        let mut below = String::new();
+        describe(&mut below, child, child.children.is_empty());
+        children(&mut below, child, &path);
         // Writing to a string cannot fail.
         let _ = writeln!(text, "Child node '{path}':");
-        for line in told.lines() {
+        for line in below.lines() {
             let _ = writeln!(text, "    {line}");
         }
     }

@@ -94,7 +94,7 @@ fn show(images: &[Description], arguments: &Arguments, broken: Option<Broken>) -
         return Ok(0);
     };
     if let Some(image) = images.last() {
-        report::error(broken.told(image));
+        report::error(broken.message(image));
         if let Some(line) = broken.mend(image) {
             report::eprint_line(&line);
         }
@@ -122,7 +122,7 @@ struct Broken {
 
 impl Broken {
     /// What is wrong, and with which image's word.
-    fn told(&self, image: &Description) -> String {
+    fn message(&self, image: &Description) -> String {
         format!(
             "The backing file that '{}' names cannot be used: {}",
             image.filename, self.why

@@ -203,7 +203,7 @@ fn run(program: &str, subcommand: &'static Subcommand, args: Vec<OsString>) -> i
     report::set_command(command.typed());
     hint::know_options(&(subcommand.options)());
     (subcommand.run)(command, args).unwrap_or_else(|failure| {
-        command.tell(&failure);
+        command.report(&failure);
         failure.code()
     })
 }

@@ -159,28 +159,28 @@ impl Unfinished {
             return work.await;
         }
         let Ok(signals) = Signals::catch() else {
-            return work.await.map_err(|failure| self.tell_with(failure));
+            return work.await.map_err(|failure| self.with_reason(failure));
         };
         let signal = {
             let work = pin!(work);
             match select(work, pin!(signals.arrives())).await {
                 Either::Left((outcome, _)) => {
-                    return outcome.map_err(|failure| self.tell_with(failure));
+                    return outcome.map_err(|failure| self.with_reason(failure));
                 }
                 Either::Right((signal, _)) => signal,
             }
         };
-        let said = match self.remove_begun().await {
+        let lines = match self.remove_begun().await {
             Some(line) => Some(line),
             None => self.give_up(),
         };
-        said.into_iter().for_each(report::error);
+        lines.into_iter().for_each(report::error);
         // Ends the process as if nobody had caught the signal.
         let _ = signal_hook::low_level::emulate_default_handler(signal);
         std::process::exit(128 + signal);
     }
 
-    fn tell_with(&self, failure: Failure) -> Failure {
+    fn with_reason(&self, failure: Failure) -> Failure {
         match (failure, self.give_up()) {
             (Failure::Message(message), Some(line)) => {
                 Failure::Message(format!("{message}\n{line}"))

@@ -149,16 +149,16 @@ fn write_page(folder: &Path, name: &str, call: &str, tool: &Tool) -> io::Result<
     let man = Man::new(command).source(source).manual("Vellum");
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    let (told, is_own) = (page_of(call), call.starts_with("vellum"));
-    synopsis(call, tool, told).to_writer(&mut page)?;
+    let (description, is_own) = (page_of(call), call.starts_with("vellum"));
+    synopsis(call, tool, description).to_writer(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if !tool.subcommands.is_empty() {
         man.render_subcommands_section(&mut page)?;
     }
-    if let Some(told) = told {
-        examples(call, told, is_own).to_writer(&mut page)?;
-        exits(told).to_writer(&mut page)?;
+    if let Some(description) = description {
+        examples(call, description, is_own).to_writer(&mut page)?;
+        exits(description).to_writer(&mut page)?;
     }
     settings(is_own).to_writer(&mut page)?;
     man.render_version_section(&mut page)?;

@@ -85,7 +85,7 @@ async fn run(
         }
         if let Some(ready) = ready {
             ready
-                .tell(arguments.verbose)
+                .notify_parent(arguments.verbose)
                 .map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e))))?;
         }
         let options = server_options(arguments)?;

@@ -50,7 +50,7 @@ impl Parent {
 
 impl Ready {
     /// Leaves the terminal (all but errors, if `keep_errors`) and lets the parent go.
-    pub fn tell(mut self, keep_errors: bool) -> io::Result<()> {
+    pub fn notify_parent(mut self, keep_errors: bool) -> io::Result<()> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         dup2_stdin(&null)?;
         dup2_stdout(&null)?;
