@@ -49,7 +49,7 @@ impl File {
             .lock_for_write(self.alignment, to_bytes, len_bytes)
             .await;
         let (from, to) = (source.descriptor.clone(), self.descriptor.clone());
-        let work = move || sys::clone_range(from.raw(), from_bytes, to.raw(), to_bytes, len_bytes);
+        let work = move || sys::clone_range(&*from, from_bytes, &*to, to_bytes, len_bytes);
         let result = lane::call(&self.descriptor, "clone range", work, finish_unit).await;
         self.extents.forget();
         let Err(error) = result else { return Ok(()) };
@@ -83,10 +83,10 @@ impl File {
             while done < len_bytes {
                 let rest = len_bytes - done;
                 let at = (from_bytes + done, to_bytes + done);
-                match sys::copy_file_range(from.raw(), at.0, fd.raw(), at.1, rest)? {
+                match sys::copy_file_range(&*from, at.0, &*fd, at.1, rest)? {
                     // The source ended early: the caller must copy zeroes.
                     0 => return Err(libc::EOPNOTSUPP),
-                    count => done += count as u64,
+                    count => done += count,
                 }
             }
             Ok(0)

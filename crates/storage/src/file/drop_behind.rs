@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::AsFd;
 
 use parking_lot::Mutex;
 
@@ -53,11 +53,11 @@ struct Read {
 impl DropBehind {
     /// For a regular file whose reads go through the page cache; `None`: it is left to the
     /// kernel, as those are that take less than `min_bytes` on disk.
-    pub(super) fn of(fd: RawFd, stat: &libc::stat, min_bytes: u64) -> Option<Self> {
+    pub(super) fn of(fd: impl AsFd, stat: &rustix::fs::Stat, min_bytes: u64) -> Option<Self> {
         let size_bytes = stat.st_blocks as u64 * 512;
         let small = size_bytes < min_bytes;
         let unused = || {
-            let cached_bytes = sys::cached_bytes(fd, 0..stat.st_size as u64);
+            let cached_bytes = sys::cached_bytes(&fd, 0..stat.st_size as u64);
             cached_bytes.is_ok_and(|bytes| bytes < size_bytes / CACHED_ONE_IN)
         };
         (!small && unused()).then(Self::default)
@@ -111,10 +111,10 @@ impl Read {
 
 /// Lets go of ranges of a file. Where the kernel does not count what was just read as cached (on
 /// overlayfs), it could not tell what was there before either, so all stays.
-pub(super) fn drop_cached(fd: RawFd, ranges: &[Range<u64>]) -> Result<i64, Errno> {
+pub(super) fn drop_cached(fd: impl AsFd, ranges: &[Range<u64>]) -> Result<i64, Errno> {
     for range in ranges {
-        if sys::cached_bytes(fd, range.clone())? > 0 {
-            sys::drop_cached(fd, range.clone())?;
+        if sys::cached_bytes(&fd, range.clone())? > 0 {
+            sys::drop_cached(&fd, range.clone())?;
         }
     }
     Ok(0)
@@ -190,19 +190,17 @@ mod tests {
         };
         // A lane that ends has done all that it was asked for.
         let file = std::thread::spawn(read).join().expect("reads");
-        sys::cached_bytes(file.raw(), 0..len_bytes)
+        sys::cached_bytes(&*file, 0..len_bytes)
     }
 
     #[test]
     fn large_files_leave_the_page_cache_unless_they_were_there() {
-        use std::os::fd::AsRawFd;
-
         let folder = folder();
         let path = folder.path().join("file");
         std::fs::write(&path, vec![1; 64 << 20]).expect("room");
         let file = std::fs::File::open(&path).expect("just written");
         file.sync_all().expect("written");
-        let forget = || sys::drop_cached(file.as_raw_fd(), 0..64 * MIB).expect("accepted");
+        let forget = || sys::drop_cached(&file, 0..64 * MIB).expect("accepted");
         forget();
         match cached_after_reading(&path, None) {
             Ok(usual) if usual == 64 * MIB => {}
@@ -212,8 +210,8 @@ mod tests {
             }
             Err(_) => {
                 // Before Linux 6.5 nobody can ask, so nothing is let go.
-                let stat = sys::stat(file.as_raw_fd()).expect("open");
-                assert!(DropBehind::of(file.as_raw_fd(), &stat, 0).is_none());
+                let stat = sys::stat(&file).expect("open");
+                assert!(DropBehind::of(&file, &stat, 0).is_none());
                 return;
             }
         }

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::SeekFrom;
 
 use super::File;
 use crate::sys;
@@ -82,15 +83,15 @@ impl File {
 
     /// Asks the kernel for the status of a place, and where that ends.
     fn seek_status(&self, offset_bytes: u64, len_bytes: u64) -> (BlockStatus, u64) {
-        let fd = self.descriptor.raw();
+        let fd = &*self.descriptor;
         let all = offset_bytes + len_bytes;
         let found = |status, end| {
             self.extents.learn(status, offset_bytes..end);
             (status, end)
         };
-        match sys::seek(fd, offset_bytes, libc::SEEK_DATA) {
+        match sys::seek(fd, SeekFrom::Data(offset_bytes)) {
             Ok(data) if data > offset_bytes => found(BlockStatus::Hole, data),
-            Ok(_) => match sys::seek(fd, offset_bytes, libc::SEEK_HOLE) {
+            Ok(_) => match sys::seek(fd, SeekFrom::Hole(offset_bytes)) {
                 Ok(hole) if hole > offset_bytes => found(BlockStatus::Data, hole),
                 // The data went away between the calls, or there is no answer.
                 _ => (BlockStatus::Data, all),

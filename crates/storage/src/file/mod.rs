@@ -286,8 +286,8 @@ impl File {
         }
     }
 
-    fn stat(&self) -> Result<libc::stat> {
-        sys::stat(self.descriptor.raw())
+    fn stat(&self) -> Result<rustix::fs::Stat> {
+        sys::stat(&*self.descriptor)
             .map_err(|errno| Error::from_errno("stat", errno).target(self.name()))
     }
 
@@ -310,8 +310,8 @@ impl File {
 
     /// Has a worker take ranges out of the page cache; nobody waits for it.
     fn let_go(&self, ranges: Vec<std::ops::Range<u64>>) {
-        let fd = self.descriptor.raw();
-        let work = move || drop_behind::drop_cached(fd, &ranges);
+        let fd = self.descriptor.clone();
+        let work = move || drop_behind::drop_cached(&*fd, &ranges);
         drop(lane::call(&self.descriptor, "let go", work, finish_unit));
     }
 
@@ -486,7 +486,7 @@ impl Storage for FileStorage {
         self.file.extents.forget();
         let fd = self.file.descriptor.clone();
         let work = move || {
-            let truncated = sys::truncate(fd.raw(), len_bytes);
+            let truncated = sys::truncate(&*fd, len_bytes).map(|()| 0);
             drop(resizing);
             truncated
         };

@@ -1,10 +1,10 @@
-//! OpenedFile files and finding out what they are.
+//! Opening files and finding out what they are.
 
-use std::ffi::CString;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+
+use rustix::fs::{FileType, OFlags, SeekFrom, Stat};
 
 use super::drop_behind::DropBehind;
 use super::{Create, Device, File, FileKind, FileOptions, Supports};
@@ -28,7 +28,7 @@ const SAFE_ALIGNMENT_BYTES: u32 = 4096;
 pub(super) struct OpenedFile {
     fd: OwnedFd,
     pub(super) name: String,
-    stat: libc::stat,
+    stat: Stat,
     device: Option<Device>,
 }
 
@@ -42,13 +42,12 @@ impl OpenedFile {
 
     /// A file that somebody else has opened as `options` say.
     pub(super) fn of(fd: OwnedFd, name: String, options: &FileOptions) -> Result<OpenedFile> {
-        let raw = fd.as_raw_fd();
-        let stat = sys::stat(raw).map_err(|errno| {
+        let stat = sys::stat(&fd).map_err(|errno| {
             Error::from_errno("open", errno)
                 .context("open", "Could not stat file")
                 .target(&*name)
         })?;
-        let device = find_kind(raw, &stat, &name, options.kind)?;
+        let device = find_kind(&fd, &stat, &name, options.kind)?;
         Ok(OpenedFile {
             fd,
             name,
@@ -71,18 +70,17 @@ impl OpenedFile {
             stat,
             device,
         } = self;
-        let raw = fd.as_raw_fd();
         if options.create == Create::Truncate && device.is_none() {
-            sys::truncate(raw, 0)
+            sys::truncate(&fd, 0)
                 .map_err(|errno| Error::from_errno("truncate", errno).target(&*name))?;
         }
         let alignment = match options.direct {
-            true => find_alignment(raw),
+            true => find_alignment(&fd),
             false => Alignment::NONE,
         };
         let behind = match options.read_once_min_bytes {
             Some(min_bytes) if !options.direct && device.is_none() => {
-                DropBehind::of(raw, &stat, min_bytes)
+                DropBehind::of(&fd, &stat, min_bytes)
             }
             _ => None,
         };
@@ -103,14 +101,13 @@ impl OpenedFile {
 }
 
 fn open_fd(path: &Path, name: &str, options: &FileOptions) -> Result<OwnedFd> {
-    let mut flags = libc::O_CLOEXEC;
-    flags |= if options.read_only {
-        libc::O_RDONLY
-    } else {
-        libc::O_RDWR
+    let mut flags = OFlags::CLOEXEC;
+    flags |= match options.read_only {
+        true => OFlags::RDONLY,
+        false => OFlags::RDWR,
     };
     if options.create != Create::No {
-        flags |= libc::O_CREAT;
+        flags |= OFlags::CREATE;
     }
     let refused = |errno: Errno| {
         let verb = if options.create == Create::No {
@@ -124,12 +121,11 @@ fn open_fd(path: &Path, name: &str, options: &FileOptions) -> Result<OwnedFd> {
             .with_errno(errno)
             .target(name)
     };
-    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused(libc::EINVAL))?;
     if !options.direct {
-        return sys::open(&path, flags).map_err(refused);
+        return sys::open(path, flags).map_err(refused);
     }
-    match sys::open(&path, flags | libc::O_DIRECT) {
-        Err(libc::EINVAL) if sys::open(&path, flags).is_ok() => {
+    match sys::open(path, flags | OFlags::DIRECT) {
+        Err(libc::EINVAL) if sys::open(path, flags).is_ok() => {
             let message = format!("Could not open '{name}': filesystem does not support O_DIRECT");
             Err(Error::new(ErrorKind::InvalidArgument, "open", message).target(name))
         }
@@ -139,15 +135,17 @@ fn open_fd(path: &Path, name: &str, options: &FileOptions) -> Result<OwnedFd> {
 
 /// Checks that the file is of the kind that is wanted; measures it if it is a
 /// device.
-fn find_kind(fd: RawFd, stat: &libc::stat, name: &str, wanted: FileKind) -> Result<Option<Device>> {
+fn find_kind(fd: &OwnedFd, stat: &Stat, name: &str, wanted: FileKind) -> Result<Option<Device>> {
     let invalid =
         |message: String| Err(Error::new(ErrorKind::InvalidArgument, "open", message).target(name));
-    match stat.st_mode & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFDIR if wanted == FileKind::Device => invalid(format!(
-            "'host_device' driver requires '{name}' to be either a character or block device"
-        )),
-        libc::S_IFREG => Ok(None),
-        libc::S_IFBLK | libc::S_IFCHR if wanted != FileKind::Regular => {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::Directory if wanted == FileKind::Device => {
+            invalid(format!(
+                "'host_device' driver requires '{name}' to be either a character or block device"
+            ))
+        }
+        FileType::RegularFile => Ok(None),
+        FileType::BlockDevice | FileType::CharacterDevice if wanted != FileKind::Regular => {
             let measure = measure_device(fd);
             measure
                 .map(Some)
@@ -159,14 +157,13 @@ fn find_kind(fd: RawFd, stat: &libc::stat, name: &str, wanted: FileKind) -> Resu
     }
 }
 
-fn measure_device(fd: RawFd) -> Result<Device, Errno> {
+fn measure_device(fd: &OwnedFd) -> Result<Device, Errno> {
     let len_bytes = match sys::ioctl_get_u64(fd, BLKGETSIZE64) {
         Ok(len) => len,
         // Not a block device: the end is where seeking says.
-        Err(_) => sys::seek(fd, 0, libc::SEEK_END)?,
+        Err(_) => sys::seek(fd, SeekFrom::End(0))?,
     };
-    let block = sys::ioctl_get_i32(fd, libc::BLKSSZGET).unwrap_or(512);
-    let request_bytes = u32::try_from(block)
+    let request_bytes = sys::logical_block_bytes(fd)
         .unwrap_or(512)
         .max(512)
         .next_power_of_two();
@@ -180,7 +177,7 @@ fn measure_device(fd: RawFd) -> Result<Device, Errno> {
 }
 
 /// What direct I/O wants: the kernel's word, or else the first that works.
-fn find_alignment(fd: RawFd) -> Alignment {
+fn find_alignment(fd: &OwnedFd) -> Alignment {
     let sane = |bytes: u32| bytes.is_power_of_two() && bytes <= SAFE_ALIGNMENT_BYTES;
     match sys::direct_alignment(fd) {
         Some((memory_bytes, request_bytes)) if sane(memory_bytes) && sane(request_bytes) => {
@@ -195,7 +192,7 @@ fn find_alignment(fd: RawFd) -> Alignment {
 
 /// Tries reads of growing length. An empty file accepts any, so there only the
 /// safe choice is right.
-fn probe_alignment(fd: RawFd) -> Alignment {
+fn probe_alignment(fd: &OwnedFd) -> Alignment {
     let reads = |len_bytes: u32| {
         let mut buffer = Buffer::for_read(len_bytes as usize);
         sys::read_first(fd, &mut buffer)

@@ -246,7 +246,7 @@ impl File {
             return Ok(false);
         }
         let fd = self.descriptor.clone();
-        let work = move || sys::ioctl_range(fd.raw(), request, offset_bytes, len_bytes);
+        let work = move || sys::ioctl_range(&*fd, request, offset_bytes, len_bytes);
         outcome(
             lane::call(&self.descriptor, name, work, finish_unit).await,
             supported,
