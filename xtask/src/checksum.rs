@@ -1,4 +1,4 @@
-//! Checksums of files.
+//! Checksums of files, by which `golden` and `iotests` compare what they made or fetched.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Chores of this repository: `cargo xtask TASK`.
+//! The chores of this repository: `cargo xtask TASK`. Each module is one task, but for `process`,
+//! `workspace`, `checksum`, `guest` and `random`, which tasks use.
 
 mod api;
 mod checksum;

@@ -1,4 +1,4 @@
-//! The last word: with the server gone, both tools look at the files themselves.
+//! The last step of the demo: with the server gone, both tools check and compare the files.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A part of /usr that any machine can spare: whatever of it can be read, up to a limit.
+//! The input of the demo: files of /usr that can be read, up to a limit of bytes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

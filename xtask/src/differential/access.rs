@@ -1,4 +1,4 @@
-//! How a tool is told to open an image.
+//! The words of a command line that name an image, with the secret of an encrypted one.
 
 use super::shape::Shape;
 

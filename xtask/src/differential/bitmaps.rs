@@ -1,4 +1,4 @@
-//! Dirty bitmaps of both images: made, changed between the batches, and compared.
+//! Dirty bitmaps in a scenario: made on both images, changed between the batches, and compared.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

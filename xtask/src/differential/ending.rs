@@ -1,4 +1,5 @@
-//! What becomes of both images in the end: jobs that change what they stand on.
+//! The last step of a scenario: a rebase or a commit, which changes what both images stand on, or
+//! nothing.
 
 use anyhow::{Context, Result, ensure};
 

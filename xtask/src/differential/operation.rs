@@ -1,4 +1,5 @@
-//! What is done to an image, as commands of `qemu-io`.
+//! The operations of a scenario in batches: each is one run of `qemu-io` with its commands, and
+//! what other tools do to the image before it (snapshots, bitmaps, a resize, an amend).
 
 use super::access;
 use super::shape::Shape;

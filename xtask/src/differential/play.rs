@@ -1,4 +1,4 @@
-//! Plays a scenario and says what differed.
+//! Plays a scenario with both tools, and returns what differed and the commands that led to it.
 
 use std::path::Path;
 

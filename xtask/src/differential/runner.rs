@@ -1,4 +1,5 @@
-//! Runs the tools in one folder and remembers how, as a script.
+//! Runs the tools in one folder and records the commands, so that a difference can be printed as a
+//! shell script.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

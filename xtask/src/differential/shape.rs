@@ -1,4 +1,4 @@
-//! What an image is like: its creation options and what stands behind it.
+//! The shape of a scenario's images: creation options and backing files.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Makes a failing scenario smaller while it still fails.
+//! Makes a failing scenario smaller while it still fails, for people who look for the cause.
 
 use std::time::{Duration, Instant};
 

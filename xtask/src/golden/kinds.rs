@@ -1,5 +1,5 @@
-//! The images: each is a name and a shell script that makes NAME.qcow2 and
-//! the files that it needs, in the current folder.
+//! The golden images: each is a name and a shell script that makes NAME.qcow2, and the files that
+//! it needs, in the current folder.
 
 /// What every script may use.
 pub const PRELUDE: &str = r#"

@@ -1,4 +1,4 @@
-//! The suite itself: found in the cache, or fetched from Debian's source package.
+//! QEMU's suite of tests: found in the cache, or fetched from Debian's source package.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

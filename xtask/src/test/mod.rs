@@ -1,4 +1,5 @@
-//! `cargo xtask test`: every test there is, and one line that counts them.
+//! `cargo xtask test`: runs every test there is (unit tests, the simulator, the suites against
+//! QEMU), and prints one line that counts them.
 
 mod tally;
 mod watchdog;

@@ -1,4 +1,4 @@
-//! Counting tests by the closing lines of their runners.
+//! Counts tests by the closing lines that their runners print.
 
 use std::fmt;
 use std::ops::AddAssign;

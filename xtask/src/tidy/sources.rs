@@ -1,4 +1,4 @@
-//! Rules for the source files themselves.
+//! Rules for source files: how long they may be, and which crates forbid unsafe code.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The images of a disk: how they are made, checked, and read as a whole.
+//! The images of a disk that is tortured: makes them, checks them, and reads them as a whole.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

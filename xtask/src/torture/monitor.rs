@@ -1,4 +1,4 @@
-//! A monitor: commands, their answers, and the events in between.
+//! A QMP client: sends commands, returns their answers, and keeps the events in between.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin};

@@ -1,4 +1,4 @@
-//! One round: a server, its clients, its death, and what is left.
+//! One round: starts a server and its clients, kills the server, and verifies what is left.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The command line of `vellum bench`.
+//! The command line of `vellum bench`: options, their defaults and limits, help and usage errors.
+//! `manual` and the completions read the same tables of options.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Why `vellum bench` has no result.
+//! The errors of `vellum bench`, which end it without a result: messages, usage errors, and an
+//! interruption by the user.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,6 @@
-//! The images that are made: a full one, in order or scattered, and empty ones.
+//! Makes and opens the images that are measured when the user names none: a full one, whose
+//! clusters lie in order or scattered, and empty ones for rows that write. They lie in the folder
+//! of `scratch`.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The results for programs. Pure.
+//! The results as JSON (`--output json`), for programs. No I/O.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! The load of one row: random requests at a fixed depth, for a time.
+//! The load of one row: random requests of one block at a fixed depth, for a time, on the lane of
+//! the caller. The same seed gives the same blocks in the same order.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,5 @@
-//! What is measured: tables of rows, each row a piece of work. Pure.
+//! What is measured: which tables the user's topics give, and which rows each of them has. No I/O;
+//! `run` carries the plan out.
 
 use super::arguments::{Effort, Topic};
 use crate::size::human;

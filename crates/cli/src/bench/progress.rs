@@ -1,4 +1,5 @@
-//! A bar on the terminal: how far, what now, how long still.
+//! The progress bar of `vellum bench` on standard error: how much is done, what is measured now,
+//! and how long the rest takes.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;

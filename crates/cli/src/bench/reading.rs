@@ -1,7 +1,7 @@
-//! What the figures mean, in plain sentences. Pure.
+//! Conclusions from the results, as sentences for people. No I/O.
 //!
-//! Invariant: a sentence about speed rests on differences that are larger than those between
-//! rounds that should agree; where these are too large, or nobody measured them, it says so.
+//! Invariant: a sentence about speed rests on differences that are larger than those between rounds
+//! that should agree; where these are too large, or nobody measured them, it says so.
 
 use super::plan::Work;
 use super::result::{Measured, Results, median};

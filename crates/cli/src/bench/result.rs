@@ -1,4 +1,5 @@
-//! What was measured: samples of rows, their medians and ratios. Pure.
+//! The results: samples of rows, and their medians, spreads and ratios. No I/O; `run` fills them
+//! in, the outputs read them.
 
 use super::plan::{BLOCK_BYTES, Row, Table, Work};
 

@@ -1,7 +1,7 @@
-//! Measuring: rounds over the rows of a table.
+//! Carries a plan out: rounds over the rows of a table.
 //!
-//! Every round measures each row once, and every other round goes backwards, so
-//! that what disturbs the machine falls on all rows alike.
+//! Invariant: every round measures each row once, and every other round goes backwards, so that
+//! what disturbs the machine falls on all rows alike.
 
 use std::sync::Arc;
 use std::time::Instant;

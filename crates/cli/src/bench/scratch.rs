@@ -1,7 +1,7 @@
-//! The folder of a run, and the command to end it.
+//! The folder that a run writes to, and the signals that interrupt a run.
 //!
-//! Invariant: everything that a run writes lies in one new folder, which goes when
-//! the [`Scratch`] is dropped; a signal only asks for the end, so it goes then too.
+//! Invariant: everything that a run writes lies in one new folder, which is removed when the
+//! [`Scratch`] is dropped. A signal only sets a flag ([`Interrupt`]), so it is removed then too.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! An image that a user names: what it holds and where, without changing it.
+//! An image that the user names: opens it for reading, and finds out which of its blocks hold data,
+//! which are what is read.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Tables for the terminal. Pure.
+//! The results as tables of text, for a terminal. No I/O.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! What follows from the facts. Pure.
+//! Advice about an image (what to do, and how much space it gives back), derived from its
+//! [`Facts`]. No I/O: the three forms of output show the same advice.
 
 use super::gather::{Facts, Qcow2Facts};
 use crate::size::human;

@@ -1,4 +1,5 @@
-//! The command line of `vellum inspect`.
+//! The command line of `vellum inspect`: options, help and usage errors. `mod` parses it once;
+//! `manual` and the completions read the same tables of options.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,7 @@
-//! Collects the facts about an image.
+//! Gathers the [`Facts`] about an image: opens the chain for reading, walks its mapping, and for
+//! qcow2 reads headers, surveys the clusters and runs a check.
+//!
+//! Only this module and `growth` do I/O on images; all others work on `Facts`.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;

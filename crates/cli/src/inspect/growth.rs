@@ -1,5 +1,9 @@
-//! What copy-on-write costs an overlay: how much of its clusters differs from what lies
-//! below, told by a sample of them.
+//! What copy-on-write costs an overlay: how much of its clusters differs from the images below,
+//! estimated from a random sample of them.
+//!
+//! Invariants:
+//! - The sample is of bounded size, and every cluster with data is in it with the same chance.
+//! - The same image gives the same sample.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The facts as a page: one file, nothing fetched, light and dark.
+//! The facts as an HTML page (`--html`): one file that loads nothing else. Its elements come from
+//! `html_page`, its text from `templates/inspect.html`.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The facts as JSON. Sizes are in bytes.
+//! The facts as JSON (`--output json`), for programs: names are stable, sizes are in bytes. No I/O.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,5 @@
-//! The disk in few cells. Pure.
+//! The map of an image: what is at which part of the guest's disk and of the file, in a fixed
+//! number of cells, which [`draw`] puts together to as many as an output has room for. No I/O.
 
 use vellum::Extent;
 use vellum::qcow2::survey::HostCell;

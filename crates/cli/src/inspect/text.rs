@@ -1,4 +1,4 @@
-//! The facts for a terminal, and for a file.
+//! The facts as text (`--output human`), for a terminal of any width or a file.
 
 use std::fmt::Write;
 

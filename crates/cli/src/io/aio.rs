@@ -1,4 +1,6 @@
-//! `aio_read`, `aio_write` and `aio_flush`: requests that run on their own.
+//! `aio_read`, `aio_write` and `aio_flush`: requests that run beside later commands.
+//!
+//! Invariant: a session waits for all of them before it closes the image.
 
 use std::time::Instant;
 

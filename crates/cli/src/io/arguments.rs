@@ -1,4 +1,5 @@
-//! The words of one command: options, numbers and patterns.
+//! The words of one command: options, offsets, lengths and patterns, with the errors of `qemu-io`.
+//! All commands parse theirs here.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,5 @@
-//! `break`, `remove_break`, `resume` and `wait_break`: requests that `blkdebug` holds.
+//! `break`, `remove_break`, `resume` and `wait_break`: breakpoints of the image's `blkdebug` node,
+//! which suspend requests.
 
 use std::sync::Arc;
 

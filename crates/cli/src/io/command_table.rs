@@ -1,4 +1,5 @@
-//! Every command of the shell, by name.
+//! The table of commands: name, arguments, options and summary of each. `session` looks commands up
+//! in it, and `help` prints it.
 
 use super::commands::{Command, Needs, Verb};
 use super::help_texts;

@@ -1,4 +1,4 @@
-//! What a command is: its names, arguments and help. Which there are says the
+//! The description of a command and the lookup by name. The commands themselves stand in the
 //! [table](super::command_table).
 
 use super::command_table::COMMANDS;

@@ -1,5 +1,5 @@
-//! What `help COMMAND` tells beyond one line. The lines that explain options, and the
-//! examples, are QEMU's, since people search for them.
+//! What `help COMMAND` prints beyond one line. The lines that explain options, and the examples,
+//! are QEMU's, since people search for them.
 
 /// `aio_read`
 pub const AIO_READ: &str = "

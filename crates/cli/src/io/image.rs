@@ -1,4 +1,4 @@
-//! The open image, and the commands that open it.
+//! The open image of a session, and the commands that open it, open it anew and close it.
 
 use std::sync::Arc;
 use vellum::qcow2::AsQcow2;

@@ -1,4 +1,4 @@
-//! `info`: the driver and what is special about the image.
+//! `info`: prints the image's driver and what is particular to its format.
 
 use std::sync::Arc;
 use vellum::qcow2::AsQcow2;

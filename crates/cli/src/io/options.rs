@@ -1,4 +1,5 @@
-//! The command line of the tool itself.
+//! The command line of `vellum io` itself (that of a command is in `arguments`): the image, how to
+//! open it, and the commands.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! How a command of a session ends.
+//! The result of a command: done, or failed and reported already.
 
 /// A command failed, and the reason was printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Numbers and reports in the shape that scripts expect from `qemu-io`.
+//! Formats numbers and reports as `qemu-io` does, which scripts parse. No I/O on images.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A session: commands from the command line or from standard input, one image
-//! open at a time.
+//! A session: runs the commands of the command line, or those of standard input, with at most one
+//! image open. `mod` calls [`run`] once; its result is the exit code.
 
 use std::collections::VecDeque;
 use std::io::Read as _;

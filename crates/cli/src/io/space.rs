@@ -1,4 +1,4 @@
-//! `discard`, `flush`, `truncate`, `length`, `alloc` and `map`.
+//! `discard`, `flush`, `truncate`, `length`, `alloc` and `map`: commands that move no data.
 
 use std::time::Instant;
 

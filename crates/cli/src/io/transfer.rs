@@ -1,4 +1,4 @@
-//! `read`, `readv`, `write` and `writev`.
+//! `read`, `readv`, `write` and `writev`: commands that move data and wait for it.
 
 use std::time::Instant;
 

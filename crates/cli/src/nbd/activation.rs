@@ -1,4 +1,8 @@
-//! Socket activation: listening sockets that a service manager opened and passed on.
+//! Socket activation: takes over the listening sockets that a service manager (systemd) passes in
+//! `LISTEN_FDS`.
+//!
+//! Invariant: they are taken once, before the program opens anything, so that no descriptor of its
+//! own is mistaken for one of them.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};

@@ -1,4 +1,5 @@
-//! The command line of `qemu-nbd`.
+//! The command line of `vellum nbd`: options as `qemu-nbd` has them, their checks, and its errors.
+//! `manual` and the completions read the same tables of options.
 
 use std::ffi::OsString;
 use std::sync::Arc;

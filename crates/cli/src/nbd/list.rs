@@ -1,4 +1,4 @@
-//! `--list`: what another server offers.
+//! `--list`: connects to a server and prints its exports, as `qemu-nbd` does.
 
 use vellum_io::lane;
 use vellum_nbd::client::list::{self, ExportInfo, Listing};

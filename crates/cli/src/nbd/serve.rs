@@ -1,4 +1,9 @@
-//! Opening the image, listening, serving, and ending in order.
+//! Serves the image: goes to the background if asked, opens the image, listens, serves until the
+//! clients or a signal end it, and closes the image.
+//!
+//! Invariants:
+//! - The pid file is written, and the parent is let go, only when clients can connect.
+//! - The image is closed after the last client has left, also after an error.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
