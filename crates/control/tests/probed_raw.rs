@@ -2,8 +2,7 @@
 //! whatever order it lands, the next guess is raw again.
 
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use vellum::{
@@ -23,15 +22,7 @@ const SECTOR: usize = 512;
 struct Slow {
     inner: Arc<Raw>,
     memory: Arc<MemStorage>,
-    random: Arc<AtomicU64>,
-}
-
-fn next(random: &AtomicU64) -> u64 {
-    let step = 0x9e37_79b9_7f4a_7c15;
-    let mut z = random.fetch_add(step, Ordering::Relaxed) ^ 0x1234_5678;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    random: Mutex<fastrand::Rng>,
 }
 
 impl Slow {
@@ -40,7 +31,7 @@ impl Slow {
         request: impl FnOnce(Arc<Raw>) -> Io<T> + Send + 'static,
     ) -> Io<T> {
         let (inner, memory) = (self.inner.clone(), self.memory.clone());
-        let mut turns = next(&self.random) % 8;
+        let mut turns = self.random.lock().expect("no panic").u8(..8);
         Io::task(spawn(async move {
             poll_fn(|context| {
                 if turns == 0 {
@@ -91,7 +82,7 @@ fn device(content: &[u8], seed: u64) -> (Arc<dyn BlockDevice>, Arc<MemStorage>) 
     let slow = Slow {
         inner,
         memory: memory.clone(),
-        random: Arc::new(AtomicU64::new(seed)),
+        random: Mutex::new(fastrand::Rng::with_seed(seed)),
     };
     (ProbedRaw::new(Arc::new(slow)), memory)
 }
@@ -127,18 +118,17 @@ async fn write_pieces(
     unit: usize,
     seed: u64,
 ) -> bool {
-    let random = AtomicU64::new(seed ^ 77);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed ^ 77);
     let mut order: Vec<usize> = (0..sector.len().div_ceil(unit)).collect();
-    for place in (1..order.len()).rev() {
-        order.swap(place, (next(&random) % (place as u64 + 1)) as usize);
-    }
+    random.shuffle(&mut order);
     let mut running = Vec::new();
     for piece in order {
         let at = piece * unit;
         let bytes = &sector[at..sector.len().min(at + unit)];
         let (offset, len) = (at as u64, bytes.len() as u64);
         let zeroes = bytes.iter().all(|byte| *byte == 0);
-        running.push(match next(&random) % 3 {
+        running.push(match random.u8(..3) {
             0 if zeroes => device.write_zeroes(offset, len, ZeroRequest::default()),
             1 if zeroes => device.discard(offset, len),
             _ => {

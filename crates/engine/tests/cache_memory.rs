@@ -53,20 +53,17 @@ fn fill_tables(path: &Path, packable: bool) {
     let mut l1_offset = [0; 8];
     file.read_exact_at(&mut l1_offset, 40).unwrap();
     let first_table = 1 << 30;
-    let mut state = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for table in 0..TABLES {
         let offset = first_table + table * CLUSTER_BYTES;
         let entry = (1u64 << 63 | offset).to_be_bytes();
         let l1_entry = u64::from_be_bytes(l1_offset) + table * 8;
         file.write_all_at(&entry, l1_entry).unwrap();
         let words = (0..ENTRIES).flat_map(|index| {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695);
             let word = match packable {
-                true => 1 << 63 | (((state >> 40) % (TABLES * ENTRIES)) << 16),
+                true => 1 << 63 | (random.u64(..TABLES * ENTRIES) << 16),
                 false if index % 512 == 0 => 0,
-                false => state,
+                false => random.u64(..),
             };
             word.to_be_bytes()
         });

@@ -32,18 +32,14 @@ fn image_of_garbage(path: &Path) {
         .unwrap();
     let mut l1_offset = [0; 8];
     file.read_exact_at(&mut l1_offset, 40).unwrap();
-    let mut state = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for table in 0..TABLES {
         let offset = (1 << 30) + table * CLUSTER_BYTES;
         let l1_entry = u64::from_be_bytes(l1_offset) + table * 8;
         let entry = (1u64 << 63 | offset).to_be_bytes();
         file.write_all_at(&entry, l1_entry).unwrap();
-        let words = (0..CLUSTER_BYTES / 8).flat_map(|index| {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695);
-            (if index % 512 == 0 { 0 } else { state }).to_be_bytes()
-        });
+        let words = (0..CLUSTER_BYTES / 8)
+            .flat_map(|index| (if index % 512 == 0 { 0 } else { random.u64(..) }).to_be_bytes());
         file.write_all_at(&words.collect::<Vec<u8>>(), offset)
             .unwrap();
     }

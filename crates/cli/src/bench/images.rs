@@ -14,7 +14,6 @@ use vellum_format::header::Header;
 use vellum_format::l1::L1Entry;
 
 use super::failure::Failure;
-use super::load::{Numbers, fill};
 use super::plan::{Layout, READ_CLUSTER_BYTES};
 use super::scratch::Interrupt;
 
@@ -179,7 +178,7 @@ async fn fill_device(
     interrupt: &Interrupt,
     progress: &dyn Fn(u64),
 ) -> Result<(), Failure> {
-    let mut numbers = Numbers::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut running: VecDeque<Io<Buffer>> = VecDeque::new();
     let (mut at, size_bytes) = (0, device.size_bytes());
     while at < size_bytes {
@@ -193,7 +192,7 @@ async fn fill_device(
             None => Buffer::zeroed(FILL_BYTES as usize),
         };
         buffer.truncate((size_bytes - at).min(FILL_BYTES) as usize);
-        fill(&mut buffer, &mut numbers);
+        random.fill(&mut buffer);
         let len_bytes = buffer.len() as u64;
         running.push_back(device.write(at, buffer, RequestFlags::default()));
         at += len_bytes;

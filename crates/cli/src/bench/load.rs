@@ -17,30 +17,6 @@ use super::scratch::Interrupt;
 /// How often a run looks whether the user wants it to end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Numbers that look random, the same for the same seed (splitmix64).
-#[derive(Debug, Clone)]
-pub(super) struct Numbers(u64);
-
-impl Numbers {
-    pub(super) fn new(seed: u64) -> Numbers {
-        Numbers(seed)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `end`, which is not 0.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        // The high half of the product: no division, and even enough.
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
-    }
-}
-
 /// Blocks that can be read: runs of them, each on one of several devices.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Blocks {
@@ -119,9 +95,9 @@ impl Load {
             self.interrupt.clone(),
         ));
         let load = Rc::new(self.clone());
-        let mut seeds = Numbers::new(self.seed);
+        let mut seeds = fastrand::Rng::with_seed(self.seed);
         let workers: Vec<_> = (0..self.depth)
-            .map(|_| spawn(work(load.clone(), shared.clone(), seeds.next())))
+            .map(|_| spawn(work(load.clone(), shared.clone(), seeds.u64(..))))
             .collect();
         let mut operations = 0;
         let mut failure = None;
@@ -170,13 +146,13 @@ async fn watch(shared: Rc<Shared>, end: Instant, interrupt: Interrupt) {
 
 /// One request after another; returns how many.
 async fn work(load: Rc<Load>, shared: Rc<Shared>, seed: u64) -> Result<u64> {
-    let mut numbers = Numbers::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut buffer = Buffer::zeroed(BLOCK_BYTES as usize);
-    fill(&mut buffer, &mut numbers);
+    random.fill(&mut buffer);
     let mut count = 0;
     while !shared.over.get() && shared.left.get() > 0 {
         shared.left.set(shared.left.get() - 1);
-        let (device, offset_bytes) = load.blocks.at(numbers.below(load.blocks.count()));
+        let (device, offset_bytes) = load.blocks.at(random.u64(..load.blocks.count()));
         let device = &load.devices[device];
         let io = match load.write {
             true => device.write(offset_bytes, buffer, RequestFlags::default()),
@@ -186,14 +162,6 @@ async fn work(load: Rc<Load>, shared: Rc<Shared>, seed: u64) -> Result<u64> {
         count += 1;
     }
     Ok(count)
-}
-
-/// Fills a buffer with bytes that nothing can compress.
-pub(super) fn fill(buffer: &mut [u8], numbers: &mut Numbers) {
-    for word in buffer.chunks_mut(8) {
-        let bytes = numbers.next().to_ne_bytes();
-        word.copy_from_slice(&bytes[..word.len()]);
-    }
 }
 
 /// CPU time that this process has used so far.
@@ -216,16 +184,5 @@ mod tests {
         assert_eq!(blocks.count(), 3);
         let found: Vec<_> = (0..3).map(|index| blocks.at(index)).collect();
         assert_eq!(found, [(0, 65536), (0, 69632), (1, 4096)]);
-    }
-
-    #[test]
-    fn numbers_stay_below_and_repeat() {
-        let draw = |seed| {
-            let mut numbers = Numbers::new(seed);
-            (0..100).map(|_| numbers.below(7)).collect::<Vec<_>>()
-        };
-        assert!(draw(3).iter().all(|&n| n < 7));
-        assert_eq!(draw(3), draw(3));
-        assert_ne!(draw(3), draw(4));
     }
 }

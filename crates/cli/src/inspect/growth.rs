@@ -55,7 +55,7 @@ pub struct Sampler {
     seen: u64,
     next: u64,
     weight: f64,
-    state: u64,
+    random: fastrand::Rng,
 }
 
 impl Sampler {
@@ -69,7 +69,7 @@ impl Sampler {
             seen: 0,
             next: 0,
             weight: 1.0,
-            state: 0x5eed,
+            random: fastrand::Rng::with_seed(0x5eed),
         };
         sampler.lower_weight();
         sampler
@@ -118,13 +118,9 @@ impl Sampler {
         self.weight *= (self.chance().ln() / self.most as f64).exp();
     }
 
-    /// A number above 0 and below 1 (splitmix64).
+    /// A number above 0 and below 1.
     fn chance(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) >> 11).max(1) as f64 / (1u64 << 53) as f64
+        self.random.f64().max(f64::EPSILON)
     }
 }
 

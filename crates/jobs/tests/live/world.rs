@@ -18,23 +18,18 @@ pub const SECTOR_BYTES: u64 = 512;
 const SECTORS: u64 = SIZE_BYTES / SECTOR_BYTES;
 const GUESTS: u64 = 4;
 
-/// Numbers that look random, the same for each seed.
+/// Random numbers by a seed, for several guests in turn.
 #[derive(Debug)]
-pub struct Dice(Cell<u64>);
+pub struct Dice(RefCell<fastrand::Rng>);
 
 impl Dice {
     fn new(seed: u64) -> Rc<Dice> {
-        Rc::new(Dice(Cell::new(seed.wrapping_mul(2) + 1)))
+        println!("seed {seed}");
+        Rc::new(Dice(RefCell::new(fastrand::Rng::with_seed(seed))))
     }
 
     pub fn below(&self, end: u64) -> u64 {
-        let next = self
-            .0
-            .get()
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        self.0.set(next);
-        (next >> 33) % end
+        self.0.borrow_mut().u64(..end)
     }
 }
 

@@ -210,18 +210,14 @@ mod tests {
 
     #[test]
     fn runs_are_added_as_single_clusters_are() {
-        let mut seed = 1u64;
-        let mut below = |end: u64| {
-            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-            (seed >> 33) % end
-        };
+        let mut random = fastrand::Rng::with_seed(1);
         for max in [1, 3, 15, u64::MAX] {
             let (mut runs, mut singles) = (Counts::default(), Counts::default());
             let (mut above, mut above_singles) = (0, 0);
             for _ in 0..60 {
-                let start = CHUNK_CLUSTERS - 50 + below(60);
-                let run = start..start + below(70);
-                let times = 1 + below(3) / 2;
+                let start = CHUNK_CLUSTERS - 50 + random.u64(..60);
+                let run = start..start + random.u64(..70);
+                let times = 1 + random.u64(..3) / 2;
                 runs.add_run(run.clone(), times, max, |_, by| above += by);
                 for cluster in run.clone() {
                     let sum = singles.get(cluster) + times;

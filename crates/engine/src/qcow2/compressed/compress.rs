@@ -185,14 +185,9 @@ mod tests {
 
     /// Bytes that nothing can make fewer.
     fn noise(len: usize) -> Vec<u8> {
-        let mut state = 1_u64;
-        let next = |_| {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            (state >> 56) as u8
-        };
-        (0..len).map(next).collect()
+        let mut bytes = vec![0; len];
+        fastrand::Rng::with_seed(1).fill(&mut bytes);
+        bytes
     }
 
     fn options(level: Option<u32>, small_window: bool) -> CompressionOptions {

@@ -203,15 +203,13 @@ fn an_adaptive_cache_takes_what_the_working_set_needs() {
     }
     assert_eq!(cache.limit_bytes(), START_BYTES, "a scan needs nothing");
     // A working set of 2 MiB, by chance.
-    let mut state = 1u64;
-    let mut random = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
-        (state >> 33) % 512
-    };
+    let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..20_000 {
-        touch(&cache, key(random()));
+        touch(&cache, key(random.u64(..512)));
     }
-    let missed = (0..2000).filter(|_| !touch(&cache, key(random()))).count();
+    let missed = (0..2000)
+        .filter(|_| !touch(&cache, key(random.u64(..512))))
+        .count();
     assert!(missed < 20, "{missed} misses");
     assert!(cache.limit_bytes() < 4 << 20, "{}", cache.limit_bytes());
     cache.drop_unused();
