@@ -289,6 +289,16 @@ const REFCOUNT_DAMAGES: &[Damage] = &[
     ("block far outside", |i| {
         i.put64(i.refcount_table(1), 1 << 60)
     }),
+    ("the block beyond the longest file", |i| {
+        i.change(i.refcount_table(0), |e| e | 1 << 63)
+    }),
+    ("the block just beyond the longest file", |i| {
+        i.put64(i.refcount_table(0), 0x7fff_ffff_c000_0000)
+    }),
+    ("the block at the end of the longest file", |i| {
+        let end = 0x7fff_ffff_c000_0000 - i.cluster_size();
+        i.put64(i.refcount_table(0), end);
+    }),
     ("one block twice", |i| {
         i.put64(i.refcount_table(1), i.be64(i.refcount_table(0)))
     }),

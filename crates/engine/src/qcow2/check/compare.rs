@@ -5,16 +5,17 @@ use super::Findings;
 use super::Fix;
 use super::counts::CHUNK_CLUSTERS;
 use super::outcome::Outcome;
+use super::source::Image;
 use crate::qcow2::integrity::errors::hex;
 
 impl Outcome {
     /// Reports each cluster whose refcount is not the number of its references, and
     /// whether `fix` puts that right. Says whether a cluster in use is counted as free.
-    pub(super) fn compare(&self, fix: Option<Fix>, findings: &mut Findings) -> bool {
+    pub(super) fn compare(&self, image: &Image, fix: Option<Fix>, findings: &mut Findings) -> bool {
         let clusters = self.tally.clusters;
         let mut any_lost = false;
         if fix.is_none() {
-            self.say_unreadable(findings);
+            self.report_unaligned(image, findings);
         }
         for first in (0..clusters).step_by(CHUNK_CLUSTERS as usize) {
             if self.chunk_is_same(first) {
@@ -27,9 +28,10 @@ impl Outcome {
         any_lost
     }
 
-    /// Says once why refcounts cannot be read, if there are such.
-    fn say_unreadable(&self, findings: &mut Findings) {
-        let Some((number, offset)) = self.stored.first_unreadable(self.tally.clusters) else {
+    /// Reports once that refcount blocks are not aligned, if there are such.
+    fn report_unaligned(&self, image: &Image, findings: &mut Findings) {
+        let clusters = self.tally.clusters;
+        let Some((number, offset)) = self.stored.first_unaligned(image, clusters) else {
             return;
         };
         let number = hex(number);

@@ -147,7 +147,7 @@ pub(super) async fn check(
     let mut outcome = count(image, snapshots, fix, findings).await?;
     repair::give_up_entries(image, &outcome, findings).await?;
     let before = findings.report;
-    let any_lost = outcome.compare(None, findings);
+    let any_lost = outcome.compare(image, None, findings);
     let must_rebuild = outcome.must_rebuild || any_lost;
     let highest = outcome.highest_cluster();
     match fix {
@@ -163,7 +163,7 @@ pub(super) async fn check(
         Some(fix) if findings.report.leaks + findings.report.corruptions > 0 => {
             let only_leaks = findings.report.corruptions == 0;
             findings.report = before;
-            outcome.compare(Some(fix), findings);
+            outcome.compare(image, Some(fix), findings);
             let leaks = match only_leaks {
                 true => fix_refcounts::leaked_runs(&outcome),
                 false => Vec::new(),
@@ -199,7 +199,7 @@ async fn rebuild_all(
         findings.report = Default::default();
         outcome = count(image, snapshots, None, findings).await?;
         let report = findings.report;
-        let any_lost = outcome.compare(Some(Fix::Leaks), findings);
+        let any_lost = outcome.compare(image, Some(Fix::Leaks), findings);
         findings.report = report;
         if outcome.must_rebuild || any_lost {
             continue;

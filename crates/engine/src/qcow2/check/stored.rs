@@ -13,6 +13,9 @@ use super::tables::{self, Batch};
 use crate::qcow2::header::load;
 use crate::{Buffer, Result};
 
+/// No file is longer for QEMU, which fails to read a table that ends beyond.
+const MAX_FILE_BYTES: u64 = i64::MAX as u64 & !((1 << 30) - 1);
+
 /// Four counts of 16 bits that are 1.
 const FOUR_ONES: u64 = 0x0001_0001_0001_0001;
 
@@ -68,11 +71,14 @@ impl Stored {
             unreadable: Vec::new(),
             block_shift: geometry.refcount_block_entries().trailing_zeros(),
         };
-        let is_unaligned =
-            |entry: RefcountTableEntry| !geometry.is_cluster_aligned(entry.raw_offset());
+        let most = MAX_FILE_BYTES - geometry.cluster_size_bytes();
+        let is_nowhere = |entry: RefcountTableEntry| {
+            let offset = entry.raw_offset();
+            !geometry.is_cluster_aligned(offset) || offset > most
+        };
         stored.unreadable = stored
             .entries()
-            .filter_map(|(number, entry)| is_unaligned(entry).then_some(number))
+            .filter_map(|(number, entry)| is_nowhere(entry).then_some(number))
             .collect();
         stored.load_counts(image).await?;
         Ok(stored)
@@ -171,11 +177,18 @@ impl Stored {
                 .is_err()
     }
 
-    /// Number and offset of the first block below `end_cluster` that is nowhere.
-    pub(super) fn first_unreadable(&self, end_cluster: u64) -> Option<(u64, u64)> {
-        let number = *self.unreadable.first()?;
-        let entry = RefcountTableEntry::read(&self.table, number as usize)?;
-        (number << self.block_shift < end_cluster).then_some((number, entry.raw_offset()))
+    /// Number and offset of the first block for clusters below `end_cluster` whose offset is
+    /// not aligned.
+    pub(super) fn first_unaligned(&self, image: &Image, end_cluster: u64) -> Option<(u64, u64)> {
+        let offset = |number: u64| {
+            let entry = RefcountTableEntry::read(&self.table, number as usize)?;
+            Some((number, entry.raw_offset()))
+        };
+        self.unreadable
+            .iter()
+            .take_while(|number| **number << self.block_shift < end_cluster)
+            .filter_map(|number| offset(*number))
+            .find(|(_, offset)| !image.geometry.is_cluster_aligned(*offset))
     }
 
     /// Whether the count of a cluster has a place on disk.
