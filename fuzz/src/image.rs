@@ -151,7 +151,7 @@ async fn read_extent(device: &dyn BlockDevice, at: u64, extent: &Extent) {
         return;
     };
     assert_eq!(whole.len(), length);
-    if extent.zero {
+    if extent.kind.is_zero() {
         assert!(whole.is_zero(), "zeros at {at} are none");
     }
     let half = length / 2;
@@ -167,7 +167,7 @@ async fn read_extent(device: &dyn BlockDevice, at: u64, extent: &Extent) {
         whole[..half] == first[..] && whole[half..] == second[..],
         "reads at {at} differ"
     );
-    if let (true, Some(host)) = (extent.data && !extent.zero, &extent.host) {
-        assert!(!extent.compressed && host.storage.starts_with("memory-"));
+    if let (true, Some(host)) = (extent.kind.needs_reading(), &extent.host) {
+        assert!(!extent.kind.is_compressed() && host.storage.starts_with("memory-"));
     }
 }

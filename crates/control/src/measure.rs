@@ -126,7 +126,7 @@ async fn allocated_bytes(device: &Arc<dyn BlockDevice>, cluster: u64) -> Result<
     while at < size_bytes {
         let extent = device.block_status(at, size_bytes - at, u32::MAX).await?;
         let mut end = at + extent.len_bytes.max(1);
-        if extent.data && extent.present && !extent.zero {
+        if extent.kind.needs_reading() {
             end = end.next_multiple_of(cluster);
             used_bytes += end - at / cluster * cluster;
         }

@@ -56,7 +56,8 @@ async fn embed(path: &Path) -> Result<()> {
     let extent = image.block_status(0, 64 * MIB, u32::MAX).await?;
     println!(
         "the first {} bytes hold data: {}",
-        extent.len_bytes, extent.data
+        extent.len_bytes,
+        extent.kind.is_data()
     );
 
     image.close().await?;

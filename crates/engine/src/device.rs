@@ -61,23 +61,93 @@ pub struct HostLocation {
     pub offset_bytes: u64,
 }
 
+/// What the bytes of an [`Extent`] are, and whether a layer holds them.
+///
+/// `qemu-img map` tells the same with four words, which the predicates here are named for:
+///
+/// | kind | present | data | zero | compressed |
+/// | --- | --- | --- | --- | --- |
+/// | [`Data`](ExtentKind::Data) | yes | yes | | |
+/// | [`Compressed`](ExtentKind::Compressed) | yes | yes | | yes |
+/// | [`ZeroData`](ExtentKind::ZeroData) | yes | yes | yes | |
+/// | [`Zero`](ExtentKind::Zero) | yes | | yes | |
+/// | [`AbsentZero`](ExtentKind::AbsentZero) | | | yes | |
+/// | [`Absent`](ExtentKind::Absent) | | | | |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExtentKind {
+    /// Bytes that were written, or must be taken to be; they may still all be zero.
+    Data,
+    /// The same, compressed on disk.
+    Compressed,
+    /// Allocated as data and known to read as zeroes: space made ahead of its use.
+    ZeroData,
+    /// The layer says that the bytes are zeroes (a zero cluster, a hole), whether it has
+    /// space for them or not.
+    Zero,
+    /// No layer holds the bytes, so they read as zeroes. Where a layer ends before the
+    /// one above, [`Extent::depth`] is of the one above.
+    AbsentZero,
+    /// None of the layers that were asked holds the bytes; what they read as is not told.
+    Absent,
+}
+
+impl ExtentKind {
+    /// Whether a layer holds the run: that of [`Extent::depth`].
+    pub fn is_present(self) -> bool {
+        !matches!(self, ExtentKind::AbsentZero | ExtentKind::Absent)
+    }
+
+    /// Whether the run is allocated as data, zeroes or not.
+    pub fn is_data(self) -> bool {
+        matches!(
+            self,
+            ExtentKind::Data | ExtentKind::Compressed | ExtentKind::ZeroData
+        )
+    }
+
+    /// Whether the bytes are known to read as zeroes.
+    pub fn is_zero(self) -> bool {
+        matches!(
+            self,
+            ExtentKind::ZeroData | ExtentKind::Zero | ExtentKind::AbsentZero
+        )
+    }
+
+    /// Whether the bytes are compressed on disk.
+    pub fn is_compressed(self) -> bool {
+        self == ExtentKind::Compressed
+    }
+
+    /// Whether a layer holds bytes that only reading them tells: data that is not known
+    /// to be zeroes.
+    pub fn needs_reading(self) -> bool {
+        matches!(self, ExtentKind::Data | ExtentKind::Compressed)
+    }
+}
+
 /// A run of guest bytes of one kind, as `qemu-img map` tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extent {
     /// Length of the run in bytes; never 0 inside the device.
     pub len_bytes: u64,
-    /// The bytes come from written data (they may still all be zero).
-    pub data: bool,
-    /// The bytes read as zeroes.
-    pub zero: bool,
-    /// The run is allocated at `depth`; `false`: no layer holds it.
-    pub present: bool,
-    /// The bytes are compressed on disk.
-    pub compressed: bool,
+    /// What the bytes are.
+    pub kind: ExtentKind,
     /// Where the bytes lie, for uncompressed, unencrypted data (or preallocated zeroes).
     pub host: Option<HostLocation>,
     /// The layer that decides: 0 is this device, 1 its backing file, and so on.
     pub depth: u32,
+}
+
+impl Extent {
+    /// A run that this device itself decides, whose bytes lie nowhere in particular.
+    pub fn new(len_bytes: u64, kind: ExtentKind) -> Extent {
+        Extent {
+            len_bytes,
+            kind,
+            host: None,
+            depth: 0,
+        }
+    }
 }
 
 /// A device of bytes. All offsets and lengths are in bytes of the guest's view.
@@ -197,8 +267,9 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     fn flush(&self) -> Io<()>;
 
     /// The first extent at `offset_bytes`, at most `len_bytes` long. With
-    /// `max_depth` 0 only this layer is asked (what it does not hold is not
-    /// `present`); `u32::MAX` asks the whole chain.
+    /// `max_depth` 0 only this layer is asked (what it does not hold is
+    /// [`ExtentKind::Absent`], or [`ExtentKind::AbsentZero`] where nothing shows through);
+    /// `u32::MAX` asks the whole chain.
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent>;
 
     /// Sets the virtual size; bytes that come into being read as zeroes. Requests

@@ -189,7 +189,9 @@ pub mod qcow2;
 mod range_lock;
 pub mod raw;
 
-pub use device::{BlockDevice, DeviceInfo, Extent, HostLocation, RequestFlags, ZeroRequest};
+pub use device::{
+    BlockDevice, DeviceInfo, Extent, ExtentKind, HostLocation, RequestFlags, ZeroRequest,
+};
 pub use preallocation::Preallocation;
 pub use raw::{Raw, RawOptions};
 pub use vellum_format::{Geometry, Header};

@@ -15,8 +15,8 @@ use vellum_storage::{BlockStatus, Event, WriteFlags, ZeroFlags};
 use crate::Preallocation;
 use crate::qcow2::create::write::space;
 use crate::{
-    BlockDevice, Buffer, Buffers, DeviceInfo, Error, ErrorKind, Extent, HostLocation, Io,
-    RequestFlags, Result, Storage, ZeroRequest,
+    BlockDevice, Buffer, Buffers, DeviceInfo, Error, ErrorKind, Extent, ExtentKind, HostLocation,
+    Io, RequestFlags, Result, Storage, ZeroRequest,
 };
 
 /// Guest sizes are whole sectors; a file that ends inside one is padded with zeroes.
@@ -374,10 +374,12 @@ impl BlockDevice for Raw {
             let extent = storage.block_status(at_bytes, len_bytes).await?;
             Ok(Extent {
                 len_bytes: extent.len_bytes,
-                data: extent.status.is_allocated(),
-                zero: extent.status.is_zero(),
-                present: extent.status != BlockStatus::Unknown,
-                compressed: false,
+                kind: match extent.status {
+                    BlockStatus::Data => ExtentKind::Data,
+                    BlockStatus::Zeroes => ExtentKind::ZeroData,
+                    BlockStatus::Hole => ExtentKind::Zero,
+                    BlockStatus::Unknown => ExtentKind::Absent,
+                },
                 host: (extent.status != BlockStatus::Unknown).then_some(HostLocation {
                     storage: name,
                     offset_bytes: at_bytes,
@@ -570,14 +572,8 @@ mod tests {
                     .expect("in range"),
             )
         });
-        assert_eq!(
-            (data.len_bytes, data.data, data.zero, data.present),
-            (600, true, false, true)
-        );
-        assert_eq!(
-            (hole.len_bytes, hole.data, hole.zero, hole.present),
-            (324, false, true, true)
-        );
+        assert_eq!((data.len_bytes, data.kind), (600, ExtentKind::Data));
+        assert_eq!((hole.len_bytes, hole.kind), (324, ExtentKind::Zero));
         assert_eq!(hole.host.map(|host| host.offset_bytes), Some(700));
     }
 

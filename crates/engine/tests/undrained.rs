@@ -160,12 +160,12 @@ fn block_status_needs_no_room() {
     run(async {
         let bed = with_a_full_disk().await;
         let extent = bed.image.block_status(0, SIZE, 9).await.unwrap();
-        assert!(extent.data);
+        assert!(extent.kind.is_data());
         let extent = bed
             .image
             .block_status(5 * CLUSTER + 4096, 4096, 9)
             .await
             .unwrap();
-        assert!(extent.data);
+        assert!(extent.kind.is_data());
     });
 }

@@ -79,7 +79,7 @@ fn a_load_goes_on_for_those_who_joined_it() {
         let status = start(image.block_status(0, CLUSTER_BYTES, 0));
         let joined = in_time(image.read(CLUSTER_BYTES, Buffer::for_read(4096))).await;
         assert!(joined.unwrap().iter().all(|&byte| byte == 7));
-        assert!(status.await.unwrap().data);
+        assert!(status.await.unwrap().kind.is_data());
         image.close().await.unwrap();
     });
 }
@@ -99,7 +99,7 @@ fn a_question_that_drains_a_cluster_lets_it_go() {
         write(&image, 0, 4096).await;
         let status = start(image.block_status(0, CLUSTER_BYTES, 1));
         in_time(write(&image, 8192, 4096)).await;
-        assert!(status.await.unwrap().present);
+        assert!(status.await.unwrap().kind.is_present());
         image.close().await.unwrap();
         base.close().await.unwrap();
     });

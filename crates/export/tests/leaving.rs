@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Client, Server};
-use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, Io, RequestFlags, ZeroRequest};
+use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, ExtentKind, Io, RequestFlags, ZeroRequest};
 use vellum_export::nbd::{Export, ServerOptions};
 use vellum_io::lane;
 use vellum_nbd::proto;
@@ -79,15 +79,7 @@ impl BlockDevice for Slow {
         self.later(0, Duration::from_millis(2), ())
     }
     fn block_status(&self, _: u64, len_bytes: u64, _: u32) -> Io<Extent> {
-        let extent = Extent {
-            len_bytes: len_bytes.min(EXTENT_BYTES),
-            data: true,
-            zero: false,
-            present: true,
-            compressed: false,
-            host: None,
-            depth: 0,
-        };
+        let extent = Extent::new(len_bytes.min(EXTENT_BYTES), ExtentKind::Data);
         self.later(extent.len_bytes, Duration::from_millis(2), extent)
     }
     fn truncate(&self, _: u64) -> Io<()> {

@@ -116,7 +116,8 @@ impl std::error::Error for CommitError {
 ///
 ///     commit(&top, &base, &CommitOptions::default(), &mut Silent).await?;
 ///     assert!(base.read(4096, Buffer::for_read(512)).await?.iter().all(|&byte| byte == 7));
-///     assert!(!top.block_status(0, 1 << 20, 0).await?.present, "the top holds nothing");
+///     let status = top.block_status(0, 1 << 20, 0).await?;
+///     assert!(!status.kind.is_present(), "the top holds nothing");
 ///     top.close().await?;
 ///     base.close().await?;
 ///     Ok(())

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use futures_channel::oneshot::Receiver;
-use vellum::{BlockDevice, Buffer, Error, Extent, Io, Result};
+use vellum::{BlockDevice, Buffer, Error, Extent, ExtentKind, Io, Result};
 
 use crate::worker_lanes::WorkerLanes;
 
@@ -169,10 +169,10 @@ async fn step_both(
     }
     let left = sizes[0].min(sizes[1]) - at;
     let mut len_bytes = one.len_bytes.min(two.len_bytes).clamp(1, left);
-    if !(one.zero && two.zero) {
+    if !(one.kind.is_zero() && two.kind.is_zero()) {
         len_bytes = len_bytes.min(CHUNK_BYTES);
         let end = at + len_bytes;
-        match (reads(&one), reads(&two)) {
+        match (one.kind.needs_reading(), two.kind.needs_reading()) {
             (true, true) => {
                 let (first, second) = (first.clone(), second.clone());
                 checks.push(end, move || same(first, second, at, len_bytes));
@@ -193,25 +193,17 @@ async fn step_rest(
 ) -> Result<Option<u64>, CompareError> {
     let status = longer.status(at).await?;
     let mut len_bytes = status.len_bytes.clamp(1, longer.device.size_bytes() - at);
-    if reads(&status) {
+    if status.kind.needs_reading() {
         len_bytes = len_bytes.min(CHUNK_BYTES);
         checks.push_empty(longer, at, len_bytes);
     }
     Ok(Some(at + len_bytes))
 }
 
-/// Whether an extent's bytes have to be read to know them.
-fn reads(extent: &Extent) -> bool {
-    !extent.zero && (extent.present || extent.data)
-}
-
 /// What strict mode compares of an extent.
-fn kind(extent: &Extent, left_bytes: u64) -> (bool, bool, bool, bool, bool, bool) {
+fn kind(extent: &Extent, left_bytes: u64) -> (ExtentKind, bool, bool) {
     (
-        extent.data,
-        extent.zero,
-        extent.present,
-        extent.compressed,
+        extent.kind,
         extent.host.is_some(),
         extent.len_bytes >= left_bytes,
     )

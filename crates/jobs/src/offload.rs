@@ -74,7 +74,9 @@ async fn locate(
     }
     let extent = device.block_status(offset_bytes, len_bytes, u32::MAX);
     let extent = extent.await.ok()?;
-    let host = extent.host.filter(|_| extent.data && !extent.compressed)?;
+    let host = extent
+        .host
+        .filter(|_| extent.kind.is_data() && !extent.kind.is_compressed())?;
     let mut layer = device.clone();
     for _ in 0..extent.depth {
         layer = layer.backing()?;

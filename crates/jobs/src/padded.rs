@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use vellum::{
-    BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, RequestFlags, ZeroRequest,
+    BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, ExtentKind, Io, RequestFlags,
+    ZeroRequest,
 };
 
 /// A backing file as the image above it sees it; read-only.
@@ -93,15 +94,7 @@ impl BlockDevice for Padded {
         let there = self.inner_len_bytes(offset_bytes, len_bytes);
         match self.inner.as_ref().filter(|_| there > 0) {
             Some(inner) => inner.block_status(offset_bytes, there, max_depth),
-            None => Io::ready(Ok(Extent {
-                len_bytes,
-                data: false,
-                zero: true,
-                present: false,
-                compressed: false,
-                host: None,
-                depth: 0,
-            })),
+            None => Io::ready(Ok(Extent::new(len_bytes, ExtentKind::AbsentZero))),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Error, Extent, Result};
+use vellum::{BlockDevice, Error, Extent, ExtentKind, Result};
 
 use crate::scope::Scope;
 
@@ -210,9 +210,9 @@ impl<'a> Scan<'a> {
         let extent = self.status(&*device, within, limit_bytes, depth).await?;
         let content = match self.backing {
             // Zeroes beyond the target's backing file are there already.
-            Some(_) if extent.zero && beyond_backing => Content::Backing,
-            Some(_) if !extent.present => Content::Backing,
-            _ if extent.zero => Content::Zero,
+            Some(_) if extent.kind.is_zero() && beyond_backing => Content::Backing,
+            Some(_) if !extent.kind.is_present() => Content::Backing,
+            _ if extent.kind.is_zero() => Content::Zero,
             _ => Content::Data,
         };
         let len_bytes = self.aligned_len(within, extent.len_bytes, limit_bytes);
@@ -242,15 +242,7 @@ impl<'a> Scan<'a> {
                 offset_bytes: self.at_bytes - self.skip_bytes,
                 cause,
             });
-            return Ok(Extent {
-                len_bytes,
-                data: true,
-                zero: false,
-                present: true,
-                compressed: false,
-                host: None,
-                depth: 0,
-            });
+            return Ok(Extent::new(len_bytes, ExtentKind::Data));
         }
     }
 

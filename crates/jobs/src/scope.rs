@@ -95,15 +95,15 @@ pub(crate) async fn look_above(
 
 /// What the first `layers` layers say of an extent that they were asked for.
 fn decided_above(extent: &Extent, layers: u32) -> Content {
-    if extent.present {
-        return match extent.zero {
+    if extent.kind.is_present() {
+        return match extent.kind.is_zero() {
             true => Content::Zero,
             false => Content::Data,
         };
     }
     // The layer below `depth` ends before: what is beyond its end hides what is below
     // it, unless it is the target itself, which shows zeroes there of its own.
-    match extent.zero && extent.depth + 1 < layers {
+    match extent.kind.is_zero() && extent.depth + 1 < layers {
         true => Content::Zero,
         false => Content::Backing,
     }
@@ -139,7 +139,7 @@ impl Differences {
     ) -> Result<(Content, u64)> {
         let held = target.block_status(at, limit_bytes, 0).await?;
         let limit_bytes = held.len_bytes.clamp(1, limit_bytes);
-        if held.present {
+        if held.kind.is_present() {
             return Ok((Content::Backing, limit_bytes));
         }
         let limit_bytes = self.in_units(at, limit_bytes);
@@ -162,7 +162,7 @@ impl Differences {
             true => whole_bytes - at,
             false => len_bytes,
         };
-        if (old.zero && new.zero) || is_same_place(&old, &new) {
+        if (old.kind.is_zero() && new.kind.is_zero()) || is_same_place(&old, &new) {
             return Ok((Content::Backing, len_bytes));
         }
         let to_end = if at < end { end - at } else { u64::MAX };
@@ -172,33 +172,30 @@ impl Differences {
 
 /// Whether two extents are the same bytes of the same file: both devices stand on it.
 fn is_same_place(one: &Extent, two: &Extent) -> bool {
-    one.data && two.data && one.host.is_some() && one.host == two.host
+    one.kind.is_data() && two.kind.is_data() && one.host.is_some() && one.host == two.host
 }
 
 #[cfg(test)]
 mod tests {
+    use vellum::ExtentKind;
+
     use super::*;
 
     #[test]
     fn what_lies_beyond_a_short_layer_is_decided_there() {
-        let extent = |present: bool, zero: bool, depth: u32| Extent {
-            len_bytes: 1,
-            data: !zero,
-            zero,
-            present,
-            compressed: false,
-            host: None,
+        let extent = |kind, depth| Extent {
             depth,
+            ..Extent::new(1, kind)
         };
         for (extent, layers, content) in [
-            (extent(true, false, 0), 1, Content::Data),
-            (extent(true, true, 1), 2, Content::Zero),
-            (extent(false, false, 0), 1, Content::Backing),
+            (extent(ExtentKind::Data, 0), 1, Content::Data),
+            (extent(ExtentKind::Zero, 1), 2, Content::Zero),
+            (extent(ExtentKind::Absent, 0), 1, Content::Backing),
             // The target itself is short.
-            (extent(false, true, 0), 1, Content::Backing),
-            (extent(false, true, 1), 2, Content::Backing),
+            (extent(ExtentKind::AbsentZero, 0), 1, Content::Backing),
+            (extent(ExtentKind::AbsentZero, 1), 2, Content::Backing),
             // A layer above the target is.
-            (extent(false, true, 0), 2, Content::Zero),
+            (extent(ExtentKind::AbsentZero, 0), 2, Content::Zero),
         ] {
             assert_eq!(decided_above(&extent, layers), content, "{extent:?}");
         }

@@ -74,7 +74,8 @@ pub(crate) async fn place_of_overwrite(
     let host = extent.host?;
     let held = target.block_status(piece.offset_bytes, piece.len_bytes, 0);
     let held = held.await.ok()?;
-    let in_place = held.present && !held.compressed && held.len_bytes >= piece.len_bytes;
+    let as_is = held.kind.is_present() && !held.kind.is_compressed();
+    let in_place = as_is && held.len_bytes >= piece.len_bytes;
     in_place.then_some(SourceLocation {
         layer: extent.depth,
         host_offset_bytes: host.offset_bytes,

@@ -74,7 +74,11 @@ fn what_differs_is_written_and_nothing_else() {
                 let at = (cluster * CLUSTER) as u64;
                 let status = image.block_status(at, CLUSTER as u64, 0).await.unwrap();
                 let held = cluster == own || different.contains(&cluster);
-                assert_eq!(status.present, held, "cluster {cluster} of {clusters}");
+                assert_eq!(
+                    status.kind.is_present(),
+                    held,
+                    "cluster {cluster} of {clusters}"
+                );
             }
             image.close().await.unwrap();
 

@@ -165,7 +165,7 @@ impl Survey {
             let extent = device
                 .block_status(at, self.size_bytes - at, u32::MAX)
                 .await?;
-            if extent.data && !extent.zero {
+            if extent.kind.needs_reading() {
                 self.blocks.add(0, at, extent.len_bytes);
                 let last = (at + extent.len_bytes - 1) / mapped_by_slice;
                 let first = next_slice.max(at / mapped_by_slice);

@@ -119,7 +119,7 @@ impl<'a> Disk<'a> {
         for source in self.sources {
             let size = source.size_bytes();
             map(source, 0, size, |entry| {
-                if entry.extent.data && !entry.extent.zero {
+                if entry.extent.kind.needs_reading() {
                     let start = first + entry.start_bytes;
                     each(start..start + entry.extent.len_bytes);
                 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 
+use vellum::{Extent, ExtentKind};
 use vellum_control::{CacheMode, ImageSpec, open_device};
 use vellum_io::lane;
 use vellum_jobs::map::{MapEntry, map};
@@ -147,7 +148,7 @@ impl Printer {
 
     fn human(&mut self, entry: &MapEntry) {
         let extent = &entry.extent;
-        if self.unmappable || !extent.data || extent.zero {
+        if self.unmappable || !extent.kind.needs_reading() {
             return;
         }
         let Some(host) = &extent.host else {
@@ -176,10 +177,10 @@ impl Printer {
             entry.start_bytes,
             extent.len_bytes,
             extent.depth,
-            extent.present,
-            extent.zero,
-            extent.data,
-            extent.compressed
+            extent.kind.is_present(),
+            extent.kind.is_zero(),
+            extent.kind.is_data(),
+            extent.kind.is_compressed()
         );
         if let Some(host) = &extent.host {
             let _ = write!(self.text, ", \"offset\": {}", host.offset_bytes);
@@ -189,15 +190,7 @@ impl Printer {
 
     /// A range without any entries is shown as one empty entry.
     fn nothing(&mut self, start_bytes: u64) {
-        let extent = vellum::Extent {
-            len_bytes: 0,
-            data: false,
-            zero: false,
-            present: false,
-            compressed: false,
-            host: None,
-            depth: 0,
-        };
+        let extent = Extent::new(0, ExtentKind::Absent);
         self.entry(
             &MapEntry {
                 start_bytes,

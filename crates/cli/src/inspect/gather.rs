@@ -123,7 +123,7 @@ async fn map_disk(device: &Arc<dyn BlockDevice>) -> vellum::Result<Mapped> {
         picture.add(entry.start_bytes, extent);
         sampler.offer(entry.start_bytes, extent);
         match layers.get_mut(extent.depth as usize) {
-            Some(layer) if extent.present => layer.add(extent),
+            Some(layer) if extent.kind.is_present() => layer.add(extent),
             _ => absent_bytes += extent.len_bytes,
         }
     })
@@ -143,9 +143,9 @@ async fn map_disk(device: &Arc<dyn BlockDevice>) -> vellum::Result<Mapped> {
 
 impl Layer {
     fn add(&mut self, extent: &Extent) {
-        if extent.data && !extent.zero {
+        if extent.kind.needs_reading() {
             self.data_bytes += extent.len_bytes;
-            if extent.compressed {
+            if extent.kind.is_compressed() {
                 self.compressed_bytes += extent.len_bytes;
             }
         } else {

@@ -77,7 +77,7 @@ impl Sampler {
 
     /// Offers the clusters of an extent.
     pub fn offer(&mut self, start_bytes: u64, extent: &Extent) {
-        if extent.depth != 0 || !extent.present || !extent.data || extent.zero {
+        if extent.depth != 0 || !extent.kind.needs_reading() {
             return;
         }
         let first = start_bytes / self.cluster_bytes;
@@ -181,18 +181,12 @@ async fn read_below(below: &Arc<dyn BlockDevice>, offset: u64, len: u64) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use vellum::ExtentKind;
+
     use super::*;
 
     fn extent(clusters: u64) -> Extent {
-        Extent {
-            len_bytes: clusters << 16,
-            data: true,
-            zero: false,
-            present: true,
-            compressed: false,
-            host: None,
-            depth: 0,
-        }
+        Extent::new(clusters << 16, ExtentKind::Data)
     }
 
     #[test]

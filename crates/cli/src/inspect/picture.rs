@@ -1,8 +1,8 @@
 //! The map of an image: what is at which part of the guest's disk and of the file, in a fixed
 //! number of cells, which [`draw`] puts together to as many as an output has room for. No I/O.
 
-use vellum::Extent;
 use vellum::qcow2::survey::HostCell;
+use vellum::{Extent, ExtentKind};
 
 /// Cells that are gathered, whatever is drawn of them.
 pub const CELLS: usize = 4096;
@@ -61,14 +61,13 @@ impl Picture {
 
 impl GuestCell {
     fn of(&mut self, extent: &Extent) -> Option<&mut u64> {
-        let is_data = extent.data && !extent.zero;
-        match (extent.depth, is_data) {
-            _ if !extent.present => None,
-            (0, true) if extent.compressed => Some(&mut self.compressed_bytes),
-            (0, true) => Some(&mut self.data_bytes),
-            (0, false) => Some(&mut self.zero_bytes),
-            (_, true) => Some(&mut self.below_bytes),
-            (_, false) => None,
+        match (extent.depth, extent.kind) {
+            (_, ExtentKind::Absent | ExtentKind::AbsentZero) => None,
+            (0, ExtentKind::Data) => Some(&mut self.data_bytes),
+            (0, ExtentKind::Compressed) => Some(&mut self.compressed_bytes),
+            (0, ExtentKind::Zero | ExtentKind::ZeroData) => Some(&mut self.zero_bytes),
+            (_, ExtentKind::Data | ExtentKind::Compressed) => Some(&mut self.below_bytes),
+            (_, ExtentKind::Zero | ExtentKind::ZeroData) => None,
         }
     }
 }
@@ -183,14 +182,14 @@ mod tests {
     use super::*;
 
     fn extent(len_bytes: u64, depth: u32, data: bool) -> Extent {
+        let kind = if data {
+            ExtentKind::Data
+        } else {
+            ExtentKind::Zero
+        };
         Extent {
-            len_bytes,
-            data,
-            zero: !data,
-            present: true,
-            compressed: false,
-            host: None,
             depth,
+            ..Extent::new(len_bytes, kind)
         }
     }
 

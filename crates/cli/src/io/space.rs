@@ -130,7 +130,7 @@ async fn own_run(image: &Image, offset_bytes: u64, len_bytes: u64) -> Result<(bo
         .device()
         .block_status(offset_bytes, len_bytes, 0)
         .await?;
-    Ok((extent.present, extent.len_bytes))
+    Ok((extent.kind.is_present(), extent.len_bytes))
 }
 
 /// The runs at an offset that are alike, as one.

@@ -104,7 +104,7 @@ impl Core {
         while copies && at < end {
             let extent = self.device.block_status(at, end - at, 0).await?;
             let extent_end = end.min(at + extent.len_bytes.max(1));
-            if !extent.present {
+            if !extent.kind.is_present() {
                 if unread < at {
                     let front = buffer.split_to((at - unread) as usize);
                     pieces.push(self.device.read(unread, front).await?);
@@ -137,7 +137,7 @@ impl Core {
             // Somebody may have written it while the range was waited for.
             let own = self.device.block_status(at, piece.end - at, 0).await?;
             let end = at + own.len_bytes.max(1);
-            if !own.present {
+            if !own.kind.is_present() {
                 self.copy_run(at..end).await?;
             }
             at = end;
@@ -152,14 +152,14 @@ impl Core {
             let len_bytes = below.len_bytes.max(1);
             let offset_bytes = at;
             at += len_bytes;
-            let within = |layers| below.present && below.depth <= layers;
+            let within = |layers| below.kind.is_present() && below.depth <= layers;
             if !self.layers.is_none_or(within) {
                 continue;
             }
             if let Some(debugger) = &self.debugger {
                 debugger.emit(Event::CorWrite).await;
             }
-            if below.zero || !below.present {
+            if !below.kind.needs_reading() {
                 let request = ZeroRequest::default();
                 self.device
                     .write_zeroes(offset_bytes, len_bytes, request)
@@ -272,7 +272,14 @@ mod tests {
             assert!(read.iter().all(|&byte| byte == 7));
             let own = |at: u64| {
                 let image = image.clone();
-                async move { image.block_status(at, 65536, 0).await.unwrap().present }
+                async move {
+                    image
+                        .block_status(at, 65536, 0)
+                        .await
+                        .unwrap()
+                        .kind
+                        .is_present()
+                }
             };
             assert!(own(65536).await);
             assert!(!own(0).await && !own(131_072).await);
@@ -299,7 +306,8 @@ mod tests {
             }
             let read = image.read(0, Buffer::zeroed(65536)).await.unwrap();
             assert!(read.iter().all(|&byte| byte == 1));
-            assert!(image.block_status(0, 1 << 20, 0).await.unwrap().present);
+            let status = image.block_status(0, 1 << 20, 0).await.unwrap();
+            assert!(status.kind.is_present());
         });
     }
 }

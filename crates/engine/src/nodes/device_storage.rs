@@ -98,7 +98,7 @@ impl Core {
         let extent = self.device.block_status(offset_bytes, asked, u32::MAX);
         let extent = extent.await?;
         Ok(StorageExtent {
-            status: match extent.zero {
+            status: match extent.kind.is_zero() {
                 true => BlockStatus::Hole,
                 false => BlockStatus::Data,
             },

@@ -85,7 +85,10 @@ mod tests {
             assert_eq!(filter.info().format, "blkdebug");
             for (at, len_bytes) in [(1, 65535), (65536, 65536), (131_072, 917_504)] {
                 let shown = filter.block_status(at, (1 << 20) - at, 0).await.unwrap();
-                assert_eq!((shown.len_bytes, shown.present), (len_bytes, at == 65536));
+                assert_eq!(
+                    (shown.len_bytes, shown.kind.is_present()),
+                    (len_bytes, at == 65536)
+                );
                 let own = image.block_status(at, (1 << 20) - at, 0).await.unwrap();
                 assert_eq!(shown, own);
             }

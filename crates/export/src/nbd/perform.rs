@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use vellum::{Extent, RequestFlags, ZeroRequest};
+use vellum::{Extent, ExtentKind, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, Error, Io, Result, lane, spawn};
 
 use super::connection::Request;
@@ -164,7 +164,7 @@ async fn next_run(request: &Request, at: u64, end: u64) -> Result<(Range, bool)>
             return Err(pieces::broken_off());
         }
         let extent = device.block_status(from, end - from, u32::MAX).await?;
-        if *zero.get_or_insert(extent.zero) != extent.zero {
+        if *zero.get_or_insert(extent.kind.is_zero()) != extent.kind.is_zero() {
             break;
         }
         len_bytes += extent.len_bytes.clamp(1, end - from);
@@ -278,8 +278,8 @@ impl ExtentList {
 
     fn push(&mut self, extent: &Extent, len_bytes: u64) {
         let state = match self.context {
-            MetaContext::Allocation => allocation_state(extent),
-            MetaContext::Depth if extent.present => extent.depth.saturating_add(1),
+            MetaContext::Allocation => allocation_state(extent.kind),
+            MetaContext::Depth if extent.kind.is_present() => extent.depth.saturating_add(1),
             MetaContext::Depth | MetaContext::Bitmap(_) => 0,
         };
         self.push_state(state, len_bytes);
@@ -331,8 +331,11 @@ impl ExtentList {
     }
 }
 
-fn allocation_state(extent: &Extent) -> u32 {
-    let hole = if extent.data { 0 } else { proto::STATE_HOLE };
-    let zero = if extent.zero { proto::STATE_ZERO } else { 0 };
-    hole | zero
+fn allocation_state(kind: ExtentKind) -> u32 {
+    match kind {
+        ExtentKind::Data | ExtentKind::Compressed => 0,
+        ExtentKind::ZeroData => proto::STATE_ZERO,
+        ExtentKind::Zero | ExtentKind::AbsentZero => proto::STATE_HOLE | proto::STATE_ZERO,
+        ExtentKind::Absent => proto::STATE_HOLE,
+    }
 }

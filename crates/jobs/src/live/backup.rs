@@ -57,7 +57,7 @@ impl LiveBackup {
                 cause,
             })?;
             let end = at + extent.len_bytes.max(1);
-            if extent.present {
+            if extent.kind.is_present() {
                 self.filter.leave_out(&(from..at));
                 from = end;
             }

@@ -197,7 +197,7 @@ impl Core {
                 true => rest_bytes,
                 false => extent.len_bytes.clamp(1, rest_bytes),
             };
-            let zero = extent.zero && extent.len_bytes >= len_bytes;
+            let zero = extent.kind.is_zero() && extent.len_bytes >= len_bytes;
             if !zero {
                 // A grain of a huge device is longer than memory.
                 len_bytes = len_bytes.min(match self.compress {

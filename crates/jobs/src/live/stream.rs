@@ -62,10 +62,10 @@ impl LiveStream {
     async fn look(&self, at: u64, size_bytes: u64) -> Result<(Range<u64>, bool)> {
         let len_bytes = size_bytes - at;
         let extent = self.image.block_status(at, len_bytes, self.layers).await?;
-        let from_below = match extent.present {
+        let from_below = match extent.kind.is_present() {
             true => extent.depth > 0,
             // The layer below `depth` ends before, and hides what is below it there.
-            false => extent.zero && extent.depth < self.layers,
+            false => extent.kind.is_zero() && extent.depth < self.layers,
         };
         let mut len_bytes = extent.len_bytes.clamp(1, len_bytes);
         if from_below {

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use vellum::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
+use vellum::{BlockDevice, DeviceInfo, Extent, ExtentKind, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, Buffers, Io, Result, spawn};
 use vellum_sim::image_engine::{Files, Findings, ImageEngine};
 use vellum_sim::layout::{COPIED, Layout, ZERO};
@@ -463,15 +463,7 @@ impl BlockDevice for Toy {
     }
 
     fn block_status(&self, _offset: u64, len_bytes: u64, _max_depth: u32) -> Io<Extent> {
-        Io::ready(Ok(Extent {
-            len_bytes,
-            data: true,
-            zero: false,
-            present: true,
-            compressed: false,
-            host: None,
-            depth: 0,
-        }))
+        Io::ready(Ok(Extent::new(len_bytes, ExtentKind::Data)))
     }
 
     fn truncate(&self, _size_bytes: u64) -> Io<()> {

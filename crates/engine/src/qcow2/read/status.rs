@@ -7,7 +7,7 @@ use vellum_io::Result;
 
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
-use crate::{Extent, HostLocation};
+use crate::{Extent, ExtentKind, HostLocation};
 
 impl Image {
     /// The first extent at `offset_bytes`, `len_bytes` long at most; looks into
@@ -22,24 +22,18 @@ impl Image {
         match run.kind {
             RunKind::Unallocated { host } => self.status_below(&run, host, max_depth).await,
             RunKind::Zero { host } => Ok(Extent {
-                zero: true,
                 host: self.location(host),
-                ..own(run.len_bytes)
+                ..Extent::new(run.len_bytes, ExtentKind::Zero)
             }),
             RunKind::Data { host, .. } => self.status_of_data(host, run.len_bytes).await,
-            RunKind::Compressed(_) => Ok(Extent {
-                data: true,
-                compressed: true,
-                ..own(run.len_bytes)
-            }),
+            RunKind::Compressed(_) => Ok(Extent::new(run.len_bytes, ExtentKind::Compressed)),
         }
     }
 
     async fn status_of_data(&self, host: HostOffset, len_bytes: u64) -> Result<Extent> {
         let data = Extent {
-            data: true,
             host: self.location(Some(host)),
-            ..own(len_bytes)
+            ..Extent::new(len_bytes, ExtentKind::Data)
         };
         if self.is_encrypted() || !self.looks_preallocated().await? {
             return Ok(data);
@@ -47,7 +41,10 @@ impl Image {
         let found = self.data.block_status(host.bytes(), len_bytes).await?;
         Ok(Extent {
             len_bytes: found.len_bytes,
-            zero: found.status.is_zero(),
+            kind: match found.status.is_zero() {
+                true => ExtentKind::ZeroData,
+                false => ExtentKind::Data,
+            },
             ..data
         })
     }
@@ -67,30 +64,20 @@ impl Image {
         host: Option<HostOffset>,
         max_depth: u32,
     ) -> Result<Extent> {
-        let nothing = Extent {
-            present: false,
+        let nothing = |len_bytes, kind| Extent {
             host: self.location(host),
-            ..own(run.len_bytes)
+            ..Extent::new(len_bytes, kind)
         };
         let Some(backing) = &self.backing else {
-            return Ok(Extent {
-                zero: true,
-                ..nothing
-            });
+            return Ok(nothing(run.len_bytes, ExtentKind::AbsentZero));
         };
         let there = backing.size_bytes().saturating_sub(run.guest.bytes());
         if there == 0 {
-            return Ok(Extent {
-                zero: true,
-                ..nothing
-            });
+            return Ok(nothing(run.len_bytes, ExtentKind::AbsentZero));
         }
         let len_bytes = run.len_bytes.min(there);
         if max_depth == 0 {
-            return Ok(Extent {
-                len_bytes,
-                ..nothing
-            });
+            return Ok(nothing(len_bytes, ExtentKind::Absent));
         }
         let below = backing
             .block_status(run.guest.bytes(), len_bytes, max_depth - 1)
@@ -99,19 +86,6 @@ impl Image {
             depth: below.depth.saturating_add(1),
             ..below
         })
-    }
-}
-
-/// An extent of this layer that is neither data nor zero yet.
-fn own(len_bytes: u64) -> Extent {
-    Extent {
-        len_bytes,
-        data: false,
-        zero: false,
-        present: true,
-        compressed: false,
-        host: None,
-        depth: 0,
     }
 }
 
@@ -124,11 +98,7 @@ pub(crate) async fn block_status(
 ) -> Result<Extent> {
     image.check_range("block status", offset_bytes, len_bytes)?;
     if len_bytes == 0 {
-        return Ok(Extent {
-            zero: true,
-            present: false,
-            ..own(0)
-        });
+        return Ok(Extent::new(0, ExtentKind::AbsentZero));
     }
     let mut len_bytes = len_bytes;
     if !image.write_buffer.is_empty() {
@@ -138,10 +108,8 @@ pub(crate) async fn block_status(
         let cluster_bytes = image.geometry.cluster_size_bytes();
         if let Some(kept) = image.write_buffer.piece_from(offset_bytes, cluster_bytes) {
             if kept.start <= offset_bytes {
-                return Ok(Extent {
-                    data: true,
-                    ..own(kept.end.min(range.end) - offset_bytes)
-                });
+                let len_bytes = kept.end.min(range.end) - offset_bytes;
+                return Ok(Extent::new(len_bytes, ExtentKind::Data));
             }
             len_bytes = len_bytes.min(kept.start - offset_bytes);
         }

@@ -175,7 +175,7 @@ impl Image {
         let mut at = range.start;
         while at < end {
             let extent = self.status(at, end - at, u32::MAX).await?;
-            if !extent.zero {
+            if !extent.kind.is_zero() {
                 return Ok(false);
             }
             at += extent.len_bytes;
