@@ -357,13 +357,16 @@ impl<T> Future for RemoteCall<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
-        Pin::new(&mut self.0).poll(context).map(|ended| {
-            ended.unwrap_or_else(|_| {
-                let message = "the lane ended before the request did";
-                Err(Error::new(ErrorKind::Io, "call", message).with_errno(libc::ECANCELED))
-            })
-        })
+        Pin::new(&mut self.0)
+            .poll(context)
+            .map(|ended| ended.unwrap_or_else(|_| Err(lane_ended())))
     }
+}
+
+/// Why a call has no result.
+pub(crate) fn lane_ended() -> Error {
+    let message = "the lane ended before the request did";
+    Error::new(ErrorKind::Io, "call", message).with_errno(libc::ECANCELED)
 }
 
 /// Whether the calling thread is inside an executor, so that [`spawn`] works.

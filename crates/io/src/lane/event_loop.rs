@@ -41,10 +41,8 @@ use crate::{Error, Result};
 /// error number.
 pub fn fd() -> Result<OwnedFd> {
     let lane = current()?;
-    let duplicate = lane.join_event_loop().and_then(|set| {
-        let epoll = set.epoll.try_clone()?;
-        Ok(epoll)
-    });
+    let set = lane.join_event_loop();
+    let duplicate = set.and_then(|set| set.epoll.try_clone());
     duplicate.map_err(|error| Error::from_io("set up the lane's descriptor", &error))
 }
 

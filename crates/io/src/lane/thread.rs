@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle, ThreadId};
 use futures_channel::oneshot;
 
 use super::{LaneOptions, Remote, block_on, finish, install, remote};
+use crate::executor::lane_ended;
 use crate::{Error, ErrorKind, Result};
 
 /// A thread that drives a lane until this handle is dropped. Any thread may hand it work and
@@ -106,9 +107,4 @@ impl Drop for LaneThread {
             let _ = thread.join();
         }
     }
-}
-
-fn lane_ended() -> Error {
-    let message = "the lane ended before the request did";
-    Error::new(ErrorKind::Io, "call", message).with_errno(libc::ECANCELED)
 }
