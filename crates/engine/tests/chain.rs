@@ -47,7 +47,7 @@ async fn open(
 impl Chain {
     /// A chain that begins with a raw file, or with nothing.
     fn new(seed: u64, raw_bytes: u64) -> Chain {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let shown: Vec<u8> = (0..raw_bytes).map(|_| random.below(256) as u8).collect();
         let bottom = (raw_bytes > 0).then(|| {
             let storage = Arc::new(MemStorage::with_bytes(shown.clone()));

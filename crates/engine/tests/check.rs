@@ -4,7 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Verdict, open, qemu_ok, qemu_verdict, vellum_verdict};
+use common::{Random, Verdict, open, qemu_ok, qemu_verdict, vellum_verdict};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum_io::lane;
 use vellum_storage::file::Create;
@@ -513,18 +513,6 @@ fn damaged_images_with_data_files_are_found_as_by_qemu() {
     fixture.compare("beyond every end", |i| i.put64(i.l2(1), COPIED | (1 << 50)));
 }
 
-/// A small generator of numbers that are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-}
-
 #[test]
 fn random_damage_is_found_as_by_qemu() {
     let kinds = [
@@ -543,7 +531,7 @@ fn random_damage_is_found_as_by_qemu() {
         let pristine = Image {
             bytes: fixture.pristine.clone(),
         };
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
         for round in 0..25 {
             let mut log = String::new();
             let mut damage = |image: &mut Image| {

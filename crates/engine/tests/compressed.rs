@@ -23,7 +23,7 @@ const KINDS: [&str; 2] = ["zlib", "zstd"];
 
 /// Stretches of text, of noise, of little noise, and of zeroes.
 fn source(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {
         let stretch = (random.below(40_000) + 1) as usize;
@@ -93,7 +93,7 @@ async fn read(image: &Qcow2, offset: u64, len: u64) -> Result<Buffer, Error> {
 
 /// Reads here and there, many at a time, some ranges again and again.
 async fn compare_at_random(image: Arc<Qcow2>, lane: u64, bytes: Arc<Vec<u8>>) {
-    let mut random = Random(lane + 100);
+    let mut random = Random::new(lane + 100);
     let size = bytes.len() as u64;
     for round in 0..40 {
         let most = [4096, 20_000, 70_000, 300_000][round % 4];
@@ -146,7 +146,7 @@ fn any_requests_see_the_source() {
 async fn overwrite_at_random(image: Arc<Qcow2>, lane: u64, bytes: Arc<Vec<u8>>) {
     const CLUSTER: u64 = 1 << 16;
     let mut bytes = (*bytes).clone();
-    let mut random = Random(lane + 7);
+    let mut random = Random::new(lane + 7);
     let clusters = bytes.len() as u64 / CLUSTER / LANES;
     for step in 0..400 {
         let cluster = random.below(clusters) * LANES + lane;
@@ -229,7 +229,7 @@ fn after(path: &Path, damage: fn(&mut Vec<u8>, u64)) -> Vec<Result<Buffer, Error
 fn damaged_data_is_an_error_of_its_cluster_alone() {
     for kind in KINDS {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         let bytes: Vec<u8> = (0..1 << 20).map(|_| random.below(17) as u8).collect();
         let path = image(dir.path(), &bytes, &format!("compression_type={kind}"));
         let broken = after(&path, |file, entry| {
@@ -294,7 +294,7 @@ async fn packed_in_order(bytes: &[u8], cluster: u64) -> Arc<TraceStorage> {
 #[test]
 fn few_and_short_reads_are_enough() {
     const CLUSTER: u64 = 1 << 16;
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     // About half of it is left when compressed.
     let bytes: Vec<u8> = (0..4 << 20).map(|_| random.below(16) as u8).collect();
     let trace = lane::block_on(packed_in_order(&bytes, CLUSTER));

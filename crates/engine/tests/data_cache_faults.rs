@@ -169,7 +169,7 @@ async fn read_all(bed: &Bed) -> Buffer {
 }
 
 async fn full_disk(seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let bed = bed(&mut random).await;
     let first = read_all(&bed).await;
     let mut model = model_of(bed.size, &first);
@@ -208,14 +208,13 @@ async fn full_disk(seed: u64) {
 #[test]
 fn a_full_disk_below_the_data_cache_leaves_nothing_behind() {
     for seed in 0..150 {
-        println!("seed {seed}");
         run(full_disk(seed));
     }
 }
 
 /// Reads that fail for once, of metadata and of data: nothing is lost or leaked.
 async fn failing_reads(seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let bed = bed(&mut random).await;
     let first = read_all(&bed).await;
     let mut model = model_of(bed.size, &first);
@@ -242,7 +241,6 @@ async fn failing_reads(seed: u64) {
 #[test]
 fn failing_reads_lose_and_leak_nothing() {
     for seed in 0..200 {
-        println!("seed {seed}");
         run(failing_reads(seed));
     }
 }
@@ -250,7 +248,7 @@ fn failing_reads_lose_and_leak_nothing() {
 /// Required writes that fail with EIO: whoever closes without a flush must learn of
 /// it, and until then everything that was acknowledged can be read.
 async fn no_failure_is_lost(seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let bed = bed(&mut random).await;
     let first = read_all(&bed).await;
     let model = &mut model_of(bed.size, &first);
@@ -305,7 +303,6 @@ async fn no_failure_is_lost(seed: u64) {
 #[test]
 fn a_close_that_succeeds_has_written_everything() {
     for seed in 0..150 {
-        println!("seed {seed}");
         run(no_failure_is_lost(seed));
     }
 }

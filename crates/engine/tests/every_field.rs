@@ -346,7 +346,7 @@ async fn errors_in(storage: &Arc<dyn Storage>) -> vellum::Result<Vec<String>> {
 
 /// One seed; gives back the image as it was damaged, and repaired.
 async fn play(image: &Image, seed: u64) -> (Vec<u8>, Option<Vec<u8>>, String) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let (bytes, what) = image.damaged(&mut random);
     let what = format!("seed {seed}, {what}");
     let storage = in_memory(&bytes).await;

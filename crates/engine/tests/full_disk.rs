@@ -56,7 +56,7 @@ async fn request(image: &Qcow2, random: &mut Random, model: &mut Model) {
 }
 
 async fn scenario(seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
     let options = CreateOptions::default()
         .size_bytes(BLOCKS * CLUSTER_BYTES)
@@ -116,7 +116,6 @@ async fn scenario(seed: u64) {
 #[test]
 fn nothing_is_leaked_for_want_of_room() {
     for seed in 0..60 {
-        println!("seed {seed}");
         run(scenario(seed));
     }
 }

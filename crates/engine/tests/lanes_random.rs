@@ -285,7 +285,7 @@ async fn open(path: &Path, case: &Case) -> (Arc<dyn Storage>, Arc<Qcow2>) {
 
 #[allow(clippy::too_many_lines, reason = "one list of options after the other")]
 fn scenario(seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let case = case(&mut random);
     println!("seed {seed}: {case:?}");
     let backend = match case.threads_backend {
@@ -330,7 +330,7 @@ fn scenario(seed: u64) {
                 let image = image.clone();
                 let seed = seed * 1000 + session * 10 + owner.lane;
                 on_lane(backend, move || {
-                    lane::block_on(owner.run(image, Random(seed)))
+                    lane::block_on(owner.run(image, Random::new(seed)))
                 })
             })
             .collect();

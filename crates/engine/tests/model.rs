@@ -113,7 +113,7 @@ async fn request(image: &Qcow2, random: &mut Random, model: &mut [u8]) {
 }
 
 async fn scenario(seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let case = case(&mut random);
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
     create(file.clone(), None, &case.options).await.unwrap();
@@ -142,7 +142,6 @@ async fn scenario(seed: u64) {
 #[test]
 fn images_hold_what_was_written() {
     for seed in 0..200 {
-        println!("seed {seed}");
         run(scenario(seed));
     }
 }

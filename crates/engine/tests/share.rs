@@ -94,7 +94,7 @@ fn shared_and_copied_clusters_show_the_same() {
     let mut shared_bytes = 0;
     for seed in 0..10 {
         shared_bytes += run(async move {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let system = ReflinkFileSystem::granting(random.pick(&[0, 1, 5, u64::MAX]));
             let size = 5 * MIB + random.below(2048) * 512;
             let len = random.pick(&[size, MIB, 3 * MIB + 512]).min(size);

@@ -22,7 +22,7 @@ use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 /// Text, noise and zeroes, in stretches that end anywhere.
 fn source(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {
         let end = (bytes.len() + 1 + random.below(100_000) as usize).min(len);
@@ -211,7 +211,7 @@ fn data_lies_in_the_order_of_the_requests_and_end_to_end() {
 #[test]
 fn noise_is_stored_as_it_is() {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut bytes: Vec<u8> = (0..1 << 20).map(|_| random.below(256) as u8).collect();
     bytes[5 << 16..6 << 16].fill(7);
     let path = new_image(dir.path(), "cluster_size=64k", bytes.len());
@@ -226,7 +226,7 @@ fn noise_is_stored_as_it_is() {
 
 /// A cluster's content by one byte; every cluster is written by one request at a time.
 async fn change_at_random(image: Arc<Qcow2>, cluster: u64, count: u64, seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut model = vec![0_u8; count as usize];
     for round in 0..300 {
         let mut free: Vec<u64> = (0..count).collect();

@@ -168,7 +168,7 @@ async fn assert_sound(file: &Arc<dyn Storage>) {
 }
 
 async fn scenario(seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let case = case(&mut random);
     let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
     create(file.clone(), None, &case.options).await.unwrap();
@@ -205,7 +205,6 @@ async fn scenario(seed: u64) {
 #[test]
 fn snapshots_hold_what_the_disk_was() {
     for seed in 0..60 {
-        println!("seed {seed}");
         run(scenario(seed));
     }
 }

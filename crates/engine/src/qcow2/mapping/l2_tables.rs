@@ -46,9 +46,12 @@ impl Image {
             true => Ok(()),
             false => self.fill_table(old, &allocation).await,
         };
-        self.free_unless(filled.is_ok(), Some(allocation)).await;
-        filled?;
-        self.count_table().await?;
+        let prepared = match filled {
+            Ok(()) => self.count_table().await,
+            Err(error) => Err(error),
+        };
+        self.free_unless(prepared.is_ok(), Some(allocation)).await;
+        prepared?;
         self.forget_slices(table);
         if old.is_none() {
             self.keep_empty_slice(guest, table);
