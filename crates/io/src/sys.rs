@@ -6,6 +6,11 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+#[cfg(not(shuttle))]
+use rustix::event::EventfdFlags;
+#[cfg(not(shuttle))]
+use rustix::io::retry_on_intr;
+use rustix::net::sockopt;
 use smallvec::SmallVec;
 
 use crate::Buffers;
@@ -200,35 +205,22 @@ pub(crate) fn own(fd: RawFd) -> OwnedFd {
 
 /// Sets `O_NONBLOCK`.
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let fd = fd.as_raw_fd();
-    // SAFETY: a call without pointers.
-    let flags = check(i64::from(unsafe { libc::fcntl(fd, libc::F_GETFL) }))? as i32;
-    // SAFETY: a call without pointers.
-    check(i64::from(unsafe {
-        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
-    }))?;
-    Ok(())
+    rustix::io::ioctl_fionbio(fd, true).map_err(rustix::io::Errno::raw_os_error)
 }
 
 /// Has small packets sent at once on TCP; sockets that are not TCP refuse.
 pub(crate) fn set_no_delay(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let (on, len) = (1_i32, size_of::<i32>() as libc::socklen_t);
-    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
-    // SAFETY: a live int and its length.
-    let result =
-        unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const on).cast(), len) };
-    check(i64::from(result)).map(drop)
+    sockopt::set_tcp_nodelay(fd, true).map_err(rustix::io::Errno::raw_os_error)
 }
 
 /// `shutdown(2)`.
 pub(crate) fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Errno> {
     let how = match how {
-        Shutdown::Read => libc::SHUT_RD,
-        Shutdown::Write => libc::SHUT_WR,
-        Shutdown::Both => libc::SHUT_RDWR,
+        Shutdown::Read => rustix::net::Shutdown::Read,
+        Shutdown::Write => rustix::net::Shutdown::Write,
+        Shutdown::Both => rustix::net::Shutdown::Both,
     };
-    // SAFETY: a call without pointers.
-    check(i64::from(unsafe { libc::shutdown(fd.as_raw_fd(), how) })).map(drop)
+    rustix::net::shutdown(fd, how).map_err(rustix::io::Errno::raw_os_error)
 }
 
 /// Gives up every lock of an open file description.
@@ -274,9 +266,10 @@ impl std::os::fd::AsFd for EventFd {
 impl EventFd {
     /// A new counter at zero.
     pub(crate) fn new() -> Result<Self, Errno> {
-        // SAFETY: a call without pointers.
-        let fd = check(i64::from(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }))?;
-        Ok(EventFd(own(fd as RawFd)))
+        let counter = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+        counter
+            .map(EventFd)
+            .map_err(rustix::io::Errno::raw_os_error)
     }
 
     /// The raw descriptor.
@@ -286,16 +279,13 @@ impl EventFd {
 
     /// Adds one.
     pub(crate) fn signal(&self) {
-        let one = 1_u64;
-        // SAFETY: eight live bytes. A failure would mean 2^64 - 1 unread signals,
-        // in which case the reader wakes anyway.
-        let _ = retry(|| unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) as i64 });
+        // A failure would mean 2^64 - 1 unread signals, in which case the reader wakes anyway.
+        let _ = retry_on_intr(|| rustix::io::write(&self.0, &1_u64.to_ne_bytes()));
     }
 
     /// Takes the count; call it only when the counter is known to be readable.
     pub(crate) fn drain(&self) {
-        let mut count = 0_u64;
-        // SAFETY: eight live bytes.
-        let _ = retry(|| unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) as i64 });
+        let mut count = [0; 8];
+        let _ = retry_on_intr(|| rustix::io::read(&self.0, &mut count));
     }
 }

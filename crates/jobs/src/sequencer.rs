@@ -1,4 +1,8 @@
 //! Turns: pieces of work that run at once but take one step in order.
+//!
+//! Unlike the engine's queue for compressed writes, which lets the next one pass whatever
+//! becomes of a request, a piece that fails here passes no turn on: what lies behind it in
+//! the order is not begun.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
