@@ -206,10 +206,13 @@ pub mod io {
 
 /// Where the bytes of images live: what an embedder needs of `vellum-storage`.
 pub mod storage {
-    pub use vellum_storage::file::{self, Create, FileKind, FileOptions, FileStorage, Locks};
+    pub use vellum_storage::event::Suspension;
+    pub use vellum_storage::file::{
+        self, AsFile, Create, FileKind, FileOptions, FileStorage, Locks,
+    };
     pub use vellum_storage::lock::{PermissionSet, Permissions};
     pub use vellum_storage::{
-        BlockStatus, Capabilities, Event, MemStorage, Storage, StorageExtent, WriteFlags,
-        ZeroFlags, nodes,
+        BlockStatus, Capabilities, Event, EventListener, MemStorage, Storage, StorageExtent,
+        WriteFlags, ZeroFlags, nodes,
     };
 }

@@ -3,14 +3,13 @@
 //! Requests inside the device go straight to the storage: no task, no copy, no
 //! state of their own. Only a write that makes the device grow takes a task,
 //! because the new size is known only once the write has succeeded; and, where a
-//! debugger listens below, what it has to be told of first.
+//! somebody listens below (a debugger), what it has to be told of first.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vellum_io::spawn;
-use vellum_storage::nodes::debug::Debugger;
-use vellum_storage::{BlockStatus, Event, WriteFlags, ZeroFlags};
+use vellum_storage::{BlockStatus, Event, EventListener, WriteFlags, ZeroFlags};
 
 use crate::Preallocation;
 use crate::qcow2::create::write::space;
@@ -41,7 +40,7 @@ vellum_io::with_setters! {
 pub struct Raw {
     storage: Arc<dyn Storage>,
     /// Who wants to be told of events, if somebody does.
-    debugger: Option<Arc<Debugger>>,
+    listener: Option<Arc<dyn EventListener>>,
     /// The storage's name, for all who ask where bytes lie.
     name: Arc<str>,
     format: &'static str,
@@ -80,7 +79,7 @@ impl Raw {
         Ok(Arc::new(Raw {
             name: storage.name().into(),
             // As in QEMU only the format tells of what it does.
-            debugger: storage.debugger().filter(|_| format == "raw"),
+            listener: storage.event_listener().filter(|_| format == "raw"),
             storage,
             format,
             offset_bytes: options.offset_bytes,
@@ -99,13 +98,13 @@ impl Raw {
         events: &'static [Event],
         request: impl FnOnce(&Arc<dyn Storage>) -> Io<T> + 'static,
     ) -> Io<T> {
-        let Some(debugger) = self.debugger.clone() else {
+        let Some(listener) = self.listener.clone() else {
             return request(&self.storage);
         };
         let storage = self.storage.clone();
         Io::task(spawn(async move {
             for &event in events {
-                debugger.emit(event).await;
+                listener.emit(event).await;
             }
             request(&storage).await
         }))
@@ -464,7 +463,9 @@ mod tests {
 
     #[test]
     fn a_debugger_below_is_told_of_reads_and_writes() {
-        use vellum_storage::nodes::debug::{Action, DebugStorage, Injection, Limits, Rule};
+        use vellum_storage::nodes::debug::{
+            Action, DebugStorage, Debugger, Injection, Limits, Rule,
+        };
         for (event, format, failing) in [
             (Event::ReadAio, "raw", [true, false]),
             (Event::WriteAio, "raw", [false, true]),

@@ -128,14 +128,14 @@ macro_rules! delegate {
             $crate::delegate!(@call self $inner close())
         }
     };
-    (@ debugger $inner:tt) => {
-        fn debugger(&self) -> Option<std::sync::Arc<$crate::nodes::debug::Debugger>> {
-            $crate::delegate!(@call self $inner debugger())
+    (@ event_listener $inner:tt) => {
+        fn event_listener(&self) -> Option<::std::sync::Arc<dyn $crate::event::EventListener>> {
+            $crate::delegate!(@call self $inner event_listener())
         }
     };
-    (@ as_file $inner:tt) => {
-        fn as_file(&self) -> Option<&$crate::FileStorage> {
-            $crate::delegate!(@call self $inner as_file())
+    (@ transparent_storage $inner:tt) => {
+        fn transparent_storage(&self) -> Option<&dyn ::std::any::Any> {
+            $crate::delegate!(@call self $inner transparent_storage())
         }
     };
     (self.$wrapper:ident: $($method:ident),+ $(,)?) => {

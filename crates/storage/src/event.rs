@@ -1,7 +1,55 @@
 //! [`Event`]: moments in the work of a format driver that tests may hook onto.
 //!
-//! The names are QEMU's (`BlkdebugEvent`); a node that listens
-//! ([`crate::Storage::debugger`]) is told of them by whoever uses it.
+//! The names are QEMU's (`BlkdebugEvent`). A storage may say who listens
+//! ([`crate::Storage::event_listener`]); whoever uses the storage tells that one.
+
+use std::any::Any;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Who is told of the [`Event`]s in the use of a storage: a [`crate::nodes::debug::Debugger`],
+/// or a type of the embedder's.
+pub trait EventListener: Any + Send + Sync + fmt::Debug {
+    /// Hears of an event. What is returned holds the one who told, and must be awaited;
+    /// `None` lets it go on at once.
+    fn event(&self, event: Event) -> Option<Suspension>;
+}
+
+impl dyn EventListener {
+    /// Tells of an event, and waits as long as the listener holds the caller.
+    pub async fn emit(&self, event: Event) {
+        if let Some(suspension) = self.event(event) {
+            suspension.await;
+        }
+    }
+}
+
+/// The hold of an [`EventListener`] on the one who told it of an event: a future that ends
+/// when that one may go on.
+#[must_use = "the request is held only if this is awaited"]
+pub struct Suspension(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl Suspension {
+    /// Holds until `resumed` is done.
+    pub fn until(resumed: impl Future<Output = ()> + Send + 'static) -> Suspension {
+        Suspension(Box::pin(resumed))
+    }
+}
+
+impl Future for Suspension {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl fmt::Debug for Suspension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Suspension").finish_non_exhaustive()
+    }
+}
 
 /// Makes the enum and the table of its names from one list.
 macro_rules! events {

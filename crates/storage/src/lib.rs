@@ -20,7 +20,7 @@ mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod wrap;
 
-pub use event::Event;
-pub use file::{FileOptions, FileStorage, Locks};
+pub use event::{Event, EventListener};
+pub use file::{AsFile, FileOptions, FileStorage, Locks};
 pub use mem::MemStorage;
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

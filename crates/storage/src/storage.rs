@@ -1,7 +1,10 @@
 //! The [`Storage`] trait: bytes at offsets, with owned buffers.
 
+use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
+use crate::event::EventListener;
 use vellum_io::{Buffers, Io, Result};
 
 /// What a storage can do and what it wants.
@@ -223,12 +226,16 @@ pub trait Storage: Send + Sync + fmt::Debug {
     }
 
     /// Who wants to be told of [`crate::Event`]s in the use of this storage.
-    fn debugger(&self) -> Option<std::sync::Arc<crate::nodes::debug::Debugger>> {
+    fn event_listener(&self) -> Option<Arc<dyn EventListener>> {
         None
     }
 
-    /// This storage as a file, where it is one.
-    fn as_file(&self) -> Option<&crate::FileStorage> {
+    /// This storage, or the one that holds the same bytes at the same offsets below it, as its
+    /// own type: for [`AsFile`](crate::AsFile), and for storages of others, which recognize
+    /// in [`Storage::copy_range`] a source of their own kind. `None` where there is nothing
+    /// more to know than this trait says. A storage around another one passes this on only if
+    /// reads may go past it: nothing that it does beside them would be missed.
+    fn transparent_storage(&self) -> Option<&dyn Any> {
         None
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum_io::error::errno_text;
 use vellum_storage::Event;
-use vellum_storage::nodes::debug::Debugger;
+use vellum_storage::nodes::debug::{Debugger, HasDebugger};
 
 use super::image::Image;
 use super::outcome::{Failed, Outcome};

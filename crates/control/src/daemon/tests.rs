@@ -9,6 +9,7 @@ use serde_json::Value;
 use vellum::BlockDevice;
 use vellum_io::lane::{block_on, yield_now};
 use vellum_io::{Buffer, spawn};
+use vellum_storage::nodes::debug::HasDebugger;
 
 use super::*;
 use crate::nodes::tests::durable::World;

@@ -16,7 +16,7 @@ impl Storage for BorrowedStorage {
     vellum_storage::delegate!(
         0: capabilities, name, len_bytes, read, write, write_zeroes, discard, allocate, flush,
         truncate, block_status, allocated_bytes, copy_range,
-        may_clone_from, clone_range, debugger, as_file,
+        may_clone_from, clone_range, event_listener, transparent_storage,
     );
 
     fn close(&self) -> Io<()> {

@@ -195,7 +195,7 @@ impl BlockDevice for LuksDevice {
 }
 
 /// Devices that may be LUKS volumes.
-pub trait AsLuks {
+pub trait AsLuks: BlockDevice {
     /// This device as a LUKS volume, where it is one or stands around one.
     fn as_luks(&self) -> Option<&LuksDevice>;
 }

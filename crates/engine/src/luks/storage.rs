@@ -261,7 +261,7 @@ fn run(cipher: &SectorCipher, first: u64, sectors: &mut [u8], direction: Directi
 }
 
 impl Storage for EncryptedStorage {
-    delegate!(inner: name, flush, allocated_bytes, close, debugger);
+    delegate!(inner: name, flush, allocated_bytes, close, event_listener);
 
     fn capabilities(&self) -> Capabilities {
         let below = self.inner.capabilities();

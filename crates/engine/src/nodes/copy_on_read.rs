@@ -9,8 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_io::spawn;
-use vellum_storage::Event;
-use vellum_storage::nodes::debug::Debugger;
+use vellum_storage::{Event, EventListener};
 
 use crate::qcow2::Qcow2;
 use crate::range_lock::{Mode, RangeLock};
@@ -36,7 +35,7 @@ struct Core {
     keeps_reads: bool,
     ranges: Arc<RangeLock>,
     /// Who wants to be told of events.
-    debugger: Option<Arc<Debugger>>,
+    listener: Option<Arc<dyn EventListener>>,
 }
 
 impl CopyOnRead {
@@ -59,7 +58,7 @@ impl CopyOnRead {
             .map(subcluster)
             .or(device.info().cluster_size_bytes)
             .unwrap_or(4096);
-        let debugger = device.storage().and_then(|storage| storage.debugger());
+        let listener = device.storage().and_then(|file| file.event_listener());
         Arc::new(CopyOnRead {
             core: Arc::new(Core {
                 device,
@@ -67,7 +66,7 @@ impl CopyOnRead {
                 layers,
                 keeps_reads,
                 ranges: Arc::default(),
-                debugger,
+                listener,
             }),
         })
     }
@@ -156,8 +155,8 @@ impl Core {
             if !self.layers.is_none_or(within) {
                 continue;
             }
-            if let Some(debugger) = &self.debugger {
-                debugger.emit(Event::CorWrite).await;
+            if let Some(listener) = &self.listener {
+                listener.emit(Event::CorWrite).await;
             }
             if !below.kind.needs_reading() {
                 let request = ZeroRequest::default();

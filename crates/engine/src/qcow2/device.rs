@@ -292,12 +292,12 @@ impl BlockDevice for Qcow2 {
 
     fn transparent_device(&self) -> Option<&dyn Any> {
         // Who watches events would miss them.
-        self.image.debugger.is_none().then_some(self as &dyn Any)
+        self.image.listener.is_none().then_some(self as &dyn Any)
     }
 }
 
 /// Devices that may be qcow2 images.
-pub trait AsQcow2 {
+pub trait AsQcow2: BlockDevice {
     /// This device as a qcow2 image, where it is one or stands around one.
     fn as_qcow2(&self) -> Option<&Qcow2>;
 }

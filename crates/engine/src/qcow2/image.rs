@@ -9,8 +9,7 @@ use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_io::{Error, ErrorKind, Result};
-use vellum_storage::nodes::debug::Debugger;
-use vellum_storage::{Event, Storage};
+use vellum_storage::{Event, EventListener, Storage};
 
 use crate::BlockDevice;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
@@ -84,7 +83,7 @@ impl Size {
 pub(crate) struct Image {
     pub(crate) name: String,
     /// Who wants to be told of events, if somebody does.
-    pub(crate) debugger: Option<Arc<Debugger>>,
+    pub(crate) listener: Option<Arc<dyn EventListener>>,
     pub(crate) geometry: Geometry,
     pub(crate) size: Size,
     /// One at a time changes the size, or the snapshots.
@@ -138,13 +137,13 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Tells the debugger, if there is one, of an event, and waits as long as it holds us.
+    /// Tells who listens, if somebody does, of an event, and waits as long as that holds us.
     #[inline]
     pub(crate) async fn emit(&self, event: Event) {
-        if let Some(debugger) = &self.debugger
-            && let Some(suspension) = debugger.event(event)
+        if let Some(listener) = &self.listener
+            && let Some(suspension) = listener.event(event)
         {
-            Box::pin(suspension.resumed()).await;
+            suspension.await;
         }
     }
 

@@ -327,9 +327,9 @@ async fn read_l1(
     read_bytes(file, header.l1_table_offset.bytes(), len_bytes).await
 }
 
-/// What is done ahead: nothing where a debugger wants to see what each request leads to.
+/// What is done ahead: nothing where a listener wants to hear what each request leads to.
 fn ahead(file: &Arc<dyn Storage>, options: &OpenOptions) -> PreallocateAhead {
-    match file.debugger() {
+    match file.event_listener() {
         Some(_) => PreallocateAhead::NONE,
         None => options.ahead,
     }
@@ -364,11 +364,12 @@ async fn assemble(
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
     let cache_bytes = sizes.refcount_bytes;
     let ahead = ahead(&file, options);
+    let listener = file.event_listener();
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
-        write_buffer: WriteBuffer::new(options.data_cache_bytes(file.debugger().is_some())),
-        debugger: file.debugger(),
+        write_buffer: WriteBuffer::new(options.data_cache_bytes(listener.is_some())),
+        listener,
         geometry,
         size: Size::new(header.guest_size_bytes()),
         resizing: async_lock::Mutex::new(()),

@@ -40,7 +40,7 @@ impl Barriers {
 impl Storage for Barriers {
     delegate!(
         file: capabilities, name, len_bytes, read, block_status, allocated_bytes, may_clone_from,
-        close, debugger, as_file,
+        close, event_listener, transparent_storage,
     );
 
     delegate!(self.change: write, write_zeroes, discard, allocate, truncate);

@@ -54,7 +54,7 @@ fn one_piece(
     guest: GuestOffset,
     len_bytes: u64,
 ) -> Option<(&Arc<dyn Storage>, u64)> {
-    if image.debugger.is_some() {
+    if image.listener.is_some() {
         return None; // who watches events is told of every read, and may hold it
     }
     let Ok(Lookup::Hit(view)) = image.mapper().view(guest, len_bytes) else {

@@ -1,12 +1,14 @@
 //! [`Debugger`]: the rules of a [`super::DebugStorage`], and the requests that they hold.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::rules::{Action, InjectedError, RequestKind, Rule, Rules};
-use crate::event::Event;
+use crate::Storage;
+use crate::event::{Event, EventListener, Suspension};
 
 /// What holds a request at a breakpoint.
 #[derive(Debug, Default)]
@@ -26,22 +28,15 @@ impl Breakpoint {
     }
 }
 
-/// A request that is held at one breakpoint or more.
-#[derive(Debug)]
-#[must_use = "the request is held only if this is awaited"]
-pub struct Suspension(Vec<Arc<Breakpoint>>);
-
-impl Suspension {
-    /// Waits until every breakpoint has let go.
-    pub async fn resumed(self) {
-        for gate in self.0 {
-            loop {
-                let opened = gate.opened.listen();
-                if gate.is_open() {
-                    break;
-                }
-                opened.await;
+/// Waits until every breakpoint has let go.
+async fn resumed(gates: Vec<Arc<Breakpoint>>) {
+    for gate in gates {
+        loop {
+            let opened = gate.opened.listen();
+            if gate.is_open() {
+                break;
             }
+            opened.await;
         }
     }
 }
@@ -83,32 +78,9 @@ impl Debugger {
         self.state.lock()
     }
 
-    /// Plays an event. What is returned holds the request and must be awaited.
-    pub fn event(&self, event: Event) -> Option<Suspension> {
-        let mut state = self.lock();
-        let tags = state.rules.play(event);
-        if tags.is_empty() {
-            return None;
-        }
-        let mut gates = Vec::new();
-        for tag in &tags {
-            let gate = Arc::<Breakpoint>::default();
-            gates.push(gate.clone());
-            state.held.insert(0, (tag.clone(), gate));
-        }
-        drop(state);
-        for tag in &tags {
-            (self.tell)(&format!("blkdebug: Suspended request '{tag}'"));
-        }
-        self.suspended.notify(usize::MAX);
-        Some(Suspension(gates))
-    }
-
     /// Plays an event and waits as long as a breakpoint holds it.
     pub async fn emit(&self, event: Event) {
-        if let Some(suspension) = self.event(event) {
-            suspension.resumed().await;
-        }
+        (self as &dyn EventListener).emit(event).await;
     }
 
     /// Sets a breakpoint: the next request that comes to `event` is held under `tag`.
@@ -164,5 +136,42 @@ impl Debugger {
         self.lock()
             .rules
             .matching_error(kind, range.start, len_bytes)
+    }
+}
+
+impl EventListener for Debugger {
+    /// Plays the event's rules.
+    fn event(&self, event: Event) -> Option<Suspension> {
+        let mut state = self.lock();
+        let tags = state.rules.play(event);
+        if tags.is_empty() {
+            return None;
+        }
+        let mut gates = Vec::new();
+        for tag in &tags {
+            let gate = Arc::<Breakpoint>::default();
+            gates.push(gate.clone());
+            state.held.insert(0, (tag.clone(), gate));
+        }
+        drop(state);
+        for tag in &tags {
+            (self.tell)(&format!("blkdebug: Suspended request '{tag}'"));
+        }
+        self.suspended.notify(usize::MAX);
+        Some(Suspension::until(resumed(gates)))
+    }
+}
+
+/// Storages that may have a [`Debugger`].
+pub trait HasDebugger: Storage {
+    /// The debugger that is told of events in the use of this storage
+    /// ([`Storage::event_listener`]), where it is one that listens.
+    fn debugger(&self) -> Option<Arc<Debugger>>;
+}
+
+impl<T: Storage + ?Sized> HasDebugger for T {
+    fn debugger(&self) -> Option<Arc<Debugger>> {
+        let listener: Arc<dyn Any + Send + Sync> = self.event_listener()?;
+        listener.downcast().ok()
     }
 }

@@ -20,13 +20,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::event::Event;
+use crate::event::{Event, EventListener};
 use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 use vellum_io::align::{Alignment, RangeLocks, gather, scatter};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, lane, spawn};
 
-pub use debugger::{Debugger, Suspension};
+pub use debugger::{Debugger, HasDebugger};
 pub use limits::{Limits, Piece};
 pub use rules::{Action, Injection, RequestKind, Rule};
 
@@ -43,7 +43,7 @@ struct Core {
     inner: Arc<dyn Storage>,
     debugger: Arc<Debugger>,
     limits: Limits,
-    /// Whether others may see the debugger.
+    /// Whether others may see the debugger, and tell it of events.
     listens: bool,
     /// Blocks that are being read to be written back, and what changes whole ones.
     blocks: Arc<RangeLocks>,
@@ -367,8 +367,9 @@ impl Storage for DebugStorage {
         })
     }
 
-    fn debugger(&self) -> Option<Arc<Debugger>> {
-        self.core.listens.then(|| self.core.debugger.clone())
+    fn event_listener(&self) -> Option<Arc<dyn EventListener>> {
+        let debugger = self.core.listens.then(|| self.core.debugger.clone());
+        debugger.map(|debugger| debugger as Arc<dyn EventListener>)
     }
 }
 
