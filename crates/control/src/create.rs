@@ -49,7 +49,10 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "create", message)
 }
 
-/// Settings of a format on a file; an error names what cannot be made.
+/// Settings of a format on a file.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a format or a file that cannot be made.
 pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
     let settings = CreateSettings::new(format).ok_or_else(|| invalid(not_creatable(format)))?;
     if filename.starts_with("json:") {
@@ -67,6 +70,9 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
 }
 
 /// Takes the names of a backing file and of its format into settings.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a format that knows no backing files.
 pub fn set_backing(
     settings: &mut CreateSettings,
     format: &str,
@@ -94,6 +100,10 @@ pub fn set_backing(
 
 /// Checks a request and fills in what follows from the backing file. Nothing is
 /// made yet.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for settings that are unknown, wrong or contradict each
+/// other; what opening the backing file reports.
 pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
     let mut settings = settings(&request.filename, &request.format)?;
     if let Some(options) = &request.options {
@@ -170,6 +180,9 @@ async fn check_backing(
 }
 
 /// Makes an image from checked settings.
+///
+/// # Errors
+/// What making or opening the file, and making the image in it, report.
 pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result<()> {
     match format {
         "host_device" if std::fs::metadata(name).is_ok_and(|file| file.is_file()) => {
@@ -434,6 +447,9 @@ fn not_accepted(name: &str, value: &str) -> Error {
 }
 
 /// The engine's creation options for settings of a qcow2 image.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a value that its option does not have.
 pub fn qcow2_options(settings: &CreateSettings) -> Result<CreateOptions> {
     let text = |name| settings.text(name).map(str::to_owned);
     let version = match settings.text("compat") {

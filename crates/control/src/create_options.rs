@@ -376,6 +376,9 @@ impl CreateSettings {
     }
 
     /// Takes a `-o` text in.
+    ///
+    /// # Errors
+    /// As [`CreateSettings::set`].
     pub fn parse(&mut self, text: &str) -> Result<()> {
         let options = Options::parse(text)?;
         for (key, value) in options.iter() {
@@ -386,6 +389,10 @@ impl CreateSettings {
     }
 
     /// Sets one option from its text.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for an option that the format does not have, and a value
+    /// that does not fit its type.
     pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
         let Some(description) = self.descriptions.iter().find(|known| known.name == name) else {
             return Err(invalid(format!("Invalid parameter '{name}'")));

@@ -20,7 +20,11 @@ pub fn protocol(name: &str) -> Option<&str> {
     name[end..].starts_with(':').then(|| &name[..end])
 }
 
-/// The path that a name without options means, or why it means none.
+/// The path that a name without options means.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a protocol that is not part of Vellum,
+/// [`ErrorKind::InvalidArgument`] for one that nobody knows.
 pub fn local_path(name: &str) -> Result<String> {
     match protocol(name) {
         None => Ok(name.to_owned()),
@@ -124,6 +128,9 @@ fn is_known_protocol(name: &str) -> bool {
 }
 
 /// The full name of a file that `image` names as `name`.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a relative name in an image that has no directory.
 pub fn resolve(image: &str, name: &str) -> Result<String> {
     if protocol(name).is_some() || name.starts_with('/') {
         return Ok(name.to_owned());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vellum::{Result, Storage};
 
-/// Opens the files that `file` nodes and images name.
+/// Opens the files that `file` nodes and images name; a simulation or an embedder implements it.
 pub trait Files: fmt::Debug + Send + Sync {
     /// Opens a file.
     ///

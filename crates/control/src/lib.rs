@@ -7,6 +7,7 @@
 //!
 //! Invariant: messages are QEMU's where QEMU has some; [`error_text`] gives the
 //! text that stands after `qemu-img: `.
+#![deny(clippy::missing_errors_doc)]
 
 pub mod amend;
 mod amend_keys;

@@ -51,6 +51,10 @@ impl MeasureSource<'_> {
 }
 
 /// Measures an image of a format made with `settings` to hold `source`.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for settings that no image can have; what reading the source
+/// reports.
 pub async fn measure(
     source: MeasureSource<'_>,
     format: &str,
@@ -188,7 +192,11 @@ async fn bitmaps_bytes(device: &Arc<dyn BlockDevice>, cluster: u64) -> Result<Op
     Ok(Some(bitmaps + directory.next_multiple_of(cluster)))
 }
 
-/// Settings to measure a format with; an error names what cannot be measured.
+/// Settings to measure a format with.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a format that cannot be measured, and as
+/// [`CreateSettings::parse`].
 pub fn settings(format: &str, options: Option<&str>) -> Result<CreateSettings> {
     let unknown = || {
         let message = format!("Unknown file format '{format}'");

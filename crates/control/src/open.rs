@@ -46,13 +46,18 @@ fn invalid(message: impl Into<String>) -> Error {
 
 /// Opens an image with everything it stands on, as QEMU's tools would.
 ///
-/// Errors carry the text that QEMU prints after `Could not open 'name': `; see
-/// [`crate::error_text`].
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for options that are unknown, wrong or contradict each other;
+/// what opening its files and reading its metadata report. The text is what QEMU prints after
+/// `Could not open 'name': `; see [`crate::error_text`].
 pub async fn open_device(spec: &ImageSpec, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
     open_device_with(spec, flags, &FilePolicy::Any).await
 }
 
 /// Like [`open_device`], with a say in which files the image may name.
+///
+/// # Errors
+/// As [`open_device`], and [`ErrorKind::Denied`] for a file that `policy` does not allow.
 pub async fn open_device_with(
     spec: &ImageSpec,
     flags: &OpenFlags,
@@ -89,6 +94,9 @@ pub struct ImageFile {
 }
 
 /// Opens only the file of an image, and says which format it has.
+///
+/// # Errors
+/// As [`open_device`].
 pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile> {
     let mut options = node_options(spec)?;
     let driver = options.get_text("driver").map(str::to_owned);
@@ -124,6 +132,9 @@ pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile>
 }
 
 /// Checks the options that a user gave beyond the names of file and format.
+///
+/// # Errors
+/// As [`open_device`].
 pub async fn check_options(spec: &ImageSpec, flags: &OpenFlags) -> Result<()> {
     match &spec.source {
         Source::Filename(name) if !name.starts_with("json:") => Ok(()),

@@ -54,12 +54,18 @@ impl Options {
 
     /// Parses `key=value,...`; `,,` stands for a comma in a value, a key alone
     /// means `key=on` (and `nokey` means `key=off`), as in QEMU.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a key with more than 100 dots.
     pub fn parse(text: &str) -> Result<Options> {
         Options::parse_with_implied(text, None)
     }
 
     /// Like [`Options::parse`]; a first word without `=` is the value of the key
     /// `implied`.
+    ///
+    /// # Errors
+    /// As [`Options::parse`].
     pub fn parse_with_implied(text: &str, implied: Option<&str>) -> Result<Options> {
         let mut options = Options::new();
         let mut rest = text;
@@ -106,6 +112,10 @@ impl Options {
     }
 
     /// Flattens the object of a `json:{...}` name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for text that is no JSON or no object, and as
+    /// [`Options::from_object`].
     pub fn from_json(text: &str) -> Result<Options> {
         let value: Value = serde_json::from_str(&double_quoted(text)).map_err(|error| {
             invalid(match error.is_eof() {
@@ -185,6 +195,9 @@ impl Options {
     }
 
     /// Takes a text out.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a value that is no text.
     pub fn take_text(&mut self, key: &str) -> Result<Option<String>> {
         match self.take(key) {
             None => Ok(None),
@@ -196,6 +209,9 @@ impl Options {
     }
 
     /// Takes a boolean out: `on`, `off`, or a boolean of JSON.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for any other value.
     pub fn take_bool(&mut self, key: &str) -> Result<Option<bool>> {
         match self.take(key) {
             None => Ok(None),
@@ -212,6 +228,9 @@ impl Options {
     }
 
     /// Takes a plain number out.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for any other value.
     pub fn take_number(&mut self, key: &str) -> Result<Option<u64>> {
         let number = match self.take(key) {
             None => return Ok(None),
@@ -226,6 +245,10 @@ impl Options {
     }
 
     /// Takes a size out: a number with an optional suffix.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for any other value, and a size that does not fit into 64
+    /// bits.
     pub fn take_size(&mut self, key: &str) -> Result<Option<u64>> {
         match self.take(key) {
             None => Ok(None),
@@ -383,6 +406,9 @@ fn unescape(text: &str) -> (String, &str) {
 }
 
 /// The size that the text of an option gives, with QEMU's words for what is wrong.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for what is no size, or does not fit into 64 bits.
 pub fn size_value(key: &str, text: &str) -> Result<u64> {
     size::parse(text).map_err(|error| match error {
         size::SizeError::Invalid if !is_negative(text) => invalid(format!(

@@ -23,11 +23,17 @@ impl fmt::Display for SizeError {
 impl std::error::Error for SizeError {}
 
 /// The number of bytes in a whole text; without a suffix it counts bytes.
+///
+/// # Errors
+/// As [`parse_prefix`], and [`SizeError::Invalid`] if more follows.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     parse_with_unit(text, 1)
 }
 
 /// The number of bytes in a whole text; without a suffix it counts `unit_bytes`.
+///
+/// # Errors
+/// As [`parse`].
 pub fn parse_with_unit(text: &str, unit_bytes: u64) -> Result<u64, SizeError> {
     match parse_prefix(text, unit_bytes)? {
         (bytes, "") => Ok(bytes),
@@ -36,6 +42,9 @@ pub fn parse_with_unit(text: &str, unit_bytes: u64) -> Result<u64, SizeError> {
 }
 
 /// The number of bytes that `text` begins with, and what follows it.
+///
+/// # Errors
+/// [`SizeError::Invalid`] without a number at the start, [`SizeError::Range`] beyond 64 bits.
 pub fn parse_prefix(text: &str, unit_bytes: u64) -> Result<(u64, &str), SizeError> {
     let text = text.trim_start();
     let text = text.strip_prefix('+').unwrap_or(text);

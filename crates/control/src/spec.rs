@@ -39,6 +39,9 @@ impl ImageSpec {
     }
 
     /// An image by `key=value,...` (`--image-opts`).
+    ///
+    /// # Errors
+    /// As [`Options::parse`].
     pub fn image_opts(text: &str) -> Result<Self> {
         let options = Options::parse_with_implied(text, Some("file"))?;
         Ok(ImageSpec {
@@ -50,6 +53,9 @@ impl ImageSpec {
     }
 
     /// An image by file name, or by options where `image_opts` says so.
+    ///
+    /// # Errors
+    /// As [`Options::parse`]; [`ErrorKind::InvalidArgument`] for a format beside `image_opts`.
     pub fn from_argument(text: &str, image_opts: bool, format: Option<&str>) -> Result<Self> {
         match image_opts {
             true if format.is_some() => Err(Error::new(

@@ -159,6 +159,9 @@ impl Extent {
 /// of a changing request is dropped. None waits for another one to be polled, but that
 /// changes of a qcow2 image's snapshots wait until the reads before them have been polled
 /// to their end, or dropped.
+///
+/// Embedders may implement this trait; [`delegate!`](crate::delegate) helps where a device
+/// stands around another one.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// What the device is.
     fn info(&self) -> DeviceInfo;
@@ -334,6 +337,9 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     }
 
     /// Bytes of storage that the image takes now, where known.
+    ///
+    /// # Errors
+    /// As [`Storage::allocated_bytes`].
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         Ok(None)
     }

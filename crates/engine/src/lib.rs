@@ -175,6 +175,7 @@
 //! - Opening an image never opens another file except through a [`gate::Gate`].
 //! - No code of this crate is unsafe.
 #![forbid(unsafe_code)]
+#![deny(clippy::missing_errors_doc)]
 
 pub mod blocking;
 mod debug_events;

@@ -4,6 +4,7 @@
 //!
 //! Invariant: bytes from a client are never trusted. A client that breaks the
 //! protocol, floods, stalls or vanishes harms nobody but itself.
+#![deny(clippy::missing_errors_doc)]
 
 pub mod nbd;
 mod slice;

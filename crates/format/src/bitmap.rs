@@ -68,6 +68,10 @@ pub struct BitmapsExtension {
 impl BitmapsExtension {
     /// Decodes the extension's data. `validate` is false for an extension that
     /// the autoclear bit does not vouch for: nobody reads what it points at.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Invalid`] for an extension of another length than 24 bytes, or, with
+    /// `validate`, for values that the format does not allow.
     pub fn decode(data: &[u8], cluster_size_bytes: u64, validate: bool) -> Result<Self> {
         let length = data.len();
         if length != BITMAPS_EXTENSION_SIZE_BYTES {

@@ -26,8 +26,12 @@ const fn offset_bits(cluster_bits: u32) -> u32 {
 }
 
 impl CompressedDescriptor {
-    /// The descriptor of `length_bytes` of data at `host_offset`: an error if
-    /// these cannot be expressed with clusters of `1 << cluster_bits` bytes.
+    /// The descriptor of `length_bytes` of data at `host_offset` in an
+    /// image with clusters of `1 << cluster_bits` bytes.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::TooLarge`] for more bytes, [`FormatErrorKind::Corrupt`] for a higher
+    /// offset than the descriptor has bits for.
     pub fn new(host_offset: HostOffset, length_bytes: u64, cluster_bits: u32) -> Result<Self> {
         let in_sector = host_offset.0 % COMPRESSED_SECTOR_BYTES;
         let sectors = length_bytes
@@ -53,6 +57,9 @@ impl CompressedDescriptor {
     }
 
     /// Decodes the 62 low bits of an L2 entry.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Corrupt`] for an offset beyond the limit of the format.
     #[inline]
     pub fn decode(entry: u64, cluster_bits: u32) -> Result<Self> {
         let shift = offset_bits(cluster_bits);

@@ -57,6 +57,10 @@ pub struct EncryptionHeaderPointer {
 
 impl EncryptionHeaderPointer {
     /// Decodes the extension's data.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Invalid`] for an extension of another length than 16 bytes, and for
+    /// an offset that does not start a cluster or ends beyond all files.
     pub fn decode(data: &[u8], cluster_size_bytes: u64) -> Result<Self> {
         let fields = (bytes::be64(data, 0), bytes::be64(data, 8));
         let (Some(offset), Some(length_bytes), ENCRYPTION_HEADER_POINTER_SIZE_BYTES) =

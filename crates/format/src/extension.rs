@@ -159,6 +159,10 @@ pub struct Context {
 /// ends with the first cluster or where the backing file's name begins.
 ///
 /// The end marker ends the list early; its absence is no fault.
+///
+/// # Errors
+/// [`FormatErrorKind::Invalid`] for an extension that goes on beyond `area`, and as
+/// [`Extension::decode`].
 pub fn decode_all(area: &[u8], context: &Context) -> Result<Vec<Extension>> {
     let mut extensions = Vec::new();
     let mut rest = area;
@@ -232,6 +236,10 @@ fn decode_feature_names(data: &[u8]) -> Vec<FeatureName> {
 
 impl Extension {
     /// Decodes the data of one extension.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Invalid`] for data that the format does not allow, or not in such an
+    /// image.
     pub fn decode(kind: u32, data: &[u8], context: &Context) -> Result<Self> {
         let cluster_size = context.cluster_size_bytes;
         Ok(match kind {

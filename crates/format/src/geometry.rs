@@ -25,6 +25,10 @@ pub struct Geometry {
 
 impl Geometry {
     /// Checks the parameters against [`limits`].
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Unsupported`] for a version that is not 2 or 3,
+    /// [`FormatErrorKind::Invalid`] for what the limits, or the version, do not allow.
     pub fn new(
         version: u32,
         cluster_bits: u32,

@@ -169,6 +169,11 @@ pub fn probe(prefix: &[u8]) -> bool {
 
 /// How many bytes of the file [`Header::decode`] wants, judged by its first 24
 /// or more bytes: the first cluster.
+///
+/// # Errors
+/// [`FormatErrorKind::NotQcow2`] without the magic, [`FormatErrorKind::Unsupported`] for a
+/// version that is not 2 or 3, [`FormatErrorKind::Invalid`] for a cluster size beyond the
+/// limits.
 pub fn first_cluster_size_bytes(prefix: &[u8]) -> Result<u64> {
     let version = decode::check_magic(prefix)?;
     decode::check_version(version)?;

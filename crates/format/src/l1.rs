@@ -43,8 +43,10 @@ impl L1Entry {
         self.0 & OFFSET_MASK
     }
 
-    /// Where the L2 table is: `None` if nothing is mapped, an error if the
-    /// offset is not the start of a cluster (I1).
+    /// Where the L2 table is: `None` if nothing is mapped.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Corrupt`] if the offset does not start a cluster (I1).
     #[inline]
     pub fn decode(self, geometry: &Geometry) -> Result<Option<HostOffset>> {
         let offset = self.raw_offset();

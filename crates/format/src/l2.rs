@@ -133,11 +133,12 @@ impl L2Entry {
         }
     }
 
-    /// What the entry means, or why it means nothing.
+    /// What the entry means.
     ///
-    /// Refused, as QEMU does (I17 to I19, I21): host offsets that do not start a cluster, a zero
-    /// flag in version 2, compressed clusters with an external data file,
-    /// subclusters that are both data and zero or data without a host cluster.
+    /// # Errors
+    /// [`FormatErrorKind::Corrupt`], as in QEMU (I17 to I19, I21), for host offsets that do not
+    /// start a cluster, a zero flag in version 2, compressed clusters with an external data
+    /// file, subclusters that are both data and zero or data without a host cluster.
     #[inline]
     pub fn decode(self, geometry: &Geometry) -> Result<Mapping> {
         if self.is_compressed() {

@@ -13,6 +13,7 @@
 //!   tail, extra data of snapshots and bitmaps) survives a rewrite.
 #![no_std]
 #![forbid(unsafe_code)]
+#![deny(clippy::missing_errors_doc)]
 
 extern crate alloc;
 

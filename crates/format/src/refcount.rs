@@ -41,8 +41,11 @@ impl RefcountTableEntry {
         self.0 & OFFSET_MASK
     }
 
-    /// Where the block is: `None` if there is none, an error if the offset is
-    /// not the start of a cluster or too large to be one.
+    /// Where the block is: `None` if there is none.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Corrupt`] if the offset does not start a cluster, or is too large to
+    /// be one.
     pub fn decode(self, geometry: &Geometry) -> Result<Option<HostOffset>> {
         let offset = self.raw_offset();
         if !geometry.is_cluster_aligned(offset) {

@@ -49,7 +49,9 @@ impl SnapshotEntry {
     /// Decodes the entry at the start of `raw` and says how many bytes it has,
     /// without padding. `index` is its place in the table, for error messages.
     ///
-    /// [`FormatErrorKind::Truncated`] means that `raw` ends within the entry.
+    /// # Errors
+    /// [`FormatErrorKind::Truncated`] if `raw` ends within the entry,
+    /// [`FormatErrorKind::TooLarge`] for extra data beyond the limit.
     pub fn decode(raw: &[u8], index: u32) -> Result<(Self, usize)> {
         let (entry, used, extra_len) = Self::decode_cutting(raw, index)?;
         check_extra_len(extra_len, index).map_err(|error| {
@@ -60,6 +62,9 @@ impl SnapshotEntry {
 
     /// Decodes the entry at the start of `raw` like [`SnapshotEntry::decode`], but
     /// cuts off extra data beyond the limit. Says also how much extra data there is.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Truncated`] if `raw` ends within the entry.
     pub fn decode_cutting(raw: &[u8], index: u32) -> Result<(Self, usize, u32)> {
         let mut reader = Reader { raw, at: 0, index };
         let mut entry = SnapshotEntry {
@@ -136,6 +141,10 @@ impl SnapshotEntry {
 
     /// Checks the L1 table's place and size, which decoding leaves alone: one
     /// bad snapshot must not make the others, and the disk, unreadable (I32).
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::TooLarge`] for a table beyond the limit, [`FormatErrorKind::Invalid`]
+    /// for one that does not start a cluster or ends beyond all files.
     pub fn check_l1_table(&self, geometry: &Geometry) -> Result<()> {
         let size = u64::from(self.l1_entries) * 8;
         if size > limits::MAX_L1_SIZE_BYTES {
@@ -178,8 +187,11 @@ impl SnapshotEntry {
 /// Decodes the `count` entries of a snapshot table and says how many bytes they
 /// fill.
 ///
-/// The header does not tell the table's length (I29): `raw` may go on beyond it, and
-/// [`FormatErrorKind::Truncated`] means that it ends too early.
+/// The header does not tell the table's length (I29): `raw` may go on beyond it.
+///
+/// # Errors
+/// [`FormatErrorKind::Truncated`] if `raw` ends within the table, [`FormatErrorKind::TooLarge`]
+/// for a table or extra data beyond the limits.
 pub fn decode_table(raw: &[u8], count: u32) -> Result<(Vec<SnapshotEntry>, usize)> {
     // A count is only believed once the bytes are there.
     let most = raw.len() / SNAPSHOT_HEADER_SIZE_BYTES;
@@ -202,6 +214,9 @@ pub fn decode_table(raw: &[u8], count: u32) -> Result<(Vec<SnapshotEntry>, usize
 }
 
 /// The snapshot table of `entries`.
+///
+/// # Errors
+/// [`FormatErrorKind::TooLarge`] for more, or longer, entries than the limits allow.
 pub fn encode_table(entries: &[SnapshotEntry]) -> Result<Vec<u8>> {
     if entries.len() > limits::MAX_SNAPSHOTS as usize {
         let count = entries.len() as u64;

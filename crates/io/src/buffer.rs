@@ -127,6 +127,9 @@ impl Buffer {
 
     /// Joins two buffers that lie side by side in one block, as
     /// [`Buffer::split_to`] leaves them; gives both back if they do not.
+    ///
+    /// # Errors
+    /// Both buffers as they were, if they do not lie side by side.
     pub fn join(self, next: Buffer) -> std::result::Result<Buffer, (Buffer, Buffer)> {
         if self.is_empty() {
             return Ok(next);

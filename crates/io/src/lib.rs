@@ -11,6 +11,7 @@
 
 // What the model stands for is built and not used.
 #![cfg_attr(shuttle, allow(dead_code, unused_imports))]
+#![deny(clippy::missing_errors_doc)]
 
 pub mod align;
 mod block;

@@ -124,6 +124,9 @@ impl std::error::Error for CommitError {
 /// })
 /// # }
 /// ```
+///
+/// # Errors
+/// The first step that failed, and why. What was copied before stays in the base.
 pub async fn commit(
     top: &Arc<dyn BlockDevice>,
     base: &Arc<dyn BlockDevice>,

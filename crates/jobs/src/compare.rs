@@ -94,6 +94,10 @@ impl ComparedDevice {
 }
 
 /// Compares two devices; `progress` hears the bytes done of all.
+///
+/// # Errors
+/// If a device cannot be read or asked for its allocation. That the two differ is an
+/// [`Outcome`].
 pub async fn compare(
     first: &Arc<dyn BlockDevice>,
     second: &Arc<dyn BlockDevice>,

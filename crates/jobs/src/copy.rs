@@ -68,6 +68,10 @@ struct Shared<'a> {
 }
 
 /// Copies the sources, laid end to end, to the target.
+///
+/// # Errors
+/// The first request of a source or of the target that failed; what was written before stays.
+/// With [`CopyOptions::salvage`] a source that cannot be read is none.
 pub async fn copy(
     sources: &[Arc<dyn BlockDevice>],
     target: &Arc<dyn BlockDevice>,

@@ -10,6 +10,7 @@
 //! - Jobs know devices, never image formats.
 //! - Memory is bounded by the number of requests in flight times the chunk size, and the
 //!   places of a commit's next 32 Ki pieces.
+#![deny(clippy::missing_errors_doc)]
 
 pub mod commit;
 pub mod compare;

@@ -30,6 +30,9 @@ impl MapEntry {
 
 /// Tells all entries of `start_bytes..end_bytes` in order. A range beyond the
 /// device has no entries.
+///
+/// # Errors
+/// As [`BlockDevice::block_status`]; what was found before has been told.
 pub async fn map(
     device: &Arc<dyn BlockDevice>,
     start_bytes: u64,

@@ -67,6 +67,9 @@ pub struct RebaseOptions {
 /// })
 /// # }
 /// ```
+///
+/// # Errors
+/// As [`copy`]. The image shows the same as before, on top of `old`.
 pub async fn rebase(
     image: &Arc<dyn BlockDevice>,
     old: Option<&Arc<dyn BlockDevice>>,

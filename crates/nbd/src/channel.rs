@@ -22,7 +22,7 @@ pub enum Channel {
     Secured(Arc<dyn Secured>),
 }
 
-/// A socket whose bytes are encrypted.
+/// A socket whose bytes are encrypted: that of `vellum-tls`, or of another TLS library.
 pub trait Secured: Send + Sync + fmt::Debug {
     /// As [`Channel::recv`].
     fn recv(self: Arc<Self>, buffer: Buffer) -> Io<(Buffer, usize)>;
@@ -37,7 +37,8 @@ pub trait Secured: Send + Sync + fmt::Debug {
     fn stream(&self) -> &Stream;
 }
 
-/// Secures a fresh connection, as one side of it.
+/// Secures a fresh connection, as one side of it. Who brings a TLS library implements this and
+/// [`Secured`].
 pub trait Upgrade: Send + Sync + fmt::Debug {
     /// Shakes hands with the peer on `stream` and checks who it is.
     fn upgrade(&self, stream: Stream) -> Io<Arc<dyn Secured>>;
@@ -52,6 +53,9 @@ impl From<Stream> for Channel {
 impl Channel {
     /// Receives what is there, at least one byte, at most the buffer's length;
     /// 0 bytes mean that the peer is done.
+    ///
+    /// # Errors
+    /// What the system says of the socket; of a secured one also what breaks its encryption.
     pub async fn recv(&self, buffer: Buffer) -> Result<(Buffer, usize)> {
         match self {
             Channel::Plain(stream) => stream.recv(buffer).await,
@@ -73,6 +77,9 @@ impl Channel {
     }
 
     /// Sends bytes.
+    ///
+    /// # Errors
+    /// As [`Channel::recv`]. Some of the bytes may have been sent.
     pub async fn send_bytes(&self, bytes: &[u8]) -> Result<()> {
         let pieces = Buffers::from_iter([Buffer::copy_of(bytes)]);
         self.send(pieces).await.1
@@ -88,6 +95,10 @@ impl Channel {
     }
 
     /// Secures a plain connection.
+    ///
+    /// # Errors
+    /// What [`Upgrade::upgrade`] says: the handshake failed, or the peer is not who it should
+    /// be.
     pub async fn upgrade(&self, upgrade: &dyn Upgrade) -> Result<Channel> {
         let secured = upgrade.upgrade(self.stream().clone()).await?;
         Ok(Channel::Secured(secured))
@@ -107,6 +118,9 @@ impl Channel {
     }
 
     /// Ends one or both directions now.
+    ///
+    /// # Errors
+    /// As [`Stream::shutdown`].
     pub fn shutdown(&self, how: Shutdown) -> Result<(), Error> {
         self.stream().shutdown(how)
     }

@@ -10,6 +10,7 @@
 //! - The kernel's sockets, the clock, threads and names are reached only through `lane::net`,
 //!   `lane::now`, `lane::sleep` and the options of client and server, so that the simulator runs
 //!   both sides as they are on connections and a clock of its own.
+#![deny(clippy::missing_errors_doc)]
 
 pub mod channel;
 pub mod client;

@@ -128,6 +128,9 @@ pub struct BadOption {
 
 impl<'a> ClientOption<'a> {
     /// Decodes the data of `option`.
+    ///
+    /// # Errors
+    /// If the data is not what the option takes.
     pub fn decode(option: u32, data: &'a [u8]) -> Result<Self, BadOption> {
         let plain = |decoded: Self| match data.is_empty() {
             true => Ok(decoded),

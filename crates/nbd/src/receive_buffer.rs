@@ -83,6 +83,10 @@ impl ReceiveBuffer {
 
     /// Receives until `len_bytes` bytes are available, at most
     /// [`ReceiveBuffer::MAX_MESSAGE_BYTES`].
+    ///
+    /// # Errors
+    /// [`Disconnect::Closed`] if the peer closes its side before, [`Disconnect::Failed`] if the
+    /// socket fails.
     pub async fn need(&mut self, channel: &Channel, len_bytes: usize) -> Result<(), Disconnect> {
         debug_assert!(len_bytes <= Self::MAX_MESSAGE_BYTES);
         while self.available().len() < len_bytes {
@@ -108,6 +112,9 @@ impl ReceiveBuffer {
     }
 
     /// Fills `payload` with the next bytes.
+    ///
+    /// # Errors
+    /// As [`ReceiveBuffer::need`].
     pub async fn fill(
         &mut self,
         channel: &Channel,
@@ -133,6 +140,9 @@ impl ReceiveBuffer {
     }
 
     /// Drops the next `len_bytes` bytes.
+    ///
+    /// # Errors
+    /// As [`ReceiveBuffer::need`].
     pub async fn skip(&mut self, channel: &Channel, mut len_bytes: u64) -> Result<(), Disconnect> {
         loop {
             let here = (self.available().len() as u64).min(len_bytes);

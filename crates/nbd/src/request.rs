@@ -192,6 +192,11 @@ const fn refuse<T>(error: u32, message: &'static str) -> Result<T, RequestError>
 
 impl Command {
     /// Checks a header against what the session allows.
+    ///
+    /// # Errors
+    /// What the client is answered: `EINVAL` for commands, flags and lengths that are unknown
+    /// or not agreed on, `EPERM` for a change of a read-only export, `EINVAL` or `ENOSPC`
+    /// beyond its end.
     pub fn check(header: &RequestHeader, limits: &SessionLimits) -> Result<Command, RequestError> {
         let flags = header.flags;
         check_flags(header, limits)?;

@@ -5,6 +5,7 @@
 //! How their requests run is the business of `vellum-io`.
 //!
 //! Invariant: nothing here knows about image formats.
+#![deny(clippy::missing_errors_doc)]
 
 mod delegate;
 pub mod event;

@@ -101,6 +101,14 @@ pub struct StorageExtent {
 /// [`Capabilities::request_alignment_bytes`] costs more. Requests may run and
 /// complete in any order; the caller keeps apart what must not overlap. Requests
 /// must be made inside a lane or an [`vellum_io::executor::Executor`].
+///
+/// Embedders may implement this trait; [`delegate!`](crate::delegate) helps where a storage
+/// stands around another one.
+///
+/// # Errors
+/// A request fails with what the system says, or the server. Changes fail with
+/// [`vellum_io::ErrorKind::ReadOnly`] where [`Capabilities::read_only`] says so. Of a change
+/// that fails any part may have happened.
 pub trait Storage: Send + Sync + fmt::Debug {
     /// What this storage can do. Default: [`Capabilities::default`].
     fn capabilities(&self) -> Capabilities {
@@ -112,6 +120,9 @@ pub trait Storage: Send + Sync + fmt::Debug {
     fn name(&self) -> &str;
 
     /// The length in bytes now. Plain call: it may cost a system call, never a wait.
+    ///
+    /// # Errors
+    /// What the system says where it has to be asked.
     fn len_bytes(&self) -> Result<u64>;
 
     /// Reads into `buffers` in order and gives them back; what lies beyond the
@@ -167,6 +178,9 @@ pub trait Storage: Send + Sync + fmt::Debug {
     }
 
     /// The space that the storage takes, in bytes, where known.
+    ///
+    /// # Errors
+    /// What the system says where it has to be asked.
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         Ok(None)
     }

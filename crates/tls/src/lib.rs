@@ -15,6 +15,7 @@
 //!   waits for it nor needs it.
 //! - A client shows who it is only to a server that may believe it (`choose`).
 #![deny(unsafe_code)]
+#![deny(clippy::missing_errors_doc)]
 
 mod choose;
 mod credentials;
@@ -47,9 +48,12 @@ fn error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Protocol, OPERATION, message).with_errno(libc::EINVAL)
 }
 
-/// Who may come in, by the name in the certificate.
+/// Decides who may come in, by the name in the certificate. Whoever runs a server implements it.
 pub trait Authorizer: Send + Sync + std::fmt::Debug {
     /// Whether that name may.
+    ///
+    /// # Errors
+    /// If nobody can tell; then the peer stays out.
     fn is_allowed(&self, identity: &str) -> vellum_io::Result<bool>;
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::qmp;
 
-/// Whoever hears of events, such as a client of a monitor.
+/// Whoever hears of events, such as a client of a monitor; servers implement it.
 pub trait Listener {
     /// An event, as QMP puts it.
     fn hear(&self, event: &Value);

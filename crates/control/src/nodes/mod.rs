@@ -403,7 +403,10 @@ impl Nodes {
         self.lock().uses.retain(|one| one.id != id);
     }
 
-    /// Closes all nodes, each before those that it stands on; returns the first failure.
+    /// Closes all nodes, each before those that it stands on.
+    ///
+    /// # Errors
+    /// The first failure. All nodes are closed all the same.
     pub async fn close(self) -> Result<()> {
         let mut roots = std::mem::take(&mut self.lock().roots);
         let mut result = Ok(());

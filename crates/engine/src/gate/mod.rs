@@ -30,7 +30,7 @@ pub struct FileRequest {
     pub writable: bool,
 }
 
-/// Opens, or refuses, the files that an image names.
+/// Opens, or refuses, the files that an image names. Embedders may implement it.
 pub trait Gate: Send + Sync + fmt::Debug {
     /// Opens a backing file, read-only.
     fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>>;

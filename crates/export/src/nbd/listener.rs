@@ -22,6 +22,9 @@ pub struct Listener {
 impl Listener {
     /// Listens on a new unix socket at `path`, in place of what was there. The
     /// socket is removed when the listener is dropped.
+    ///
+    /// # Errors
+    /// What the system says if the old file cannot be removed or the socket cannot be made.
     pub fn bind_unix(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         match std::fs::remove_file(path) {
@@ -37,6 +40,9 @@ impl Listener {
     }
 
     /// Listens on a TCP address.
+    ///
+    /// # Errors
+    /// What the system says if the name is not found, or the address cannot be listened on.
     pub fn bind_tcp(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self> {
         Ok(Listener {
             socket: net::Listener::tcp(address)?,
@@ -65,6 +71,9 @@ impl Listener {
     }
 
     /// The port of a TCP listener.
+    ///
+    /// # Errors
+    /// If this is no TCP listener.
     pub fn port(&self) -> Result<u16> {
         Ok(self.socket.local_address()?.port())
     }

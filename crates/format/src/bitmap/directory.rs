@@ -153,6 +153,10 @@ struct Disk<'a> {
 
 /// Decodes a bitmap directory (I33, I34): all of its bytes, and the number of
 /// bitmaps that the header extension claims.
+///
+/// # Errors
+/// [`FormatErrorKind::Invalid`] for a directory or an entry that the format does not allow, for
+/// another number of entries than `count`, and for extra data, which nobody understands.
 pub fn decode_directory(
     directory: &[u8],
     count: u32,
@@ -196,6 +200,9 @@ pub fn decode_directory(
 }
 
 /// The bitmap directory of `entries`.
+///
+/// # Errors
+/// [`FormatErrorKind::Invalid`] for entries that [`decode_directory`] would refuse.
 pub fn encode_directory(
     entries: &[BitmapDirectoryEntry],
     geometry: &Geometry,

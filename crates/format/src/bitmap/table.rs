@@ -40,6 +40,10 @@ impl BitmapTableEntry {
     }
 
     /// Where the bits are; unlike in L1 and L2 tables, reserved bits are refused (I35).
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Corrupt`] for reserved bits that are set, or an offset that does not
+    /// start a cluster.
     pub fn decode(self, geometry: &Geometry) -> Result<BitmapCluster> {
         let offset = self.0 & OFFSET_MASK;
         let rest = self.0 & !OFFSET_MASK;

@@ -53,11 +53,19 @@ impl Header {
     /// `bytes` is the file's first cluster (see
     /// [`first_cluster_size_bytes`](super::first_cluster_size_bytes)), or the
     /// whole file if that is shorter; more does no harm.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::NotQcow2`] without the magic; [`FormatErrorKind::Unsupported`] for a
+    /// version, feature or method that is not known here; [`FormatErrorKind::TooLarge`] and
+    /// [`FormatErrorKind::Invalid`] for values that the limits or the format do not allow.
     pub fn decode(bytes: &[u8]) -> Result<Header> {
         Header::decode_for(bytes, Purpose::Use)
     }
 
     /// Decodes the header of an image, as strictly as its `purpose` needs.
+    ///
+    /// # Errors
+    /// As [`Header::decode`].
     pub fn decode_for(bytes: &[u8], purpose: Purpose) -> Result<Header> {
         let raw = Raw(bytes);
         let version = check_magic(bytes)?;

@@ -12,8 +12,9 @@ impl Header {
     /// The first bytes of the image: header, extensions and the backing file's
     /// name. The rest of the first cluster is to be zeros.
     ///
-    /// Refused are headers that [`Header::decode`] would refuse, and ones that
-    /// do not fit the cluster.
+    /// # Errors
+    /// [`FormatErrorKind::NoSpace`] if the header with its extensions does not fit the first
+    /// cluster, and for what [`Header::decode`] would refuse the kind that it would say.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check_encodable()?;
         let header_len = self.header_len_bytes() as usize;

@@ -333,11 +333,17 @@ pub fn task<T: 'static>(future: impl Future<Output = Result<T>> + 'static) -> Io
 }
 
 /// The end of a request that gives nothing back.
+///
+/// # Errors
+/// As [`Completion::value`].
 pub fn finish_unit(done: Completion) -> Result<()> {
     done.value().map(drop)
 }
 
 /// The end of a request that gives its buffers back.
+///
+/// # Errors
+/// As [`Completion::value`].
 pub fn finish_buffers(done: Completion) -> Result<Buffers> {
     done.value()?;
     Ok(done.request.buffers)

@@ -42,8 +42,8 @@ enum Socket {
     Simulated(Arc<dyn StreamBackend>),
 }
 
-/// One end of a connection that is none of the kernel's, but of a simulation. Dropping it
-/// closes that end.
+/// One end of a connection that is none of the kernel's, but of a simulation, which implements
+/// this. Dropping it closes that end.
 pub trait StreamBackend: Send + Sync + fmt::Debug {
     /// As [`Stream::recv`].
     fn recv(self: Arc<Self>, buffer: Buffer) -> Io<(Buffer, usize)>;
@@ -55,7 +55,7 @@ pub trait StreamBackend: Send + Sync + fmt::Debug {
     fn shutdown(&self, how: Shutdown);
 }
 
-/// Where connections of a simulation come in.
+/// Where connections of a simulation come in, which implements this.
 pub trait ListenerBackend: Send + Sync + fmt::Debug {
     /// As [`Listener::accept`].
     fn accept(self: Arc<Self>) -> Io<Stream>;
@@ -67,6 +67,9 @@ fn failure(operation: &'static str, target: &str, error: &io::Error) -> Error {
 
 impl Listener {
     /// Listens on a unix socket; the path must not exist.
+    ///
+    /// # Errors
+    /// What the system says: `EADDRINUSE` if the path exists.
     pub fn unix(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let listener = UnixListener::bind(path).map_err(|e| failure("listen", &name, &e))?;
@@ -74,6 +77,9 @@ impl Listener {
     }
 
     /// Listens on a TCP address such as `("0.0.0.0", 10809)`.
+    ///
+    /// # Errors
+    /// What the system says if the name is not found, or the address cannot be listened on.
     pub fn tcp(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self> {
         let name = format!("{address:?}");
         let listener = TcpListener::bind(address).map_err(|e| failure("listen", &name, &e))?;
@@ -81,6 +87,9 @@ impl Listener {
     }
 
     /// Takes over a socket that listens already (socket activation).
+    ///
+    /// # Errors
+    /// What the system says if the descriptor cannot be made non-blocking.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
         Self::new(fd, "listener".to_owned())
     }
@@ -109,6 +118,9 @@ impl Listener {
     }
 
     /// The address of a TCP listener.
+    ///
+    /// # Errors
+    /// If this is no TCP listener, but a unix socket or one of a simulation.
     pub fn local_address(&self) -> Result<SocketAddr> {
         let socket = self.kernel("listen")?;
         let clone = socket.as_fd().try_clone_to_owned();
@@ -206,6 +218,9 @@ impl Stream {
     }
 
     /// Two streams connected to each other.
+    ///
+    /// # Errors
+    /// What the system says if it makes no more sockets.
     pub fn pair() -> Result<(Self, Self)> {
         let (a, b) = UnixStream::pair().map_err(|e| Error::from_io("connect", &e))?;
         Ok((Self::from_fd(a.into()), Self::from_fd(b.into())))
@@ -256,6 +271,9 @@ impl Stream {
 
     /// Ends one or both directions now: running requests on them end, and the
     /// peer sees it.
+    ///
+    /// # Errors
+    /// What the system says; that the peer has gone already is no error.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
         let socket = match &self.socket {
             Socket::Kernel(socket) => socket,

@@ -422,6 +422,9 @@ impl Completion {
     }
 
     /// The value of the request, or its error.
+    ///
+    /// # Errors
+    /// What the system said, with the operation, the file, and the offset where there is one.
     pub fn value(&self) -> crate::Result<i64> {
         self.result.map_err(|errno| self.error(errno))
     }

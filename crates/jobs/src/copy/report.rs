@@ -4,7 +4,7 @@ use std::fmt;
 
 use vellum::Error;
 
-/// Hears what a copy has to tell.
+/// Hears what a copy has to tell: a type of the caller's, or [`Silent`].
 pub trait Observer {
     /// Whether [`Observer::progress`] is wanted; it costs a walk over the source.
     fn wants_progress(&self) -> bool {

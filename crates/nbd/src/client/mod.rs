@@ -89,7 +89,7 @@ async fn cannot_connect(address: &Address, error: &Error) -> Error {
     Error::new(error.kind(), "connect", message).with_errno(error.errno())
 }
 
-/// Makes connections instead of the system: those of a simulation.
+/// Makes connections instead of the system: those of a simulation, which implements this.
 pub trait Dial: Send + Sync + std::fmt::Debug {
     /// Connects to a server.
     fn dial(self: Arc<Self>, address: &Address) -> Io<Stream>;

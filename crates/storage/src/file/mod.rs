@@ -123,6 +123,10 @@ impl FileStorage {
 
     /// As [`FileStorage::open`], but waits, up to 15 seconds, for locks that no living
     /// process holds: those of a killed one, until the kernel is done with its requests.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Locked`] if a living process conflicts, or the wait was in vain; else what
+    /// the system says.
     pub async fn open_patiently(
         path: impl AsRef<Path>,
         options: &FileOptions,
@@ -146,14 +150,20 @@ impl FileStorage {
         Ok(Arc::new(storage))
     }
 
-    /// Changes what this opener does and lets others do. Fails with
-    /// [`ErrorKind::Locked`], and changes nothing, if another opener conflicts.
+    /// Changes what this opener does and lets others do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Locked`] if another opener conflicts, else what the system says. Nothing
+    /// has changed then.
     pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
         self.try_permissions(permissions)
             .map_err(LockConflict::into_error)
     }
 
     /// As [`FileStorage::set_permissions`], but waits as [`FileStorage::open_patiently`] does.
+    ///
+    /// # Errors
+    /// As [`FileStorage::set_permissions`].
     pub async fn set_permissions_patiently(&self, permissions: Permissions) -> Result<()> {
         lock::patiently(self.file.name(), || self.try_permissions(permissions)).await
     }

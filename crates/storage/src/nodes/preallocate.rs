@@ -59,6 +59,9 @@ pub struct PreallocateStorage {
 
 impl PreallocateStorage {
     /// Makes the file of `inner` longer ahead of the writes.
+    ///
+    /// # Errors
+    /// If `inner` cannot tell its length.
     pub fn new(inner: Arc<dyn Storage>, options: PreallocateOptions) -> Result<Self> {
         let len_bytes = inner.len_bytes()?;
         let core = Core {

@@ -96,7 +96,7 @@ impl Matching {
     }
 }
 
-/// What a wrapper does with requests.
+/// What a wrapper does with requests. Tests may have policies of their own.
 pub trait Policy: Send + Sync + fmt::Debug + 'static {
     /// Handles one request; `start` starts it on the storage below.
     fn handle<T: 'static>(&self, call: Call, start: impl FnOnce() -> Io<T> + 'static) -> Io<T>;

@@ -124,6 +124,10 @@ const COMMANDS: &[(&str, Command)] = &[
 ];
 
 /// Carries a command out.
+///
+/// # Errors
+/// What QMP answers: [`Class::CommandNotFound`] for an unknown name, else what the command
+/// says.
 pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Outcome {
     match COMMANDS.iter().find(|(known, _)| *known == name) {
         Some((_, command)) => command(daemon.clone(), arguments).await,
