@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::fs::{self, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use vellum_io::{Error, ErrorKind, Io, Result};
-use vellum_storage::file::FileKind;
+use vellum_storage::file::{Create, FileKind};
 use vellum_storage::{FileOptions, FileStorage, Storage};
 
 use super::{FileRequest, Gate};
@@ -37,7 +37,9 @@ const MAX_ATTEMPTS: u32 = 128;
 /// - Backing files are raw or qcow2, as the image says; one that does not say which is refused.
 ///   Only regular files are opened.
 /// - At most 200 backing files follow each other, or as many as [`Folder::max_depth`] says.
-/// - Files are locked as [`FileOptions`] does by default.
+/// - Files are opened, and locked, as [`FileOptions`] does by default, or as
+///   [`Folder::file_options`] says; backing images as [`OpenOptions`] does by default, or as
+///   [`Folder::backing_options`] says for each: their caches, and what unlocks them.
 ///
 /// Needs Linux 5.6 or newer.
 ///
@@ -75,6 +77,18 @@ pub struct Folder {
     place: PathBuf,
     depth: u32,
     max_depth: u32,
+    file_options: FileOptions,
+    backing_options: BackingOptions,
+}
+
+/// Says how each backing image is opened.
+#[derive(Clone)]
+struct BackingOptions(Arc<dyn Fn(&FileRequest) -> OpenOptions + Send + Sync>);
+
+impl fmt::Debug for BackingOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BackingOptions")
+    }
 }
 
 struct Root {
@@ -107,6 +121,8 @@ impl Folder {
             place: PathBuf::new(),
             depth: 0,
             max_depth: DEFAULT_MAX_DEPTH,
+            file_options: FileOptions::default(),
+            backing_options: BackingOptions(Arc::new(|_| OpenOptions::default())),
         })
     }
 
@@ -114,6 +130,52 @@ impl Folder {
     #[must_use]
     pub fn max_depth(mut self, max_depth: u32) -> Folder {
         self.max_depth = max_depth;
+        self
+    }
+
+    /// How files are opened: backing files, data files, and those of [`Folder::open_image`].
+    /// `read_only`, `create` and `kind` are the gate's own, whatever `options` say.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// use vellum::gate::Folder;
+    /// use vellum::storage::FileOptions;
+    ///
+    /// // Around the page cache, as QEMU's cache mode `none` has it.
+    /// let folder = Folder::new(&directory)?.file_options(FileOptions::default().direct(true));
+    /// # drop(folder);
+    /// # Ok::<(), vellum::Error>(())
+    /// ```
+    #[must_use]
+    pub fn file_options(mut self, options: FileOptions) -> Folder {
+        self.file_options = options;
+        self
+    }
+
+    /// How qcow2 backing images are opened. `options` is asked for each of them, and hears
+    /// which image asks and for what; nothing in that is trusted. All are opened for reading
+    /// only, whatever it says.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// use vellum::gate::Folder;
+    /// use vellum::qcow2::{CacheOptions, OpenOptions};
+    ///
+    /// let folder = Folder::new(&directory)?.backing_options(|request| {
+    ///     let passphrase = (request.name == "base.qcow2").then(|| "open sesame".into());
+    ///     OpenOptions::default()
+    ///         .cache(CacheOptions::default().l2_cache_size_bytes(Some(1 << 20)))
+    ///         .passphrase(passphrase)
+    /// });
+    /// # drop(folder);
+    /// # Ok::<(), vellum::Error>(())
+    /// ```
+    #[must_use]
+    pub fn backing_options(
+        mut self,
+        options: impl Fn(&FileRequest) -> OpenOptions + Send + Sync + 'static,
+    ) -> Folder {
+        self.backing_options = BackingOptions(Arc::new(options));
         self
     }
 
@@ -139,11 +201,13 @@ impl Folder {
 
     fn open_file(&self, path: &Path, read_only: bool) -> Result<Arc<FileStorage>> {
         let full = self.root.path.join(path).display().to_string();
-        let fd = open_beneath(&self.root.fd, path, read_only)
-            .map_err(|errno| explain(errno).target(&*full))?;
-        let options = FileOptions::default()
+        let own = self.file_options.clone();
+        let options = own
             .read_only(read_only)
+            .create(Create::No)
             .kind(FileKind::Regular);
+        let fd = open_beneath(&self.root.fd, path, &options)
+            .map_err(|errno| explain(errno).target(&*full))?;
         FileStorage::from_descriptor(fd, full, &options)
     }
 
@@ -175,7 +239,8 @@ impl Folder {
             depth: self.depth + 1,
             ..self.beside(&request.name)
         };
-        let options = OpenOptions::default().read_only(true);
+        let BackingOptions(options) = &self.backing_options;
+        let options = options(&request).read_only(true);
         Ok(Qcow2::open(file, Arc::new(gate), options).await?)
     }
 
@@ -240,13 +305,17 @@ fn checked(name: &str) -> Result<&str> {
 }
 
 /// Opens a file without leaving the directory.
-fn open_beneath(root: &OwnedFd, path: &Path, read_only: bool) -> Result<OwnedFd, Errno> {
-    let access = match read_only {
+fn open_beneath(root: &OwnedFd, path: &Path, options: &FileOptions) -> Result<OwnedFd, Errno> {
+    let access = match options.read_only {
         true => OFlags::RDONLY,
         false => OFlags::RDWR,
     };
+    let direct = match options.direct {
+        true => OFlags::DIRECT,
+        false => OFlags::empty(),
+    };
     // A FIFO would keep us waiting for its other end; what is no regular file is refused later.
-    let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let flags = access | direct | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut attempts = 0;
     let fd = loop {

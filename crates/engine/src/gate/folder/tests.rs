@@ -2,12 +2,14 @@ use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fs::RenameFlags;
+use parking_lot::Mutex;
 use vellum_io::lane;
-use vellum_storage::file::Create;
+use vellum_storage::file::{Create, Locks};
 
 use super::*;
 use crate::Buffer;
-use crate::qcow2::create::{CreateOptions, create};
+use crate::luks::{FormatOptions, IterationTime};
+use crate::qcow2::create::{CreateOptions, Encryption, create};
 
 const DISK_SIZE_BYTES: u64 = 65536;
 
@@ -221,6 +223,71 @@ fn a_chain_may_be_as_long_as_the_bound_and_no_longer() {
         let opened = place.folder().open_image("ring", options).await;
         let text = opened.unwrap_err().to_string();
         assert!(text.contains("more than 200 backing files"), "{text}");
+    });
+}
+
+#[test]
+fn each_backing_image_is_opened_as_its_options_say() {
+    let place = Place::new();
+    let luks = || {
+        Some(Encryption::Luks {
+            options: FormatOptions {
+                iteration_time: IterationTime::Milliseconds(10),
+                ..FormatOptions::default()
+            },
+            passphrase: "sesame".into(),
+        })
+    };
+    lane::block_on(async {
+        place
+            .make("base", CreateOptions::default().encryption(luks()))
+            .await;
+        place.overlay("middle", "base", Some("qcow2")).await;
+        place.overlay("top", "middle", Some("qcow2")).await;
+        let error = place.first_byte(&place.folder(), "top").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let names = asked.clone();
+        let folder = place.folder().backing_options(move |request| {
+            names.lock().push(request.name.clone());
+            let passphrase = (request.name == "base").then(|| "sesame".into());
+            OpenOptions::default().passphrase(passphrase)
+        });
+        let opened = folder.open_image("top", OpenOptions::default()).await;
+        let top = opened.unwrap();
+        top.read(0, Buffer::for_read(512)).await.unwrap();
+        assert!(top.backing().unwrap().info().read_only);
+        top.close().await.unwrap();
+        assert_eq!(*asked.lock(), ["middle", "base"]);
+    });
+}
+
+#[test]
+fn files_are_opened_as_their_options_say() {
+    let place = Place::new();
+    lane::block_on(async {
+        place.raw("base", 1);
+        place.overlay("top", "base", Some("raw")).await;
+        let base = FileOptions::default();
+        let writer = FileStorage::open(place.inside().join("base"), &base).unwrap();
+        let error = place.first_byte(&place.folder(), "top").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
+
+        // What the gate decides itself stays as it is.
+        let options = FileOptions::default()
+            .locks(Locks::Unlocked)
+            .create(Create::Truncate);
+        let folder = place.folder().file_options(options);
+        assert_eq!(place.first_byte(&folder, "top").await.unwrap(), 1);
+        drop(writer);
+
+        // Some file systems know no direct I/O.
+        let direct = FileOptions::default().read_only(true).direct(true);
+        match open_beneath(&place.folder().root.fd, Path::new("base"), &direct) {
+            Ok(fd) => assert!(fs::fcntl_getfl(&fd).unwrap().contains(OFlags::DIRECT)),
+            Err(errno) => assert_eq!(errno, Errno::INVAL),
+        }
     });
 }
 
