@@ -170,9 +170,18 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     fn size_bytes(&self) -> u64;
 
     /// Reads `buffer.len()` bytes at `offset_bytes` and gives the buffer back filled.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] beyond the end, [`ErrorKind::Corrupt`] where the metadata
+    /// contradicts itself, else what the storage says.
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer>;
 
     /// Writes the buffer at `offset_bytes` and gives it back.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::read`]; [`ErrorKind::ReadOnly`] where nothing may be changed,
+    /// [`ErrorKind::NoSpace`] where the storage is full. Any part of the range may have been
+    /// written.
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer>;
 
     /// Writes the buffer at `offset_bytes` so that it takes less room in the image,
@@ -244,9 +253,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     }
 
     /// Makes a range hold what `source` holds from `from_bytes` on, without moving a byte:
-    /// the file system has both share the blocks. [`ErrorKind::Unsupported`] where that
-    /// cannot be had, in general or for this range (it should be whole clusters); then a
-    /// part of it may have been written.
+    /// the file system has both share the blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where that cannot be had, in general or for this range (it
+    /// should be whole clusters); otherwise as [`BlockDevice::write`]. A part of the range may
+    /// have been written.
     fn write_shared(
         &self,
         offset_bytes: u64,
@@ -261,26 +273,47 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     }
 
     /// Makes a range read as zeroes.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::write`].
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()>;
 
     /// Gives a range's space back where that is possible; a hint, at cluster grain.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::write`]. That nothing can be given back is no error.
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()>;
 
     /// Makes all completed writes durable.
+    ///
+    /// # Errors
+    /// What the storage says. After a failure what was written before may be lost.
     fn flush(&self) -> Io<()>;
 
     /// The first extent at `offset_bytes`, at most `len_bytes` long. With
     /// `max_depth` 0 only this layer is asked (what it does not hold is
     /// [`ExtentKind::Absent`], or [`ExtentKind::AbsentZero`] where nothing shows through);
     /// `u32::MAX` asks the whole chain.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::read`].
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent>;
 
     /// Sets the virtual size; bytes that come into being read as zeroes. Requests
     /// may run meanwhile; those beyond a new end fail or have their effect before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where the size is fixed, or what an image holds keeps it from
+    /// being changed; [`ErrorKind::InvalidArgument`] for a size that an image cannot have;
+    /// [`ErrorKind::ReadOnly`] where nothing may be changed; else what the storage says.
     fn truncate(&self, size_bytes: u64) -> Io<()>;
 
     /// As [`BlockDevice::truncate`], with what comes into being made ahead of its
     /// use.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::truncate`], and [`ErrorKind::Unsupported`] for what cannot be made
+    /// ahead.
     fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
         if preallocation == Preallocation::Off {
             return self.truncate(size_bytes);
@@ -291,6 +324,10 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 
     /// Gives up everything that the device holds itself, so that its backing file shows
     /// through everywhere.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where the format cannot do that, otherwise as
+    /// [`BlockDevice::write`].
     fn clear(&self) -> Io<()> {
         let message = "Operation not supported";
         Io::ready(Err(Error::new(ErrorKind::Unsupported, "clear", message)))
@@ -298,6 +335,9 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 
     /// Writes back everything, releases reservations and marks the image clean.
     /// Requests after it fail.
+    ///
+    /// # Errors
+    /// What the storage says. What was not flushed before may be lost then.
     fn close(&self) -> Io<()>;
 
     /// The backing device, if there is one.

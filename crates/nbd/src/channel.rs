@@ -31,6 +31,9 @@ pub trait Secured: Send + Sync + fmt::Debug {
     fn send(self: Arc<Self>, buffers: Buffers) -> Io<(Buffers, Option<Error>)>;
 
     /// Tells the peer that nothing more comes.
+    ///
+    /// # Errors
+    /// What the socket says; nobody waits for it.
     fn finish(self: Arc<Self>) -> Io<()>;
 
     /// The socket below.
@@ -41,6 +44,9 @@ pub trait Secured: Send + Sync + fmt::Debug {
 /// [`Secured`].
 pub trait Upgrade: Send + Sync + fmt::Debug {
     /// Shakes hands with the peer on `stream` and checks who it is.
+    ///
+    /// # Errors
+    /// If the handshake fails, or the peer is not who it should be.
     fn upgrade(&self, stream: Stream) -> Io<Arc<dyn Secured>>;
 }
 

@@ -187,8 +187,11 @@ pub trait Storage: Send + Sync + fmt::Debug {
 
     /// Tries to copy a range of `source`, which may be this same storage, without
     /// moving bytes through the program's memory. The range must lie inside `source`
-    /// and the two must not overlap. [`vellum_io::ErrorKind::Unsupported`] where that cannot
-    /// be had; then any part of the range may have been copied.
+    /// and the two must not overlap.
+    ///
+    /// # Errors
+    /// [`vellum_io::ErrorKind::Unsupported`] where that cannot be had; then any part of the
+    /// range may have been copied.
     fn copy_range(
         &self,
         source: &dyn Storage,
@@ -215,8 +218,11 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// Has a range share the blocks of a range of `source`, which may be this same
     /// storage: as if it were copied, without moving a byte. Both ranges must be made
     /// of whole blocks of the file system and lie inside `source`; the two must not
-    /// overlap. [`vellum_io::ErrorKind::Unsupported`] where that cannot be had, in general
-    /// or for these ranges; then nothing has changed.
+    /// overlap.
+    ///
+    /// # Errors
+    /// [`vellum_io::ErrorKind::Unsupported`] where that cannot be had, in general or for these
+    /// ranges; then nothing has changed.
     fn clone_range(
         &self,
         source: &dyn Storage,

@@ -33,9 +33,15 @@ pub struct FileRequest {
 /// Opens, or refuses, the files that an image names. Embedders may implement it.
 pub trait Gate: Send + Sync + fmt::Debug {
     /// Opens a backing file, read-only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Denied`] for a file that may not be opened, else why it cannot be.
     fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>>;
 
     /// Opens an external data file.
+    ///
+    /// # Errors
+    /// As [`Gate::open_backing`].
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>>;
 }
 

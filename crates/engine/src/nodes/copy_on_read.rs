@@ -72,6 +72,9 @@ impl CopyOnRead {
     }
 
     /// Copies what of a range the device does not hold itself into it, in whole clusters.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::read`] and [`BlockDevice::write`] of the device.
     pub fn fetch(&self, range: Range<u64>) -> Io<()> {
         self.start(|core| async move { core.copy(range).await })
     }

@@ -275,11 +275,17 @@ pub async fn yield_now() {
 }
 
 /// Waits until `fd` can be read. Dropping the request ends the wait.
+///
+/// # Errors
+/// What the system says, also where the thread can have no lane.
 pub fn poll_readable(fd: BorrowedFd<'_>) -> Io<()> {
     poll_descriptor(fd, libc::POLLIN)
 }
 
 /// Waits until `fd` can be written. Dropping the request ends the wait.
+///
+/// # Errors
+/// As [`poll_readable`].
 pub fn poll_writable(fd: BorrowedFd<'_>) -> Io<()> {
     poll_descriptor(fd, libc::POLLOUT)
 }
@@ -299,6 +305,10 @@ fn poll_descriptor(fd: BorrowedFd<'_>, events: i16) -> Io<()> {
 }
 
 /// Starts a request on the calling thread's lane.
+///
+/// # Errors
+/// What `finish` makes of the end of the request; what the system says where the thread can
+/// have no lane.
 pub fn submit<T>(request: Request, finish: fn(Completion) -> Result<T>) -> Io<T> {
     match current() {
         Ok(lane) => Io::lane(lane.reactor.start(request, finish)),
@@ -307,6 +317,9 @@ pub fn submit<T>(request: Request, finish: fn(Completion) -> Result<T>) -> Io<T>
 }
 
 /// Runs a blocking call on a worker thread.
+///
+/// # Errors
+/// As [`submit`].
 pub fn call<T>(
     file: &Arc<Descriptor>,
     name: &'static str,
@@ -322,6 +335,9 @@ pub fn call<T>(
 
 /// Runs a request that takes several steps as a task, so that it goes on when
 /// its [`Io`] is dropped.
+///
+/// # Errors
+/// That of `future`; what the system says where the thread can have no lane.
 pub fn task<T: 'static>(future: impl Future<Output = Result<T>> + 'static) -> Io<T> {
     if crate::executor::is_entered() {
         return Io::task(crate::spawn(future));

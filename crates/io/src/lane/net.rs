@@ -130,6 +130,9 @@ impl Listener {
     }
 
     /// Accepts a connection.
+    ///
+    /// # Errors
+    /// What the system says, such as that the program has no more descriptors.
     pub fn accept(&self) -> Io<Stream> {
         match &self.socket {
             ListenerSocket::Kernel(socket) => submit(
@@ -164,6 +167,9 @@ fn finish_keeping(done: Completion) -> Result<(Buffers, Option<Error>)> {
 
 impl Stream {
     /// Connects to a unix socket.
+    ///
+    /// # Errors
+    /// What the system says: nobody listens there.
     pub fn connect_unix(path: &Path) -> Io<Self> {
         let path = path.to_owned();
         Self::connect(path.display().to_string(), move || {
@@ -172,6 +178,9 @@ impl Stream {
     }
 
     /// Connects to a TCP address.
+    ///
+    /// # Errors
+    /// What the system says: the name is not found, or nobody listens there.
     pub fn connect_tcp(host: &str, port: u16) -> Io<Self> {
         let host = host.to_owned();
         Self::connect(format!("{host}:{port}"), move || {
@@ -228,6 +237,9 @@ impl Stream {
 
     /// Receives what is there, at least one byte, at most the buffer's length.
     /// Gives the buffer back with the count; 0 means that the peer is done.
+    ///
+    /// # Errors
+    /// What the system says: the connection is broken.
     pub fn recv(&self, buffer: Buffer) -> Io<(Buffer, usize)> {
         match &self.socket {
             Socket::Kernel(socket) => submit(
@@ -240,6 +252,9 @@ impl Stream {
 
     /// Sends all of the buffers in order and gives them back. Of two sends on one
     /// stream at a time the bytes may mix: wait for the first.
+    ///
+    /// # Errors
+    /// As [`Stream::recv`]. Some of the bytes may have been sent.
     pub fn send(&self, buffers: Buffers) -> Io<Buffers> {
         if crate::buffer::total_len(&buffers) == 0 {
             return Io::ready(Ok(buffers));
@@ -259,6 +274,9 @@ impl Stream {
     }
 
     /// As [`Stream::send`]; gives the buffers back after a failure too.
+    ///
+    /// # Errors
+    /// As [`Stream::send`], beside the buffers where they can be given back.
     pub fn send_keeping(&self, buffers: Buffers) -> Io<(Buffers, Option<Error>)> {
         if crate::buffer::total_len(&buffers) == 0 {
             return Io::ready(Ok((buffers, None)));

@@ -92,6 +92,9 @@ async fn cannot_connect(address: &Address, error: &Error) -> Error {
 /// Makes connections instead of the system: those of a simulation, which implements this.
 pub trait Dial: Send + Sync + std::fmt::Debug {
     /// Connects to a server.
+    ///
+    /// # Errors
+    /// If nobody listens there.
     fn dial(self: Arc<Self>, address: &Address) -> Io<Stream>;
 }
 
