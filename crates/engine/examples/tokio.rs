@@ -4,9 +4,12 @@
 //! cargo run --example tokio -- disk.qcow2
 //! ```
 
-use std::path::Path;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 
+use futures_util::future::{Either, select};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::{LocalSet, spawn_blocking, spawn_local};
@@ -31,33 +34,43 @@ pub fn run(path: &Path) -> Result<()> {
         .build()?;
     LocalSet::new().block_on(&runtime, async {
         let driver = spawn_local(drive_lane());
-
-        // On the lane's own thread: start a task there and await its handle.
-        let image = lane::spawn(async {
-            let file = FileStorage::open(path, &FileOptions::default().create(Create::Truncate))?;
-            create(
-                file.clone(),
-                None,
-                &CreateOptions::default().size_bytes(1 << 20),
-            )
-            .await?;
-            Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default()).await
-        })
-        .await?;
-
-        // From tasks that may run on any thread: calls, whose futures are `Send`.
-        let remote = lane::remote();
-        let writer = image.clone();
-        let client = spawn_blocking(move || write_from_elsewhere(&remote, &writer));
-        client.await.expect("the client's thread")?;
-
-        let reader = image.clone();
-        let read = lane::spawn(async move { reader.read(0, Buffer::for_read(4096)).await });
-        assert!(read.await?.iter().all(|&byte| byte == 1));
-        lane::spawn(async move { image.close().await }).await?;
-        driver.abort();
-        Ok(())
+        match select(pin!(use_lane(path)), driver).await {
+            Either::Left((done, driver)) => {
+                driver.abort();
+                done
+            }
+            // Without turns nothing in the lane would ever end. A panic of any task of the
+            // lane comes out of its turn, and tokio would keep it until somebody asks.
+            Either::Right((Ok(ended), _)) => ended,
+            Either::Right((Err(panicked), _)) => resume_unwind(panicked.into_panic()),
+        }
     })
+}
+
+async fn use_lane(path: PathBuf) -> Result<()> {
+    // On the lane's own thread: start a task there and await its handle.
+    let image = lane::spawn(async {
+        let file = FileStorage::open(path, &FileOptions::default().create(Create::Truncate))?;
+        create(
+            file.clone(),
+            None,
+            &CreateOptions::default().size_bytes(1 << 20),
+        )
+        .await?;
+        Qcow2::open(file, Arc::new(DenyAll), OpenOptions::default()).await
+    })
+    .await?;
+
+    // From tasks that may run on any thread: calls, whose futures are `Send`.
+    let remote = lane::remote();
+    let writer = image.clone();
+    let client = spawn_blocking(move || write_from_elsewhere(&remote, &writer));
+    client.await.expect("the client's thread")?;
+
+    let reader = image.clone();
+    let read = lane::spawn(async move { reader.read(0, Buffer::for_read(4096)).await });
+    assert!(read.await?.iter().all(|&byte| byte == 1));
+    lane::spawn(async move { image.close().await }).await
 }
 
 /// Gives the lane its turns for as long as the runtime runs.

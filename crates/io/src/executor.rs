@@ -6,16 +6,20 @@
 //! [`Executor::run_ready`], and when that returns with nothing left to do, blocks
 //! as it likes until its `notify` callback is called.
 //!
-//! Invariant: a wake-up between the last [`Executor::run_ready`] and
-//! [`Executor::prepare_to_sleep`] makes the latter return `false`, so no wake-up
-//! is lost.
+//! Invariants:
+//! - A wake-up between the last [`Executor::run_ready`] and [`Executor::prepare_to_sleep`]
+//!   makes the latter return `false`, so no wake-up is lost.
+//! - A task that panics is over, and the panic comes out of the call that ran it. What was
+//!   ready beside it stays ready.
 
+mod join;
 mod queued;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,6 +30,8 @@ use futures_util::FutureExt;
 
 use crate::sync::{Mutex, MutexGuard, thread_local};
 use crate::{Error, ErrorKind, Result};
+use join::Join;
+pub use join::JoinHandle;
 use queued::Queued;
 
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
@@ -93,6 +99,41 @@ struct Tasks {
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     live: usize,
+}
+
+/// What is ready now. A panic amid it puts the rest back.
+struct Batch<'a> {
+    core: &'a Core,
+    starts: std::vec::IntoIter<RemoteStart>,
+    ready: VecDeque<usize>,
+}
+
+impl<'a> Batch<'a> {
+    fn take(core: &'a Core) -> Self {
+        let mut ready = core.batch.take();
+        let mut queue = core.shared.lock();
+        queue.sleeping = false;
+        std::mem::swap(&mut queue.ready, &mut ready);
+        let starts = std::mem::take(&mut queue.starts).into_iter();
+        drop(queue);
+        Batch {
+            core,
+            starts,
+            ready,
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        if !self.starts.as_slice().is_empty() || !self.ready.is_empty() {
+            let mut queue = self.core.shared.lock();
+            queue.starts.splice(0..0, self.starts.by_ref());
+            self.ready.append(&mut queue.ready);
+            std::mem::swap(&mut queue.ready, &mut self.ready);
+        }
+        *self.core.batch.borrow_mut() = std::mem::take(&mut self.ready);
+    }
 }
 
 struct Core {
@@ -175,6 +216,9 @@ impl Executor {
     }
 
     /// Polls ready tasks until none is ready; returns whether any was.
+    ///
+    /// # Panics
+    /// As [`Executor::run_batch`].
     pub fn run_ready(&self) -> bool {
         self.enter(|| {
             let mut any = false;
@@ -187,22 +231,18 @@ impl Executor {
 
     /// Polls the tasks that are ready now, once each; returns whether any was.
     /// Must be called inside [`Executor::enter`] to allow tasks to spawn.
+    ///
+    /// # Panics
+    /// If a task does. That task is over; the others go on with the next call.
     pub fn run_batch(&self) -> bool {
-        let mut ready = self.core.batch.take();
-        let starts = {
-            let mut queue = self.core.shared.lock();
-            queue.sleeping = false;
-            std::mem::swap(&mut queue.ready, &mut ready);
-            std::mem::take(&mut queue.starts)
-        };
-        let any = !ready.is_empty() || !starts.is_empty();
-        for start in starts {
+        let mut batch = Batch::take(&self.core);
+        let any = !batch.ready.is_empty() || !batch.starts.as_slice().is_empty();
+        for start in batch.starts.by_ref() {
             start();
         }
-        for task in ready.drain(..) {
+        while let Some(task) = batch.ready.pop_front() {
             self.poll_task(task);
         }
-        *self.core.batch.borrow_mut() = ready;
         any
     }
 
@@ -240,19 +280,23 @@ impl Executor {
         };
         waker.queued.leave();
         let std_waker = Waker::from(waker);
-        let done = future
-            .as_mut()
-            .poll(&mut Context::from_waker(&std_waker))
-            .is_ready();
+        let mut context = Context::from_waker(&std_waker);
+        // Whatever a panic has left half done is seen by nobody but the future's drop.
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context)));
         let mut tasks = self.core.tasks.borrow_mut();
-        if done {
-            // The slot keeps its waker for the next task.
-            tasks.free.push(task);
-            tasks.live -= 1;
-            drop(tasks);
-            drop(future);
-        } else if let Some(slot) = &mut tasks.slots[task] {
-            slot.future = Some(future);
+        if let Ok(Poll::Pending) = polled {
+            if let Some(slot) = &mut tasks.slots[task] {
+                slot.future = Some(future);
+            }
+            return;
+        }
+        // The slot keeps its waker for the next task.
+        tasks.free.push(task);
+        tasks.live -= 1;
+        drop(tasks);
+        drop(future);
+        if let Err(panic) = polled {
+            resume_unwind(panic);
         }
     }
 
@@ -296,6 +340,11 @@ impl Executor {
     /// Tasks started and not finished.
     pub fn live_tasks(&self) -> usize {
         self.core.tasks.borrow().live
+    }
+
+    /// Whether a task is not finished, or was handed over by a [`Remote`] and not started.
+    pub(crate) fn has_tasks(&self) -> bool {
+        self.live_tasks() > 0 || !self.core.shared.lock().starts.is_empty()
     }
 }
 
@@ -371,7 +420,16 @@ pub(crate) fn lane_ended() -> Error {
 
 /// Whether the calling thread is inside an executor, so that [`spawn`] works.
 pub fn is_entered() -> bool {
-    CURRENT.with(|current| current.borrow().is_some())
+    CURRENT
+        .try_with(|current| current.borrow().is_some())
+        .unwrap_or(false)
+}
+
+/// The thread's current executor. A thread that ends has none: what drops there may ask.
+fn current() -> Option<Rc<Core>> {
+    CURRENT
+        .try_with(|current| current.borrow().clone())
+        .unwrap_or(None)
 }
 
 /// A handle that starts tasks on the thread's current executor from other threads.
@@ -379,8 +437,7 @@ pub fn is_entered() -> bool {
 /// # Panics
 /// As [`spawn`].
 pub fn remote() -> Remote {
-    let core = CURRENT.with(|current| current.borrow().clone());
-    let core = core.expect("outside an executor: call it inside a lane");
+    let core = current().expect("outside an executor: call it inside a lane");
     Remote {
         shared: core.shared.clone(),
     }
@@ -392,8 +449,7 @@ pub fn remote() -> Remote {
 /// # Panics
 /// Outside an executor: run inside a lane, or [`Executor::enter`].
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-    let core = CURRENT.with(|current| current.borrow().clone());
-    let core = core.expect("spawn outside an executor: call it inside a lane");
+    let core = current().expect("spawn outside an executor: call it inside a lane");
     spawn_on(&core, future)
 }
 
@@ -403,8 +459,7 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
 /// # Panics
 /// As [`spawn`].
 pub fn spawn_to_completion<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-    let core = CURRENT.with(|current| current.borrow().clone());
-    let core = core.expect("spawn outside an executor: call it inside a lane");
+    let core = current().expect("spawn outside an executor: call it inside a lane");
     let lingering = CompletionCounter::new(core.lingering.clone());
     let whole = future.map(move |value| {
         drop(lingering);
@@ -433,21 +488,10 @@ fn spawn_on<T: 'static>(
     core: &Rc<Core>,
     future: impl Future<Output = T> + 'static,
 ) -> JoinHandle<T> {
-    let join = Rc::new(RefCell::new(Join {
-        result: None,
-        waker: None,
-    }));
-    let result = join.clone();
+    let (result, handle) = join::ends();
     // An async block around it would have room for the future twice: where it is kept
     // before the first poll, and where it is awaited.
-    let whole = future.map(move |value| {
-        let mut join = result.borrow_mut();
-        join.result = Some(value);
-        if let Some(waker) = join.waker.take() {
-            drop(join);
-            waker.wake();
-        }
-    });
+    let whole = future.map(move |value| result.set(Join::Done(value)));
     let mut tasks = core.tasks.borrow_mut();
     let task = tasks.free.pop().unwrap_or_else(|| {
         tasks.slots.push(None);
@@ -468,7 +512,7 @@ fn spawn_on<T: 'static>(
     tasks.live += 1;
     drop(tasks);
     waker.wake();
-    JoinHandle { join }
+    handle
 }
 
 /// The waker of a slot's last task, if nobody else can use it any more.
@@ -478,108 +522,8 @@ fn reusable_waker(slot: &mut Option<Slot>) -> Option<Arc<TaskWaker>> {
     Some(waker)
 }
 
-struct Join<T> {
-    result: Option<T>,
-    waker: Option<Waker>,
-}
-
-/// Waits for a task's result; dropping it lets the task run on by itself.
-pub struct JoinHandle<T> {
-    join: Rc<RefCell<Join<T>>>,
-}
-
-impl<T> Future for JoinHandle<T> {
-    type Output = T;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let mut join = self.join.borrow_mut();
-        match join.result.take() {
-            Some(value) => Poll::Ready(value),
-            None => {
-                join.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl<T> fmt::Debug for JoinHandle<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JoinHandle")
-    }
-}
-
 #[cfg(all(test, shuttle))]
 mod interleavings;
 
 #[cfg(all(test, not(shuttle)))]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use super::*;
-
-    #[test]
-    fn tasks_run_join_and_wake_across_threads() {
-        let executor = Executor::new(|| {});
-        let (sender, receiver) = std::sync::mpsc::channel::<Waker>();
-        let flag = Arc::new(AtomicBool::new(false));
-        let seen = flag.clone();
-        let mut first = true;
-        let waits = executor.spawn(std::future::poll_fn(move |context| {
-            if seen.load(Ordering::SeqCst) {
-                return Poll::Ready(7);
-            }
-            if std::mem::take(&mut first) {
-                sender.send(context.waker().clone()).unwrap();
-            }
-            Poll::Pending
-        }));
-        let total = executor.spawn(async move { waits.await + spawn(async { 1 }).await });
-        let thread = std::thread::spawn(move || {
-            let waker = receiver.recv().unwrap();
-            flag.store(true, Ordering::SeqCst);
-            waker.wake();
-        });
-        executor.run_ready();
-        thread.join().unwrap();
-        executor.run_ready();
-        assert_eq!(executor.live_tasks(), 0);
-        assert_eq!(total.join.borrow().result, Some(8));
-    }
-
-    #[test]
-    fn results_of_calls_come_back_from_another_thread() {
-        let executor = Executor::new(|| {});
-        let called = executor.remote().call(|| async { Ok(7) });
-        let dropped = executor.remote().call(|| async { Ok(8) });
-        drop(dropped);
-        executor.run_ready();
-        let waiter = std::thread::spawn(move || called.now_or_never());
-        assert!(matches!(waiter.join().unwrap(), Some(Ok(7))));
-    }
-
-    #[test]
-    fn calls_of_an_executor_that_ends_fail() {
-        let executor = Executor::new(|| {});
-        let remote = executor.remote();
-        let before = remote.call(std::future::pending::<Result<()>>);
-        executor.run_ready();
-        let queued = remote.call(|| async { Ok(()) });
-        executor.close();
-        let after = remote.call(|| async { Ok(()) });
-        for call in [before, queued, after] {
-            let ended = call.now_or_never().expect("it has ended");
-            assert_eq!(ended.unwrap_err().errno(), libc::ECANCELED);
-        }
-    }
-
-    #[test]
-    fn a_wake_before_sleep_is_not_lost() {
-        let executor = Executor::new(|| {});
-        assert!(executor.prepare_to_sleep());
-        drop(executor.spawn(async {}));
-        assert!(!executor.prepare_to_sleep());
-        executor.run_ready();
-        assert!(executor.prepare_to_sleep());
-    }
-}
+mod tests;

@@ -54,7 +54,9 @@ pub fn fd() -> Result<OwnedFd> {
 /// Tasks are started with [`super::spawn`] or from elsewhere through [`super::remote`].
 ///
 /// # Panics
-/// Inside [`super::block_on`] or a turn, and if a lane cannot be set up at all.
+/// Inside [`super::block_on`] or a turn, and if a lane cannot be set up at all. If a task
+/// panics, its panic comes out of here: an event loop that catches it, or has it end only one
+/// of its own tasks, must go on with turns, or the other tasks of the lane wait for ever.
 pub fn turn() {
     current_or_panic().turn();
 }

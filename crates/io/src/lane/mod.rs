@@ -188,14 +188,17 @@ fn current_or_panic() -> Rc<Lane> {
 /// done then go on with the next call.
 ///
 /// # Panics
-/// Inside itself (await instead), and if a lane cannot be set up at all.
+/// Inside itself (await instead), and if a lane cannot be set up at all. If a task panics, not
+/// only `future`: its panic comes out of here, and `future` is dropped. The other tasks go on
+/// with the next call.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     current_or_panic().block_on(future)
 }
 
 /// Drives the calling thread's lane until no task is left, such as work that a
-/// device does in the background. A thread whose lane was used for devices that
-/// others go on using should end with it: tasks of a lane that ends are dropped.
+/// device does in the background, and none that was handed over with [`Remote::spawn`]. A
+/// thread whose lane was used for devices that others go on using should end with it: tasks
+/// of a lane that ends are dropped.
 ///
 /// # Panics
 /// As [`block_on`].
@@ -205,13 +208,17 @@ pub fn finish() {
 
 /// Starts a task on the calling thread's lane, from inside it or not. The task runs while
 /// the lane does: in [`block_on`], [`turn`] or [`finish`]; its handle may be awaited by
-/// another executor of the same thread.
+/// another executor of the same thread. Once the thread's lane has ended (what drops with the
+/// thread's locals may come so late), the task is dropped.
 ///
 /// # Panics
 /// If a lane cannot be set up at all.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
     if crate::executor::is_entered() {
         return crate::spawn(future);
+    }
+    if LANE.try_with(|_| ()).is_err() {
+        return JoinHandle::of_none();
     }
     current_or_panic().executor.spawn(future)
 }
@@ -431,8 +438,7 @@ impl Lane {
             "lane::finish inside a lane: its tasks go on anyway"
         );
         let _running = self.start();
-        self.executor
-            .enter(|| self.run_while(|executor| executor.live_tasks() > 0));
+        self.executor.enter(|| self.run_while(Executor::has_tasks));
     }
 
     /// Runs tasks until none is ready, the root future is, or the kernel must

@@ -13,7 +13,9 @@ use crate::{Error, ErrorKind, Result};
 /// A thread that drives a lane until this handle is dropped. Any thread may hand it work and
 /// wait for the result.
 ///
-/// Dropping it waits until the tasks of the lane are done.
+/// Dropping it waits until the tasks of the lane are done, those that were handed over before
+/// as well. A panic in a call or task ends the whole thread: what runs beside it and all later
+/// calls fail as calls of a lane that has ended.
 ///
 /// ```
 /// use vellum_io::lane::{LaneOptions, LaneThread};
@@ -36,8 +38,14 @@ impl LaneThread {
     /// Starts a thread of the given name with a lane as `options` say.
     ///
     /// # Errors
-    /// If the thread cannot be started, or the lane cannot be had (see [`install`]).
+    /// If the thread cannot be started, or the lane cannot be had (see [`install`]);
+    /// [`ErrorKind::InvalidArgument`] for a name with a NUL.
     pub fn start(name: &str, options: LaneOptions) -> Result<Self> {
+        if name.contains('\0') {
+            let message = "the name of a thread holds no NUL";
+            let error = Error::new(ErrorKind::InvalidArgument, "start a lane's thread", message);
+            return Err(error);
+        }
         let (end, ended) = oneshot::channel::<()>();
         let (ready, installed) = mpsc::channel();
         let work = move || {

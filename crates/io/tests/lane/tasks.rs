@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -285,6 +286,74 @@ fn a_panicking_future_leaves_the_lane_usable() {
         assert!(panic.is_err());
         assert_eq!(block_on(async { spawn(async { 5 }).await }), 5);
     });
+}
+
+#[test]
+fn a_panicking_task_leaves_the_lane_usable() {
+    on_both(|| {
+        let drives: &[fn()] = &[
+            || block_on(async {}),
+            lane::finish,
+            #[cfg(not(shuttle))]
+            lane::turn,
+        ];
+        for drive in drives {
+            let bad = lane::spawn(async { panic!("on purpose") });
+            let good = lane::spawn(async { 5 });
+            let called = lane::remote().call(|| async { Ok(6) });
+            assert!(std::panic::catch_unwind(drive).is_err());
+            drive();
+            assert_eq!(good.now_or_never(), Some(5));
+            assert!(matches!(called.now_or_never(), Some(Ok(6))));
+            let awaited = std::panic::AssertUnwindSafe(|| block_on(bad));
+            assert!(std::panic::catch_unwind(awaited).is_err());
+        }
+    });
+}
+
+#[test]
+fn finish_runs_what_was_handed_over() {
+    on_both(|| {
+        let ran = Arc::new(AtomicU32::new(0));
+        let count = |ran: &Arc<AtomicU32>| {
+            let ran = ran.clone();
+            lane::remote().spawn(move || async move {
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+        };
+        count(&ran);
+        lane::finish();
+        assert_eq!(ran.load(Ordering::Relaxed), 1);
+        let by_task = ran.clone();
+        drop(lane::spawn(async move { count(&by_task) }));
+        lane::finish();
+        assert_eq!(ran.load(Ordering::Relaxed), 2);
+    });
+}
+
+#[test]
+fn a_task_that_comes_after_the_lane_is_dropped() {
+    struct SpawnsLate(Arc<AtomicU32>);
+    impl Drop for SpawnsLate {
+        fn drop(&mut self) {
+            let alive = self.0.clone();
+            alive.fetch_add(1, Ordering::Relaxed);
+            drop(lane::spawn(async move { drop(alive) }));
+        }
+    }
+    thread_local! {
+        static LATE: Cell<Option<SpawnsLate>> = const { Cell::new(None) };
+    }
+    let dropped = Arc::new(AtomicU32::new(0));
+    let inside = dropped.clone();
+    let thread = std::thread::spawn(move || {
+        // Set before the lane is made: it goes after it.
+        LATE.set(Some(SpawnsLate(inside)));
+        block_on(async {});
+    });
+    thread.join().unwrap();
+    assert_eq!(dropped.load(Ordering::Relaxed), 1);
+    assert_eq!(Arc::strong_count(&dropped), 1);
 }
 
 #[test]

@@ -49,6 +49,12 @@ fn the_thread_has_its_name_and_options() {
 }
 
 #[test]
+fn a_name_that_no_thread_can_have_is_refused() {
+    let refused = LaneThread::start("a\0b", LaneOptions::default());
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
 fn dropping_it_waits_for_its_tasks() {
     let done = Arc::new(AtomicU32::new(0));
     let lane = LaneThread::start("drop", LaneOptions::default()).unwrap();
@@ -63,6 +69,20 @@ fn dropping_it_waits_for_its_tasks() {
     .unwrap();
     drop(lane);
     assert_eq!(done.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn dropping_it_runs_what_was_handed_over_before() {
+    for _ in 0..200 {
+        let ran = Arc::new(AtomicU32::new(0));
+        let lane = LaneThread::start("drop", LaneOptions::default()).unwrap();
+        let counted = ran.clone();
+        lane.remote().spawn(move || async move {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        drop(lane);
+        assert_eq!(ran.load(Ordering::Relaxed), 1);
+    }
 }
 
 #[test]
