@@ -172,8 +172,8 @@ impl Device {
         self.request(move |device| device.truncate(size_bytes))
     }
 
-    /// Writes back everything and marks the image clean. Requests after it fail, those of
-    /// clones too.
+    /// As [`BlockDevice::close`]: changes after it are refused, those of clones too, and reads
+    /// may be.
     ///
     /// # Errors
     /// See [`Device`].

@@ -333,11 +333,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         Io::ready(Err(Error::new(ErrorKind::Unsupported, "clear", message)))
     }
 
-    /// Writes back everything, releases reservations and marks the image clean.
-    /// Requests after it fail.
+    /// Waits for the changes that have begun, writes back everything, releases reservations
+    /// and marks the image clean. Changes after it are refused; reads may be too.
     ///
     /// # Errors
-    /// What the storage says. What was not flushed before may be lost then.
+    /// What the storage says. What was not flushed before may be lost then; a close may be
+    /// tried again.
     fn close(&self) -> Io<()>;
 
     /// The backing device, if there is one.

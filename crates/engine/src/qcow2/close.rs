@@ -1,6 +1,7 @@
 //! Closing an image: everything is written back, what was taken ahead is given back, and the
 //! marks of an image in use go. In this order, so that a crash anywhere in between leaves what
-//! a crash before the close would leave, or less.
+//! a crash before the close would leave, or less. No change runs meanwhile
+//! ([`changes`](crate::qcow2::changes)).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +11,8 @@ use vellum_io::Result;
 use crate::qcow2::image::Image;
 
 impl Image {
-    /// Writes back everything; afterwards all requests that change something fail.
+    /// Writes back everything; afterwards all requests that change something fail. The caller
+    /// is alone with the image.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         let closed = self.close_image().await;
         // A node below may have something left to write, however this ended.
@@ -33,7 +35,7 @@ impl Image {
             return Ok(());
         }
         self.allow_retry();
-        self.fail_stop.check(&self.name)?;
+        self.fail_stop.check("close", &self.name)?;
         // What could not be written back is lost, and reported; all else is kept.
         let written_back = self.write_back_all().await;
         self.seal_packed().await?;

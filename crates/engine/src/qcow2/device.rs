@@ -4,9 +4,8 @@ use std::any::Any;
 use std::future::Future;
 use std::sync::Arc;
 
-use futures_util::TryFutureExt;
 use vellum_format::header::Header;
-use vellum_io::{Buffer, Io, Result, heap, spawn_to_completion};
+use vellum_io::{Buffer, Io, Result, heap};
 use vellum_storage::Storage;
 
 use crate::Preallocation;
@@ -114,16 +113,14 @@ impl Qcow2 {
     }
 
     /// Starts a request that changes the image.
-    pub(super) fn change<T: 'static, F>(&self, work: impl FnOnce(Arc<Image>) -> F) -> Io<T>
+    pub(super) fn change<T: 'static, F>(
+        &self,
+        work: impl FnOnce(Arc<Image>) -> F + 'static,
+    ) -> Io<T>
     where
         F: Future<Output = Result<T>> + 'static,
     {
-        let image = self.image.clone();
-        let work = work(image.clone());
-        // Boxed: every request would carry the room for an error's handling.
-        let work =
-            work.or_else(|error| Box::pin(async move { Err(image.mark_corrupt(error).await) }));
-        Io::task(spawn_to_completion(work))
+        self.image.start_change(work)
     }
 }
 
@@ -156,7 +153,7 @@ impl BlockDevice for Qcow2 {
         {
             return Io::ready(Err(error));
         }
-        self.change(|image| async move { image.write(offset_bytes, buffer, flags).await })
+        self.change(move |image| async move { image.write(offset_bytes, buffer, flags).await })
     }
 
     fn write_compressed(
@@ -172,12 +169,14 @@ impl BlockDevice for Qcow2 {
         {
             return Io::ready(Err(error));
         }
-        // Taken here, so that the file holds the data in the order of the calls.
-        let ticket = self.image.compressed_writes.queue.ticket();
-        self.change(|image| async move {
-            image
-                .write_compressed(offset_bytes, buffer, flags, ticket)
-                .await
+        self.change(move |image| {
+            // Taken here, so that the file holds the data in the order of the calls.
+            let ticket = image.compressed_writes.queue.ticket();
+            async move {
+                image
+                    .write_compressed(offset_bytes, buffer, flags, ticket)
+                    .await
+            }
         })
     }
 
@@ -186,9 +185,11 @@ impl BlockDevice for Qcow2 {
         if let Err(error) = self.image.check_range("write", offset_bytes, len_bytes) {
             return Io::ready(Err(error));
         }
-        // Taken here, so that the order is that of the calls.
-        let ticket = self.image.compressed_writes.queue.ticket();
-        self.change(|image| async move { image.write_in_order(offset_bytes, buffer, ticket).await })
+        self.change(move |image| {
+            // Taken here, so that the order is that of the calls.
+            let ticket = image.compressed_writes.queue.ticket();
+            async move { image.write_in_order(offset_bytes, buffer, ticket).await }
+        })
     }
 
     fn write_zeroes_in_order(
@@ -203,11 +204,13 @@ impl BlockDevice for Qcow2 {
         if let Err(error) = range {
             return Io::ready(Err(error));
         }
-        let ticket = self.image.compressed_writes.queue.ticket();
-        self.change(|image| async move {
-            // Zeroes take a place only where a part of a cluster is zeroed.
-            ticket.turn().await;
-            image.zero(offset_bytes, len_bytes, request).await
+        self.change(move |image| {
+            let ticket = image.compressed_writes.queue.ticket();
+            async move {
+                // Zeroes take a place only where a part of a cluster is zeroed.
+                ticket.turn().await;
+                image.zero(offset_bytes, len_bytes, request).await
+            }
         })
     }
 
@@ -226,7 +229,7 @@ impl BlockDevice for Qcow2 {
             offset_bytes: from_bytes,
             len_bytes,
         };
-        self.change(|image| async move { image.write_shared(offset_bytes, source).await })
+        self.change(move |image| async move { image.write_shared(offset_bytes, source).await })
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
@@ -236,21 +239,21 @@ impl BlockDevice for Qcow2 {
         {
             return Io::ready(Err(error));
         }
-        self.change(|image| async move { image.zero(offset_bytes, len_bytes, request).await })
+        self.change(move |image| async move { image.zero(offset_bytes, len_bytes, request).await })
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         if let Err(error) = self.image.check_range("discard", offset_bytes, len_bytes) {
             return Io::ready(Err(error));
         }
-        self.change(|image| async move { image.discard(offset_bytes, len_bytes).await })
+        self.change(move |image| async move { image.discard(offset_bytes, len_bytes).await })
     }
 
     fn flush(&self) -> Io<()> {
         if self.image.read_only {
             return Io::ready(Ok(()));
         }
-        self.change(|image| async move { image.flush().await })
+        self.change(move |image| async move { image.flush().await })
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
@@ -267,15 +270,16 @@ impl BlockDevice for Qcow2 {
     }
 
     fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
-        self.change(|image| async move { image.resize(size_bytes, preallocation).await })
+        self.change(move |image| async move { image.resize(size_bytes, preallocation).await })
     }
 
     fn close(&self) -> Io<()> {
-        self.change(|image| async move { image.close().await })
+        self.image
+            .start_alone(|image| async move { image.close().await })
     }
 
     fn clear(&self) -> Io<()> {
-        self.change(|image| async move { image.clear().await })
+        self.change(move |image| async move { image.clear().await })
     }
 
     fn backing(&self) -> Option<Arc<dyn BlockDevice>> {

@@ -1,14 +1,16 @@
 //! An open image: its parts, and the state that all requests share.
 
+use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use futures_util::TryFutureExt;
 use parking_lot::Mutex;
 use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
-use vellum_io::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Io, Result, spawn_to_completion};
 use vellum_storage::{Event, EventListener, Storage};
 
 use crate::BlockDevice;
@@ -16,6 +18,7 @@ use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
 use crate::qcow2::bitmap::state::BitmapState;
+use crate::qcow2::changes::Changes;
 use crate::qcow2::commit::epochs::Epochs;
 use crate::qcow2::commit::write_order::Commits;
 use crate::qcow2::compressed::read_state::CompressedReads;
@@ -129,6 +132,8 @@ pub(crate) struct Image {
     pub(crate) overlap: Arc<OverlapMap>,
     pub(crate) messages: Messages,
     pub(crate) fail_stop: FailStop,
+    /// The changes that run, of which none runs beside a close.
+    pub(crate) changes: Changes,
     /// What must happen once before the first change has happened.
     pub(crate) prepared: AtomicBool,
     pub(crate) preparing: async_lock::Mutex<()>,
@@ -136,7 +141,71 @@ pub(crate) struct Image {
     pub(crate) preallocated: std::sync::OnceLock<bool>,
 }
 
+/// A change that has begun, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RunningChange(Arc<Image>);
+
+impl RunningChange {
+    /// Begins a change, after a close that runs.
+    pub(crate) async fn begin(image: Arc<Image>) -> Self {
+        image.changes.begin().await;
+        RunningChange(image)
+    }
+
+    fn run<T, F>(self, work: impl FnOnce(Arc<Image>) -> F) -> impl Future<Output = Result<T>>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let work = work(self.0.clone());
+        // Boxed: every request would carry the room for an error's handling.
+        work.or_else(|error| Box::pin(async move { Err(self.0.mark_corrupt(error).await) }))
+    }
+}
+
+impl Drop for RunningChange {
+    fn drop(&mut self) {
+        self.0.changes.end();
+    }
+}
+
 impl Image {
+    /// Starts a request that changes the image: `work` is called, and its future run to its
+    /// end, after a close that runs.
+    pub(crate) fn start_change<T: 'static, F>(
+        self: &Arc<Self>,
+        work: impl FnOnce(Arc<Image>) -> F + 'static,
+    ) -> Io<T>
+    where
+        F: Future<Output = Result<T>> + 'static,
+    {
+        let image = self.clone();
+        Io::task(match image.changes.try_begin() {
+            true => spawn_to_completion(RunningChange(image).run(work)),
+            false => spawn_to_completion(async move {
+                let change = RunningChange::begin(image).await;
+                change.run(work).await
+            }),
+        })
+    }
+
+    /// As [`Image::start_change`], for work beside which no change may run.
+    pub(crate) fn start_alone<T: 'static, F>(
+        self: &Arc<Self>,
+        work: impl FnOnce(Arc<Image>) -> F + 'static,
+    ) -> Io<T>
+    where
+        F: Future<Output = Result<T>> + 'static,
+    {
+        let image = self.clone();
+        Io::task(spawn_to_completion(async move {
+            let _alone = image.changes.alone().await;
+            match work(image.clone()).await {
+                Err(error) => Err(image.mark_corrupt(error).await),
+                done => done,
+            }
+        }))
+    }
+
     /// Tells who listens, if somebody does, of an event, and waits as long as that holds us.
     #[inline]
     pub(crate) async fn emit(&self, event: Event) {
@@ -414,7 +483,7 @@ impl Image {
     /// Refuses where changes are not allowed.
     pub(crate) fn check_changeable(&self, operation: &'static str) -> Result<()> {
         if !self.read_only {
-            return self.fail_stop.check(&self.name);
+            return self.fail_stop.check(operation, &self.name);
         }
         let message = "the image is open read-only";
         Err(Error::new(ErrorKind::ReadOnly, operation, message).target(self.name.clone()))

@@ -405,6 +405,7 @@ async fn assemble(
         bitmaps: BitmapState::new(options.bitmap_step_bytes),
         commits: Default::default(),
         fail_stop: Default::default(),
+        changes: Default::default(),
         prepared: AtomicBool::new(false),
         preparing: async_lock::Mutex::new(()),
         preallocated: std::sync::OnceLock::new(),

@@ -112,7 +112,8 @@ impl Qcow2 {
     /// Otherwise what the storage reports; the image is then as one of the steps has
     /// left it.
     pub fn amend(&self, options: AmendOptions, progress: Option<ProgressSink>) -> Io<()> {
-        self.change(|image| async move { amend(image, &options, progress).await })
+        self.image
+            .start_alone(move |image| async move { amend(image, &options, progress).await })
     }
 }
 

@@ -10,7 +10,7 @@ use super::crash_consistent::{are_lost, is_consistent};
 use super::dirty::Dirty;
 use super::view::BitmapView;
 use crate::qcow2::Qcow2;
-use crate::qcow2::image::Image;
+use crate::qcow2::image::{Image, RunningChange};
 use crate::qcow2::info::BitmapInfo;
 
 vellum_io::with_setters! {
@@ -136,14 +136,15 @@ impl Qcow2 {
 }
 
 impl Bitmaps {
-    fn change<F>(&self, work: impl FnOnce(Arc<Image>) -> F) -> Io<()>
+    fn change<F>(&self, work: impl FnOnce(Arc<Image>) -> F + 'static) -> Io<()>
     where
         F: Future<Output = Result<()>> + 'static,
     {
         let image = self.image.clone();
-        let work = work(image.clone());
         Io::task(spawn_to_completion(async move {
-            work.await.map_err(|error| image.name_error(error))
+            let _running = RunningChange::begin(image.clone()).await;
+            let done = work(image.clone()).await;
+            done.map_err(|error| image.name_error(error))
         }))
     }
 
@@ -218,7 +219,7 @@ impl Bitmaps {
     /// image is of version 2, or a limit of the format is met.
     pub fn add(&self, name: &str, options: BitmapOptions) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.add_bitmap(&name, &options).await })
+        self.change(move |image| async move { image.add_bitmap(&name, &options).await })
     }
 
     /// Removes a bitmap; also one whose content is lost.
@@ -227,7 +228,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn remove(&self, name: &str) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.remove_bitmap(&name).await })
+        self.change(move |image| async move { image.remove_bitmap(&name).await })
     }
 
     /// Makes a bitmap call nothing dirty.
@@ -236,7 +237,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn clear(&self, name: &str) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.set_bitmap(&name, &[]).await })
+        self.change(move |image| async move { image.set_bitmap(&name, &[]).await })
     }
 
     /// Makes a bitmap call some ranges of bytes dirty, and nothing else.
@@ -245,7 +246,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn set(&self, name: &str, ranges: Vec<Range<u64>>) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.set_bitmap(&name, &ranges).await })
+        self.change(move |image| async move { image.set_bitmap(&name, &ranges).await })
     }
 
     /// As [`Bitmaps::set`], with what has changed since a backup began, once that is complete.
@@ -257,7 +258,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn set_after_backup(&self, name: &str, ranges: Vec<Range<u64>>) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.set_bitmap_after_backup(&name, &ranges).await })
+        self.change(move |image| async move { image.set_bitmap_after_backup(&name, &ranges).await })
     }
 
     /// Has a bitmap record writes from now on.
@@ -266,7 +267,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn enable(&self, name: &str) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.enable_bitmap(&name).await })
+        self.change(move |image| async move { image.enable_bitmap(&name).await })
     }
 
     /// Has a bitmap record no more writes.
@@ -275,7 +276,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`].
     pub fn disable(&self, name: &str) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move { image.disable_bitmap(&name).await })
+        self.change(move |image| async move { image.disable_bitmap(&name).await })
     }
 
     /// Adds what `sources` call dirty, of this image or of another of the same size, to
@@ -285,7 +286,7 @@ impl Bitmaps {
     /// As [`Bitmaps::read`], and if the sizes differ.
     pub fn merge(&self, name: &str, sources: Vec<DirtyBitmap>) -> Io<()> {
         let name = name.to_owned();
-        self.change(|image| async move {
+        self.change(move |image| async move {
             let sources: Vec<Dirty> = sources.into_iter().map(|source| source.dirty).collect();
             image.merge_bitmaps(&name, &sources).await
         })

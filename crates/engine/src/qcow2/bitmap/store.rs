@@ -189,7 +189,7 @@ impl Image {
         let switched = self.switch_directory(entries, &mut new).await;
         if let Err(error) = switched {
             // After a failed write of the header nobody knows what it points at.
-            if self.fail_stop.check(&self.name).is_ok() {
+            if self.fail_stop.check("bitmap", &self.name).is_ok() {
                 self.give_back_new(new).await;
             }
             return Err(error);

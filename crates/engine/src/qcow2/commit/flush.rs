@@ -121,7 +121,7 @@ impl Image {
         let clean =
             self.l2.is_clean() && self.l1.is_clean() && self.commits.lists().not_durable.is_empty();
         let mut committed = match clean {
-            true => self.fail_stop.check(&self.name),
+            true => self.fail_stop.check("flush", &self.name),
             false => self.run_commit().await,
         };
         let result = match &committed {
@@ -164,7 +164,7 @@ impl Image {
     }
 
     async fn run_commit(self: &Arc<Self>) -> Result<()> {
-        self.fail_stop.check(&self.name)?;
+        self.fail_stop.check("flush", &self.name)?;
         let dropped = std::mem::take(&mut self.commits.lists().not_durable);
         match self.write_everything().await {
             Ok(()) => self.commits.lists().durable.extend(dropped),

@@ -36,7 +36,7 @@ impl Qcow2 {
     /// [`ErrorKind::NoSpace`] if the first cluster has no room for the name;
     /// [`ErrorKind::ReadOnly`].
     pub fn set_backing_file(&self, backing: Option<BackingName>) -> Io<()> {
-        self.change(|image| async move { image.set_backing_file(backing).await })
+        self.change(move |image| async move { image.set_backing_file(backing).await })
     }
 }
 

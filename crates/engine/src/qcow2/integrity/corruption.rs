@@ -14,8 +14,8 @@ impl Image {
     pub(crate) async fn mark_corrupt(&self, error: Error) -> Error {
         let ours = error.target_name().is_none_or(|name| name == self.name);
         let error = self.name_error(error);
-        if error.kind() != ErrorKind::Corrupt || !ours || self.fail_stop.check(&self.name).is_err()
-        {
+        let stopped = || self.fail_stop.check("write", &self.name).is_err();
+        if error.kind() != ErrorKind::Corrupt || !ours || stopped() {
             return error;
         }
         self.say_corrupt(&error);
@@ -80,20 +80,11 @@ impl Image {
 
     /// Refuses all changes from now on, for the image is closed.
     pub(crate) fn end_use(&self) {
-        self.fail_stop.change(|state| match state {
-            State::Open => State::Ended(Error::new(
-                ErrorKind::InvalidArgument,
-                "write",
-                "the image is closed",
-            )),
-            State::Unwritten(first) | State::Broken(first) | State::Ended(first) => {
-                State::Ended(first)
-            }
-        });
+        self.fail_stop.change(|_| State::Ended);
     }
 
     /// Whether the image is closed.
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(*self.fail_stop.lock(), State::Ended(_))
+        matches!(*self.fail_stop.lock(), State::Ended)
     }
 }

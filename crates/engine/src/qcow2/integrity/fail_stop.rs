@@ -27,7 +27,7 @@ pub(super) enum State {
     /// Memory and disk may differ.
     Broken(Error),
     /// The image was closed.
-    Ended(Error),
+    Ended,
 }
 
 /// Why the image accepts no changes any more, if so.
@@ -40,27 +40,24 @@ pub(crate) struct FailStop {
     pub(super) said: AtomicBool,
 }
 
-impl State {
-    pub(super) fn reason(&self) -> Option<&Error> {
-        match self {
-            State::Open => None,
-            State::Unwritten(reason) | State::Broken(reason) | State::Ended(reason) => Some(reason),
-        }
-    }
-}
-
 impl FailStop {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// Fails if an earlier failure of the image has stopped all changes.
-    pub(crate) fn check(&self, image_name: &str) -> Result<()> {
+    /// Fails if an earlier failure of the image has stopped all changes, or it is closed.
+    pub(crate) fn check(&self, operation: &'static str, image_name: &str) -> Result<()> {
         if !self.shut.load(Ordering::Acquire) {
             return Ok(());
         }
-        let Some(reason) = self.lock().reason().cloned() else {
-            return Ok(());
+        let reason = match &*self.lock() {
+            State::Open => return Ok(()),
+            State::Unwritten(reason) | State::Broken(reason) => reason.clone(),
+            State::Ended => {
+                let message = "the image is closed";
+                let error = Error::new(ErrorKind::InvalidArgument, operation, message);
+                return Err(error.target(image_name));
+            }
         };
         let errno = match reason.kind() {
             ErrorKind::Corrupt => ENOMEDIUM,

@@ -39,7 +39,7 @@ impl Image {
         };
         let first = if has_room { old_entries } else { 0 };
         if let Err(error) = self.put_l1(offset, first..entries).await {
-            if !has_room && self.fail_stop.check(&self.name).is_ok() {
+            if !has_room && self.fail_stop.check("write", &self.name).is_ok() {
                 // Nothing leads to the new table.
                 let new = self.l1_clusters(offset, entries);
                 let count = new.end - new.start;

@@ -125,7 +125,7 @@ impl Image {
         };
         if let Err(error) = self.put_into_force(&change, &exchanged).await {
             drop(held);
-            if self.fail_stop.check(&self.name).is_ok() {
+            if self.fail_stop.check("snapshot", &self.name).is_ok() {
                 places.give_back(self).await;
             }
             return Err(error);

@@ -113,7 +113,7 @@ impl Qcow2 {
     /// # }).unwrap();
     /// ```
     pub fn create_snapshot(&self, new: NewSnapshot) -> Io<SnapshotInfo> {
-        self.change(|image| async move { image.create_snapshot(new).await })
+        self.change(move |image| async move { image.create_snapshot(new).await })
     }
 
     /// Opens the disk as it was when a snapshot was taken, its size included, beside
@@ -135,7 +135,7 @@ impl Qcow2 {
     /// [`ErrorKind::NotFound`] if there is no such snapshot; if its tables cannot be
     /// read, or the image has bitmaps. Nothing has changed then.
     pub fn apply_snapshot(&self, snapshot: SnapshotSelector) -> Io<()> {
-        self.change(|image| async move { image.apply_snapshot(&snapshot).await })
+        self.change(move |image| async move { image.apply_snapshot(&snapshot).await })
     }
 
     /// Deletes a snapshot and gives back what nobody else uses, also to the storage
@@ -146,7 +146,7 @@ impl Qcow2 {
     /// [`ErrorKind::NotFound`] if there is no such snapshot, or if its tables cannot be
     /// read. Nothing has changed then.
     pub fn delete_snapshot(&self, snapshot: SnapshotSelector) -> Io<()> {
-        self.change(|image| async move { image.delete_snapshot(&snapshot).await })
+        self.change(move |image| async move { image.delete_snapshot(&snapshot).await })
     }
 }
 

@@ -31,7 +31,7 @@ impl Qcow2 {
     /// [`ErrorKind::InvalidArgument`] (`EFBIG`) beyond what the format can map, and as
     /// for any write.
     pub fn save_vm_state(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-        self.change(|image| async move { image.save_vm_state(offset_bytes, buffer).await })
+        self.change(move |image| async move { image.save_vm_state(offset_bytes, buffer).await })
     }
 
     /// Reads a part of the state of the virtual machine: of an image opened at a

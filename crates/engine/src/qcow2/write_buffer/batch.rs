@@ -56,7 +56,7 @@ impl Image {
             let guard = self.guest_ranges.try_acquire(range, Mode::Exclusive);
             held.extend(guard.map(|guard| (cluster, guard)));
         }
-        self.fail_stop.check(&self.name)?;
+        self.fail_stop.check("write", &self.name)?;
         let mut members = Vec::with_capacity(held.len());
         for (cluster, exclusive) in held {
             members.extend(self.member(cluster, exclusive).await?);

@@ -214,7 +214,7 @@ impl Image {
     /// Writes back one cluster, which the caller holds exclusive.
     async fn write_back_locked(self: &Arc<Self>, cluster: u64) -> Result<()> {
         while let Some(piece) = self.write_buffer.piece_after(cluster, 0) {
-            self.fail_stop.check(&self.name)?;
+            self.fail_stop.check("write", &self.name)?;
             self.ensure_l2_table(GuestOffset(cluster)).await?;
             let mapping = self.mapping(GuestOffset(cluster)).await?;
             let step = plan::first_step(&self.geometry, &[mapping]);
