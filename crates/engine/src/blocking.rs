@@ -50,6 +50,13 @@ const MAX_PIECE_BYTES: usize = 4 << 20;
 /// As with [`BlockDevice`], nothing is durable before a flush, and a device that is dropped
 /// without [`Device::close`] loses nothing that was flushed.
 ///
+/// A thread that has a lane of its own calls these methods only between turns of that lane,
+/// and only while no request of it to the same image runs: such a request may hold what the
+/// call needs, and goes on with the lane's next turn alone. Tasks await the requests of
+/// [`Device::device`] instead.
+///
+/// A panic in a request, or in a [`Device::call`], ends the whole lane, with all devices on it.
+///
 /// # Errors
 /// Every request fails as that of [`BlockDevice`] does; with
 /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) on the lane's own thread,
@@ -99,6 +106,11 @@ impl Device {
     /// # Errors
     /// See [`Device`].
     pub fn read(&self, mut offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+        if bytes.is_empty() {
+            // It may be refused, as any other.
+            let read = self.request(move |device| device.read(offset_bytes, Buffer::for_read(0)));
+            return read.map(drop);
+        }
         for piece in bytes.chunks_mut(MAX_PIECE_BYTES) {
             let buffer = Buffer::for_read(piece.len());
             let read = self.request(move |device| device.read(offset_bytes, buffer))?;
@@ -113,9 +125,14 @@ impl Device {
     /// # Errors
     /// See [`Device`].
     pub fn write(&self, mut offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        let flags = RequestFlags::default();
+        if bytes.is_empty() {
+            let none = Buffer::for_read(0);
+            let written = self.request(move |device| device.write(offset_bytes, none, flags));
+            return written.map(drop);
+        }
         for piece in bytes.chunks(MAX_PIECE_BYTES) {
             let buffer = Buffer::copy_of(piece);
-            let flags = RequestFlags::default();
             self.request(move |device| device.write(offset_bytes, buffer, flags))?;
             offset_bytes += piece.len() as u64;
         }

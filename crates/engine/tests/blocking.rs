@@ -156,3 +156,22 @@ fn any_device_may_block() {
     disk.read(0, &mut read).unwrap();
     assert_eq!(&read, b"\0raw\0");
 }
+
+#[test]
+fn requests_for_nothing_are_refused_as_others_are() {
+    let directory = tempfile::tempdir().unwrap();
+    new_image(directory.path(), "disk.qcow2");
+    let disk = open(directory.path(), "disk.qcow2");
+    disk.write(64 * MIB, &[]).unwrap();
+    let beyond = [
+        disk.write(64 * MIB + 1, &[]),
+        disk.read(64 * MIB + 1, &mut []),
+    ];
+    for refused in beyond {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfRange);
+    }
+    let other = disk.clone();
+    disk.close().unwrap();
+    let refused = other.write(0, &[]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+}

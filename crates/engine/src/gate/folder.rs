@@ -184,9 +184,10 @@ impl Folder {
     ///
     /// # Errors
     /// [`ErrorKind::Denied`] if `name` leads out of the directory, and whatever
-    /// [`FileStorage::open`] and [`Qcow2::open`] report.
+    /// [`FileStorage::open_patiently`] and [`Qcow2::open`] report.
     pub async fn open_image(&self, name: &str, options: OpenOptions) -> Result<Arc<Qcow2>> {
-        let file = self.open_file(&self.place.join(checked(name)?), options.read_only)?;
+        let path = self.place.join(checked(name)?);
+        let file = self.open_file(&path, options.read_only).await?;
         Qcow2::open(file, Arc::new(self.beside(name)), options).await
     }
 
@@ -199,7 +200,7 @@ impl Folder {
         }
     }
 
-    fn open_file(&self, path: &Path, read_only: bool) -> Result<Arc<FileStorage>> {
+    async fn open_file(&self, path: &Path, read_only: bool) -> Result<Arc<FileStorage>> {
         let full = self.root.path.join(path).display().to_string();
         let own = self.file_options.clone();
         let options = own
@@ -208,7 +209,7 @@ impl Folder {
             .kind(FileKind::Regular);
         let fd = open_beneath(&self.root.fd, path, &options)
             .map_err(|errno| explain(errno).target(&*full))?;
-        FileStorage::from_descriptor(fd, full, &options)
+        FileStorage::from_descriptor_patiently(fd, full, &options).await
     }
 
     async fn backing(self, request: FileRequest) -> Result<Arc<dyn BlockDevice>> {
@@ -231,7 +232,7 @@ impl Folder {
             ));
         }
         let path = self.place.join(checked(&request.name)?);
-        let file = self.open_file(&path, true)?;
+        let file = self.open_file(&path, true).await?;
         if format == "raw" {
             return Ok(Raw::open(file, RawOptions::default().read_only(true))?);
         }
@@ -244,9 +245,9 @@ impl Folder {
         Ok(Qcow2::open(file, Arc::new(gate), options).await?)
     }
 
-    fn data_file(&self, request: &FileRequest) -> Result<Arc<dyn Storage>> {
+    async fn data_file(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
         let path = self.place.join(checked(&request.name)?);
-        Ok(self.open_file(&path, !request.writable)?)
+        Ok(self.open_file(&path, !request.writable).await?)
     }
 }
 
@@ -259,8 +260,9 @@ impl Gate for Folder {
     }
 
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
-        let opened = self.data_file(&request);
-        Io::ready(opened.map_err(asks("data file", &request)))
+        let asks = asks("data file", &request);
+        let opened = self.clone().data_file(request);
+        Io::start(async move { opened.await.map_err(asks) })
     }
 }
 

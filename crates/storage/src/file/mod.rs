@@ -131,7 +131,22 @@ impl FileStorage {
         path: impl AsRef<Path>,
         options: &FileOptions,
     ) -> Result<Arc<Self>> {
-        let opening = OpenedFile::begin(path.as_ref(), options)?;
+        Self::wait_and_open(OpenedFile::begin(path.as_ref(), options)?, options).await
+    }
+
+    /// As [`FileStorage::from_descriptor`], but waits as [`FileStorage::open_patiently`] does.
+    ///
+    /// # Errors
+    /// As [`FileStorage::open_patiently`].
+    pub async fn from_descriptor_patiently(
+        fd: OwnedFd,
+        name: impl Into<String>,
+        options: &FileOptions,
+    ) -> Result<Arc<Self>> {
+        Self::wait_and_open(OpenedFile::of(fd, name.into(), options)?, options).await
+    }
+
+    async fn wait_and_open(opening: OpenedFile, options: &FileOptions) -> Result<Arc<Self>> {
         if let Some(permissions) = options.permissions() {
             lock::patiently(&opening.name, || opening.lock(permissions)).await?;
         }
@@ -485,7 +500,12 @@ impl fmt::Debug for FileStorage {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::mem::MaybeUninit;
+    use std::os::fd::{AsFd, AsRawFd};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::*;
 
@@ -508,5 +528,46 @@ mod tests {
         drop(first);
         FileStorage::open(&path, &alone).expect("nobody uses it");
         drop(held);
+    }
+
+    /// Locks `file`, and leaves it to the kernel alone: a message that nobody has received.
+    fn lock_for_nobody(file: std::fs::File) -> (UnixStream, UnixStream) {
+        let locked = lock::change(
+            file.as_raw_fd(),
+            "file",
+            Permissions::NONE,
+            Permissions::WRITER,
+        );
+        locked.expect("nobody uses it");
+        let (from, to) = UnixStream::pair().expect("sockets");
+        let fds = [file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut message = SendAncillaryBuffer::new(&mut space);
+        assert!(message.push(SendAncillaryMessage::ScmRights(&fds)));
+        let bytes = [std::io::IoSlice::new(b"x")];
+        sendmsg(&from, &bytes, &mut message, SendFlags::empty()).expect("sent");
+        (from, to)
+    }
+
+    #[test]
+    fn a_patient_open_of_a_descriptor_waits_for_locks_of_nobody() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, [0; 512]).expect("a file");
+        let open = || std::fs::File::options().read(true).write(true).open(&path);
+        let sockets = lock_for_nobody(open().expect("the file"));
+        let options = FileOptions::default();
+        let (first, second) = (open().expect("the file"), open().expect("the file"));
+        let refused = FileStorage::from_descriptor(first.into(), "file", &options);
+        assert_eq!(refused.expect_err("it is locked").kind(), ErrorKind::Locked);
+        lane::block_on(async {
+            let kernel = vellum_io::spawn(async move {
+                lane::sleep(Duration::from_millis(50)).await;
+                drop(sockets);
+            });
+            let opened = FileStorage::from_descriptor_patiently(second.into(), "file", &options);
+            opened.await.expect("it was waited for");
+            kernel.await;
+        });
     }
 }
