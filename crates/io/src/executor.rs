@@ -453,19 +453,31 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
     spawn_on(&core, future)
 }
 
-/// As [`spawn`], for work that others may have to wait for, on other threads too: a
-/// lane does not leave [`crate::lane::block_on`] before it is done.
+/// As [`crate::lane::spawn`], for work that others may have to wait for, on other threads too:
+/// a lane does not leave [`crate::lane::block_on`] before it is done.
 ///
 /// # Panics
-/// As [`spawn`].
+/// As [`crate::lane::spawn`].
 pub fn spawn_to_completion<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-    let core = current().expect("spawn outside an executor: call it inside a lane");
+    match current() {
+        Some(core) => spawn_to_completion_on(&core, future),
+        None => crate::lane::with_executor(
+            |executor| spawn_to_completion_on(&executor.core, future),
+            JoinHandle::of_none,
+        ),
+    }
+}
+
+fn spawn_to_completion_on<T: 'static>(
+    core: &Rc<Core>,
+    future: impl Future<Output = T> + 'static,
+) -> JoinHandle<T> {
     let lingering = CompletionCounter::new(core.lingering.clone());
     let whole = future.map(move |value| {
         drop(lingering);
         value
     });
-    spawn_on(&core, whole)
+    spawn_on(core, whole)
 }
 
 /// Counts a lingering task until it is gone.

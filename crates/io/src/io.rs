@@ -8,8 +8,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use crate::executor::{JoinHandle, spawn};
-use crate::lane::RequestFuture;
+use crate::executor::JoinHandle;
+use crate::lane::{self, RequestFuture};
 use crate::{Buffer, Buffers, Result};
 
 /// A started request. It runs whether or not it is polled; dropping it abandons
@@ -51,10 +51,11 @@ impl<T> Io<T> {
     }
 
     /// A request that is a future: begun at once, and run to its end by a task of the
-    /// current executor if it has to wait. For what others may wait for.
+    /// current executor, or of the thread's lane, if it has to wait. For what others may wait
+    /// for.
     ///
     /// # Panics
-    /// If it has to wait outside an executor.
+    /// As [`lane::spawn`], if it has to wait.
     pub fn start(future: impl Future<Output = Result<T>> + 'static) -> Self
     where
         T: 'static,
@@ -67,7 +68,7 @@ impl<T> Io<T> {
             .poll(&mut Context::from_waker(Waker::noop()))
         {
             Poll::Ready(result) => Io::ready(result),
-            Poll::Pending => Io::task(spawn(future)),
+            Poll::Pending => Io::task(lane::spawn(future)),
         }
     }
 

@@ -217,10 +217,16 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
     if crate::executor::is_entered() {
         return crate::spawn(future);
     }
-    if LANE.try_with(|_| ()).is_err() {
-        return JoinHandle::of_none();
+    with_executor(|executor| executor.spawn(future), JoinHandle::of_none)
+}
+
+/// What `work` does with the executor of the calling thread's lane; `ended` if that lane has
+/// ended with its thread.
+pub(crate) fn with_executor<R>(work: impl FnOnce(&Executor) -> R, ended: fn() -> R) -> R {
+    match LANE.try_with(|_| ()) {
+        Ok(()) => work(&current_or_panic().executor),
+        Err(_) => ended(),
     }
-    current_or_panic().executor.spawn(future)
 }
 
 /// Whether the calling thread is inside [`block_on`], [`turn`] or [`finish`]; not so in a

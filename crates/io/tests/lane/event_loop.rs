@@ -16,7 +16,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vellum_io::lane::net::Stream;
 use vellum_io::lane::{self, LaneOptions, block_on};
-use vellum_io::{Buffer, Buffers, spawn};
+use vellum_io::{Buffer, Buffers, Io, spawn, spawn_to_completion};
 
 use crate::on_both;
 use crate::tasks::{create, write};
@@ -207,6 +207,22 @@ fn what_starts_between_turns_is_not_forgotten() {
             event_loop.wait(lane::sleep(Duration::from_millis(20)));
             drop(later);
         }
+    });
+}
+
+/// A request of several steps has to wait or not, which its caller cannot know.
+#[test]
+fn a_request_that_has_to_wait_may_start_outside_a_task() {
+    on_both(|| {
+        let waits = || async {
+            lane::sleep(Duration::from_millis(1)).await;
+            Ok(7)
+        };
+        let started = Io::start(waits());
+        let completed = Io::task(spawn_to_completion(waits()));
+        let both = async move { (started.await, completed.await) };
+        let (started, completed) = block_on(both);
+        assert_eq!((started.unwrap(), completed.unwrap()), (7, 7));
     });
 }
 
