@@ -429,7 +429,7 @@ impl Image {
         let reached = self.reach_end(placed);
         #[cfg(feature = "mutants")]
         if vellum_storage::mutants::is(vellum_storage::mutants::Mutant::TellTheFirstError) {
-            // What is wrong with it: after an error the others go on.
+            #[expect(clippy::disallowed_methods, reason = "this is what is wrong with it")]
             let (head, tail, ()) = futures_util::future::try_join3(head, tail, reached).await?;
             return Ok((head, tail));
         }
