@@ -178,6 +178,7 @@
 #![deny(clippy::missing_errors_doc)]
 
 pub mod blocking;
+mod changes;
 mod debug_events;
 mod delegate;
 pub mod detect_zeroes;

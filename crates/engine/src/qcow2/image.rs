@@ -14,11 +14,11 @@ use vellum_io::{Error, ErrorKind, Io, Result, spawn_to_completion};
 use vellum_storage::{Event, EventListener, Storage};
 
 use crate::BlockDevice;
+use crate::changes::Changes;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
 use crate::qcow2::bitmap::state::BitmapState;
-use crate::qcow2::changes::Changes;
 use crate::qcow2::commit::epochs::Epochs;
 use crate::qcow2::commit::write_order::Commits;
 use crate::qcow2::compressed::read_state::CompressedReads;

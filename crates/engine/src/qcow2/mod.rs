@@ -8,7 +8,6 @@
 //! | --- | --- |
 //! | `open`, `options`, `close` | an image from its files, how it is opened, and what a close does |
 //! | `image` | the parts of an open image, and what all requests begin and end with |
-//! | `changes` | that no change runs beside a close |
 //! | `encryption` | which guest data is encrypted, and how |
 //! | `info`, `messages` | what is told about an image, and to users |
 //! | `mapping/` | guest offsets to host offsets: the L1 table, L2 tables, lookups |
@@ -36,7 +35,6 @@ pub mod survey;
 
 mod alloc;
 mod bitmap;
-mod changes;
 mod close;
 mod commit;
 mod compressed;
