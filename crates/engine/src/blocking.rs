@@ -31,6 +31,7 @@
 //! flight together in a lane of its own, or calls from several threads.
 
 use std::future::Future;
+use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_io::lane::{LaneOptions, LaneThread};
@@ -43,6 +44,12 @@ use crate::{BlockDevice, Extent, RequestFlags, ZeroRequest};
 /// Larger slices are moved in pieces of this size, so that the copy that a request owns
 /// stays small.
 const MAX_PIECE_BYTES: usize = 4 << 20;
+
+/// The pieces of a request. Also one for no bytes has a piece: it may be refused as any other.
+fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
+    let starts = (0..len.max(1)).step_by(MAX_PIECE_BYTES);
+    starts.map(move |start| start..len.min(start + MAX_PIECE_BYTES))
+}
 
 /// A device whose requests block the calling thread. Any number of threads may use it at the
 /// same time; their requests run side by side on the device's lane.
@@ -106,12 +113,8 @@ impl Device {
     /// # Errors
     /// See [`Device`].
     pub fn read(&self, mut offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
-        if bytes.is_empty() {
-            // It may be refused, as any other.
-            let read = self.request(move |device| device.read(offset_bytes, Buffer::for_read(0)));
-            return read.map(drop);
-        }
-        for piece in bytes.chunks_mut(MAX_PIECE_BYTES) {
+        for range in pieces(bytes.len()) {
+            let piece = &mut bytes[range];
             let buffer = Buffer::for_read(piece.len());
             let read = self.request(move |device| device.read(offset_bytes, buffer))?;
             piece.copy_from_slice(&read);
@@ -126,12 +129,8 @@ impl Device {
     /// See [`Device`].
     pub fn write(&self, mut offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         let flags = RequestFlags::default();
-        if bytes.is_empty() {
-            let none = Buffer::for_read(0);
-            let written = self.request(move |device| device.write(offset_bytes, none, flags));
-            return written.map(drop);
-        }
-        for piece in bytes.chunks(MAX_PIECE_BYTES) {
+        for range in pieces(bytes.len()) {
+            let piece = &bytes[range];
             let buffer = Buffer::copy_of(piece);
             self.request(move |device| device.write(offset_bytes, buffer, flags))?;
             offset_bytes += piece.len() as u64;
