@@ -1,9 +1,9 @@
 //! [`Changes`]: the requests that change an image, and who must be alone with it.
 //!
 //! A close writes everything back and then gives back what was taken ahead. What changed the
-//! image in between would be in memory only, and lost. So a close first waits (rule 10) until all changes
-//! have ended that began before it, and none begins until it is over; then they find the image
-//! closed, or go on where the close has failed.
+//! image in between would be in memory only, and lost. So a close first waits (rule 10) until
+//! all changes have ended that began before it, and none begins until it is over; then they find
+//! the image closed, or go on where the close has failed.
 //!
 //! Invariant: a change that has not begun holds nothing that one which runs could wait for.
 

@@ -47,8 +47,9 @@
 //! Open, requests, [`flush`](BlockDevice::flush) whenever the guest asks for one,
 //! [`close`](BlockDevice::close). A device that is dropped without a close loses nothing that
 //! was flushed; the next opening finds leaked clusters at worst, and no error. After a close
-//! all changes are refused; an image can still be read. Only one program may write to an image: files are locked as QEMU
-//! locks them unless [`FileOptions::locks`](storage::FileOptions::locks) says otherwise.
+//! all changes are refused; an image can still be read. Only one program may write to an image:
+//! files are locked as QEMU locks them unless
+//! [`FileOptions::locks`](storage::FileOptions::locks) says otherwise.
 //!
 //! # Lanes, threads, cancellation
 //!
