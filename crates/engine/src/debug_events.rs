@@ -1,5 +1,5 @@
-//! Telling who listens under the image file, such as a debugger, what is about to happen, under the names
-//! that QEMU's `blkdebug` gives these moments.
+//! Telling who listens under the image file, such as a debugger, what is about to happen, under
+//! the names that QEMU's `blkdebug` gives these moments.
 //!
 //! Nobody listens in ordinary use: then a call costs one look at whether somebody
 //! does. Who listens may hold the caller, so no lock of `std` is held here.
@@ -12,10 +12,8 @@ use vellum_storage::{Event, Storage};
 /// Who has the image asks `Image::emit`.
 #[inline]
 pub(crate) async fn emit(file: &Arc<dyn Storage>, event: Event) {
-    if let Some(listener) = file.event_listener()
-        && let Some(suspension) = listener.event(event)
-    {
-        suspension.await;
+    if let Some(listener) = file.event_listener() {
+        listener.emit(event).await;
     }
 }
 

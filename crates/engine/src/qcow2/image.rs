@@ -209,10 +209,8 @@ impl Image {
     /// Tells who listens, if somebody does, of an event, and waits as long as that holds us.
     #[inline]
     pub(crate) async fn emit(&self, event: Event) {
-        if let Some(listener) = &self.listener
-            && let Some(suspension) = listener.event(event)
-        {
-            suspension.await;
+        if let Some(listener) = &self.listener {
+            listener.emit(event).await;
         }
     }
 

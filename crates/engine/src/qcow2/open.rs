@@ -328,10 +328,10 @@ async fn read_l1(
 }
 
 /// What is done ahead: nothing where a listener wants to hear what each request leads to.
-fn ahead(file: &Arc<dyn Storage>, options: &OpenOptions) -> PreallocateAhead {
-    match file.event_listener() {
-        Some(_) => PreallocateAhead::NONE,
-        None => options.ahead,
+fn ahead(is_heard: bool, options: &OpenOptions) -> PreallocateAhead {
+    match is_heard {
+        true => PreallocateAhead::NONE,
+        false => options.ahead,
     }
 }
 
@@ -363,8 +363,8 @@ async fn assemble(
     let unguarded_data = data;
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
     let cache_bytes = sizes.refcount_bytes;
-    let ahead = ahead(&file, options);
     let listener = file.event_listener();
+    let ahead = ahead(listener.is_some(), options);
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
