@@ -7,6 +7,7 @@ use vellum_format::extension::{self, Context};
 use vellum_format::header::{self, Purpose};
 use vellum_format::luks::{self, LuksHeader};
 use vellum_format::refcount::{self, RefcountTableEntry};
+use vellum_format::write_log::{self, RecordHead, Superblock, WriteLogExtension};
 use vellum_format::{
     CompressedDescriptor, FormatErrorKind, Geometry, Header, L1Entry, L2Entry, Mapping, limits,
     snapshot,
@@ -16,7 +17,7 @@ use vellum_format::{
 pub type Check = fn(&[u8]);
 
 /// Every check with the name of its fuzz target and corpus.
-pub const ALL: [(&str, Check); 12] = [
+pub const ALL: [(&str, Check); 15] = [
     ("header", check_header),
     ("extensions", check_extensions),
     ("l1_table", check_l1_table),
@@ -29,6 +30,9 @@ pub const ALL: [(&str, Check); 12] = [
     ("bitmap_table", check_bitmap_table),
     ("encryption_header", check_encryption_header),
     ("luks_header", check_luks_header),
+    ("write_log_extension", check_write_log_extension),
+    ("write_log_superblock", check_write_log_superblock),
+    ("write_log_record", check_write_log_record),
 ];
 
 /// - `decode(encode(decode(x))) == decode(x)`, and the second encoding equals the first.
@@ -441,4 +445,92 @@ pub fn check_luks_header(data: &[u8]) {
         };
         assert_eq!(words.suite(), Ok(suite));
     }
+}
+
+/// - What decodes encodes to exactly the same bytes; its name is within the limits.
+pub fn check_write_log_extension(data: &[u8]) {
+    let Ok(extension) = WriteLogExtension::decode(data) else {
+        return;
+    };
+    assert!((1..=write_log::MAX_NAME_LEN_BYTES).contains(&extension.name.len()));
+    assert_eq!(extension.encode(), data);
+}
+
+/// A superblock as it is, and with the checksum that it should have.
+///
+/// - `decode(encode(decode(x))) == decode(x)`, and a decoded one is within the limits.
+/// - With the magic and the right checksum there is a superblock, or an error.
+/// - A bit that changes in a superblock is noticed.
+pub fn check_write_log_superblock(data: &[u8]) {
+    let _ = Superblock::decode(data);
+    let mut block = data.to_vec();
+    let Some(whole) = block.get_mut(..72) else {
+        return;
+    };
+    let crc = crc32c(&[&whole[..12], &whole[16..]].concat());
+    whole[12..16].copy_from_slice(&crc.to_be_bytes());
+    let has_magic = whole[..8] == *b"VLLMWLOG";
+    let Ok(decoded) = Superblock::decode(&block) else {
+        return assert!(has_magic);
+    };
+    assert_eq!(decoded.is_some(), has_magic);
+    let Some(superblock) = decoded else { return };
+    assert!((write_log::MIN_LEN_BYTES..=write_log::MAX_LEN_BYTES).contains(&superblock.len_bytes));
+    assert!(superblock.start_bytes < superblock.len_bytes);
+    assert!(superblock.start_bytes >= write_log::RING_START_BYTES);
+    for place in [superblock.len_bytes, superblock.start_bytes] {
+        assert_eq!(place % write_log::BLOCK_BYTES, 0);
+    }
+    let numbers = superblock.start_sequence | superblock.start_batch | superblock.generation;
+    assert!(numbers < write_log::NUMBERS_END);
+    assert_eq!(
+        Superblock::decode(&superblock.encode()),
+        Ok(Some(superblock))
+    );
+    let changed = usize::from(block[71]) % 72;
+    block[changed] ^= 1;
+    assert_eq!(Superblock::decode(&block), Ok(None));
+}
+
+/// A record and its payload as they are, and with the checksum that they should have.
+///
+/// - `decode(encode(decode(x))) == decode(x)`, which has the length that it says.
+/// - The range is within the limits, and the payload inside the bytes.
+/// - A bit that changes in a record is noticed.
+pub fn check_write_log_record(data: &[u8]) {
+    let _ = RecordHead::decode(data);
+    let mut raw = data.to_vec();
+    let Some((head, rest)) = raw.split_first_chunk_mut::<64>() else {
+        return;
+    };
+    let len_bytes = u64::from_be_bytes(*head[48..].first_chunk().expect("inside the head"));
+    let payload_bytes = match head[56] {
+        1 => usize::try_from(len_bytes).unwrap_or(usize::MAX),
+        _ => 0,
+    };
+    let payload = rest.get(..payload_bytes).unwrap_or_default().to_vec();
+    let crc = crc32c(&[&head[..4], &head[8..], &payload].concat());
+    head[4..8].copy_from_slice(&crc.to_be_bytes());
+    let Some(record) = RecordHead::decode(&raw) else {
+        return;
+    };
+    assert!((1..=write_log::MAX_RECORD_BYTES).contains(&record.len_bytes));
+    assert!(record.guest_offset_bytes + record.len_bytes <= limits::MAX_SIZE_BYTES);
+    assert_eq!(record.payload_bytes(), payload.len());
+    let mut encoded = Vec::new();
+    record.encode(&payload, &mut encoded);
+    assert_eq!(encoded.len(), RecordHead::record_bytes(payload.len()));
+    assert_eq!(RecordHead::decode(&encoded), Some(record));
+    let end = write_log::RECORD_HEAD_BYTES + payload.len();
+    raw[usize::from(data[63]) % end] ^= 1;
+    assert_eq!(RecordHead::decode(&raw), None);
+}
+
+/// CRC32C, bit by bit: another implementation than the decoders have.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (0x82f6_3b78 * (crc & 1))
+        })
+    })
 }

@@ -74,6 +74,8 @@ features!(
         COMPRESSION = 3,
         /// L2 entries are 16 bytes long and map subclusters.
         EXTENDED_L2 = 4,
+        /// Vellum's own: durable writes of the guest are in a write log (FORMAT.md, W5).
+        WRITE_LOG = 47,
     }
 );
 features!(

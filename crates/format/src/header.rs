@@ -5,11 +5,12 @@ use crate::bitmap::BitmapsExtension;
 use crate::bytes;
 use crate::crypto::{CryptMethod, EncryptionHeaderPointer};
 use crate::error::{FormatError, FormatErrorKind, Result};
-use crate::extension::Extension;
+use crate::extension::{Extension, kind};
 use crate::features::{Autoclear, Compatible, Incompatible};
 use crate::geometry::{self, Geometry};
 use crate::limits;
 use crate::types::HostOffset;
+use crate::write_log::WriteLogExtension;
 use alloc::borrow::Cow;
 use alloc::format;
 use alloc::string::String;
@@ -230,6 +231,16 @@ impl Header {
             Extension::ExternalDataFile(name) => Some(bytes::until_nul(name)),
             _ => None,
         })
+    }
+
+    /// The write log that the image names, if its extension can be read. It holds writes that the
+    /// image lacks while [`Incompatible::WRITE_LOG`] is set, and does not count otherwise.
+    pub fn write_log(&self) -> Option<WriteLogExtension> {
+        let data = self.last(|extension| match extension {
+            Extension::Unknown { kind, data } if *kind == kind::WRITE_LOG => Some(data),
+            _ => None,
+        })?;
+        WriteLogExtension::decode(data).ok()
     }
 
     /// Where the bitmaps are, if the autoclear bit vouches for them.

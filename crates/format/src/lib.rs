@@ -34,6 +34,7 @@ pub mod luks;
 pub mod refcount;
 pub mod snapshot;
 pub mod types;
+pub mod write_log;
 
 pub use compressed::CompressedDescriptor;
 pub use error::{FormatError, FormatErrorKind, Result};
