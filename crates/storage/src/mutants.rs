@@ -21,6 +21,18 @@ pub enum Mutant {
     ReuseWhileRead,
     /// What is done for an NBD client goes on though the client or its export is gone.
     WorkForTheGone,
+    /// A batch of the write log is acknowledged before it is durable.
+    AppendWithoutFlush,
+    /// Requests that overlap are noted for the write log in any order.
+    NoteInAnyOrder,
+    /// Records of the write log are given up before the image has what they hold.
+    MoveTailUnflushed,
+    /// After a flush that went past the write log its older records stay live.
+    KeepRecordsLive,
+    /// The image says that its write log counts only after the first record.
+    MarkLate,
+    /// The write log is given up before what it held is durable in the image.
+    ReplayUnflushed,
     /// A flush of the NBD client knows of other connections only what somebody found lost.
     FlushOneConnection,
 }

@@ -26,10 +26,9 @@ const DEFAULT_MAX_DEPTH: u32 = 200;
 /// How often an open is tried that a change of the directory tree has disturbed.
 const MAX_ATTEMPTS: u32 = 128;
 
-/// A gate that opens backing files and data files inside one directory, and nothing else.
+/// A gate that opens backing files, data files and write logs inside one directory, and nothing else.
 ///
-/// - A name counts from the directory of the image that it stands in, for backing files and
-///   data files alike. As a gate it serves images that lie directly in the directory;
+/// - A name counts from the directory of the image that it stands in, for all of them alike. As a gate it serves images that lie directly in the directory;
 ///   [`Folder::open_image`] opens one anywhere below it.
 /// - Refused with [`ErrorKind::Denied`]: absolute names, names with a protocol (`nbd://`,
 ///   `json:`), and whatever leads out of the directory, by `..` or by symbolic links. The
@@ -249,6 +248,11 @@ impl Folder {
         let path = self.place.join(checked(&request.name)?);
         Ok(self.open_file(&path, !request.writable).await?)
     }
+
+    async fn write_log(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
+        let path = self.place.join(checked(&request.name)?);
+        Ok(self.open_file(&path, true).await?)
+    }
 }
 
 impl Gate for Folder {
@@ -262,6 +266,12 @@ impl Gate for Folder {
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
         let asks = asks("data file", &request);
         let opened = self.clone().data_file(request);
+        Io::start(async move { opened.await.map_err(asks) })
+    }
+
+    fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        let asks = asks("write log", &request);
+        let opened = self.clone().write_log(request);
         Io::start(async move { opened.await.map_err(asks) })
     }
 }

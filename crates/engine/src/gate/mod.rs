@@ -43,6 +43,12 @@ pub trait Gate: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`Gate::open_backing`].
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>>;
+
+    /// Opens the write log that holds the last writes of an image, for reading. Refused unless
+    /// a gate says otherwise.
+    fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        DenyAll::refuse("write log", &request)
+    }
 }
 
 /// A gate that refuses everything.

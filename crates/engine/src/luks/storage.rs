@@ -88,6 +88,19 @@ impl EncryptedStorage {
         }
     }
 
+    /// Another storage, encrypted with the same key, and the offset at which its first byte is
+    /// found: its sectors have numbers that no sector of this one has.
+    pub(crate) fn beside(&self, inner: Arc<dyn Storage>) -> (Arc<dyn Storage>, u64) {
+        const BASE_BYTES: u64 = 1 << 62;
+        let beside = EncryptedStorage {
+            inner,
+            cipher: self.cipher.clone(),
+            start_bytes: BASE_BYTES.wrapping_neg(),
+            writing: Arc::default(),
+        };
+        (Arc::new(beside), BASE_BYTES)
+    }
+
     /// Where an offset lies in the storage below.
     fn below(&self, offset_bytes: u64) -> u64 {
         self.start_bytes.wrapping_add(offset_bytes)

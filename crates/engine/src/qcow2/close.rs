@@ -29,6 +29,11 @@ impl Image {
         if self.read_only || self.has_ended() {
             return Ok(());
         }
+        let detached = self.detach_log().await;
+        self.close_without_log().await.and(detached)
+    }
+
+    async fn close_without_log(self: &Arc<Self>) -> Result<()> {
         if !self.prepared.load(Ordering::Acquire) && !self.has_crash_consistent_bitmaps() {
             // Nothing was ever changed, so there is nothing to write or to flush.
             self.end_use();

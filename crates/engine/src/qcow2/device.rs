@@ -112,11 +112,23 @@ impl Qcow2 {
         }
     }
 
-    /// Starts a request that changes the image.
+    /// Starts a change of the image that is not a guest's request: no record of the write log
+    /// is live before it is done.
     pub(super) fn change<T: 'static, F>(
         &self,
         work: impl FnOnce(Arc<Image>) -> F + 'static,
     ) -> Io<T>
+    where
+        F: Future<Output = Result<T>> + 'static,
+    {
+        self.request(|image| async move {
+            let _suspension = image.suspend_log().await?;
+            work(image).await
+        })
+    }
+
+    /// Starts a guest's request that changes the image.
+    fn request<T: 'static, F>(&self, work: impl FnOnce(Arc<Image>) -> F + 'static) -> Io<T>
     where
         F: Future<Output = Result<T>> + 'static,
     {
@@ -153,7 +165,9 @@ impl BlockDevice for Qcow2 {
         {
             return Io::ready(Err(error));
         }
-        self.change(move |image| async move { image.write(offset_bytes, buffer, flags).await })
+        self.request(
+            move |image| async move { image.guest_write(offset_bytes, buffer, flags).await },
+        )
     }
 
     fn write_compressed(
@@ -169,13 +183,14 @@ impl BlockDevice for Qcow2 {
         {
             return Io::ready(Err(error));
         }
-        self.change(move |image| {
+        self.request(move |image| {
             // Taken here, so that the file holds the data in the order of the calls.
             let ticket = image.compressed_writes.queue.ticket();
+            let flushed = image.flushes_for(flags.fua);
+            let flags = flags.fua(flags.fua && !flushed);
             async move {
-                image
-                    .write_compressed(offset_bytes, buffer, flags, ticket)
-                    .await
+                let written = image.write_compressed(offset_bytes, buffer, flags, ticket);
+                image.guest_change(flushed, written).await
             }
         })
     }
@@ -185,10 +200,13 @@ impl BlockDevice for Qcow2 {
         if let Err(error) = self.image.check_range("write", offset_bytes, len_bytes) {
             return Io::ready(Err(error));
         }
-        self.change(move |image| {
+        self.request(move |image| {
             // Taken here, so that the order is that of the calls.
             let ticket = image.compressed_writes.queue.ticket();
-            async move { image.write_in_order(offset_bytes, buffer, ticket).await }
+            async move {
+                let written = image.write_in_order(offset_bytes, buffer, ticket);
+                image.guest_change(false, written).await
+            }
         })
     }
 
@@ -204,12 +222,15 @@ impl BlockDevice for Qcow2 {
         if let Err(error) = range {
             return Io::ready(Err(error));
         }
-        self.change(move |image| {
+        self.request(move |image| {
             let ticket = image.compressed_writes.queue.ticket();
+            let flushed = image.flushes_for(request.fua);
+            let request = request.fua(request.fua && !flushed);
             async move {
                 // Zeroes take a place only where a part of a cluster is zeroed.
                 ticket.turn().await;
-                image.zero(offset_bytes, len_bytes, request).await
+                let zeroed = image.zero(offset_bytes, len_bytes, request);
+                image.guest_change(flushed, zeroed).await
             }
         })
     }
@@ -229,7 +250,10 @@ impl BlockDevice for Qcow2 {
             offset_bytes: from_bytes,
             len_bytes,
         };
-        self.change(move |image| async move { image.write_shared(offset_bytes, source).await })
+        self.request(move |image| async move {
+            let written = image.write_shared(offset_bytes, source);
+            image.guest_change(false, written).await
+        })
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
@@ -239,21 +263,29 @@ impl BlockDevice for Qcow2 {
         {
             return Io::ready(Err(error));
         }
-        self.change(move |image| async move { image.zero(offset_bytes, len_bytes, request).await })
+        self.request(move |image| async move {
+            image.guest_zero(offset_bytes, len_bytes, request).await
+        })
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         if let Err(error) = self.image.check_range("discard", offset_bytes, len_bytes) {
             return Io::ready(Err(error));
         }
-        self.change(move |image| async move { image.discard(offset_bytes, len_bytes).await })
+        self.request(move |image| async move {
+            let discarded = image.discard(offset_bytes, len_bytes);
+            match image.discards.enabled {
+                true => image.guest_change(false, discarded).await,
+                false => discarded.await,
+            }
+        })
     }
 
     fn flush(&self) -> Io<()> {
         if self.image.read_only {
             return Io::ready(Ok(()));
         }
-        self.change(move |image| async move { image.flush().await })
+        self.request(move |image| async move { image.guest_flush().await })
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
@@ -296,7 +328,9 @@ impl BlockDevice for Qcow2 {
 
     fn transparent_device(&self) -> Option<&dyn Any> {
         // Who watches events would miss them.
-        self.image.listener.is_none().then_some(self as &dyn Any)
+        // What a write log holds is not in the mapping.
+        let is_mapped = !self.image.read_only || self.image.write_buffer.is_empty();
+        (is_mapped && self.image.listener.is_none()).then_some(self as &dyn Any)
     }
 }
 

@@ -28,8 +28,13 @@ pub(crate) enum Encryption {
     None,
     /// In a way that does not matter, since no data is read.
     Locked,
-    /// By what holds its data; this unlocked it.
-    Luks(Passphrase),
+    /// By what holds its data.
+    Luks {
+        /// What unlocked it.
+        passphrase: Passphrase,
+        /// What holds its data.
+        plain: EncryptedStorage,
+    },
     /// Cluster by cluster, by guest offset.
     Legacy(EncryptedStorage),
 }
@@ -39,7 +44,10 @@ impl Encryption {
     pub(crate) fn of_reopened(&self) -> Encryption {
         match self {
             Encryption::None => Encryption::None,
-            Encryption::Luks(passphrase) => Encryption::Luks(passphrase.clone()),
+            Encryption::Luks { passphrase, plain } => Encryption::Luks {
+                passphrase: passphrase.clone(),
+                plain: plain.clone(),
+            },
             Encryption::Locked => Encryption::Locked,
             Encryption::Legacy(cipher) => Encryption::Legacy(cipher.clone()),
         }
@@ -106,7 +114,11 @@ pub(super) async fn open(
         .suite()
         .map_err(|error| crate::qcow2::integrity::errors::bad_format("open", &error))?;
     let plain = EncryptedStorage::new(data, 0, &suite, &key)?;
-    Ok((Arc::new(plain), Encryption::Luks(passphrase.clone())))
+    let passphrase = passphrase.clone();
+    Ok((
+        Arc::new(plain.clone()),
+        Encryption::Luks { passphrase, plain },
+    ))
 }
 
 /// Where the LUKS header of an image stands, and what it says.

@@ -36,6 +36,7 @@ use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::table_cache::cache::Budget;
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
+use crate::qcow2::write_log::log::WriteLog;
 use crate::range_lock::{Mode, RangeGuard, RangeLock};
 
 /// The virtual size of an open image.
@@ -125,6 +126,8 @@ pub(crate) struct Image {
     pub(crate) l1_entries: Arc<RangeLock>,
     pub(crate) read_epochs: Arc<Epochs>,
     pub(crate) write_buffer: WriteBuffer,
+    /// `None`: flushes commit.
+    pub(crate) write_log: std::sync::OnceLock<Box<WriteLog>>,
     pub(crate) unwritten: UnwrittenSubclusters,
     pub(crate) bitmaps: BitmapState,
     pub(crate) commits: Commits,

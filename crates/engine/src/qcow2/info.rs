@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum_format::crypto::CryptMethod;
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
-use vellum_format::header::{CompressionType, Purpose};
+use vellum_format::header::{CompressionType, Header, Purpose};
 use vellum_format::snapshot::SnapshotEntry;
 
 use crate::luks::LuksHeader;
@@ -80,6 +80,9 @@ pub struct ImageInfo {
     pub data_file: Option<String>,
     /// The external data file is a raw image of the disk.
     pub data_file_raw: bool,
+    /// Name of the write log that holds writes which the image lacks, where there are such; empty
+    /// if the image does not say it.
+    pub write_log: Option<String>,
     /// Name of the backing file.
     pub backing_file: Option<String>,
     /// Format of the backing file.
@@ -132,6 +135,7 @@ impl ImageInfo {
             external_data: header.geometry().external_data,
             data_file: data_file.map(|name| String::from_utf8_lossy(name).into_owned()),
             data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
+            write_log: live_write_log(&header),
             backing_file: header.backing_file_text().map(|name| name.into_owned()),
             backing_format: header.backing_format().map(|name| name.into_owned()),
             bitmaps: bitmaps
@@ -144,6 +148,14 @@ impl ImageInfo {
                 .collect(),
         })
     }
+}
+
+/// The name of the write log that holds writes which an image lacks, where there are such; empty
+/// if the header does not say it.
+pub fn live_write_log(header: &Header) -> Option<String> {
+    let is_live = header.incompatible.contains(Incompatible::WRITE_LOG);
+    let name = header.write_log().map(|log| log.name).unwrap_or_default();
+    is_live.then(|| String::from_utf8_lossy(&name).into_owned())
 }
 
 pub(crate) fn snapshot_info(entry: &SnapshotEntry, size_bytes: u64) -> SnapshotInfo {

@@ -16,6 +16,7 @@
 //! | `read/` | reading guest data, the backing chain, block status |
 //! | `write/` | writing guest data and zeroes: plans, copy-on-write, linking |
 //! | `write_buffer/` | guest bytes that wait for the rest of their cluster |
+//! | `write_log/` | flushes by one append to another file |
 //! | `compressed/` | compressed clusters |
 //! | `commit/` | in which order dirty metadata reaches the disk, flushes, barriers |
 //! | `integrity/` | overlap checks, corruption, what is refused after it |
@@ -53,6 +54,7 @@ mod snapshot;
 mod table_cache;
 mod write;
 mod write_buffer;
+mod write_log;
 
 pub use alloc::prealloc::PreallocateAhead;
 pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap};
@@ -66,3 +68,4 @@ pub use messages::Messages;
 pub use open::{read_header, read_snapshots};
 pub use options::{Backing, CacheOptions, OpenOptions, OpenPurpose};
 pub use snapshot::{NewSnapshot, SnapshotSelector};
+pub use write_log::WriteLogOptions;

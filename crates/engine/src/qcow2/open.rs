@@ -41,6 +41,7 @@ use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::snapshot::{self, SnapshotSelector};
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
+use crate::qcow2::write_log;
 
 fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) -> Error {
     Error::new(kind, "open", message).target(file.name())
@@ -86,7 +87,9 @@ pub(crate) async fn open(
     }
     let backing = open_backing(&file, gate, &header, &options).await?;
     let file = Barriers::around(file);
-    assemble(file, data, backing, header, snapshots, &options).await
+    let image = assemble(file, data, backing, header, snapshots, &options).await?;
+    write_log::attach::open(&image, gate, &options).await?;
+    Ok(image)
 }
 
 /// Reads the snapshot table; where one of the snapshots is to be shown, the header
@@ -368,7 +371,8 @@ async fn assemble(
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
-        write_buffer: WriteBuffer::new(options.data_cache_bytes(listener.is_some())),
+        write_buffer: WriteBuffer::new(options.write_buffer_bytes(listener.is_some())),
+        write_log: std::sync::OnceLock::new(),
         listener,
         geometry,
         size: Size::new(header.guest_size_bytes()),

@@ -14,6 +14,7 @@ use crate::qcow2::integrity::overlap::OverlapChecks;
 use crate::qcow2::messages::Messages;
 use crate::qcow2::snapshot::select::SnapshotSelector;
 use crate::qcow2::table_cache::cache::Budget;
+use crate::qcow2::write_log::WriteLogOptions;
 
 vellum_io::with_setters! {
     /// Budgets of the metadata caches, all in bytes, with QEMU's meaning; what is
@@ -128,6 +129,8 @@ vellum_io::with_setters! {
         pub messages: Messages,
         /// Show the disk as it was when this snapshot was taken; for reading only.
         pub snapshot: Option<SnapshotSelector>,
+        /// `journal`, an option of our own: a write log for an image that is opened for writing.
+        pub write_log: Option<WriteLogOptions>,
         /// What unlocks an encrypted image (`encrypt.key-secret`).
         pub passphrase: Option<Passphrase>,
         /// How the image must be encrypted (`encrypt.format`), if that is demanded.
@@ -188,6 +191,15 @@ impl OpenOptions {
             .data_cache_size_bytes
             .unwrap_or(DEFAULT_DATA_CACHE_BYTES);
         usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The budget of the write buffer: nothing but a write log fills that of an image that is
+    /// only read, within a bound of its own.
+    pub(crate) fn write_buffer_bytes(&self, watched: bool) -> usize {
+        match self.accepts_changes() {
+            true => self.data_cache_bytes(watched),
+            false => usize::MAX,
+        }
     }
 
     /// The budget of the cache for decompressed clusters.

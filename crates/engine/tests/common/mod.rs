@@ -142,7 +142,7 @@ impl Verdict {
 }
 
 /// Random numbers by a seed, which is printed: whoever looks at a failed test sees it.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Random(fastrand::Rng);
 
 impl Random {

@@ -9,6 +9,7 @@ use vellum_storage::file::{Create, Locks};
 use super::*;
 use crate::Buffer;
 use crate::luks::{FormatOptions, IterationTime};
+use crate::qcow2::WriteLogOptions;
 use crate::qcow2::create::{CreateOptions, Encryption, create};
 
 const DISK_SIZE_BYTES: u64 = 65536;
@@ -69,6 +70,23 @@ impl Place {
         Ok(byte)
     }
 
+    /// Writes to an image with the write log `log`, which it calls `called`, and copies the
+    /// image as a crash would have left it.
+    async fn crash_with_log(&self, name: &str, called: &str, copy: &str) {
+        let create_file = FileOptions::default().create(Create::Truncate);
+        let log = FileStorage::open(self.inside().join("log"), &create_file).unwrap();
+        let log = WriteLogOptions::new(log, called).len_bytes(WriteLogOptions::MIN_LEN_BYTES);
+        let options = OpenOptions::default().write_log(Some(log));
+        let image = self.folder().open_image(name, options).await.unwrap();
+        let bytes = Buffer::copy_of(&[5; 512]);
+        image.write(0, bytes, Default::default()).await.unwrap();
+        image.flush().await.unwrap();
+        std::fs::copy(self.inside().join(name), self.inside().join(copy)).unwrap();
+        std::fs::copy(self.inside().join("log"), self.inside().join("kept")).unwrap();
+        image.close().await.unwrap();
+        std::fs::rename(self.inside().join("kept"), self.inside().join("log")).unwrap();
+    }
+
     /// The error of an image that names this backing file.
     async fn refusal(&self, backing: &str, format: Option<&str>) -> Error {
         self.overlay("top", backing, format).await;
@@ -121,6 +139,32 @@ fn a_data_file_counts_from_its_image_too() {
         place.make("image", with_data("../other")).await;
         let opened = folder.open_image("image", OpenOptions::default()).await;
         assert_eq!(opened.unwrap_err().kind(), ErrorKind::Denied);
+    });
+}
+
+#[test]
+fn a_write_log_counts_from_its_image_too() {
+    let place = Place::new();
+    lane::block_on(async {
+        for (log, kind) in [("log", None), ("../../log", Some(ErrorKind::Denied))] {
+            place.make("image", CreateOptions::default()).await;
+            place.crash_with_log("image", log, "sub/image").await;
+            let path = place.inside().join("log");
+            std::fs::rename(path, place.inside().join("sub").join(log)).unwrap();
+            let folder = place.folder();
+            for read_only in [true, false] {
+                let options = OpenOptions::default().read_only(read_only);
+                let opened = folder.open_image("sub/image", options).await;
+                if let Some(kind) = kind {
+                    assert_eq!(opened.unwrap_err().kind(), kind);
+                    continue;
+                }
+                let image = opened.unwrap();
+                let read = image.read(0, Buffer::for_read(512)).await.unwrap();
+                assert_eq!(read[..], [5; 512]);
+                image.close().await.unwrap();
+            }
+        }
     });
 }
 

@@ -6,7 +6,6 @@ use super::lazy::LazyRefcounts;
 use crate::qcow2::image::Image;
 use std::sync::atomic::Ordering;
 use vellum_format::features::Incompatible;
-use vellum_format::header::field;
 use vellum_io::Result;
 
 impl Image {
@@ -51,15 +50,10 @@ impl Image {
     }
 
     async fn set_dirty_bit(&self, dirty: bool) -> Result<()> {
-        let old = self.header().incompatible;
-        let new = match dirty {
-            true => old.with(Incompatible::DIRTY),
-            false => old.without(Incompatible::DIRTY),
-        };
-        let bits = new.bits().to_be_bytes();
-        self.write_header_field(field::INCOMPATIBLE_FEATURES, &bits)
-            .await?;
-        self.change_header(|header| header.incompatible = new);
-        Ok(())
+        self.change_incompatible(|bits| match dirty {
+            true => bits.with(Incompatible::DIRTY),
+            false => bits.without(Incompatible::DIRTY),
+        })
+        .await
     }
 }

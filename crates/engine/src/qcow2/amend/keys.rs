@@ -15,7 +15,10 @@ impl Image {
         header: &Header,
         change: KeyChange,
     ) -> Result<LuksHeader> {
-        let Encryption::Luks(known) = &self.encryption else {
+        let Encryption::Luks {
+            passphrase: known, ..
+        } = &self.encryption
+        else {
             let message = "the image was opened without its key";
             return Err(Error::new(ErrorKind::Denied, "amend", message));
         };

@@ -193,6 +193,17 @@ pub async fn repair(
     run(&mut image, Some(fix), findings).await
 }
 
+/// Gives up the writes that a write log holds and the image lacks, because the log is lost or
+/// damaged: the image is what it would be had they not been made, and the log does not count any
+/// more. Says whether there was such a log. The image must not be open elsewhere.
+///
+/// # Errors
+/// If the header does not let the image be opened, or a write fails.
+pub async fn drop_write_log(storage: Arc<dyn Storage>) -> Result<bool> {
+    let image = Image::open(storage, None).await?;
+    repair::clear_write_log_mark(&image).await
+}
+
 async fn run(image: &mut Image, fix: Option<Fix>, mut findings: Findings) -> Result<CheckReport> {
     let snapshots = snapshots::read(image, fix, &mut findings).await?;
     // Counted apart: they are repaired after everything else.

@@ -1,6 +1,6 @@
 //! The small writes of a repair: entries that are given up, and the header's marks.
 
-use vellum_format::features::Autoclear;
+use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::header::field;
 use vellum_io::Buffer;
 
@@ -64,4 +64,20 @@ pub(super) async fn clear_marks(image: &Image) -> Result<()> {
         image.write(field::AUTOCLEAR_FEATURES as u64, bytes).await?;
     }
     image.flush().await
+}
+
+/// Removes the header's mark for a write log that holds writes; durable when it returns. Whether it
+/// was there.
+pub(super) async fn clear_write_log_mark(image: &Image) -> Result<bool> {
+    let header = &image.header;
+    let cleared = header.incompatible.without(Incompatible::WRITE_LOG);
+    if cleared == header.incompatible {
+        return Ok(false);
+    }
+    let bytes = Buffer::copy_of(&cleared.bits().to_be_bytes());
+    image
+        .write(field::INCOMPATIBLE_FEATURES as u64, bytes)
+        .await?;
+    image.flush().await?;
+    Ok(true)
 }

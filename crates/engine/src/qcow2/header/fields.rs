@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vellum_format::header::Header;
+use vellum_format::features::Incompatible;
+use vellum_format::header::{Header, field};
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::WriteFlags;
 
@@ -28,6 +29,26 @@ impl Image {
             .write(offset_bytes as u64, buffers, WriteFlags::default())
             .await?;
         self.file.flush().await
+    }
+
+    /// Changes the incompatible features, in memory once they are durable.
+    pub(crate) async fn change_incompatible(
+        &self,
+        change: impl FnOnce(Incompatible) -> Incompatible,
+    ) -> Result<()> {
+        let _one = self.header.lock_for_writing().await;
+        let new = change(self.header().incompatible);
+        let bytes = Buffer::copy_of(&new.bits().to_be_bytes());
+        self.file
+            .write(
+                field::INCOMPATIBLE_FEATURES as u64,
+                Buffers::from_iter([bytes]),
+                WriteFlags::default(),
+            )
+            .await?;
+        self.file.flush().await?;
+        self.change_header(|header| header.incompatible = new);
+        Ok(())
     }
 
     /// As [`Image::write_header_field`], for fields that lead to other metadata from now

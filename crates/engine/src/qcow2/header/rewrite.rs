@@ -23,7 +23,8 @@
 
 use std::sync::Arc;
 
-use vellum_format::extension::{Extension, default_feature_names, kind};
+use vellum_format::extension::{Extension, FeatureName, default_feature_names, feature_type, kind};
+use vellum_format::features::Incompatible;
 use vellum_format::header::{Purpose, field, first_cluster_size_bytes};
 use vellum_format::{FormatError, FormatErrorKind, Header};
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
@@ -88,9 +89,22 @@ fn refused(error: &FormatError) -> Error {
 fn refresh_feature_names(header: &mut Header) {
     let has_room = header.geometry().cluster_size_bytes() >= LEAST_CLUSTER_FOR_NAMES_BYTES;
     match header.version >= 3 && has_room {
-        true => header.set_extension(Extension::FeatureNames(default_feature_names())),
+        true => {
+            let mut names = default_feature_names();
+            let is_log = |extension: &Extension| extension.kind() == kind::WRITE_LOG;
+            if header.extensions.iter().any(is_log) {
+                names.push(write_log_name());
+            }
+            header.set_extension(Extension::FeatureNames(names));
+        }
         false => header.remove_extension(kind::FEATURE_NAMES),
     }
+}
+
+/// What other programs call the bit that they refuse the image for.
+fn write_log_name() -> FeatureName {
+    let bit = Incompatible::WRITE_LOG.bits().trailing_zeros() as u8;
+    FeatureName::new(feature_type::INCOMPATIBLE, bit, "Vellum's write log")
 }
 
 /// The writes that replace the header in `old`, the first cluster.

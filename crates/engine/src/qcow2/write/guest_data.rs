@@ -30,7 +30,7 @@ impl Image {
 
     /// Whether what the storage gives is what the guest reads.
     pub(crate) fn reads_as_stored(&self) -> bool {
-        matches!(self.encryption, Encryption::None | Encryption::Luks(_))
+        matches!(self.encryption, Encryption::None | Encryption::Luks { .. })
     }
 
     /// Reads a run of data of an image with old AES.

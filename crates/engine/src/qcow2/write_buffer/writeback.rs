@@ -62,6 +62,19 @@ impl Image {
         (needs_copy && !whole && len_bytes <= MAX_BUFFERED_BYTES).then_some(len_bytes)
     }
 
+    /// Shows bytes over an image that is only read: nothing writes them back.
+    pub(crate) fn overlay(&self, guest: u64, bytes: &[u8]) {
+        let (mut at, mut rest) = (guest, bytes);
+        while !rest.is_empty() {
+            let to_end =
+                self.geometry.cluster_size_bytes() - GuestOffset(at).in_cluster(&self.geometry);
+            let (piece, others) = rest.split_at(rest.len().min(to_end as usize));
+            self.write_buffer.put(&self.place_in_buffer(at), piece);
+            at += piece.len() as u64;
+            rest = others;
+        }
+    }
+
     fn place_in_buffer(&self, guest: u64) -> Place {
         let cluster_start = self.geometry.cluster_start(guest);
         let cluster_bytes = self.geometry.cluster_size_bytes();
@@ -141,6 +154,9 @@ impl Image {
 
     /// Writes back the clusters that a guest range touches; the caller holds none of them.
     pub(crate) async fn write_back_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
         let clusters = self.buffered_clusters(range);
         let mut writebacks = stream::iter(
             clusters

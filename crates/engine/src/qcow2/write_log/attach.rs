@@ -1,0 +1,341 @@
+//! Taking a write log into use, and ending that.
+
+use std::sync::Arc;
+
+use vellum_format::extension::{Extension, kind};
+use vellum_format::features::Incompatible;
+use vellum_format::write_log::{
+    BLOCK_BYTES, LogId, MAX_LEN_BYTES, MAX_NAME_LEN_BYTES, MIN_LEN_BYTES, NUMBERS_END, Superblock,
+    WriteLogExtension,
+};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::{Storage, WriteFlags};
+
+use super::log::WriteLog;
+use super::replay::{read_log, read_superblock};
+use crate::gate::{FileRequest, Gate};
+use crate::qcow2::encryption::Encryption;
+use crate::qcow2::image::Image;
+use crate::qcow2::integrity::errors::bad_format;
+use crate::qcow2::options::{Backing, OpenOptions, OpenPurpose};
+
+const DEFAULT_LEN_BYTES: u64 = 64 << 20;
+/// What is zeroed at a time when a log is made.
+const ZEROED_AT_ONCE_BYTES: u64 = 1 << 20;
+/// What the numbers of a log that is taken into use are below: more than any log gets to.
+const USABLE_NUMBERS_END: u64 = NUMBERS_END / 2;
+/// Whose log it is once its image does not need it any more.
+const NOBODY: LogId = LogId([0; 16]);
+
+/// A write log for an image that is opened for writing (`journal`, an option of our own).
+#[derive(Debug, Clone)]
+pub struct WriteLogOptions {
+    /// The log's file. It is made longer, and overwritten if it is empty or the log of no
+    /// image; anything else in it is refused.
+    storage: Arc<dyn Storage>,
+    name: String,
+    len_bytes: Option<u64>,
+}
+
+impl WriteLogOptions {
+    /// The shortest log.
+    pub const MIN_LEN_BYTES: u64 = MIN_LEN_BYTES;
+    /// The longest log.
+    pub const MAX_LEN_BYTES: u64 = MAX_LEN_BYTES;
+
+    /// A log in `storage`. `name` is what the image calls it: whoever opens the image after a crash
+    /// looks for the log by that name, relative to the image's folder.
+    pub fn new(storage: Arc<dyn Storage>, name: impl Into<String>) -> Self {
+        WriteLogOptions {
+            storage,
+            name: name.into(),
+            len_bytes: None,
+        }
+    }
+
+    /// How long the log is, in bytes: a multiple of 4096 between [`Self::MIN_LEN_BYTES`] and
+    /// [`Self::MAX_LEN_BYTES`]. Default: as long as it is, or 64 MiB.
+    #[must_use]
+    pub fn len_bytes(mut self, len_bytes: u64) -> Self {
+        self.len_bytes = Some(len_bytes);
+        self
+    }
+}
+
+fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
+    Error::new(kind, "open write log", message).target(what.to_owned())
+}
+
+/// Brings back what the image's log holds, if that counts, and takes the log of the options
+/// into use.
+///
+/// # Errors
+/// When a log that counts cannot be had or is damaged, and when that of the options is refused.
+pub(in crate::qcow2) async fn open(
+    image: &Arc<Image>,
+    gate: &dyn Gate,
+    options: &OpenOptions,
+) -> Result<()> {
+    if !matches!(
+        options.purpose,
+        OpenPurpose::GuestData | OpenPurpose::Locked
+    ) || options.snapshot.is_some()
+    {
+        return Ok(());
+    }
+    if image.read_only && matches!(image.encryption, Encryption::Locked) {
+        // Nobody can read what the log holds, nor what the image holds.
+        return Ok(());
+    }
+    if image
+        .header()
+        .incompatible
+        .contains(Incompatible::WRITE_LOG)
+    {
+        recover(image, gate, options).await?;
+    }
+    match &options.write_log {
+        Some(log) if !image.read_only => attach(image, log).await,
+        _ => Ok(()),
+    }
+}
+
+/// Brings back what the image's log holds.
+async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> Result<()> {
+    let extension = extension_of(image)?;
+    let lacks_backing =
+        matches!(options.backing, Backing::None) && image.header().backing_file.is_some();
+    if lacks_backing && !image.read_only {
+        // What a write leaves of a cluster is copied from there.
+        let message = "the image's last writes are in its write log, and cannot be brought back \
+                       without its backing file";
+        return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
+    }
+    let file = live_log(image, gate, options, &extension).await?;
+    let (batches, base_bytes) = batches_of(image, &file)?;
+    let replay = read_log(&file, (&batches, base_bytes), extension.id).await?;
+    match image.read_only {
+        true => image.overlay_replay(&replay),
+        false => image.replay(replay).await,
+    }
+}
+
+/// The log that the image names; the file of the options is taken for it only if it is that one,
+/// for it may be another log that the image gets from now on.
+async fn live_log(
+    image: &Image,
+    gate: &dyn Gate,
+    options: &OpenOptions,
+    extension: &WriteLogExtension,
+) -> Result<Arc<dyn Storage>> {
+    if let Some(log) = &options.write_log
+        && let Some(found) = read_superblock(&log.storage).await?
+        && found.id == extension.id
+    {
+        return Ok(log.storage.clone());
+    }
+    let request = FileRequest {
+        image: image.name.clone(),
+        name: String::from_utf8_lossy(&extension.name).into_owned(),
+        format: None,
+        writable: false,
+    };
+    let opened = gate.open_write_log(request).await;
+    opened.map_err(|error| {
+        let message = "the image's last writes are in its write log, which cannot be opened \
+                       (name the right file with journal=, or give the writes up with `vellum check \
+                       -r drop-log`)";
+        error.context("open", message)
+    })
+}
+
+fn extension_of(image: &Image) -> Result<WriteLogExtension> {
+    let header = image.header();
+    let found = header
+        .extensions
+        .iter()
+        // The last one counts (I15).
+        .rev()
+        .find_map(|extension| match extension {
+            Extension::Unknown { kind, data } if *kind == kind::WRITE_LOG => Some(data),
+            _ => None,
+        });
+    let Some(data) = found else {
+        let message = "the image has a write log, and does not say where";
+        return Err(refuse(ErrorKind::InvalidImage, &image.name, message));
+    };
+    WriteLogExtension::decode(data)
+        .map_err(|error| image.name_error(bad_format("open write log", &error)))
+}
+
+/// What batches are written to and read from, and the offset of the log's first byte there:
+/// the guest's bytes are encrypted in the log if they are in the image.
+fn batches_of(image: &Image, file: &Arc<dyn Storage>) -> Result<(Arc<dyn Storage>, u64)> {
+    match &image.encryption {
+        Encryption::None => Ok((file.clone(), 0)),
+        Encryption::Luks { plain, .. } => Ok(plain.beside(file.clone())),
+        Encryption::Locked => {
+            let message = "the write log of an encrypted image cannot be read without its key";
+            Err(refuse(ErrorKind::InvalidArgument, &image.name, message))
+        }
+        Encryption::Legacy(_) => {
+            let message =
+                "images with the old AES encryption have no write log; convert it to LUKS";
+            Err(refuse(ErrorKind::Unsupported, &image.name, message))
+        }
+    }
+}
+
+/// Takes a log into use.
+async fn attach(image: &Arc<Image>, options: &WriteLogOptions) -> Result<()> {
+    let file = &options.storage;
+    if image.geometry.version < 3 {
+        let message = "a write log needs qcow2 version 3 (vellum amend -o compat=1.1)";
+        return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
+    }
+    if !(1..=MAX_NAME_LEN_BYTES).contains(&options.name.len()) {
+        let message =
+            format!("the name of the write log must have 1 to {MAX_NAME_LEN_BYTES} bytes");
+        return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
+    }
+    let (batches, base_bytes) = batches_of(image, file)?;
+    let old = claimable(image, file).await?;
+    let len_bytes = options
+        .len_bytes
+        .or(old.map(|old| old.len_bytes))
+        .unwrap_or(DEFAULT_LEN_BYTES);
+    if !(MIN_LEN_BYTES..=MAX_LEN_BYTES).contains(&len_bytes)
+        || !len_bytes.is_multiple_of(BLOCK_BYTES)
+    {
+        let message = format!(
+            "the size of the write log must be a multiple of {BLOCK_BYTES} between {MIN_LEN_BYTES} \
+             and {MAX_LEN_BYTES}"
+        );
+        return Err(refuse(ErrorKind::InvalidArgument, file.name(), message));
+    }
+    let prepared = preallocate(file, len_bytes, old).await;
+    prepared
+        .map_err(|error| error.context("open write log", "cannot make room for the write log"))?;
+    // Rule W7: each use has an identity of its own, so that an older copy of image or log does not
+    // match; and in this order, so that a crash in between leaves a file that may be claimed.
+    let old = match old {
+        Some(old) if old.id != NOBODY => Some(disown(file, old).await?),
+        other => other,
+    };
+    let id = random_id(file)?;
+    let extension = WriteLogExtension {
+        id,
+        name: options.name.clone().into_bytes(),
+    };
+    let data = extension.encode();
+    let extension = Extension::Unknown {
+        kind: kind::WRITE_LOG,
+        data,
+    };
+    image
+        .update_header(|header| header.set_extension(extension))
+        .await?;
+    let log = WriteLog::new(file.clone(), (batches, base_bytes), id, len_bytes, old);
+    log.begin().await?;
+    if old.is_some_and(|old| old.len_bytes > len_bytes) {
+        // Space that nobody uses any more; a device keeps its length.
+        drop(file.truncate(len_bytes).await);
+    }
+    let attached = image.write_log.set(Box::new(log));
+    debug_assert!(attached.is_ok(), "an image is opened once");
+    Ok(())
+}
+
+/// Says durably that a log is nobody's; it holds nothing that its image lacks.
+async fn disown(file: &Arc<dyn Storage>, old: Superblock) -> Result<Superblock> {
+    let disowned = Superblock {
+        id: NOBODY,
+        generation: old.generation + 1,
+        ..old
+    };
+    let at_bytes = disowned.generation % 2 * BLOCK_BYTES;
+    let block = Buffers::from_iter([Buffer::copy_of(&disowned.encode())]);
+    file.write(at_bytes, block, WriteFlags { fua: true })
+        .await?;
+    Ok(disowned)
+}
+
+fn random_id(file: &Arc<dyn Storage>) -> Result<LogId> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|error| {
+        let message = format!("no random number for the log's identity: {error}");
+        refuse(ErrorKind::Io, file.name(), message)
+    })?;
+    Ok(LogId(id))
+}
+
+/// The superblock of a file that may become this image's log.
+async fn claimable(image: &Image, file: &Arc<dyn Storage>) -> Result<Option<Superblock>> {
+    if let Some(old) = read_superblock(file).await? {
+        let ours = extension_of(image).is_ok_and(|extension| extension.id == old.id);
+        let numbers = [old.generation, old.start_sequence, old.start_batch];
+        if numbers.iter().any(|number| *number >= USABLE_NUMBERS_END) {
+            let message = "the numbers of this write log are used up; delete it";
+            return Err(refuse(ErrorKind::Unsupported, file.name(), message));
+        }
+        if ours || old.id == NOBODY {
+            return Ok(Some(old));
+        }
+        let message =
+            "this is the write log of another image, which may need it; if not, delete it";
+        return Err(refuse(ErrorKind::InvalidArgument, file.name(), message));
+    }
+    let first = vellum_format::write_log::RING_START_BYTES.min(file.len_bytes()?);
+    let start = crate::qcow2::read_bytes(file, 0, first).await?;
+    match start.iter().all(|byte| *byte == 0) {
+        true => Ok(None),
+        false => {
+            let message = "the file holds something else than a write log; it is not overwritten";
+            Err(refuse(ErrorKind::InvalidArgument, file.name(), message))
+        }
+    }
+}
+
+/// Writes every byte of a new log once, so that later writes allocate nothing.
+async fn preallocate(
+    file: &Arc<dyn Storage>,
+    len_bytes: u64,
+    old: Option<Superblock>,
+) -> Result<()> {
+    let written = old.map_or(0, |old| old.len_bytes).min(file.len_bytes()?);
+    let mut at = written.min(len_bytes);
+    if at == len_bytes {
+        return Ok(());
+    }
+    while at < len_bytes {
+        let piece = ZEROED_AT_ONCE_BYTES.min(len_bytes - at);
+        let zeroes = Buffers::from_iter([Buffer::zeroed(piece as usize)]);
+        file.write(at, zeroes, WriteFlags::default()).await?;
+        at += piece;
+    }
+    file.flush().await
+}
+
+impl Image {
+    /// Ends the use of the log for good, before the image is closed.
+    ///
+    /// # Errors
+    /// When the image cannot be committed or its header be written: then the log stays, for
+    /// the next opening.
+    pub(crate) async fn detach_log(self: &Arc<Self>) -> Result<()> {
+        let Some(log) = self.write_log.get() else {
+            return Ok(());
+        };
+        if let Some(suspension) = self.suspend_log().await? {
+            // The image is about to be closed.
+            suspension.keep();
+        }
+        // Rule W7: in this order.
+        if log.state().failure.is_none() {
+            log.leave(NOBODY).await?;
+            self.update_header(|header| header.remove_extension(kind::WRITE_LOG))
+                .await?;
+        }
+        log.file.close().await
+    }
+}

@@ -1,0 +1,249 @@
+//! [`WriteLog`]: a log in use; its superblocks and appends.
+//!
+//! Invariants:
+//! - One at a time appends or retires (`rounds`), and one at a time writes a superblock.
+//! - A batch is appended once that before it is durable. The superblock is durable before what it
+//!   gives up is overwritten (W8).
+//! - After a failure of the log's file nothing is appended any more, and a log that failed with
+//!   live records is ended by the image's header, not by a superblock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use vellum_format::write_log::{BLOCK_BYTES, LogId, RING_START_BYTES, Superblock};
+use vellum_io::{Buffer, Buffers, Error, Result};
+use vellum_storage::mutants::{self, Mutant};
+use vellum_storage::{Storage, WriteFlags};
+
+use super::pending::Pending;
+use super::ring::{Mark, Ring};
+use crate::qcow2::commit::coalesce::Coalescer;
+use crate::range_lock::RangeLock;
+
+/// The part of the ring that one batch takes at most.
+const MAX_BATCH_SHARE: u64 = 4;
+/// Notes take so much memory at most, whatever the ring's length is.
+const MAX_PENDING_BYTES: u64 = 4 << 20;
+
+/// What lies between the numbers of two uses of a log: more than a ring has records.
+const NUMBERS_APART: u64 = 1 << 32;
+
+/// What appends and superblocks share.
+#[derive(Debug)]
+pub(super) struct LogState {
+    pub(super) ring: Ring,
+    next_sequence: u64,
+    next_batch: u64,
+    generation: u64,
+    /// The incompatible bit is set: there may be live records.
+    pub(super) is_marked: bool,
+    /// Why nothing is appended any more.
+    pub(super) failure: Option<Error>,
+}
+
+/// See the module's head.
+pub(crate) struct WriteLog {
+    /// The log's file.
+    pub(super) file: Arc<dyn Storage>,
+    /// The same, as batches are written to it, and the offset of its first byte there.
+    batches: (Arc<dyn Storage>, u64),
+    pub(super) id: LogId,
+    len_bytes: u64,
+    /// Guest ranges, in bytes, of requests that will be noted: those that overlap take turns.
+    pub(super) noting: Arc<RangeLock>,
+    pub(super) pending: Mutex<Pending>,
+    pub(super) rounds: Coalescer,
+    state: Mutex<LogState>,
+    superblock: async_lock::Mutex<()>,
+    /// How many want no records in the log for now.
+    pub(super) suspensions: AtomicU64,
+    /// A commit is under way that moves the tail.
+    pub(super) is_moving_tail: AtomicBool,
+    /// Somebody looks whether the log is idle.
+    pub(super) is_watched: AtomicBool,
+    /// Appends so far.
+    pub(super) appends: AtomicU64,
+}
+
+impl fmt::Debug for WriteLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WriteLog({:?})", self.file.name())
+    }
+}
+
+/// A moment: everything that was appended before it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LogMark {
+    ring: Mark,
+    next_sequence: u64,
+    next_batch: u64,
+}
+
+impl WriteLog {
+    /// A log of `len_bytes` with nothing in it, whose newest superblock was `old`; none is written
+    /// yet. Batches go to `batches`, which may encrypt them.
+    pub(super) fn new(
+        file: Arc<dyn Storage>,
+        batches: (Arc<dyn Storage>, u64),
+        id: LogId,
+        len_bytes: u64,
+        old: Option<Superblock>,
+    ) -> WriteLog {
+        // No record that is still there has such a number.
+        let [next_sequence, next_batch] = old.map_or([1, 1], |old| {
+            [old.start_sequence, old.start_batch].map(|start| start + NUMBERS_APART)
+        });
+        WriteLog {
+            file,
+            batches,
+            id,
+            len_bytes,
+            noting: Arc::default(),
+            pending: Mutex::default(),
+            rounds: Coalescer::default(),
+            state: Mutex::new(LogState {
+                ring: Ring::new(len_bytes),
+                next_sequence,
+                next_batch,
+                generation: old.map_or(0, |old| old.generation),
+                is_marked: false,
+                failure: None,
+            }),
+            superblock: async_lock::Mutex::new(()),
+            suspensions: AtomicU64::new(0),
+            is_moving_tail: AtomicBool::new(false),
+            is_watched: AtomicBool::new(false),
+            appends: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, LogState> {
+        self.state.lock()
+    }
+
+    /// What all notes may take together.
+    pub(super) fn max_pending_bytes(&self) -> u64 {
+        let ring_bytes = self.state().ring.capacity_bytes();
+        (ring_bytes / MAX_BATCH_SHARE).min(MAX_PENDING_BYTES)
+    }
+
+    /// Whether live records fill half of the ring.
+    pub(super) fn wants_tail_moved(&self) -> bool {
+        let state = self.state();
+        2 * state.ring.live_bytes() > state.ring.capacity_bytes()
+    }
+
+    /// The place of a batch, if it can be appended.
+    pub(super) fn place(&self, pending: &Pending) -> Option<u64> {
+        if !pending.is_complete() || self.suspensions.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        let state = self.state();
+        match state.failure {
+            None => state.ring.place(pending.batch_bytes()),
+            Some(_) => None,
+        }
+    }
+
+    /// Appends a batch at a place that was found for it, durably. The incompatible bit must be
+    /// durable. After a failure, and if it is not awaited, nothing may be appended before the
+    /// log's start lies behind it.
+    pub(super) async fn append(&self, at_bytes: u64, pending: &Pending) -> Result<()> {
+        let (batch, sequence) = {
+            let mut state = self.state();
+            let first = (state.next_batch, state.next_sequence);
+            // Whatever becomes of it, nothing else gets this place and these numbers.
+            state.ring.take(at_bytes, pending.batch_bytes());
+            state.next_batch += 1;
+            state.next_sequence += pending.count();
+            first
+        };
+        let bytes = pending.encode(self.id, batch, sequence);
+        let (batches, base_bytes) = &self.batches;
+        if mutants::is(Mutant::AppendWithoutFlush) {
+            let (buffers, flags) = (Buffers::from_iter([bytes]), WriteFlags::default());
+            batches.write(base_bytes + at_bytes, buffers, flags).await?;
+        } else {
+            write_durably(batches, base_bytes + at_bytes, bytes).await?;
+        }
+        self.appends.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// A moment: everything that was appended before it.
+    pub(super) fn mark(&self) -> LogMark {
+        let state = self.state();
+        LogMark {
+            ring: state.ring.mark(),
+            next_sequence: state.next_sequence,
+            next_batch: state.next_batch,
+        }
+    }
+
+    /// Says durably that only what was appended after `mark` is live, unless that was said
+    /// already. The image has everything before durably.
+    pub(super) async fn release(&self, mark: LogMark) -> Result<()> {
+        let _one = self.superblock.lock().await;
+        if self.state().ring.is_released(mark.ring) {
+            return Ok(());
+        }
+        self.write_superblock(self.id, mark).await?;
+        self.state().ring.release(mark.ring);
+        Ok(())
+    }
+
+    /// Says durably where the next batch begins; there are no live records.
+    pub(super) async fn begin(&self) -> Result<()> {
+        let _one = self.superblock.lock().await;
+        let mark = self.mark();
+        self.write_superblock(self.id, mark).await?;
+        self.state().ring.release(mark.ring);
+        Ok(())
+    }
+
+    /// There are no live records; the header says so.
+    pub(super) fn note_ended(&self) {
+        let mut state = self.state();
+        let mark = state.ring.mark();
+        state.ring.release(mark);
+        state.is_marked = false;
+    }
+
+    /// Says durably that the file is the log of `id` from now on, and empty.
+    pub(super) async fn leave(&self, id: LogId) -> Result<()> {
+        let _one = self.superblock.lock().await;
+        self.write_superblock(id, self.mark()).await
+    }
+
+    /// Writes the superblock that is not the newest.
+    async fn write_superblock(&self, id: LogId, start: LogMark) -> Result<()> {
+        let generation = {
+            let mut state = self.state();
+            state.generation += 1;
+            state.generation
+        };
+        // A batch may have ended where the ring does.
+        let start_bytes = match start.ring.offset_bytes {
+            end if end == self.len_bytes => RING_START_BYTES,
+            inside => inside,
+        };
+        let superblock = Superblock {
+            id,
+            len_bytes: self.len_bytes,
+            generation,
+            start_bytes,
+            start_sequence: start.next_sequence,
+            start_batch: start.next_batch,
+        };
+        let bytes = Buffer::copy_of(&superblock.encode());
+        write_durably(&self.file, generation % 2 * BLOCK_BYTES, bytes).await
+    }
+}
+
+/// One write that is durable when it completes.
+async fn write_durably(file: &Arc<dyn Storage>, at_bytes: u64, bytes: Buffer) -> Result<()> {
+    let (buffers, flags) = (Buffers::from_iter([bytes]), WriteFlags { fua: true });
+    file.write(at_bytes, buffers, flags).await.map(drop)
+}

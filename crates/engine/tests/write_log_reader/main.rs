@@ -1,0 +1,209 @@
+//! Write logs of images whose program was killed at random moments: a reader that was made
+//! from the text of FORMAT.md, Vellum's replay, what Vellum shows over an image that is only
+//! read, and a model of what was flushed must all agree.
+
+mod abandoned;
+#[path = "../common/mod.rs"]
+mod common;
+mod damage;
+mod reader;
+mod world;
+
+use std::sync::Arc;
+
+use common::Random;
+use vellum::gate::{DenyAll, FileRequest, Gate};
+use vellum::qcow2::check::{CheckOptions, check};
+use vellum::qcow2::{OpenOptions, Qcow2, WriteLogOptions};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, Storage, ZeroRequest};
+use vellum_io::lane::block_on;
+use vellum_storage::MemStorage;
+use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+use world::{Kill, SIZE, World};
+
+const SEEDS: u64 = 300;
+const NAME: &str = "disk.log";
+const EIO: i32 = 5;
+
+fn memory(bytes: &[u8]) -> Arc<MemStorage> {
+    Arc::new(MemStorage::with_bytes(bytes.to_vec()))
+}
+
+/// Opens the log that an image asks for.
+#[derive(Debug)]
+struct LogGate(Arc<dyn Storage>);
+
+impl Gate for LogGate {
+    fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
+        DenyAll.open_backing(request)
+    }
+
+    fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        DenyAll.open_data_file(request)
+    }
+
+    fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        assert_eq!(request.name, NAME);
+        Io::ready(Ok(self.0.clone()))
+    }
+}
+
+async fn open(
+    file: Arc<dyn Storage>,
+    log: Arc<dyn Storage>,
+    read_only: bool,
+) -> Result<Arc<Qcow2>> {
+    let options = OpenOptions::default().read_only(read_only);
+    Qcow2::open(file, Arc::new(LogGate(log)), options).await
+}
+
+/// Opens an image with a log of the least length.
+async fn open_with_log(file: Arc<dyn Storage>, log: Arc<dyn Storage>) -> Result<Arc<Qcow2>> {
+    let log = WriteLogOptions::new(log, NAME).len_bytes(WriteLogOptions::MIN_LEN_BYTES);
+    let options = OpenOptions::default().discard(true).write_log(Some(log));
+    Qcow2::open(file, Arc::new(DenyAll), options).await
+}
+
+async fn content(image: &Qcow2) -> Vec<u8> {
+    let buffer = Buffer::for_read(SIZE as usize);
+    image.read(0, buffer).await.expect("readable").to_vec()
+}
+
+/// Opens a copy for reading; that changes neither file.
+async fn content_read_only(image: &[u8], log: &[u8]) -> Result<Vec<u8>> {
+    let (file, log_file) = (memory(image), memory(log));
+    let opened = open(file.clone(), log_file.clone(), true).await?;
+    let found = content(&opened).await;
+    opened.close().await?;
+    assert!(file.snapshot() == image && log_file.snapshot() == log);
+    Ok(found)
+}
+
+/// Replays a copy; what it shows, and the image's bytes afterwards.
+async fn content_replayed(image: &[u8], log: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    let (file, log_file) = (memory(image), memory(log));
+    let opened = open(file.clone(), log_file.clone(), false).await?;
+    let replayed = file.snapshot();
+    assert!(!reader::is_marked(&replayed));
+    assert!(log_file.snapshot() == log, "a replay changes the log");
+    let found = content(&opened).await;
+    opened.close().await?;
+    let report = check(file, &CheckOptions::default()).await?;
+    assert_eq!((report.corruptions, report.check_errors), (0, 0));
+    Ok((found, replayed))
+}
+
+/// A replay during which the image's file fails, and what is left of the image.
+async fn cut_replay(image: &[u8], log: &[u8], random: &mut Random) -> Vec<u8> {
+    let file = memory(image);
+    let failing = FaultStorage::new(file.clone());
+    let operation = random.pick(&[Operation::Write, Operation::WriteZeroes, Operation::Flush]);
+    let pass = random.below(12) as usize;
+    failing.fail(Matching::operation(operation), pass, Times::Always, EIO);
+    drop(open(failing, memory(log), false).await);
+    file.snapshot()
+}
+
+/// Everything that is said of what a kill left.
+async fn examine(kill: &Kill, log: &[u8], random: &mut Random) {
+    let written = reader::replay(&kill.image, log).expect("a log that nobody damaged");
+    let shown = content_read_only(&kill.image, log)
+        .await
+        .expect("opened for reading");
+    for (at, bytes) in &written {
+        assert!(at + bytes.len() <= shown.len());
+    }
+    let mut replayed_by_reader = shown.clone();
+    for (at, bytes) in &written {
+        replayed_by_reader[*at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    assert!(
+        replayed_by_reader == shown,
+        "the reader says something else"
+    );
+    kill.model.check(&shown);
+    let (found, replayed) = content_replayed(&kill.image, log).await.expect("replayed");
+    assert!(
+        found == shown,
+        "a replay gives something else than reading shows"
+    );
+    let (again, _) = content_replayed(&replayed, log)
+        .await
+        .expect("opened again");
+    assert!(again == shown, "it is not the same when opened again");
+    let cut = cut_replay(&kill.image, log, random).await;
+    let (after_cut, _) = content_replayed(&cut, log)
+        .await
+        .expect("replayed after a cut");
+    assert!(
+        after_cut == shown,
+        "a replay after a cut one gives something else"
+    );
+}
+
+async fn request(image: &Qcow2, world: &World, random: &mut Random) {
+    let durable = random.below(8) == 0;
+    let at = random.below(SIZE);
+    let longest = random.pick(&[512, 4096, 9000, 9000, 70_000]);
+    let len = (1 + random.below(longest)).min(SIZE - at);
+    match random.below(10) {
+        0..=2 => {
+            image.flush().await.expect("flushed");
+            world.model().flushed();
+        }
+        3 => {
+            world.model().begin(at, vec![0; len as usize]);
+            let request = ZeroRequest::default()
+                .may_unmap(random.below(2) == 0)
+                .fua(durable);
+            image.write_zeroes(at, len, request).await.expect("zeroed");
+            world.model().end(durable);
+        }
+        _ => {
+            let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+            world.model().begin(at, bytes.clone());
+            let flags = RequestFlags::default().fua(durable);
+            let buffer = Buffer::copy_of(&bytes);
+            image.write(at, buffer, flags).await.expect("written");
+            world.model().end(durable);
+        }
+    }
+}
+
+/// A few uses of one image and its log; returns how often the log went on at its start.
+async fn run(seed: u64) -> u64 {
+    let mut random = Random::new(seed);
+    let (mut image_bytes, mut log_bytes) = (world::image(&mut random).await, Vec::new());
+    let mut wraps = 0;
+    for _ in 0..1 + random.below(3) {
+        let shown = content_read_only(&image_bytes, &log_bytes)
+            .await
+            .expect("opened");
+        let world = World::new(&image_bytes, &log_bytes, shown, random.next());
+        let opened = open_with_log(world.file(), world.log_file())
+            .await
+            .expect("opened");
+        for _ in 0..random.below(150) {
+            request(&opened, &world, &mut random).await;
+        }
+        if random.below(3) == 0 {
+            opened.close().await.expect("closed");
+            world.model().flushed();
+        }
+        (image_bytes, log_bytes) = world.bytes();
+        for kill in world.kills() {
+            examine(&kill, &kill.log, &mut random).await;
+            if let Some(torn) = kill.torn(&mut random) {
+                examine(&kill, &torn, &mut random).await;
+            }
+        }
+        wraps += world.wraps();
+    }
+    wraps
+}
+
+#[test]
+fn whatever_was_flushed_before_a_kill_is_there() {
+    let wraps: u64 = (0..SEEDS).map(|seed| block_on(run(seed))).sum();
+    assert!(wraps > SEEDS, "the ring is too long for this test: {wraps}");
+}
