@@ -8,8 +8,11 @@ use vellum::gate::DenyAll;
 use vellum::luks::{Cipher, FormatOptions, IterationTime, Mode, Passphrase};
 use vellum::qcow2::check::{CheckOptions, FindingKind, Fix, check, repair};
 use vellum::qcow2::create::{CreateOptions, Encryption, create};
-use vellum::qcow2::{Backing as OpenBacking, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
+use vellum::qcow2::{
+    Backing as OpenBacking, CacheOptions, OpenOptions, PreallocateAhead, Qcow2, WriteLogOptions,
+};
 use vellum_io::Io;
+use vellum_storage::Storage;
 
 use crate::image_engine::{Files, Findings, ImageEngine};
 use crate::scenario::{Backing, DataFile, ImageOptions};
@@ -72,6 +75,7 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
             None => OpenBacking::None,
         })
         .data_file(files.data.clone())
+        .write_log(files.log.clone().map(write_log))
         .ahead(if options.eager {
             PreallocateAhead::default()
                 .after_clusters(0)
@@ -84,6 +88,11 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
         .discard_no_unref(options.discard_no_unref)
         .pass_discard_other(true)
         .passphrase(options.encrypted.then(|| Passphrase::from(PASSPHRASE)))
+}
+
+/// A log so short that it goes on at its start again and again.
+fn write_log(file: Arc<dyn Storage>) -> WriteLogOptions {
+    WriteLogOptions::new(file, "log").len_bytes(WriteLogOptions::MIN_LEN_BYTES)
 }
 
 impl ImageEngine for Engine {

@@ -16,7 +16,7 @@ use crate::prepare::prepare;
 use crate::record::CutPoint;
 use crate::rng::Rng;
 use crate::runtime::Runtime;
-use crate::scenario::{Crash, DataFile, PowerCycle, Scenario};
+use crate::scenario::{Crash, PowerCycle, Scenario};
 use crate::sparse_bytes::SparseBytes;
 use crate::verify::{Depth, leaks, verify};
 
@@ -194,7 +194,7 @@ impl Explorer {
         };
         machine.files = crash.cut.apply(point);
         // The backing file is the last on the disk.
-        let own = 1 + usize::from(scenario.image.data_file != DataFile::Inside);
+        let own = scenario.image.own_files();
         if let Some(backing) = machine.files.split_off(own).pop() {
             machine.backing = Some(Arc::new(backing));
         }

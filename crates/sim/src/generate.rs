@@ -47,7 +47,56 @@ pub fn scenario(seed: u64) -> Scenario {
             .iter_mut()
             .for_each(|cycle| fail(cycle, &mut other));
     }
+    let mut other = Rng::new(seed ^ 0x7772_6974_6573);
+    if scenario.image.write_log && other.chance(1, 2) {
+        let size_bytes = scenario.image.size_bytes;
+        for cycle in &mut scenario.cycles {
+            rewrite_sectors(cycle, size_bytes, &mut other);
+        }
+    }
     scenario
+}
+
+/// Has short writes to the same sectors run side by side, again and again, each time read back and
+/// flushed: in which order a write log has them shows.
+fn rewrite_sectors(cycle: &mut PowerCycle, size_bytes: u64, rng: &mut Rng) {
+    let resizes = |step: &Step| matches!(step, Step::Resize { .. });
+    let before = cycle.steps.iter().position(resizes);
+    let places = before.unwrap_or(cycle.steps.len()) as u64;
+    let mut at = rng.below(places + 1) as usize;
+    let sectors = rng.between(1, 8).min(size_bytes / SECTOR_BYTES);
+    let first = rng.below(size_bytes / SECTOR_BYTES - sectors + 1) * SECTOR_BYTES;
+    let end = first + sectors * SECTOR_BYTES;
+    // Parts of sectors are read again for the log, which takes a while.
+    let grain = *rng.pick(&[SECTOR_BYTES, SECTOR_BYTES, 100]);
+    let mut steps = Vec::new();
+    for _ in 0..*rng.pick(&[2, 4, 6, 16]) {
+        for _ in 0..rng.between(2, 4) {
+            let offset = first + rng.below((end - first).div_ceil(grain)) * grain;
+            let len = rng.between(1, 4) * grain;
+            steps.push(Step::Start(Op::Write {
+                offset,
+                len: len.min(end - offset),
+                fua: rng.chance(1, 8),
+            }));
+        }
+        steps.extend([
+            Step::Wait,
+            Step::Start(Op::Read {
+                offset: first,
+                len: end - first,
+            }),
+            Step::Wait,
+            Step::Start(Op::Flush),
+        ]);
+        if rng.chance(1, 2) {
+            steps.push(Step::Wait);
+        }
+    }
+    for step in steps {
+        cycle.steps.insert(at, step);
+        at += 1;
+    }
 }
 
 /// Makes the disk of a cycle fail. What opens the image in other ways is left out.
@@ -157,6 +206,15 @@ fn image(rng: &mut Rng) -> ImageOptions {
     // Of small granularity, so that a bit set too late or too little shows.
     let bitmap_bits = (version == 3 && rng.chance(1, 4))
         .then(|| rng.between(9, u64::from(cluster_bits.max(12))) as u32);
+    // The header has room for what names the log. Drawn so that nothing else depends on it.
+    let log_fits = version == 3
+        && cluster_bits
+            >= if data_file == DataFile::Inside {
+                12
+            } else {
+                14
+            };
+    let write_log = log_fits && rng.clone().chance(1, 3);
     ImageOptions {
         version,
         cluster_bits,
@@ -167,6 +225,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         backing,
         data_file,
         encrypted,
+        write_log,
         tiny_cache: rng.chance(1, 2),
         eager: rng.chance(3, 4),
         discard_no_unref: version == 3 && rng.chance(1, 6),

@@ -16,6 +16,8 @@ pub struct Files {
     pub image: Arc<dyn Storage>,
     /// Its external data file.
     pub data: Option<Arc<dyn Storage>>,
+    /// Its write log.
+    pub log: Option<Arc<dyn Storage>>,
     /// What stands below it.
     pub backing: Option<Arc<dyn BlockDevice>>,
 }

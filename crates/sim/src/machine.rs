@@ -12,7 +12,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::image_engine::{Files, ImageEngine};
 use crate::layout::Layout;
 use crate::model::Model;
-use crate::scenario::{Backing, ImageOptions};
+use crate::scenario::{Backing, DataFile, ImageOptions};
 use crate::sparse_bytes::SparseBytes;
 use crate::storage::SimFileOptions;
 
@@ -22,7 +22,7 @@ const ROOM_BYTES: u64 = 8 << 20;
 /// A machine that is off; see the module's head.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The image, and after it the data file if there is one.
+    /// The image, and after it the data file and the write log if there are any.
     pub files: Vec<SparseBytes>,
     /// The backing file.
     pub backing: Option<Arc<SparseBytes>>,
@@ -76,6 +76,9 @@ impl Machine {
         if let Some(image) = longer.files.first_mut() {
             image.set_len(2 * image.len_bytes() + ROOM_BYTES);
         }
+        if let Some(backing) = longer.backing.as_mut().map(Arc::make_mut) {
+            backing.set_len(2 * backing.len_bytes() + ROOM_BYTES);
+        }
         longer
     }
 
@@ -83,10 +86,16 @@ impl Machine {
     pub(crate) fn plug(&self, options: &ImageOptions, mode: Mode) -> MachineStorages {
         let disk = Disk::new(mode);
         let image = disk.add_file("image", self.files[0].clone(), options.traits);
-        let data = self.files.get(1).map(|pages| {
-            let data = disk.add_file("data", pages.clone(), options.traits);
-            data as Arc<dyn vellum_storage::Storage>
-        });
+        let mut others = self.files[1..].iter();
+        let mut add = |is_there, name, traits| {
+            let pages = others.next().filter(|_| is_there)?.clone();
+            Some(disk.add_file(name, pages, traits) as Arc<dyn vellum_storage::Storage>)
+        };
+        let data = match options.data_file {
+            DataFile::Inside => None,
+            _ => add(true, "data", options.traits),
+        };
+        let log = add(options.write_log, "log", SimFileOptions::default());
         let backing = self.backing.as_ref().map(|pages| {
             let backing = disk.add_file(
                 "backing",
@@ -100,6 +109,7 @@ impl Machine {
             files: Files {
                 image,
                 data,
+                log,
                 backing: None,
             },
             backing,
@@ -121,6 +131,9 @@ impl MachineStorages {
     ) -> Result<Arc<dyn BlockDevice>, Failure> {
         let failed = |error| Failure::error(FailureKind::Open, "open", &error);
         let mut files = self.files();
+        if self.is_version_2() {
+            files.log = None;
+        }
         if self.has_backing(options) {
             let read_only = true;
             files.backing = self
@@ -139,8 +152,18 @@ impl MachineStorages {
         backing: Arc<dyn BlockDevice>,
     ) -> IoResult<Arc<dyn BlockDevice>> {
         let mut files = self.files();
+        if self.is_version_2() {
+            files.log = None;
+        }
         files.backing = Some(backing);
         engine.open(files, options).await
+    }
+
+    /// Whether the image was downgraded: it has no incompatible bits then, and no write log.
+    fn is_version_2(&self) -> bool {
+        let mut version = [0; 4];
+        self.disk.contents(0).read(4, &mut version);
+        version == 2_u32.to_be_bytes()
     }
 
     /// Whether the image stands on its backing file (still). The smallest header has no
@@ -174,6 +197,7 @@ impl MachineStorages {
                 let below = Files {
                     image: storage,
                     data: None,
+                    log: None,
                     backing: None,
                 };
                 let options = ImageOptions::plain(size_bytes, cluster_bits);
@@ -195,14 +219,14 @@ impl MachineStorages {
             .map(|image| Files {
                 image,
                 data: None,
+                log: None,
                 backing: None,
             })
     }
 
     /// What the backing file holds now.
     pub(crate) fn backing_contents(&self) -> SparseBytes {
-        self.disk
-            .contents(1 + usize::from(self.files.data.is_some()))
+        self.disk.contents(self.own_files())
     }
 
     /// What all files hold now, the backing file last.
@@ -233,11 +257,18 @@ impl MachineStorages {
         if let Some(data) = &self.files.data {
             drop(data.flush().await);
         }
+        if let Some(log) = &self.files.log {
+            drop(log.flush().await);
+        }
     }
 
-    /// What the image, and the data file, hold now.
+    fn own_files(&self) -> usize {
+        1 + usize::from(self.files.data.is_some()) + usize::from(self.files.log.is_some())
+    }
+
+    /// What the image, the data file and the write log hold now.
     pub(crate) fn contents(&self) -> Vec<SparseBytes> {
-        let count = 1 + usize::from(self.files.data.is_some());
-        (0..count).map(|file| self.disk.contents(file)).collect()
+        let files = 0..self.own_files();
+        files.map(|file| self.disk.contents(file)).collect()
     }
 }

@@ -36,6 +36,9 @@ pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Mac
         if options.data_file != DataFile::Inside {
             files.push(blank(options, true));
         }
+        if options.write_log {
+            files.push(SparseBytes::new());
+        }
         let machine = Machine {
             files,
             backing,

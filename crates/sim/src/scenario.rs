@@ -251,6 +251,8 @@ pub struct ImageOptions {
     pub data_file: DataFile,
     /// The guest's data is encrypted with LUKS.
     pub encrypted: bool,
+    /// Flushes go to a write log.
+    pub write_log: bool,
     /// The smallest caches that can be had, so that tables come and go.
     pub tiny_cache: bool,
     /// Clusters are counted, and the file is made longer, ahead from the first one
@@ -280,6 +282,7 @@ impl ImageOptions {
             backing: Backing::None,
             data_file: DataFile::Inside,
             encrypted: false,
+            write_log: false,
             tiny_cache: false,
             eager: true,
             discard_no_unref: false,
@@ -287,6 +290,11 @@ impl ImageOptions {
             bitmap_bits: None,
             traits: SimFileOptions::default(),
         }
+    }
+
+    /// How many files the image consists of.
+    pub fn own_files(&self) -> usize {
+        1 + usize::from(self.data_file != DataFile::Inside) + usize::from(self.write_log)
     }
 
     /// Whether the header says that there is a backing file: the feature names leave no

@@ -218,6 +218,75 @@ fn every_cut_of_a_repair() {
     exhaust("repair", &image(), &[Preparation::Dirty(2)], &[write(0, 1)]);
 }
 
+/// A disk with a backing file and a write log, whose header has room for the log's name.
+fn logged() -> ImageOptions {
+    ImageOptions {
+        write_log: true,
+        backing: Backing::Raw(64 << 10),
+        ..ImageOptions::plain(16 << 12, 12)
+    }
+}
+
+/// One sector, which needs a copy of what the backing file has around it.
+fn write_sector(sector: u64) -> Step {
+    Start(Write {
+        offset: sector * CLUSTER,
+        len: CLUSTER,
+        fua: false,
+    })
+}
+
+#[test]
+fn every_cut_of_a_flush_to_the_log() {
+    let steps = [write_sector(17), Start(Flush)];
+    exhaust("a flush to the log", &logged(), &[], &steps);
+}
+
+#[test]
+fn every_cut_of_flushes_to_the_log_one_after_another() {
+    let steps = [
+        write_sector(17),
+        Wait,
+        Start(Flush),
+        write_sector(18),
+        write_sector(17),
+        Wait,
+        Start(Flush),
+        Wait,
+        write_sector(40),
+    ];
+    exhaust("flushes to the log", &logged(), &[], &steps);
+}
+
+#[test]
+fn every_cut_of_a_flush_that_goes_past_the_log() {
+    let large = Start(WriteZeroes {
+        offset: 0,
+        len: 24 << 12,
+        unmap: false,
+        fua: false,
+    });
+    let image = ImageOptions {
+        size_bytes: 32 << 12,
+        ..logged()
+    };
+    let steps = [
+        write_sector(17),
+        Wait,
+        Start(Flush),
+        Wait,
+        large,
+        Start(Flush),
+    ];
+    exhaust("a flush past the log", &image, &[], &steps);
+}
+
+#[test]
+fn every_cut_of_the_end_of_a_log() {
+    let steps = [write_sector(17), Start(Flush), Wait, Step::Reopen];
+    exhaust("the end of a log", &logged(), &[], &steps);
+}
+
 #[test]
 fn jobs_pass_what_they_do_not_poll() {
     // A job asked for the next piece while the read that loads its table waited.

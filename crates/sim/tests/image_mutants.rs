@@ -51,3 +51,24 @@ fn forgetting_barriers_that_failed() {
         |step: &Step| matches!(step, Step::Fail { odds, .. } if odds.forgets && odds.flushes > 0);
     killed(Mutant::ForgetFullBarriers, |seed| failing(seed, forgets));
 }
+
+/// The scenario of a seed, if its image has a write log.
+fn logged(seed: u64) -> Option<Scenario> {
+    let scenario = generate::scenario(seed);
+    scenario.image.write_log.then_some(scenario)
+}
+
+/// Each rule of the write log (FORMAT.md, section 7b), broken.
+#[test]
+fn breaking_the_rules_of_the_write_log() {
+    for mutant in [
+        Mutant::AppendWithoutFlush,
+        Mutant::NoteInAnyOrder,
+        Mutant::MoveTailUnflushed,
+        Mutant::KeepRecordsLive,
+        Mutant::MarkLate,
+        Mutant::ReplayUnflushed,
+    ] {
+        killed(mutant, logged);
+    }
+}
