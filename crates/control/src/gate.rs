@@ -6,11 +6,12 @@ use std::sync::Arc;
 use vellum::gate::{FileRequest, Gate};
 use vellum::{BlockDevice, Error, ErrorKind, Io, Result, Storage};
 
-use crate::ImageSpec;
 use crate::file_node::FileUse;
 use crate::filename;
 use crate::graph::{self, OpenContext, Role};
 use crate::open;
+use crate::write_log;
+use crate::{ImageSpec, OpenFlags};
 
 /// Which files an image may name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -86,6 +87,16 @@ impl FileGate {
         let node = graph::open(options, Role::Protocol, &around).await?;
         node.into_storage(&around.flags, FileUse::Format).await
     }
+
+    async fn write_log(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
+        let full = write_log::resolve(&request.image, &request.name)?;
+        self.around.policy.admit(&request.image, &full)?;
+        let flags = OpenFlags {
+            writable: false,
+            ..self.around.flags
+        };
+        write_log::open_file(&full, &flags).await
+    }
 }
 
 impl Gate for FileGate {
@@ -97,12 +108,15 @@ impl Gate for FileGate {
     fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
         Io::boxed(self.clone().data_file(request))
     }
+
+    fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        Io::boxed(self.clone().write_log(request))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OpenFlags;
 
     #[test]
     fn a_directory_confines() {
@@ -141,5 +155,50 @@ mod tests {
             open::open_device_with(&spec, &flags, &FilePolicy::Nothing).await
         });
         assert_eq!(opened.unwrap_err().kind(), ErrorKind::Denied);
+    }
+
+    #[test]
+    fn a_write_log_is_another_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let mut settings = crate::create::settings(&name("image"), "qcow2").unwrap();
+        settings.set("size", "1048576").unwrap();
+        vellum_io::lane::block_on(async {
+            let made = crate::create::make(&name("image"), "qcow2", &settings).await;
+            made.unwrap();
+            let options = "journal=on,journal-size=128k,driver=qcow2,file.filename=";
+            let spec = ImageSpec::image_opts(&format!("{options}{}", name("image"))).unwrap();
+            let flags = OpenFlags {
+                writable: true,
+                ..OpenFlags::default()
+            };
+            // A log that the user names is no business of the policy's.
+            let device = open::open_device_with(&spec, &flags, &FilePolicy::Nothing).await;
+            let device = device.unwrap();
+            let bytes = vellum::Buffer::copy_of(&[5; 512]);
+            device.write(0, bytes, Default::default()).await.unwrap();
+            device.flush().await.unwrap();
+            for (from, to) in [("image", "copy"), ("image.vlog", "log")] {
+                std::fs::copy(name(from), name(to)).unwrap();
+            }
+            device.close().await.unwrap();
+            std::fs::rename(name("log"), name("image.vlog")).unwrap();
+            let spec = ImageSpec::filename(name("copy"));
+            for writable in [false, true] {
+                let flags = OpenFlags {
+                    writable,
+                    ..OpenFlags::default()
+                };
+                let opened = open::open_device_with(&spec, &flags, &FilePolicy::Nothing).await;
+                assert_eq!(opened.unwrap_err().kind(), ErrorKind::Denied);
+                let within = FilePolicy::Within(directory.path().to_owned());
+                let device = open::open_device_with(&spec, &flags, &within)
+                    .await
+                    .unwrap();
+                let read = device.read(0, vellum::Buffer::for_read(512)).await.unwrap();
+                assert_eq!(read[..], [5; 512]);
+                device.close().await.unwrap();
+            }
+        });
     }
 }

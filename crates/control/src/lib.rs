@@ -55,6 +55,7 @@ pub mod tls;
 #[path = "no_tls.rs"]
 pub mod tls;
 pub mod wrap;
+mod write_log;
 
 pub use cache::CacheMode;
 pub use config::CONFIG_HELP;

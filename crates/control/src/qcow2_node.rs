@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vellum::qcow2::info::live_write_log;
 use vellum::qcow2::{
     Backing, CacheOptions, CompressionOptions, Metadata, OpenOptions, OpenPurpose, OverlapChecks,
     Qcow2, read_header,
@@ -15,7 +16,8 @@ use crate::graph::{OpenContext, Role, optional_child};
 use crate::open::{Ancestry, backing_flags, open_below, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
-use crate::{cache_cleaner, config, encryption, filename, stderr};
+use crate::write_log::OpenedLog;
+use crate::{cache_cleaner, config, encryption, filename, stderr, write_log};
 
 /// The values of `overlap-check`.
 const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [
@@ -154,6 +156,7 @@ pub(crate) async fn open(
         _ => OpenPurpose::GuestData,
     };
     let backing = take_backing(&mut options, flags, &around.place)?;
+    let journal = write_log::take(&mut options)?;
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "qcow2")?;
     if let Some(data_file) = data_file {
@@ -161,7 +164,9 @@ pub(crate) async fn open(
     }
     match backing {
         Override::None => open.backing = Backing::None,
-        _ if flags.no_backing => open.backing = Backing::None,
+        _ if flags.no_backing && !is_replayed(&file, common).await? => {
+            open.backing = Backing::None;
+        }
         Override::Options(options) => {
             let below = OpenContext {
                 flags: backing_flags(flags),
@@ -176,13 +181,30 @@ pub(crate) async fn open(
         Override::Node(device) => open.backing = Backing::Given(device),
         Override::FromImage => {}
     }
+    let uses_log = matches!(open.purpose, OpenPurpose::GuestData | OpenPurpose::Locked);
+    let mut log = None;
+    if let Some(journal) = journal.filter(|_| uses_log) {
+        if common.writable {
+            let (options, opened) = journal.open(&file, flags).await?;
+            open.write_log = Some(options);
+            log = Some(opened);
+        } else {
+            open.write_log = journal.open_to_read(flags).await?;
+        }
+    }
     let clean_interval_s = open.cache.cache_clean_interval_s;
     let device = Qcow2::open(file, Arc::new(FileGate { around }), open).await?;
+    log.into_iter().for_each(OpenedLog::keep);
     cache_cleaner::start(&device, clean_interval_s);
     if device.bitmaps().are_lost() {
         (warn)(&lost_bitmaps(device.header().version));
     }
     Ok(device)
+}
+
+/// Whether the image brings back what its write log holds: for that it needs its backing file.
+async fn is_replayed(file: &Arc<dyn Storage>, common: &CommonOptions) -> Result<bool> {
+    Ok(common.writable && live_write_log(&read_header(file).await?).is_some())
 }
 
 /// Fills in from the image what options for its backing file leave out: the name and

@@ -18,7 +18,7 @@ pub(crate) const COMMON: [&str; 7] = [
 ];
 
 /// Options of qcow2 that may change, beside those of its overlap checks.
-pub(crate) const QCOW2: [&str; 12] = [
+pub(crate) const QCOW2: [&str; 14] = [
     "lazy-refcounts",
     "pass-discard-request",
     "pass-discard-snapshot",
@@ -31,6 +31,8 @@ pub(crate) const QCOW2: [&str; 12] = [
     "cache-clean-interval",
     "decompressed-cache-size",
     "data-cache-size",
+    "journal",
+    "journal-size",
 ];
 
 /// The drivers of an open image's nodes, which its options need not say.

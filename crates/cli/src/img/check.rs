@@ -6,9 +6,13 @@ use std::sync::Arc;
 use vellum::qcow2::AsQcow2;
 
 use serde_json::{Map, Value};
-use vellum::qcow2::check::{CheckOptions, CheckReport, Finding, FindingKind, Fix, check, repair};
-use vellum::{Error, Storage};
+use vellum::qcow2::check::{
+    CheckOptions, CheckReport, Finding, FindingKind, Fix, check, drop_write_log, repair,
+};
+use vellum::qcow2::info::live_write_log;
+use vellum::{BlockDevice, Error, Storage};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
+use vellum_format::features::Incompatible;
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 
@@ -19,6 +23,7 @@ use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
+use crate::terminal::{harmless, quoted};
 
 type Opt = common::Opt<Own>;
 
@@ -53,15 +58,39 @@ const NOT_SUPPORTED: i32 = 63;
 #[derive(Debug, Default)]
 struct Arguments {
     common: CommonArgs,
-    fix: Option<Fix>,
+    repair: Option<Repair>,
     cache: CacheMode,
+}
+
+/// What `-r` asks for. Each but one begins with what the image's write log holds: a repair must
+/// not change an image whose newest bytes are elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Repair {
+    /// Nothing more.
+    Log,
+    /// Not even that: the log's writes are given up.
+    DropLog,
+    Fix(Fix),
+}
+
+impl Arguments {
+    fn fix(&self) -> Option<Fix> {
+        match self.repair {
+            Some(Repair::Fix(fix)) => Some(fix),
+            _ => None,
+        }
+    }
+
+    fn is_talkative(&self) -> bool {
+        self.common.output == Output::Human && !self.common.quiet
+    }
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
     let parsed = common::parse(command, OPTIONS, args, |option, value| {
         match option {
-            Own::Repair => arguments.fix = Some(fix(&value)?),
+            Own::Repair => arguments.repair = Some(repair_of(&value)?),
             Own::Cache => arguments.cache = cache_mode("source cache", &value)?,
         }
         Ok(())
@@ -71,46 +100,106 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     };
     arguments.common = common;
     let spec = arguments.common.one_image()?;
-    if arguments.fix.is_some() && arguments.common.force_share {
+    if arguments.repair.is_some() && arguments.common.force_share {
         let message = "force-share=on can only be used with read-only images";
         return fail(format!("Could not open '{}': {message}", spec.name));
     }
     lane::block_on(check_image(&spec, &arguments))
 }
 
-fn fix(value: &str) -> Result<Fix, Failure> {
+fn repair_of(value: &str) -> Result<Repair, Failure> {
     match value {
-        "leaks" => Ok(Fix::Leaks),
-        "all" => Ok(Fix::All),
+        "leaks" => Ok(Repair::Fix(Fix::Leaks)),
+        "all" => Ok(Repair::Fix(Fix::All)),
+        "log" => Ok(Repair::Log),
+        "drop-log" => Ok(Repair::DropLog),
         _ => Err(Failure::Usage(format!(
             "--repair (-r) expects 'leaks' or 'all' not '{value}'"
         ))),
     }
 }
 
-async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
+/// An image that is open for a check.
+struct Opened {
+    /// It holds the locks.
+    _device: Arc<dyn BlockDevice>,
+    storage: Arc<dyn Storage>,
+    /// The write log that holds writes which the image lacks.
+    live_log: Option<String>,
+    is_marked_corrupt: bool,
+}
+
+/// Opens the image as it is; `None`: there is nothing that can be checked.
+async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<Opened>, Failure> {
     let flags = OpenFlags {
-        writable: arguments.fix.is_some(),
+        writable: arguments.repair.is_some(),
         for_check: true,
         ..reading(arguments.cache, arguments.common.force_share)
     };
     let failed = |error: Error| open_failure(&spec.name, &error);
     let device = open_device(spec, &flags).await.map_err(failed)?;
-    let Some(storage) = device.storage().filter(|_| device.as_qcow2().is_some()) else {
-        report::error("This image format does not support checks");
-        return Ok(NOT_SUPPORTED);
+    let header = device.as_qcow2().map(|image| image.header());
+    let (Some(storage), Some(header)) = (device.storage(), header) else {
+        return Ok(None);
     };
-    let mut found = run_once(&storage, arguments.fix, arguments).await?;
+    Ok(Some(Opened {
+        _device: device,
+        storage,
+        live_log: live_write_log(&header),
+        is_marked_corrupt: header.incompatible.contains(Incompatible::CORRUPT),
+    }))
+}
+
+/// Has the image take back what its write log holds: any opening for writing does that.
+async fn replay(spec: &ImageSpec, arguments: &Arguments) -> Result<(), Failure> {
+    let flags = OpenFlags {
+        writable: true,
+        ..reading(arguments.cache, false)
+    };
+    let failed = |error: Error| open_failure(&spec.name, &error);
+    let device = open_device(spec, &flags).await.map_err(failed)?;
+    device.close().await.map_err(failed)
+}
+
+async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
+    let not_supported = || {
+        report::error("This image format does not support checks");
+        Ok(NOT_SUPPORTED)
+    };
+    let Some(mut opened) = open(spec, arguments).await? else {
+        return not_supported();
+    };
+    let for_log = matches!(arguments.repair, Some(Repair::Log | Repair::DropLog));
+    if for_log && opened.live_log.is_none() {
+        return Ok(nothing_to_replay(spec, arguments));
+    }
+    if arguments.repair == Some(Repair::DropLog) {
+        give_up_log(&mut opened, spec).await?;
+    }
+    let waits_for_repair = arguments.fix() == Some(Fix::All) && opened.is_marked_corrupt;
+    if arguments.repair.is_some() && opened.live_log.is_some() && !waits_for_repair {
+        opened = match replayed(opened, spec, arguments).await? {
+            Some(opened) => opened,
+            None => return not_supported(),
+        };
+    }
+    let mut found = run_once(&opened.storage, arguments.fix(), arguments).await?;
     let mut text = String::new();
     if found.corruptions_fixed + found.leaks_fixed > 0 {
-        if arguments.common.output == Output::Human && !arguments.common.quiet {
+        if arguments.is_talkative() {
             text = repaired(&found);
         }
         // Unless somebody watches it comes behind all findings, as from QEMU's buffer.
         if std::io::stdout().is_terminal() {
             report::print(std::mem::take(&mut text));
         }
-        let again = run_once(&storage, None, arguments).await;
+        if waits_for_repair && opened.live_log.is_some() {
+            opened = match replayed(opened, spec, arguments).await? {
+                Some(opened) => opened,
+                None => return not_supported(),
+            };
+        }
+        let again = run_once(&opened.storage, None, arguments).await;
         let again = again.inspect_err(|_| report::print(&text))?;
         found = CheckReport {
             corruptions_fixed: found.corruptions_fixed,
@@ -118,11 +207,72 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
             ..again
         };
     }
+    let log = opened.live_log.as_deref();
     match arguments.common.output {
         Output::Human if arguments.common.quiet => {}
-        Output::Human => report::print(text + &human(&found)),
-        Output::Json => report::print_line(to_json(&spec.name, &found)),
+        Output::Human => report::print(text + &human(&found) + &log_text(spec, arguments, log)),
+        Output::Json => report::print_line(to_json(&spec.name, &found, log)),
     }
+    exit_code(&found)
+}
+
+/// The image, opened anew after its log was brought back.
+async fn replayed(
+    opened: Opened,
+    spec: &ImageSpec,
+    arguments: &Arguments,
+) -> Result<Option<Opened>, Failure> {
+    // The locks would be in the way.
+    drop(opened);
+    replay(spec, arguments).await?;
+    open(spec, arguments).await
+}
+
+/// Has the image do without what its log holds.
+async fn give_up_log(opened: &mut Opened, spec: &ImageSpec) -> Result<(), Failure> {
+    let failed = |error: Error| open_failure(&spec.name, &error);
+    let dropped = drop_write_log(opened.storage.clone()).await;
+    dropped.map_err(failed)?;
+    let log = opened.live_log.take().unwrap_or_default();
+    report::error(format!(
+        "{}: the writes in the write log '{}' were given up",
+        spec.name,
+        harmless(&log)
+    ));
+    Ok(())
+}
+
+/// What is said of a log that holds writes.
+fn log_text(spec: &ImageSpec, arguments: &Arguments, log: Option<&str>) -> String {
+    let Some(log) = log else {
+        return String::new();
+    };
+    let options = if arguments.common.image_opts {
+        "--image-opts "
+    } else {
+        ""
+    };
+    format!(
+        "\nThe write log '{}' holds writes that are not in the image yet.\nTo bring them back: vellum \
+         check -r log {options}{}\n",
+        harmless(log),
+        quoted(&spec.name)
+    )
+}
+
+/// `-r log` without a log that holds anything.
+fn nothing_to_replay(spec: &ImageSpec, arguments: &Arguments) -> i32 {
+    match arguments.common.output {
+        Output::Human if arguments.common.quiet => {}
+        Output::Human => {
+            report::print_line("No write log holds writes for this image: there is nothing to do.");
+        }
+        Output::Json => report::print_line(to_json(&spec.name, &CheckReport::default(), None)),
+    }
+    0
+}
+
+fn exit_code(found: &CheckReport) -> Outcome {
     if found.check_errors > 0 {
         return fail("Check failed");
     }
@@ -216,7 +366,7 @@ fn human(found: &CheckReport) -> String {
     text
 }
 
-fn to_json(name: &str, found: &CheckReport) -> String {
+fn to_json(name: &str, found: &CheckReport, log: Option<&str>) -> String {
     let mut members = Map::new();
     members.insert("filename".into(), name.into());
     members.insert("format".into(), "qcow2".into());
@@ -234,6 +384,9 @@ fn to_json(name: &str, found: &CheckReport) -> String {
     ];
     for (key, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
         members.insert(key.into(), count.into());
+    }
+    if let Some(log) = log {
+        members.insert("write-log".into(), log.into());
     }
     json::pretty(&Value::Object(members))
 }

@@ -247,6 +247,9 @@ impl Description {
             if info.external_data {
                 add("data-file-raw", info.data_file_raw.into());
             }
+            if let Some(name) = &info.write_log {
+                add("write-log", name.as_str().into());
+            }
             if !info.bitmaps.is_empty() {
                 add("bitmaps", info.bitmaps.iter().map(bitmap).collect());
             }

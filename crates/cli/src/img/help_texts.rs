@@ -142,8 +142,8 @@ const BITMAP: Text = Text {
 
 const CHECK: Text = Text {
     usage: "\
-[-f FMT | --image-opts] [-T CACHE_MODE] [-r leaks|all] [-U]
-        [--output human|json] [--object OBJDEF] FILENAME",
+[-f FMT | --image-opts] [-T CACHE_MODE] [-r leaks|all|log|drop-log]
+        [-U] [--output human|json] [--object OBJDEF] FILENAME",
     arguments: &[
         QUIET,
         FORMAT,
@@ -155,8 +155,9 @@ const CHECK: Text = Text {
         SHARE,
         OUTPUT,
         (
-            "-r, --repair leaks|all",
-            "repair what is lost only, or everything (excludes --force-share)",
+            "-r, --repair leaks|all|log|drop-log",
+            "repair what is lost only, or everything, or bring back what the write log\nholds, as the \
+             other two do first, or give that up (excludes --force-share)",
         ),
         OBJECT,
         FILENAME,

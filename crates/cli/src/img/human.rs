@@ -8,6 +8,7 @@ use vellum_control::json;
 
 use super::describe::Description;
 use crate::size::human;
+use crate::terminal::harmless;
 
 /// An image, line by line, with the nodes that it stands on.
 pub fn image(image: &Description) -> String {
@@ -77,13 +78,25 @@ fn describe(text: &mut String, node: &Description, is_protocol: bool) {
             line(format_args!("backing file format: {format}"));
         }
     }
+    if let Some(log) = node.qcow2.as_ref().and_then(|info| info.write_log.as_ref()) {
+        line(format_args!(
+            "write log: {log} (holds writes that are not in the image yet; any open for writing by \
+             Vellum brings them back)",
+            log = harmless(log)
+        ));
+    }
     if !node.snapshots.is_empty() {
         line(format_args!(
             "Snapshot list:\n{}",
             snapshots(&node.snapshots).trim_end()
         ));
     }
-    if let Some(specific) = node.format_specific()
+    let mut specific = node.format_specific();
+    if let Some(Value::Object(members)) = &mut specific {
+        // Told above, with what it means.
+        members.remove("write-log");
+    }
+    if let Some(specific) = specific
         && specific
             .as_object()
             .is_some_and(|members| !members.is_empty())

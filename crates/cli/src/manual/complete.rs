@@ -524,12 +524,16 @@ mod tests {
             ("vellum convert -O raw -o preallocation=m", &[]),
             ("vellum convert -t unsa", &["unsafe"]),
             ("vellum completions f", &["fish"]),
-            ("vellum check -r le", &["leaks"]),
+            ("vellum check -r l", &["leaks", "log"]),
             ("vellum dd i", &["if="]),
             ("vellum info --object sec", &["secret", "secret_keyring"]),
             (
                 "vellum info --image-opts driver=qcow2,l2-cache-s",
                 &["driver=qcow2,l2-cache-size="],
+            ),
+            (
+                "vellum io --image-opts driver=qcow2,jour",
+                &["driver=qcow2,journal=", "driver=qcow2,journal-size="],
             ),
             ("qemu-nbd --pers", &["--persistent"]),
             ("vellum nope x", &[]),

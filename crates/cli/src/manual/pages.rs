@@ -171,6 +171,14 @@ const CHECK: Page = Page {
             "vellum check -r all disk.qcow2",
             "repair what can be repaired; keep a copy before",
         ),
+        (
+            "vellum check -r log disk.qcow2",
+            "bring back what the write log holds after a crash",
+        ),
+        (
+            "vellum check -r drop-log disk.qcow2",
+            "do without the writes in a write log that is lost",
+        ),
     ],
     exits: &[
         ("0", "nothing is wrong, or everything was repaired"),

@@ -8,12 +8,12 @@ use std::task::Poll;
 use parking_lot::Mutex;
 use vellum::luks::LuksHeader;
 use vellum::qcow2::check::{CheckOptions, FindingKind, check};
-use vellum::qcow2::info::ImageInfo;
+use vellum::qcow2::info::{ImageInfo, live_write_log};
 use vellum::qcow2::{read_header, read_snapshots};
 use vellum::{ErrorKind, Result};
 use vellum_format::Header;
 use vellum_format::crypto::CryptMethod;
-use vellum_format::extension::Extension;
+use vellum_format::extension::{Extension, kind};
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::snapshot::SnapshotEntry;
 
@@ -84,6 +84,13 @@ impl Audit<'_> {
         if external || name.is_some() {
             self.refer(Role::DataFile, name.as_deref(), Some("raw"), external);
         }
+        if let Some(name) = live_write_log(header) {
+            let name = Some(name.as_str()).filter(|name| !name.is_empty());
+            self.refer(Role::WriteLog, name, None, true);
+        } else if header.write_log().is_some() {
+            let message = "the image names a write log, which nothing reads";
+            self.report.note("write-log", message);
+        }
     }
 
     /// Marks and extensions.
@@ -118,7 +125,9 @@ impl Audit<'_> {
             report.note("data-file-raw", "the data file is a raw image of the disk");
         }
         for extension in &header.extensions {
-            if let Extension::Unknown { kind, data } = extension {
+            if let Extension::Unknown { kind, data } = extension
+                && *kind != kind::WRITE_LOG
+            {
                 let length = data.len();
                 let message = format!("unknown header extension {kind:#010x} of {length} bytes");
                 report.note("unknown-extension", message);

@@ -14,6 +14,8 @@ pub enum Role {
     Backing,
     /// Holds the guest's data.
     DataFile,
+    /// Holds writes that the image lacks.
+    WriteLog,
     /// A part of the disk, as VMDK has them.
     Extent,
     /// The disk that a difference is about (VMDK, VHD).
@@ -26,6 +28,7 @@ impl Role {
         match self {
             Role::Backing => "backing-file",
             Role::DataFile => "data-file",
+            Role::WriteLog => "write-log",
             Role::Extent => "extent",
             Role::Parent => "parent",
         }
@@ -144,6 +147,7 @@ fn refusal(reference: &Reference, policy: &Policy) -> Option<Refusal> {
             Some(Permission::DataFile),
             policy.allow_data_file,
         ),
+        Role::WriteLog => ("write log", None, false),
         Role::Extent => ("extent", None, false),
         Role::Parent => ("parent disk", None, false),
     };
