@@ -71,6 +71,14 @@ fn rewrite_sectors(cycle: &mut PowerCycle, size_bytes: u64, rng: &mut Rng) {
     let grain = *rng.pick(&[SECTOR_BYTES, SECTOR_BYTES, 100]);
     let mut steps = Vec::new();
     for _ in 0..*rng.pick(&[2, 4, 6, 16]) {
+        if rng.chance(2, 3) {
+            // Where nothing is to be committed no log is used; this may allocate something.
+            steps.push(Step::Start(Op::Write {
+                offset: rng.below(size_bytes / SECTOR_BYTES) * SECTOR_BYTES,
+                len: SECTOR_BYTES,
+                fua: false,
+            }));
+        }
         for _ in 0..rng.between(2, 4) {
             let offset = first + rng.below((end - first).div_ceil(grain)) * grain;
             let len = rng.between(1, 4) * grain;

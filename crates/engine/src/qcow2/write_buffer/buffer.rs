@@ -22,7 +22,7 @@ mod pieces;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use event_listener::{Event, EventListener};
 use parking_lot::{Mutex, MutexGuard};
@@ -78,6 +78,8 @@ struct State {
     recent_ends: VecDeque<u64>,
     in_writeback: usize,
     sweeping: bool,
+    /// A write came since the last sweep.
+    has_arrivals: bool,
     failure: Option<Error>,
 }
 
@@ -150,7 +152,9 @@ pub(crate) struct WriteBuffer {
     len: AtomicUsize,
     /// Something was written back, or could not be.
     changed: Event,
-    budget_bytes: usize,
+    budget_bytes: AtomicUsize,
+    /// See [`WriteBuffer::defer`].
+    is_deferring: AtomicBool,
 }
 
 impl WriteBuffer {
@@ -160,8 +164,28 @@ impl WriteBuffer {
             state: Mutex::default(),
             len: AtomicUsize::new(0),
             changed: Event::new(),
-            budget_bytes,
+            budget_bytes: AtomicUsize::new(budget_bytes),
+            is_deferring: AtomicBool::new(false),
         }
+    }
+
+    /// From now on a cluster waits for more bytes until half of the budget is used or no writes
+    /// come for a moment, wherever they lie: flushes do not wait for what is here, so its copies
+    /// need not compete with the guest's requests. The budget grows to `budget_bytes`, if there is
+    /// one.
+    pub(crate) fn defer(&self, budget_bytes: usize) {
+        if self.budget_bytes() > 0 {
+            self.budget_bytes.fetch_max(budget_bytes, Ordering::AcqRel);
+        }
+        self.is_deferring.store(true, Ordering::Release);
+    }
+
+    fn budget_bytes(&self) -> usize {
+        self.budget_bytes.load(Ordering::Acquire)
+    }
+
+    fn is_deferring(&self) -> bool {
+        self.is_deferring.load(Ordering::Acquire)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -176,17 +200,19 @@ impl WriteBuffer {
 
     /// Whether writes should be put here at all at the moment.
     pub(crate) fn takes_writes(&self) -> bool {
-        self.budget_bytes > 0 && self.lock().failure.is_none()
+        self.budget_bytes() > 0 && self.lock().failure.is_none()
     }
 
     /// Puts bytes here; `None` if there is no room, and clusters are queued to make
     /// some. The caller holds the guest range shared.
     pub(crate) fn put(&self, place: &Place, bytes: &[u8]) -> Option<Buffered> {
         let mut state = self.lock();
-        if state.is_full(place, bytes.len(), self.budget_bytes) {
-            state.enqueue_oldest(self.budget_bytes / 4);
+        let budget_bytes = self.budget_bytes();
+        if state.is_full(place, bytes.len(), budget_bytes) {
+            state.enqueue_oldest(budget_bytes / 4);
             return None;
         }
+        state.has_arrivals = true;
         let start = place.cluster_start + place.inside;
         let sequential = state.is_sequential(start, start + bytes.len() as u64);
         let (cluster, is_new) = state.cluster(place.cluster_start);
@@ -198,13 +224,20 @@ impl WriteBuffer {
         let before = pieces.memory_bytes();
         pieces.put(place.inside, bytes);
         let grown = pieces.memory_bytes() - before;
-        let waits = (sequential || place.inside == 0) && !pieces.covers(0..place.cluster_len_bytes);
+        let is_whole = pieces.covers(0..place.cluster_len_bytes);
+        let is_expecting = sequential || place.inside == 0 || self.is_deferring();
         state.memory_bytes += grown;
-        if waits {
-            return Some(Buffered::Waiting);
+        if is_whole || !is_expecting {
+            state.enqueue(place.cluster_start);
+            return Some(Buffered::Queued);
         }
-        state.enqueue(place.cluster_start);
-        Some(Buffered::Queued)
+        if self.is_deferring() && state.memory_bytes > budget_bytes / 2 {
+            // Faster than it fills, but no more than that: the guest's own requests wait for room
+            // one by one at worst.
+            state.enqueue_oldest(2 * grown);
+            return Some(Buffered::Queued);
+        }
+        Some(Buffered::Waiting)
     }
 
     /// The next clusters to write back, `batch` at most, unless `most` are being written back
@@ -261,7 +294,7 @@ impl WriteBuffer {
     /// Whether a write of `len_bytes` would have to wait.
     pub(crate) fn is_full(&self, place: &Place, len_bytes: u64) -> bool {
         let state = self.lock();
-        state.failure.is_none() && state.is_full(place, len_bytes as usize, self.budget_bytes)
+        state.failure.is_none() && state.is_full(place, len_bytes as usize, self.budget_bytes())
     }
 
     /// Tells when something changes after this call.
@@ -291,10 +324,13 @@ impl WriteBuffer {
             .collect()
     }
 
-    /// Queues every cluster that got no bytes since the last call; says whether
-    /// others are left, else sweeping has ended.
+    /// Queues every cluster that got no bytes since the last call, none of them while writes come
+    /// and [are deferred](WriteBuffer::defer); says whether others are left, else sweeping has ended.
     pub(crate) fn sweep(&self) -> bool {
         let mut state = self.lock();
+        if std::mem::take(&mut state.has_arrivals) && self.is_deferring() {
+            return true;
+        }
         let mut idle = Vec::new();
         for (start, cluster) in &mut state.clusters {
             if !std::mem::take(&mut cluster.touched) && !cluster.queued {
@@ -453,6 +489,35 @@ mod tests {
     }
 
     #[test]
+    fn deferred_bytes_wait_until_half_of_the_budget_is_used() {
+        let cache = WriteBuffer::new(UNIT_BYTES);
+        cache.defer(8 * UNIT_BYTES);
+        for cluster in 0..4 {
+            let kept = cache.put(&place(cluster * CLUSTER + 16), &[1; 8]);
+            assert_eq!(kept, Some(Buffered::Waiting), "{cluster}");
+        }
+        assert!(cache.sweep(), "others are left");
+        assert_eq!(cache.next_for_writeback(8, 8), [], "writes came");
+        let fifth = cache.put(&place(4 * CLUSTER + 16), &[1; 8]);
+        assert_eq!(fifth, Some(Buffered::Queued));
+        assert_eq!(cache.next_for_writeback(8, 8), [0, 64], "the oldest");
+        let whole = cache.put(&place(9 * CLUSTER), &[1; CLUSTER as usize]);
+        assert_eq!(whole, Some(Buffered::Queued));
+        cache.sweep();
+        cache.sweep();
+        assert!(!cache.sweep(), "no writes came for a while");
+        let rest = cache.next_for_writeback(16, 16);
+        assert!(rest.contains(&(4 * CLUSTER)), "{rest:?}");
+    }
+
+    #[test]
+    fn a_buffer_that_is_off_stays_off() {
+        let cache = WriteBuffer::new(0);
+        cache.defer(8 * UNIT_BYTES);
+        assert!(!cache.takes_writes());
+    }
+
+    #[test]
     fn a_full_cache_queues_the_oldest() {
         let cache = WriteBuffer::new(4 * UNIT_BYTES);
         for cluster in 0..4 {
@@ -544,7 +609,7 @@ mod tests {
                 let memory: usize = state.clusters.values().map(|cluster| cluster.pieces.memory_bytes()).sum();
                 prop_assert_eq!(memory, state.memory_bytes);
                 // The first write may be larger than the budget.
-                let most = cache.budget_bytes.max(before);
+                let most = cache.budget_bytes().max(before);
                 prop_assert!(was_empty || memory <= most);
                 drop(state);
                 if kept.is_none() {

@@ -19,7 +19,10 @@ use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
 use crate::qcow2::options::{Backing, OpenOptions, OpenPurpose};
 
-const DEFAULT_LEN_BYTES: u64 = 64 << 20;
+const DEFAULT_LEN_BYTES: u64 = 256 << 20;
+/// The write buffer gets so much of the log's length: when it is full, and the guest waits for room
+/// in it, the log still has some.
+const BUFFER_SHARE: u64 = 2;
 /// What is zeroed at a time when a log is made.
 const ZEROED_AT_ONCE_BYTES: u64 = 1 << 20;
 /// What the numbers of a log that is taken into use are below: more than any log gets to.
@@ -54,7 +57,8 @@ impl WriteLogOptions {
     }
 
     /// How long the log is, in bytes: a multiple of 4096 between [`Self::MIN_LEN_BYTES`] and
-    /// [`Self::MAX_LEN_BYTES`]. Default: as long as it is, or 64 MiB.
+    /// [`Self::MAX_LEN_BYTES`]. Default: as long as it is, or 256 MiB.
+    /// Unless it is given, the data cache gets half of that.
     #[must_use]
     pub fn len_bytes(mut self, len_bytes: u64) -> Self {
         self.len_bytes = Some(len_bytes);
@@ -95,9 +99,17 @@ pub(in crate::qcow2) async fn open(
         recover(image, gate, options).await?;
     }
     match &options.write_log {
-        Some(log) if !image.read_only => attach(image, log).await,
-        _ => Ok(()),
+        Some(log) if !image.read_only => attach(image, log).await?,
+        _ => return Ok(()),
     }
+    if let Some(log) = image.write_log.get() {
+        let budget_bytes = match options.data_cache_size_bytes {
+            None => log.len_bytes / BUFFER_SHARE,
+            Some(_) => 0,
+        };
+        image.write_buffer.defer(budget_bytes as usize);
+    }
+    Ok(())
 }
 
 /// Brings back what the image's log holds.

@@ -38,7 +38,11 @@ impl Image {
         if pending.is_empty() {
             return taken.end(Ok(()));
         }
-        if let Some(at_bytes) = log.place(pending) {
+        let place = match self.needs_only_a_sync(log) {
+            true => None,
+            false => log.place(pending),
+        };
+        if let Some(at_bytes) = place {
             match self.append(log, at_bytes, pending).await {
                 Ok(()) => {
                     self.after_append(log);
@@ -49,6 +53,12 @@ impl Image {
         }
         let flushed = self.flush_past(log).await;
         taken.end(flushed)
+    }
+
+    /// Whether no record is live and a commit of the image would write nothing: then it costs no
+    /// more than an append.
+    fn needs_only_a_sync(&self, log: &WriteLog) -> bool {
+        !log.state().is_marked && self.write_buffer.is_empty() && self.mapping_is_durable()
     }
 
     async fn append(

@@ -50,7 +50,7 @@ pub(crate) struct WriteLog {
     /// The same, as batches are written to it, and the offset of its first byte there.
     batches: (Arc<dyn Storage>, u64),
     pub(super) id: LogId,
-    len_bytes: u64,
+    pub(super) len_bytes: u64,
     /// Guest ranges, in bytes, of requests that will be noted: those that overlap take turns.
     pub(super) noting: Arc<RangeLock>,
     pub(super) pending: Mutex<Pending>,
@@ -129,10 +129,11 @@ impl WriteLog {
         (ring_bytes / MAX_BATCH_SHARE).min(MAX_PENDING_BYTES)
     }
 
-    /// Whether live records fill half of the ring.
+    /// Whether live records fill a quarter of the ring: a commit that takes long finds room for what
+    /// comes meanwhile.
     pub(super) fn wants_tail_moved(&self) -> bool {
         let state = self.state();
-        2 * state.ring.live_bytes() > state.ring.capacity_bytes()
+        4 * state.ring.live_bytes() > state.ring.capacity_bytes()
     }
 
     /// The place of a batch, if it can be appended.
