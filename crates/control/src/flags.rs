@@ -95,6 +95,8 @@ pub struct OpenFlags {
     pub metadata_only: bool,
     /// How compressed clusters are written.
     pub compression: CompressionOptions,
+    /// Where clusters go depends on the requests alone.
+    pub reproducible: bool,
     /// The image is going to be checked: it is opened as it is, dirty or corrupt.
     pub for_check: bool,
     /// Guest data will not be read: encrypted images need no key.
@@ -122,6 +124,7 @@ impl Default for OpenFlags {
             read_once: false,
             metadata_only: false,
             compression: CompressionOptions::default(),
+            reproducible: false,
             for_check: false,
             no_data: false,
             warn: |message| eprint!("{message}"),

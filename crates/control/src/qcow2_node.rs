@@ -144,6 +144,7 @@ pub(crate) async fn open(
     if open.compression == CompressionOptions::default() {
         open.compression = flags.compression;
     }
+    open.reproducible = flags.reproducible;
     open.purpose = match flags {
         OpenFlags {
             for_check: true, ..

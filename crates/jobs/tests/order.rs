@@ -129,7 +129,7 @@ fn places(file: &[u8], cluster_bits: u32) -> Vec<(u64, bool)> {
 
 /// Copies the content to a new image of which nothing comes in the order in which it was
 /// asked for; the image's file.
-fn copied(cluster_bits: u32, compress: bool, seed: u64) -> Vec<u8> {
+fn copied(cluster_bits: u32, compress: bool, reproducible: bool, seed: u64) -> Vec<u8> {
     let file = Arc::new(MemStorage::new());
     let created = file.clone();
     block_on(async move {
@@ -141,10 +141,12 @@ fn copied(cluster_bits: u32, compress: bool, seed: u64) -> Vec<u8> {
         let source = Shuffled::new(Arc::new(MemStorage::with_bytes(content())), seed);
         let source: Arc<dyn BlockDevice> = Raw::open(source, Default::default()).unwrap();
         let target = Shuffled::new(created, seed + 1000);
-        let target = Qcow2::open(target, Arc::new(DenyAll), OpenOptions::default());
+        let open = OpenOptions::default().reproducible(reproducible);
+        let target = Qcow2::open(target, Arc::new(DenyAll), open);
         let target: Arc<dyn BlockDevice> = target.await.unwrap();
         let options = CopyOptions {
             laid_out_in_order: true,
+            parallel: if reproducible { 1 } else { 8 },
             target_is_zero: true,
             compressed_clusters_bytes: compress.then_some(cluster),
             ..CopyOptions::default()
@@ -163,7 +165,7 @@ fn copied(cluster_bits: u32, compress: bool, seed: u64) -> Vec<u8> {
 /// Every time the same; those that are not compressed, one behind the other, and so are
 /// the compressed ones, which are packed into clusters of their own.
 fn is_laid_out_in_order(cluster_bits: u32, compress: bool) {
-    let first = places(&copied(cluster_bits, compress, 0), cluster_bits);
+    let first = places(&copied(cluster_bits, compress, false, 0), cluster_bits);
     assert!(first.len() > 4, "{} clusters", first.len());
     for packed in [false, true] {
         let kind = first.iter().filter(|(_, is_packed)| *is_packed == packed);
@@ -172,9 +174,32 @@ fn is_laid_out_in_order(cluster_bits: u32, compress: bool) {
         assert_eq!(disorder, None, "packed: {packed}");
     }
     for seed in 1..6 {
-        let places = places(&copied(cluster_bits, compress, seed), cluster_bits);
+        let places = places(&copied(cluster_bits, compress, false, seed), cluster_bits);
         let other = places.iter().zip(&first).find(|(one, other)| one != other);
         assert_eq!(other, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn clusters_of_4_kib() {
+    is_laid_out_in_order(12, false);
+}
+
+/// The refcount table moves while the smallest are written.
+#[test]
+fn reproducible_images_are_the_same_byte_by_byte() {
+    for cluster_bits in [9, 10, 12, 16] {
+        for compress in [false, true] {
+            let first = copied(cluster_bits, compress, true, 0);
+            for seed in 1..5 {
+                let file = copied(cluster_bits, compress, true, seed);
+                assert!(
+                    file == first,
+                    "clusters of {} bytes, compressed: {compress}, seed {seed}",
+                    1 << cluster_bits
+                );
+            }
+        }
     }
 }
 

@@ -317,6 +317,9 @@ pub(super) fn target_settings(
     if arguments.compress {
         check_compression(format, &settings)?;
     }
+    if arguments.reproducible && (format == "luks" || encryption::is_asked_for(&settings)) {
+        return fail("--reproducible excludes encryption: its keys are drawn at random");
+    }
     Ok(settings)
 }
 
@@ -364,6 +367,7 @@ pub(super) async fn open_target(
         cache,
         discard: true,
         compression: arguments.compression,
+        reproducible: arguments.reproducible,
         // QEMU lets others write a raw target too. Nobody wants that.
         no_share: convert_stdout::has_streams(report::program()),
         ..OpenFlags::default()
@@ -409,6 +413,9 @@ pub(super) fn copy_options(
 /// Pieces in flight: as many as were asked for; by default enough for every core to
 /// have something to compress while other pieces are read and written.
 fn parallel(arguments: &Arguments) -> usize {
+    if arguments.reproducible {
+        return 1;
+    }
     let default = match arguments.compress {
         true => DEFAULT_PARALLEL.max(2 * lane::compute_threads() as u64),
         false => DEFAULT_PARALLEL,

@@ -41,6 +41,7 @@ enum Opt {
     Level,
     Window,
     Journal,
+    Reproducible,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
@@ -75,10 +76,12 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Salvage, "salvage", Takes::Nothing),
     OptionSpec::new(Opt::OutOfOrder, 'W', "oob-writes", Takes::Nothing),
     OptionSpec::long(Opt::Object, "object", Takes::Value),
-    // Ours. No option of QEMU's begins like them, so its abbreviations stay what they are.
+    // Ours. No option of QEMU's begins like them but --rate, whose abbreviation --r has become
+    // ambiguous; the others stay what they are.
     OptionSpec::long(Opt::Level, "level", Takes::Value),
     OptionSpec::long(Opt::Window, "window", Takes::Value),
     OptionSpec::long(Opt::Journal, "journal", Takes::Nothing),
+    OptionSpec::long(Opt::Reproducible, "reproducible", Takes::Nothing),
 ];
 
 /// The options, as completions and manuals show them.
@@ -123,6 +126,7 @@ pub struct Arguments {
     pub out_of_order: bool,
     pub compression: CompressionOptions,
     pub journal: bool,
+    pub reproducible: bool,
     /// The sources, and the target last.
     pub names: Vec<String>,
 }
@@ -177,6 +181,7 @@ impl Arguments {
                 self.compression.level = Some(level as u32);
             }
             Opt::Journal => self.journal = true,
+            Opt::Reproducible => self.reproducible = true,
             Opt::Window => self.compression.small_window = small_window(&value)?,
         }
         Ok(())
@@ -223,6 +228,11 @@ impl Arguments {
             (
                 self.compression != CompressionOptions::default() && !self.compress,
                 "--level and --window require use of -c flag",
+            ),
+            (
+                self.reproducible && (self.out_of_order || self.copy_range || self.no_create),
+                "--reproducible excludes -W, -C and -n: where the data goes would depend on time or \
+                 on the target",
             ),
         ];
         match refusals.into_iter().find(|(refused, _)| *refused) {

@@ -293,6 +293,10 @@ const CONVERT: Text = Text {
             "keep a journal beside the target, and go on where an interrupted copy with\n\
              the same arguments has ended",
         ),
+        (
+            "--reproducible",
+            "the same content and options give the same bytes, whatever the machine does",
+        ),
         OBJECT,
         ("SRC_FILENAME", "a source"),
         ("TGT_FILENAME", "the target"),

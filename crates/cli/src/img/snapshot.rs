@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use vellum::qcow2::AsQcow2;
 
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
@@ -124,14 +124,26 @@ fn list(image: Option<&Qcow2>) {
     }
 }
 
+/// When a snapshot is made, since 1970: now, or what `SOURCE_DATE_EPOCH` says
+/// (<https://reproducible-builds.org/specs/source-date-epoch/>).
+fn creation_time() -> Result<Duration, Failure> {
+    let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        return Ok(now.unwrap_or_default());
+    };
+    let seconds = text.to_str().and_then(|text| text.parse::<u32>().ok());
+    match seconds {
+        Some(seconds) => Ok(Duration::from_secs(seconds.into())),
+        None => fail("SOURCE_DATE_EPOCH is no number of seconds since 1970".to_owned()),
+    }
+}
+
 async fn create(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
     let failed = |text: String| format!("Could not create snapshot '{name}': {text}");
     let Some(image) = image else {
         return fail(failed("Operation not supported".into()));
     };
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = creation_time()?;
     let new = NewSnapshot {
         name: cut(name),
         date_seconds: now.as_secs() as u32,

@@ -142,6 +142,8 @@ pub(crate) struct Image {
     pub(crate) preparing: async_lock::Mutex<()>,
     /// Whether data may lie in holes of the file, once that is known.
     pub(crate) preallocated: std::sync::OnceLock<bool>,
+    /// See `OpenOptions`.
+    pub(crate) reproducible: bool,
 }
 
 /// A change that has begun, until it is dropped.

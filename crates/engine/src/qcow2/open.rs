@@ -330,9 +330,10 @@ async fn read_l1(
     read_bytes(file, header.l1_table_offset.bytes(), len_bytes).await
 }
 
-/// What is done ahead: nothing where a listener wants to hear what each request leads to.
-fn ahead(is_heard: bool, options: &OpenOptions) -> PreallocateAhead {
-    match is_heard {
+/// What is done ahead: nothing where a listener wants to hear what each request leads to, or
+/// where time must not count.
+fn ahead(is_exact: bool, options: &OpenOptions) -> PreallocateAhead {
+    match is_exact {
         true => PreallocateAhead::NONE,
         false => options.ahead,
     }
@@ -351,11 +352,9 @@ async fn assemble(
         .cache
         .resolve(&geometry, header.guest_size_bytes())?;
     let read_only = !options.accepts_changes();
-    let table = if read_only {
-        let offset = header.refcount_table_offset;
-        RefcountTable::new(offset, 0, Vec::new())
-    } else {
-        read_refcount_table(&file, &header, &geometry).await?
+    let table = match read_only {
+        true => RefcountTable::new(header.refcount_table_offset, 0, Vec::new()),
+        false => read_refcount_table(&file, &header, &geometry).await?,
     };
     let l1 = read_l1(&file, &header, options).await?;
     let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
@@ -367,7 +366,7 @@ async fn assemble(
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
     let cache_bytes = sizes.refcount_bytes;
     let listener = file.event_listener();
-    let ahead = ahead(listener.is_some(), options);
+    let ahead = ahead(listener.is_some() || options.reproducible, options);
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
@@ -413,5 +412,6 @@ async fn assemble(
         prepared: AtomicBool::new(false),
         preparing: async_lock::Mutex::new(()),
         preallocated: std::sync::OnceLock::new(),
+        reproducible: options.reproducible,
     }))
 }

@@ -124,6 +124,9 @@ vellum_io::with_setters! {
         pub overlap_checks: OverlapChecks,
         /// How far ahead of the writes clusters are counted.
         pub ahead: PreallocateAhead,
+        /// Where clusters go depends on the requests and their order alone, as long as no two run at
+        /// once: nothing is counted or committed in the background, `ahead` included.
+        pub reproducible: bool,
         /// Receives what users are told about a damaged image: a repair as it is opened,
         /// and the mark "corrupt". Default: nobody.
         pub messages: Messages,

@@ -148,9 +148,9 @@ impl Image {
     }
 
     /// Lets dirty tables be written in the background when they fill the cache; waits
-    /// only if that is going on already and they fill it again.
+    /// only if that is going on already and they fill it again, or if time must not count.
     pub(crate) async fn start_background_commit(self: &Arc<Self>) -> Result<()> {
-        if self.l2.is_mostly_dirty() {
+        if self.l2.is_mostly_dirty() || self.reproducible {
             return self.commit().await;
         }
         if !self.commits.background_commit.swap(true, Ordering::AcqRel) {

@@ -219,7 +219,13 @@ impl Image {
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
-        let placed = self.place_step(&step, mappings, at, end).await?;
+        let after = match turn {
+            // What others have linked so far depends on time, and where these clusters go must not:
+            // those before have taken theirs, so the next free one goes on behind them.
+            Some(_) => None,
+            None => self.end_of_data_before(self.geometry.cluster_start(at)),
+        };
+        let placed = self.place_step(&step, mappings, at..end, after).await?;
         if placed.end == at + rest.len() as u64 {
             *turn = None;
         }
@@ -355,13 +361,14 @@ impl Image {
         }
     }
 
-    /// Finds room for a step, and what has to be written around the guest's bytes.
+    /// Finds room for a step that writes a guest range, behind the host offset `after` if it can be
+    /// there, and what has to be written around the guest's bytes.
     pub(crate) async fn place_step(
         &self,
         step: &Step,
         mut mappings: Vec<Mapping>,
-        start: u64,
-        end: u64,
+        Range { start, end }: Range<u64>,
+        after: Option<HostOffset>,
     ) -> Result<PlacedStep> {
         let cluster_start = self.geometry.cluster_start(start);
         let (host, allocation, clusters) = match step.target {
@@ -370,7 +377,6 @@ impl Image {
                 (HostOffset(cluster_start), None, step.clusters)
             }
             Target::New => {
-                let after = self.end_of_data_before(cluster_start);
                 let allocation = self.allocate_for_data(step.clusters as u64, after).await?;
                 let clusters = allocation.clusters as usize;
                 (allocation.start, Some(allocation), clusters)

@@ -70,7 +70,8 @@ impl Image {
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
         let step = plan::first_step(&self.geometry, &mappings);
-        let placed = self.place_step(&step, mappings, at, end).await?;
+        let after = self.end_of_data_before(self.geometry.cluster_start(at));
+        let placed = self.place_step(&step, mappings, at..end, after).await?;
         let shared = self.share_placed(&placed, source).await;
         self.free_unless(shared.is_ok(), placed.allocation).await;
         shared?;

@@ -236,7 +236,9 @@ impl Image {
             let step = plan::first_step(&self.geometry, &[mapping]);
             let end = self.step_end(cluster, &step, &mapping, piece.end);
             let (start, end) = (cluster + piece.start, cluster + end);
-            let placed = self.place_step(&step, vec![mapping], start, end).await?;
+            let after = self.end_of_data_before(cluster);
+            let placed = self.place_step(&step, vec![mapping], start..end, after);
+            let placed = placed.await?;
             let written = self.write_step_content(&placed).await;
             self.free_unless(written.is_ok(), placed.allocation).await;
             written?;

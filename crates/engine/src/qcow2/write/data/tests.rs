@@ -72,7 +72,10 @@ fn a_table_that_cannot_be_loaded_for_a_link_leaks_nothing() {
             .unwrap();
         let mappings = image.mappings(start, end).await.unwrap();
         let step = plan::first_step(&image.geometry, &mappings);
-        let placed = image.place_step(&step, mappings, start, end).await.unwrap();
+        let placed = image
+            .place_step(&step, mappings, start..end, None)
+            .await
+            .unwrap();
         assert_eq!(placed.allocation.unwrap().clusters, 4);
         // The first cluster is linked, the others are not.
         image
