@@ -60,6 +60,48 @@ fn every_table_is_measured_and_nothing_is_left() {
 }
 
 #[test]
+fn a_write_log_is_measured_over_time_and_nothing_is_left() {
+    let folder = TempDir::new().unwrap();
+    let words = ["--journal", "--size=64M", "--journal-size=1M"];
+    let output = bench(folder.path(), &words);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for part in [
+        "an overlay of a full backing file, a flush after each 32, over time\n",
+        "below no log\n",
+        "\n  raw, sparse ",
+        "\n  without a log ",
+        "\n  with a log of 1 MiB ",
+        "A run ends after 10 MiB or 0.02 s.\n",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(names(folder.path()).is_empty());
+
+    let more = ["--seconds=20", "--output=json", "--html=page.html"];
+    let output = bench(folder.path(), &[&words[..], &more].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let tables = value["tables"].as_array().expect("tables");
+    assert_eq!(tables.len(), 1);
+    let rows = tables[0]["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert_eq!(row["samples"][0]["operations"], 2560, "10 MiB: {row}");
+        let over_time = &row["samples"][0]["over-time"];
+        assert_eq!(over_time["interval-seconds"], 0.05);
+        assert!(over_time["operations"].is_array(), "{row}");
+        assert!(row["request-p99.9-us"].is_number(), "{row}");
+        assert!(row["flush-p99.9-us"].is_number(), "{row}");
+    }
+    assert_eq!(rows[2]["settings"]["journal-size"], 1 << 20);
+    assert!(rows[2]["below-no-log"].is_string(), "{}", rows[2]);
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("journal-over-time"));
+    assert_eq!(names(folder.path()), ["page.html"]);
+}
+
+#[test]
 fn an_image_that_is_named_is_only_read() {
     let folder = TempDir::new().unwrap();
     let run = |words: &[&str]| {
@@ -138,12 +180,29 @@ fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
 #[test]
 fn an_interrupted_run_leaves_nothing() {
     let folder = TempDir::new().unwrap();
-    let mut command = vellum(folder.path(), &["bench", "--size=64M", "--seconds=60"]);
+    interrupt(folder.path(), &["--seconds=60"], |names| !names.is_empty());
+}
+
+#[test]
+fn an_interrupted_run_leaves_no_write_log() {
+    let folder = TempDir::new().unwrap();
+    // Short runs, so that one with a log comes soon, and many of them.
+    let words = ["--journal", "--journal-size=256K", "--rounds=1000"];
+    interrupt(folder.path(), &words, |names| {
+        let inside = names.first().map(|name| folder.path().join(name));
+        inside.is_some_and(|inside| inside.join("new.vlog").exists())
+    });
+}
+
+/// Interrupts a run in `folder` once `is_time` says so of the names in it, and looks what is left.
+fn interrupt(folder: &Path, words: &[&str], is_time: impl Fn(&[String]) -> bool) {
+    let mut command = vellum(folder, &["bench", "--size=64M", "--depth=4"]);
     let mut child = command
+        .args(words)
         .stdout(Stdio::null())
         .spawn()
         .expect("the program runs");
-    wait_for("a folder with images", || !names(folder.path()).is_empty());
+    wait_for("something to interrupt", || is_time(&names(folder)));
     let pid = child.id().to_string();
     let killed = Command::new("kill").args(["-INT", &pid]).status();
     assert!(killed.expect("kill").success());
@@ -156,7 +215,7 @@ fn an_interrupted_run_leaves_nothing() {
         code.is_some()
     });
     assert_eq!(code, Some(Some(130)));
-    assert!(names(folder.path()).is_empty());
+    assert!(names(folder).is_empty());
 }
 
 #[test]

@@ -4,6 +4,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use vellum::qcow2::WriteLogOptions;
+
 use super::failure::Failure;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::size;
@@ -19,6 +21,8 @@ enum Opt {
     Seed,
     Full,
     Tables,
+    Journal,
+    JournalSize,
     Output,
     Html,
     Quiet,
@@ -37,6 +41,8 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Seed, "seed", Takes::Value),
     OptionSpec::long(Opt::Full, "full", Takes::Nothing),
     OptionSpec::long(Opt::Tables, "tables", Takes::Value),
+    OptionSpec::long(Opt::Journal, "journal", Takes::Nothing),
+    OptionSpec::long(Opt::JournalSize, "journal-size", Takes::Value),
     OptionSpec::long(Opt::Output, "output", Takes::Value),
     OptionSpec::long(Opt::Html, "html", Takes::Value),
     OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
@@ -68,10 +74,20 @@ pub(super) enum Topic {
     Writes,
     /// The same over a backing file.
     Overlay,
+    /// Random writes with flushes, with and without a write log, over time.
+    Journal,
 }
 
 impl Topic {
-    pub(super) const ALL: [Topic; 4] = [Topic::Cache, Topic::Slices, Topic::Writes, Topic::Overlay];
+    pub(super) const ALL: [Topic; 5] = [
+        Topic::Cache,
+        Topic::Slices,
+        Topic::Writes,
+        Topic::Overlay,
+        Topic::Journal,
+    ];
+    /// Those of images that are made, if none is named: all but what takes longest.
+    const USUAL: [Topic; 4] = [Topic::Cache, Topic::Slices, Topic::Writes, Topic::Overlay];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -79,6 +95,7 @@ impl Topic {
             Topic::Slices => "slices",
             Topic::Writes => "writes",
             Topic::Overlay => "overlay",
+            Topic::Journal => "journal",
         }
     }
 }
@@ -104,6 +121,16 @@ pub(super) struct Effort {
     pub(super) seed: u64,
     /// More points.
     pub(super) full: bool,
+    pub(super) sustained: Sustained,
+}
+
+/// Writes with flushes between them, for as long as a write log cannot take them all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sustained {
+    /// Length of the write log.
+    pub(super) log_bytes: u64,
+    /// Time for each run at most.
+    pub(super) seconds: f64,
 }
 
 /// The command line, taken apart.
@@ -133,6 +160,8 @@ struct Given {
     seed: Option<u64>,
     full: bool,
     topics: Option<Vec<Topic>>,
+    journal: bool,
+    log_bytes: Option<u64>,
 }
 
 impl Arguments {
@@ -177,13 +206,30 @@ impl Arguments {
             rounds: given.rounds.unwrap_or(defaults.rounds),
             seed: given.seed.unwrap_or(defaults.seed),
             full: given.full,
+            sustained: Sustained {
+                log_bytes: given.log_bytes.unwrap_or(defaults.sustained.log_bytes),
+                seconds: given.seconds.unwrap_or(defaults.sustained.seconds),
+            },
         };
         self.directory = given.directory.unwrap_or_else(|| ".".into());
         let readable: &[Topic] = match self.image {
             Some(_) => &[Topic::Cache, Topic::Slices],
             None => &Topic::ALL,
         };
-        self.topics = given.topics.unwrap_or_else(|| readable.to_vec());
+        let usual = match self.image {
+            Some(_) => readable,
+            None => &Topic::USUAL,
+        };
+        self.topics = match (given.topics, given.journal) {
+            (Some(topics), true) if topics.contains(&Topic::Journal) => topics,
+            (Some(topics), true) => [topics.as_slice(), &[Topic::Journal]].concat(),
+            (Some(topics), false) => topics,
+            (None, true) => vec![Topic::Journal],
+            (None, false) => usual.to_vec(),
+        };
+        if given.log_bytes.is_some() && !self.topics.contains(&Topic::Journal) {
+            return Failure::usage("--journal-size is for the table 'journal': add --journal");
+        }
         match self.topics.iter().find(|topic| !readable.contains(topic)) {
             Some(topic) => Failure::usage(format!(
                 "An image that was given is only read: no table '{}'",
@@ -200,7 +246,7 @@ impl Default for Arguments {
             help: false,
             directory: ".".into(),
             effort: Effort::SHORT,
-            topics: Topic::ALL.to_vec(),
+            topics: Topic::USUAL.to_vec(),
             output: Output::Human,
             html: None,
             quiet: false,
@@ -221,6 +267,10 @@ impl Effort {
         rounds: 3,
         seed: 1,
         full: false,
+        sustained: Sustained {
+            log_bytes: 16 << 20,
+            seconds: 10.0,
+        },
     };
     /// `--full`.
     const FULL: Effort = Effort {
@@ -230,6 +280,11 @@ impl Effort {
         rounds: 4,
         seed: 1,
         full: true,
+        // The default length of a log.
+        sustained: Sustained {
+            log_bytes: 64 << 20,
+            seconds: 60.0,
+        },
     };
 }
 
@@ -268,10 +323,21 @@ impl Given {
                 self.seed = Some(seed.map_or_else(|| bad(wanted, &value), Ok)?);
             }
             Opt::Tables => self.topics = Some(parse_topics(&value)?),
+            Opt::Journal => self.journal = true,
+            Opt::JournalSize => {
+                let bytes = size::parse(&value).ok().filter(is_log_length);
+                let wanted = "--journal-size expects a multiple of 4K from 72K to 1G";
+                self.log_bytes = Some(bytes.map_or_else(|| bad(wanted, &value), Ok)?);
+            }
             _ => {}
         }
         Ok(())
     }
+}
+
+fn is_log_length(bytes: &u64) -> bool {
+    let lengths = WriteLogOptions::MIN_LEN_BYTES..=WriteLogOptions::MAX_LEN_BYTES;
+    lengths.contains(bytes) && bytes.is_multiple_of(4096)
 }
 
 fn bad<T>(wanted: &str, value: &str) -> Result<T, Failure> {
@@ -289,7 +355,7 @@ fn parse_output(value: &str) -> Result<Output, Failure> {
 fn parse_topics(value: &str) -> Result<Vec<Topic>, Failure> {
     let named = |name: &str| {
         let topic = Topic::ALL.into_iter().find(|topic| topic.name() == name);
-        let wanted = "--tables expects a list of cache, slices, writes, overlay";
+        let wanted = "--tables expects a list of cache, slices, writes, overlay, journal";
         topic.map_or_else(|| bad(wanted, name), Ok)
     };
     value.split(',').map(named).collect()
@@ -303,12 +369,18 @@ pub fn help(call: &str) -> String {
 Shows what the choices of a qcow2 image cost on this machine: random 4K reads by L2 cache
 size and by cache entry (slice) size, random 4K writes into new clusters by cluster size,
 with and without subclusters, with and without a backing file, and how far the image grows.
+With --journal: writes with a flush after each 32, over time, with and without a write log.
 Each figure stands beside a raw file's, measured in the same run. An image that is given is
 only read. A run whose rounds differ too much tells figures and how much they differ ('spread'
 and 'noise' of --output=json), and draws no conclusions about speed.
 
 What to measure:
-      --tables=LIST     of cache, slices, writes, overlay (default: all)
+      --tables=LIST     of cache, slices, writes, overlay, journal (default: all but
+                        journal)
+      --journal         the table journal: what a write log (journal=on) brings, and what
+                        comes when it is full; runs until ten times the log is written
+      --journal-size=SIZE
+                        length of that log (default 16M)
       --dir=DIR         where to make the images (default: the current directory);
                         they are removed at the end, and nothing else is touched
       --size=SIZE       size of the images (default 4G; needs twice that on the disk)
@@ -318,10 +390,12 @@ What to measure:
 
 How to measure:
       --depth=N         requests in flight (default 32)
-      --seconds=N       time for each figure in each round (default 0.3)
+      --seconds=N       time for each figure in each round (default 0.3); the longest time
+                        of a run of the table journal (default 10)
       --rounds=N        rounds, of which the medians are shown (default 3)
       --seed=N          where requests go (default 1)
-      --full            20G, 2 seconds, 4 rounds and more cluster sizes
+      --full            20G, 2 seconds, 4 rounds and more cluster sizes; journal: a log of
+                        64M, 60 seconds
 
 What to show:
       --output=FORMAT   human (default) or json
@@ -348,7 +422,7 @@ mod tests {
     fn defaults_depend_on_full() {
         let short = parse("--dir /x").unwrap();
         assert_eq!(short.effort, Effort::SHORT);
-        assert_eq!(short.topics, Topic::ALL);
+        assert_eq!(short.topics, Topic::USUAL);
         let full = parse("--full --size 1G --depth=4").unwrap();
         let expected = Effort {
             size_bytes: 1 << 30,
@@ -374,6 +448,24 @@ mod tests {
     }
 
     #[test]
+    fn the_write_log_is_measured_only_if_asked_for() {
+        let topics = |line: &str| parse(line).unwrap().topics;
+        assert_eq!(topics("--journal"), [Topic::Journal]);
+        assert_eq!(topics("--tables=journal"), [Topic::Journal]);
+        assert_eq!(topics("--journal --tables=journal"), [Topic::Journal]);
+        let both = [Topic::Overlay, Topic::Journal];
+        assert_eq!(topics("--journal --tables=overlay"), both);
+        let set = parse("--journal --journal-size=72K --seconds=3").unwrap();
+        let expected = Sustained {
+            log_bytes: 72 << 10,
+            seconds: 3.0,
+        };
+        assert_eq!(set.effort.sustained, expected);
+        assert!(parse("--journal-size=1M").is_err());
+        assert!(parse("--journal disk.qcow2").is_err());
+    }
+
+    #[test]
     fn wrong_values_are_told() {
         for (line, message) in [
             (
@@ -394,7 +486,11 @@ mod tests {
             ),
             (
                 "--tables cache,x",
-                "--tables expects a list of cache, slices, writes, overlay, not 'x'",
+                "--tables expects a list of cache, slices, writes, overlay, journal, not 'x'",
+            ),
+            (
+                "--journal-size 71K",
+                "--journal-size expects a multiple of 4K from 72K to 1G, not '71K'",
             ),
             (
                 "--output xml",

@@ -28,6 +28,8 @@ pub(super) struct Opening {
     pub(super) direct: bool,
     pub(super) cache_bytes: Option<u64>,
     pub(super) entry_bytes: Option<u64>,
+    /// Length of a write log, if there is one: the file [`log_path`].
+    pub(super) log_bytes: Option<u64>,
 }
 
 impl Opening {
@@ -55,6 +57,12 @@ impl Opening {
     }
 }
 
+/// Where the write log of an image lies. Absolute, so that no part of it is taken for a protocol.
+pub(super) fn log_path(image: &Path) -> PathBuf {
+    let path = image.with_extension("vlog");
+    std::path::absolute(&path).unwrap_or(path)
+}
+
 /// Opens a file as a format.
 pub(super) async fn open(
     path: &Path,
@@ -67,6 +75,10 @@ pub(super) async fn open(
     options.set_text("file.driver", "file");
     options.set_text("file.filename", name.clone());
     opening.add_to(&mut options, format == "qcow2");
+    if let Some(log_bytes) = opening.log_bytes {
+        options.set_text("journal", log_path(path).display().to_string());
+        options.set_text("journal-size", log_bytes.to_string());
+    }
     let spec = ImageSpec {
         added: Options::new(),
         source: Source::Options(options),

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::plan::Work;
-use super::result::{About, Measured, Report, Results};
+use super::plan::{Shows, WRITES_PER_FLUSH, Work};
+use super::result::{About, Below, Measured, Report, Results, Sample};
+use super::timeline::Timeline;
 
 /// Grows when a member is renamed or means something else.
 const SCHEMA: u32 = 1;
@@ -49,18 +50,7 @@ fn table(results: &Results) -> Value {
 }
 
 fn row(results: &Results, measured: &Measured) -> Value {
-    let samples: Vec<Value> = measured
-        .samples
-        .iter()
-        .map(|sample| {
-            json!({
-                "operations": sample.operations,
-                "seconds": sample.seconds,
-                "cpu-seconds": sample.cpu_seconds,
-                "grown-bytes": sample.grown_bytes,
-            })
-        })
-        .collect();
+    let samples: Vec<Value> = measured.samples.iter().map(sample).collect();
     let mut value = json!({
         "series": measured.row.series,
         "x": measured.row.x_label,
@@ -72,7 +62,43 @@ fn row(results: &Results, measured: &Measured) -> Value {
         "growth": measured.growth(),
         "samples": samples,
     });
-    let settings = match measured.row.work {
+    if let Shows::OverTime(_) = results.table.shows {
+        value["lowest-iops"] = json!(measured.lowest_iops());
+        value["request-p99.9-us"] = json!(measured.request_us());
+        value["flush-p99.9-us"] = json!(measured.flush_us());
+        value["close-seconds"] = json!(measured.close_seconds());
+        value["below-no-log"] = json!(results.below(measured).map(Below::name));
+    }
+    value["settings"] = settings(measured.row.work);
+    value
+}
+
+fn sample(sample: &Sample) -> Value {
+    let mut value = json!({
+        "operations": sample.operations,
+        "seconds": sample.seconds,
+        "cpu-seconds": sample.cpu_seconds,
+        "grown-bytes": sample.grown_bytes,
+    });
+    if let Some(timeline) = &sample.timeline {
+        value["over-time"] = over_time(timeline);
+    }
+    value
+}
+
+fn over_time(timeline: &Timeline) -> Value {
+    json!({
+        "interval-seconds": timeline.interval_seconds,
+        "operations": timeline.operations,
+        "lowest-iops": timeline.lowest_iops(),
+        "request-p99.9-us": timeline.request_us,
+        "flush-p99.9-us": timeline.flush_us,
+        "close-seconds": timeline.close_seconds,
+    })
+}
+
+fn settings(work: Work) -> Value {
+    match work {
         Work::Read {
             cache_bytes,
             entry_bytes,
@@ -87,10 +113,13 @@ fn row(results: &Results, measured: &Measured) -> Value {
             "extended-l2": subclusters,
             "backing-file": backed,
         }),
+        Work::SustainedRaw => json!({ "writes-per-flush": WRITES_PER_FLUSH }),
+        Work::Sustained { log_bytes } => json!({
+            "writes-per-flush": WRITES_PER_FLUSH,
+            "journal-size": log_bytes,
+        }),
         Work::RawRead | Work::RawWrite => Value::Null,
-    };
-    value["settings"] = settings;
-    value
+    }
 }
 
 #[cfg(test)]
@@ -117,5 +146,14 @@ mod tests {
         assert_eq!(row["samples"].as_array().map(Vec::len), Some(3));
         assert_eq!(writes["rows"][0]["limit"], true);
         assert!(value["reading"].is_array());
+        let with_log = &value["tables"][4]["rows"][2];
+        assert_eq!(with_log["settings"]["journal-size"], 16 << 20);
+        assert_eq!(with_log["lowest-iops"], 19_200.0);
+        assert_eq!(with_log["flush-p99.9-us"], 2000.0);
+        assert_eq!(with_log["below-no-log"], "never");
+        let over_time = &with_log["samples"][0]["over-time"];
+        assert_eq!(over_time["interval-seconds"], 0.025);
+        assert_eq!(over_time["operations"].as_array().map(Vec::len), Some(40));
+        assert_eq!(row.get("lowest-iops"), None);
     }
 }

@@ -1,7 +1,8 @@
 //! The load of one row: random requests of one block at a fixed depth, for a time, on the lane of
-//! the caller. The same seed gives the same blocks in the same order.
+//! the caller, with flushes between them where that is asked. The same seed gives the same blocks
+//! in the same order.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use vellum_io::{lane, spawn};
 use super::plan::BLOCK_BYTES;
 use super::result::Sample;
 use super::scratch::Interrupt;
+use super::timeline::Recorder;
 
 /// How often a run looks whether the user wants it to end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -78,7 +80,16 @@ pub(super) struct Load {
     /// Stop earlier after so many requests.
     pub(super) most: u64,
     pub(super) seed: u64,
+    pub(super) over_time: Option<OverTime>,
     pub(super) interrupt: Interrupt,
+}
+
+/// Requests with flushes between them, whose course over time is noted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OverTime {
+    /// A flush after each so many requests. The others in flight go on meanwhile.
+    pub(super) requests_per_flush: u64,
+    pub(super) interval: Duration,
 }
 
 impl Load {
@@ -87,6 +98,7 @@ impl Load {
         let shared = Rc::new(Shared {
             over: Cell::new(false),
             left: Cell::new(self.most),
+            recorder: RefCell::new(self.over_time.map(|what| Recorder::begin(what.interval))),
         });
         let (start, cpu) = (Instant::now(), cpu_time());
         let clock = spawn(watch(
@@ -113,6 +125,7 @@ impl Load {
         if let Some(error) = failure {
             return Err(error);
         }
+        let timeline = shared.recorder.take().map(Recorder::end);
         if self.write {
             for device in &self.devices {
                 device.flush().await?;
@@ -123,6 +136,7 @@ impl Load {
             seconds: start.elapsed().as_secs_f64(),
             cpu_seconds: (cpu_time() - cpu).as_secs_f64(),
             grown_bytes: None,
+            timeline,
         })
     }
 }
@@ -130,6 +144,7 @@ impl Load {
 struct Shared {
     over: Cell<bool>,
     left: Cell<u64>,
+    recorder: RefCell<Option<Recorder>>,
 }
 
 /// Ends the load when its time is over, or when the user asks for it.
@@ -154,14 +169,40 @@ async fn work(load: Rc<Load>, shared: Rc<Shared>, seed: u64) -> Result<u64> {
         shared.left.set(shared.left.get() - 1);
         let (device, offset_bytes) = load.blocks.at(random.u64(..load.blocks.count()));
         let device = &load.devices[device];
+        let noted = load.over_time.map(|over_time| (over_time, Instant::now()));
         let io = match load.write {
             true => device.write(offset_bytes, buffer, RequestFlags::default()),
             false => device.read(offset_bytes, buffer),
         };
         buffer = io.await.inspect_err(|_| shared.over.set(true))?;
         count += 1;
+        if let Some((over_time, begun)) = noted {
+            let flushed = note(over_time, &shared, device, begun).await;
+            flushed.inspect_err(|_| shared.over.set(true))?;
+        }
     }
     Ok(count)
+}
+
+/// Notes a request that has ended, and flushes where it is time for that.
+async fn note(
+    over_time: OverTime,
+    shared: &Shared,
+    device: &Arc<dyn BlockDevice>,
+    begun: Instant,
+) -> Result<()> {
+    let ended = match shared.recorder.borrow_mut().as_mut() {
+        Some(recorder) => recorder.request(begun),
+        None => return Ok(()),
+    };
+    if ended.is_multiple_of(over_time.requests_per_flush) {
+        let begun = Instant::now();
+        device.flush().await?;
+        if let Some(recorder) = shared.recorder.borrow_mut().as_mut() {
+            recorder.flush(begun);
+        }
+    }
+    Ok(())
 }
 
 /// CPU time that this process has used so far.

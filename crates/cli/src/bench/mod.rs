@@ -1,9 +1,10 @@
 //! `vellum bench`: what the choices of a qcow2 image cost on this machine.
 //!
 //! The classical tables (reads by cache size and by slice size, writes by cluster
-//! size with and without subclusters, growth), measured in process through the
-//! library, beside a raw file in the same run. `plan` says what is measured,
-//! `run` does it, `result` holds it, and `tables`, `json` and `html` show it.
+//! size with and without subclusters, growth), and sustained writes with and
+//! without a write log, measured in process through the library, beside a raw file in
+//! the same run. `plan` says what is measured, `run` does it, `result` holds it, and
+//! `tables`, `json` and `html` show it.
 //!
 //! Invariants:
 //! - An image that the user names is opened for reading only.
@@ -24,6 +25,7 @@ mod run;
 mod scratch;
 mod survey;
 mod tables;
+mod timeline;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -145,7 +147,11 @@ fn about(arguments: &Arguments, size_bytes: u64, subject: String) -> About {
         directory: None,
         size_bytes,
         depth: effort.depth,
-        seconds: effort.seconds,
+        topics: arguments.topics.clone(),
+        seconds: match arguments.topics.as_slice() {
+            [Topic::Journal] => effort.sustained.seconds,
+            _ => effort.seconds,
+        },
         rounds: effort.rounds,
         seed: effort.seed,
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
@@ -178,18 +184,8 @@ async fn examine(
 async fn set_up(arguments: &Arguments) -> Result<Setting, Failure> {
     let effort = &arguments.effort;
     let size_bytes = effort.size_bytes;
-    let images = match arguments.topics.as_slice() {
-        [Topic::Writes] => 1,
-        topics
-            if !topics
-                .iter()
-                .any(|t| matches!(t, Topic::Writes | Topic::Overlay)) =>
-        {
-            1
-        }
-        _ => 2,
-    };
-    let scratch = Scratch::new(&arguments.directory, images * size_bytes + SPARE_BYTES)?;
+    let needed_bytes = plan::needed_bytes(&arguments.topics, effort) + SPARE_BYTES;
+    let scratch = Scratch::new(&arguments.directory, needed_bytes)?;
     let probe = scratch.path("probe");
     images::make(&probe, "raw", 1 << 20, "").await?;
     let direct = images::can_be_direct(&probe).await;

@@ -1,7 +1,10 @@
 //! What is measured: which tables the user's topics give, and which rows each of them has. No I/O;
 //! `run` carries the plan out.
 
-use super::arguments::{Effort, Topic};
+use std::time::Duration;
+
+use super::arguments::{Effort, Sustained, Topic};
+use super::timeline::SMOOTHED_INTERVALS;
 use crate::size::human;
 
 /// Cluster size of the images that reads are measured on.
@@ -11,6 +14,14 @@ pub(super) const BLOCK_BYTES: u64 = 4096;
 /// A random write each this many bytes of the image, as the classical tables have
 /// it: most writes then meet a cluster of their own.
 const BYTES_PER_WRITE: u64 = 128 * BLOCK_BYTES;
+
+/// Writes between two flushes of a sustained run.
+pub(super) const WRITES_PER_FLUSH: u64 = 32;
+/// Whoever writes so many times a log's length has filled it long before the end.
+pub(super) const LOGS_WRITTEN: u64 = 10;
+/// A sustained run that takes all its time has so many intervals.
+const INTERVALS: f64 = 400.0;
+const SHORTEST_INTERVAL_SECONDS: f64 = 0.005;
 
 const KIB: u64 = 1 << 10;
 
@@ -42,6 +53,18 @@ pub(super) enum Work {
         subclusters: bool,
         backed: bool,
     },
+    /// Writes with flushes into a sparse raw file, over time: the limit.
+    SustainedRaw,
+    /// The same into a new overlay, with a write log of this length or without one.
+    Sustained { log_bytes: Option<u64> },
+}
+
+/// What a table shows of its rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Shows {
+    Speed,
+    SpeedAndGrowth,
+    OverTime(Sustained),
 }
 
 /// A row of a table, a point of its plot.
@@ -57,7 +80,10 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn is_limit(&self) -> bool {
-        matches!(self.work, Work::RawRead | Work::RawWrite)
+        matches!(
+            self.work,
+            Work::RawRead | Work::RawWrite | Work::SustainedRaw
+        )
     }
 }
 
@@ -71,8 +97,7 @@ pub(super) struct Table {
     pub(super) x_title: &'static str,
     /// Positions on the axis are even steps of a factor.
     pub(super) x_is_log: bool,
-    /// The growth of the image is measured too.
-    pub(super) grows: bool,
+    pub(super) shows: Shows,
     pub(super) rows: Vec<Row>,
 }
 
@@ -100,6 +125,36 @@ impl Metadata {
     }
 }
 
+impl Sustained {
+    /// How many writes a run makes at most.
+    pub(super) fn writes(self) -> u64 {
+        (LOGS_WRITTEN * self.log_bytes / BLOCK_BYTES).next_multiple_of(WRITES_PER_FLUSH)
+    }
+
+    /// What is measured together. The same for all runs, so that they can be compared.
+    pub(super) fn interval(self) -> Duration {
+        Duration::from_secs_f64((self.seconds / INTERVALS).max(SHORTEST_INTERVAL_SECONDS))
+    }
+
+    /// How long the time is whose slowest is told.
+    pub(super) fn smoothed_seconds(self) -> f64 {
+        self.interval().as_secs_f64() * SMOOTHED_INTERVALS as f64
+    }
+}
+
+/// Bytes of the disk that the images and the log take, when they are as large as they can get.
+pub(super) fn needed_bytes(topics: &[Topic], effort: &Effort) -> u64 {
+    let full_image = topics.iter().any(|topic| *topic != Topic::Writes);
+    let is_written = |topic: &Topic| !matches!(topic, Topic::Cache | Topic::Slices);
+    let new_image = topics.iter().any(is_written);
+    let images = u64::from(full_image) + u64::from(new_image);
+    let log_bytes = match topics.contains(&Topic::Journal) {
+        true => effort.sustained.log_bytes,
+        false => 0,
+    };
+    images * effort.size_bytes + log_bytes
+}
+
 /// How many random writes a row of an image of `size_bytes` makes at most.
 pub(super) fn write_count(size_bytes: u64) -> u64 {
     size_bytes / BYTES_PER_WRITE
@@ -119,6 +174,7 @@ pub(super) fn made(topics: &[Topic], effort: &Effort) -> Vec<Table> {
         Topic::Slices => slice_table(metadata, Layout::Scattered),
         Topic::Writes => write_table(false, effort.full),
         Topic::Overlay => write_table(true, effort.full),
+        Topic::Journal => journal_table(effort.sustained),
     };
     topics.iter().map(table).collect()
 }
@@ -171,7 +227,7 @@ fn cache_table(metadata: Metadata, layouts: &[(&str, Layout)]) -> Table {
         ),
         x_title: "L2 cache size, % of the image's L2 entries",
         x_is_log: false,
-        grows: false,
+        shows: Shows::Speed,
         rows,
     }
 }
@@ -201,7 +257,7 @@ fn slice_table(metadata: Metadata, layout: Layout) -> Table {
             .into(),
         x_title: "cache entry (slice) size",
         x_is_log: true,
-        grows: false,
+        shows: Shows::Speed,
         rows,
     }
 }
@@ -247,7 +303,44 @@ fn write_table(backed: bool, full: bool) -> Table {
         explains: explains.into(),
         x_title: "cluster size",
         x_is_log: true,
-        grows: true,
+        shows: Shows::SpeedAndGrowth,
+        rows,
+    }
+}
+
+fn journal_table(sustained: Sustained) -> Table {
+    let log = human(sustained.log_bytes);
+    let row = |series: String, work: Work| Row {
+        series,
+        x: 0.0,
+        x_label: String::new(),
+        work,
+    };
+    let with = Work::Sustained {
+        log_bytes: Some(sustained.log_bytes),
+    };
+    let rows = vec![
+        row("raw, sparse".into(), Work::SustainedRaw),
+        row("without a log".into(), Work::Sustained { log_bytes: None }),
+        row(format!("with a log of {log}"), with),
+    ];
+    Table {
+        id: "journal",
+        title: format!(
+            "Random 4K writes into an overlay of a full backing file, a flush after each \
+             {WRITES_PER_FLUSH}, over time"
+        ),
+        explains: format!(
+            "With a write log (journal=on) a flush is one write to the log, and the image follows. \
+             When the log is full, writes wait for that: so each run ends only after {} ({} times \
+             the log's length), or after {} s.",
+            human(sustained.writes() * BLOCK_BYTES),
+            LOGS_WRITTEN,
+            sustained.seconds
+        ),
+        x_title: "seconds since the run began",
+        x_is_log: false,
+        shows: Shows::OverTime(sustained),
         rows,
     }
 }
@@ -278,11 +371,34 @@ mod tests {
         let effort = super::super::arguments::Arguments::parse(vec!["--full".into()]);
         let effort = effort.unwrap().effort;
         let tables = made(&Topic::ALL, &effort);
-        assert_eq!(tables.len(), 4);
+        assert_eq!(tables.len(), Topic::ALL.len());
         for table in tables {
             let limits = table.rows.iter().filter(|row| row.is_limit()).count();
             assert_eq!(limits, 1, "{}", table.id);
         }
+    }
+
+    #[test]
+    fn space_is_needed_for_what_is_made() {
+        let effort = super::super::arguments::Arguments::parse(Vec::new());
+        let effort = effort.unwrap().effort;
+        let gib = |topics: &[Topic]| needed_bytes(topics, &effort) as f64 / (1 << 30) as f64;
+        assert_eq!(gib(&[Topic::Cache, Topic::Slices]), 4.0);
+        assert_eq!(gib(&[Topic::Writes]), 4.0);
+        assert_eq!(gib(&[Topic::Overlay]), 8.0);
+        assert_eq!(gib(&[Topic::Writes, Topic::Cache]), 8.0);
+        assert_eq!(gib(&[Topic::Journal]), 8.0 + 1.0 / 64.0);
+    }
+
+    #[test]
+    fn a_sustained_run_writes_ten_logs_in_whole_batches() {
+        let sustained = Sustained {
+            log_bytes: 72 * KIB,
+            seconds: 10.0,
+        };
+        assert_eq!(sustained.writes(), 192, "180 are no multiple of 32");
+        assert_eq!(sustained.interval(), Duration::from_millis(25));
+        assert_eq!(sustained.smoothed_seconds(), 0.25);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The results: samples of rows, and their medians, spreads and ratios. No I/O; `run` fills them
 //! in, the outputs read them.
 
+use super::arguments::Topic;
 use super::plan::{BLOCK_BYTES, Row, Table, Work};
+use super::timeline::Timeline;
 
 /// What one row did in one round.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Sample {
     pub(super) operations: u64,
     pub(super) seconds: f64,
@@ -12,6 +14,8 @@ pub(super) struct Sample {
     pub(super) cpu_seconds: f64,
     /// How many bytes of the disk the image took, where that is asked.
     pub(super) grown_bytes: Option<u64>,
+    /// How it went, where that is asked.
+    pub(super) timeline: Option<Timeline>,
 }
 
 /// A row with its samples.
@@ -37,6 +41,7 @@ pub(super) struct About {
     pub(super) directory: Option<String>,
     pub(super) size_bytes: u64,
     pub(super) depth: usize,
+    pub(super) topics: Vec<Topic>,
     pub(super) seconds: f64,
     pub(super) rounds: usize,
     pub(super) seed: u64,
@@ -111,7 +116,89 @@ impl Measured {
     }
 }
 
+impl Measured {
+    fn timelines(&self) -> impl Iterator<Item = &Timeline> {
+        self.samples.iter().filter_map(|s| s.timeline.as_ref())
+    }
+
+    /// Requests a second where a run was slowest.
+    pub(super) fn lowest_iops(&self) -> Option<f64> {
+        median(self.timelines().filter_map(Timeline::lowest_iops))
+    }
+
+    /// How long requests take at most, but for one in a thousand, in microseconds.
+    pub(super) fn request_us(&self) -> Option<f64> {
+        median(self.timelines().filter_map(|timeline| timeline.request_us))
+    }
+
+    /// The same of flushes.
+    pub(super) fn flush_us(&self) -> Option<f64> {
+        median(self.timelines().filter_map(|timeline| timeline.flush_us))
+    }
+
+    /// How long the image took to close.
+    pub(super) fn close_seconds(&self) -> Option<f64> {
+        median(self.timelines().map(|timeline| timeline.close_seconds))
+    }
+
+    /// How long a run took.
+    pub(super) fn seconds(&self) -> Option<f64> {
+        median(self.samples.iter().map(|sample| sample.seconds))
+    }
+
+    /// The course of the middle round.
+    pub(super) fn typical(&self) -> Option<&Timeline> {
+        let mut samples: Vec<&Sample> = self.samples.iter().collect();
+        samples.sort_by(|a, b| a.iops().total_cmp(&b.iops()));
+        let middle = samples.len().checked_sub(1)? / 2;
+        samples[middle].timeline.as_ref()
+    }
+}
+
+/// Whether a run with a write log is slower than the one without, by more than noise. Single intervals differ too much
+/// between rounds to be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Below {
+    Never,
+    /// Only the slowest part of the one is slower than the slowest of the other.
+    AtItsLowest,
+    OnTheWhole,
+}
+
+impl Below {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Below::Never => "never",
+            Below::AtItsLowest => "at its lowest",
+            Below::OnTheWhole => "on the whole",
+        }
+    }
+}
+
 impl Results {
+    /// The row without a write log, and that with one.
+    pub(super) fn logs(&self) -> Option<(&Measured, &Measured)> {
+        let find = |wanted: bool| {
+            self.rows.iter().find(|row| {
+                matches!(row.row.work, Work::Sustained { log_bytes } if log_bytes.is_some() == wanted)
+            })
+        };
+        Some((find(false)?, find(true)?))
+    }
+
+    /// Whether a row, if it has a write log, falls below the one without.
+    pub(super) fn below(&self, row: &Measured) -> Option<Below> {
+        let (without, with) = self.logs().filter(|(_, with)| *with == row)?;
+        let same = self.same();
+        let on_the_whole = with.iops()? < same * without.iops()?;
+        let lowest = with.lowest_iops().zip(without.lowest_iops());
+        Some(match lowest {
+            _ if on_the_whole => Below::OnTheWhole,
+            Some((with, without)) if with < same * without => Below::AtItsLowest,
+            _ => Below::Never,
+        })
+    }
+
     pub(super) fn new(table: Table) -> Results {
         let rows = table.rows.iter().cloned().map(Measured::new).collect();
         Results { table, rows }
@@ -163,8 +250,24 @@ impl Work {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::bench::arguments::{Arguments, Topic};
+    use crate::bench::arguments::Arguments;
     use crate::bench::plan;
+
+    /// A second in intervals, slower from the 28th on.
+    fn timeline(operations: u64) -> Timeline {
+        let each = operations / 40;
+        let operations = (0..40).map(|index| match index {
+            28.. => each * 4 / 5,
+            _ => each,
+        });
+        Timeline {
+            interval_seconds: 0.025,
+            operations: operations.collect(),
+            request_us: Some(1500.0),
+            flush_us: Some(2000.0),
+            close_seconds: 0.25,
+        }
+    }
 
     /// Results as a machine might give them: the further along a line the faster.
     pub(in crate::bench) fn sample_report() -> Report {
@@ -172,6 +275,7 @@ pub(super) mod tests {
         let tables = plan::made(&Topic::ALL, &effort);
         let tables = tables.into_iter().map(|table| {
             let mut results = Results::new(table);
+            let over_time = matches!(results.table.shows, plan::Shows::OverTime(_));
             for (index, row) in results.rows.iter_mut().enumerate() {
                 let operations = match row.row.is_limit() {
                     true => 50_000,
@@ -186,12 +290,14 @@ pub(super) mod tests {
                     Work::Write { .. } => Some(operations * 4300),
                     _ => None,
                 };
+                let timeline = over_time.then(|| timeline(operations));
                 row.samples = vec![
                     Sample {
                         operations,
                         seconds: 1.0,
                         cpu_seconds: 0.5,
                         grown_bytes: growth,
+                        timeline,
                     };
                     3
                 ];
@@ -206,6 +312,7 @@ pub(super) mod tests {
                 directory: Some("<here> & there".into()),
                 size_bytes: effort.size_bytes,
                 depth: effort.depth,
+                topics: Topic::ALL.to_vec(),
                 seconds: effort.seconds,
                 rounds: effort.rounds,
                 seed: effort.seed,
@@ -224,6 +331,36 @@ pub(super) mod tests {
         assert_eq!(median([]), None);
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median([4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn a_run_with_a_log_is_compared_with_the_one_without() {
+        let mut results = sample_report().tables.pop().unwrap();
+        let below = |results: &Results| results.below(&results.rows[2]);
+        assert_eq!(results.below(&results.rows[0]), None, "no log");
+        assert_eq!(results.below(&results.rows[1]), None, "no log");
+        assert_eq!(below(&results), Some(Below::Never));
+        for sample in &mut results.rows[2].samples {
+            sample.timeline.as_mut().unwrap().operations[5..15].fill(1);
+        }
+        assert_eq!(below(&results), Some(Below::AtItsLowest));
+        for sample in &mut results.rows[2].samples {
+            sample.operations /= 2;
+        }
+        assert_eq!(below(&results), Some(Below::OnTheWhole));
+    }
+
+    #[test]
+    fn the_middle_round_is_shown() {
+        let mut results = sample_report().tables.pop().unwrap();
+        let row = &mut results.rows[0];
+        for (sample, operations) in row.samples.iter_mut().zip([7, 9, 8]) {
+            sample.operations = operations;
+            sample.timeline.as_mut().unwrap().operations = vec![operations];
+        }
+        assert_eq!(row.typical().unwrap().operations, [8]);
+        row.samples.pop();
+        assert_eq!(row.typical().unwrap().operations, [7], "the slower of two");
     }
 
     #[test]

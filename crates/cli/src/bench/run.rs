@@ -3,6 +3,7 @@
 //! Invariant: every round measures each row once, and every other round goes backwards, so that
 //! what disturbs the machine falls on all rows alike.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use vellum::{BlockDevice, Buffer};
 use super::arguments::Effort;
 use super::failure::Failure;
 use super::images::{self, FullImage, Opening};
-use super::load::{Blocks, Load};
+use super::load::{Blocks, Load, OverTime};
 use super::plan::{self, Row, Table, Work};
 use super::progress::Progress;
 use super::result::{Results, Sample};
@@ -83,8 +84,9 @@ impl Bench {
     ) -> Result<(), Failure> {
         let needs_full = |row: &Row| match row.work {
             Work::RawRead | Work::Read { .. } => true,
-            Work::RawWrite => false,
+            Work::RawWrite | Work::SustainedRaw => false,
             Work::Write { backed, .. } => backed,
+            Work::Sustained { .. } => true,
         };
         let needed = tables.iter().flat_map(|table| &table.rows).any(needs_full);
         let Target::Made {
@@ -116,7 +118,7 @@ impl Bench {
         match row.work {
             Work::RawRead => self.raw_read(round).await,
             Work::Read { .. } => self.read(row.work, round).await.map(Some),
-            Work::RawWrite | Work::Write { .. } => self.write(row.work, round).await.map(Some),
+            _ => self.write(row.work, round).await.map(Some),
         }
     }
 
@@ -128,6 +130,7 @@ impl Bench {
             depth: self.effort.depth,
             seconds: self.effort.seconds,
             most: u64::MAX,
+            over_time: None,
             // Another place in each round, the same for all rows of it.
             seed: self.effort.seed.wrapping_add(round as u64),
             interrupt: self.interrupt.clone(),
@@ -199,61 +202,108 @@ impl Bench {
     }
 
     async fn write(&mut self, work: Work, round: usize) -> Result<Sample, Failure> {
+        let Some((path, direct)) = self.make_new(work).await? else {
+            return Ok(Sample::default());
+        };
+        let log_bytes = match work {
+            Work::Sustained { log_bytes } => log_bytes,
+            _ => None,
+        };
+        let format = match work {
+            Work::RawWrite | Work::SustainedRaw => "raw",
+            _ => "qcow2",
+        };
+        let before = images::allocated_bytes(&path)?;
+        let opening = Opening {
+            writable: true,
+            direct,
+            log_bytes,
+            ..Opening::default()
+        };
+        let device = images::open(&path, format, opening).await?;
+        let load = self.write_load(work, device.clone(), round);
+        let sample = load.run().await;
+        let closing = Instant::now();
+        let closed = device.close().await;
+        let mut sample = sample?;
+        closed?;
+        if let Some(timeline) = &mut sample.timeline {
+            timeline.close_seconds = closing.elapsed().as_secs_f64();
+        }
+        sample.grown_bytes = Some(images::allocated_bytes(&path)?.saturating_sub(before));
+        remove(&path)?;
+        if log_bytes.is_some() {
+            remove(&images::log_path(&path))?;
+        }
+        Ok(sample)
+    }
+
+    /// Makes the image that a row writes into; its path, and whether it is used around the page
+    /// cache.
+    async fn make_new(&mut self, work: Work) -> Result<Option<(PathBuf, bool)>, Failure> {
         let Target::Made {
             scratch,
             full,
             direct,
         } = &mut self.target
         else {
-            return Ok(Sample::default());
+            return Ok(None);
         };
         let path = scratch.path("new");
         let size_bytes = self.effort.size_bytes;
-        let format = match work {
+        let (cluster_bytes, subclusters, backed) = match work {
             Work::Write {
                 cluster_bytes,
                 subclusters,
                 backed,
-            } => {
-                let mut options = format!("cluster_size={cluster_bytes}");
-                if subclusters {
-                    options.push_str(",extended_l2=on");
-                }
-                if backed {
-                    full.as_mut()
-                        .ok_or_else(no_full_image)?
-                        .set_layout(plan::Layout::InOrder)?;
-                    options.push_str(",backing_file=full.qcow2,backing_fmt=qcow2");
-                }
-                images::make(&path, "qcow2", size_bytes, &options).await?;
-                "qcow2"
-            }
+            } => (cluster_bytes, subclusters, backed),
+            Work::Sustained { .. } => (plan::READ_CLUSTER_BYTES, false, true),
             _ => {
                 images::make(&path, "raw", size_bytes, "").await?;
-                "raw"
+                return Ok(Some((path, *direct)));
             }
         };
-        let before = images::allocated_bytes(&path)?;
-        let opening = Opening {
-            writable: true,
-            direct: *direct,
-            ..Opening::default()
-        };
-        let device = images::open(&path, format, opening).await?;
+        let mut options = format!("cluster_size={cluster_bytes}");
+        if subclusters {
+            options.push_str(",extended_l2=on");
+        }
+        if backed {
+            full.as_mut()
+                .ok_or_else(no_full_image)?
+                .set_layout(plan::Layout::InOrder)?;
+            options.push_str(",backing_file=full.qcow2,backing_fmt=qcow2");
+        }
+        images::make(&path, "qcow2", size_bytes, &options).await?;
+        Ok(Some((path, *direct)))
+    }
+
+    fn write_load(&self, work: Work, device: Arc<dyn BlockDevice>, round: usize) -> Load {
+        let blocks = Blocks::whole(self.effort.size_bytes);
         let load = Load {
             write: true,
-            most: plan::write_count(size_bytes),
-            ..self.load(vec![device.clone()], Blocks::whole(size_bytes), round)
+            most: plan::write_count(self.effort.size_bytes),
+            ..self.load(vec![device], blocks, round)
         };
-        let sample = load.run().await;
-        let closed = device.close().await;
-        let mut sample = sample?;
-        closed?;
-        sample.grown_bytes = Some(images::allocated_bytes(&path)?.saturating_sub(before));
-        match std::fs::remove_file(&path) {
-            Ok(()) => Ok(sample),
-            Err(error) => Failure::io("remove", &path, &error),
+        let sustained = self.effort.sustained;
+        match work {
+            Work::SustainedRaw | Work::Sustained { .. } => Load {
+                most: sustained.writes(),
+                seconds: sustained.seconds,
+                over_time: Some(OverTime {
+                    requests_per_flush: plan::WRITES_PER_FLUSH,
+                    interval: sustained.interval(),
+                }),
+                ..load
+            },
+            _ => load,
         }
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(()),
+        Err(error) => Failure::io("remove", path, &error),
     }
 }
 

@@ -4,7 +4,10 @@ use std::path::Path;
 
 use comfy_table::{CellAlignment, Table as Grid, presets};
 
-use super::result::{About, Measured, Report, Results};
+use super::arguments::{Sustained, Topic};
+use super::plan::{BLOCK_BYTES, Shows};
+use super::result::{About, Below, Measured, Report, Results};
+use crate::size::human;
 
 /// A count as people read it: no more digits than mean something.
 pub(super) fn count(value: f64) -> String {
@@ -34,11 +37,46 @@ fn shown(value: Option<f64>) -> String {
 
 /// The heads of a table's columns.
 pub(super) fn heads(results: &Results) -> Vec<&'static str> {
-    let mut heads = vec!["", "", "IOPS", "of raw", "CPU µs"];
-    if results.table.grows {
-        heads.push("growth");
+    match results.table.shows {
+        Shows::Speed => vec!["", "", "IOPS", "of raw", "CPU µs"],
+        Shows::SpeedAndGrowth => vec!["", "", "IOPS", "of raw", "CPU µs", "growth"],
+        Shows::OverTime(_) => vec![
+            "",
+            "time",
+            "IOPS",
+            "of raw",
+            "CPU µs",
+            "lowest",
+            "write ms",
+            "flush ms",
+            "close s",
+            "below no log",
+        ],
     }
-    heads
+}
+
+/// What the columns mean, where that is not plain: sentences.
+pub(super) fn notes(results: &Results) -> Vec<String> {
+    let Shows::OverTime(sustained) = results.table.shows else {
+        return Vec::new();
+    };
+    vec![
+        format!("A run ends {}.", end(sustained)),
+        format!(
+            "lowest: IOPS of the slowest {} s.",
+            sustained.smoothed_seconds()
+        ),
+        "write ms, flush ms: all but one in a thousand take no longer (p99.9).".into(),
+        "close s: until the image has everything, also what a log held.".into(),
+        "below no log: whether the run with a log is slower than the one without, by more than \
+         a tenth and than rounds differ."
+            .into(),
+    ]
+}
+
+fn end(sustained: Sustained) -> String {
+    let written = human(sustained.writes() * BLOCK_BYTES);
+    format!("after {written} or {} s", sustained.seconds)
 }
 
 /// The cells of a row.
@@ -47,6 +85,7 @@ pub(super) fn cells(results: &Results, row: &Measured) -> Vec<String> {
         true => None,
         false => results.ratio(row),
     };
+    let milliseconds = |us: Option<f64>| shown(us.map(|us| us / 1e3));
     let mut cells = vec![
         row.row.series.clone(),
         row.row.x_label.clone(),
@@ -54,8 +93,17 @@ pub(super) fn cells(results: &Results, row: &Measured) -> Vec<String> {
         ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
         shown(row.cpu_us()),
     ];
-    if results.table.grows {
-        cells.push(shown(row.growth()));
+    match results.table.shows {
+        Shows::Speed => {}
+        Shows::SpeedAndGrowth => cells.push(shown(row.growth())),
+        Shows::OverTime(_) => {
+            cells[1] = format!("{} s", shown(row.seconds()));
+            cells.push(shown(row.lowest_iops()));
+            cells.push(milliseconds(row.request_us()));
+            cells.push(milliseconds(row.flush_us()));
+            cells.push(shown(row.close_seconds()));
+            cells.push(results.below(row).map_or("-", Below::name).into());
+        }
     }
     cells
 }
@@ -66,9 +114,13 @@ pub(super) fn how(about: &About) -> String {
         1 => "one round".to_owned(),
         n => format!("medians of {n} rounds"),
     };
+    let time = match about.topics.as_slice() {
+        [Topic::Journal] => format!("at most {} s a run", about.seconds),
+        _ => format!("{} s a figure", about.seconds),
+    };
     format!(
-        "4K requests, {} in flight, {} s a figure, {rounds}, seed {}; {} CPUs, Linux {}",
-        about.depth, about.seconds, about.seed, about.cpus, about.kernel
+        "4K requests, {} in flight, {time}, {rounds}, seed {}; {} CPUs, Linux {}",
+        about.depth, about.seed, about.cpus, about.kernel
     )
 }
 
@@ -104,7 +156,9 @@ pub(super) fn table(results: &Results) -> String {
         .lines()
         .map(|line| format!(" {}\n", line.trim_end()))
         .collect();
-    format!("\n{}\n{lines}", results.table.title)
+    let notes = notes(results);
+    let notes: String = notes.iter().map(|note| format!("   {note}\n")).collect();
+    format!("\n{}\n{lines}{notes}", results.table.title)
 }
 
 /// What comes after the tables.
@@ -153,5 +207,21 @@ mod tests {
         );
         assert!(lines[2].starts_with("  standard     16 KiB"), "{text}");
         assert!(!lines[3].contains("standard"), "{text}");
+    }
+
+    #[test]
+    fn runs_over_time_tell_how_low_they_get() {
+        let report = sample_report();
+        let results = report.tables.last().unwrap();
+        let text = table(results);
+        for part in [
+            "raw, sparse           1.00 s  50,000       -    10.0  40,000      1.50      2.00     0.25             -",
+            "with a log of 16 MiB  1.00 s  24,000    0.48    20.8  19,200",
+            "never",
+            "A run ends after 160 MiB or 10 s.",
+            "lowest: IOPS of the slowest 0.25 s.",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 }

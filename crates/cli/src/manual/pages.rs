@@ -142,6 +142,10 @@ const BENCH: Page = Page {
             "vellum bench --full --tables=writes",
             "longer, and one table only",
         ),
+        (
+            "vellum bench --journal --dir /srv/images --html page.html",
+            "what a write log brings there, over time",
+        ),
     ],
     exits: &[
         DONE,

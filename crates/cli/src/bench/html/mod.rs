@@ -2,12 +2,14 @@
 
 mod axis;
 mod chart;
+mod over_time;
 
 use std::path::Path;
 
 use askama::Template;
 
 use super::failure::Failure;
+use super::plan::Shows;
 use super::result::{Measured, Report, Results};
 use super::tables;
 use crate::html_page;
@@ -30,6 +32,8 @@ struct Page<'a> {
 struct Section<'a> {
     results: &'a Results,
     figures: Vec<Figure>,
+    /// What the columns mean, where that is not plain.
+    notes: String,
     heads: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
@@ -68,19 +72,26 @@ fn text(report: &Report) -> Result<String, Failure> {
 }
 
 fn section(results: &Results) -> Section<'_> {
-    let mut figures = vec![figure(results, "iops", iops_chart(results))];
-    if results.table.grows {
+    let mut figures = Vec::new();
+    match results.table.shows {
+        Shows::OverTime(_) => {
+            figures.push(figure(results, "over-time", over_time::chart(results)));
+        }
+        _ => figures.push(figure(results, "iops", iops_chart(results))),
+    }
+    if results.table.shows == Shows::SpeedAndGrowth {
         figures.push(figure(results, "growth", growth_chart(results)));
     }
     Section {
         figures,
+        notes: tables::notes(results).join(" "),
         heads: tables::heads(results),
         rows: results
             .rows
             .iter()
             .map(|row| {
                 let mut cells = tables::cells(results, row);
-                if row.row.is_limit() {
+                if row.row.is_limit() && cells[0].is_empty() {
                     cells[0] = "raw file".into();
                     cells[1] = "–".into();
                 }
@@ -198,14 +209,14 @@ mod tests {
             let named = document.descendants().filter(|n| n.has_tag_name(name));
             named.count()
         };
-        assert_eq!(count("figure"), 6, "four tables, two of them with growth");
-        assert_eq!(count("table"), 4);
+        assert_eq!(count("figure"), 7, "five tables, two of them with growth");
+        assert_eq!(count("table"), 5);
         let html = "http://www.w3.org/1999/xhtml";
         let plots = document
             .descendants()
             .filter(|n| n.tag_name().name() == "svg" && n.attribute("role") == Some("group"));
         let plots: Vec<_> = plots.collect();
-        assert_eq!(plots.len(), 12, "each for two widths");
+        assert_eq!(plots.len(), 14, "each for two widths");
         for plot in plots {
             let label = plot.attribute("aria-label").unwrap_or_default();
             assert!(!label.is_empty());
