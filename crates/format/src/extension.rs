@@ -28,6 +28,9 @@ pub mod kind {
     /// Vellum's own: tables of bitmaps that are in use and not to be trusted, 8
     /// bytes each, for as long as the autoclear bit for crash-consistent bitmaps is set.
     pub const LOST_BITMAPS: u32 = 0x564c_4c42;
+    /// Vellum's own: where the seal is, for as long as its autoclear bit is set
+    /// ([`crate::seal`]).
+    pub const SEAL: u32 = 0x564c_5345;
     /// Vellum's own: identity and name of the write log
     /// ([`WriteLogExtension`](crate::write_log::WriteLogExtension)).
     pub const WRITE_LOG: u32 = 0x564c_4c4a;

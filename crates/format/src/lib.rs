@@ -32,6 +32,7 @@ pub mod l2;
 pub mod limits;
 pub mod luks;
 pub mod refcount;
+pub mod seal;
 pub mod snapshot;
 pub mod types;
 pub mod write_log;

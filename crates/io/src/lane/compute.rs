@@ -42,7 +42,9 @@ pub fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 
 /// The threads that compute at a time.
 pub fn compute_threads() -> usize {
-    available_parallelism().map_or(1, usize::from)
+    // Asking takes a dozen system calls, and some ask for each request.
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| available_parallelism().map_or(1, usize::from))
 }
 
 /// As with workers: a pool would outlive the test's threads.
