@@ -82,6 +82,8 @@ async fn locate(
         layer = layer.backing()?;
     }
     let storage = match layer.as_qcow2() {
+        // Bytes that nobody has compared with the seal are not passed on.
+        Some(image) if image.verifies_reads() => return None,
         Some(image) => image.data_storage(),
         None => layer.storage()?,
     };

@@ -30,7 +30,7 @@ impl MasterKey {
         MasterKey(Arc::new(bytes))
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 }

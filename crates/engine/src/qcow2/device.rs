@@ -327,10 +327,11 @@ impl BlockDevice for Qcow2 {
     }
 
     fn transparent_device(&self) -> Option<&dyn Any> {
-        // Who watches events would miss them.
-        // What a write log holds is not in the mapping.
+        // Who watches events would miss them, and who verifies reads the reads; and what a write log
+        // holds is not in the mapping.
         let is_mapped = !self.image.read_only || self.image.write_buffer.is_empty();
-        (is_mapped && self.image.listener.is_none()).then_some(self as &dyn Any)
+        let is_plain = self.image.listener.is_none() && self.image.seal.is_none();
+        (is_mapped && is_plain).then_some(self as &dyn Any)
     }
 }
 

@@ -18,7 +18,9 @@ use vellum_format::crypto::CryptMethod;
 use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::Storage;
 
-use crate::luks::{EncryptedStorage, KeySlot, LuksHeader, Passphrase, read_header, unlock};
+use crate::luks::{
+    EncryptedStorage, KeySlot, LuksHeader, MasterKey, Passphrase, read_header, unlock,
+};
 use crate::qcow2::options::{OpenOptions, OpenPurpose};
 
 /// How an open image is encrypted.
@@ -34,6 +36,8 @@ pub(crate) enum Encryption {
         passphrase: Passphrase,
         /// What holds its data.
         plain: EncryptedStorage,
+        /// The key of its sectors.
+        key: MasterKey,
     },
     /// Cluster by cluster, by guest offset.
     Legacy(EncryptedStorage),
@@ -44,12 +48,27 @@ impl Encryption {
     pub(crate) fn of_reopened(&self) -> Encryption {
         match self {
             Encryption::None => Encryption::None,
-            Encryption::Luks { passphrase, plain } => Encryption::Luks {
+            Encryption::Luks {
+                passphrase,
+                plain,
+                key,
+            } => Encryption::Luks {
                 passphrase: passphrase.clone(),
                 plain: plain.clone(),
+                key: key.clone(),
             },
             Encryption::Locked => Encryption::Locked,
             Encryption::Legacy(cipher) => Encryption::Legacy(cipher.clone()),
+        }
+    }
+}
+
+impl Encryption {
+    /// The key of the sectors of a LUKS image.
+    pub(crate) fn volume_key(&self) -> Option<&[u8]> {
+        match self {
+            Encryption::Luks { key, .. } => Some(key.bytes()),
+            _ => None,
         }
     }
 }
@@ -114,11 +133,12 @@ pub(super) async fn open(
         .suite()
         .map_err(|error| crate::qcow2::integrity::errors::bad_format("open", &error))?;
     let plain = EncryptedStorage::new(data, 0, &suite, &key)?;
-    let passphrase = passphrase.clone();
-    Ok((
-        Arc::new(plain.clone()),
-        Encryption::Luks { passphrase, plain },
-    ))
+    let unlocked = Encryption::Luks {
+        passphrase: passphrase.clone(),
+        plain: plain.clone(),
+        key,
+    };
+    Ok((Arc::new(plain), unlocked))
 }
 
 /// Where the LUKS header of an image stands, and what it says.

@@ -33,6 +33,7 @@ use crate::qcow2::mapping::lookup::{L2Cache, Lookup, Mapper, MappingRun, Slice, 
 use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{CacheOptions, Discards};
 use crate::qcow2::read::layers::BackingChain;
+use crate::qcow2::seal::state::SealedReads;
 use crate::qcow2::table_cache::cache::Budget;
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
@@ -107,6 +108,8 @@ pub(crate) struct Image {
     /// is guarded here may have moved for them.
     pub(crate) unguarded_data: Arc<dyn Storage>,
     pub(crate) encryption: Encryption,
+    /// What reads are verified with, where they are.
+    pub(crate) seal: Option<SealedReads>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     /// What lies below, seen as one mapping.
     pub(crate) backing_chain: BackingChain,

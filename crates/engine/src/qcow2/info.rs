@@ -11,6 +11,7 @@ use crate::luks::LuksHeader;
 use crate::qcow2::bitmap::is_consistent;
 use crate::qcow2::encryption::luks_header;
 use crate::qcow2::header::load;
+use crate::qcow2::seal::SealInfo;
 use crate::{Result, Storage};
 
 /// One persistent bitmap.
@@ -91,6 +92,10 @@ pub struct ImageInfo {
     pub bitmaps: Vec<BitmapInfo>,
     /// The internal snapshots.
     pub snapshots: Vec<SnapshotInfo>,
+    /// The image is sealed: nobody has changed it since who heeds feature bits.
+    pub sealed: bool,
+    /// What the seal says; `None` without one, or where it is damaged.
+    pub seal: Option<SealInfo>,
 }
 
 impl ImageInfo {
@@ -146,6 +151,9 @@ impl ImageInfo {
                 .iter()
                 .map(|entry| snapshot_info(entry, size_bytes))
                 .collect(),
+            sealed: header.autoclear.contains(Autoclear::SEALED),
+            // Verifying tells what is wrong with it.
+            seal: SealInfo::read(&storage, &header).await.unwrap_or(None),
         })
     }
 }

@@ -38,6 +38,9 @@ use crate::qcow2::mapping::packed::L2Codec;
 use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{Backing, CacheOptions, L2_SLICE_BYTES, OpenOptions, OpenPurpose};
 use crate::qcow2::read::layers::BackingChain;
+use crate::qcow2::seal::area::refuse_sealed;
+use crate::qcow2::seal::state::SealedReads;
+use crate::qcow2::seal::unseal::unseal;
 use crate::qcow2::snapshot::{self, SnapshotSelector};
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
@@ -78,6 +81,9 @@ pub(crate) async fn open(
         _ => Purpose::Use,
     };
     let mut header = load::header(&file, purpose).await?;
+    if options.accepts_changes() && !options.unseal {
+        refuse_sealed(&file, &header)?;
+    }
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
     let data = open_data_file(&file, gate, &header, &options).await?;
@@ -85,9 +91,11 @@ pub(crate) async fn open(
     if options.accepts_changes() {
         header = make_writable(&file, header, &options.messages).await?;
     }
+    let seal = SealedReads::open(&file, &header, &data.1, &options).await?;
     let backing = open_backing(&file, gate, &header, &options).await?;
     let file = Barriers::around(file);
-    let image = assemble(file, data, backing, header, snapshots, &options).await?;
+    let below = (backing, seal);
+    let image = assemble(file, data, below, header, snapshots, &options).await?;
     write_log::attach::open(&image, gate, &options).await?;
     Ok(image)
 }
@@ -166,6 +174,10 @@ async fn make_writable(
     mut header: Header,
     messages: &Messages,
 ) -> Result<Header> {
+    // Durably before anything else: a seal vouches for what nobody has changed since.
+    if unseal(file).await? {
+        header = read_header(file).await?;
+    }
     if header.incompatible.contains(Incompatible::DIRTY) {
         check::repair_dirty(file.clone(), messages).await?;
         header = read_header(file).await?;
@@ -262,7 +274,22 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
     let snapshots = load::snapshots(&file, &header).await?;
     let backing = closed.backing.clone();
     let data = (data, closed.encryption.of_reopened());
-    assemble(file, data, backing, header, snapshots, &options).await
+    assemble(file, data, (backing, None), header, snapshots, &options).await
+}
+
+/// Opens an image, closed or only read, anew over the same files, to read what it holds itself:
+/// no backing file shows through, and nothing is verified.
+pub(crate) async fn reopen_to_read(image: &Image) -> Result<Arc<Image>> {
+    let header = read_header(&image.file).await?;
+    let options = OpenOptions {
+        cache: cache_options(image),
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let (file, data) = (image.file.clone(), image.unguarded_data.clone());
+    let data = (data, image.encryption.of_reopened());
+    let snapshots = SnapshotTable::default();
+    assemble(file, data, (None, None), header, snapshots, &options).await
 }
 
 /// Opens what a snapshot of an image shows, read-only, over the same files.
@@ -279,7 +306,7 @@ pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Re
     check_supported(&file, &header, &options)?;
     let data = (data, image.encryption.of_reopened());
     let backing = image.backing.clone();
-    assemble(file, data, backing, header, snapshots, &options).await
+    assemble(file, data, (backing, None), header, snapshots, &options).await
 }
 
 fn cache_options(image: &Image) -> CacheOptions {
@@ -342,7 +369,7 @@ fn ahead(is_exact: bool, options: &OpenOptions) -> PreallocateAhead {
 async fn assemble(
     file: Arc<dyn Storage>,
     (data, encryption): (Arc<dyn Storage>, Encryption),
-    backing: Option<Arc<dyn BlockDevice>>,
+    (backing, seal): (Option<Arc<dyn BlockDevice>>, Option<SealedReads>),
     header: Header,
     snapshots: SnapshotTable,
     options: &OpenOptions,
@@ -399,6 +426,7 @@ async fn assemble(
         data,
         unguarded_data,
         encryption,
+        seal,
         backing_chain: BackingChain::new(backing.as_ref(), options.chain_index_bytes()),
         backing,
         guest_ranges: Arc::default(),

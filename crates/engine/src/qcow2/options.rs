@@ -12,6 +12,7 @@ use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::compressed::compress::CompressionOptions;
 use crate::qcow2::integrity::overlap::OverlapChecks;
 use crate::qcow2::messages::Messages;
+use crate::qcow2::seal::area::VerifyReads;
 use crate::qcow2::snapshot::select::SnapshotSelector;
 use crate::qcow2::table_cache::cache::Budget;
 use crate::qcow2::write_log::WriteLogOptions;
@@ -136,6 +137,13 @@ vellum_io::with_setters! {
         pub write_log: Option<WriteLogOptions>,
         /// What unlocks an encrypted image (`encrypt.key-secret`).
         pub passphrase: Option<Passphrase>,
+        /// `verify`, an option of our own: whether reads of a sealed image are compared with its
+        /// seal; demanding it of an image without one fails. Default: each leaf once where the
+        /// image is sealed.
+        pub verify: Option<VerifyReads>,
+        /// `unseal`, an option of our own: opening a sealed image for writing gives its seal up,
+        /// instead of being refused.
+        pub unseal: bool,
         /// How the image must be encrypted (`encrypt.format`), if that is demanded.
         pub encryption_format: Option<String>,
     }

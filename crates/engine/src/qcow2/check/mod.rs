@@ -39,6 +39,7 @@ use std::sync::Arc;
 use vellum_format::features::Incompatible;
 
 use crate::qcow2::Messages;
+use crate::qcow2::seal::area::refuse_sealed;
 use crate::{Error, ErrorKind, Result, Storage};
 
 mod areas;
@@ -177,7 +178,8 @@ pub async fn check(storage: Arc<dyn Storage>, options: &CheckOptions) -> Result<
 /// can be repaired again.
 ///
 /// # Errors
-/// As [`check`]; if a write fails; [`ErrorKind::Corrupt`] if the refcounts must be
+/// As [`check`]; if a write fails; [`ErrorKind::ReadOnly`] if the image is sealed;
+/// [`ErrorKind::Corrupt`] if the refcounts must be
 /// made anew and `fix` does not allow it; [`ErrorKind::NoSpace`] if there is no room
 /// for that. The image is no worse then.
 pub async fn repair(
@@ -186,6 +188,7 @@ pub async fn repair(
     options: &CheckOptions,
 ) -> Result<CheckReport> {
     let mut image = Image::open(storage, options.on_progress.clone()).await?;
+    refuse_sealed(&image.storage, &image.header)?;
     let mut findings = Findings::new(options.on_finding.clone());
     if fix == Fix::All {
         bitmaps::give_up_broken(&mut image, &mut findings).await?;

@@ -24,7 +24,7 @@
 use std::sync::Arc;
 
 use vellum_format::extension::{Extension, FeatureName, default_feature_names, feature_type, kind};
-use vellum_format::features::Incompatible;
+use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::header::{Purpose, field, first_cluster_size_bytes};
 use vellum_format::{FormatError, FormatErrorKind, Header};
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
@@ -86,25 +86,29 @@ fn refused(error: &FormatError) -> Error {
 }
 
 /// A header of version 3 names the features that are known, where there is room.
-fn refresh_feature_names(header: &mut Header) {
+pub(crate) fn refresh_feature_names(header: &mut Header) {
     let has_room = header.geometry().cluster_size_bytes() >= LEAST_CLUSTER_FOR_NAMES_BYTES;
     match header.version >= 3 && has_room {
-        true => {
-            let mut names = default_feature_names();
-            let is_log = |extension: &Extension| extension.kind() == kind::WRITE_LOG;
-            if header.extensions.iter().any(is_log) {
-                names.push(write_log_name());
-            }
-            header.set_extension(Extension::FeatureNames(names));
-        }
+        true => header.set_extension(Extension::FeatureNames(feature_names(header))),
         false => header.remove_extension(kind::FEATURE_NAMES),
     }
 }
 
-/// What other programs call the bit that they refuse the image for.
-fn write_log_name() -> FeatureName {
-    let bit = Incompatible::WRITE_LOG.bits().trailing_zeros() as u8;
-    FeatureName::new(feature_type::INCOMPATIBLE, bit, "Vellum's write log")
+/// QEMU's names, and those of what only Vellum knows where it is there.
+fn feature_names(header: &Header) -> Vec<FeatureName> {
+    let mut names = default_feature_names();
+    let is_log = |extension: &Extension| extension.kind() == kind::WRITE_LOG;
+    if header.extensions.iter().any(is_log) {
+        // What other programs call the bit that they refuse the image for.
+        let bit = Incompatible::WRITE_LOG.bits().trailing_zeros() as u8;
+        let name = "Vellum's write log";
+        names.push(FeatureName::new(feature_type::INCOMPATIBLE, bit, name));
+    }
+    if header.autoclear.contains(Autoclear::SEALED) {
+        let bit = Autoclear::SEALED.bits().trailing_zeros() as u8;
+        names.push(FeatureName::new(feature_type::AUTOCLEAR, bit, "sealed"));
+    }
+    names
 }
 
 /// The writes that replace the header in `old`, the first cluster.

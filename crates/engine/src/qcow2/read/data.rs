@@ -37,6 +37,12 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
             Ok(buffer)
         });
     }
+    if let Some(seal) = &image.seal
+        && !seal.is_done(offset_bytes, buffer.len() as u64)
+    {
+        let image = image.clone();
+        return Io::start(async move { image.read_verified(offset_bytes, buffer).await });
+    }
     if let Some((data, host)) = one_piece(image, guest, buffer.len() as u64) {
         let io = data.read(host, Buffers::from_iter([buffer]));
         return Io::boxed(async move {
@@ -109,14 +115,26 @@ impl Image {
     pub(crate) async fn read_runs(
         self: &Arc<Self>,
         from: GuestOffset,
+        rest: Buffer,
+        reading: EpochGuard,
+    ) -> Result<Buffer> {
+        self.read_noted_runs(from, rest, reading, |_| ()).await
+    }
+
+    /// As [`Image::read_runs`]; `note` is told of each run that is read, in order.
+    pub(crate) async fn read_noted_runs(
+        self: &Arc<Self>,
+        from: GuestOffset,
         mut rest: Buffer,
         _reading: EpochGuard,
+        mut note: impl FnMut(&MappingRun),
     ) -> Result<Buffer> {
         let mut at = from.bytes();
         let mut done: Vec<(u64, Buffer)> = Vec::new();
         let mut running = FuturesUnordered::new();
         while !rest.is_empty() {
             let view = self.view(GuestOffset(at), rest.len() as u64).await?;
+            view.iter().for_each(&mut note);
             if let [run] = &view[..]
                 && run.len_bytes == rest.len() as u64
                 && at == from.bytes()

@@ -19,6 +19,10 @@ impl Image {
         max_depth: u32,
     ) -> Result<Extent> {
         let run = self.first_run(GuestOffset(offset_bytes), len_bytes).await?;
+        self.status_of_run(run, max_depth).await
+    }
+
+    async fn status_of_run(&self, run: MappingRun, max_depth: u32) -> Result<Extent> {
         match run.kind {
             RunKind::Unallocated { host } => self.status_below(&run, host, max_depth).await,
             RunKind::Zero { host } => Ok(Extent {
@@ -35,7 +39,9 @@ impl Image {
             host: self.location(Some(host)),
             ..Extent::new(len_bytes, ExtentKind::Data)
         };
-        if self.is_encrypted() || !self.looks_preallocated().await? {
+        // Whether a hole is what was sealed is told by reading it.
+        let is_verified = self.seal.is_some();
+        if is_verified || self.is_encrypted() || !self.looks_preallocated().await? {
             return Ok(data);
         }
         let found = self.data.block_status(host.bytes(), len_bytes).await?;
@@ -113,6 +119,14 @@ pub(crate) async fn block_status(
             }
             len_bytes = len_bytes.min(kept.start - offset_bytes);
         }
+    }
+    if image.seal.is_some() {
+        // The run that was compared is the one that is told.
+        let run = image
+            .first_run(GuestOffset(offset_bytes), len_bytes)
+            .await?;
+        image.verify_run(&run).await?;
+        return image.status_of_run(run, max_depth).await;
     }
     image.status(offset_bytes, len_bytes, max_depth).await
 }

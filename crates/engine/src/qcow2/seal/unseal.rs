@@ -1,0 +1,48 @@
+//! Gives a seal up.
+
+use std::sync::Arc;
+
+use vellum_format::extension::kind;
+use vellum_format::features::Autoclear;
+use vellum_format::header::Purpose;
+use vellum_io::Result;
+use vellum_storage::Storage;
+
+use super::area::{Sealed, is_sealed};
+use crate::qcow2::header::load;
+use crate::qcow2::header::rewrite::rewrite_header;
+
+/// Takes the seal off the image in `file`, which nobody else uses, and says whether there was
+/// one. The header stops vouching for it durably before anything else happens; its space is
+/// given back where it ends the file.
+///
+/// # Errors
+/// If the header cannot be read or written; the image is sealed or unsealed then.
+pub async fn unseal(file: &Arc<dyn Storage>) -> Result<bool> {
+    let header = load::header(file, Purpose::Use).await?;
+    if !is_sealed(&header) {
+        return Ok(false);
+    }
+    // Before it is gone: where a damaged header leads to is not cut off.
+    let sealed = Sealed::read(file, &header).await.ok();
+    rewrite_header(file, |header| {
+        header.remove_extension(kind::SEAL);
+        header.autoclear = header.autoclear.without(Autoclear::SEALED);
+        Ok(())
+    })
+    .await?;
+    if let Some(sealed) = sealed {
+        cut_off(file, &sealed).await?;
+    }
+    Ok(true)
+}
+
+/// Ends the file where the seal began, if it ends with the seal.
+async fn cut_off(file: &Arc<dyn Storage>, sealed: &Sealed) -> Result<()> {
+    let start = sealed.pointer.offset_bytes;
+    let end = start + sealed.pointer.length_bytes;
+    if file.capabilities().growable && file.len_bytes()? == end {
+        file.truncate(start).await?;
+    }
+    Ok(())
+}
