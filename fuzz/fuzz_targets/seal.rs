@@ -1,4 +1,4 @@
-//! Invariants: see [`vellum_fuzz::decoders::check_seal`].
+//! Invariants: see [`vellum_fuzz::decoders::seal::check`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vellum_fuzz::decoders::check_seal(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| vellum_fuzz::decoders::seal::check(data));

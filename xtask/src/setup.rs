@@ -49,6 +49,7 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("busybox"), "busybox-static"),
     need(Probe::Program("xz"), "xz-utils"),
     need(Probe::Program("strace"), "strace"),
+    need(Probe::Program("minisign"), "minisign"),
     // The suite of QEMU's own tests calls these.
     need(Probe::Program("python3"), "python3"),
     need(Probe::Program("bc"), "bc"),

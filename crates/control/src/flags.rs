@@ -1,6 +1,7 @@
 //! [`OpenFlags`]: how an image is to be used.
 
 use vellum::qcow2::CompressionOptions;
+use vellum::qcow2::seal::VerifyReads;
 use vellum_io::lane;
 
 use crate::CacheMode;
@@ -99,6 +100,8 @@ pub struct OpenFlags {
     pub reproducible: bool,
     /// The image is going to be checked: it is opened as it is, dirty or corrupt.
     pub for_check: bool,
+    /// Whether reads of sealed images are verified, where their options do not say.
+    pub verify: Option<VerifyReads>,
     /// Guest data will not be read: encrypted images need no key.
     pub no_data: bool,
     /// Hears warnings for the user, with the ends of their lines.
@@ -127,6 +130,7 @@ impl Default for OpenFlags {
             reproducible: false,
             for_check: false,
             no_data: false,
+            verify: None,
             warn: |message| eprint!("{message}"),
             print: |message| println!("{message}"),
         }

@@ -34,6 +34,7 @@ mod graph;
 pub mod ini;
 pub mod json;
 pub mod measure;
+pub mod minisign;
 mod nbd_name;
 pub mod nodes;
 pub mod open;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use vellum::qcow2::info::live_write_log;
+use vellum::qcow2::seal::VerifyReads;
 use vellum::qcow2::{
     Backing, CacheOptions, CompressionOptions, Metadata, OpenOptions, OpenPurpose, OverlapChecks,
     Qcow2, read_header,
@@ -51,6 +52,8 @@ fn take(options: &mut Options, common: &CommonOptions) -> Result<OpenOptions> {
     let pass_discard_snapshot = options.take_bool("pass-discard-snapshot")?;
     let discard_no_unref = options.take_bool("discard-no-unref")?.unwrap_or(false);
     let overlap_checks = take_overlap_checks(options)?;
+    let verify = take_verify(options)?;
+    let unseal = options.take_bool("unseal")?.unwrap_or(false);
     Ok(OpenOptions::default()
         .read_only(!common.writable)
         .cache(cache)
@@ -66,6 +69,8 @@ fn take(options: &mut Options, common: &CommonOptions) -> Result<OpenOptions> {
         .pass_discard_other(pass_discard_other)
         .pass_discard_snapshot(pass_discard_snapshot)
         .lazy_refcounts(lazy_refcounts)
+        .verify(verify)
+        .unseal(unseal)
         .messages(stderr::messages()))
 }
 
@@ -90,6 +95,19 @@ fn take_compression(options: &mut Options) -> Result<CompressionOptions> {
     Ok(CompressionOptions::default()
         .level(level)
         .small_window(small_window))
+}
+
+/// Whether reads of a sealed image are verified: an option that QEMU does not have.
+fn take_verify(options: &mut Options) -> Result<Option<VerifyReads>> {
+    let Some(name) = options.take_text("verify")? else {
+        return Ok(None);
+    };
+    match VerifyReads::parse(&name) {
+        Some(verify) => Ok(Some(verify)),
+        None => Err(invalid(format!(
+            "verify is 'on', 'off' or 'first', not '{name}'"
+        ))),
+    }
 }
 
 /// What writes are checked against: a template, and switches for single structures.
@@ -141,6 +159,7 @@ pub(crate) async fn open(
     let mut open = take(&mut options, common)?;
     (open.encryption_format, open.passphrase) = (encryption.format, encryption.passphrase);
     let warn = flags.warn;
+    open.verify = open.verify.or(flags.verify);
     if open.compression == CompressionOptions::default() {
         open.compression = flags.compression;
     }

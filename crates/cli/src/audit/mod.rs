@@ -129,6 +129,8 @@ fn to_json(image: &str, outcome: &vellum::Result<Report>) -> Value {
             "snapshots": facts.snapshots,
             "bitmaps": facts.bitmaps,
             "encryption": facts.encryption,
+            "seal-content": facts.seal_content,
+            "seal-key": facts.seal_key,
         });
         members.insert("qcow2".into(), facts);
     }

@@ -145,6 +145,15 @@ pub fn about_space(target: &str, error: &Error, missing_bytes: Option<u64>) {
     prepared().extend(no_space(target, missing_bytes));
 }
 
+/// Prepares a hint for `error`, which is going to be reported, if it says that a sealed image is
+/// not as it was: QEMU's words for a read that fails say nothing of that.
+pub fn about_seal(error: &Error) {
+    if error.operation() == "verify" {
+        let why = error.message();
+        prepared().push(format!("{why} ('vellum verify' names all such places)"));
+    }
+}
+
 fn no_space(target: &str, missing_bytes: Option<u64>) -> Option<String> {
     let folder = match Path::new(target).parent()? {
         folder if folder.as_os_str().is_empty() => Path::new("."),

@@ -12,7 +12,7 @@ use vellum::qcow2::check::{
 use vellum::qcow2::info::live_write_log;
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
-use vellum_format::features::Incompatible;
+use vellum_format::features::{Autoclear, Incompatible};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 
@@ -142,6 +142,12 @@ async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<Opened>,
     let (Some(storage), Some(header)) = (device.storage(), header) else {
         return Ok(None);
     };
+    if header.autoclear.contains(Autoclear::SEALED) && arguments.repair.is_some() {
+        let name = &spec.name;
+        return fail(format!(
+            "'{name}' is sealed and not to be changed; 'vellum seal --unseal' gives the seal up"
+        ));
+    }
     Ok(Some(Opened {
         _device: device,
         storage,

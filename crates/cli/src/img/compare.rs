@@ -17,7 +17,7 @@ use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
-use crate::report;
+use crate::{hint, report};
 
 type Opt = common::Opt<Own>;
 
@@ -178,6 +178,7 @@ fn print_outcome(found: &Found, common_bytes: Option<u64>, quiet: bool) -> i32 {
 }
 
 fn print_error(error: &CompareError, names: [&String; 2]) -> i32 {
+    hint::about_seal(&error.cause);
     let name = match error.side {
         Side::First => names[0],
         Side::Second => names[1],

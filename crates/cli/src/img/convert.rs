@@ -156,6 +156,7 @@ fn end_copy(
     reporter.progress.end();
     copied.map_err(|error| {
         hint::about_space(target_name, &error.cause, Some(reporter.left_bytes));
+        hint::about_seal(&error.cause);
         copy_failure(error)
     })
 }

@@ -154,6 +154,7 @@ async fn copy_blocks(
     reporter.progress.end();
     copied.map_err(|error| {
         hint::about_space(output, &error.cause, Some(reporter.left_bytes));
+        hint::about_seal(&error.cause);
         copy_failure(error)
     })?;
     target.close().await?;

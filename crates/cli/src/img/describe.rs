@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use vellum::Result;
 use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
 use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
+use vellum::qcow2::seal::SealInfo;
 use vellum_control::display::{child_keys, display_name, is_optional};
-use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open};
+use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, minisign, open};
 
 /// A backing file as the image names it.
 #[derive(Debug, Clone)]
@@ -254,6 +255,9 @@ impl Description {
                 add("bitmaps", info.bitmaps.iter().map(bitmap).collect());
             }
         }
+        if info.sealed {
+            add("seal", seal(info.seal.as_ref()));
+        }
         if let Some(method) = info.encryption {
             let mut encrypt = match &info.luks {
                 Some(header) => luks_members(header, false),
@@ -347,6 +351,18 @@ fn key_slot(slot: &KeySlot) -> Value {
         ]),
         false => object([("active", false.into()), place]),
     }
+}
+
+/// What a seal says, which QEMU's programs do not tell.
+fn seal(seal: Option<&SealInfo>) -> Value {
+    let Some(seal) = seal else {
+        return object([("damaged", true.into())]);
+    };
+    let mut members = vec![("content", seal.root.as_deref().unwrap_or("nothing").into())];
+    let key = seal.signature.as_deref().and_then(minisign::key_id);
+    members.extend(key.map(|key| ("signed-with-key", key.into())));
+    members.push(("size", seal.length_bytes.into()));
+    object(members)
 }
 
 fn bitmap(info: &vellum::qcow2::info::BitmapInfo) -> Value {

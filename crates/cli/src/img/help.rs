@@ -16,7 +16,7 @@ pub const OPTIONS_HELP: &str = "\
 ";
 
 /// Prints the help of the whole tool.
-pub fn tool(program: &str, subcommands: &[Subcommand]) {
+pub fn tool(program: &str, subcommands: impl Iterator<Item = &'static Subcommand>) {
     let is_own = report::is_own_name(program);
     let mut text = version(program);
     text.push_str(&format!(

@@ -52,7 +52,9 @@ static TEXTS: &[(&str, Text)] = &[
     ("measure", MEASURE),
     ("rebase", REBASE),
     ("resize", RESIZE),
+    ("seal", SEAL),
     ("snapshot", SNAPSHOT),
+    ("verify", VERIFY),
 ];
 
 const AMEND: Text = Text {
@@ -474,6 +476,39 @@ const RESIZE: Text = Text {
     closing: "",
 };
 
+const SEAL: Text = Text {
+    usage: "\
+[-f FMT | --image-opts] [--key FILE [--password-secret ID]]
+        [--manifest FILE | --unseal] [-T CACHE_MODE] [-p] [-q]
+        [--object OBJDEF] FILENAME",
+    arguments: &[
+        QUIET,
+        PROGRESS,
+        FORMAT,
+        IMAGE_OPTS,
+        (
+            "-T, --cache CACHE_MODE",
+            "cache mode of FILENAME (writeback)",
+        ),
+        ("--key FILE", "sign with this secret key of minisign"),
+        (
+            "--password-secret ID",
+            "the secret object that holds the key's password",
+        ),
+        (
+            "--manifest FILE",
+            "write the hashes of all that a guest sees into FILE; FILENAME stays as it is",
+        ),
+        (
+            "--unseal",
+            "give the seal up, so that the image can be changed",
+        ),
+        OBJECT,
+        FILENAME,
+    ],
+    closing: "",
+};
+
 const SNAPSHOT: Text = Text {
     usage: "\
 [-f FMT | --image-opts] [-l | -a|-c|-d SNAPSHOT]
@@ -498,4 +533,38 @@ const SNAPSHOT: Text = Text {
         ("FILENAME", "the image, or its options with --image-opts"),
     ],
     closing: "-a takes the ID or the TAG of a snapshot, -d the TAG.\n",
+};
+
+const VERIFY: Text = Text {
+    usage: "\
+[-f FMT | --image-opts] [--manifest FILE] [--public-key FILE]
+        [--statement FILE] [-T CACHE_MODE] [-p] [-q] [-U]
+        [--output human|json] [--object OBJDEF] FILENAME",
+    arguments: &[
+        QUIET,
+        PROGRESS,
+        FORMAT,
+        IMAGE_OPTS,
+        (
+            "-T, --cache CACHE_MODE",
+            "cache mode of FILENAME (writeback)",
+        ),
+        SHARE,
+        OUTPUT,
+        (
+            "--manifest FILE",
+            "compare with this file of hashes instead of the seal in FILENAME",
+        ),
+        (
+            "--public-key FILE",
+            "the seal must be signed with the key of this file of minisign",
+        ),
+        (
+            "--statement FILE",
+            "write what is signed into FILE, and the signature into FILE.minisig",
+        ),
+        OBJECT,
+        FILENAME,
+    ],
+    closing: "Exit codes: 0 as it was sealed, 1 it could not be verified, 2 it differs.\n",
 };

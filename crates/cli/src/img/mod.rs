@@ -26,8 +26,10 @@ mod measure;
 mod rebase;
 mod resize;
 mod resume;
+mod seal;
 pub mod snapshot;
 mod unfinished;
+mod verify;
 
 use std::ffi::OsString;
 
@@ -38,7 +40,7 @@ use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::version::version;
 use crate::{hint, report, trace};
 
-pub const SUBCOMMANDS: &[Subcommand] = &[
+const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "amend",
         about: "Change options of an image",
@@ -124,12 +126,33 @@ pub const SUBCOMMANDS: &[Subcommand] = &[
         run: resize::run,
     },
     Subcommand {
+        name: "seal",
+        about: "Keep an image from being changed, and let changes be found",
+        options: seal::options,
+        run: seal::run,
+    },
+    Subcommand {
         name: "snapshot",
         about: "Handle the snapshots of an image",
         options: snapshot::options,
         run: snapshot::run,
     },
+    Subcommand {
+        name: "verify",
+        about: "Compare an image with its seal",
+        options: verify::options,
+        run: verify::run,
+    },
 ];
+
+/// Subcommands that QEMU's program does not have.
+const OWN: [&str; 2] = ["seal", "verify"];
+
+/// The subcommands of a program that is called so.
+pub fn subcommands(is_own: bool) -> impl Iterator<Item = &'static Subcommand> {
+    let all = SUBCOMMANDS.iter();
+    all.filter(move |subcommand| is_own || !OWN.contains(&subcommand.name))
+}
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -156,7 +179,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
     loop {
         match parser.next_option() {
             Ok(Some((Opt::Help, _))) => {
-                help::tool(program, SUBCOMMANDS);
+                help::tool(program, subcommands(report::is_own_name(program)));
                 return 0;
             }
             Ok(Some((Opt::Version, _))) => {
@@ -182,10 +205,8 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         try_help();
         return 1;
     };
-    let Some(subcommand) = SUBCOMMANDS
-        .iter()
-        .find(|subcommand| subcommand.name == name)
-    else {
+    let known = subcommands(report::is_own_name(program));
+    let Some(subcommand) = known.into_iter().find(|known| known.name == name) else {
         report::error(format_args!("Command not found: {name}"));
         hint::about_subcommand(&name);
         try_help();

@@ -70,7 +70,9 @@ static PAGES: &[(&str, Page)] = &[
     ("nbd", NBD),
     ("rebase", page(REBASE)),
     ("resize", page(RESIZE)),
+    ("seal", page(SEAL)),
     ("snapshot", page(SNAPSHOT)),
+    ("verify", VERIFY),
 ];
 
 const VELLUM: Page = Page {
@@ -88,7 +90,7 @@ const VELLUM: Page = Page {
         FAILED,
         (
             "2 and more",
-            "see the page of the command: check, compare, audit",
+            "see the page of the command: check, compare, audit, verify",
         ),
     ],
 };
@@ -418,6 +420,48 @@ const RESIZE: &[Example] = &[
         "smaller: what lies beyond is lost, so shrink its file systems before",
     ),
 ];
+
+const SEAL: &[Example] = &[
+    (
+        "vellum seal base.qcow2",
+        "whatever changes from now on is found",
+    ),
+    (
+        "vellum seal --key minisign.key base.qcow2",
+        "the same, signed: nobody else can seal it like this",
+    ),
+    (
+        "vellum seal --manifest disk.manifest -f raw disk.raw",
+        "the hashes of a disk of any format in a file beside it",
+    ),
+    ("vellum seal --unseal base.qcow2", "let it be changed again"),
+];
+
+const VERIFY: Page = Page {
+    usage: &[],
+    examples: &[
+        (
+            "vellum verify base.qcow2",
+            "name what differs from the seal",
+        ),
+        (
+            "vellum verify --public-key minisign.pub base.qcow2",
+            "and see who has sealed it",
+        ),
+        (
+            "vellum verify --manifest disk.manifest copy.qcow2",
+            "compare a copy in another format",
+        ),
+    ],
+    exits: &[
+        ("0", "everything is as it was sealed"),
+        (
+            "1",
+            "it could not be verified, perhaps because it is not sealed",
+        ),
+        ("2", "something differs, or the signature is not the key's"),
+    ],
+};
 
 const SNAPSHOT: &[Example] = &[
     ("vellum snapshot -c before-upgrade disk.qcow2", "take one"),

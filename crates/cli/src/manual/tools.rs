@@ -67,8 +67,8 @@ fn daemon_tool() -> Tool {
 }
 
 /// The subcommands of the image tool.
-fn image_tools() -> Vec<Tool> {
-    let tools = img::SUBCOMMANDS.iter().map(|subcommand| {
+fn image_tools(is_own: bool) -> Vec<Tool> {
+    let tools = img::subcommands(is_own).map(|subcommand| {
         let help = format!("{HELP_OPTION}{}", img::help_text(subcommand.name));
         let options = (subcommand.options)();
         Tool::new(subcommand.name, subcommand.about, options, help)
@@ -81,7 +81,7 @@ pub fn programs() -> Vec<Tool> {
     let own = |name, about, options, help: &str| {
         Tool::new(name, about, options, format!("{HELP_OPTION}{help}"))
     };
-    let mut tools = image_tools();
+    let mut tools = image_tools(true);
     // The short name is that of our own; QEMU's is `img bench`.
     tools.retain(|tool| tool.name != "bench");
     tools.extend([
@@ -114,7 +114,7 @@ pub fn programs() -> Vec<Tool> {
             ..vellum
         },
         Tool {
-            subcommands: image_tools(),
+            subcommands: image_tools(false),
             ..qemu_img
         },
         io_tool().named("qemu-io"),

@@ -134,6 +134,11 @@ pub struct Facts {
     pub bitmaps: u64,
     /// How guest data is encrypted.
     pub encryption: Option<&'static str>,
+    /// The hash at the top of the seal's tree, in hexadecimal digits, where the image is sealed.
+    /// Nothing was compared with it.
+    pub seal_content: Option<String>,
+    /// The number of the key that the seal says it is signed with. Nobody has checked that.
+    pub seal_key: Option<String>,
 }
 
 /// What the check of the metadata counted.

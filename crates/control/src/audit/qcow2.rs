@@ -19,7 +19,7 @@ use vellum_format::snapshot::SnapshotEntry;
 
 use super::reference::Role;
 use super::{Audit, Checked, Facts, Level, Permission};
-use crate::error_text;
+use crate::{error_text, minisign};
 
 /// Findings of the check that are told one by one.
 const MAX_TOLD: usize = 20;
@@ -59,6 +59,8 @@ impl Audit<'_> {
                 CryptMethod::Aes => Some("aes"),
                 CryptMethod::Luks => Some("luks"),
             },
+            seal_content: None,
+            seal_key: None,
         });
     }
 
@@ -126,7 +128,7 @@ impl Audit<'_> {
         }
         for extension in &header.extensions {
             if let Extension::Unknown { kind, data } = extension
-                && *kind != kind::WRITE_LOG
+                && ![kind::SEAL, kind::WRITE_LOG].contains(kind)
             {
                 let length = data.len();
                 let message = format!("unknown header extension {kind:#010x} of {length} bytes");
@@ -160,6 +162,7 @@ impl Audit<'_> {
         if let Some(luks) = &info.luks {
             self.key_slots(luks);
         }
+        self.seal(&info);
         for bitmap in info.bitmaps.iter().filter(|bitmap| !bitmap.consistent) {
             let message = format!("the bitmap '{}' is not to be trusted", bitmap.name);
             self.report.note("stale-bitmap", message);
@@ -167,6 +170,30 @@ impl Audit<'_> {
         let snapshots = read_snapshots(&self.storage, header).await?;
         self.snapshots(header, &snapshots);
         Ok(self.can_afford(header, &snapshots))
+    }
+
+    fn seal(&mut self, info: &ImageInfo) {
+        if !info.sealed {
+            return;
+        }
+        let Some(seal) = &info.seal else {
+            let message = "the image says that it is sealed, and its seal is damaged";
+            return self.report.warn("seal", message);
+        };
+        let root = seal.root.clone().unwrap_or_else(|| "nothing".to_owned());
+        let key = seal.signature.as_deref().and_then(minisign::key_id);
+        let signed = match &key {
+            Some(key) => format!("says that key {key} has signed it"),
+            None => "is not signed".to_owned(),
+        };
+        let message = format!(
+            "the image is sealed, and the seal {signed}; 'vellum verify' compares them \
+             (content {root})"
+        );
+        self.report.note("seal", message);
+        if let Some(facts) = &mut self.report.facts {
+            (facts.seal_content, facts.seal_key) = (Some(root), key);
+        }
     }
 
     fn snapshots(&mut self, header: &Header, snapshots: &[SnapshotEntry]) {

@@ -14,6 +14,8 @@ fn own(driver: &str) -> &'static [&'static str] {
             "encrypt.format",
             "encrypt.key-secret",
             "overlap-check",
+            "unseal",
+            "verify",
         ],
         "raw" => &["offset", "size"],
         "luks" => &["key-secret", "header"],
