@@ -91,12 +91,27 @@ impl FileGate {
     async fn write_log(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
         let full = write_log::resolve(&request.image, &request.name)?;
         self.around.policy.admit(&request.image, &full)?;
-        let flags = OpenFlags {
-            writable: false,
-            ..self.around.flags
+        let open = |writable| {
+            let flags = OpenFlags {
+                writable,
+                ..self.around.flags.clone()
+            };
+            let full = full.clone();
+            async move { write_log::open_file(&full, &flags).await }
         };
-        write_log::open_file(&full, &flags).await
+        match open(request.writable).await {
+            // Then its content counts all the same.
+            Err(error) if request.writable && is_read_only(&error) => open(false).await,
+            opened => opened,
+        }
     }
+}
+
+fn is_read_only(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnly
+    )
 }
 
 impl Gate for FileGate {

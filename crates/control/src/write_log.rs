@@ -8,6 +8,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -158,8 +159,19 @@ fn make(path: &Path) -> Result<bool> {
     }
 }
 
+fn could_not_open(path: &str, error: &std::io::Error) -> Error {
+    Error::from_io("open", error).context("open", format!("Could not open '{path}'"))
+}
+
 /// Opens a log's file with its locks, for writing if `flags` say so.
 pub(crate) async fn open_file(path: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>> {
+    // To open a pipe would wait for its other end, and the name may be a stranger's.
+    let kind = fs::metadata(path).map_err(|error| could_not_open(path, &error))?;
+    if !kind.is_file() && !kind.file_type().is_block_device() {
+        return Err(invalid(format!(
+            "'{path}' is neither a regular file nor a block device"
+        )));
+    }
     let mut options = Options::new();
     options.set_text("filename", path);
     let file = file_node::open_unlocked(options, flags)?;

@@ -124,12 +124,19 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
         return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
     }
     let file = live_log(image, gate, options, &extension).await?;
+    let superblock = read_superblock(&file).await?;
     let (batches, base_bytes) = batches_of(image, &file)?;
     let replay = read_log(&file, (&batches, base_bytes), extension.id).await?;
-    match image.read_only {
-        true => image.overlay_replay(&replay),
-        false => image.replay(replay).await,
+    if image.read_only {
+        return image.overlay_replay(&replay);
     }
+    image.replay(replay).await?;
+    // Else it would stay this image's, which may name another from now on; where it cannot be
+    // written it stays so.
+    if let Some(old) = superblock {
+        drop(disown(&file, old).await);
+    }
+    Ok(())
 }
 
 /// The log that the image names; the file of the options is taken for it only if it is that one,
@@ -150,10 +157,16 @@ async fn live_log(
         image: image.name.clone(),
         name: String::from_utf8_lossy(&extension.name).into_owned(),
         format: None,
-        writable: false,
+        writable: !image.read_only,
     };
     let opened = gate.open_write_log(request).await;
     opened.map_err(|error| {
+        if options.write_log.is_some() {
+            let message = "journal= names another file than the write log that holds the image's \
+                           last writes, and that one cannot be opened (name it, or give the writes \
+                           up with `vellum check -r drop-log`)";
+            return error.context("open", message);
+        }
         let message = "the image's last writes are in its write log, which cannot be opened \
                        (name the right file with journal=, or give the writes up with `vellum check \
                        -r drop-log`)";
