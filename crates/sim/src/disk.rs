@@ -54,6 +54,9 @@ struct Core {
     flushes: u64,
 }
 
+/// What a write log is called.
+pub(crate) const LOG_NAME: &str = "log";
+
 #[derive(Debug)]
 struct File {
     durable: SparseBytes,
@@ -61,6 +64,8 @@ struct File {
     landed: Vec<Landed>,
     /// A flush has failed since it was opened.
     flush_failed: bool,
+    /// A write log: an image goes on without one that fails.
+    is_log: bool,
     /// What its first descriptor remembers of that.
     memory: Arc<AtomicI32>,
 }
@@ -156,9 +161,11 @@ impl Disk {
         std::mem::replace(&mut self.lock().faults, faults)
     }
 
-    /// Whether a flush of any file has failed since the files were opened.
+    /// Whether a flush of any file but a write log has failed since the files were opened.
     pub fn any_flush_failed(&self) -> bool {
-        self.lock().files.iter().any(|file| file.flush_failed)
+        let core = self.lock();
+        let mut files = core.files.iter();
+        files.any(|file| file.flush_failed && !file.is_log)
     }
 
     /// Whether a request has failed since the files were opened.
@@ -216,6 +223,7 @@ impl Disk {
             volatile: pages,
             landed: Vec::new(),
             flush_failed: false,
+            is_log: name == LOG_NAME,
             memory: storage.memory(),
         });
         Arc::new(storage)

@@ -7,7 +7,7 @@ use vellum::{BlockDevice, Result as IoResult};
 use vellum_io::{Buffer, Buffers};
 
 use crate::audit::Frozen;
-use crate::disk::{Disk, Mode};
+use crate::disk::{Disk, LOG_NAME, Mode};
 use crate::failure::{Failure, FailureKind};
 use crate::image_engine::{Files, ImageEngine};
 use crate::layout::Layout;
@@ -95,7 +95,7 @@ impl Machine {
             DataFile::Inside => None,
             _ => add(true, "data", options.traits),
         };
-        let log = add(options.write_log, "log", SimFileOptions::default());
+        let log = add(options.write_log, LOG_NAME, SimFileOptions::default());
         let backing = self.backing.as_ref().map(|pages| {
             let backing = disk.add_file(
                 "backing",

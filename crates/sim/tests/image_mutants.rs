@@ -3,7 +3,7 @@
 
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::{Scenario, Step};
+use vellum_sim::scenario::{ImageOptions, Op, Scenario, Step};
 use vellum_sim::{Explorer, FailureKind, engine};
 use vellum_storage::mutants::{self, Mutant};
 
@@ -71,4 +71,43 @@ fn breaking_the_rules_of_the_write_log() {
     ] {
         killed(mutant, logged);
     }
+    killed(Mutant::NoteBesideOthers, parts_beside_whole_clusters);
+}
+
+/// Writes of parts of sectors beside compressed ones of their cluster, which are not noted, again
+/// and again.
+fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {
+    const CLUSTER: u64 = 4096;
+    let mut scenario = generate::scenario(seed);
+    scenario.image = ImageOptions {
+        write_log: true,
+        ..ImageOptions::plain(64 * CLUSTER, 12)
+    };
+    (scenario.setup, scenario.preparations) = (Vec::new(), Vec::new());
+    let steps = &mut scenario.cycles[0].steps;
+    steps.clear();
+    for cluster in 8..20 {
+        let offset = cluster * CLUSTER;
+        steps.extend([
+            Step::Start(Op::Write {
+                offset: offset + 850,
+                len: 279,
+                fua: false,
+            }),
+            Step::Start(Op::WriteCompressed {
+                offset,
+                len: CLUSTER,
+                fua: false,
+            }),
+            Step::Wait,
+            Step::Start(Op::Flush),
+            Step::Wait,
+            Step::Start(Op::Write {
+                offset: (cluster + 30) * CLUSTER,
+                len: 512,
+                fua: true,
+            }),
+        ]);
+    }
+    Some(scenario)
 }

@@ -25,6 +25,8 @@ pub enum Mutant {
     AppendWithoutFlush,
     /// Requests that overlap are noted for the write log in any order.
     NoteInAnyOrder,
+    /// Writes are noted that ran beside overlapping changes which are not.
+    NoteBesideOthers,
     /// Records of the write log are given up before the image has what they hold.
     MoveTailUnflushed,
     /// After a flush that went past the write log its older records stay live.

@@ -190,7 +190,8 @@ impl BlockDevice for Qcow2 {
             let flags = flags.fua(flags.fua && !flushed);
             async move {
                 let written = image.write_compressed(offset_bytes, buffer, flags, ticket);
-                image.guest_change(flushed, written).await
+                let range = offset_bytes..offset_bytes + len_bytes;
+                image.guest_change(range, flushed, written).await
             }
         })
     }
@@ -205,7 +206,8 @@ impl BlockDevice for Qcow2 {
             let ticket = image.compressed_writes.queue.ticket();
             async move {
                 let written = image.write_in_order(offset_bytes, buffer, ticket);
-                image.guest_change(false, written).await
+                let range = offset_bytes..offset_bytes + len_bytes;
+                image.guest_change(range, false, written).await
             }
         })
     }
@@ -230,7 +232,8 @@ impl BlockDevice for Qcow2 {
                 // Zeroes take a place only where a part of a cluster is zeroed.
                 ticket.turn().await;
                 let zeroed = image.zero(offset_bytes, len_bytes, request);
-                image.guest_change(flushed, zeroed).await
+                let range = offset_bytes..offset_bytes + len_bytes;
+                image.guest_change(range, flushed, zeroed).await
             }
         })
     }
@@ -252,7 +255,8 @@ impl BlockDevice for Qcow2 {
         };
         self.request(move |image| async move {
             let written = image.write_shared(offset_bytes, source);
-            image.guest_change(false, written).await
+            let range = offset_bytes..offset_bytes + len_bytes;
+            image.guest_change(range, false, written).await
         })
     }
 
@@ -275,7 +279,10 @@ impl BlockDevice for Qcow2 {
         self.request(move |image| async move {
             let discarded = image.discard(offset_bytes, len_bytes);
             match image.discards.enabled {
-                true => image.guest_change(false, discarded).await,
+                true => {
+                    let range = offset_bytes..offset_bytes + len_bytes;
+                    image.guest_change(range, false, discarded).await
+                }
                 false => discarded.await,
             }
         })

@@ -108,7 +108,7 @@ vellum_io::with_setters! {
         pub lazy_refcounts: Option<bool>,
         /// `data-cache-size`: bytes of small writes to clusters that need copy-on-write
         /// that are kept in memory until the cluster is whole, a flush comes or room is
-        /// needed; 0: none. Default: 2 MiB, or half of the write log's length if that is more.
+        /// needed; 0: none. Default: 2 MiB, or a quarter of the write log's length if that is more.
         pub data_cache_size_bytes: Option<u64>,
         /// `chain-index-size`, an option of our own: bytes for the mapping of what lies below
         /// the image as a whole, used from two backing images on and taken as it is needed;

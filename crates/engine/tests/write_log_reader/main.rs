@@ -85,7 +85,12 @@ async fn content_replayed(image: &[u8], log: &[u8]) -> Result<(Vec<u8>, Vec<u8>)
     let opened = open(file.clone(), log_file.clone(), false).await?;
     let replayed = file.snapshot();
     assert!(!reader::is_marked(&replayed));
-    assert!(log_file.snapshot() == log, "a replay changes the log");
+    // It is nobody's from now on; its records stay.
+    let records = |log: &[u8]| log.get(2 * 4096..).map(<[u8]>::to_vec);
+    assert!(
+        records(&log_file.snapshot()) == records(log),
+        "a replay changes the log"
+    );
     let found = content(&opened).await;
     opened.close().await?;
     let report = check(file, &CheckOptions::default()).await?;

@@ -219,7 +219,7 @@ impl Storage for Watched {
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
         let end = offset_bytes + total_len(&buffers);
-        let is_append = self.is_log && flags.fua && offset_bytes >= RING;
+        let is_append = self.is_log && offset_bytes >= RING;
         let append = is_append.then_some(offset_bytes as usize..end as usize);
         self.world
             .change(append, || self.inner.write(offset_bytes, buffers, flags))

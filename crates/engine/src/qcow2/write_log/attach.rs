@@ -22,7 +22,7 @@ use crate::qcow2::options::{Backing, OpenOptions, OpenPurpose};
 const DEFAULT_LEN_BYTES: u64 = 256 << 20;
 /// The write buffer gets so much of the log's length: when it is full, and the guest waits for room
 /// in it, the log still has some.
-const BUFFER_SHARE: u64 = 2;
+const BUFFER_SHARE: u64 = 4;
 /// What is zeroed at a time when a log is made.
 const ZEROED_AT_ONCE_BYTES: u64 = 1 << 20;
 /// What the numbers of a log that is taken into use are below: more than any log gets to.
@@ -58,7 +58,7 @@ impl WriteLogOptions {
 
     /// How long the log is, in bytes: a multiple of 4096 between [`Self::MIN_LEN_BYTES`] and
     /// [`Self::MAX_LEN_BYTES`]. Default: as long as it is, or 256 MiB.
-    /// Unless it is given, the data cache gets half of that.
+    /// Unless it is given, the data cache gets a quarter of that.
     #[must_use]
     pub fn len_bytes(mut self, len_bytes: u64) -> Self {
         self.len_bytes = Some(len_bytes);

@@ -10,6 +10,7 @@ use vellum_io::{Error, Result, lane, spawn, spawn_to_completion};
 use vellum_storage::mutants::{self, Mutant};
 
 use super::log::WriteLog;
+use super::overlaps::RequestId;
 use super::pending::Pending;
 use crate::qcow2::commit::coalesce::Role;
 use crate::qcow2::image::Image;
@@ -174,7 +175,8 @@ impl Image {
             return Ok(None);
         };
         log.suspensions.fetch_add(1, Ordering::AcqRel);
-        let suspension = Suspension(Some(self.clone()));
+        let id = log.overlaps.begin_other(0..u64::MAX);
+        let suspension = Suspension(Some((self.clone(), id)));
         self.empty_log(log).await?;
         Ok(Some(suspension))
     }
@@ -239,7 +241,7 @@ impl Drop for Taken<'_> {
 
 /// No records are appended while this lives.
 #[must_use = "the log is used again once this is dropped"]
-pub(crate) struct Suspension(Option<Arc<Image>>);
+pub(crate) struct Suspension(Option<(Arc<Image>, RequestId)>);
 
 impl Suspension {
     /// The log is never used again.
@@ -251,10 +253,12 @@ impl Suspension {
 
 impl Drop for Suspension {
     fn drop(&mut self) {
-        let image = self.0.take();
-        if let Some(log) = image.as_ref().and_then(|image| image.write_log.get()) {
+        if let Some((image, id)) = self.0.take()
+            && let Some(log) = image.write_log.get()
+        {
             // What was done meanwhile may be nobody's note.
             log.pending.lock().note_other();
+            log.overlaps.end_other(id);
             log.suspensions.fetch_sub(1, Ordering::AcqRel);
         }
     }

@@ -17,6 +17,7 @@ use vellum_io::{Buffer, Buffers, Error, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, WriteFlags};
 
+use super::overlaps::Overlaps;
 use super::pending::Pending;
 use super::ring::{Mark, Ring};
 use crate::qcow2::commit::coalesce::Coalescer;
@@ -53,6 +54,8 @@ pub(crate) struct WriteLog {
     pub(super) len_bytes: u64,
     /// Guest ranges, in bytes, of requests that will be noted: those that overlap take turns.
     pub(super) noting: Arc<RangeLock>,
+    /// What runs.
+    pub(super) overlaps: Overlaps,
     pub(super) pending: Mutex<Pending>,
     pub(super) rounds: Coalescer,
     state: Mutex<LogState>,
@@ -101,6 +104,7 @@ impl WriteLog {
             id,
             len_bytes,
             noting: Arc::default(),
+            overlaps: Overlaps::default(),
             pending: Mutex::default(),
             rounds: Coalescer::default(),
             state: Mutex::new(LogState {
@@ -243,8 +247,11 @@ impl WriteLog {
     }
 }
 
-/// One write that is durable when it completes.
+/// A write that is durable when this returns.
 async fn write_durably(file: &Arc<dyn Storage>, at_bytes: u64, bytes: Buffer) -> Result<()> {
-    let (buffers, flags) = (Buffers::from_iter([bytes]), WriteFlags { fua: true });
-    file.write(at_bytes, buffers, flags).await.map(drop)
+    let (buffers, flags) = (Buffers::from_iter([bytes]), WriteFlags::default());
+    file.write(at_bytes, buffers, flags).await?;
+    // No FUA: where the disk has none, the kernel completes such a write on a worker of its own,
+    // which waits for milliseconds while the machine is busy.
+    file.flush().await
 }

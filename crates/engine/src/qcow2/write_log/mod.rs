@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`ring`] | where in the log the next batch goes, and what may be overwritten |
 //! | [`pending`] | the changes since the last flush, and the batch that they make |
+//! | [`overlaps`] | which requests ran beside changes that are not noted, and are not either |
 //! | [`log`] | the state of a log in use; its superblocks and appends |
 //! | [`requests`] | guest requests, which note what they change |
 //! | [`flush`] | a flush: by an append, or by a commit of the image; the log's tail follows |
@@ -19,7 +20,7 @@
 //!
 //! Invariants, by the rules of FORMAT.md:
 //! - Whatever a flush called durable is in the image durably, or in a live record (W1).
-//! - Requests that overlap are noted in the order in which the image got them (W2).
+//! - Requests that overlap are noted in the order in which the image got them, or not at all (W2).
 //! - A record is live until a commit of the image that began after its change has succeeded
 //!   (W3). After a flush that went past the log, none is live (W4).
 //! - The incompatible bit is durable before the first append, and goes only when no record is
@@ -33,6 +34,7 @@
 pub(crate) mod attach;
 mod flush;
 pub(crate) mod log;
+mod overlaps;
 mod pending;
 pub(crate) mod replay;
 mod requests;

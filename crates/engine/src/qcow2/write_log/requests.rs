@@ -8,6 +8,7 @@ use vellum_io::{Buffer, Result};
 use vellum_storage::mutants::{self, Mutant};
 
 use super::log::WriteLog;
+use super::overlaps::RequestId;
 use super::pending::Change;
 use crate::qcow2::image::Image;
 use crate::qcow2::read::data::read;
@@ -25,7 +26,32 @@ const SECTOR_BYTES: u64 = 512;
 struct Noting<'a> {
     log: &'a WriteLog,
     change: Option<Change>,
+    /// One that may be noted.
+    noted: Option<RequestId>,
+    /// One that is too long.
+    _other: Option<OtherChange<'a>>,
     _turn: Option<RangeGuard>,
+}
+
+/// A change that is not noted, until this is dropped.
+pub(super) struct OtherChange<'a> {
+    log: &'a WriteLog,
+    id: RequestId,
+}
+
+impl<'a> OtherChange<'a> {
+    /// Begins a change of a guest range.
+    pub(super) fn begin(log: &'a WriteLog, range: Range<u64>) -> OtherChange<'a> {
+        let id = log.overlaps.begin_other(range);
+        OtherChange { log, id }
+    }
+}
+
+impl Drop for OtherChange<'_> {
+    fn drop(&mut self) {
+        self.log.pending.lock().note_other();
+        self.log.overlaps.end_other(self.id);
+    }
 }
 
 impl<'a> Noting<'a> {
@@ -36,9 +62,15 @@ impl<'a> Noting<'a> {
             true => Some(log.noting.acquire(range.clone(), Mode::Exclusive).await),
             false => None,
         };
+        let (noted, other) = match is_short(range) {
+            true => (Some(log.overlaps.begin_noted(range.clone())), None),
+            false => (None, Some(OtherChange::begin(log, range.clone()))),
+        };
         Noting {
             log,
             change: None,
+            noted,
+            _other: other,
             _turn: turn,
         }
     }
@@ -51,11 +83,16 @@ impl<'a> Noting<'a> {
 
 impl Drop for Noting<'_> {
     fn drop(&mut self) {
+        let Some(id) = self.noted else {
+            return;
+        };
         let max_bytes = self.log.max_pending_bytes();
+        // Held over both: a change that begins later finds this one noted.
         let mut pending = self.log.pending.lock();
+        let has_met = self.log.overlaps.end_noted(id) && !mutants::is(Mutant::NoteBesideOthers);
         match self.change.take() {
-            Some(change) => pending.note(change, max_bytes),
-            None => pending.note_other(),
+            Some(change) if !has_met => pending.note(change, max_bytes),
+            _ => pending.note_other(),
         }
     }
 }
@@ -145,17 +182,18 @@ impl Image {
         fua && self.write_log.get().is_some()
     }
 
-    /// A guest's request that changes its bytes in a way that is not noted, and is followed by a
-    /// flush if `flushed` says so.
+    /// A guest's request that changes the bytes of a range in a way that is not noted, and is
+    /// followed by a flush if `flushed` says so.
     pub(crate) async fn guest_change<T>(
         self: &Arc<Self>,
+        range: Range<u64>,
         flushed: bool,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        let log = self.write_log.get();
+        let change = log.map(|log| OtherChange::begin(log, range));
         let done = work.await;
-        if let Some(log) = self.write_log.get() {
-            log.pending.lock().note_other();
-        }
+        drop(change);
         let done = done?;
         self.flush_for(flushed).await?;
         Ok(done)
