@@ -358,7 +358,10 @@ pub struct Scenario {
 impl Scenario {
     /// The scenario as a Rust test that needs nothing else.
     pub fn to_test(&self, name: &str, message: &str) -> String {
-        let data = format!("{self:#?}").replace('[', "vec![");
+        let data = format!("{self:#?}")
+            .replace('[', "vec![")
+            // The preparation of that name takes no change.
+            .replace(" Snapshot(", " Step::Snapshot(");
         let message = message.replace('\n', "\n/// ");
         format!(
             "/// {message}\n#[test]\nfn {name}() {{\n    use vellum_sim::scenario::{{Backing::*, \

@@ -413,6 +413,52 @@ fn the_refcount_table_does_not_move_as_a_snapshot_of_nothing_comes_into_force() 
     vellum_sim::replay(&engine(), &scenario).unwrap();
 }
 
+/// The refcount table moves, and where it was, beyond everything else, data goes. An entry that leads
+/// there is none beyond the end of the file, as a file has that was cut: the data's clusters were
+/// counted once more at the close.
+#[test]
+fn data_where_a_refcount_table_was_leaks_nothing() {
+    let write = |offset, len| Write {
+        offset,
+        len,
+        fua: false,
+    };
+    let scenario = Scenario {
+        image: ImageOptions {
+            cluster_bits: 9,
+            lazy_refcounts: true,
+            size_bytes: 26624,
+            eager: false,
+            bitmap_bits: Some(10),
+            traits: SimFileOptions {
+                can_punch: true,
+                can_zero: true,
+                growable: true,
+                read_only: false,
+                can_clone: false,
+            },
+            ..image()
+        },
+        setup: vec![write(8704, 1536)],
+        preparations: vec![Preparation::FullTable(1)],
+        cycles: vec![PowerCycle {
+            steps: vec![
+                Start(write(11776, 1024)),
+                Step::Snapshot(Change::Take),
+                Step::Snapshot(Change::Delete(1)),
+                Start(Op::WriteCompressed {
+                    offset: 11776,
+                    len: 1024,
+                    fua: false,
+                }),
+            ],
+            schedule_seed: 15_958_065_237_848_680_272,
+            crash: None,
+        }],
+    };
+    vellum_sim::replay(&engine(), &scenario).unwrap();
+}
+
 #[test]
 fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
     let write = |offset, len| {

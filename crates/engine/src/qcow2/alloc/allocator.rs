@@ -100,7 +100,8 @@ pub(crate) struct State {
     durable_period: u64,
     /// The image is marked dirty: no mapping has to wait for counts.
     refcounts_lazy: bool,
-    /// Freed clusters beyond the tail: a refcount table has been there.
+    /// Clusters beyond the tail that were freed, and may be in use again: a refcount table has
+    /// been there.
     pub(crate) written_beyond: Vec<Range<u64>>,
     pub(crate) length: FileLength,
     /// Clusters beyond the end of the file that entries lead to, if there are any: nothing

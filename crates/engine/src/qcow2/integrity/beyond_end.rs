@@ -81,12 +81,16 @@ impl Allocator {
         let is_extending = {
             let mut state = self.state();
             for clusters in found {
-                let clusters = clusters.start.max(state.tail)..clusters.end;
-                if !clusters.is_empty() {
+                let beyond = clusters.start.max(state.tail)..clusters.end;
+                // Those come from the free ones, and are counted.
+                let beyond = beyond.filter(|&cluster| !state.was_used_beyond(cluster));
+                for cluster in beyond.collect::<Vec<_>>() {
+                    let end_bytes = (cluster + 1) * self.cluster_bytes();
+                    state.length.note_mapped(end_bytes);
                     state
-                        .length
-                        .note_mapped(clusters.end * self.cluster_bytes());
-                    state.beyond.get_or_insert_default().note(clusters);
+                        .beyond
+                        .get_or_insert_default()
+                        .note(cluster..cluster + 1);
                 }
             }
             state.length.is_extending()

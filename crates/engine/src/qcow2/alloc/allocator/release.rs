@@ -6,7 +6,7 @@ use vellum_format::types::HostCluster;
 use vellum_io::{ErrorKind, Result};
 use vellum_storage::Event;
 
-use super::Allocator;
+use super::{Allocator, State};
 use crate::debug_events::emit;
 
 impl Allocator {
@@ -53,11 +53,28 @@ impl Allocator {
     /// Enters clusters whose counts are zero.
     pub(in crate::qcow2) fn note_free(&self, clusters: Range<u64>) {
         let mut state = self.state();
-        if clusters.end > state.tail {
-            state.written_beyond.push(clusters.clone());
+        let beyond = clusters.start.max(state.tail)..clusters.end;
+        if !beyond.is_empty() {
+            state.note_used_beyond(beyond);
         }
         if let Some(forgotten) = state.free.insert(clusters) {
             state.scan.look_again(forgotten);
         }
+    }
+}
+
+impl State {
+    fn note_used_beyond(&mut self, clusters: Range<u64>) {
+        let mut written = self.written_beyond.iter();
+        if !written.any(|known| known.start <= clusters.start && clusters.end <= known.end) {
+            self.written_beyond.push(clusters);
+        }
+    }
+
+    /// Whether a cluster beyond the tail has been in use since the image was opened: where
+    /// something leads there now, it is counted.
+    pub(in crate::qcow2) fn was_used_beyond(&self, cluster: u64) -> bool {
+        let mut written = self.written_beyond.iter();
+        written.any(|clusters| clusters.contains(&cluster))
     }
 }
