@@ -236,11 +236,15 @@ impl Header {
     /// The write log that the image names, if its extension can be read. It holds writes that the
     /// image lacks while [`Incompatible::WRITE_LOG`] is set, and does not count otherwise.
     pub fn write_log(&self) -> Option<WriteLogExtension> {
-        let data = self.last(|extension| match extension {
-            Extension::Unknown { kind, data } if *kind == kind::WRITE_LOG => Some(data),
+        WriteLogExtension::decode(self.unknown_extension(kind::WRITE_LOG)?).ok()
+    }
+
+    /// The data of the last extension of a type that is kept as it is (I15).
+    pub fn unknown_extension(&self, kind: u32) -> Option<&[u8]> {
+        self.last(|extension| match extension {
+            Extension::Unknown { kind: found, data } if *found == kind => Some(&**data),
             _ => None,
-        })?;
-        WriteLogExtension::decode(data).ok()
+        })
     }
 
     /// Where the bitmaps are, if the autoclear bit vouches for them.

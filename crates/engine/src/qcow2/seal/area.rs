@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum_format::Header;
-use vellum_format::extension::{Extension, kind};
+use vellum_format::extension::kind;
 use vellum_format::features::Autoclear;
 use vellum_format::header::first_cluster_size_bytes;
 use vellum_format::seal::{LEAF_BYTES, NODE_BYTES, SealPointer, Superblock, header_hash};
@@ -176,12 +176,7 @@ pub(super) fn slices_per_table(header: &Header) -> u32 {
 
 /// What the header says of the place of the seal.
 pub(super) fn pointer(header: &Header) -> std::result::Result<SealPointer, String> {
-    let found = header.extensions.iter().rev().find_map(|extension| {
-        let Extension::Unknown { kind, data } = extension else {
-            return None;
-        };
-        (*kind == kind::SEAL).then_some(data)
-    });
+    let found = header.unknown_extension(kind::SEAL);
     let data = found.ok_or("the header does not say where the seal is")?;
     let cluster = header.geometry().cluster_size_bytes();
     SealPointer::decode(data, cluster).map_err(|error| error.to_string())

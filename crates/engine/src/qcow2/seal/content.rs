@@ -66,6 +66,12 @@ impl Held {
     }
 }
 
+/// The guest bytes of some leaves of a disk of `size_bytes`.
+pub(super) fn guest_of(leaves: &Range<u64>, size_bytes: u64) -> Range<u64> {
+    let edge = |leaf: u64| leaf.saturating_mul(LEAF_BYTES).min(size_bytes);
+    edge(leaves.start)..edge(leaves.end)
+}
+
 /// The hash of a leaf, whose bytes may end with the disk.
 pub(super) fn hash_leaf(hasher: &LeafHasher, leaf: u64, content: &[u8], held: &Held) -> Hash {
     if content.len() as u64 == LEAF_BYTES {
@@ -159,8 +165,8 @@ impl Image {
 
     /// Bytes of a range of leaves, as far as the disk goes.
     pub(super) fn leaves_len_bytes(&self, leaves: &Range<u64>) -> u64 {
-        let end = leaves.end.saturating_mul(LEAF_BYTES).min(self.size_bytes());
-        end.saturating_sub(leaves.start * LEAF_BYTES)
+        let guest = guest_of(leaves, self.size_bytes());
+        guest.end - guest.start
     }
 }
 

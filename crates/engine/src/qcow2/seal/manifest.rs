@@ -15,7 +15,7 @@ use vellum_storage::{Storage, WriteFlags};
 
 use super::area::SealInfo;
 use super::build::SealOptions;
-use super::content::{Held, hash_piece, parallel_chunks};
+use super::content::{Held, guest_of, hash_piece, parallel_chunks};
 use super::tree::{Tree, hash_in};
 use super::verify::{DifferenceKind, Found, VerifyOptions, VerifyReport};
 use crate::BlockDevice;
@@ -154,8 +154,7 @@ impl Leaves {
     }
 
     fn guest(&self, leaves: &Range<u64>) -> Range<u64> {
-        let edge = |leaf: u64| leaf.saturating_mul(LEAF_BYTES).min(self.size_bytes);
-        edge(leaves.start)..edge(leaves.end)
+        guest_of(leaves, self.size_bytes)
     }
 
     /// The hashes of some leaves, of which one hash node leads to all.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum_format::seal::{HASHES_PER_NODE, Hash, LEAF_BYTES, NOTHING};
 use vellum_io::{Buffer, Error, ErrorKind, Result};
 
-use super::content::{hash_leaf, hash_leaves, worth_threads};
+use super::content::{guest_of, hash_leaf, hash_leaves, worth_threads};
 use super::state::{SealedReads, leaves_of};
 use super::tree::{BadNode, hash_in};
 use crate::qcow2::image::Image;
@@ -167,22 +167,17 @@ impl Image {
     }
 
     fn differs(&self, leaves: Range<u64>, what: &str) -> Error {
-        let (start, end) = self.guest_of(&leaves);
+        let Range { start, end } = guest_of(&leaves, self.size_bytes());
         let message =
             format!("{what} of the guest's bytes {start:#x} to {end:#x} differs from the seal");
         self.seal_error(start, message)
     }
 
     fn bad_node(&self, bad: &BadNode) -> Error {
-        let (start, end) = self.guest_of(&bad.leaves);
+        let Range { start, end } = guest_of(&bad.leaves, self.size_bytes());
         let why = &bad.why;
         let message = format!("the guest's bytes {start:#x} to {end:#x} cannot be verified: {why}");
         self.seal_error(start, message)
-    }
-
-    fn guest_of(&self, leaves: &Range<u64>) -> (u64, u64) {
-        let edge = |leaf: u64| leaf.saturating_mul(LEAF_BYTES).min(self.size_bytes());
-        (edge(leaves.start), edge(leaves.end))
     }
 
     fn seal_error(&self, at: u64, message: String) -> Error {

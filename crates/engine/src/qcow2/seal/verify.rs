@@ -13,7 +13,7 @@ use vellum_format::types::GuestOffset;
 use vellum_io::{Error, ErrorKind, Io, Result};
 
 use super::area::{SealInfo, SealProgress, Sealed, is_sealed, unit_bytes};
-use super::content::parallel_chunks;
+use super::content::{guest_of, parallel_chunks};
 use super::mapping::Slices;
 use super::tree::{BadNode, Tree, hash_in};
 use crate::qcow2::Qcow2;
@@ -355,8 +355,7 @@ impl Content {
     }
 
     fn guest(&self, leaves: &Range<u64>) -> Range<u64> {
-        let edge = |leaf: u64| leaf.saturating_mul(LEAF_BYTES).min(self.image.size_bytes());
-        edge(leaves.start)..edge(leaves.end)
+        guest_of(leaves, self.image.size_bytes())
     }
 }
 

@@ -124,18 +124,15 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
         return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
     }
     let file = live_log(image, gate, options, &extension).await?;
-    let superblock = read_superblock(&file).await?;
     let (batches, base_bytes) = batches_of(image, &file)?;
-    let replay = read_log(&file, (&batches, base_bytes), extension.id).await?;
+    let (superblock, replay) = read_log(&file, (&batches, base_bytes), extension.id).await?;
     if image.read_only {
         return image.overlay_replay(&replay);
     }
     image.replay(replay).await?;
     // Else it would stay this image's, which may name another from now on; where it cannot be
     // written it stays so.
-    if let Some(old) = superblock {
-        drop(disown(&file, old).await);
-    }
+    drop(disown(&file, superblock).await);
     Ok(())
 }
 
@@ -176,16 +173,7 @@ async fn live_log(
 
 fn extension_of(image: &Image) -> Result<WriteLogExtension> {
     let header = image.header();
-    let found = header
-        .extensions
-        .iter()
-        // The last one counts (I15).
-        .rev()
-        .find_map(|extension| match extension {
-            Extension::Unknown { kind, data } if *kind == kind::WRITE_LOG => Some(data),
-            _ => None,
-        });
-    let Some(data) = found else {
+    let Some(data) = header.unknown_extension(kind::WRITE_LOG) else {
         let message = "the image has a write log, and does not say where";
         return Err(refuse(ErrorKind::InvalidImage, &image.name, message));
     };

@@ -70,7 +70,7 @@ pub(super) async fn read_superblock(file: &Arc<dyn Storage>) -> Result<Option<Su
     Ok(newest)
 }
 
-/// Reads the log `id` from `file`, whose batches are read from `batches` at offsets that begin
+/// Reads the log `id`, and its newest superblock, from `file`, whose batches are read from `batches` at offsets that begin
 /// at `base_bytes`.
 ///
 /// # Errors
@@ -80,7 +80,7 @@ pub(super) async fn read_log(
     file: &Arc<dyn Storage>,
     batches: (&Arc<dyn Storage>, u64),
     id: LogId,
-) -> Result<Replay> {
+) -> Result<(Superblock, Replay)> {
     let superblock = read_superblock(file).await?;
     let Some(superblock) = superblock.filter(|superblock| superblock.id == id) else {
         let message = match superblock {
@@ -112,7 +112,7 @@ pub(super) async fn read_log(
     };
     let end = replay.follow(&superblock);
     replay.refuse_later_batches(&superblock, end, file)?;
-    Ok(replay)
+    Ok((superblock, replay))
 }
 
 /// The record that a reader looks for: that behind the last one, once there is none.
