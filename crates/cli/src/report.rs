@@ -1,13 +1,18 @@
 //! Printing that is the same in every tool: errors, warnings and output. It uses no other module
-//! of the program; `main` registers what gives hints.
+//! of the program but [`terminal`]; `main` registers what gives hints.
 //!
 //! Messages carry the name the tool was called by, so that a script that looks
 //! for `qemu-img: ...` finds it. Under our own name the command stands there too:
 //! `vellum convert: ...`.
+//!
+//! Invariant: no error, warning or info steers a terminal. Names in them may come from an image,
+//! of a backing file or a write log, and whoever made that image chose them.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::OnceLock;
+
+use crate::terminal;
 
 static PROGRAM: OnceLock<String> = OnceLock::new();
 
@@ -88,6 +93,7 @@ pub fn error(message: impl Display) {
         true => without_repetition(&message),
         false => &message,
     };
+    let shown = terminal::harmless_lines(shown);
     eprint_line(&format!("{}: {shown}", message_prefix()));
     if let Some(hinter) = HINTER.get() {
         hinter(&message);
@@ -96,11 +102,13 @@ pub fn error(message: impl Display) {
 
 /// Prints `program: warning: message` on standard error.
 pub fn warning(message: impl Display) {
+    let message = terminal::harmless_lines(&message.to_string());
     eprint_line(&format!("{}: warning: {message}", message_prefix()));
 }
 
 /// Prints `program: info: message` on standard error.
 pub fn info(message: impl Display) {
+    let message = terminal::harmless_lines(&message.to_string());
     eprint_line(&format!("{}: info: {message}", message_prefix()));
 }
 

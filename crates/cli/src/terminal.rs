@@ -29,6 +29,12 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// The same for text of several lines.
+pub fn harmless_lines(text: &str) -> String {
+    let lines: Vec<String> = text.split('\n').map(harmless).collect();
+    lines.join("\n")
+}
+
 /// Lines of at most `columns` letters, broken between words.
 pub fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
@@ -67,5 +73,9 @@ mod tests {
     #[test]
     fn nothing_steers_the_terminal() {
         assert_eq!(harmless("a\x1b[2Jb\u{202e}"), "a\u{fffd}[2Jb\u{fffd}");
+        assert_eq!(
+            harmless_lines("a\x1b[2J\nb\r\n"),
+            "a\u{fffd}[2J\nb\u{fffd}\n"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What a person at a terminal sees, and a pipe never: hints and colours.
+//! What a person at a terminal sees, and a pipe never: hints and colours. What images say steers none.
 
 use std::io::Read;
 use std::path::Path;
@@ -312,6 +312,45 @@ fn colours_are_for_terminals() {
     assert!(text.contains("\x1b[1m"), "{text}");
     let text = on_terminal(folder.path(), "NO_COLOR=1 $VELLUM inspect disk.qcow2");
     assert!(!text.contains("\x1b[1m"), "{text}");
+}
+
+/// Whoever made the image chose the name of its write log.
+#[test]
+fn names_from_an_image_do_not_steer_the_terminal() {
+    let folder = folder();
+    let run = |words: &[&str]| {
+        let mut command = Command::new(VELLUM);
+        let output = command.args(words).current_dir(folder.path()).output();
+        let output = output.expect("it runs");
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    let options = "driver=qcow2,file.filename=disk.qcow2,journal=on,journal-size=1M";
+    let crash = ["-c", "write -q 0 4k", "-c", "flush", "-c", "abort"];
+    run(&[&["io", "--image-opts", options], &crash[..]].concat());
+    let path = folder.path().join("disk.qcow2");
+    let mut image = std::fs::read(&path).expect("an image");
+    let name = b"disk.qcow2.vlog";
+    let at = image.windows(name.len()).position(|bytes| bytes == name);
+    image[at.expect("a name")..][..4].copy_from_slice(b"\x1b[2J");
+    std::fs::write(&path, image).expect("written");
+    for words in [
+        "info",
+        "info --output=json",
+        "inspect",
+        "audit",
+        "io -c quit",
+        "io -r -c quit",
+        "map",
+        "check",
+        "check -r log",
+        "check -r drop-log",
+    ] {
+        let words: Vec<&str> = words.split(' ').chain(["disk.qcow2"]).collect();
+        let said = run(&words);
+        assert!(said.contains("[2J.qcow2.vlog"), "{words:?}: {said}");
+        assert!(!said.contains('\x1b'), "{words:?}: {said}");
+    }
 }
 
 /// The process that holds the lock is named.
