@@ -485,8 +485,9 @@ pub fn check_write_log_superblock(data: &[u8]) {
     for place in [superblock.len_bytes, superblock.start_bytes] {
         assert_eq!(place % write_log::BLOCK_BYTES, 0);
     }
-    let numbers = superblock.start_sequence | superblock.start_batch | superblock.generation;
+    let numbers = superblock.start_sequence | superblock.start_batch;
     assert!(numbers < write_log::NUMBERS_END);
+    assert!(superblock.generation < write_log::GENERATIONS_END);
     assert_eq!(
         Superblock::decode(&superblock.encode()),
         Ok(Some(superblock))
@@ -500,6 +501,7 @@ pub fn check_write_log_superblock(data: &[u8]) {
 ///
 /// - `decode(encode(decode(x))) == decode(x)`, which has the length that it says.
 /// - The range is within the limits, and the payload inside the bytes.
+/// - The generation is what the last bytes of the head say.
 /// - A bit that changes in a record is noticed.
 pub fn check_write_log_record(data: &[u8]) {
     let _ = RecordHead::decode(data);
@@ -521,6 +523,7 @@ pub fn check_write_log_record(data: &[u8]) {
     assert!((1..=write_log::MAX_RECORD_BYTES).contains(&record.len_bytes));
     assert!(record.guest_offset_bytes + record.len_bytes <= limits::MAX_SIZE_BYTES);
     assert_eq!(record.payload_bytes(), payload.len());
+    assert_eq!(record.generation.to_be_bytes()[2..], data[58..64]);
     let mut encoded = Vec::new();
     record.encode(&payload, &mut encoded);
     assert_eq!(encoded.len(), RecordHead::record_bytes(payload.len()));

@@ -27,8 +27,10 @@ pub const MAX_LEN_BYTES: u64 = 1 << 30;
 pub const MAX_RECORD_BYTES: u64 = 64 << 10;
 /// Bytes of a record before its payload.
 pub const RECORD_HEAD_BYTES: usize = 64;
-/// What generations, sequence and batch numbers of superblocks are below.
+/// What sequence and batch numbers of superblocks are below.
 pub const NUMBERS_END: u64 = 1 << 63;
+/// What generations of superblocks are below: so much has room in a record.
+pub const GENERATIONS_END: u64 = 1 << 48;
 /// Longest name of the log in an image.
 pub const MAX_NAME_LEN_BYTES: usize = 1023;
 
@@ -41,6 +43,8 @@ const SUPERBLOCK_BYTES: usize = 72;
 /// Where the checksum lies in a superblock, and in the head of a record.
 const SUPERBLOCK_CRC: usize = 12;
 const RECORD_CRC: usize = 4;
+/// Where the word lies in the head of a record whose low 48 bits are a generation.
+const GENERATION: usize = 56;
 
 /// What ties a log to one opening of one image: random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -172,7 +176,10 @@ impl Superblock {
         {
             return fault("start", self.start_bytes);
         }
-        let numbers = [self.generation, self.start_sequence, self.start_batch];
+        if self.generation >= GENERATIONS_END {
+            return fault("generation", self.generation);
+        }
+        let numbers = [self.start_sequence, self.start_batch];
         match numbers.into_iter().find(|number| *number >= NUMBERS_END) {
             Some(number) => fault("number", number),
             None => Ok(()),
@@ -249,6 +256,9 @@ pub struct RecordHead {
     pub kind: RecordKind,
     /// No record of the batch follows.
     pub ends_batch: bool,
+    /// That of the newest superblock that was durable when the batch was appended; below
+    /// [`GENERATIONS_END`].
+    pub generation: u64,
     /// First byte of the range.
     pub guest_offset_bytes: u64,
     /// Bytes of the range, and of the payload if there is one; 1 to [`MAX_RECORD_BYTES`].
@@ -284,6 +294,7 @@ impl RecordHead {
             len_bytes: bytes::be64(head, 48)?,
             kind: RecordKind::from_number(head[56])?,
             ends_batch: head[57] != 0,
+            generation: bytes::be64(head, GENERATION)? % GENERATIONS_END,
         };
         let end = record.guest_offset_bytes.checked_add(record.len_bytes)?;
         if !(1..=MAX_RECORD_BYTES).contains(&record.len_bytes) || end > limits::MAX_SIZE_BYTES {
@@ -298,6 +309,7 @@ impl RecordHead {
     /// Appends the record to a batch. `payload` is as long as [`RecordHead::payload_bytes`] says.
     pub fn encode(&self, payload: &[u8], out: &mut Vec<u8>) {
         debug_assert_eq!(payload.len(), self.payload_bytes());
+        debug_assert!(self.generation < GENERATIONS_END);
         let mut head = [0; RECORD_HEAD_BYTES];
         head[..4].copy_from_slice(&RECORD_MAGIC);
         head[8..24].copy_from_slice(&self.id.0);
@@ -310,6 +322,7 @@ impl RecordHead {
         for (place, word) in head[24..56].chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_be_bytes());
         }
+        head[GENERATION..].copy_from_slice(&self.generation.to_be_bytes());
         head[56] = self.kind.number();
         head[57] = u8::from(self.ends_batch);
         let crc = crc_of_record(&head, payload);
@@ -350,6 +363,7 @@ mod tests {
             batch: 3,
             kind: RecordKind::Data,
             ends_batch: true,
+            generation: GENERATIONS_END - 2,
             guest_offset_bytes: 1 << 40,
             len_bytes: payload.len() as u64,
         }
@@ -397,7 +411,7 @@ mod tests {
                 ..superblock()
             },
             Superblock {
-                generation: NUMBERS_END,
+                generation: GENERATIONS_END,
                 ..superblock()
             },
             Superblock {

@@ -67,6 +67,7 @@ fn breaking_the_rules_of_the_write_log() {
         Mutant::MoveTailUnflushed,
         Mutant::KeepRecordsLive,
         Mutant::MarkLate,
+        Mutant::NameSuperblockEarly,
         Mutant::ReplayUnflushed,
     ] {
         killed(mutant, logged);

@@ -33,6 +33,8 @@ pub enum Mutant {
     KeepRecordsLive,
     /// The image says that its write log counts only after the first record.
     MarkLate,
+    /// Records of the write log name a superblock that may not become durable.
+    NameSuperblockEarly,
     /// The write log is given up before what it held is durable in the image.
     ReplayUnflushed,
     /// A flush of the NBD client knows of other connections only what somebody found lost.

@@ -12,7 +12,7 @@ use vellum_storage::MemStorage;
 use vellum_storage::wrap::{DelayStorage, Matching, Operation};
 
 use crate::common::Random;
-use crate::{content_read_only, memory, open_with_log, world};
+use crate::{content_read_only, memory, open_with_log, reader, world};
 
 struct Bed {
     memory: [Arc<MemStorage>; 2],
@@ -71,6 +71,35 @@ fn what_an_abandoned_flush_took_is_flushed_by_the_next() {
         bed.image.flush().await.expect("flushed");
     });
     assert_holds(&bed, 8);
+}
+
+/// The log's tail moves while batches are appended: a crash that tears that superblock is none that
+/// damages the log.
+#[test]
+fn a_superblock_that_is_not_durable_yet_is_named_by_no_record() {
+    let bed = bed();
+    let [file, mut log] = block_on(async {
+        write(&bed.image, 1).await;
+        bed.image.flush().await.expect("flushed");
+        let superblocks = Matching::operation(Operation::Write).touching(0..8192);
+        let held = bed.log.hold(superblocks);
+        for value in 2..8 {
+            write(&bed.image, value).await;
+            bed.image.flush().await.expect("flushed");
+        }
+        held.arrived().await;
+        write(&bed.image, 8).await;
+        bed.image.flush().await.expect("flushed");
+        let left = bed.memory.each_ref().map(|memory| memory.snapshot());
+        drop(held);
+        left
+    });
+    let newest = reader::newest(&log).expect("one").expect("one");
+    let torn_at = (newest.generation + 1) as usize % 2 * 4096;
+    log[torn_at..torn_at + 512].fill(0xee);
+    let shown = block_on(content_read_only(&file, &log)).expect("opened");
+    assert_eq!(shown[8192..8704], [8; 512]);
+    assert!(reader::replay(&file, &log).is_ok());
 }
 
 /// A log that is idle is ended by a thread that leaves its lane meanwhile.

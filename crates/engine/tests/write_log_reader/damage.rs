@@ -113,6 +113,46 @@ fn one_superblock_is_enough_and_none_is_too_few() {
     assert_refused(&image, &damaged);
 }
 
+/// The newest superblock cannot be read any more.
+fn without_newest_superblock(log: &[u8]) -> Vec<u8> {
+    let newest = reader::newest(log).expect("one").expect("one");
+    let mut damaged = log.to_vec();
+    damaged[(newest.generation % 2) as usize * BLOCK + 20] ^= 1;
+    damaged
+}
+
+#[test]
+fn a_newest_superblock_that_is_lost_is_noticed() {
+    let (image, log) = killed(14);
+    assert_refused(&image, &without_newest_superblock(&log));
+}
+
+async fn write(image: &dyn BlockDevice, at: u64, len: usize, byte: u8) {
+    let bytes = Buffer::copy_of(&vec![byte; len]);
+    let flags = RequestFlags::default();
+    image.write(at, bytes, flags).await.expect("written");
+    image.flush().await.expect("flushed");
+}
+
+#[test]
+fn what_was_given_up_does_not_come_back_over_what_is_newer() {
+    let (image, log, shown) = block_on(async {
+        let bytes = world::image_with(&mut Random::new(15), false).await;
+        let (file, log) = (memory(&bytes), memory(&[]));
+        let image = open_with_log(file.clone(), log.clone()).await;
+        let image = image.expect("opened");
+        write(&*image, 8192, 512, 1).await;
+        // Too long for the log: what it holds is given up.
+        write(&*image, 0, 100_000, 2).await;
+        write(&*image, 122_880, 512, 3).await;
+        let (image, log) = (file.snapshot(), log.snapshot());
+        let shown = content_read_only(&image, &log).await.expect("opened");
+        (image, log, shown)
+    });
+    assert_eq!((shown[8192], shown[122_880]), (2, 3));
+    assert_refused(&image, &without_newest_superblock(&log));
+}
+
 #[test]
 fn the_log_of_another_image_is_refused() {
     let (image, log) = killed(5);
@@ -157,7 +197,7 @@ fn what_no_superblock_says_is_refused() {
         (8, 2 << 32),
         (32, 73_727),
         (32, 1 << 31),
-        (40, 1 << 63),
+        (40, 1 << 48),
         (48, 4096),
         (56, u64::MAX),
         (64, u64::MAX),
@@ -200,6 +240,22 @@ fn a_log_whose_numbers_are_used_up_is_not_taken_into_use() {
         let opened = open_with_log(file, memory(&log)).await;
         assert_eq!(opened.expect_err("used up").kind(), ErrorKind::Unsupported);
     });
+}
+
+#[test]
+fn a_log_whose_generations_are_used_up_is_not_taken_into_use() {
+    let (_, log) = killed(16);
+    for (generation, is_taken) in [(1u64 << 47, false), ((1 << 47) - 1, true)] {
+        let log = with_superblock(&log, |block| {
+            block[16..32].fill(0);
+            block[40..48].copy_from_slice(&generation.to_be_bytes());
+        });
+        block_on(async {
+            let file = memory(&world::image(&mut Random::new(16)).await);
+            let opened = open_with_log(file, memory(&log)).await;
+            assert_eq!(opened.is_ok(), is_taken, "{generation:#x}");
+        });
+    }
 }
 
 #[test]

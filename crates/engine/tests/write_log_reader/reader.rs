@@ -81,7 +81,7 @@ fn superblock(block: &[u8]) -> Result<Option<Superblock>, String> {
     let places_hold = (18 * 4096..=1 << 30).contains(&length)
         && (8192..length).contains(&start)
         && (length | start) % 4096 == 0;
-    if !places_hold || (generation | sequence | batch) >> 63 != 0 {
+    if !places_hold || generation >> 48 != 0 || (sequence | batch) >> 63 != 0 {
         return Err("a superblock outside the limits".to_owned());
     }
     let id = *raw[16..].first_chunk().unwrap();
@@ -109,6 +109,7 @@ struct Record<'a> {
     id: &'a [u8],
     sequence: u64,
     batch: u64,
+    generation: u64,
     offset: u64,
     content: Vec<u8>,
     is_last: bool,
@@ -137,6 +138,7 @@ fn record(ring: &[u8], at: usize) -> Option<Record<'_>> {
         id: &head[8..24],
         sequence: number(head, 24, 8),
         batch: number(head, 32, 8),
+        generation: number(head, 58, 6),
         offset,
         content,
         is_last: head[57] != 0,
@@ -182,8 +184,10 @@ pub fn replay(image: &[u8], log: &[u8]) -> Result<Vec<Written>, String> {
         };
     }
     let mut places = (0..ring.len()).step_by(BLOCK);
-    let is_later = |at| record(ring, at).is_some_and(|found| found.id == id && found.batch > batch);
-    match places.any(is_later) {
+    let is_later = |found: &Record| found.batch > batch || found.generation > superblock.generation;
+    let tells_of_a_loss =
+        |at| record(ring, at).is_some_and(|found| found.id == id && is_later(&found));
+    match places.any(tells_of_a_loss) {
         true => Err("damaged".to_owned()),
         false => Ok(written),
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use vellum_format::extension::{Extension, kind};
 use vellum_format::features::Incompatible;
 use vellum_format::write_log::{
-    BLOCK_BYTES, LogId, MAX_LEN_BYTES, MAX_NAME_LEN_BYTES, MIN_LEN_BYTES, NUMBERS_END, Superblock,
-    WriteLogExtension,
+    BLOCK_BYTES, GENERATIONS_END, LogId, MAX_LEN_BYTES, MAX_NAME_LEN_BYTES, MIN_LEN_BYTES,
+    NUMBERS_END, Superblock, WriteLogExtension,
 };
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::{Storage, WriteFlags};
@@ -27,6 +27,8 @@ const BUFFER_SHARE: u64 = 4;
 const ZEROED_AT_ONCE_BYTES: u64 = 1 << 20;
 /// What the numbers of a log that is taken into use are below: more than any log gets to.
 const USABLE_NUMBERS_END: u64 = NUMBERS_END / 2;
+/// The same for generations.
+const USABLE_GENERATIONS_END: u64 = GENERATIONS_END / 2;
 /// Whose log it is once its image does not need it any more.
 const NOBODY: LogId = LogId([0; 16]);
 
@@ -286,8 +288,10 @@ fn random_id(file: &Arc<dyn Storage>) -> Result<LogId> {
 async fn claimable(image: &Image, file: &Arc<dyn Storage>) -> Result<Option<Superblock>> {
     if let Some(old) = read_superblock(file).await? {
         let ours = extension_of(image).is_ok_and(|extension| extension.id == old.id);
-        let numbers = [old.generation, old.start_sequence, old.start_batch];
-        if numbers.iter().any(|number| *number >= USABLE_NUMBERS_END) {
+        let mut numbers = [old.start_sequence, old.start_batch].into_iter();
+        if numbers.any(|number| number >= USABLE_NUMBERS_END)
+            || old.generation >= USABLE_GENERATIONS_END
+        {
             let message = "the numbers of this write log are used up; delete it";
             return Err(refuse(ErrorKind::Unsupported, file.name(), message));
         }

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - One at a time appends or retires (`rounds`), and one at a time writes a superblock.
 //! - A batch is appended once that before it is durable. The superblock is durable before what it
-//!   gives up is overwritten (W8).
+//!   gives up is overwritten, and before a record names it (W8).
 //! - After a failure of the log's file nothing is appended any more, and a log that failed with
 //!   live records is ended by the image's header, not by a superblock.
 
@@ -18,7 +18,7 @@ use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, WriteFlags};
 
 use super::overlaps::Overlaps;
-use super::pending::Pending;
+use super::pending::{BatchHead, Pending};
 use super::ring::{Mark, Ring};
 use crate::qcow2::commit::coalesce::Coalescer;
 use crate::range_lock::RangeLock;
@@ -37,7 +37,10 @@ pub(super) struct LogState {
     pub(super) ring: Ring,
     next_sequence: u64,
     next_batch: u64,
+    /// Of the superblock that was written last, or is being written.
     generation: u64,
+    /// Of the newest one that is durable.
+    durable_generation: u64,
     /// The incompatible bit is set: there may be live records.
     pub(super) is_marked: bool,
     /// Why nothing is appended any more.
@@ -112,6 +115,7 @@ impl WriteLog {
                 next_sequence,
                 next_batch,
                 generation: old.map_or(0, |old| old.generation),
+                durable_generation: 0,
                 is_marked: false,
                 failure: None,
             }),
@@ -153,19 +157,30 @@ impl WriteLog {
     }
 
     /// Appends a batch at a place that was found for it, durably. The incompatible bit must be
-    /// durable. After a failure, and if it is not awaited, nothing may be appended before the
-    /// log's start lies behind it.
+    /// durable, and a superblock of this log. After a failure, and if it is not awaited, nothing
+    /// may be appended before the log's start lies behind it.
     pub(super) async fn append(&self, at_bytes: u64, pending: &Pending) -> Result<()> {
-        let (batch, sequence) = {
+        let batch = {
             let mut state = self.state();
-            let first = (state.next_batch, state.next_sequence);
+            // A superblock that is being written may be torn: a record that named it would tell
+            // of a loss.
+            let generation = match mutants::is(Mutant::NameSuperblockEarly) {
+                true => state.generation,
+                false => state.durable_generation,
+            };
+            let batch = BatchHead {
+                id: self.id,
+                generation,
+                batch: state.next_batch,
+                sequence: state.next_sequence,
+            };
             // Whatever becomes of it, nothing else gets this place and these numbers.
             state.ring.take(at_bytes, pending.batch_bytes());
             state.next_batch += 1;
             state.next_sequence += pending.count();
-            first
+            batch
         };
-        let bytes = pending.encode(self.id, batch, sequence);
+        let bytes = pending.encode(&batch);
         let (batches, base_bytes) = &self.batches;
         if mutants::is(Mutant::AppendWithoutFlush) {
             let (buffers, flags) = (Buffers::from_iter([bytes]), WriteFlags::default());
@@ -243,7 +258,9 @@ impl WriteLog {
             start_batch: start.next_batch,
         };
         let bytes = Buffer::copy_of(&superblock.encode());
-        write_durably(&self.file, generation % 2 * BLOCK_BYTES, bytes).await
+        write_durably(&self.file, generation % 2 * BLOCK_BYTES, bytes).await?;
+        self.state().durable_generation = generation;
+        Ok(())
     }
 }
 

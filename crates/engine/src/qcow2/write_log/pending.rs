@@ -37,6 +37,17 @@ impl Change {
     }
 }
 
+/// What the records of a batch say besides the changes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BatchHead {
+    pub(super) id: LogId,
+    /// The newest superblock that is durable.
+    pub(super) generation: u64,
+    pub(super) batch: u64,
+    /// Of the first record.
+    pub(super) sequence: u64,
+}
+
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
@@ -88,16 +99,17 @@ impl Pending {
         self.changes.len() as u64
     }
 
-    /// The batch number `batch`, whose first record is number `sequence`.
-    pub(super) fn encode(&self, id: LogId, batch: u64, sequence: u64) -> Buffer {
+    /// The batch.
+    pub(super) fn encode(&self, batch: &BatchHead) -> Buffer {
         let mut bytes = Vec::with_capacity(self.batch_bytes() as usize);
         for (index, change) in self.changes.iter().enumerate() {
             let head = RecordHead {
-                id,
-                sequence: sequence + index as u64,
-                batch,
+                id: batch.id,
+                sequence: batch.sequence + index as u64,
+                batch: batch.batch,
                 kind: change.kind,
                 ends_batch: index + 1 == self.changes.len(),
+                generation: batch.generation,
                 guest_offset_bytes: change.guest_offset_bytes,
                 len_bytes: change.len_bytes,
             };

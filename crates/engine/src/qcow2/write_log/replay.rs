@@ -3,7 +3,8 @@
 //! Invariants:
 //! - Only records of the image's own log count, in the order of their numbers, up to the first
 //!   that is not whole. Where a later batch than the next one is whole, the log is damaged:
-//!   a batch is appended only after the one before was durable.
+//!   a batch is appended only after the one before was durable. So it is where a record names a
+//!   newer superblock than there is: an older one shows records as live that were given up.
 //! - Done twice, or after a part of it, it comes to the same.
 
 use std::collections::BTreeMap;
@@ -111,7 +112,7 @@ pub(super) async fn read_log(
         ..Replay::default()
     };
     let end = replay.follow(&superblock);
-    replay.refuse_later_batches(&superblock, end, file)?;
+    replay.refuse_losses(&superblock, end, file)?;
     Ok((superblock, replay))
 }
 
@@ -160,9 +161,9 @@ impl Replay {
         expected
     }
 
-    /// Refuses a log whose batches go on behind one that is not whole: that one was durable
-    /// (W8).
-    fn refuse_later_batches(
+    /// Refuses a log that has lost what was durable: a batch that another one follows, or a
+    /// superblock that a record names (W8).
+    fn refuse_losses(
         &self,
         superblock: &Superblock,
         end: Expected,
@@ -172,17 +173,20 @@ impl Replay {
             let Some(head) = RecordHead::decode(&self.ring[at..]) else {
                 continue;
             };
-            if head.id == superblock.id && head.batch > end.batch {
-                return Err(damaged(
-                    file,
-                    format!(
-                        "record {} cannot be read, and a later one at {:#x} is there: the file \
-                         is damaged",
-                        end.sequence,
-                        RING_START_BYTES + at as u64,
-                    ),
-                ));
-            }
+            let lost = match &head {
+                head if head.id != superblock.id => continue,
+                head if head.generation > superblock.generation => {
+                    format!("superblock {}", head.generation)
+                }
+                head if head.batch > end.batch => format!("record {}", end.sequence),
+                _ => continue,
+            };
+            let message = format!(
+                "{lost} cannot be read, and a later record at {:#x} is there: the file is damaged \
+                 (`vellum check -r drop-log` gives up the writes that it holds)",
+                RING_START_BYTES + at as u64,
+            );
+            return Err(damaged(file, message));
         }
         Ok(())
     }
