@@ -88,6 +88,16 @@ impl FileGate {
         node.into_storage(&around.flags, FileUse::Format).await
     }
 
+    async fn checksums(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
+        let full = write_log::resolve(&request.image, &request.name)?;
+        self.around.policy.admit(&request.image, &full)?;
+        let flags = OpenFlags {
+            writable: request.writable,
+            ..self.around.flags
+        };
+        write_log::open_file(&full, &flags).await
+    }
+
     async fn write_log(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
         let full = write_log::resolve(&request.image, &request.name)?;
         self.around.policy.admit(&request.image, &full)?;
@@ -126,6 +136,10 @@ impl Gate for FileGate {
 
     fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
         Io::boxed(self.clone().write_log(request))
+    }
+
+    fn open_checksums(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        Io::boxed(self.clone().checksums(request))
     }
 }
 

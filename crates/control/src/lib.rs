@@ -17,6 +17,7 @@ mod authz;
 pub mod cache;
 mod cache_cleaner;
 pub mod chain;
+mod checksums;
 mod compressing;
 mod config;
 pub mod create;

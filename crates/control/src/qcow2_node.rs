@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::live_write_log;
 use vellum::qcow2::seal::VerifyReads;
 use vellum::qcow2::{
@@ -17,8 +18,8 @@ use crate::graph::{OpenContext, Role, optional_child};
 use crate::open::{Ancestry, backing_flags, open_below, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
-use crate::write_log::OpenedLog;
-use crate::{cache_cleaner, config, encryption, filename, stderr, write_log};
+use crate::write_log::OpenedFile;
+use crate::{cache_cleaner, checksums, config, encryption, filename, stderr, write_log};
 
 /// The values of `overlap-check`.
 const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [
@@ -177,6 +178,7 @@ pub(crate) async fn open(
     };
     let backing = take_backing(&mut options, flags, &around.place)?;
     let journal = write_log::take(&mut options)?;
+    let wanted = checksums::take(&mut options)?;
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "qcow2")?;
     if let Some(data_file) = data_file {
@@ -212,9 +214,14 @@ pub(crate) async fn open(
             open.write_log = journal.open_to_read(flags).await?;
         }
     }
+    let mut made = None;
+    if open.purpose != OpenPurpose::Check {
+        let has_some = name_of_checksums(&read_header(&file).await?).is_some();
+        (open.checksums, made) = wanted.open(&file, has_some, flags).await?;
+    }
     let clean_interval_s = open.cache.cache_clean_interval_s;
     let device = Qcow2::open(file, Arc::new(FileGate { around }), open).await?;
-    log.into_iter().for_each(OpenedLog::keep);
+    log.into_iter().chain(made).for_each(OpenedFile::keep);
     cache_cleaner::start(&device, clean_interval_s);
     if device.bitmaps().are_lost() {
         (warn)(&lost_bitmaps(device.header().version));

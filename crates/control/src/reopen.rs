@@ -18,7 +18,7 @@ pub(crate) const COMMON: [&str; 7] = [
 ];
 
 /// Options of qcow2 that may change, beside those of its overlap checks.
-pub(crate) const QCOW2: [&str; 14] = [
+pub(crate) const QCOW2: [&str; 15] = [
     "lazy-refcounts",
     "pass-discard-request",
     "pass-discard-snapshot",
@@ -31,6 +31,7 @@ pub(crate) const QCOW2: [&str; 14] = [
     "cache-clean-interval",
     "decompressed-cache-size",
     "data-cache-size",
+    "checksums",
     "journal",
     "journal-size",
 ];

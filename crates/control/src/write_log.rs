@@ -24,12 +24,41 @@ use crate::options::{Options, Scalar};
 /// What the name of an image is made longer by for that of a log beside it.
 const SUFFIX: &str = ".vlog";
 
-/// Where the log lies.
+/// Where a file that belongs to an image lies, as an option says: `on`, `off` or a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     /// Beside the image.
     Beside,
     Path(String),
+}
+
+impl Place {
+    /// What an option says; `None`: `off`.
+    pub(crate) fn parse(key: &str, value: Scalar) -> Result<Option<Place>> {
+        match value {
+            Scalar::Bool(false) => Ok(None),
+            Scalar::Bool(true) => Ok(Some(Place::Beside)),
+            Scalar::Text(text) => match text.as_str() {
+                "off" => Ok(None),
+                "on" => Ok(Some(Place::Beside)),
+                "" => Err(invalid(format!(
+                    "Parameter '{key}' expects 'on', 'off' or a path"
+                ))),
+                _ => Ok(Some(Place::Path(filename::local_path(&text)?))),
+            },
+            _ => Err(invalid(format!(
+                "Invalid parameter type for '{key}', expected: string or boolean"
+            ))),
+        }
+    }
+
+    /// The file's path. `key`: the option; `suffix`: what the name of an image is made longer by.
+    pub(crate) fn path(&self, image: &Arc<dyn Storage>, key: &str, suffix: &str) -> Result<String> {
+        match self {
+            Place::Beside => beside(image, key, suffix),
+            Place::Path(path) => Ok(path.clone()),
+        }
+    }
 }
 
 /// A log that the user asks for.
@@ -50,37 +79,26 @@ pub(crate) fn take(options: &mut Options) -> Result<Option<Journal>> {
         None if len_bytes.is_some() => {
             return Err(invalid("'journal-size' needs 'journal'"));
         }
-        None | Some(Scalar::Bool(false)) => return Ok(None),
-        Some(Scalar::Bool(true)) => Place::Beside,
-        Some(Scalar::Text(text)) => match text.as_str() {
-            "off" => return Ok(None),
-            "on" => Place::Beside,
-            "" => return Err(invalid("Parameter 'journal' expects 'on', 'off' or a path")),
-            _ => Place::Path(filename::local_path(&text)?),
-        },
-        Some(_) => {
-            return Err(invalid(
-                "Invalid parameter type for 'journal', expected: string or boolean",
-            ));
-        }
+        None => return Ok(None),
+        Some(value) => Place::parse("journal", value)?,
     };
-    Ok(Some(Journal { place, len_bytes }))
+    Ok(place.map(|place| Journal { place, len_bytes }))
 }
 
-/// A log's file that is removed again unless it is [kept](OpenedLog::keep), if it was made here.
+/// A file that is removed again unless it is [kept](OpenedFile::keep), if it was made here.
 #[derive(Debug)]
-pub(crate) struct OpenedLog {
+pub(crate) struct OpenedFile {
     made: Option<PathBuf>,
 }
 
-impl OpenedLog {
-    /// The log is in use: the file stays.
+impl OpenedFile {
+    /// It is in use, and stays.
     pub(crate) fn keep(mut self) {
         self.made = None;
     }
 }
 
-impl Drop for OpenedLog {
+impl Drop for OpenedFile {
     fn drop(&mut self) {
         if let Some(path) = &self.made {
             // Nothing was ever in it; an empty file that stays does no harm.
@@ -95,19 +113,11 @@ impl Journal {
         &self,
         image: &Arc<dyn Storage>,
         flags: &OpenFlags,
-    ) -> Result<(WriteLogOptions, OpenedLog)> {
-        let path = match &self.place {
-            Place::Beside => beside(image)?,
-            Place::Path(path) => path.clone(),
-        };
+    ) -> Result<(WriteLogOptions, OpenedFile)> {
+        let path = self.place.path(image, "journal", SUFFIX)?;
         let failed =
             |error: Error| error.context("open", format!("Could not open the write log '{path}'"));
-        let made = make(Path::new(&path)).map_err(failed)?;
-        let opened = OpenedLog {
-            made: made.then(|| PathBuf::from(&path)),
-        };
-        let storage = open_file(&path, flags).await.map_err(failed)?;
-        let name = name_for(image.name(), Path::new(&path)).map_err(failed)?;
+        let (storage, name, opened) = open_or_make(image, &path, flags).await.map_err(failed)?;
         let mut options = WriteLogOptions::new(storage, name);
         if let Some(len_bytes) = self.len_bytes {
             options = options.len_bytes(len_bytes);
@@ -135,16 +145,32 @@ impl Journal {
     }
 }
 
-/// The log beside an image in a local file.
-fn beside(image: &Arc<dyn Storage>) -> Result<String> {
+/// Opens a file that belongs to an image that is opened for writing, and makes it if it is missing;
+/// what the image calls it.
+pub(crate) async fn open_or_make(
+    image: &Arc<dyn Storage>,
+    path: &str,
+    flags: &OpenFlags,
+) -> Result<(Arc<dyn Storage>, String, OpenedFile)> {
+    let made = make(Path::new(path))?;
+    let opened = OpenedFile {
+        made: made.then(|| PathBuf::from(path)),
+    };
+    let storage = open_file(path, flags).await?;
+    let name = name_for(image.name(), Path::new(path))?;
+    Ok((storage, name, opened))
+}
+
+/// The path of a file beside an image in a local file.
+fn beside(image: &Arc<dyn Storage>, key: &str, suffix: &str) -> Result<String> {
     let file = image.as_file().filter(|file| !file.is_device());
     let real = file.and_then(|file| real_path(file.name()));
     let text = real.as_deref().and_then(Path::to_str);
     match text {
-        Some(text) => Ok(format!("{text}{SUFFIX}")),
+        Some(text) => Ok(format!("{text}{suffix}")),
         None => Err(invalid(format!(
-            "journal=on needs an image in a local file, and '{}' is none; name the log's file \
-             with journal=PATH",
+            "{key}=on needs an image in a local file, and '{}' is none; name the file with \
+             {key}=PATH",
             image.name()
         ))),
     }
@@ -163,7 +189,7 @@ fn could_not_open(path: &str, error: &std::io::Error) -> Error {
     Error::from_io("open", error).context("open", format!("Could not open '{path}'"))
 }
 
-/// Opens a log's file with its locks, for writing if `flags` say so.
+/// Opens a file that belongs to an image with its locks, for writing if `flags` say so.
 pub(crate) async fn open_file(path: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>> {
     // To open a pipe would wait for its other end, and the name may be a stranger's.
     let kind = fs::metadata(path).map_err(|error| could_not_open(path, &error))?;
@@ -178,7 +204,7 @@ pub(crate) async fn open_file(path: &str, flags: &OpenFlags) -> Result<Arc<dyn S
     Ok(file.lock(flags, FileUse::Format).await?)
 }
 
-/// What an image calls the log at `path`.
+/// What an image calls its file at `path`.
 fn name_for(image: &str, path: &Path) -> Result<String> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -198,7 +224,7 @@ fn name_for(image: &str, path: &Path) -> Result<String> {
     absolute.ok_or_else(|| invalid("the path is not UTF-8, and an image cannot hold it"))
 }
 
-/// The path of the log that `image` calls `name`: one without a folder lies where the image
+/// The path of the file that `image` calls `name`: one without a folder lies where the image
 /// really lies, by whatever link it was found.
 pub(crate) fn resolve(image: &str, name: &str) -> Result<String> {
     let real = real_path(image).and_then(|path| path.to_str().map(str::to_owned));

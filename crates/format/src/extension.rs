@@ -34,6 +34,9 @@ pub mod kind {
     /// Vellum's own: identity and name of the write log
     /// ([`WriteLogExtension`](crate::write_log::WriteLogExtension)).
     pub const WRITE_LOG: u32 = 0x564c_4c4a;
+    /// Vellum's own: identity and name of the file with the checksums, in the same form, for as
+    /// long as their autoclear bit is set ([`crate::checksums`]).
+    pub const CHECKSUMS: u32 = 0x564c_4353;
 }
 
 /// Bytes of an extension's type and length.

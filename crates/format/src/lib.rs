@@ -20,6 +20,7 @@ extern crate alloc;
 mod bytes;
 
 pub mod bitmap;
+pub mod checksums;
 pub mod compressed;
 pub mod crypto;
 pub mod error;

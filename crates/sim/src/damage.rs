@@ -9,6 +9,7 @@ use vellum_storage::WriteFlags;
 use crate::drive::Guest;
 use crate::failure::{Failure, FailureKind};
 use crate::layout::{COPIED, Layout, Mapped};
+use crate::prepare::{AUTOCLEAR_OFFSET, CHECKSUMS};
 use crate::scenario::Damage;
 use crate::sparse_bytes::SparseBytes;
 
@@ -21,6 +22,9 @@ pub(crate) async fn break_and_repair(guest: &Guest, damage: Damage) -> Result<()
     let layout = Layout::parse(&pages);
     let layout = layout.map_err(|message| Failure::new(FailureKind::Audit, message))?;
     if layout.version >= 3 && damage != Damage::None {
+        // Else a crash before the repair leaves what checksums are there to find.
+        let known = pages.be64(AUTOCLEAR_OFFSET) & !CHECKSUMS;
+        write(guest, vec![(AUTOCLEAR_OFFSET, known)]).await?;
         let dirty = pages.be64(FEATURES_OFFSET) | 1;
         write(guest, vec![(FEATURES_OFFSET, dirty)]).await?;
         write(guest, broken(&layout, &pages, damage)).await?;

@@ -56,6 +56,8 @@ struct Core {
 
 /// What a write log is called.
 pub(crate) const LOG_NAME: &str = "log";
+/// The name of the file with an image's checksums.
+pub(crate) const SUMS_NAME: &str = "sums";
 
 #[derive(Debug)]
 struct File {
@@ -65,7 +67,7 @@ struct File {
     /// A flush has failed since it was opened.
     flush_failed: bool,
     /// A write log: an image goes on without one that fails.
-    is_log: bool,
+    is_beside: bool,
     /// What its first descriptor remembers of that.
     memory: Arc<AtomicI32>,
 }
@@ -165,7 +167,7 @@ impl Disk {
     pub fn any_flush_failed(&self) -> bool {
         let core = self.lock();
         let mut files = core.files.iter();
-        files.any(|file| file.flush_failed && !file.is_log)
+        files.any(|file| file.flush_failed && !file.is_beside)
     }
 
     /// Whether a request has failed since the files were opened.
@@ -223,7 +225,7 @@ impl Disk {
             volatile: pages,
             landed: Vec::new(),
             flush_failed: false,
-            is_log: name == LOG_NAME,
+            is_beside: [LOG_NAME, SUMS_NAME].contains(&name),
             memory: storage.memory(),
         });
         Arc::new(storage)

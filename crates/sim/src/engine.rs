@@ -7,6 +7,7 @@ use vellum::BlockDevice;
 use vellum::gate::DenyAll;
 use vellum::luks::{Cipher, FormatOptions, IterationTime, Mode, Passphrase};
 use vellum::qcow2::check::{CheckOptions, FindingKind, Fix, check, repair};
+use vellum::qcow2::checksums::ChecksumOptions;
 use vellum::qcow2::create::{CreateOptions, Encryption, create};
 use vellum::qcow2::{
     Backing as OpenBacking, CacheOptions, OpenOptions, PreallocateAhead, Qcow2, WriteLogOptions,
@@ -76,6 +77,10 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
         })
         .data_file(files.data.clone())
         .write_log(files.log.clone().map(write_log))
+        .checksums(files.sums.clone().map(|storage| ChecksumOptions::Keep {
+            storage,
+            name: "sums".to_owned(),
+        }))
         .ahead(if options.eager {
             PreallocateAhead::default()
                 .after_clusters(0)

@@ -223,6 +223,8 @@ fn image(rng: &mut Rng) -> ImageOptions {
                 14
             };
     let write_log = log_fits && rng.clone().chance(1, 3);
+    let mut other = Rng::new(rng.clone().below(u64::MAX) ^ 0x7375_6d73);
+    let checksums = log_fits && data_file == DataFile::Inside && other.chance(1, 4);
     ImageOptions {
         version,
         cluster_bits,
@@ -234,6 +236,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         data_file,
         encrypted,
         write_log,
+        checksums,
         tiny_cache: rng.chance(1, 2),
         eager: rng.chance(3, 4),
         discard_no_unref: version == 3 && rng.chance(1, 6),

@@ -18,6 +18,8 @@ pub struct Files {
     pub data: Option<Arc<dyn Storage>>,
     /// Its write log.
     pub log: Option<Arc<dyn Storage>>,
+    /// Its checksums.
+    pub sums: Option<Arc<dyn Storage>>,
     /// What stands below it.
     pub backing: Option<Arc<dyn BlockDevice>>,
 }

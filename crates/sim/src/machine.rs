@@ -7,7 +7,7 @@ use vellum::{BlockDevice, Result as IoResult};
 use vellum_io::{Buffer, Buffers};
 
 use crate::audit::Frozen;
-use crate::disk::{Disk, LOG_NAME, Mode};
+use crate::disk::{Disk, LOG_NAME, Mode, SUMS_NAME};
 use crate::failure::{Failure, FailureKind};
 use crate::image_engine::{Files, ImageEngine};
 use crate::layout::Layout;
@@ -88,7 +88,11 @@ impl Machine {
         let image = disk.add_file("image", self.files[0].clone(), options.traits);
         let mut others = self.files[1..].iter();
         let mut add = |is_there, name, traits| {
-            let pages = others.next().filter(|_| is_there)?.clone();
+            let pages = if is_there {
+                others.next()?.clone()
+            } else {
+                return None;
+            };
             Some(disk.add_file(name, pages, traits) as Arc<dyn vellum_storage::Storage>)
         };
         let data = match options.data_file {
@@ -96,6 +100,7 @@ impl Machine {
             _ => add(true, "data", options.traits),
         };
         let log = add(options.write_log, LOG_NAME, SimFileOptions::default());
+        let sums = add(options.checksums, SUMS_NAME, SimFileOptions::default());
         let backing = self.backing.as_ref().map(|pages| {
             let backing = disk.add_file(
                 "backing",
@@ -110,6 +115,7 @@ impl Machine {
                 image,
                 data,
                 log,
+                sums,
                 backing: None,
             },
             backing,
@@ -133,6 +139,7 @@ impl MachineStorages {
         let mut files = self.files();
         if self.is_version_2() {
             files.log = None;
+            files.sums = None;
         }
         if self.has_backing(options) {
             let read_only = true;
@@ -154,12 +161,14 @@ impl MachineStorages {
         let mut files = self.files();
         if self.is_version_2() {
             files.log = None;
+            files.sums = None;
         }
         files.backing = Some(backing);
         engine.open(files, options).await
     }
 
-    /// Whether the image was downgraded: it has no incompatible bits then, and no write log.
+    /// Whether the image was downgraded: it has no feature bits then, no write log and no
+    /// checksums.
     fn is_version_2(&self) -> bool {
         let mut version = [0; 4];
         self.disk.contents(0).read(4, &mut version);
@@ -198,6 +207,7 @@ impl MachineStorages {
                     image: storage,
                     data: None,
                     log: None,
+                    sums: None,
                     backing: None,
                 };
                 let options = ImageOptions::plain(size_bytes, cluster_bits);
@@ -220,6 +230,7 @@ impl MachineStorages {
                 image,
                 data: None,
                 log: None,
+                sums: None,
                 backing: None,
             })
     }
@@ -260,13 +271,18 @@ impl MachineStorages {
         if let Some(log) = &self.files.log {
             drop(log.flush().await);
         }
+        if let Some(sums) = &self.files.sums {
+            drop(sums.flush().await);
+        }
     }
 
     fn own_files(&self) -> usize {
-        1 + usize::from(self.files.data.is_some()) + usize::from(self.files.log.is_some())
+        let files = &self.files;
+        let others = [&files.data, &files.log, &files.sums];
+        1 + others.into_iter().flatten().count()
     }
 
-    /// What the image, the data file and the write log hold now.
+    /// What the image and the files that belong to it hold now.
     pub(crate) fn contents(&self) -> Vec<SparseBytes> {
         let files = 0..self.own_files();
         files.map(|file| self.disk.contents(file)).collect()

@@ -23,6 +23,11 @@ use crate::verify::inspect;
 /// What a LUKS header takes at most, with what counts it.
 const LUKS_BYTES: u64 = 1 << 20;
 
+/// Where the autoclear features stand in the header.
+pub(crate) const AUTOCLEAR_OFFSET: u64 = 88;
+/// That of checksums.
+pub(crate) const CHECKSUMS: u64 = 1 << 45;
+
 /// What a device holds where nothing was ever written.
 const DEVICE_FILL: u8 = 0xe5;
 
@@ -36,7 +41,7 @@ pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Mac
         if options.data_file != DataFile::Inside {
             files.push(blank(options, true));
         }
-        if options.write_log {
+        for _ in files.len()..options.own_files() {
             files.push(SparseBytes::new());
         }
         let machine = Machine {
@@ -50,6 +55,7 @@ pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Mac
         machine = apply_ops(engine, options, machine, &scenario.setup)?;
         for preparation in &scenario.preparations {
             let changed = apply(preparation, &mut machine);
+            forget_checksums(&mut machine.files[0]);
             changed.map_err(|message| Failure::new(FailureKind::Setup, message))?;
         }
         let frozen = Frozen::of(&machine.files[0])
@@ -205,6 +211,13 @@ fn apply(preparation: &Preparation, machine: &mut Machine) -> Result<(), String>
         Preparation::Dirty(count) => leave_dirty(&layout, &mut machine.files[0], count),
     }
     Ok(())
+}
+
+/// As another program does that changes an image.
+fn forget_checksums(pages: &mut SparseBytes) {
+    if pages.be64(0) as u32 >= 3 {
+        pages.put_be64(AUTOCLEAR_OFFSET, pages.be64(AUTOCLEAR_OFFSET) & !CHECKSUMS);
+    }
 }
 
 /// All entries of the active L2 tables.

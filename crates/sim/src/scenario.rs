@@ -253,6 +253,8 @@ pub struct ImageOptions {
     pub encrypted: bool,
     /// Flushes go to a write log.
     pub write_log: bool,
+    /// The image's file has checksums, in another file.
+    pub checksums: bool,
     /// The smallest caches that can be had, so that tables come and go.
     pub tiny_cache: bool,
     /// Clusters are counted, and the file is made longer, ahead from the first one
@@ -283,6 +285,7 @@ impl ImageOptions {
             data_file: DataFile::Inside,
             encrypted: false,
             write_log: false,
+            checksums: false,
             tiny_cache: false,
             eager: true,
             discard_no_unref: false,
@@ -294,7 +297,12 @@ impl ImageOptions {
 
     /// How many files the image consists of.
     pub fn own_files(&self) -> usize {
-        1 + usize::from(self.data_file != DataFile::Inside) + usize::from(self.write_log)
+        let others = [
+            self.data_file != DataFile::Inside,
+            self.write_log,
+            self.checksums,
+        ];
+        1 + others.into_iter().filter(|is_there| *is_there).count()
     }
 
     /// Whether the header says that there is a backing file: the feature names leave no

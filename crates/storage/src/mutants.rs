@@ -37,6 +37,12 @@ pub enum Mutant {
     NameSuperblockEarly,
     /// The write log is given up before what it held is durable in the image.
     ReplayUnflushed,
+    /// A region with checksums that count is written to before its entry is durably gone.
+    OpenRegionsLate,
+    /// Checksums count before the data that they are of is durable.
+    SettleUnflushed,
+    /// What is read is not compared with its checksums.
+    CompareNothing,
     /// A flush of the NBD client knows of other connections only what somebody found lost.
     FlushOneConnection,
 }

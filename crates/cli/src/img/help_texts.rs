@@ -52,6 +52,7 @@ static TEXTS: &[(&str, Text)] = &[
     ("measure", MEASURE),
     ("rebase", REBASE),
     ("resize", RESIZE),
+    ("scrub", SCRUB),
     ("seal", SEAL),
     ("snapshot", SNAPSHOT),
     ("verify", VERIFY),
@@ -472,6 +473,35 @@ const RESIZE: Text = Text {
             "[+-]SIZE[bkKMGTPE]",
             "the new size, or what is added to or taken from the old one",
         ),
+    ],
+    closing: "",
+};
+
+const SCRUB: Text = Text {
+    usage: "\
+[-f FMT | --image-opts] [--repair | --read-only] [-r RATE]
+        [-T CACHE_MODE] [--output FMT] [-p] [-q] [--object OBJDEF] FILENAME",
+    arguments: &[
+        QUIET,
+        PROGRESS,
+        FORMAT,
+        IMAGE_OPTS,
+        OUTPUT,
+        (
+            "-T, --cache CACHE_MODE",
+            "cache mode of FILENAME (writeback)",
+        ),
+        ("-r, --rate RATE", "read so many bytes in a second at most"),
+        (
+            "--repair",
+            "write what has changed on disk anew if the backing file has it",
+        ),
+        (
+            "--read-only",
+            "change nothing: what has no checksum gets none",
+        ),
+        OBJECT,
+        FILENAME,
     ],
     closing: "",
 };

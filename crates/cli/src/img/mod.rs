@@ -26,6 +26,7 @@ mod measure;
 mod rebase;
 mod resize;
 mod resume;
+mod scrub;
 mod seal;
 pub mod snapshot;
 mod unfinished;
@@ -126,6 +127,12 @@ const SUBCOMMANDS: &[Subcommand] = &[
         run: resize::run,
     },
     Subcommand {
+        name: "scrub",
+        about: "Compare an image's file with its checksums",
+        options: scrub::options,
+        run: scrub::run,
+    },
+    Subcommand {
         name: "seal",
         about: "Keep an image from being changed, and let changes be found",
         options: seal::options,
@@ -146,7 +153,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
 ];
 
 /// Subcommands that QEMU's program does not have.
-const OWN: [&str; 2] = ["seal", "verify"];
+const OWN: [&str; 3] = ["scrub", "seal", "verify"];
 
 /// The subcommands of a program that is called so.
 pub fn subcommands(is_own: bool) -> impl Iterator<Item = &'static Subcommand> {

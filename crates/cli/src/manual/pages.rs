@@ -70,6 +70,7 @@ static PAGES: &[(&str, Page)] = &[
     ("nbd", NBD),
     ("rebase", page(REBASE)),
     ("resize", page(RESIZE)),
+    ("scrub", SCRUB),
     ("seal", page(SEAL)),
     ("snapshot", page(SNAPSHOT)),
     ("verify", VERIFY),
@@ -420,6 +421,32 @@ const RESIZE: &[Example] = &[
         "smaller: what lies beyond is lost, so shrink its file systems before",
     ),
 ];
+
+const SCRUB: Page = Page {
+    usage: &[],
+    examples: &[
+        (
+            "vellum scrub --image-opts driver=qcow2,file.filename=disk.qcow2,checksums=on",
+            "begin to keep checksums, of all that is there",
+        ),
+        (
+            "vellum scrub disk.qcow2",
+            "name what has changed on disk since",
+        ),
+        (
+            "vellum scrub --repair overlay.qcow2",
+            "and write anew what the backing file has as well",
+        ),
+    ],
+    exits: &[
+        ("0", "nothing has changed on disk, or it is repaired"),
+        (
+            "1",
+            "it could not be scrubbed, perhaps because it has no checksums",
+        ),
+        ("2", "bytes have changed on disk"),
+    ],
+};
 
 const SEAL: &[Example] = &[
     (

@@ -249,6 +249,11 @@ impl Folder {
         Ok(self.open_file(&path, !request.writable).await?)
     }
 
+    async fn checksums(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
+        let path = self.place.join(checked(&request.name)?);
+        Ok(self.open_file(&path, !request.writable).await?)
+    }
+
     async fn write_log(self, request: FileRequest) -> Result<Arc<dyn Storage>> {
         let path = self.place.join(checked(&request.name)?);
         Ok(self.open_file(&path, true).await?)
@@ -272,6 +277,12 @@ impl Gate for Folder {
     fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
         let asks = asks("write log", &request);
         let opened = self.clone().write_log(request);
+        Io::start(async move { opened.await.map_err(asks) })
+    }
+
+    fn open_checksums(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        let asks = asks("checksums", &request);
+        let opened = self.clone().checksums(request);
         Io::start(async move { opened.await.map_err(asks) })
     }
 }

@@ -49,6 +49,11 @@ pub trait Gate: Send + Sync + fmt::Debug {
     fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
         DenyAll::refuse("write log", &request)
     }
+
+    /// Opens the checksums of an image. Refused unless a gate says otherwise.
+    fn open_checksums(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        DenyAll::refuse("checksums", &request)
+    }
 }
 
 /// A gate that refuses everything.

@@ -19,6 +19,7 @@ use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
 use crate::qcow2::bitmap::state::BitmapState;
+use crate::qcow2::checksums::pages::Checksums;
 use crate::qcow2::commit::epochs::Epochs;
 use crate::qcow2::commit::write_order::Commits;
 use crate::qcow2::compressed::read_state::CompressedReads;
@@ -110,6 +111,8 @@ pub(crate) struct Image {
     pub(crate) encryption: Encryption,
     /// What reads are verified with, where they are.
     pub(crate) seal: Option<SealedReads>,
+    /// Those of the image's file, which compares them by itself.
+    pub(crate) checksums: Option<Arc<Checksums>>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     /// What lies below, seen as one mapping.
     pub(crate) backing_chain: BackingChain,

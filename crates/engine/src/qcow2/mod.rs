@@ -37,6 +37,7 @@ pub mod survey;
 
 mod alloc;
 mod bitmap;
+pub mod checksums;
 mod close;
 mod commit;
 mod compressed;

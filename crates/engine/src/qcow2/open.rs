@@ -22,6 +22,8 @@ use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::alloc::refcounts::{RefcountTable, Refcounts};
 use crate::qcow2::bitmap::state::BitmapState;
 use crate::qcow2::check;
+use crate::qcow2::checksums;
+use crate::qcow2::checksums::pages::Checksums;
 use crate::qcow2::commit::barrier::Barriers;
 use crate::qcow2::compressed::compress::{Codec, CompressionOptions};
 use crate::qcow2::compressed::read_state::CompressedReads;
@@ -40,7 +42,7 @@ use crate::qcow2::options::{Backing, CacheOptions, L2_SLICE_BYTES, OpenOptions, 
 use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::seal::area::refuse_sealed;
 use crate::qcow2::seal::state::SealedReads;
-use crate::qcow2::seal::unseal::unseal;
+use crate::qcow2::seal::unseal::take_seal_off;
 use crate::qcow2::snapshot::{self, SnapshotSelector};
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
@@ -84,6 +86,7 @@ pub(crate) async fn open(
     if options.accepts_changes() && !options.unseal {
         refuse_sealed(&file, &header)?;
     }
+    let (file, checksums) = checksums::attach::open(file, gate, &mut header, &options).await?;
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
     let data = open_data_file(&file, gate, &header, &options).await?;
@@ -94,8 +97,12 @@ pub(crate) async fn open(
     let seal = SealedReads::open(&file, &header, &data.1, &options).await?;
     let backing = open_backing(&file, gate, &header, &options).await?;
     let file = Barriers::around(file);
-    let below = (backing, seal);
-    let image = assemble(file, data, below, header, snapshots, &options).await?;
+    let beside = Beside {
+        backing,
+        seal,
+        checksums,
+    };
+    let image = assemble(file, data, beside, header, snapshots, &options).await?;
     write_log::attach::open(&image, gate, &options).await?;
     Ok(image)
 }
@@ -175,7 +182,7 @@ async fn make_writable(
     messages: &Messages,
 ) -> Result<Header> {
     // Durably before anything else: a seal vouches for what nobody has changed since.
-    if unseal(file).await? {
+    if take_seal_off(file).await? {
         header = read_header(file).await?;
     }
     if header.incompatible.contains(Incompatible::DIRTY) {
@@ -274,7 +281,15 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
     let snapshots = load::snapshots(&file, &header).await?;
     let backing = closed.backing.clone();
     let data = (data, closed.encryption.of_reopened());
-    assemble(file, data, (backing, None), header, snapshots, &options).await
+    assemble(
+        file,
+        data,
+        Beside::backing(backing),
+        header,
+        snapshots,
+        &options,
+    )
+    .await
 }
 
 /// Opens an image, closed or only read, anew over the same files, to read what it holds itself:
@@ -289,7 +304,15 @@ pub(crate) async fn reopen_to_read(image: &Image) -> Result<Arc<Image>> {
     let (file, data) = (image.file.clone(), image.unguarded_data.clone());
     let data = (data, image.encryption.of_reopened());
     let snapshots = SnapshotTable::default();
-    assemble(file, data, (None, None), header, snapshots, &options).await
+    assemble(
+        file,
+        data,
+        Beside::backing(None),
+        header,
+        snapshots,
+        &options,
+    )
+    .await
 }
 
 /// Opens what a snapshot of an image shows, read-only, over the same files.
@@ -306,7 +329,15 @@ pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Re
     check_supported(&file, &header, &options)?;
     let data = (data, image.encryption.of_reopened());
     let backing = image.backing.clone();
-    assemble(file, data, (backing, None), header, snapshots, &options).await
+    assemble(
+        file,
+        data,
+        Beside::backing(backing),
+        header,
+        snapshots,
+        &options,
+    )
+    .await
 }
 
 fn cache_options(image: &Image) -> CacheOptions {
@@ -366,10 +397,27 @@ fn ahead(is_exact: bool, options: &OpenOptions) -> PreallocateAhead {
     }
 }
 
+/// What an image is opened with beside its own files.
+struct Beside {
+    backing: Option<Arc<dyn BlockDevice>>,
+    seal: Option<SealedReads>,
+    checksums: Option<Arc<Checksums>>,
+}
+
+impl Beside {
+    fn backing(backing: Option<Arc<dyn BlockDevice>>) -> Beside {
+        Beside {
+            backing,
+            seal: None,
+            checksums: None,
+        }
+    }
+}
+
 async fn assemble(
     file: Arc<dyn Storage>,
     (data, encryption): (Arc<dyn Storage>, Encryption),
-    (backing, seal): (Option<Arc<dyn BlockDevice>>, Option<SealedReads>),
+    beside: Beside,
     header: Header,
     snapshots: SnapshotTable,
     options: &OpenOptions,
@@ -426,9 +474,10 @@ async fn assemble(
         data,
         unguarded_data,
         encryption,
-        seal,
-        backing_chain: BackingChain::new(backing.as_ref(), options.chain_index_bytes()),
-        backing,
+        seal: beside.seal,
+        checksums: beside.checksums,
+        backing_chain: BackingChain::new(beside.backing.as_ref(), options.chain_index_bytes()),
+        backing: beside.backing,
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),
         read_epochs: Arc::default(),

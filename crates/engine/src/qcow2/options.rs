@@ -9,6 +9,7 @@ use vellum_storage::Storage;
 use crate::BlockDevice;
 use crate::luks::Passphrase;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
+use crate::qcow2::checksums::ChecksumOptions;
 use crate::qcow2::compressed::compress::CompressionOptions;
 use crate::qcow2::integrity::overlap::OverlapChecks;
 use crate::qcow2::messages::Messages;
@@ -135,6 +136,9 @@ vellum_io::with_setters! {
         pub snapshot: Option<SnapshotSelector>,
         /// `journal`, an option of our own: a write log for an image that is opened for writing.
         pub write_log: Option<WriteLogOptions>,
+        /// `checksums`, an option of our own: whether the image's file has checksums that are
+        /// kept and compared. Default: as the image says.
+        pub checksums: Option<ChecksumOptions>,
         /// What unlocks an encrypted image (`encrypt.key-secret`).
         pub passphrase: Option<Passphrase>,
         /// `verify`, an option of our own: whether reads of a sealed image are compared with its

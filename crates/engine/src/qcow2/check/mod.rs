@@ -39,6 +39,7 @@ use std::sync::Arc;
 use vellum_format::features::Incompatible;
 
 use crate::qcow2::Messages;
+use crate::qcow2::checksums::attach::forget as forget_checksums;
 use crate::qcow2::seal::area::refuse_sealed;
 use crate::{Error, ErrorKind, Result, Storage};
 
@@ -189,6 +190,10 @@ pub async fn repair(
 ) -> Result<CheckReport> {
     let mut image = Image::open(storage, options.on_progress.clone()).await?;
     refuse_sealed(&image.storage, &image.header)?;
+    // Rule C3: a repair goes past them.
+    if forget_checksums(&image.storage).await? {
+        image = Image::open(image.storage, options.on_progress.clone()).await?;
+    }
     let mut findings = Findings::new(options.on_finding.clone());
     if fix == Fix::All {
         bitmaps::give_up_broken(&mut image, &mut findings).await?;
@@ -203,6 +208,7 @@ pub async fn repair(
 /// # Errors
 /// If the header does not let the image be opened, or a write fails.
 pub async fn drop_write_log(storage: Arc<dyn Storage>) -> Result<bool> {
+    forget_checksums(&storage).await?;
     let image = Image::open(storage, None).await?;
     repair::clear_write_log_mark(&image).await
 }

@@ -108,6 +108,10 @@ fn feature_names(header: &Header) -> Vec<FeatureName> {
         let bit = Autoclear::SEALED.bits().trailing_zeros() as u8;
         names.push(FeatureName::new(feature_type::AUTOCLEAR, bit, "sealed"));
     }
+    if header.autoclear.contains(Autoclear::CHECKSUMS) {
+        let bit = Autoclear::CHECKSUMS.bits().trailing_zeros() as u8;
+        names.push(FeatureName::new(feature_type::AUTOCLEAR, bit, "checksums"));
+    }
     names
 }
 

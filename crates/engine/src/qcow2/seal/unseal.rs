@@ -9,16 +9,30 @@ use vellum_io::Result;
 use vellum_storage::Storage;
 
 use super::area::{Sealed, is_sealed};
+use crate::qcow2::checksums::attach::forget as forget_checksums;
 use crate::qcow2::header::load;
 use crate::qcow2::header::rewrite::rewrite_header;
 
 /// Takes the seal off the image in `file`, which nobody else uses, and says whether there was
-/// one. The header stops vouching for it durably before anything else happens; its space is
-/// given back where it ends the file.
+/// one. Its checksums go as well, if it has any.
 ///
 /// # Errors
 /// If the header cannot be read or written; the image is sealed or unsealed then.
 pub async fn unseal(file: &Arc<dyn Storage>) -> Result<bool> {
+    if !is_sealed(&load::header(file, Purpose::Use).await?) {
+        return Ok(false);
+    }
+    // Rule C3: what follows goes past them.
+    forget_checksums(file).await?;
+    take_seal_off(file).await
+}
+
+/// As [`unseal`], of a file that keeps its checksums. The header stops vouching for it durably before anything else happens; its space is
+/// given back where it ends the file.
+///
+/// # Errors
+/// If the header cannot be read or written; the image is sealed or unsealed then.
+pub(crate) async fn take_seal_off(file: &Arc<dyn Storage>) -> Result<bool> {
     let header = load::header(file, Purpose::Use).await?;
     if !is_sealed(&header) {
         return Ok(false);

@@ -237,7 +237,7 @@ async fn attach(image: &Arc<Image>, options: &WriteLogOptions) -> Result<()> {
         Some(old) if old.id != NOBODY => Some(disown(file, old).await?),
         other => other,
     };
-    let id = random_id(file)?;
+    let id = LogId(random_bytes(file)?);
     let extension = WriteLogExtension {
         id,
         name: options.name.clone().into_bytes(),
@@ -275,13 +275,14 @@ async fn disown(file: &Arc<dyn Storage>, old: Superblock) -> Result<Superblock> 
     Ok(disowned)
 }
 
-fn random_id(file: &Arc<dyn Storage>) -> Result<LogId> {
+/// Random bytes for the identity of a file beside an image.
+pub(in crate::qcow2) fn random_bytes(file: &Arc<dyn Storage>) -> Result<[u8; 16]> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|error| {
-        let message = format!("no random number for the log's identity: {error}");
+        let message = format!("no random number for the file's identity: {error}");
         refuse(ErrorKind::Io, file.name(), message)
     })?;
-    Ok(LogId(id))
+    Ok(id)
 }
 
 /// The superblock of a file that may become this image's log.

@@ -1,0 +1,217 @@
+//! `scrub`: compares an image's file with its checksums, sums what has none, and repairs what the
+//! backing file still has.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use vellum::BlockDevice;
+use vellum::qcow2::AsQcow2;
+use vellum::qcow2::checksums::{DamagedRange, ScrubReport};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, open_device};
+use vellum_io::lane;
+
+use super::command::{
+    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure,
+};
+use super::common::{self, CommonArgs};
+use super::help;
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::output::Output;
+use crate::progress::{Progress, SharedProgress};
+use crate::report;
+use crate::size::human;
+
+type Opt = common::Opt<Own>;
+
+#[derive(Debug, Clone, Copy)]
+enum Own {
+    Cache,
+    Rate,
+    Repair,
+    ReadOnly,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::PROGRESS,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::OUTPUT,
+    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
+    Opt::own(Own::Rate, 'r', "rate", Takes::Value),
+    Opt::own_long(Own::Repair, "repair", Takes::Nothing),
+    Opt::own_long(Own::ReadOnly, "read-only", Takes::Nothing),
+    Opt::OBJECT,
+];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
+
+/// Exit code: bytes have changed on disk and are not repaired.
+const DAMAGED: i32 = 2;
+
+#[derive(Debug, Default)]
+struct Arguments {
+    common: CommonArgs,
+    cache: CacheMode,
+    rate_bytes: Option<u64>,
+    repair: bool,
+    read_only: bool,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
+        match option {
+            Own::Cache => arguments.cache = cache_mode("cache", &value)?,
+            Own::Rate => arguments.rate_bytes = Some(rate(&value)?),
+            Own::Repair => arguments.repair = true,
+            Own::ReadOnly => arguments.read_only = true,
+        }
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let spec = arguments.common.one_image()?;
+    if arguments.repair && arguments.read_only {
+        return Err(Failure::Usage("--repair excludes --read-only".into()));
+    }
+    install_bulk_lane(arguments.cache.direct)?;
+    lane::block_on(scrub(command, &spec, &arguments))
+}
+
+fn rate(text: &str) -> Result<u64, Failure> {
+    match crate::size::parse(text) {
+        Ok(bytes) if bytes > 0 => Ok(bytes),
+        _ => fail(format!("Invalid rate limit '{text}'")),
+    }
+}
+
+async fn scrub(command: Command<'_>, spec: &ImageSpec, arguments: &Arguments) -> Outcome {
+    let flags = OpenFlags {
+        writable: !arguments.read_only,
+        cache: arguments.cache,
+        no_backing: !arguments.repair,
+        ..OpenFlags::default()
+    };
+    let device = open_device(spec, &flags).await;
+    let device = device.map_err(|error| open_failure(&spec.name, &error))?;
+    let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
+    let progress = SharedProgress::new(Progress::new(command.program, wanted, quiet, 1.0));
+    let found = compare(&device, arguments, &progress).await;
+    progress.end();
+    let closed = device.close().await;
+    let found = found?;
+    closed.map_err(|error| Failure::Message(error_text(&error)))?;
+    match arguments.common.output {
+        Output::Json => report::print_line(to_json(&spec.name, &found)),
+        Output::Human if quiet => {}
+        Output::Human => report::print(to_text(&found)),
+    }
+    Ok(match left_bytes(&found) {
+        0 => 0,
+        _ => DAMAGED,
+    })
+}
+
+async fn compare(
+    device: &Arc<dyn BlockDevice>,
+    arguments: &Arguments,
+    progress: &SharedProgress,
+) -> Result<ScrubReport, Failure> {
+    let failed =
+        |error: vellum::Error| Failure::Message(format!("Scrub failed: {}", error_text(&error)));
+    let Some(image) = device.as_qcow2() else {
+        return fail("Images of this format have no checksums");
+    };
+    let mut scrub = image.scrub().map_err(failed)?;
+    let start = Instant::now();
+    while scrub.step().await.map_err(failed)? {
+        progress.show(scrub.done_bytes(), scrub.total_bytes().map_err(failed)?);
+        if let Some(rate_bytes) = arguments.rate_bytes {
+            let due_s = scrub.done_bytes() as f64 / rate_bytes as f64;
+            let early = due_s - start.elapsed().as_secs_f64();
+            // The clock may have stood still, or a rate be tiny; neither panics.
+            let early = std::time::Duration::try_from_secs_f64(early).unwrap_or_default();
+            lane::sleep(early).await;
+        }
+    }
+    scrub.finish(arguments.repair).await.map_err(failed)
+}
+
+fn left_bytes(found: &ScrubReport) -> u64 {
+    let repaired = found.damaged.iter().filter(|range| range.is_repaired);
+    let repaired: u64 = repaired
+        .map(|range| range.file.end - range.file.start)
+        .sum();
+    found.damaged_bytes.saturating_sub(repaired)
+}
+
+fn to_text(found: &ScrubReport) -> String {
+    let mut text = String::new();
+    for DamagedRange {
+        file,
+        guest,
+        is_repaired,
+    } in &found.damaged
+    {
+        let guest = match guest {
+            Some(guest) => format!("disk {:#014x}-{:#014x}", guest.start, guest.end),
+            None => "metadata, free space or a snapshot".to_owned(),
+        };
+        let end = match is_repaired {
+            true => ", repaired",
+            false => "",
+        };
+        text += &format!(
+            "file {:#014x}-{:#014x}  {guest}{end}\n",
+            file.start, file.end
+        );
+    }
+    text += &format!(
+        "{} compared, {} had no checksum\n",
+        human(found.compared_bytes),
+        human(found.new_bytes)
+    );
+    text += &match (found.damaged_bytes, left_bytes(found)) {
+        (0, _) => "Nothing has changed on disk.\n".to_owned(),
+        (all, 0) => format!("{} had changed on disk and are repaired.\n", human(all)),
+        (all, left) => format!(
+            "{} have changed on disk, {} of them are not repaired.\n",
+            human(all),
+            human(left)
+        ),
+    };
+    text
+}
+
+fn to_json(name: &str, found: &ScrubReport) -> String {
+    let range = |range: &std::ops::Range<u64>| json!({"start": range.start, "end": range.end});
+    let damaged: Vec<Value> = found
+        .damaged
+        .iter()
+        .map(|damaged| {
+            json!({
+                "file": range(&damaged.file),
+                "guest": damaged.guest.as_ref().map(range),
+                "repaired": damaged.is_repaired,
+            })
+        })
+        .collect();
+    let report = json!({
+        "filename": name,
+        "compared-bytes": found.compared_bytes,
+        "new-bytes": found.new_bytes,
+        "damaged-bytes": found.damaged_bytes,
+        "left-bytes": left_bytes(found),
+        "damaged": damaged,
+    });
+    serde_json::to_string_pretty(&report).unwrap_or_default()
+}

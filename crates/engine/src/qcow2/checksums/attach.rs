@@ -1,0 +1,248 @@
+//! Begins to keep checksums, finds those of an image, and gives them up.
+
+use std::sync::Arc;
+
+use vellum_format::checksums::{PAGE_BYTES, Superblock};
+use vellum_format::extension::{Extension, kind};
+use vellum_format::features::Autoclear;
+use vellum_format::header::{Header, Purpose, field};
+use vellum_format::write_log::{LogId, MAX_NAME_LEN_BYTES, WriteLogExtension};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_storage::{Storage, WriteFlags};
+
+use super::pages::Checksums;
+use super::storage::Checksummed;
+use super::sums_file::SumsFile;
+use crate::gate::{FileRequest, Gate};
+use crate::qcow2::header::load::{self, read_bytes};
+use crate::qcow2::header::rewrite::rewrite_header;
+use crate::qcow2::open::read_header;
+use crate::qcow2::options::{OpenOptions, OpenPurpose};
+use crate::qcow2::write_log::attach::random_bytes;
+
+/// Checksums of an image's file (`checksums`, an option of our own).
+#[derive(Debug, Clone)]
+pub enum ChecksumOptions {
+    /// Keep them in a file. An image that has none yet gets them, if it is opened for writing:
+    /// what is written from then on has checksums.
+    Keep {
+        /// The file. It is overwritten if it is empty, or if its checksums were this image's
+        /// before; anything else in it is refused.
+        storage: Arc<dyn Storage>,
+        /// What the image calls it: whoever opens the image looks for the checksums by that
+        /// name, relative to the image's folder.
+        name: String,
+    },
+    /// Give them up, durably, if the image is opened for writing; else only do not look at them.
+    GiveUp,
+}
+
+fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
+    Error::new(kind, "open checksums", message).target(what.to_owned())
+}
+
+/// The checksums that an image has.
+fn extension_of(header: &Header) -> Option<WriteLogExtension> {
+    WriteLogExtension::decode(header.unknown_extension(kind::CHECKSUMS)?).ok()
+}
+
+/// Whether the image has checksums that count.
+pub(crate) fn has_checksums(header: &Header) -> bool {
+    header.autoclear.contains(Autoclear::CHECKSUMS)
+}
+
+/// The name of the file with the checksums of an image that has some.
+pub fn name_of_checksums(header: &Header) -> Option<String> {
+    let extension = extension_of(header).filter(|_| has_checksums(header))?;
+    Some(String::from_utf8_lossy(&extension.name).into_owned())
+}
+
+/// The image's file as the image is to see it: with its checksums, if it has some and they are
+/// wanted; with new ones, if there are to be some. The header may have changed.
+///
+/// # Errors
+/// When checksums that count cannot be had, and when those of the options are refused.
+pub(in crate::qcow2) async fn open(
+    file: Arc<dyn Storage>,
+    gate: &dyn Gate,
+    header: &mut Header,
+    options: &OpenOptions,
+) -> Result<(Arc<dyn Storage>, Option<Arc<Checksums>>)> {
+    let writes = options.accepts_changes();
+    match (&options.checksums, has_checksums(header)) {
+        (None, false) => return Ok((file, None)),
+        (Some(ChecksumOptions::GiveUp), _) => {
+            if writes && forget(&file).await? {
+                *header = read_header(&file).await?;
+            }
+            return Ok((file, None));
+        }
+        (Some(ChecksumOptions::Keep { .. }), false) if !writes => return Ok((file, None)),
+        _ => {}
+    }
+    let looks_only = matches!(options.purpose, OpenPurpose::Metadata | OpenPurpose::Check);
+    if !writes && looks_only {
+        return Ok((file, None));
+    }
+    let (sums, extension) = match has_checksums(header) {
+        true => {
+            let (sums, extension) = existing(&file, gate, header, options).await?;
+            (sums, Some(extension))
+        }
+        false => (make(&file, header, options).await?, None),
+    };
+    let checksums = Checksums::new(file, sums, options.messages.clone());
+    let file: Arc<dyn Storage> = Arc::new(Checksummed(checksums.clone()));
+    if writes {
+        if let Some(extension) = extension {
+            rename(&file, &checksums.sums, extension).await?;
+        }
+        *header = read_header(&file).await?;
+    }
+    Ok((file, Some(checksums)))
+}
+
+/// The checksums that the image names.
+async fn existing(
+    file: &Arc<dyn Storage>,
+    gate: &dyn Gate,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<(SumsFile, WriteLogExtension)> {
+    let Some(extension) = extension_of(header) else {
+        let message =
+            "the image has checksums, and does not say where (checksums=off gives them up)";
+        return Err(refuse(ErrorKind::InvalidImage, file.name(), message));
+    };
+    let storage = match &options.checksums {
+        Some(ChecksumOptions::Keep { storage, .. }) => storage.clone(),
+        _ => {
+            let request = FileRequest {
+                image: file.name().to_owned(),
+                name: String::from_utf8_lossy(&extension.name).into_owned(),
+                format: None,
+                writable: options.accepts_changes(),
+            };
+            let opened = gate.open_checksums(request).await;
+            opened.map_err(|error| {
+                let message = "the image has checksums, which cannot be opened (name the right file \
+                               with checksums=, or give them up with checksums=off)";
+                error.context("open", message)
+            })?
+        }
+    };
+    let sums = SumsFile(storage);
+    let found = sums.superblock().await?;
+    if found.is_none_or(|found| !found.is_of(extension.id)) {
+        let message = "these are not the checksums of the image (name the right file with checksums=, or \
+                       give them up with checksums=off)";
+        return Err(refuse(ErrorKind::InvalidImage, sums.0.name(), message));
+    }
+    Ok((sums, extension))
+}
+
+/// Gives image and checksums, by which `file` is seen, a new identity, durably, so that a copy of the image is not taken for
+/// the one that they are of. What a killed program has opened is durably open afterwards.
+async fn rename(
+    file: &Arc<dyn Storage>,
+    sums: &SumsFile,
+    extension: WriteLogExtension,
+) -> Result<()> {
+    let id = LogId(random_bytes(&sums.0)?);
+    let previous = Some(extension.id);
+    sums.begin(Superblock { id, previous }).await?;
+    let extension = WriteLogExtension { id, ..extension };
+    name_in_header(file, extension).await?;
+    let previous = None;
+    sums.begin(Superblock { id, previous }).await
+}
+
+async fn name_in_header(file: &Arc<dyn Storage>, extension: WriteLogExtension) -> Result<()> {
+    let extension = Extension::Unknown {
+        kind: kind::CHECKSUMS,
+        data: extension.encode(),
+    };
+    let renamed = rewrite_header(file, |header| {
+        header.set_extension(extension);
+        Ok(())
+    });
+    renamed.await.map(drop)
+}
+
+/// Makes checksums for an image that has none, durably: none is known yet.
+async fn make(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<SumsFile> {
+    let Some(ChecksumOptions::Keep { storage, name }) = &options.checksums else {
+        let message = "no file was given for the checksums";
+        return Err(refuse(ErrorKind::InvalidArgument, file.name(), message));
+    };
+    if header.version < 3 {
+        let message = "checksums need qcow2 version 3 (vellum amend -o compat=1.1)";
+        return Err(refuse(ErrorKind::InvalidArgument, file.name(), message));
+    }
+    if header.geometry().external_data {
+        let message =
+            "checksums cover the image's file, and this image has its data in another one";
+        return Err(refuse(ErrorKind::Unsupported, file.name(), message));
+    }
+    if !(1..=MAX_NAME_LEN_BYTES).contains(&name.len()) {
+        let message =
+            format!("the name of the checksums must have 1 to {MAX_NAME_LEN_BYTES} bytes");
+        return Err(refuse(ErrorKind::InvalidArgument, file.name(), message));
+    }
+    let sums = SumsFile(storage.clone());
+    let found = sums.superblock().await?;
+    let was_ours = found.is_some_and(|found| {
+        extension_of(header).is_some_and(|extension| found.is_of(extension.id))
+    });
+    if !was_ours && !is_blank(storage).await? {
+        let message = match found {
+            Some(_) => "these are the checksums of another image; if that is gone, delete them",
+            None => "the file holds something else than checksums; it is not overwritten",
+        };
+        return Err(refuse(ErrorKind::InvalidArgument, storage.name(), message));
+    }
+    let id = LogId(random_bytes(storage)?);
+    // In this order: what a crash leaves in between is a file that this image may take, and sums
+    // that do not count.
+    sums.clear().await?;
+    let extension = WriteLogExtension {
+        id,
+        name: name.clone().into_bytes(),
+    };
+    name_in_header(file, extension).await?;
+    let previous = None;
+    sums.begin(Superblock { id, previous }).await?;
+    rewrite_header(file, |header| {
+        header.autoclear = header.autoclear.with(Autoclear::CHECKSUMS);
+        Ok(())
+    })
+    .await?;
+    Ok(sums)
+}
+
+/// Whether a file holds nothing where checksums begin.
+async fn is_blank(storage: &Arc<dyn Storage>) -> Result<bool> {
+    let first = PAGE_BYTES.min(storage.len_bytes()?);
+    Ok(read_bytes(storage, 0, first).await?.is_zero())
+}
+
+/// Takes the checksums off the image in `file`, durably, and says whether it had some: for who
+/// is going to change the file past them (rule C3).
+///
+/// # Errors
+/// If the header cannot be read or written.
+pub async fn forget(file: &Arc<dyn Storage>) -> Result<bool> {
+    // As for a check: what cannot be used otherwise may be repaired.
+    let header = load::header(file, Purpose::Check).await?;
+    if !has_checksums(&header) {
+        return Ok(false);
+    }
+    // One sector, and nothing else of the block: a crash leaves it with its sum, or without the bit.
+    // The name stays, and says which file may be taken again.
+    let bits = header.autoclear.without(Autoclear::CHECKSUMS).bits();
+    let bits = Buffers::from_iter([Buffer::copy_of(&bits.to_be_bytes())]);
+    let at = field::AUTOCLEAR_FEATURES as u64;
+    file.write(at, bits, WriteFlags::default()).await?;
+    file.flush().await?;
+    Ok(true)
+}

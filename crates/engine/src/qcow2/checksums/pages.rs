@@ -1,0 +1,172 @@
+//! [`Checksums`]: which regions are in memory, and in which state.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use vellum_format::checksums::Entry;
+use vellum_io::{Error, Result};
+use vellum_storage::Storage;
+use vellum_storage::mutants::{self, Mutant};
+
+use super::page::{Page, regions_of};
+use super::sums_file::SumsFile;
+use crate::qcow2::commit::coalesce::{Coalescer, Role};
+use crate::qcow2::messages::Messages;
+use crate::range_lock::RangeLock;
+
+/// The pages of a request; most have one.
+pub(super) type Pages = SmallVec<[Arc<Page>; 2]>;
+
+/// Pages in memory, more or less: 16 MiB, which tell of 16 GiB.
+pub(super) const MAX_PAGES: usize = 4096;
+
+/// The checksums of an image that is open.
+pub(crate) struct Checksums {
+    /// The image's file.
+    pub(super) file: Arc<dyn Storage>,
+    pub(super) sums: SumsFile,
+    /// Blocks, in bytes of the image's file, that are changed.
+    pub(super) ranges: Arc<RangeLock>,
+    pub(super) pages: Mutex<HashMap<u64, Arc<Page>>>,
+    /// Settled regions that are about to be written to.
+    wanted: Mutex<Vec<Arc<Page>>>,
+    opening: Coalescer,
+    /// One at a time settles.
+    pub(super) settling: async_lock::Mutex<()>,
+    /// The clock of those who settle.
+    pub(super) now: AtomicU64,
+    pub(super) is_watched: AtomicBool,
+    /// A flush of one of the files that failed.
+    pub(super) failed: OnceLock<Error>,
+    messages: Messages,
+}
+
+impl fmt::Debug for Checksums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checksums({:?})", self.sums.0.name())
+    }
+}
+
+impl Checksums {
+    pub(super) fn new(file: Arc<dyn Storage>, sums: SumsFile, messages: Messages) -> Arc<Self> {
+        Arc::new(Checksums {
+            file,
+            sums,
+            ranges: Arc::default(),
+            pages: Mutex::default(),
+            wanted: Mutex::default(),
+            opening: Coalescer::default(),
+            settling: async_lock::Mutex::new(()),
+            now: AtomicU64::new(0),
+            is_watched: AtomicBool::new(false),
+            failed: OnceLock::new(),
+            messages,
+        })
+    }
+
+    /// The pages of the regions that a range has bytes of, in order.
+    pub(super) async fn pages_of(self: &Arc<Self>, range: &Range<u64>) -> Result<Pages> {
+        let mut found = Pages::new();
+        for region in regions_of(range) {
+            let page = {
+                let mut pages = self.pages.lock();
+                let page = pages.entry(region);
+                page.or_insert_with(|| Arc::new(Page::new(region))).clone()
+            };
+            let load = || async {
+                if self.sums.load(&page).await? {
+                    self.messages.say(&format!(
+                        "{}: checksums in '{}' are damaged; bytes {} to {} of the image are not compared \
+                         before they are written or scrubbed",
+                        self.file.name(),
+                        self.sums.0.name(),
+                        page.bytes().start,
+                        page.bytes().end,
+                    ));
+                }
+                Ok::<(), Error>(())
+            };
+            page.loaded.get_or_try_init(load).await?;
+            found.push(page);
+        }
+        if self.pages.lock().len() > MAX_PAGES {
+            self.make_room().await;
+        }
+        Ok(found)
+    }
+
+    /// Opens regions that are about to change: their entries are durably 0. The caller holds their
+    /// blocks.
+    pub(super) async fn open_regions(&self, pages: &[Arc<Page>]) -> Result<()> {
+        let now = self.now.load(Ordering::Relaxed);
+        let mut is_open = true;
+        for page in pages {
+            page.changed_at.store(now, Ordering::Relaxed);
+            is_open &= !page.is_settled();
+        }
+        if is_open {
+            return Ok(());
+        }
+        let settled = pages.iter().filter(|page| page.is_settled()).cloned();
+        self.wanted.lock().extend(settled);
+        match self.opening.join().await {
+            Role::Follower(result) => result,
+            Role::Leader(leader) => {
+                let wanted = std::mem::take(&mut *self.wanted.lock());
+                leader.end(self.open_wanted(&wanted).await)
+            }
+        }
+    }
+
+    async fn open_wanted(&self, pages: &[Arc<Page>]) -> Result<()> {
+        // Rule C1: durable before the first write.
+        let entries = pages.iter().map(|page| (page.region, Entry::Open));
+        self.sums.write_entries(entries).await?;
+        if !mutants::is(Mutant::OpenRegionsLate) {
+            self.sums.0.flush().await?;
+        }
+        pages.iter().for_each(|page| page.set_settled(false));
+        Ok(())
+    }
+
+    /// Drops pages that can be had again, and settles others so that they can.
+    async fn make_room(self: &Arc<Self>) {
+        if self.drop_pages() {
+            return;
+        }
+        let open = self.open_pages(|_| true);
+        // What cannot be settled now stays in memory.
+        drop(
+            self.settle(open.into_iter().take(MAX_PAGES / 2).collect())
+                .await,
+        );
+        self.drop_pages();
+    }
+
+    /// Drops pages that nobody uses and that can be had again, but for a half; whether that was
+    /// enough.
+    fn drop_pages(&self) -> bool {
+        let mut pages = self.pages.lock();
+        let mut too_many = pages.len().saturating_sub(MAX_PAGES / 2);
+        pages.retain(|_, page| {
+            let is_spare = (page.is_settled() || page.is_blank()) && Arc::strong_count(page) == 1;
+            let stays = too_many == 0 || !is_spare;
+            too_many -= usize::from(!stays);
+            stays
+        });
+        pages.len() <= MAX_PAGES
+    }
+
+    /// Open regions whose sums would be lost with their pages.
+    pub(super) fn open_pages(&self, choose: impl Fn(&Page) -> bool) -> Vec<Arc<Page>> {
+        let pages = self.pages.lock();
+        let open = pages.values();
+        let open = open.filter(|page| !page.is_settled() && !page.is_blank() && choose(page));
+        open.cloned().collect()
+    }
+}

@@ -1,0 +1,134 @@
+//! A scrub: everything is compared, and what has no sum gets one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum_format::checksums::{BLOCK_BYTES, REGION_BYTES, UNKNOWN, sum_of};
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::WriteFlags;
+
+use super::content::{page_of, sums_in};
+use super::page::Page;
+use super::pages::Checksums;
+use crate::range_lock::Mode;
+
+/// What is read at a time; a region is a multiple of it.
+pub(super) const STEP_BYTES: u64 = 1 << 20;
+/// Damaged ranges that are told one by one.
+const MOST_RANGES: usize = 10_000;
+const _: () = assert!(REGION_BYTES.is_multiple_of(STEP_BYTES));
+
+/// What a scrub has found.
+#[derive(Debug, Default)]
+pub(super) struct Scrubbed {
+    /// Bytes of the image's file that were compared.
+    pub(super) compared_bytes: u64,
+    /// Bytes that had no checksum and have one now.
+    pub(super) new_bytes: u64,
+    pub(super) damaged_bytes: u64,
+    /// Ranges of the image's file, in bytes, that have changed on disk: the first of them.
+    pub(super) damaged: Vec<Range<u64>>,
+}
+
+impl Scrubbed {
+    fn note_damaged(&mut self, block: u64) {
+        self.damaged_bytes += BLOCK_BYTES;
+        let is_full = self.damaged.len() >= MOST_RANGES;
+        match self.damaged.last_mut() {
+            Some(last) if last.end == block => last.end += BLOCK_BYTES,
+            _ if is_full => {}
+            _ => self.damaged.push(block..block + BLOCK_BYTES),
+        }
+    }
+}
+
+impl Checksums {
+    /// Length of the file that is covered, in bytes.
+    pub(super) fn len_bytes(&self) -> Result<u64> {
+        self.file.len_bytes()
+    }
+
+    /// Scrubs the step of the file that begins at `start`; `adds`: what has no sum gets one.
+    pub(super) async fn scrub_step(
+        self: &Arc<Self>,
+        start: u64,
+        adds: bool,
+        found: &mut Scrubbed,
+    ) -> Result<()> {
+        let end = (start + STEP_BYTES).min(self.file.len_bytes()?);
+        let end = end.next_multiple_of(BLOCK_BYTES);
+        if start >= end {
+            return Ok(());
+        }
+        let blocks = start..end;
+        let _turn = self.ranges.acquire(blocks.clone(), Mode::Exclusive).await;
+        let pages = self.pages_of(&blocks).await?;
+        let len_bytes = end - start;
+        let offsets = || blocks.clone().step_by(BLOCK_BYTES as usize);
+        let is_known = |block| page_of(&pages, block).sum(block) != UNKNOWN;
+        if !offsets().any(is_known) {
+            let status = self.file.block_status(start, len_bytes).await?;
+            if status.status.is_zero() && status.len_bytes >= len_bytes {
+                return Ok(());
+            }
+        }
+        let buffer = Buffers::from_iter([Buffer::for_read(len_bytes as usize)]);
+        let bytes = self.file.read(start, buffer).await?;
+        let mut new = Vec::new();
+        for (block, sum) in offsets().zip(sums_in(&bytes)) {
+            match page_of(&pages, block).sum(block) {
+                UNKNOWN => new.push((block, sum)),
+                known => {
+                    found.compared_bytes += BLOCK_BYTES;
+                    if known != sum {
+                        found.note_damaged(block);
+                    }
+                }
+            }
+        }
+        if adds && !new.is_empty() {
+            self.add(&pages, new, found).await?;
+            self.watch();
+        }
+        Ok(())
+    }
+
+    async fn add(
+        &self,
+        pages: &[Arc<Page>],
+        new: Vec<(u64, u32)>,
+        found: &mut Scrubbed,
+    ) -> Result<()> {
+        self.open_regions(pages).await?;
+        for (block, sum) in new {
+            page_of(pages, block).set_sum(block, sum);
+            found.new_bytes += BLOCK_BYTES;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes to a block that has changed on disk, if they are what it had; whether they
+    /// were, and are durable now.
+    pub(super) async fn repair_block(self: &Arc<Self>, block: u64, bytes: Buffer) -> Result<bool> {
+        let blocks = block..block + BLOCK_BYTES;
+        let _turn = self.ranges.acquire(blocks.clone(), Mode::Exclusive).await;
+        let pages = self.pages_of(&blocks).await?;
+        // The guest may have written something else meanwhile.
+        if page_of(&pages, block).sum(block) != sum_of([&bytes[..]]) {
+            return Ok(false);
+        }
+        let buffers = Buffers::from_iter([bytes]);
+        // The sum stays, whatever a crash leaves of this: so the region stays settled.
+        self.file
+            .write(block, buffers, WriteFlags::default())
+            .await?;
+        self.file.flush().await?;
+        Ok(true)
+    }
+
+    /// The checksum of a block.
+    pub(super) async fn sum(self: &Arc<Self>, block: u64) -> Result<u32> {
+        let pages = self.pages_of(&(block..block + BLOCK_BYTES)).await?;
+        Ok(page_of(&pages, block).sum(block))
+    }
+}

@@ -1,0 +1,393 @@
+//! Checksums: what a disk changes is never read as data, whatever was written before, and what was
+//! written is never taken for changed, whoever was killed meanwhile.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum::gate::{DenyAll, FileRequest, Gate};
+use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
+use vellum::qcow2::checksums::{ChecksumOptions, name_of_checksums};
+use vellum::qcow2::create::{CreateOptions, create};
+use vellum::qcow2::{Backing, NewSnapshot, OpenOptions, Qcow2, read_header};
+use vellum::{
+    BlockDevice, Buffer, ErrorKind, Io, Preallocation, RequestFlags, Storage, ZeroRequest,
+};
+use vellum_io::Buffers;
+use vellum_io::lane::block_on;
+use vellum_storage::{MemStorage, WriteFlags};
+
+const SIZE_BYTES: u64 = 8 << 20;
+const BLOCK: u64 = 4096;
+
+/// An image and its checksums.
+struct Disk {
+    image: Arc<MemStorage>,
+    sums: Arc<MemStorage>,
+}
+
+/// Opens the checksums that an image names.
+#[derive(Debug)]
+struct Beside(Arc<MemStorage>);
+
+impl Gate for Beside {
+    fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
+        DenyAll.open_backing(request)
+    }
+
+    fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        DenyAll.open_data_file(request)
+    }
+
+    fn open_checksums(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
+        assert_eq!(request.name, "disk.vsums");
+        Io::ready(Ok(self.0.clone()))
+    }
+}
+
+impl Disk {
+    async fn new(cluster_bits: u32, extended_l2: bool) -> Disk {
+        let image = Arc::new(MemStorage::new());
+        let options = CreateOptions::default()
+            .size_bytes(SIZE_BYTES)
+            .cluster_size_bytes(1 << cluster_bits)
+            .extended_l2(extended_l2);
+        create(image.clone(), None, &options).await.unwrap();
+        let sums = Arc::new(MemStorage::new());
+        Disk { image, sums }
+    }
+
+    fn keep(&self) -> OpenOptions {
+        OpenOptions::default()
+            .backing(Backing::None)
+            .discard(true)
+            .checksums(Some(ChecksumOptions::Keep {
+                storage: self.sums.clone(),
+                name: "disk.vsums".to_owned(),
+            }))
+    }
+
+    async fn open_with(&self, options: OpenOptions) -> vellum::Result<Arc<Qcow2>> {
+        let gate = Arc::new(Beside(self.sums.clone()));
+        Qcow2::open(self.image.clone(), gate, options).await
+    }
+
+    async fn open(&self) -> Arc<Qcow2> {
+        self.open_with(self.keep()).await.unwrap()
+    }
+
+    async fn open_read_only(&self) -> Arc<Qcow2> {
+        let options = OpenOptions::default().read_only(true);
+        self.open_with(options).await.unwrap()
+    }
+
+    async fn flip(&self, byte: u64, bit: u8) {
+        let read = self.image.read(byte, one(Buffer::zeroed(1))).await.unwrap();
+        let flipped = Buffer::copy_of(&[read[0][0] ^ (1 << bit)]);
+        let written = self.image.write(byte, one(flipped), WriteFlags::default());
+        written.await.unwrap();
+    }
+}
+
+/// Where the data of a guest offset lies.
+async fn host_of(image: &Qcow2, guest: u64) -> u64 {
+    let extent = image.block_status(guest, 512, u32::MAX).await.unwrap();
+    extent.host.expect("it is data").offset_bytes
+}
+
+fn one(buffer: Buffer) -> Buffers {
+    Buffers::from_iter([buffer])
+}
+
+/// What the guest should see.
+struct Model(Vec<u8>);
+
+impl Model {
+    fn new() -> Model {
+        Model(vec![0; SIZE_BYTES as usize])
+    }
+
+    async fn write(&mut self, disk: &Qcow2, range: Range<u64>, value: u8) {
+        let bytes = vec![value; (range.end - range.start) as usize];
+        let written = disk.write(
+            range.start,
+            Buffer::copy_of(&bytes),
+            RequestFlags::default(),
+        );
+        written.await.unwrap();
+        self.0[range.start as usize..range.end as usize].fill(value);
+    }
+
+    /// Some requests of all kinds and lengths.
+    async fn change(&mut self, disk: &Qcow2, rng: &mut fastrand::Rng, count: usize) {
+        for _ in 0..count {
+            let grain = [1, 512, 4096, 65536][rng.usize(..4)];
+            let start = rng.u64(..SIZE_BYTES / grain) * grain;
+            let len = (rng.u64(1..40) * grain).min(SIZE_BYTES - start);
+            let range = start..start + len;
+            match rng.u8(..8) {
+                0 => {
+                    disk.write_zeroes(start, len, ZeroRequest::default())
+                        .await
+                        .unwrap();
+                    self.0[start as usize..(start + len) as usize].fill(0);
+                }
+                1 if grain == 65536 => {
+                    let request = ZeroRequest::default().may_unmap(true);
+                    disk.write_zeroes(start, len, request).await.unwrap();
+                    self.0[start as usize..(start + len) as usize].fill(0);
+                }
+                2 => disk.flush().await.unwrap(),
+                _ => self.write(disk, range, rng.u8(1..)).await,
+            }
+        }
+    }
+
+    /// Reads everything, in pieces of all lengths; what differs from the model, and what fails.
+    async fn compare(&self, disk: &Qcow2, rng: &mut fastrand::Rng) -> usize {
+        let mut failures = 0;
+        let mut at = 0;
+        while at < SIZE_BYTES {
+            let grain = [1, 512, 4096, 65536][rng.usize(..4)];
+            let len = (rng.u64(1..60) * grain).min(SIZE_BYTES - at);
+            match disk.read(at, Buffer::for_read(len as usize)).await {
+                Ok(bytes) => assert!(
+                    bytes[..] == self.0[at as usize..(at + len) as usize],
+                    "wrong bytes at {at}, {len} long"
+                ),
+                Err(error) => {
+                    assert_eq!((error.kind(), error.errno()), (ErrorKind::Io, 5), "{error}");
+                    failures += 1;
+                }
+            }
+            at += len;
+        }
+        failures
+    }
+}
+
+#[test]
+fn what_is_written_has_its_sums_and_what_the_disk_changes_is_not_read() {
+    for seed in 0..6 {
+        println!("seed {seed}");
+        let mut rng = fastrand::Rng::with_seed(seed);
+        block_on(async {
+            let bits = [9, 12, 16, 18][seed as usize % 4];
+            let disk = Disk::new(bits, bits > 14 && seed > 3).await;
+            let mut model = Model::new();
+            for life in 0..4 {
+                let image = disk.open().await;
+                model.change(&image, &mut rng, 120).await;
+                assert_eq!(model.compare(&image, &mut rng).await, 0);
+                match life {
+                    // A program that is killed: what it wrote is in the file.
+                    1 => image.flush().await.unwrap(),
+                    _ => image.close().await.unwrap(),
+                }
+            }
+            let report = check(disk.image.clone(), &CheckOptions::default()).await;
+            assert_eq!(report.unwrap().corruptions, 0);
+            let image = disk.open_read_only().await;
+            assert_eq!(model.compare(&image, &mut rng).await, 0);
+            image.close().await.unwrap();
+            let len_bytes = disk.image.len_bytes().unwrap();
+            let mut found = 0;
+            for _ in 0..60 {
+                let (byte, bit) = (rng.u64(..len_bytes), rng.u8(..8));
+                disk.flip(byte, bit).await;
+                let opened = disk.open_with(OpenOptions::default().read_only(true)).await;
+                if let Ok(image) = opened {
+                    let failures = model.compare(&image, &mut rng).await;
+                    let mut scrub = image.scrub().unwrap();
+                    while scrub.step().await.unwrap() {}
+                    let report = scrub.finish(false).await.unwrap();
+                    let named = report
+                        .damaged
+                        .iter()
+                        .any(|range| range.file.contains(&byte));
+                    assert_eq!(named, report.damaged_bytes > 0, "{report:?}");
+                    assert!(named || failures == 0, "byte {byte}");
+                    found += usize::from(named);
+                    image.close().await.unwrap();
+                }
+                disk.flip(byte, bit).await;
+            }
+            // The header's own cluster, without which nothing can be opened, may be hit too.
+            assert!(found > 20, "{found} of 60 flips were found");
+        });
+    }
+}
+
+/// Blocks that were written to in part after the disk changed them must not be vouched for.
+#[test]
+fn a_part_of_a_damaged_block_does_not_heal_it() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let mut model = Model::new();
+        let image = disk.open().await;
+        model.write(&image, 0..65536, 7).await;
+        image.close().await.unwrap();
+        let image = disk.open().await;
+        let host = host_of(&image, 0).await;
+        disk.flip(host + 100, 3).await;
+        model.write(&image, 2048..2560, 8).await;
+        let bad = image.read(0, Buffer::for_read(512)).await;
+        assert_eq!(bad.unwrap_err().errno(), 5);
+        model.write(&image, 2048..2560, 7).await;
+        let bad = image.read(2048, Buffer::for_read(512)).await;
+        assert_eq!(bad.unwrap_err().errno(), 5, "not even if it is what it was");
+        // Beside it nothing is wrong, and all of it anew is right again.
+        image.read(4096, Buffer::for_read(4096)).await.unwrap();
+        model.write(&image, 0..4096, 9).await;
+        assert_eq!(
+            model
+                .compare(&image, &mut fastrand::Rng::with_seed(1))
+                .await,
+            0
+        );
+        image.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_scrub_repairs_what_the_backing_file_has() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let below = Arc::new(MemStorage::new());
+        let bytes = Buffer::copy_of(&vec![5; SIZE_BYTES as usize]);
+        below
+            .write(0, one(bytes), WriteFlags::default())
+            .await
+            .unwrap();
+        let raw = vellum::raw::Raw::open(below, vellum::raw::RawOptions::default().read_only(true));
+        let options = disk.keep().backing(Backing::Given(raw.unwrap()));
+        let image = disk.open_with(options.clone()).await.unwrap();
+        let mut model = Model(vec![5; SIZE_BYTES as usize]);
+        model.write(&image, 100_000..100_512, 6).await;
+        image.close().await.unwrap();
+        let image = disk.open_with(options).await.unwrap();
+        let (same, other) = (host_of(&image, 65536).await, host_of(&image, 100_000).await);
+        disk.flip(same + 5, 0).await;
+        disk.flip(other, 0).await;
+        let mut scrub = image.scrub().unwrap();
+        while scrub.step().await.unwrap() {}
+        let report = scrub.finish(true).await.unwrap();
+        let told: Vec<_> = report
+            .damaged
+            .iter()
+            .map(|range| (range.guest.clone().unwrap().start, range.is_repaired))
+            .collect();
+        assert_eq!(told, [(65536, true), (98304, false)]);
+        let rest = image.read(65536, Buffer::for_read(4096)).await.unwrap();
+        assert!(rest.iter().all(|byte| *byte == 5));
+        assert!(image.read(100_000, Buffer::for_read(512)).await.is_err());
+        model.write(&image, 98304..102_400, 1).await;
+        image.close().await.unwrap();
+    });
+}
+
+#[test]
+fn who_changes_the_file_past_the_checksums_drops_them() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let mut model = Model::new();
+        let image = disk.open().await;
+        model.write(&image, 0..1 << 20, 7).await;
+        image.close().await.unwrap();
+        let has_some = async || {
+            let file: Arc<dyn Storage> = disk.image.clone();
+            name_of_checksums(&read_header(&file).await.unwrap()).is_some()
+        };
+        assert!(has_some().await);
+        repair(disk.image.clone(), Fix::Leaks, &CheckOptions::default())
+            .await
+            .unwrap();
+        assert!(!has_some().await);
+        // Without the option it is an image like others, and with it begins anew.
+        let image = disk.open_with(OpenOptions::default()).await.unwrap();
+        assert_eq!(image.scrub().unwrap_err().kind(), ErrorKind::Unsupported);
+        model.write(&image, 4096..8192, 8).await;
+        image.close().await.unwrap();
+        let image = disk.open().await;
+        let mut scrub = image.scrub().unwrap();
+        while scrub.step().await.unwrap() {}
+        let report = scrub.finish(false).await.unwrap();
+        assert!(
+            report.new_bytes > 1 << 20 && report.damaged_bytes == 0,
+            "{report:?}"
+        );
+        image.close().await.unwrap();
+        assert!(has_some().await);
+        let off = OpenOptions::default().checksums(Some(ChecksumOptions::GiveUp));
+        disk.open_with(off).await.unwrap().close().await.unwrap();
+        assert!(!has_some().await);
+    });
+}
+
+/// A copy of an image does not use the checksums of the one it was copied from.
+#[test]
+fn checksums_of_another_image_are_refused() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let image = disk.open().await;
+        Model::new().write(&image, 0..65536, 7).await;
+        image.close().await.unwrap();
+        let bytes = disk.image.read(
+            0,
+            one(Buffer::for_read(disk.image.len_bytes().unwrap() as usize)),
+        );
+        let copy = Disk {
+            image: Arc::new(MemStorage::new()),
+            sums: disk.sums.clone(),
+        };
+        let written = copy
+            .image
+            .write(0, bytes.await.unwrap(), WriteFlags::default());
+        written.await.unwrap();
+        disk.open().await.close().await.unwrap();
+        for options in [OpenOptions::default(), copy.keep()] {
+            let error = copy.open_with(options).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidImage);
+            assert!(error.to_string().contains("checksums=off"), "{error}");
+        }
+        let gone = Disk {
+            image: copy.image.clone(),
+            sums: Arc::new(MemStorage::new()),
+        };
+        let error = gone.open_with(OpenOptions::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidImage);
+        let foreign = Disk {
+            sums: disk.image.clone(),
+            ..Disk::new(16, false).await
+        };
+        let error = foreign.open_with(foreign.keep()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    });
+}
+
+#[test]
+fn other_changes_of_an_image_keep_the_checksums() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let mut rng = fastrand::Rng::with_seed(3);
+        let mut model = Model::new();
+        let image = disk.open().await;
+        model.change(&image, &mut rng, 60).await;
+        image.create_snapshot(NewSnapshot::default()).await.unwrap();
+        model.change(&image, &mut rng, 30).await;
+        image
+            .resize(SIZE_BYTES + (4 << 20), Preallocation::Off)
+            .await
+            .unwrap();
+        image.resize(SIZE_BYTES, Preallocation::Off).await.unwrap();
+        image.close().await.unwrap();
+        let image = disk.open_read_only().await;
+        let mut scrub = image.scrub().unwrap();
+        while scrub.step().await.unwrap() {}
+        let report = scrub.finish(false).await.unwrap();
+        assert_eq!(report.damaged, []);
+        let covered = report.compared_bytes + BLOCK;
+        assert!(covered >= disk.image.len_bytes().unwrap() / 2, "{report:?}");
+        assert_eq!(model.compare(&image, &mut rng).await, 0);
+        image.close().await.unwrap();
+    });
+}
