@@ -1,6 +1,8 @@
 //! One function per decoder of `vellum-format`. Each lists the invariants that it
 //! checks; all of them check that no bytes make a decoder panic.
 
+#[path = "decoders/checksums.rs"]
+pub mod checksums;
 #[path = "decoders/seal.rs"]
 pub mod seal;
 
@@ -20,7 +22,7 @@ use vellum_format::{
 pub type Check = fn(&[u8]);
 
 /// Every check with the name of its fuzz target and corpus.
-pub const ALL: [(&str, Check); 16] = [
+pub const ALL: [(&str, Check); 17] = [
     ("header", check_header),
     ("extensions", check_extensions),
     ("l1_table", check_l1_table),
@@ -33,6 +35,7 @@ pub const ALL: [(&str, Check); 16] = [
     ("bitmap_table", check_bitmap_table),
     ("encryption_header", check_encryption_header),
     ("luks_header", check_luks_header),
+    ("checksums", checksums::check),
     ("seal", seal::check),
     ("write_log_extension", check_write_log_extension),
     ("write_log_superblock", check_write_log_superblock),

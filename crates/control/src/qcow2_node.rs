@@ -11,6 +11,7 @@ use vellum::qcow2::{
 };
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 
+use crate::checksums::Wanted;
 use crate::file_node::{CommonOptions, FileUse};
 use crate::flags::OpenFlags;
 use crate::gate::{FileGate, FilePolicy};
@@ -18,7 +19,7 @@ use crate::graph::{OpenContext, Role, optional_child};
 use crate::open::{Ancestry, backing_flags, open_below, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
-use crate::write_log::OpenedFile;
+use crate::write_log::{Journal, OpenedFile};
 use crate::{cache_cleaner, checksums, config, encryption, filename, stderr, write_log};
 
 /// The values of `overlap-check`.
@@ -203,30 +204,48 @@ pub(crate) async fn open(
         Override::Node(device) => open.backing = Backing::Given(device),
         Override::FromImage => {}
     }
-    let uses_log = matches!(open.purpose, OpenPurpose::GuestData | OpenPurpose::Locked);
-    let mut log = None;
-    if let Some(journal) = journal.filter(|_| uses_log) {
-        if common.writable {
-            let (options, opened) = journal.open(&file, flags).await?;
-            open.write_log = Some(options);
-            log = Some(opened);
-        } else {
-            open.write_log = journal.open_to_read(flags).await?;
-        }
-    }
-    let mut made = None;
-    if open.purpose != OpenPurpose::Check {
-        let has_some = name_of_checksums(&read_header(&file).await?).is_some();
-        (open.checksums, made) = wanted.open(&file, has_some, flags).await?;
-    }
+    let beside = open_beside(&mut open, journal, wanted, &file, common.writable, flags).await?;
     let clean_interval_s = open.cache.cache_clean_interval_s;
     let device = Qcow2::open(file, Arc::new(FileGate { around }), open).await?;
-    log.into_iter().chain(made).for_each(OpenedFile::keep);
+    beside.into_iter().for_each(OpenedFile::keep);
     cache_cleaner::start(&device, clean_interval_s);
     if device.bitmaps().are_lost() {
         (warn)(&lost_bitmaps(device.header().version));
     }
     Ok(device)
+}
+
+/// Opens the files that belong to the image and that the user names: its write log, its checksums.
+async fn open_beside(
+    open: &mut OpenOptions,
+    journal: Option<Journal>,
+    wanted: Wanted,
+    file: &Arc<dyn Storage>,
+    writable: bool,
+    flags: &OpenFlags,
+) -> Result<Vec<OpenedFile>> {
+    let mut beside = Vec::new();
+    let uses_log = matches!(open.purpose, OpenPurpose::GuestData | OpenPurpose::Locked);
+    if let Some(journal) = journal.filter(|_| uses_log) {
+        if writable {
+            let (options, opened) = journal.open(file, flags).await?;
+            open.write_log = Some(options);
+            beside.push(opened);
+        } else {
+            open.write_log = journal.open_to_read(flags).await?;
+        }
+    }
+    if open.purpose != OpenPurpose::Check {
+        let flags = OpenFlags {
+            writable,
+            ..flags.clone()
+        };
+        let has_some = name_of_checksums(&read_header(file).await?).is_some();
+        let (options, opened) = wanted.open(file, has_some, &flags).await?;
+        open.checksums = options;
+        beside.extend(opened);
+    }
+    Ok(beside)
 }
 
 /// Whether the image brings back what its write log holds: for that it needs its backing file.

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vellum::gate::{DenyAll, FileRequest, Gate};
 use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
@@ -13,7 +14,8 @@ use vellum::{
     BlockDevice, Buffer, ErrorKind, Io, Preallocation, RequestFlags, Storage, ZeroRequest,
 };
 use vellum_io::Buffers;
-use vellum_io::lane::block_on;
+use vellum_io::lane::{self, block_on};
+use vellum_storage::wrap::{FaultStorage, Matching, Operation, Record, Times, TraceStorage};
 use vellum_storage::{MemStorage, WriteFlags};
 
 const SIZE_BYTES: u64 = 8 << 20;
@@ -244,6 +246,90 @@ fn a_part_of_a_damaged_block_does_not_heal_it() {
                 .await,
             0
         );
+        image.close().await.unwrap();
+    });
+}
+
+/// A region is settled some seconds after the last write there, when image and sums are durable; what
+/// the disk changes after that is found, though the program was killed.
+#[test]
+fn what_rests_is_settled_behind_both_flushes() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let mut model = Model::new();
+        let image = disk.open().await;
+        model.write(&image, 0..65536, 7).await;
+        image.close().await.unwrap();
+        let (file, sums) = (
+            TraceStorage::new(disk.image.clone()),
+            TraceStorage::new(disk.sums.clone()),
+        );
+        let options = disk.keep().checksums(Some(ChecksumOptions::Keep {
+            storage: sums.clone(),
+            name: "disk.vsums".to_owned(),
+        }));
+        let gate = Arc::new(Beside(disk.sums.clone()));
+        let image = Qcow2::open(file.clone(), gate, options).await.unwrap();
+        model.write(&image, 4096..8192, 8).await;
+        let host = host_of(&image, 0).await;
+        file.take();
+        sums.take();
+        let is_entry = |record: &Record| {
+            record.call.operation == Operation::Write && record.call.len_bytes == 8
+        };
+        let settled = loop {
+            lane::sleep(Duration::from_millis(100)).await;
+            let records = sums.records();
+            if records
+                .iter()
+                .any(|record| is_entry(record) && record.succeeded)
+            {
+                break records;
+            }
+        };
+        let done: Vec<_> = settled.iter().map(|record| record.call.operation).collect();
+        assert_eq!(done, [Operation::Write, Operation::Flush, Operation::Write]);
+        let in_order = |pair: &[Record]| pair[0].ended < Some(pair[1].started);
+        assert!(settled.windows(2).all(in_order), "{settled:?}");
+        assert_eq!(file.count(&Matching::operation(Operation::Flush)), 1);
+        // Killed: nothing is closed.
+        drop(image);
+        disk.flip(host + 4096, 1).await;
+        let image = disk.open_read_only().await;
+        let bad = image.read(4096, Buffer::for_read(512)).await;
+        assert_eq!(bad.unwrap_err().errno(), 5);
+        image.close().await.unwrap();
+    });
+}
+
+/// A request that fails leaves an undamaged block readable, and a damaged one damaged.
+#[test]
+fn a_failed_write_neither_hides_nor_makes_damage() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let mut model = Model::new();
+        let image = disk.open().await;
+        model.write(&image, 0..65536, 7).await;
+        image.close().await.unwrap();
+        let faults = FaultStorage::new(disk.image.clone());
+        let gate = Arc::new(Beside(disk.sums.clone()));
+        let image = Qcow2::open(faults.clone(), gate, disk.keep())
+            .await
+            .unwrap();
+        let host = host_of(&image, 0).await;
+        disk.flip(host + 4096 + 5, 3).await;
+        let matching = Matching::operation(Operation::Write).touching(host..host + 65536);
+        faults.fail(matching, 0, Times::Always, 28);
+        for block in [0, 4096] {
+            let bytes = Buffer::copy_of(&[9; 4096]);
+            let written = image.write(block, bytes, RequestFlags::default()).await;
+            assert_eq!(written.unwrap_err().errno(), 28);
+        }
+        faults.heal();
+        let sound = image.read(0, Buffer::for_read(4096)).await.unwrap();
+        assert!(sound.iter().all(|byte| *byte == 7));
+        let bad = image.read(4096, Buffer::for_read(4096)).await;
+        assert_eq!(bad.unwrap_err().errno(), 5);
         image.close().await.unwrap();
     });
 }

@@ -64,7 +64,7 @@ pub fn page_offset_bytes(region: u64) -> u64 {
 /// The sum of a block whose bytes are `parts`, one behind the other; never [`UNKNOWN`] or [`DAMAGED`].
 pub fn sum_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let parts = parts.into_iter();
-    match parts.fold(0, |crc, part| crc32c::crc32c_append(crc, part)) {
+    match parts.fold(0, crc32c::crc32c_append) {
         UNKNOWN | DAMAGED => SUM_OF_RESERVED,
         sum => sum,
     }

@@ -75,6 +75,16 @@ fn breaking_the_rules_of_the_write_log() {
     killed(Mutant::NoteBesideOthers, parts_beside_whole_clusters);
 }
 
+/// The rule of the checksums (FORMAT.md, section 7c) that each change relies on, broken.
+#[test]
+fn breaking_the_rules_of_checksums() {
+    let summed = |seed| {
+        let scenario = generate::scenario(seed);
+        scenario.image.checksums.then_some(scenario)
+    };
+    killed(Mutant::OpenRegionsLate, summed);
+}
+
 /// Writes of parts of sectors beside compressed ones of their cluster, which are not noted, again
 /// and again.
 fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {

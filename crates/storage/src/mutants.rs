@@ -39,10 +39,6 @@ pub enum Mutant {
     ReplayUnflushed,
     /// A region with checksums that count is written to before its entry is durably gone.
     OpenRegionsLate,
-    /// Checksums count before the data that they are of is durable.
-    SettleUnflushed,
-    /// What is read is not compared with its checksums.
-    CompareNothing,
     /// A flush of the NBD client knows of other connections only what somebody found lost.
     FlushOneConnection,
 }

@@ -251,6 +251,9 @@ impl Description {
             if let Some(name) = &info.write_log {
                 add("write-log", name.as_str().into());
             }
+            if let Some(name) = &info.checksums {
+                add("checksums", name.as_str().into());
+            }
             if !info.bitmaps.is_empty() {
                 add("bitmaps", info.bitmaps.iter().map(bitmap).collect());
             }

@@ -8,6 +8,7 @@ use std::task::Poll;
 use parking_lot::Mutex;
 use vellum::luks::LuksHeader;
 use vellum::qcow2::check::{CheckOptions, FindingKind, check};
+use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::{ImageInfo, live_write_log};
 use vellum::qcow2::{read_header, read_snapshots};
 use vellum::{ErrorKind, Result};
@@ -93,6 +94,9 @@ impl Audit<'_> {
             let message = "the image names a write log, which nothing reads";
             self.report.note("write-log", message);
         }
+        if let Some(name) = name_of_checksums(header) {
+            self.refer(Role::Checksums, Some(&name), None, true);
+        }
     }
 
     /// Marks and extensions.
@@ -128,7 +132,7 @@ impl Audit<'_> {
         }
         for extension in &header.extensions {
             if let Extension::Unknown { kind, data } = extension
-                && ![kind::SEAL, kind::WRITE_LOG].contains(kind)
+                && ![kind::SEAL, kind::WRITE_LOG, kind::CHECKSUMS].contains(kind)
             {
                 let length = data.len();
                 let message = format!("unknown header extension {kind:#010x} of {length} bytes");

@@ -16,6 +16,8 @@ pub enum Role {
     DataFile,
     /// Holds writes that the image lacks.
     WriteLog,
+    /// Holds its checksums.
+    Checksums,
     /// A part of the disk, as VMDK has them.
     Extent,
     /// The disk that a difference is about (VMDK, VHD).
@@ -29,6 +31,7 @@ impl Role {
             Role::Backing => "backing-file",
             Role::DataFile => "data-file",
             Role::WriteLog => "write-log",
+            Role::Checksums => "checksums",
             Role::Extent => "extent",
             Role::Parent => "parent",
         }
@@ -148,6 +151,7 @@ fn refusal(reference: &Reference, policy: &Policy) -> Option<Refusal> {
             policy.allow_data_file,
         ),
         Role::WriteLog => ("write log", None, false),
+        Role::Checksums => ("file of checksums", None, false),
         Role::Extent => ("extent", None, false),
         Role::Parent => ("parent disk", None, false),
     };

@@ -9,6 +9,7 @@ use vellum_format::snapshot::SnapshotEntry;
 
 use crate::luks::LuksHeader;
 use crate::qcow2::bitmap::is_consistent;
+use crate::qcow2::checksums::forget::name_of_checksums;
 use crate::qcow2::encryption::luks_header;
 use crate::qcow2::header::load;
 use crate::qcow2::seal::SealInfo;
@@ -84,6 +85,8 @@ pub struct ImageInfo {
     /// Name of the write log that holds writes which the image lacks, where there are such; empty
     /// if the image does not say it.
     pub write_log: Option<String>,
+    /// The name of the file with the checksums of the image's file, if it has some.
+    pub checksums: Option<String>,
     /// Name of the backing file.
     pub backing_file: Option<String>,
     /// Format of the backing file.
@@ -141,6 +144,7 @@ impl ImageInfo {
             data_file: data_file.map(|name| String::from_utf8_lossy(name).into_owned()),
             data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
             write_log: live_write_log(&header),
+            checksums: name_of_checksums(&header),
             backing_file: header.backing_file_text().map(|name| name.into_owned()),
             backing_format: header.backing_format().map(|name| name.into_owned()),
             bitmaps: bitmaps

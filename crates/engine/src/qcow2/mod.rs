@@ -50,6 +50,7 @@ mod mapping;
 mod messages;
 mod open;
 mod options;
+mod random_id;
 mod read;
 mod resize;
 mod snapshot;

@@ -390,8 +390,8 @@ async fn read_l1(
 
 /// What is done ahead: nothing where a listener wants to hear what each request leads to, or
 /// where time must not count.
-fn ahead(is_exact: bool, options: &OpenOptions) -> PreallocateAhead {
-    match is_exact {
+fn ahead(is_watched: bool, options: &OpenOptions) -> PreallocateAhead {
+    match is_watched || options.reproducible {
         true => PreallocateAhead::NONE,
         false => options.ahead,
     }
@@ -423,45 +423,44 @@ async fn assemble(
     options: &OpenOptions,
 ) -> Result<Arc<Image>> {
     let geometry = header.geometry();
-    let sizes = options
-        .cache
-        .resolve(&geometry, header.guest_size_bytes())?;
+    let size_bytes = header.guest_size_bytes();
+    let sizes = options.cache.resolve(&geometry, size_bytes)?;
     let read_only = !options.accepts_changes();
     let table = match read_only {
         true => RefcountTable::new(header.refcount_table_offset, 0, Vec::new()),
         false => read_refcount_table(&file, &header, &geometry).await?,
     };
     let l1 = read_l1(&file, &header, options).await?;
-    let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES);
-    let lazy = LazyRefcounts::new(&header, options.lazy_refcounts)
-        .map_err(|error| error.target(file.name()))?;
+    let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES) as usize;
+    let lazy = LazyRefcounts::new(&header, options.lazy_refcounts);
+    let lazy = lazy.map_err(|error| error.target(file.name()))?;
     let codec = codec(&file, &header, options)?;
     let overlap = OverlapMap::new(options.overlap_checks, &header);
     let unguarded_data = data;
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
-    let cache_bytes = sizes.refcount_bytes;
     let listener = file.event_listener();
-    let ahead = ahead(listener.is_some() || options.reproducible, options);
+    let is_watched = listener.is_some();
+    let cache_bytes = sizes.refcount_bytes;
     let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
     Ok(Arc::new(Image {
         name: file.name().to_owned(),
-        write_buffer: WriteBuffer::new(options.write_buffer_bytes(listener.is_some())),
+        write_buffer: WriteBuffer::new(options.write_buffer_bytes(is_watched)),
         write_log: std::sync::OnceLock::new(),
         listener,
         geometry,
-        size: Size::new(header.guest_size_bytes()),
+        size: Size::new(size_bytes),
         resizing: async_lock::Mutex::new(()),
         read_only,
         discards: options.discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
-        l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes as usize, sizes.l2),
+        l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes, sizes.l2),
         cache_options: Mutex::new(options.cache),
         readahead: Readahead::default(),
         lazy_refcounts: lazy,
-        allocator: Allocator::new(refcounts, ahead)?,
+        allocator: Allocator::new(refcounts, ahead(is_watched, options))?,
         compressed_reads: CompressedReads::new(
             &geometry,
-            header.guest_size_bytes(),
+            size_bytes,
             options.decompressed_cache_bytes(&geometry),
         ),
         compressed_writes: CompressedWrites::new(&geometry, &data, codec),

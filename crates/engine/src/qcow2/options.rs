@@ -9,7 +9,7 @@ use vellum_storage::Storage;
 use crate::BlockDevice;
 use crate::luks::Passphrase;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
-use crate::qcow2::checksums::ChecksumOptions;
+use crate::qcow2::checksums::options::ChecksumOptions;
 use crate::qcow2::compressed::compress::CompressionOptions;
 use crate::qcow2::integrity::overlap::OverlapChecks;
 use crate::qcow2::messages::Messages;

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use vellum_format::features::Incompatible;
 
 use crate::qcow2::Messages;
-use crate::qcow2::checksums::attach::forget as forget_checksums;
+use crate::qcow2::checksums::forget::forget as forget_checksums;
 use crate::qcow2::seal::area::refuse_sealed;
 use crate::{Error, ErrorKind, Result, Storage};
 

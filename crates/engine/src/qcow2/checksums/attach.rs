@@ -1,60 +1,28 @@
-//! Begins to keep checksums, finds those of an image, and gives them up.
+//! Begins to keep checksums, and finds those of an image.
 
 use std::sync::Arc;
 
 use vellum_format::checksums::{PAGE_BYTES, Superblock};
 use vellum_format::extension::{Extension, kind};
 use vellum_format::features::Autoclear;
-use vellum_format::header::{Header, Purpose, field};
+use vellum_format::header::{Header, Purpose};
 use vellum_format::write_log::{LogId, MAX_NAME_LEN_BYTES, WriteLogExtension};
-use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
-use vellum_storage::{Storage, WriteFlags};
+use vellum_io::{Error, ErrorKind, Result};
+use vellum_storage::Storage;
 
+use super::forget::{extension_of, forget, has_checksums};
+use super::options::ChecksumOptions;
 use super::pages::Checksums;
 use super::storage::Checksummed;
 use super::sums_file::SumsFile;
 use crate::gate::{FileRequest, Gate};
 use crate::qcow2::header::load::{self, read_bytes};
 use crate::qcow2::header::rewrite::rewrite_header;
-use crate::qcow2::open::read_header;
 use crate::qcow2::options::{OpenOptions, OpenPurpose};
-use crate::qcow2::write_log::attach::random_bytes;
-
-/// Checksums of an image's file (`checksums`, an option of our own).
-#[derive(Debug, Clone)]
-pub enum ChecksumOptions {
-    /// Keep them in a file. An image that has none yet gets them, if it is opened for writing:
-    /// what is written from then on has checksums.
-    Keep {
-        /// The file. It is overwritten if it is empty, or if its checksums were this image's
-        /// before; anything else in it is refused.
-        storage: Arc<dyn Storage>,
-        /// What the image calls it: whoever opens the image looks for the checksums by that
-        /// name, relative to the image's folder.
-        name: String,
-    },
-    /// Give them up, durably, if the image is opened for writing; else only do not look at them.
-    GiveUp,
-}
+use crate::qcow2::random_id::random_bytes;
 
 fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
     Error::new(kind, "open checksums", message).target(what.to_owned())
-}
-
-/// The checksums that an image has.
-fn extension_of(header: &Header) -> Option<WriteLogExtension> {
-    WriteLogExtension::decode(header.unknown_extension(kind::CHECKSUMS)?).ok()
-}
-
-/// Whether the image has checksums that count.
-pub(crate) fn has_checksums(header: &Header) -> bool {
-    header.autoclear.contains(Autoclear::CHECKSUMS)
-}
-
-/// The name of the file with the checksums of an image that has some.
-pub fn name_of_checksums(header: &Header) -> Option<String> {
-    let extension = extension_of(header).filter(|_| has_checksums(header))?;
-    Some(String::from_utf8_lossy(&extension.name).into_owned())
 }
 
 /// The image's file as the image is to see it: with its checksums, if it has some and they are
@@ -73,7 +41,7 @@ pub(in crate::qcow2) async fn open(
         (None, false) => return Ok((file, None)),
         (Some(ChecksumOptions::GiveUp), _) => {
             if writes && forget(&file).await? {
-                *header = read_header(&file).await?;
+                *header = load::header(&file, Purpose::Use).await?;
             }
             return Ok((file, None));
         }
@@ -97,7 +65,7 @@ pub(in crate::qcow2) async fn open(
         if let Some(extension) = extension {
             rename(&file, &checksums.sums, extension).await?;
         }
-        *header = read_header(&file).await?;
+        *header = load::header(&file, Purpose::Use).await?;
     }
     Ok((file, Some(checksums)))
 }
@@ -224,25 +192,4 @@ async fn make(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -
 async fn is_blank(storage: &Arc<dyn Storage>) -> Result<bool> {
     let first = PAGE_BYTES.min(storage.len_bytes()?);
     Ok(read_bytes(storage, 0, first).await?.is_zero())
-}
-
-/// Takes the checksums off the image in `file`, durably, and says whether it had some: for who
-/// is going to change the file past them (rule C3).
-///
-/// # Errors
-/// If the header cannot be read or written.
-pub async fn forget(file: &Arc<dyn Storage>) -> Result<bool> {
-    // As for a check: what cannot be used otherwise may be repaired.
-    let header = load::header(file, Purpose::Check).await?;
-    if !has_checksums(&header) {
-        return Ok(false);
-    }
-    // One sector, and nothing else of the block: a crash leaves it with its sum, or without the bit.
-    // The name stays, and says which file may be taken again.
-    let bits = header.autoclear.without(Autoclear::CHECKSUMS).bits();
-    let bits = Buffers::from_iter([Buffer::copy_of(&bits.to_be_bytes())]);
-    let at = field::AUTOCLEAR_FEATURES as u64;
-    file.write(at, bits, WriteFlags::default()).await?;
-    file.flush().await?;
-    Ok(true)
 }

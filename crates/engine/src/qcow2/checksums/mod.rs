@@ -3,15 +3,17 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | [`page`] | the sums of one region, 4 MiB, in memory |
-//! | [`sums_file`] | the file with the sums: entries and pages |
-//! | [`pages`] | which regions are in memory; a region that is written to is opened first |
-//! | [`storage`] | the image's file as all other modules see it: requests that compare and sum |
-//! | [`content`] | the sums of what a request writes |
-//! | [`settle`] | makes sums count that agree with the disk: when nothing is written, and at the close |
-//! | [`scrub`] | compares everything, and sums what has no sum |
-//! | [`repair`] | finds the guest's bytes that are damaged, and writes them anew from the backing file |
-//! | [`attach`] | begins to keep checksums, finds those of an image, and gives them up |
+//! | `page` | the sums of one region, 4 MiB, in memory |
+//! | `sums_file` | the file with the sums: entries and pages |
+//! | `pages` | which regions are in memory; a region that is written to is opened first |
+//! | `storage` | the image's file as all other modules see it: requests that compare and sum |
+//! | `content` | the sums of what a request writes |
+//! | `settle` | makes sums count that agree with the disk: when nothing is written, and at the close |
+//! | `scrub` | compares everything, and sums what has no sum |
+//! | `repair` | finds the guest's bytes that are damaged, and writes them anew from the backing file |
+//! | `attach` | begins to keep checksums, and finds those of an image |
+//! | `forget` | gives them up; whether an image has some |
+//! | `options` | what the user wants |
 //!
 //! All of the image's file has sums, metadata too. Whether a sum counts depends on its region:
 //! it is *settled*, and its sums are those of what is durable on disk, or *open*. A region is
@@ -30,6 +32,8 @@
 
 pub(crate) mod attach;
 mod content;
+pub(crate) mod forget;
+pub(crate) mod options;
 mod page;
 pub(crate) mod pages;
 mod repair;
@@ -38,5 +42,6 @@ mod settle;
 mod storage;
 mod sums_file;
 
-pub use attach::{ChecksumOptions, forget, name_of_checksums};
+pub use forget::{forget, name_of_checksums};
+pub use options::ChecksumOptions;
 pub use repair::{DamagedRange, Scrub, ScrubReport};

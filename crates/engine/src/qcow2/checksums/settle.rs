@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use vellum_io::{Result, lane, spawn, spawn_to_completion};
-use vellum_storage::mutants::{self, Mutant};
 
 use super::page::Page;
 use super::pages::Checksums;
@@ -57,10 +56,8 @@ impl Checksums {
         }
         let entries = self.sums.write_pages(&held).await?;
         // Rule C2: data and sums are durable before the entry.
-        if !mutants::is(Mutant::SettleUnflushed) {
-            self.believe(self.file.flush().await)?;
-            self.believe(self.sums.0.flush().await)?;
-        }
+        self.believe(self.file.flush().await)?;
+        self.believe(self.sums.0.flush().await)?;
         // A flush that somebody else asked for may have failed meanwhile.
         self.failed.get().cloned().map_or(Ok(()), Err)?;
         // Before they may be on disk: the next change opens the region again.

@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum_format::checksums::{BLOCK_BYTES, REGION_BYTES, UNKNOWN};
+use vellum_format::checksums::{BLOCK_BYTES, DAMAGED, REGION_BYTES, UNKNOWN, sum_of};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
-use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, WriteFlags, ZeroFlags, delegate};
 
 use super::content::{Content, NewSum, page_of, sums_in};
 use super::page::{Page, blocks_around};
 use super::pages::Checksums;
-use crate::range_lock::Mode;
+use crate::qcow2::header::load::read_bytes;
+use crate::range_lock::{Mode, RangeGuard};
 
 /// What is zeroed, discarded or cut at a time.
 const STEP_BYTES: u64 = 64 * REGION_BYTES;
@@ -21,26 +21,55 @@ const STEP_BYTES: u64 = 64 * REGION_BYTES;
 #[derive(Debug)]
 pub(crate) struct Checksummed(pub(crate) Arc<Checksums>);
 
-/// A change of blocks, until it is dropped. Unless it has [ended](Change::end) nobody knows what
-/// they hold.
+/// A change of blocks. Unless it has ended when it is dropped nobody knows what they hold.
 struct Change<'a> {
     pages: &'a [Arc<Page>],
     blocks: Range<u64>,
+    /// What becomes of each block's sum.
     sums: Vec<NewSum>,
-    is_done: bool,
 }
 
 impl Change<'_> {
+    fn offsets(&self) -> impl Iterator<Item = u64> + use<> {
+        self.blocks.clone().step_by(BLOCK_BYTES as usize)
+    }
+
+    /// All of it was done.
     fn end(mut self) {
-        self.is_done = true;
+        for (block, new) in self.offsets().zip(std::mem::take(&mut self.sums)) {
+            page_of(self.pages, block).set_sum(block, new.sum);
+        }
+    }
+
+    /// It has failed: a block that is as it was, or as it should be, has that sum.
+    async fn fail(mut self, file: &Arc<dyn Storage>, error: &Error) {
+        let mut after = Vec::new();
+        for (block, new) in self.offsets().zip(&self.sums) {
+            let old = page_of(self.pages, block).sum(block);
+            // Such requests are refused before anything is done.
+            if old == UNKNOWN || error.kind() == ErrorKind::Unsupported {
+                after.push(old);
+                continue;
+            }
+            let bytes = read_bytes(file, block, BLOCK_BYTES).await;
+            let sum = bytes.map_or(DAMAGED, |bytes| sum_of([&bytes[..]]));
+            after.push(match sum == new.sum || sum == old {
+                true => sum,
+                // Torn by this, or changed by the disk before.
+                false => DAMAGED,
+            });
+        }
+        for (block, sum) in self.offsets().zip(after) {
+            page_of(self.pages, block).set_sum(block, sum);
+        }
+        self.sums.clear();
     }
 }
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        let blocks = self.blocks.clone().step_by(BLOCK_BYTES as usize);
-        for (block, new) in blocks.zip(&self.sums) {
-            let sum = match self.is_done || new.is_damaged {
+        for (block, new) in self.offsets().zip(&self.sums) {
+            let sum = match new.is_damaged {
                 true => new.sum,
                 false => UNKNOWN,
             };
@@ -76,12 +105,14 @@ impl Checksums {
             pages: &pages,
             blocks,
             sums,
-            is_done: false,
         };
-        let buffers = self.file.write(offset_bytes, buffers, flags).await?;
-        change.end();
+        let written = self.file.write(offset_bytes, buffers, flags).await;
+        match &written {
+            Ok(_) => change.end(),
+            Err(error) => change.fail(&self.file, error).await,
+        }
         self.watch();
-        Ok(buffers)
+        written
     }
 
     async fn write_zeroes(self: Arc<Self>, range: Range<u64>, flags: ZeroFlags) -> Result<()> {
@@ -95,13 +126,16 @@ impl Checksums {
                 pages: &pages,
                 blocks,
                 sums,
-                is_done: false,
             };
             let len_bytes = range.end - range.start;
-            self.file
-                .write_zeroes(range.start, len_bytes, flags)
-                .await?;
-            change.end();
+            let zeroed = self.file.write_zeroes(range.start, len_bytes, flags);
+            match zeroed.await {
+                Ok(()) => change.end(),
+                Err(error) => {
+                    change.fail(&self.file, &error).await;
+                    return Err(error);
+                }
+            }
         }
         self.watch();
         Ok(())
@@ -118,19 +152,34 @@ impl Checksums {
     }
 
     async fn truncate(self: Arc<Self>, len_bytes: u64) -> Result<()> {
-        let old_bytes = self.file.len_bytes()?;
-        let cut = blocks_around(&(len_bytes..old_bytes.max(len_bytes)));
-        let mut turns = Vec::new();
-        if !cut.is_empty() {
-            for blocks in steps(cut) {
-                turns.push(self.forget(blocks).await?);
-            }
+        // As if the rest of the last block became zeroes.
+        let whole = len_bytes.next_multiple_of(BLOCK_BYTES);
+        let blocks = blocks_around(&(len_bytes..whole));
+        let mut turns = vec![self.ranges.acquire(blocks.clone(), Mode::Exclusive).await];
+        let pages = self.pages_of(&blocks).await?;
+        self.open_regions(&pages).await?;
+        let cut = len_bytes..whole;
+        let sums = self.sums_after(&cut, Content::Zeroes, &pages).await?;
+        let old_bytes = self.file.len_bytes()?.next_multiple_of(BLOCK_BYTES);
+        for blocks in steps(whole..old_bytes.max(whole)) {
+            turns.push(self.forget(blocks).await?);
         }
-        self.file.truncate(len_bytes).await
+        let change = Change {
+            pages: &pages,
+            blocks,
+            sums,
+        };
+        let truncated = self.file.truncate(len_bytes).await;
+        match &truncated {
+            Ok(()) => change.end(),
+            Err(error) => change.fail(&self.file, error).await,
+        }
+        self.watch();
+        truncated
     }
 
     /// Takes blocks, of which nobody is to know what they hold.
-    async fn forget(self: &Arc<Self>, blocks: Range<u64>) -> Result<crate::range_lock::RangeGuard> {
+    async fn forget(self: &Arc<Self>, blocks: Range<u64>) -> Result<RangeGuard> {
         let turn = self.ranges.acquire(blocks.clone(), Mode::Exclusive).await;
         let pages = self.pages_of(&blocks).await?;
         self.open_regions(&pages).await?;
@@ -208,7 +257,6 @@ pub(super) fn first_bad(
         known != UNKNOWN && known != sum
     });
     bad.map(|(block, _)| block)
-        .filter(|_| !mutants::is(Mutant::CompareNothing))
 }
 
 impl Storage for Checksummed {

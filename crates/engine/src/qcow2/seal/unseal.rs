@@ -9,7 +9,7 @@ use vellum_io::Result;
 use vellum_storage::Storage;
 
 use super::area::{Sealed, is_sealed};
-use crate::qcow2::checksums::attach::forget as forget_checksums;
+use crate::qcow2::checksums::forget::forget as forget_checksums;
 use crate::qcow2::header::load;
 use crate::qcow2::header::rewrite::rewrite_header;
 

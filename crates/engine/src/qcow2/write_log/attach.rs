@@ -18,6 +18,7 @@ use crate::qcow2::encryption::Encryption;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
 use crate::qcow2::options::{Backing, OpenOptions, OpenPurpose};
+use crate::qcow2::random_id::random_bytes;
 
 const DEFAULT_LEN_BYTES: u64 = 256 << 20;
 /// The write buffer gets so much of the log's length: when it is full, and the guest waits for room
@@ -234,7 +235,14 @@ async fn attach(image: &Arc<Image>, options: &WriteLogOptions) -> Result<()> {
     // Rule W7: each use has an identity of its own, so that an older copy of image or log does not
     // match; and in this order, so that a crash in between leaves a file that may be claimed.
     let old = match old {
-        Some(old) if old.id != NOBODY => Some(disown(file, old).await?),
+        Some(old) if old.id != NOBODY => {
+            // The header is without the bit, but a close whose last flush failed may have left that
+            // in memory only: a crash would bring the bit back, and find nobody's log.
+            image
+                .change_incompatible(|bits| bits.without(Incompatible::WRITE_LOG))
+                .await?;
+            Some(disown(file, old).await?)
+        }
         other => other,
     };
     let id = LogId(random_bytes(file)?);
@@ -273,16 +281,6 @@ async fn disown(file: &Arc<dyn Storage>, old: Superblock) -> Result<Superblock> 
     file.write(at_bytes, block, WriteFlags { fua: true })
         .await?;
     Ok(disowned)
-}
-
-/// Random bytes for the identity of a file beside an image.
-pub(in crate::qcow2) fn random_bytes(file: &Arc<dyn Storage>) -> Result<[u8; 16]> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|error| {
-        let message = format!("no random number for the file's identity: {error}");
-        refuse(ErrorKind::Io, file.name(), message)
-    })?;
-    Ok(id)
 }
 
 /// The superblock of a file that may become this image's log.

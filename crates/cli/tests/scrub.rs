@@ -1,0 +1,130 @@
+//! `vellum scrub` and checksums as people use them: exit codes, what is printed, other programs.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const KEEP: &str = "--image-opts driver=qcow2,file.filename=a,checksums=on";
+
+fn run(program: &str, folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.args(words).current_dir(folder).env("LC_ALL", "C");
+    command
+        .output()
+        .expect("the program runs; `cargo xtask setup`")
+}
+
+fn vellum(folder: &TempDir, line: &str) -> (i32, String) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let output = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), &words);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let code = output.status.code().unwrap_or(-1);
+    (code, text(&output.stdout) + &text(&output.stderr))
+}
+
+#[track_caller]
+fn done(folder: &TempDir, line: &str) -> String {
+    let (code, text) = vellum(folder, line);
+    assert_eq!(code, 0, "{line}: {text}");
+    text
+}
+
+fn qemu(folder: &TempDir, words: &[&str]) {
+    let output = run(words[0], folder.path(), &words[1..]);
+    assert!(output.status.success(), "{words:?}: {output:?}");
+}
+
+/// A folder with the image `a` over the image `base`, with checksums, and data of `base` at 64 KiB.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    done(&folder, "create -q -f qcow2 base 8M");
+    qemu(&folder, &["qemu-io", "-c", "write -P 5 0 1M", "base"]);
+    done(&folder, "create -q -f qcow2 -b base -F qcow2 a");
+    qemu(&folder, &["qemu-io", "-c", "write -P 6 64k 512", "a"]);
+    done(&folder, &format!("scrub -q {KEEP}"));
+    folder
+}
+
+/// Changes a byte of the cluster that holds guest offset 64 KiB.
+fn damage(folder: &TempDir, inside: u64) {
+    let map: Value = serde_json::from_str(&done(folder, "map --output=json a")).expect("JSON");
+    let extents = map.as_array().expect("extents");
+    let data = extents.iter().find(|extent| extent["start"] == 64 << 10);
+    let offset = data.expect("it is mapped")["offset"].as_u64();
+    let at = offset.expect("a place") + inside;
+    let options = &mut fs::OpenOptions::new();
+    let file = options.write(true).open(folder.path().join("a"));
+    file.expect("the image")
+        .write_all_at(b"X", at)
+        .expect("it is written");
+}
+
+#[test]
+fn a_scrub_names_what_has_changed_and_repairs_it() {
+    let folder = folder();
+    assert!(done(&folder, "scrub a").ends_with("Nothing has changed on disk.\n"));
+    damage(&folder, 8192);
+    damage(&folder, 100);
+    let (code, text) = vellum(&folder, "scrub --read-only a");
+    assert_eq!(code, 2, "{text}");
+    assert!(
+        text.contains("disk 0x000000010000-0x000000011000\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("8 KiB have changed on disk, 8 KiB of them"),
+        "{text}"
+    );
+    let (code, text) = vellum(&folder, "convert -f qcow2 -O raw a out");
+    assert_eq!(code, 1, "{text}");
+    let (code, text) = vellum(&folder, "scrub --repair --output=json a");
+    assert_eq!(code, 2, "{text}");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(report["damaged-bytes"], 8192);
+    assert_eq!(report["left-bytes"], 4096);
+    assert_eq!(report["damaged"][0]["repaired"], false);
+    assert_eq!(report["damaged"][1]["guest"]["start"], (64 << 10) + 8192);
+    // The guest writes all of the block that nobody else has.
+    let words = ["io", "-c", "write -P 6 64k 4k", "a"];
+    let written = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), &words);
+    assert!(written.status.success(), "{written:?}");
+    assert!(done(&folder, "scrub a").ends_with("Nothing has changed on disk.\n"));
+    qemu(&folder, &["qemu-img", "check", "-q", "a"]);
+}
+
+#[test]
+fn other_programs_drop_the_checksums() {
+    let folder = folder();
+    let info: Value = serde_json::from_str(&done(&folder, "info --output=json a")).expect("JSON");
+    assert_eq!(info["format-specific"]["data"]["checksums"], "a.vsums");
+    qemu(&folder, &["qemu-io", "-c", "write -P 7 1M 64k", "a"]);
+    let (code, text) = vellum(&folder, "scrub a");
+    assert_eq!(code, 1);
+    assert!(text.contains("checksums=on begins to keep some"), "{text}");
+    done(&folder, &format!("scrub {KEEP}"));
+    let off = "--image-opts driver=qcow2,file.filename=a,checksums=off";
+    done(&folder, &format!("io {off} -c flush"));
+    assert_eq!(vellum(&folder, "scrub a").0, 1);
+}
+
+#[test]
+fn checksums_that_are_gone_or_of_another_image_are_told_of() {
+    let folder = folder();
+    let sums = folder.path().join("a.vsums");
+    fs::rename(&sums, folder.path().join("moved")).expect("it is renamed");
+    let (code, text) = vellum(&folder, "scrub a");
+    assert_eq!(code, 1);
+    assert!(text.contains("give them up with checksums=off"), "{text}");
+    done(&folder, "info a");
+    let moved = "--image-opts driver=qcow2,file.filename=a,checksums=moved";
+    assert!(done(&folder, &format!("scrub {moved}")).ends_with("Nothing has changed on disk.\n"));
+    fs::write(&sums, vec![1; 8192]).expect("it is written");
+    let (code, text) = vellum(&folder, "scrub a");
+    assert_eq!(code, 1);
+    assert!(text.contains("not the checksums of the image"), "{text}");
+    assert_eq!(vellum(&folder, "scrub base").0, 1);
+}

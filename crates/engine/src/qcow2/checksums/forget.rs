@@ -1,0 +1,49 @@
+//! Gives checksums up; whether an image has some.
+
+use std::sync::Arc;
+
+use vellum_format::extension::kind;
+use vellum_format::features::Autoclear;
+use vellum_format::header::{Header, Purpose, field};
+use vellum_format::write_log::WriteLogExtension;
+use vellum_io::{Buffer, Buffers, Result};
+use vellum_storage::{Storage, WriteFlags};
+
+use crate::qcow2::header::load;
+
+/// The checksums that an image has.
+pub(super) fn extension_of(header: &Header) -> Option<WriteLogExtension> {
+    WriteLogExtension::decode(header.unknown_extension(kind::CHECKSUMS)?).ok()
+}
+
+/// Whether the image has checksums that count.
+pub(crate) fn has_checksums(header: &Header) -> bool {
+    header.autoclear.contains(Autoclear::CHECKSUMS)
+}
+
+/// The name of the file with the checksums of an image that has some.
+pub fn name_of_checksums(header: &Header) -> Option<String> {
+    let extension = extension_of(header).filter(|_| has_checksums(header))?;
+    Some(String::from_utf8_lossy(&extension.name).into_owned())
+}
+
+/// Takes the checksums off the image in `file`, durably, and says whether it had some: for who
+/// is going to change the file past them (rule C3).
+///
+/// # Errors
+/// If the header cannot be read or written.
+pub async fn forget(file: &Arc<dyn Storage>) -> Result<bool> {
+    // As for a check: what cannot be used otherwise may be repaired.
+    let header = load::header(file, Purpose::Check).await?;
+    if !has_checksums(&header) {
+        return Ok(false);
+    }
+    // One sector, and nothing else of the block: a crash leaves it with its sum, or without the bit.
+    // The name stays, and says which file may be taken again.
+    let bits = header.autoclear.without(Autoclear::CHECKSUMS).bits();
+    let bits = Buffers::from_iter([Buffer::copy_of(&bits.to_be_bytes())]);
+    let at = field::AUTOCLEAR_FEATURES as u64;
+    file.write(at, bits, WriteFlags::default()).await?;
+    file.flush().await?;
+    Ok(true)
+}
