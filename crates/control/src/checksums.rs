@@ -39,6 +39,10 @@ impl Wanted {
         flags: &OpenFlags,
     ) -> Result<(Option<ChecksumOptions>, Option<OpenedFile>)> {
         let place = match self {
+            // Another program may be writing: its sums are in its memory.
+            _ if flags.force_share && !flags.writable => {
+                return Ok((Some(ChecksumOptions::GiveUp), None));
+            }
             Wanted::AsTheImage => return Ok((None, None)),
             Wanted::GiveUp => return Ok((Some(ChecksumOptions::GiveUp), None)),
             // Those are where the image says.

@@ -250,6 +250,80 @@ fn a_part_of_a_damaged_block_does_not_heal_it() {
     });
 }
 
+/// What a disk loses it may lose as a hole, or with the end of the file: nobody is told of zeroes
+/// there.
+#[test]
+fn what_the_disk_has_lost_is_no_hole() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let mut model = Model::new();
+        let image = disk.open().await;
+        model.write(&image, 0..1 << 20, 7).await;
+        image
+            .write_zeroes(1 << 20, 65536, ZeroRequest::default())
+            .await
+            .unwrap();
+        let host = host_of(&image, 524_288).await;
+        image.close().await.unwrap();
+        disk.image.discard(host, 65536).await.unwrap();
+        let image = disk.open_read_only().await;
+        let extent = image.block_status(524_288, 65536, u32::MAX).await.unwrap();
+        assert!(!extent.kind.is_zero(), "{extent:?}");
+        assert!(image.read(524_288, Buffer::for_read(65536)).await.is_err());
+        image.close().await.unwrap();
+        disk.image.truncate(host + 65536).await.unwrap();
+        let image = disk.open_read_only().await;
+        let mut scrub = image.scrub().unwrap();
+        while scrub.step().await.unwrap() {}
+        let report = scrub.finish(false).await.unwrap();
+        assert!(report.damaged_bytes > 65536, "{report:?}");
+        assert!(
+            image
+                .read(524_288 + 65536, Buffer::for_read(512))
+                .await
+                .is_err()
+        );
+        image.close().await.unwrap();
+    });
+}
+
+/// The header is compared as well, whoever opens the image: it says how large the disk is.
+#[test]
+fn a_changed_header_opens_nothing() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let image = disk.open().await;
+        Model::new().write(&image, 0..65536, 7).await;
+        let mut scrub = image.scrub().unwrap();
+        while scrub.step().await.unwrap() {}
+        image.close().await.unwrap();
+        // The size, the L1 table's place and length.
+        for byte in [28, 29, 30, 38, 39, 44, 45] {
+            disk.flip(byte, 1).await;
+            for read_only in [true, false] {
+                let options = OpenOptions::default().read_only(read_only);
+                assert!(disk.open_with(options).await.is_err(), "byte {byte}");
+            }
+            disk.flip(byte, 1).await;
+        }
+        disk.open_read_only().await.close().await.unwrap();
+    });
+}
+
+/// A file that begins with zeroes is somebody's all the same.
+#[test]
+fn no_file_with_content_is_overwritten() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let bytes = Buffer::copy_of(b"somebody's");
+        let write = disk.sums.write(65_600, one(bytes), WriteFlags::default());
+        write.await.unwrap();
+        let error = disk.open_with(disk.keep()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert_eq!(disk.sums.len_bytes().unwrap(), 65_610);
+    });
+}
+
 /// A region is settled some seconds after the last write there, when image and sums are durable; what
 /// the disk changes after that is found, though the program was killed.
 #[test]

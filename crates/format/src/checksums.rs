@@ -61,6 +61,13 @@ pub fn page_offset_bytes(region: u64) -> u64 {
     group + (1 + region % PAGES_PER_GROUP) * PAGE_BYTES
 }
 
+/// How many regions a file of `len_bytes` bytes may have pages of.
+pub fn regions_in(len_bytes: u64) -> u64 {
+    let groups_bytes = len_bytes.saturating_sub(PAGE_BYTES);
+    let pages = (groups_bytes % GROUP_BYTES).div_ceil(PAGE_BYTES);
+    groups_bytes / GROUP_BYTES * PAGES_PER_GROUP + pages.saturating_sub(1)
+}
+
 /// The sum of a block whose bytes are `parts`, one behind the other; never [`UNKNOWN`] or [`DAMAGED`].
 pub fn sum_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let parts = parts.into_iter();
@@ -210,6 +217,12 @@ mod tests {
         assert_eq!(entry_offset_bytes(511), 4096 + 511 * 8);
         assert_eq!(page_offset_bytes(511) + PAGE_BYTES, entry_offset_bytes(512));
         assert_eq!(page_offset_bytes(512), entry_offset_bytes(512) + PAGE_BYTES);
+        for region in [0, 1, 510, 511, 512, 513, 10_000] {
+            let end_bytes = page_offset_bytes(region) + PAGE_BYTES;
+            assert_eq!(regions_in(end_bytes), region + 1);
+            assert_eq!(regions_in(end_bytes - 1), region + 1);
+        }
+        assert_eq!((regions_in(0), regions_in(4096)), (0, 0));
         // The last region of the largest image fits.
         assert!(page_offset_bytes((1 << 56) / REGION_BYTES) < 1 << 47);
     }

@@ -6,6 +6,18 @@ use vellum_sim::scenario::{
 };
 use vellum_sim::storage::SimFileOptions;
 
+fn write(offset: u64, len: u64, fua: bool) -> Op {
+    Op::Write { offset, len, fua }
+}
+
+fn compressed(offset: u64, len: u64, fua: bool) -> Op {
+    Op::WriteCompressed { offset, len, fua }
+}
+
+fn read(offset: u64, len: u64) -> Op {
+    Op::Read { offset, len }
+}
+
 /// The close clears the image's bit, and the flush behind that fails. The next opening sees no bit;
 /// it must not give the log away before that is durable.
 #[test]
@@ -31,88 +43,29 @@ fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
             discard_no_unref: false,
             requests_only: false,
             bitmap_bits: None,
-            traits: SimFileOptions {
-                can_punch: true,
-                can_zero: true,
-                growable: true,
-                read_only: false,
-                can_clone: false,
-            },
+            traits: SimFileOptions::default(),
         },
-        setup: vec![
-            Op::Write {
-                offset: 70144,
-                len: 8192,
-                fua: false,
-            },
-            Op::Write {
-                offset: 16384,
-                len: 32768,
-                fua: false,
-            },
-        ],
+        setup: vec![write(70144, 8192, false), write(16384, 32768, false)],
         preparations: vec![Preparation::ZeroFlags(4), Preparation::Dirty(3)],
         cycles: vec![PowerCycle {
             steps: vec![
-                Step::Start(Op::WriteCompressed {
-                    offset: 49152,
-                    len: 16384,
-                    fua: false,
-                }),
-                Step::Start(Op::Write {
-                    offset: 98304,
-                    len: 16384,
-                    fua: false,
-                }),
+                Step::Start(compressed(49152, 16384, false)),
+                Step::Start(write(98304, 16384, false)),
                 Step::Wait,
                 Step::Start(Op::Flush),
                 Step::Wait,
-                Step::Start(Op::Write {
-                    offset: 26624,
-                    len: 512,
-                    fua: false,
-                }),
-                Step::Start(Op::Write {
-                    offset: 32256,
-                    len: 512,
-                    fua: false,
-                }),
-                Step::Start(Op::Write {
-                    offset: 33280,
-                    len: 1536,
-                    fua: false,
-                }),
+                Step::Start(write(26624, 512, false)),
+                Step::Start(write(32256, 512, false)),
+                Step::Start(write(33280, 1536, false)),
                 Step::Wait,
-                Step::Start(Op::Read {
-                    offset: 32256,
-                    len: 2560,
-                }),
+                Step::Start(read(32256, 2560)),
                 Step::Start(Op::Flush),
-                Step::Start(Op::Write {
-                    offset: 60416,
-                    len: 512,
-                    fua: false,
-                }),
-                Step::Start(Op::Write {
-                    offset: 34304,
-                    len: 512,
-                    fua: false,
-                }),
-                Step::Start(Op::Write {
-                    offset: 34304,
-                    len: 512,
-                    fua: true,
-                }),
+                Step::Start(write(60416, 512, false)),
+                Step::Start(write(34304, 512, false)),
+                Step::Start(write(34304, 512, true)),
                 Step::Wait,
-                Step::Start(Op::Read {
-                    offset: 32256,
-                    len: 2560,
-                }),
-                Step::Start(Op::Write {
-                    offset: 46080,
-                    len: 512,
-                    fua: false,
-                }),
+                Step::Start(read(32256, 2560)),
+                Step::Start(write(46080, 512, false)),
                 Step::Fail {
                     seed: 15660546652366379380,
                     odds: FaultRates {
@@ -121,11 +74,7 @@ fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
                         forgets: false,
                     },
                 },
-                Step::Start(Op::Write {
-                    offset: 79360,
-                    len: 512,
-                    fua: true,
-                }),
+                Step::Start(write(79360, 512, true)),
                 Step::Reopen,
             ],
             schedule_seed: 9212381583693344264,

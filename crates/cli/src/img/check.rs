@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use vellum::qcow2::check::{
     CheckOptions, CheckReport, Finding, FindingKind, Fix, check, drop_write_log, repair,
 };
+use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::live_write_log;
+use vellum::qcow2::read_header;
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
 use vellum_format::features::{Autoclear, Incompatible};
@@ -304,11 +306,18 @@ async fn run_once(
     let options = CheckOptions::default()
         .on_finding(Some(Arc::new(print_finding)))
         .on_progress(Some(Arc::new(on_progress)));
+    let header = read_header(storage).await.ok();
+    let had_checksums = header.is_some_and(|header| name_of_checksums(&header).is_some());
     let result = match fix {
         None => check(storage.clone(), &options).await,
         Some(fix) => repair(storage.clone(), fix, &options).await,
     };
     progress.end();
+    if fix.is_some() && had_checksums && !arguments.common.quiet {
+        report::eprint_line(
+            "The checksums of the image are given up; an opening with checksums=on begins anew.",
+        );
+    }
     result.map_err(|error| {
         let why = errno_text(error.errno());
         Failure::Message(format!("Check failed: {why}"))

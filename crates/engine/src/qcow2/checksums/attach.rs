@@ -61,12 +61,11 @@ pub(in crate::qcow2) async fn open(
     };
     let checksums = Checksums::new(file, sums, options.messages.clone());
     let file: Arc<dyn Storage> = Arc::new(Checksummed(checksums.clone()));
-    if writes {
-        if let Some(extension) = extension {
-            rename(&file, &checksums.sums, extension).await?;
-        }
-        *header = load::header(&file, Purpose::Use).await?;
+    if let Some(extension) = extension.filter(|_| writes) {
+        rename(&file, &checksums.sums, extension).await?;
     }
+    // Also of an image that is only read: what was seen until now was not compared.
+    *header = load::header(&file, Purpose::Use).await?;
     Ok((file, Some(checksums)))
 }
 
@@ -188,8 +187,8 @@ async fn make(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -
     Ok(sums)
 }
 
-/// Whether a file holds nothing where checksums begin.
+/// Whether a file holds nothing, or what a crash may have left of a superblock.
 async fn is_blank(storage: &Arc<dyn Storage>) -> Result<bool> {
-    let first = PAGE_BYTES.min(storage.len_bytes()?);
-    Ok(read_bytes(storage, 0, first).await?.is_zero())
+    let len_bytes = storage.len_bytes()?;
+    Ok(len_bytes <= PAGE_BYTES && read_bytes(storage, 0, len_bytes).await?.is_zero())
 }

@@ -11,7 +11,8 @@ use super::pages::Checksums;
 use crate::qcow2::header::load::read_bytes;
 
 /// The sum of a block of zeroes.
-static ZERO_SUM: LazyLock<u32> = LazyLock::new(|| sum_of([&[0; BLOCK_BYTES as usize][..]]));
+pub(super) static ZERO_SUM: LazyLock<u32> =
+    LazyLock::new(|| sum_of([&[0; BLOCK_BYTES as usize][..]]));
 
 /// What a request writes.
 pub(super) enum Content<'a> {

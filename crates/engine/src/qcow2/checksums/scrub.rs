@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum_format::checksums::{BLOCK_BYTES, REGION_BYTES, UNKNOWN, sum_of};
+use vellum_format::checksums::{BLOCK_BYTES, REGION_BYTES, UNKNOWN, regions_in, sum_of};
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::WriteFlags;
 
@@ -43,9 +43,10 @@ impl Scrubbed {
 }
 
 impl Checksums {
-    /// Length of the file that is covered, in bytes.
+    /// Where the file ends, or what has sums: the disk may have lost its end.
     pub(super) fn len_bytes(&self) -> Result<u64> {
-        self.file.len_bytes()
+        let covered = regions_in(self.sums.0.len_bytes()?) * REGION_BYTES;
+        Ok(self.file.len_bytes()?.max(covered))
     }
 
     /// Scrubs the step of the file that begins at `start`; `adds`: what has no sum gets one.
@@ -55,7 +56,7 @@ impl Checksums {
         adds: bool,
         found: &mut Scrubbed,
     ) -> Result<()> {
-        let end = (start + STEP_BYTES).min(self.file.len_bytes()?);
+        let end = (start + STEP_BYTES).min(self.len_bytes()?);
         let end = end.next_multiple_of(BLOCK_BYTES);
         if start >= end {
             return Ok(());
@@ -74,10 +75,12 @@ impl Checksums {
         }
         let buffer = Buffers::from_iter([Buffer::for_read(len_bytes as usize)]);
         let bytes = self.file.read(start, buffer).await?;
+        let file_bytes = self.file.len_bytes()?;
         let mut new = Vec::new();
         for (block, sum) in offsets().zip(sums_in(&bytes)) {
             match page_of(&pages, block).sum(block) {
-                UNKNOWN => new.push((block, sum)),
+                UNKNOWN if block < file_bytes => new.push((block, sum)),
+                UNKNOWN => {}
                 known => {
                     found.compared_bytes += BLOCK_BYTES;
                     if known != sum {

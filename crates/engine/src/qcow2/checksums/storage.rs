@@ -6,9 +6,9 @@ use std::sync::Arc;
 use vellum_format::checksums::{BLOCK_BYTES, DAMAGED, REGION_BYTES, UNKNOWN, sum_of};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
-use vellum_storage::{Storage, WriteFlags, ZeroFlags, delegate};
+use vellum_storage::{BlockStatus, Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 
-use super::content::{Content, NewSum, page_of, sums_in};
+use super::content::{Content, NewSum, ZERO_SUM, page_of, sums_in};
 use super::page::{Page, blocks_around};
 use super::pages::Checksums;
 use crate::qcow2::header::load::read_bytes;
@@ -184,7 +184,10 @@ impl Checksums {
         let pages = self.pages_of(&blocks).await?;
         self.open_regions(&pages).await?;
         for block in blocks.step_by(BLOCK_BYTES as usize) {
-            page_of(&pages, block).set_sum(block, UNKNOWN);
+            let page = page_of(&pages, block);
+            if !page.is_blank() {
+                page.set_sum(block, UNKNOWN);
+            }
         }
         Ok(turn)
     }
@@ -206,6 +209,36 @@ impl Checksums {
             (buffers, None) => Ok(buffers),
             (_, Some(block)) => Err(self.mismatch(block)),
         }
+    }
+
+    /// What the file says, but for zeroes where there should be something else: a disk may lose
+    /// blocks so that they are a hole, and only a read compares.
+    async fn block_status(
+        self: Arc<Self>,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<StorageExtent> {
+        let found = self.file.block_status(offset_bytes, len_bytes).await?;
+        if !found.status.is_zero() || len_bytes == 0 {
+            return Ok(found);
+        }
+        let range = offset_bytes..offset_bytes + found.len_bytes.min(STEP_BYTES);
+        let blocks = blocks_around(&range);
+        let pages = self.pages_of(&blocks).await?;
+        let is_lost = |block: &u64| {
+            let page = page_of(&pages, *block);
+            !page.is_blank() && ![UNKNOWN, *ZERO_SUM].contains(&page.sum(*block))
+        };
+        let mut offsets = blocks.step_by(BLOCK_BYTES as usize);
+        let (status, end) = match offsets.find(is_lost) {
+            None => (found.status, range.end),
+            Some(block) if block > offset_bytes => (found.status, block),
+            Some(block) => (BlockStatus::Data, block + BLOCK_BYTES),
+        };
+        Ok(StorageExtent {
+            status,
+            len_bytes: end.min(range.end) - offset_bytes,
+        })
     }
 
     fn mismatch(&self, block: u64) -> Error {
@@ -261,7 +294,7 @@ pub(super) fn first_bad(
 
 impl Storage for Checksummed {
     delegate!(
-        0.file: capabilities, name, len_bytes, allocate, block_status, allocated_bytes,
+        0.file: capabilities, name, len_bytes, allocate, allocated_bytes,
         event_listener,
     );
 
@@ -293,6 +326,10 @@ impl Storage for Checksummed {
         let flushed = self.0.file.flush();
         let checksums = self.0.clone();
         Io::start(async move { checksums.believe(flushed.await) })
+    }
+
+    fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        Io::start(self.0.clone().block_status(offset_bytes, len_bytes))
     }
 
     fn truncate(&self, len_bytes: u64) -> Io<()> {
