@@ -46,6 +46,7 @@ pub mod probed_raw;
 mod qcow2_node;
 pub mod qmp;
 pub mod reopen;
+pub mod scrub;
 pub mod secret;
 pub mod shown_bitmaps;
 pub mod size;

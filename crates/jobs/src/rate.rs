@@ -74,6 +74,12 @@ impl RateLimit {
         self.granted_bytes = self.granted_bytes.saturating_add(len_bytes);
     }
 
+    /// Counts bytes that were done just now, and waits until the limit has them worked off.
+    pub(crate) async fn spend(&mut self, len_bytes: u64) {
+        self.granted_bytes = self.granted_bytes.saturating_add(len_bytes);
+        self.wait_for(0).await;
+    }
+
     /// When what was granted is worked off, from `started` on.
     fn due(&self) -> Duration {
         if self.bytes_per_second == 0 {

@@ -3,14 +3,14 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::Instant;
 
 use serde_json::{Value, json};
 use vellum::BlockDevice;
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::checksums::{DamagedRange, ScrubReport};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, open_device};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, open_device, scrub};
 use vellum_io::lane;
+use vellum_jobs::job::JobControl;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure,
@@ -84,7 +84,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return Err(Failure::Usage("--repair excludes --read-only".into()));
     }
     install_bulk_lane(arguments.cache.direct)?;
-    lane::block_on(scrub(command, &spec, &arguments))
+    lane::block_on(open_and_compare(command, &spec, &arguments))
 }
 
 fn rate(text: &str) -> Result<u64, Failure> {
@@ -94,7 +94,11 @@ fn rate(text: &str) -> Result<u64, Failure> {
     }
 }
 
-async fn scrub(command: Command<'_>, spec: &ImageSpec, arguments: &Arguments) -> Outcome {
+async fn open_and_compare(
+    command: Command<'_>,
+    spec: &ImageSpec,
+    arguments: &Arguments,
+) -> Outcome {
     let flags = OpenFlags {
         writable: !arguments.read_only,
         cache: arguments.cache,
@@ -115,7 +119,7 @@ async fn scrub(command: Command<'_>, spec: &ImageSpec, arguments: &Arguments) ->
         Output::Human if quiet => {}
         Output::Human => report::print(to_text(&found)),
     }
-    Ok(match left_bytes(&found) {
+    Ok(match found.left_bytes() {
         0 => 0,
         _ => DAMAGED,
     })
@@ -126,32 +130,17 @@ async fn compare(
     arguments: &Arguments,
     progress: &SharedProgress,
 ) -> Result<ScrubReport, Failure> {
-    let failed =
-        |error: vellum::Error| Failure::Message(format!("Scrub failed: {}", error_text(&error)));
     let Some(image) = device.as_qcow2() else {
         return fail("Images of this format have no checksums");
     };
-    let mut scrub = image.scrub().map_err(failed)?;
-    let start = Instant::now();
-    while scrub.step().await.map_err(failed)? {
-        progress.show(scrub.done_bytes(), scrub.total_bytes().map_err(failed)?);
-        if let Some(rate_bytes) = arguments.rate_bytes {
-            let due_s = scrub.done_bytes() as f64 / rate_bytes as f64;
-            let early = due_s - start.elapsed().as_secs_f64();
-            // The clock may have stood still, or a rate be tiny; neither panics.
-            let early = std::time::Duration::try_from_secs_f64(early).unwrap_or_default();
-            lane::sleep(early).await;
-        }
-    }
-    scrub.finish(arguments.repair).await.map_err(failed)
-}
-
-fn left_bytes(found: &ScrubReport) -> u64 {
-    let repaired = found.damaged.iter().filter(|range| range.is_repaired);
-    let repaired: u64 = repaired
-        .map(|range| range.file.end - range.file.start)
-        .sum();
-    found.damaged_bytes.saturating_sub(repaired)
+    let control = JobControl::new();
+    control.speed().set(arguments.rate_bytes.unwrap_or(0));
+    let show = |done_bytes, total_bytes| progress.show(done_bytes, total_bytes);
+    let found = scrub::scrub(image, arguments.repair, &control, show).await;
+    let found =
+        found.map_err(|error| Failure::Message(format!("Scrub failed: {}", error_text(&error))))?;
+    // Nobody gives it up.
+    found.ok_or_else(|| Failure::Message("Scrub was cancelled".to_owned()))
 }
 
 fn to_text(found: &ScrubReport) -> String {
@@ -180,7 +169,7 @@ fn to_text(found: &ScrubReport) -> String {
         human(found.compared_bytes),
         human(found.new_bytes)
     );
-    text += &match (found.damaged_bytes, left_bytes(found)) {
+    text += &match (found.damaged_bytes, found.left_bytes()) {
         (0, _) => "Nothing has changed on disk.\n".to_owned(),
         (all, 0) => format!("{} had changed on disk and are repaired.\n", human(all)),
         (all, left) => format!(
@@ -210,7 +199,7 @@ fn to_json(name: &str, found: &ScrubReport) -> String {
         "compared-bytes": found.compared_bytes,
         "new-bytes": found.new_bytes,
         "damaged-bytes": found.damaged_bytes,
-        "left-bytes": left_bytes(found),
+        "left-bytes": found.left_bytes(),
         "damaged": damaged,
     });
     serde_json::to_string_pretty(&report).unwrap_or_default()

@@ -3,6 +3,7 @@
 
 mod backup;
 mod place;
+mod scrub;
 mod transaction;
 
 use std::io::{BufRead, BufReader, Write};

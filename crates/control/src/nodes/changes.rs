@@ -190,6 +190,19 @@ impl Nodes {
         Ok(())
     }
 
+    /// Has a node stay the device that it is, for a job that works with that and needs no filter;
+    /// or ends that.
+    ///
+    /// # Errors
+    /// If there is no such node.
+    pub fn pin(&self, name: &str, is_pinned: bool) -> Result<()> {
+        let device = self.device(name)?;
+        if let Some(node) = self.lock().nodes.get_mut(name) {
+            node.front = is_pinned.then_some(device);
+        }
+        Ok(())
+    }
+
     /// Makes durable what has been written to a node.
     ///
     /// # Errors

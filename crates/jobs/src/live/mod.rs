@@ -9,6 +9,8 @@
 //! [`LiveBackup`] copies what a device shows at one moment to another device, while more is
 //! written to the first: its users go through a [`CopyBeforeWrite`] from that moment on.
 //!
+//! [`in_steps`] is for what has no guest to look after: it only keeps to the controls of its job.
+//!
 //! Invariants of a commit:
 //! - A range is called dirty once a write to it is complete, or has failed, and before its
 //!   user hears of that. So when no user's request runs, everything is either in the
@@ -33,6 +35,7 @@ mod blocked_device;
 mod commit;
 mod copy_before_write;
 mod dirty;
+mod in_steps;
 mod mirror;
 mod parallel;
 mod range_queue;
@@ -43,5 +46,6 @@ pub use backup::LiveBackup;
 pub use commit::{CopyOutcome, LiveCommit, LiveCommitOptions};
 pub use copy_before_write::{CopyBeforeWrite, CopyBeforeWriteOptions};
 pub use dirty::{DirtyMap, DirtyRanges};
+pub use in_steps::in_steps;
 pub use stream::LiveStream;
 pub use tracker::Tracker;

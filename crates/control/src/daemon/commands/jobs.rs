@@ -9,6 +9,7 @@ use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use super::super::jobs::active_commit::ActiveCommit;
 use super::super::jobs::commit::Commit;
+use super::super::jobs::scrub::{self, Scrub};
 use super::super::jobs::stream::{Stream, Streamed};
 use super::super::jobs::{self, Completion, Job, JobNodes, Settings};
 use super::{Daemon, done, no_device};
@@ -208,6 +209,22 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         backing_file,
     };
     let prepared = Stream::prepare(JobNodes::new(nodes), &job, what).await;
+    begin(&daemon, job, prepared)
+}
+
+pub(super) async fn scrub(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.need_text("device")?;
+    let settings = take_settings(&mut arguments, scrub::NAME)?;
+    let repairs = arguments.switch("repair")?.unwrap_or(false);
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    if !nodes.contains(&device) {
+        return Err(unknown(&device).into());
+    }
+    nodes.check_no_job(&device)?;
+    let job = create(&daemon, settings)?;
+    let prepared = Scrub::prepare(JobNodes::new(nodes), &job, device, repairs).await;
     begin(&daemon, job, prepared)
 }
 

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use vellum_jobs::job::Verb;
 
 use super::Daemon;
+use super::jobs::scrub;
 use bitmaps::Kind;
 use jobs::JobKey;
 
@@ -121,6 +122,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("query-version", |_, a| Box::pin(query_version(a))),
     ("quit", |d, a| Box::pin(quit(d, a))),
     ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
+    (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
 ];
 
 /// Carries a command out.

@@ -10,6 +10,7 @@
 pub(super) mod active_commit;
 pub(super) mod backup;
 pub(super) mod commit;
+pub(super) mod scrub;
 pub(super) mod stream;
 
 use std::cell::{Cell, RefCell};
@@ -35,7 +36,7 @@ const PARALLEL: usize = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) id: String,
-    /// `backup`, `commit`, `stream`.
+    /// `backup`, `commit`, `stream`, `x-vellum-scrub`.
     pub(super) kind: &'static str,
     /// Put the result in force without being told to.
     pub(super) auto_finalize: bool,

@@ -70,7 +70,21 @@ impl Qcow2 {
     }
 }
 
+impl ScrubReport {
+    /// Bytes that have changed on disk and are not repaired.
+    pub fn left_bytes(&self) -> u64 {
+        let repaired = self.damaged.iter().filter(|range| range.is_repaired);
+        let repaired = repaired.map(|range| range.file.end - range.file.start);
+        self.damaged_bytes.saturating_sub(repaired.sum())
+    }
+}
+
 impl Scrub {
+    /// Bytes that have been read: holes without checksums are not.
+    pub fn read_bytes(&self) -> u64 {
+        self.found.read_bytes
+    }
+
     /// Bytes that are done.
     pub fn done_bytes(&self) -> u64 {
         self.next

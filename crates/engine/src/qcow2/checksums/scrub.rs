@@ -21,6 +21,7 @@ const _: () = assert!(REGION_BYTES.is_multiple_of(STEP_BYTES));
 /// What a scrub has found.
 #[derive(Debug, Default)]
 pub(super) struct Scrubbed {
+    pub(super) read_bytes: u64,
     /// Bytes of the image's file that were compared.
     pub(super) compared_bytes: u64,
     /// Bytes that had no checksum and have one now.
@@ -75,6 +76,7 @@ impl Checksums {
         }
         let buffer = Buffers::from_iter([Buffer::for_read(len_bytes as usize)]);
         let bytes = self.file.read(start, buffer).await?;
+        found.read_bytes += len_bytes;
         let file_bytes = self.file.len_bytes()?;
         let mut new = Vec::new();
         for (block, sum) in offsets().zip(sums_in(&bytes)) {
