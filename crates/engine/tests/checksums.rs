@@ -157,7 +157,8 @@ impl Model {
                     "wrong bytes at {at}, {len} long"
                 ),
                 Err(error) => {
-                    assert_eq!((error.kind(), error.errno()), (ErrorKind::Io, 5), "{error}");
+                    let kind = ErrorKind::ChecksumMismatch;
+                    assert_eq!((error.kind(), error.errno()), (kind, 5), "{error}");
                     failures += 1;
                 }
             }

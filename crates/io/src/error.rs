@@ -35,6 +35,8 @@ pub enum ErrorKind {
     Denied,
     /// A peer broke its protocol or went away.
     Protocol,
+    /// The disk has changed bytes: they do not have their checksum.
+    ChecksumMismatch,
     /// Any other failure of the operating system.
     Io,
 }
@@ -194,7 +196,10 @@ impl Error {
             ErrorKind::Unsupported => libc::ENOTSUP,
             ErrorKind::ReadOnly => libc::EROFS,
             ErrorKind::NoSpace => libc::ENOSPC,
-            ErrorKind::Corrupt | ErrorKind::Protocol | ErrorKind::Io => libc::EIO,
+            ErrorKind::Corrupt
+            | ErrorKind::Protocol
+            | ErrorKind::ChecksumMismatch
+            | ErrorKind::Io => libc::EIO,
         })
     }
 }

@@ -330,5 +330,8 @@ impl Audit<'_> {
 
 /// Whether the disk failed, rather than what is on it.
 fn is_of_the_disk(error: &vellum::Error) -> bool {
-    matches!(error.kind(), ErrorKind::Io | ErrorKind::PermissionDenied)
+    matches!(
+        error.kind(),
+        ErrorKind::Io | ErrorKind::ChecksumMismatch | ErrorKind::PermissionDenied
+    )
 }

@@ -163,6 +163,12 @@ impl RunningChange {
         RunningChange(image)
     }
 
+    /// Begins a change, unless somebody is alone with the image.
+    pub(crate) fn try_begin(image: &Arc<Image>) -> Option<Self> {
+        let has_begun = image.changes.try_begin();
+        has_begun.then(|| RunningChange(image.clone()))
+    }
+
     fn run<T, F>(self, work: impl FnOnce(Arc<Image>) -> F) -> impl Future<Output = Result<T>>
     where
         F: Future<Output = Result<T>>,

@@ -11,6 +11,7 @@
 //! | `settle` | makes sums count that agree with the disk: when nothing is written, and at the close |
 //! | `scrub` | compares everything, and sums what has no sum |
 //! | `repair` | finds the guest's bytes that are damaged, and writes them anew from the backing file |
+//! | `heal` | a read of damaged data gets what the backing file has, if that is what there was |
 //! | `attach` | begins to keep checksums, and finds those of an image |
 //! | `forget` | gives them up; whether an image has some |
 //! | `options` | what the user wants |
@@ -33,6 +34,7 @@
 pub(crate) mod attach;
 mod content;
 pub(crate) mod forget;
+pub(in crate::qcow2) mod heal;
 pub(crate) mod options;
 mod page;
 pub(crate) mod pages;

@@ -44,7 +44,12 @@ pub(crate) struct Checksums {
     /// A flush of one of the files that failed.
     pub(super) failed: OnceLock<Error>,
     messages: Messages,
+    /// Reads that were healed.
+    healed: AtomicU64,
 }
+
+/// Of so many reads that were healed a line is said.
+const MOST_LINES: u64 = 16;
 
 impl fmt::Debug for Checksums {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,7 +71,26 @@ impl Checksums {
             is_watched: AtomicBool::new(false),
             failed: OnceLock::new(),
             messages,
+            healed: AtomicU64::new(0),
         })
+    }
+
+    /// Tells of blocks that a reader had from the backing file; `written`: whether they are written
+    /// again.
+    pub(super) fn tell_of_healed(&self, count: usize, first: u64, written: &Result<bool>) {
+        if self.healed.fetch_add(1, Ordering::Relaxed) >= MOST_LINES {
+            return;
+        }
+        let end = match written {
+            Ok(true) => "and is written to them again".to_owned(),
+            Ok(false) => "and was read instead; they stay as they are".to_owned(),
+            Err(error) => format!("and could not be written to them again: {error}"),
+        };
+        self.messages.say(&format!(
+            "{}: checksum mismatch in {count} blocks of 4096 bytes, the first at offset {first} of the file: \
+             the disk has changed them. The backing file has what they had, {end}",
+            self.file.name(),
+        ));
     }
 
     /// The pages of the regions that a range has bytes of, in order.

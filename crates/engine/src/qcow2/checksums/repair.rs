@@ -15,6 +15,9 @@ use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
 use crate::qcow2::read::data::read_padded;
 
+/// Blocks that are written before a flush.
+const BLOCKS_AT_ONCE: usize = 256;
+
 /// A range of the image's file whose bytes have changed on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DamagedRange {
@@ -218,18 +221,21 @@ async fn repair(
         return Ok(false);
     }
     let mut all = true;
+    let mut found = Vec::new();
     for block in range.file.clone().step_by(BLOCK_BYTES as usize) {
         let at = guest.start + (block - range.file.start);
         let buffer = Buffer::for_read(BLOCK_BYTES as usize);
         let bytes = read_padded(image.backing.as_ref(), at, buffer).await?;
-        if checksums.sum(block).await? != sum_of([&bytes[..]]) {
-            all = false;
-            continue;
+        match checksums.sum(block).await? == sum_of([&bytes[..]]) {
+            true => found.push((block, bytes)),
+            false => all = false,
         }
-        let checksums = checksums.clone();
-        // What is written is written to its end.
-        all &=
-            spawn_to_completion(async move { checksums.repair_block(block, bytes).await }).await?;
+        if found.len() >= BLOCKS_AT_ONCE || block + BLOCK_BYTES == range.file.end {
+            let (checksums, blocks) = (checksums.clone(), std::mem::take(&mut found));
+            // What is written is written to its end.
+            all &=
+                spawn_to_completion(async move { checksums.repair_blocks(blocks).await }).await?;
+        }
     }
     Ok(all)
 }

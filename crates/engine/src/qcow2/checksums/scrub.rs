@@ -112,9 +112,21 @@ impl Checksums {
         Ok(())
     }
 
-    /// Writes bytes to a block that has changed on disk, if they are what it had; whether they
+    /// Writes bytes to blocks that have changed on disk, if they are what these had; whether all
     /// were, and are durable now.
-    pub(super) async fn repair_block(self: &Arc<Self>, block: u64, bytes: Buffer) -> Result<bool> {
+    pub(super) async fn repair_blocks(
+        self: &Arc<Self>,
+        blocks: impl IntoIterator<Item = (u64, Buffer)>,
+    ) -> Result<bool> {
+        let mut all = true;
+        for (block, bytes) in blocks {
+            all &= self.repair_block(block, bytes).await?;
+        }
+        self.believe(self.file.flush().await)?;
+        Ok(all)
+    }
+
+    async fn repair_block(self: &Arc<Self>, block: u64, bytes: Buffer) -> Result<bool> {
         let blocks = block..block + BLOCK_BYTES;
         let _turn = self.ranges.acquire(blocks.clone(), Mode::Exclusive).await;
         let pages = self.pages_of(&blocks).await?;
@@ -124,11 +136,8 @@ impl Checksums {
         }
         let buffers = Buffers::from_iter([bytes]);
         // The sum stays, whatever a crash leaves of this: so the region stays settled.
-        self.file
-            .write(block, buffers, WriteFlags::default())
-            .await?;
-        self.file.flush().await?;
-        Ok(true)
+        let written = self.file.write(block, buffers, WriteFlags::default());
+        written.await.map(|_| true)
     }
 
     /// The checksum of a block.

@@ -246,8 +246,8 @@ impl Checksums {
             "checksum mismatch in the 4096 bytes at offset {block} of the file: the disk has changed them \
              ('vellum scrub' tells what they belong to)"
         );
-        let error = Error::new(ErrorKind::Io, "read", message);
-        error.target(self.file.name()).at(block).with_errno(5)
+        let error = Error::new(ErrorKind::ChecksumMismatch, "read", message);
+        error.target(self.file.name()).at(block)
     }
 
     /// Reads a range, and the first block that has not its sum.

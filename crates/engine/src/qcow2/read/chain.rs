@@ -222,12 +222,12 @@ fn read_only_image(device: &Arc<dyn BlockDevice>) -> Option<&Arc<Image>> {
 impl BackingChain {
     /// The chain that begins with the device `below`.
     pub(crate) fn new(below: Option<&Arc<dyn BlockDevice>>, budget_bytes: usize) -> Self {
-        let second = below
-            .and_then(read_only_image)
-            .and_then(|image| image.backing.as_ref());
+        let first = below.and_then(read_only_image);
+        let second = first.and_then(|image| image.backing.as_ref());
         BackingChain {
             below: below.cloned(),
             is_indexed: second.and_then(read_only_image).is_some(),
+            may_heal: first.is_some_and(|image| image.may_heal()),
             index: ChainIndex::new(budget_bytes),
             layers: OnceLock::new(),
         }

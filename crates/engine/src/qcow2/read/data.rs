@@ -9,6 +9,7 @@ use vellum_io::{Buffer, Buffers, Io, Result};
 use vellum_storage::{Event, Storage};
 
 use crate::BlockDevice;
+use crate::qcow2::checksums::heal::is_mismatch;
 use crate::qcow2::commit::epochs::EpochGuard;
 use crate::qcow2::compressed::read::{Batch, Piece, batches};
 use crate::qcow2::image::Image;
@@ -44,10 +45,20 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
         return Io::start(async move { image.read_verified(offset_bytes, buffer).await });
     }
     if let Some((data, host)) = one_piece(image, guest, buffer.len() as u64) {
+        let len = buffer.len();
         let io = data.read(host, Buffers::from_iter([buffer]));
+        let image = image.may_heal().then(|| image.clone());
         return Io::boxed(async move {
-            let _reading = reading;
-            io.into_single().await
+            match (io.into_single().await, image) {
+                (Err(error), Some(image)) if is_mismatch(&error) => {
+                    let buffer = Buffer::for_read(len);
+                    Box::pin(image.read_runs(guest, buffer, reading)).await
+                }
+                (read, _) => {
+                    drop(reading);
+                    read
+                }
+            }
         });
     }
     let image = image.clone();
@@ -163,7 +174,7 @@ impl Image {
         Ok(Buffer::join_all(done.into_iter().map(|(_, piece)| piece)))
     }
 
-    async fn read_batch(&self, mut batch: Batch) -> Result<Vec<(u64, Buffer)>> {
+    async fn read_batch(self: &Arc<Self>, mut batch: Batch) -> Result<Vec<(u64, Buffer)>> {
         if batch.len() > 1 {
             return self.read_packed(batch).await;
         }
@@ -174,7 +185,7 @@ impl Image {
         Ok(done)
     }
 
-    async fn read_run(&self, run: &MappingRun, mut piece: Buffer) -> Result<Buffer> {
+    async fn read_run(self: &Arc<Self>, run: &MappingRun, mut piece: Buffer) -> Result<Buffer> {
         match run.kind {
             RunKind::Data { host, .. } if !self.reads_as_stored() => {
                 self.read_legacy(run, host.bytes(), piece).await
@@ -182,7 +193,13 @@ impl Image {
             RunKind::Data { host, .. } => {
                 self.emit(Event::ReadAio).await;
                 let buffers = Buffers::from_iter([piece]);
-                self.data.read(host.bytes(), buffers).into_single().await
+                let read = self.data.read(host.bytes(), buffers).into_single().await;
+                match read {
+                    Err(error) if is_mismatch(&error) => {
+                        Box::pin(self.read_healing(run, host.bytes(), error)).await
+                    }
+                    read => read,
+                }
             }
             RunKind::Zero { .. } => {
                 piece.fill(0);
@@ -192,10 +209,16 @@ impl Image {
                 if self.backing_covers(run.guest) {
                     self.emit(Event::ReadBackingAio).await;
                 }
-                match self.backing_chain.is_indexed {
-                    true => self.backing_chain.read(run.guest.bytes(), piece).await,
-                    false => read_padded(self.backing.as_ref(), run.guest.bytes(), piece).await,
+                let (guest, len) = (run.guest.bytes(), piece.len());
+                if self.backing_chain.is_indexed {
+                    let read = self.backing_chain.read(guest, piece).await;
+                    if !read.as_ref().is_err_and(is_mismatch) {
+                        return read;
+                    }
+                    // The layer itself knows what to do about it.
+                    piece = Buffer::for_read(len);
                 }
+                read_padded(self.backing.as_ref(), guest, piece).await
             }
             RunKind::Compressed(descriptor) => self.read_compressed(run, &descriptor, piece).await,
         }

@@ -11,6 +11,8 @@ pub(crate) struct BackingChain {
     pub(super) below: Option<Arc<dyn BlockDevice>>,
     /// Two or more images that are open read-only lie below: an index is worth while.
     pub(crate) is_indexed: bool,
+    /// An image that is read there has checksums.
+    pub(crate) may_heal: bool,
     pub(super) index: ChainIndex,
     /// Found when something is first read there; `None` where nothing is indexed.
     pub(super) layers: OnceLock<Option<Layers>>,
