@@ -1,6 +1,7 @@
 //! Begins to keep checksums, and finds those of an image.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vellum_format::checksums::{PAGE_BYTES, Superblock};
 use vellum_format::extension::{Extension, kind};
@@ -63,6 +64,8 @@ pub(in crate::qcow2) async fn open(
     let file: Arc<dyn Storage> = Arc::new(Checksummed(checksums.clone()));
     if let Some(extension) = extension.filter(|_| writes) {
         rename(&file, &checksums.sums, extension).await?;
+        // A copy that is made now holds what this image does.
+        checksums.has_changed.store(false, Ordering::Relaxed);
     }
     // Also of an image that is only read: what was seen until now was not compared.
     *header = load::header(&file, Purpose::Use).await?;
@@ -122,6 +125,26 @@ async fn rename(
     name_in_header(file, extension).await?;
     let previous = None;
     sums.begin(Superblock { id, previous }).await
+}
+
+/// As [`rename`], when an image is closed whose checksums have changed: a copy that was made of it in
+/// the meantime does not belong to them any more. A crash anywhere in between leaves image and
+/// checksums with identities that agree.
+///
+/// # Errors
+/// When the header or the superblock cannot be read or written: they agree then, too.
+pub(super) async fn rename_at_close(checksums: &Arc<Checksums>) -> Result<()> {
+    if !checksums.has_changed.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let file: Arc<dyn Storage> = Arc::new(Checksummed(checksums.clone()));
+    let header = load::header(&file, Purpose::Use).await?;
+    // A seal vouches for the header as it is.
+    let is_sealed = header.autoclear.contains(Autoclear::SEALED);
+    match extension_of(&header).filter(|_| has_checksums(&header) && !is_sealed) {
+        Some(extension) => rename(&file, &checksums.sums, extension).await,
+        None => Ok(()),
+    }
 }
 
 async fn name_in_header(file: &Arc<dyn Storage>, extension: WriteLogExtension) -> Result<()> {

@@ -41,6 +41,8 @@ pub(crate) struct Checksums {
     /// The clock of those who settle.
     pub(super) now: AtomicU64,
     pub(super) is_watched: AtomicBool,
+    /// Since the image was opened, or is being opened.
+    pub(super) has_changed: AtomicBool,
     /// A flush of one of the files that failed.
     pub(super) failed: OnceLock<Error>,
     messages: Messages,
@@ -69,6 +71,7 @@ impl Checksums {
             settling: async_lock::Mutex::new(()),
             now: AtomicU64::new(0),
             is_watched: AtomicBool::new(false),
+            has_changed: AtomicBool::new(false),
             failed: OnceLock::new(),
             messages,
             healed: AtomicU64::new(0),
@@ -128,6 +131,9 @@ impl Checksums {
     /// blocks.
     pub(super) async fn open_regions(&self, pages: &[Arc<Page>]) -> Result<()> {
         let now = self.now.load(Ordering::Relaxed);
+        if !self.has_changed.load(Ordering::Relaxed) {
+            self.has_changed.store(true, Ordering::Relaxed);
+        }
         let mut is_open = true;
         for page in pages {
             page.changed_at.store(now, Ordering::Relaxed);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vellum_io::{Result, lane, spawn, spawn_to_completion};
 
+use super::attach::rename_at_close;
 use super::page::Page;
 use super::pages::Checksums;
 use crate::range_lock::Mode;
@@ -75,13 +76,18 @@ impl Checksums {
         }
     }
 
-    /// Settles everything.
+    /// Settles everything, under another identity if something has changed.
     pub(super) async fn close(self: Arc<Self>) -> Result<()> {
+        // After a flush that has failed nothing is settled either.
+        let renamed = match self.failed.get() {
+            None => rename_at_close(&self).await,
+            Some(_) => Ok(()),
+        };
         let settled = self.settle(self.open_pages(|_| true)).await;
         let flushed = self.sums.0.flush().await;
         let closed = self.file.close().await;
         let sums = self.sums.0.close().await;
-        settled.and(flushed).and(closed).and(sums)
+        settled.and(renamed).and(flushed).and(closed).and(sums)
     }
 }
 
