@@ -128,3 +128,29 @@ fn checksums_that_are_gone_or_of_another_image_are_told_of() {
     assert!(text.contains("not the checksums of the image"), "{text}");
     assert_eq!(vellum(&folder, "scrub base").0, 1);
 }
+
+/// What is 300 GiB long and holds next to nothing is scrubbed at once, and in full.
+#[test]
+fn a_scrub_goes_past_long_holes() {
+    let folder = folder();
+    let options = &mut fs::OpenOptions::new();
+    let file = options.write(true).open(folder.path().join("a"));
+    let file = file.expect("the image");
+    file.set_len(300 << 30).expect("it is longer");
+    let scrub = |options: &str| -> Value {
+        let (_, text) = vellum(&folder, &format!("scrub --output=json {options}a"));
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let started = std::time::Instant::now();
+    let found = scrub("");
+    assert_eq!(found["left-bytes"], 0);
+    file.write_all_at(b"far", 200 << 30).expect("it is written");
+    assert_eq!(scrub("")["new-bytes"], 1 << 20);
+    file.write_all_at(b"X", (200 << 30) + 5000)
+        .expect("it is written");
+    let found = scrub("--read-only ");
+    assert_eq!(found["damaged-bytes"], 4096);
+    assert_eq!(found["damaged"][0]["file"]["start"], (200u64 << 30) + 4096);
+    // Step by step it took some ten seconds each.
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+}

@@ -142,6 +142,24 @@ async fn close_failing(of_image: bool, operation: Operation, pass: usize, times:
     closed.is_err()
 }
 
+/// A full file system of the checksums is not taken for one of the image.
+#[test]
+fn errors_of_the_checksums_name_their_file() {
+    block_on(async {
+        let (file, sums) = (new_image().await, Arc::new(MemStorage::new()));
+        let faults = FaultStorage::new(sums.clone());
+        let image = open(file.clone(), faults.clone()).await.unwrap();
+        write(&image, 0, 1).await;
+        image.close().await.unwrap();
+        faults.fail(Matching::operation(Operation::Write), 0, Times::Always, 28);
+        let opened = open(file, faults).await;
+        let error = opened.map(drop).unwrap_err();
+        let expected = format!("The checksums in '{}' cannot be written", sums.name());
+        assert!(error.to_string().contains(&expected), "{error}");
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, 28));
+    });
+}
+
 /// The header that a seal vouches for stays as it is.
 #[test]
 fn a_sealed_image_keeps_its_identity() {

@@ -4,6 +4,7 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `page` | the sums of one region, 4 MiB, in memory |
+//! | `page_table` | the pages in memory |
 //! | `sums_file` | the file with the sums: entries and pages |
 //! | `pages` | which regions are in memory; a region that is written to is opened first |
 //! | `storage` | the image's file as all other modules see it: requests that compare and sum |
@@ -37,6 +38,7 @@ pub(crate) mod forget;
 pub(in crate::qcow2) mod heal;
 pub(crate) mod options;
 mod page;
+mod page_table;
 pub(crate) mod pages;
 mod repair;
 mod scrub;

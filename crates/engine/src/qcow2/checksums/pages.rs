@@ -1,6 +1,5 @@
 //! [`Checksums`]: which regions are in memory, and in which state.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +13,7 @@ use vellum_storage::Storage;
 use vellum_storage::mutants::{self, Mutant};
 
 use super::page::{Page, regions_of};
+use super::page_table::PageTable;
 use super::sums_file::SumsFile;
 use crate::qcow2::commit::coalesce::{Coalescer, Role};
 use crate::qcow2::messages::Messages;
@@ -32,7 +32,7 @@ pub(crate) struct Checksums {
     pub(super) sums: SumsFile,
     /// Blocks, in bytes of the image's file, that are changed.
     pub(super) ranges: Arc<RangeLock>,
-    pub(super) pages: Mutex<HashMap<u64, Arc<Page>>>,
+    pub(super) pages: PageTable,
     /// Settled regions that are about to be written to.
     wanted: Mutex<Vec<Arc<Page>>>,
     opening: Coalescer,
@@ -65,7 +65,7 @@ impl Checksums {
             file,
             sums,
             ranges: Arc::default(),
-            pages: Mutex::default(),
+            pages: PageTable::default(),
             wanted: Mutex::default(),
             opening: Coalescer::default(),
             settling: async_lock::Mutex::new(()),
@@ -100,11 +100,7 @@ impl Checksums {
     pub(super) async fn pages_of(self: &Arc<Self>, range: &Range<u64>) -> Result<Pages> {
         let mut found = Pages::new();
         for region in regions_of(range) {
-            let page = {
-                let mut pages = self.pages.lock();
-                let page = pages.entry(region);
-                page.or_insert_with(|| Arc::new(Page::new(region))).clone()
-            };
+            let page = self.pages.get(region);
             let load = || async {
                 if self.sums.load(&page).await? {
                     self.messages.say(&format!(
@@ -121,10 +117,22 @@ impl Checksums {
             page.loaded.get_or_try_init(load).await?;
             found.push(page);
         }
-        if self.pages.lock().len() > MAX_PAGES {
+        if self.pages.len() > MAX_PAGES {
             self.make_room().await;
         }
         Ok(found)
+    }
+
+    /// The first of some regions that may have sums; the others have none, and get none but by
+    /// changes that run beside this.
+    pub(super) async fn first_with_sums(&self, regions: Range<u64>) -> Result<Option<u64>> {
+        let is_before = |found: Option<u64>, end: u64| found.map_or(end, |region| region.min(end));
+        let mut end = is_before(self.pages.first_in(&regions), regions.end);
+        let settled = self.sums.first_settled(regions.start..end).await?;
+        end = is_before(settled, end);
+        // A page that has come meanwhile may have had sums, and an entry that was open again.
+        end = is_before(self.pages.first_in(&(regions.start..end)), end);
+        Ok((end < regions.end).then_some(end))
     }
 
     /// Opens regions that are about to change: their entries are durably 0. The caller holds their
@@ -158,7 +166,7 @@ impl Checksums {
         let entries = pages.iter().map(|page| (page.region, Entry::Open));
         self.sums.write_entries(entries).await?;
         if !mutants::is(Mutant::OpenRegionsLate) {
-            self.sums.0.flush().await?;
+            self.sums.flush().await?;
         }
         pages.iter().for_each(|page| page.set_settled(false));
         Ok(())
@@ -181,22 +189,15 @@ impl Checksums {
     /// Drops pages that nobody uses and that can be had again, but for a half; whether that was
     /// enough.
     fn drop_pages(&self) -> bool {
-        let mut pages = self.pages.lock();
-        let mut too_many = pages.len().saturating_sub(MAX_PAGES / 2);
-        pages.retain(|_, page| {
-            let is_spare = (page.is_settled() || page.is_blank()) && Arc::strong_count(page) == 1;
-            let stays = too_many == 0 || !is_spare;
-            too_many -= usize::from(!stays);
-            stays
+        self.pages.shrink_to(MAX_PAGES / 2, |page| {
+            (page.is_settled() || page.is_blank()) && Arc::strong_count(page) == 1
         });
-        pages.len() <= MAX_PAGES
+        self.pages.len() <= MAX_PAGES
     }
 
     /// Open regions whose sums would be lost with their pages.
     pub(super) fn open_pages(&self, choose: impl Fn(&Page) -> bool) -> Vec<Arc<Page>> {
-        let pages = self.pages.lock();
-        let open = pages.values();
-        let open = open.filter(|page| !page.is_settled() && !page.is_blank() && choose(page));
-        open.cloned().collect()
+        let is_open = |page: &Page| !page.is_settled() && !page.is_blank();
+        self.pages.choose(|page| is_open(page) && choose(page))
     }
 }

@@ -101,13 +101,18 @@ impl Scrub {
         self.checksums.len_bytes()
     }
 
-    /// Scrubs the next MiB; `false`: there is none.
+    /// Scrubs the next MiB, or goes past a hole without checksums; `false`: there is none.
     ///
     /// # Errors
     /// When the image's file or that of the checksums cannot be read or written.
     pub async fn step(&mut self) -> Result<bool> {
         if self.next >= self.checksums.len_bytes()? {
             return Ok(false);
+        }
+        let behind_hole = self.checksums.skip_hole(self.next).await?;
+        if behind_hole > self.next {
+            self.next = behind_hole;
+            return Ok(true);
         }
         let adds = !self.image.read_only;
         let step = self.checksums.scrub_step(self.next, adds, &mut self.found);
@@ -155,7 +160,7 @@ async fn split_by_guest(image: &Image, damaged: &[Range<u64>]) -> Vec<DamagedRan
             continue;
         };
         for run in view {
-            guests.extend(damaged.iter().filter_map(|range| shared(&run, range)));
+            guests.extend(inside(&run, damaged));
             at = run.guest.bytes() + run.len_bytes;
         }
     }
@@ -187,23 +192,32 @@ async fn split_by_guest(image: &Image, damaged: &[Range<u64>]) -> Vec<DamagedRan
     out
 }
 
-/// What of a damaged range belongs to a run: in the file, and on the disk.
-fn shared(run: &MappingRun, damaged: &Range<u64>) -> Option<(Range<u64>, Range<u64>)> {
+/// What of damaged ranges, which are in order, belongs to a run: in the file, and on the disk.
+fn inside(
+    run: &MappingRun,
+    damaged: &[Range<u64>],
+) -> impl Iterator<Item = (Range<u64>, Range<u64>)> {
     let guest = run.guest.bytes();
-    let (start, end) = match &run.kind {
-        RunKind::Data { host, .. } => (host.bytes(), host.bytes() + run.len_bytes),
-        RunKind::Compressed(data) => (data.host_offset.bytes(), data.end().bytes()),
-        _ => return None,
+    let place = match &run.kind {
+        RunKind::Data { host, .. } => host.bytes()..host.bytes() + run.len_bytes,
+        RunKind::Compressed(data) => data.host_offset.bytes()..data.end().bytes(),
+        _ => 0..0,
     };
-    let file = start.max(damaged.start)..end.min(damaged.end);
-    if file.is_empty() {
-        return None;
-    }
-    let on_disk = match run.kind {
-        RunKind::Data { .. } => guest + (file.start - start)..guest + (file.end - start),
-        _ => guest..guest + run.len_bytes,
-    };
-    Some((file, on_disk))
+    let is_data = matches!(run.kind, RunKind::Data { .. });
+    let len_bytes = run.len_bytes;
+    let first = damaged.partition_point(|range| range.end <= place.start);
+    let end = place.end;
+    let touching = damaged[first..]
+        .iter()
+        .take_while(move |range| range.start < end);
+    touching.map(move |range| {
+        let file = place.start.max(range.start)..place.end.min(range.end);
+        let on_disk = match is_data {
+            true => guest + (file.start - place.start)..guest + (file.end - place.start),
+            false => guest..guest + len_bytes,
+        };
+        (file, on_disk)
+    })
 }
 
 /// Writes what the backing file has where that is what the image had; whether all of the range is

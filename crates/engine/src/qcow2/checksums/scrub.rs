@@ -8,7 +8,7 @@ use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::WriteFlags;
 
 use super::content::{page_of, sums_in};
-use super::page::Page;
+use super::page::{Page, regions_of};
 use super::pages::Checksums;
 use crate::range_lock::Mode;
 
@@ -48,6 +48,29 @@ impl Checksums {
     pub(super) fn len_bytes(&self) -> Result<u64> {
         let covered = regions_in(self.sums.0.len_bytes()?) * REGION_BYTES;
         Ok(self.file.len_bytes()?.max(covered))
+    }
+
+    /// Where a scrub goes on that has come to `start`: behind a hole, if one begins there that has no
+    /// checksums, and else there.
+    pub(super) async fn skip_hole(&self, start: u64) -> Result<u64> {
+        let len_bytes = self.len_bytes()?;
+        if start >= self.file.len_bytes()? {
+            return Ok(start);
+        }
+        let hole = self.file.block_status(start, len_bytes - start).await?;
+        if !hole.status.is_zero() {
+            return Ok(start);
+        }
+        let mut end = start + hole.len_bytes;
+        let with_sums = self.first_with_sums(regions_of(&(start..end))).await?;
+        if let Some(region) = with_sums {
+            end = end.min(region * REGION_BYTES);
+        }
+        // The rest of it is looked at with what follows.
+        Ok(match end >= len_bytes {
+            true => end,
+            false => start.max(end / STEP_BYTES * STEP_BYTES),
+        })
     }
 
     /// Scrubs the step of the file that begins at `start`; `adds`: what has no sum gets one.

@@ -58,7 +58,7 @@ impl Checksums {
         let entries = self.sums.write_pages(&held).await?;
         // Rule C2: data and sums are durable before the entry.
         self.believe(self.file.flush().await)?;
-        self.believe(self.sums.0.flush().await)?;
+        self.believe(self.sums.flush().await)?;
         // A flush that somebody else asked for may have failed meanwhile.
         self.failed.get().cloned().map_or(Ok(()), Err)?;
         // Before they may be on disk: the next change opens the region again.
@@ -84,7 +84,7 @@ impl Checksums {
             Some(_) => Ok(()),
         };
         let settled = self.settle(self.open_pages(|_| true)).await;
-        let flushed = self.sums.0.flush().await;
+        let flushed = self.sums.flush().await;
         let closed = self.file.close().await;
         let sums = self.sums.0.close().await;
         settled.and(renamed).and(flushed).and(closed).and(sums)

@@ -9,8 +9,8 @@ use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{BlockStatus, Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 
 use super::content::{Content, NewSum, ZERO_SUM, page_of, sums_in};
-use super::page::{Page, blocks_around};
-use super::pages::Checksums;
+use super::page::{Page, blocks_around, regions_of};
+use super::pages::{Checksums, Pages};
 use crate::qcow2::header::load::read_bytes;
 use crate::range_lock::{Mode, RangeGuard};
 
@@ -181,11 +181,22 @@ impl Checksums {
     /// Takes blocks, of which nobody is to know what they hold.
     async fn forget(self: &Arc<Self>, blocks: Range<u64>) -> Result<RangeGuard> {
         let turn = self.ranges.acquire(blocks.clone(), Mode::Exclusive).await;
-        let pages = self.pages_of(&blocks).await?;
+        let mut pages = Pages::new();
+        let mut next = blocks.start;
+        // What has no sums now gets none before this is over.
+        while next < blocks.end {
+            let regions = regions_of(&(next..blocks.end));
+            let Some(region) = self.first_with_sums(regions).await? else {
+                break;
+            };
+            next = blocks.end.min((region + 1) * REGION_BYTES);
+            pages.extend(self.pages_of(&(next - 1..next)).await?);
+        }
         self.open_regions(&pages).await?;
-        for block in blocks.step_by(BLOCK_BYTES as usize) {
-            let page = page_of(&pages, block);
-            if !page.is_blank() {
+        for page in pages.iter().filter(|page| !page.is_blank()) {
+            let region = page.bytes();
+            let some = blocks.start.max(region.start)..blocks.end.min(region.end);
+            for block in some.step_by(BLOCK_BYTES as usize) {
                 page.set_sum(block, UNKNOWN);
             }
         }
@@ -221,6 +232,17 @@ impl Checksums {
         let found = self.file.block_status(offset_bytes, len_bytes).await?;
         if !found.status.is_zero() || len_bytes == 0 {
             return Ok(found);
+        }
+        let regions = regions_of(&(offset_bytes..offset_bytes + found.len_bytes));
+        let with_sums = self.first_with_sums(regions).await?;
+        let without_bytes = with_sums.map_or(found.len_bytes, |region| {
+            (region * REGION_BYTES).saturating_sub(offset_bytes)
+        });
+        if without_bytes > 0 {
+            return Ok(StorageExtent {
+                status: found.status,
+                len_bytes: without_bytes.min(found.len_bytes),
+            });
         }
         let range = offset_bytes..offset_bytes + found.len_bytes.min(STEP_BYTES);
         let blocks = blocks_around(&range);
