@@ -137,6 +137,15 @@ pub fn error_text(error: &vellum::Error) -> String {
     vellum_control::error_text(error)
 }
 
+/// Says more of an error than QEMU's words for it do, if it is of bytes that the disk has changed:
+/// which these are, and what to do. To be called beside what reports the error.
+pub fn about_mismatch(error: &vellum::Error) {
+    if error.kind() == vellum::ErrorKind::ChecksumMismatch {
+        let name = error.target_name().unwrap_or_default();
+        warning(format_args!("'{name}': {}", error_text(error)));
+    }
+}
+
 /// Reports a failed operation and returns the exit code for it.
 pub fn fail(error: &vellum::Error) -> i32 {
     self::error(error_text(error));

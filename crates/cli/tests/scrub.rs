@@ -81,6 +81,21 @@ fn a_scrub_names_what_has_changed_and_repairs_it() {
     );
     let (code, text) = vellum(&folder, "convert -f qcow2 -O raw a out");
     assert_eq!(code, 1, "{text}");
+    // QEMU's words, and where the damage is.
+    let expected = "error while reading at byte 65536: Input/output error";
+    assert!(text.contains(expected), "{text}");
+    let more = "warning: 'a': checksum mismatch in the 4096 bytes at offset ";
+    assert!(
+        text.contains(more) && text.contains("vellum scrub"),
+        "{text}"
+    );
+    let words = ["io", "-r", "-c", "read 64k 512", "a"];
+    let read = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), &words);
+    assert_eq!(read.stdout, b"read failed: Input/output error\n");
+    assert!(
+        String::from_utf8_lossy(&read.stderr).contains(more),
+        "{read:?}"
+    );
     let (code, text) = vellum(&folder, "scrub --repair --output=json a");
     assert_eq!(code, 2, "{text}");
     let report: Value = serde_json::from_str(&text).expect("JSON");
