@@ -169,3 +169,29 @@ fn a_scrub_goes_past_long_holes() {
     // Step by step it took some ten seconds each.
     assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
 }
+
+/// What takes the place of an image may have checksums of its own; those of others stay.
+#[test]
+fn an_image_that_is_overwritten_takes_its_checksums_along() {
+    let folder = folder();
+    let sums = folder.path().join("a.vsums");
+    fs::copy(&sums, folder.path().join("kept")).expect("a copy");
+    done(&folder, "create -q -f qcow2 a 8M");
+    assert!(!sums.exists());
+    assert!(done(&folder, &format!("scrub {KEEP}")).ends_with("Nothing has changed on disk.\n"));
+    // Those of another image, and what is no file.
+    fs::copy(folder.path().join("kept"), &sums).expect("a copy");
+    done(&folder, "create -q -f qcow2 a 8M");
+    let (code, text) = vellum(&folder, &format!("scrub {KEEP}"));
+    assert_eq!(code, 1, "{text}");
+    assert!(
+        text.contains("a.vsums' holds the checksums of another image"),
+        "{text}"
+    );
+    fs::remove_file(&sums).expect("it is there");
+    done(&folder, &format!("scrub {KEEP}"));
+    fs::rename(&sums, folder.path().join("kept")).expect("it is there");
+    std::os::unix::fs::symlink("kept", &sums).expect("a link");
+    done(&folder, "convert -f qcow2 -O qcow2 base a");
+    assert!(sums.exists(), "a link leads elsewhere");
+}

@@ -1,9 +1,14 @@
 //! The checksums of a qcow2 image, as users ask for them: `checksums`, an option of our own.
 
-use vellum::qcow2::checksums::ChecksumOptions;
+use vellum::qcow2::checksums::{ChecksumOptions, are_checksums_of};
+use vellum::qcow2::read_header;
 use vellum::{Error, Result, Storage};
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use vellum_storage::file::{FileOptions, FileStorage, Locks};
 
 use crate::flags::OpenFlags;
 use crate::options::Options;
@@ -57,6 +62,31 @@ impl Wanted {
         })?;
         Ok((Some(ChecksumOptions::Keep { storage, name }), Some(opened)))
     }
+}
+
+/// The checksums beside a local file that is an image, if they are its own: who makes another image
+/// of that name does not need them any more, and that one could not have any there.
+pub(crate) async fn own_beside(path: &str) -> Option<PathBuf> {
+    let sums = PathBuf::from(format!(
+        "{}{SUFFIX}",
+        fs::canonicalize(path).ok()?.to_str()?
+    ));
+    // By no link: what that leads to may be anywhere.
+    let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    if !is_file(&sums) || !fs::metadata(path).is_ok_and(|found| found.is_file()) {
+        return None;
+    }
+    let open = |path: &str| -> Option<Arc<dyn Storage>> {
+        // Only looked at: who removes them has locked the image by then.
+        let options = FileOptions::default()
+            .read_only(true)
+            .locks(Locks::Unlocked);
+        Some(FileStorage::open(path, &options).ok()?)
+    };
+    let header = read_header(&open(path)?).await.ok()?;
+    let opened = open(sums.to_str()?)?;
+    let are_own = are_checksums_of(&opened, &header).await;
+    are_own.is_ok_and(|are_own| are_own).then_some(sums)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Making images: `create`, and the target of `convert`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vellum::Preallocation;
@@ -15,7 +16,7 @@ use crate::encryption;
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
-use crate::{ImageSpec, OpenFlags, error_text, filename, open_device};
+use crate::{ImageSpec, OpenFlags, checksums, error_text, filename, open_device};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -198,8 +199,8 @@ pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result
 
 /// What an image is made in.
 enum Target {
-    /// A file of the host, made anew.
-    File(Arc<FileStorage>),
+    /// A file of the host, made anew, and the checksums of the image that it was before.
+    File(Arc<FileStorage>, Option<PathBuf>),
     /// An export that is there already.
     Export(Arc<dyn Storage>),
 }
@@ -208,8 +209,10 @@ impl Target {
     /// Makes or opens what a name means.
     async fn open(name: &str) -> Result<Target> {
         if !filename::protocol(name).is_some_and(nbd_name::is_scheme) {
-            let file = create_file(&filename::local_path(name)?).await?;
-            return Ok(Target::File(file));
+            let path = filename::local_path(name)?;
+            let left_over = checksums::own_beside(&path).await;
+            let file = create_file(&path).await?;
+            return Ok(Target::File(file, left_over));
         }
         let export = open_protocol(name).await.map_err(|error| {
             let protocol = filename::protocol(name).unwrap_or_default();
@@ -226,7 +229,7 @@ impl Target {
 
     fn storage(&self) -> Arc<dyn Storage> {
         match self {
-            Target::File(file) => file.clone(),
+            Target::File(file, _) => file.clone(),
             Target::Export(export) => export.clone(),
         }
     }
@@ -234,7 +237,13 @@ impl Target {
     /// Ends the making: a half-made file is of no use to anybody.
     async fn end<T>(self, name: &str, result: Result<T>) -> Result<T> {
         match self {
-            Target::File(_) => remove_after_failure(&filename::local_path(name)?, result),
+            Target::File(_, left_over) => {
+                if let Some(path) = left_over.filter(|_| result.is_ok()) {
+                    // If it stays, who opens the image with checksums is told what to do.
+                    let _ = std::fs::remove_file(path);
+                }
+                remove_after_failure(&filename::local_path(name)?, result)
+            }
             Target::Export(export) => match result {
                 Ok(value) => {
                     export.flush().await?;
@@ -306,7 +315,7 @@ async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
     }
     let target = Target::open(name).await?;
     let filled = match &target {
-        Target::File(file) => fill_raw(file, size_bytes, preallocation).await,
+        Target::File(file, _) => fill_raw(file, size_bytes, preallocation).await,
         Target::Export(export) => claim_export(export, size_bytes).await,
     };
     let filled = filled.map_err(|error| match error.errno() {
@@ -389,7 +398,7 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
     let target = Target::open(name).await?;
     let made = async {
         match &target {
-            Target::File(file) => fill_raw(file, whole, preallocation).await?,
+            Target::File(file, _) => fill_raw(file, whole, preallocation).await?,
             Target::Export(export) => claim_export(export, whole).await?,
         }
         let file = target.storage();
@@ -417,7 +426,7 @@ async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
 
 async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
     match target {
-        Target::File(file) => file.set_permissions_patiently(Permissions::WRITER).await?,
+        Target::File(file, _) => file.set_permissions_patiently(Permissions::WRITER).await?,
         Target::Export(export) => claim_export(export, 0).await?,
     }
     let Some(name) = &options.data_file else {

@@ -186,8 +186,15 @@ async fn make(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -
     });
     if !was_ours && !is_blank(storage).await? {
         let message = match found {
-            Some(_) => "these are the checksums of another image; if that is gone, delete them",
-            None => "the file holds something else than checksums; it is not overwritten",
+            Some(_) => format!(
+                "'{}' holds the checksums of another image; if that is gone, delete the file, or name \
+                 another one with checksums=PATH",
+                storage.name()
+            ),
+            None => format!(
+                "'{}' holds something else than checksums; it is not overwritten",
+                storage.name()
+            ),
         };
         return Err(refuse(ErrorKind::InvalidArgument, storage.name(), message));
     }

@@ -9,6 +9,7 @@ use vellum_format::write_log::WriteLogExtension;
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::{Storage, WriteFlags};
 
+use super::sums_file::SumsFile;
 use crate::qcow2::header::load;
 
 /// The checksums that an image has.
@@ -25,6 +26,19 @@ pub(crate) fn has_checksums(header: &Header) -> bool {
 pub fn name_of_checksums(header: &Header) -> Option<String> {
     let extension = extension_of(header).filter(|_| has_checksums(header))?;
     Some(String::from_utf8_lossy(&extension.name).into_owned())
+}
+
+/// Whether the file `sums` has the checksums of the image with a header, whether they count or not:
+/// by their identity, which no other image has but a copy of this one.
+///
+/// # Errors
+/// If the file cannot be read, or its version is not known.
+pub async fn are_checksums_of(sums: &Arc<dyn Storage>, header: &Header) -> Result<bool> {
+    let Some(extension) = extension_of(header) else {
+        return Ok(false);
+    };
+    let found = SumsFile(sums.clone()).superblock().await?;
+    Ok(found.is_some_and(|found| found.is_of(extension.id)))
 }
 
 /// Takes the checksums off the image in `file`, durably, and says whether it had some: for who

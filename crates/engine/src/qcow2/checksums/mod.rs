@@ -46,6 +46,6 @@ mod settle;
 mod storage;
 mod sums_file;
 
-pub use forget::{forget, name_of_checksums};
+pub use forget::{are_checksums_of, forget, name_of_checksums};
 pub use options::ChecksumOptions;
 pub use repair::{DamagedRange, Scrub, ScrubReport};
