@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use vellum::gate::{DenyAll, FileRequest, Gate};
@@ -16,7 +17,7 @@ use vellum::{
 use vellum_io::Buffers;
 use vellum_io::lane::{self, block_on};
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Record, Times, TraceStorage};
-use vellum_storage::{MemStorage, WriteFlags};
+use vellum_storage::{MemStorage, WriteFlags, delegate};
 
 const SIZE_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
@@ -405,6 +406,67 @@ fn a_failed_write_neither_hides_nor_makes_damage() {
         assert!(sound.iter().all(|byte| *byte == 7));
         let bad = image.read(4096, Buffer::for_read(4096)).await;
         assert_eq!(bad.unwrap_err().errno(), 5);
+        image.close().await.unwrap();
+    });
+}
+
+/// A disk that writes the first half of what it is given, and fails.
+#[derive(Debug)]
+struct Torn {
+    inner: Arc<MemStorage>,
+    is_torn: AtomicBool,
+}
+
+impl Storage for Torn {
+    delegate!(
+        inner: capabilities, name, len_bytes, read, write_zeroes, discard, flush, truncate, block_status
+    );
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        if !self.is_torn.load(Ordering::Relaxed) {
+            return self.inner.write(offset_bytes, buffers, flags);
+        }
+        let half = Buffer::copy_of(&buffers[0][..buffers[0].len() / 2]);
+        let written = self.inner.write(offset_bytes, one(half), flags);
+        Io::boxed(async move {
+            written.await?;
+            Err(vellum::Error::new(vellum::ErrorKind::Io, "write", "torn").with_errno(5))
+        })
+    }
+}
+
+/// What others have in a block of which a write is torn can be read, and a torn block is written anew.
+#[test]
+fn a_torn_write_does_not_take_the_rest_of_its_block() {
+    block_on(async {
+        let disk = Disk::new(16, false).await;
+        let mut model = Model::new();
+        let image = disk.open().await;
+        model.write(&image, 0..65536, 7).await;
+        image.close().await.unwrap();
+        let torn = Arc::new(Torn {
+            inner: disk.image.clone(),
+            is_torn: AtomicBool::new(false),
+        });
+        let gate = Arc::new(Beside(disk.sums.clone()));
+        let image = Qcow2::open(torn.clone(), gate, disk.keep()).await.unwrap();
+        host_of(&image, 0).await;
+        torn.is_torn.store(true, Ordering::Relaxed);
+        for range in [1024..3072, 8192..12288] {
+            let bytes = Buffer::copy_of(&vec![9; (range.end - range.start) as usize]);
+            let written = image.write(range.start, bytes, RequestFlags::default()).await;
+            assert_eq!(written.unwrap_err().errno(), 5);
+        }
+        torn.is_torn.store(false, Ordering::Relaxed);
+        let found = image.read(0, Buffer::for_read(8192)).await.unwrap();
+        for (at, byte) in found.iter().enumerate() {
+            let new = if (1024..2048).contains(&at) { 9 } else { 7 };
+            assert_eq!(*byte, new, "{at}");
+        }
+        let all_torn = image.read(8192, Buffer::for_read(512)).await;
+        assert_eq!(all_torn.unwrap_err().errno(), 5);
+        model.write(&image, 8192..12288, 3).await;
+        image.read(8192, Buffer::for_read(512)).await.unwrap();
         image.close().await.unwrap();
     });
 }

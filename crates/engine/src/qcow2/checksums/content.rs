@@ -21,11 +21,25 @@ pub(super) enum Content<'a> {
 }
 
 /// The sum that a block has after a change.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct NewSum {
     pub(super) sum: u32,
     /// The rest of the block had changed on disk: it must not be vouched for.
     pub(super) is_damaged: bool,
+    /// What the block held, and which bytes of it are written; `None`: all of them are.
+    part: Option<(Buffer, Range<usize>)>,
+}
+
+impl NewSum {
+    /// Whether the change is one of a part of a sound block, and `bytes`, found there when it had
+    /// failed, have the rest as it was.
+    pub(super) fn leaves_the_rest(&self, bytes: &[u8]) -> bool {
+        let is_left = |(old, part): &(Buffer, Range<usize>)| {
+            bytes.get(..part.start) == old.get(..part.start)
+                && bytes.get(part.end..) == old.get(part.end..)
+        };
+        !self.is_damaged && self.part.as_ref().is_some_and(is_left)
+    }
 }
 
 /// Goes through buffers from the front.
@@ -88,6 +102,7 @@ impl Checksums {
                 sums.push(NewSum {
                     sum,
                     is_damaged: false,
+                    part: None,
                 });
                 continue;
             }
@@ -95,7 +110,8 @@ impl Checksums {
             let known = page_of(pages, block).sum(block);
             let is_damaged = known != UNKNOWN && sum_of([&old[..]]) != known;
             let mut new = old.to_vec();
-            let part = &mut new[inside.start as usize..inside.end as usize];
+            let changed = inside.start as usize..inside.end as usize;
+            let part = &mut new[changed.clone()];
             match pieces.as_mut() {
                 None => part.fill(0),
                 Some(pieces) => {
@@ -110,7 +126,11 @@ impl Checksums {
                 true => DAMAGED,
                 false => sum_of([&new[..]]),
             };
-            sums.push(NewSum { sum, is_damaged });
+            sums.push(NewSum {
+                sum,
+                is_damaged,
+                part: Some((old, changed)),
+            });
         }
         Ok(sums)
     }

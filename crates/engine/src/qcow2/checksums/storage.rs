@@ -41,7 +41,8 @@ impl Change<'_> {
         }
     }
 
-    /// It has failed: a block that is as it was, or as it should be, has that sum.
+    /// It has failed, and any part of it may have happened. What others have in a block of which it
+    /// was going to change a part stays readable, if that is as it was.
     async fn fail(mut self, file: &Arc<dyn Storage>, error: &Error) {
         let mut after = Vec::new();
         for (block, new) in self.offsets().zip(&self.sums) {
@@ -52,11 +53,15 @@ impl Change<'_> {
                 continue;
             }
             let bytes = read_bytes(file, block, BLOCK_BYTES).await;
-            let sum = bytes.map_or(DAMAGED, |bytes| sum_of([&bytes[..]]));
-            after.push(match sum == new.sum || sum == old {
-                true => sum,
-                // Torn by this, or changed by the disk before.
-                false => DAMAGED,
+            after.push(match bytes {
+                Ok(bytes) => match sum_of([&bytes[..]]) {
+                    sum if sum == new.sum || sum == old || new.leaves_the_rest(&bytes) => sum,
+                    // Changed by the disk.
+                    _ => DAMAGED,
+                },
+                Err(_) if new.is_damaged || old == DAMAGED => DAMAGED,
+                // Others than those of the request may be fine.
+                Err(_) => UNKNOWN,
             });
         }
         for (block, sum) in self.offsets().zip(after) {
