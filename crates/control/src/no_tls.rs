@@ -18,21 +18,33 @@ pub fn is_type(name: &str) -> bool {
 }
 
 /// Refuses.
+///
+/// # Errors
+/// Always: the build has no TLS.
 pub fn add(_kind: &str, _options: Options) -> Result<()> {
     refused()
 }
 
 /// Refuses.
+///
+/// # Errors
+/// Always: the build has no TLS.
 pub fn client(_id: &str, _hostname: Option<String>) -> Result<Arc<dyn Upgrade>> {
     refused()
 }
 
 /// Refuses.
+///
+/// # Errors
+/// Always: the build has no TLS.
 pub fn for_uri(_options: Options, _host: Option<String>) -> Result<Arc<dyn Upgrade>> {
     refused()
 }
 
 /// Refuses.
+///
+/// # Errors
+/// Always: the build has no TLS.
 pub fn server(_id: &str, _authorizer: Option<String>) -> Result<Arc<dyn Upgrade>> {
     refused()
 }
