@@ -230,7 +230,7 @@ async fn open_beside(
         if writable {
             let (options, opened) = journal.open(file, flags).await?;
             open.write_log = Some(options);
-            beside.push(opened);
+            beside.extend(opened);
         } else {
             open.write_log = journal.open_to_read(flags).await?;
         }

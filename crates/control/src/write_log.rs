@@ -64,9 +64,13 @@ impl Place {
 /// A log that the user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Journal {
-    place: Place,
+    /// `None`: in the image.
+    place: Option<Place>,
     len_bytes: Option<u64>,
 }
+
+/// What the option says for a log in the image.
+const INSIDE: &str = "inside";
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "open", message)
@@ -80,7 +84,8 @@ pub(crate) fn take(options: &mut Options) -> Result<Option<Journal>> {
             return Err(invalid("'journal-size' needs 'journal'"));
         }
         None => return Ok(None),
-        Some(value) => Place::parse("journal", value)?,
+        Some(Scalar::Text(text)) if text == INSIDE => Some(None),
+        Some(value) => Place::parse("journal", value)?.map(Some),
     };
     Ok(place.map(|place| Journal { place, len_bytes }))
 }
@@ -108,17 +113,24 @@ impl Drop for OpenedFile {
 }
 
 impl Journal {
-    /// Opens the log of an image that is opened for writing, and makes its file if it is missing.
+    /// Opens the log of an image that is opened for writing, and makes its file if it has one that is
+    /// missing.
     pub(crate) async fn open(
         &self,
         image: &Arc<dyn Storage>,
         flags: &OpenFlags,
-    ) -> Result<(WriteLogOptions, OpenedFile)> {
-        let path = self.place.path(image, "journal", SUFFIX)?;
-        let failed =
-            |error: Error| error.context("open", format!("Could not open the write log '{path}'"));
-        let (storage, name, opened) = open_or_make(image, &path, flags).await.map_err(failed)?;
-        let mut options = WriteLogOptions::new(storage, name);
+    ) -> Result<(WriteLogOptions, Option<OpenedFile>)> {
+        let (mut options, opened) = match &self.place {
+            None => (WriteLogOptions::inside(), None),
+            Some(place) => {
+                let path = place.path(image, "journal", SUFFIX)?;
+                let message = format!("Could not open the write log '{path}'");
+                let opened = open_or_make(image, &path, flags).await;
+                let (storage, name, opened) =
+                    opened.map_err(|error| error.context("open", message))?;
+                (WriteLogOptions::new(storage, name), Some(opened))
+            }
+        };
         if let Some(len_bytes) = self.len_bytes {
             options = options.len_bytes(len_bytes);
         }
@@ -127,7 +139,7 @@ impl Journal {
 
     /// Opens the log of an image that is only read; `None` if that is where the image says.
     pub(crate) async fn open_to_read(&self, flags: &OpenFlags) -> Result<Option<WriteLogOptions>> {
-        let Place::Path(path) = &self.place else {
+        let Some(Place::Path(path)) = &self.place else {
             return Ok(None);
         };
         if !Path::new(path).exists() {
@@ -250,8 +262,13 @@ mod tests {
         let journal = |place, len_bytes| Ok(Some(Journal { place, len_bytes }));
         assert_eq!(taken(""), Ok(None));
         assert_eq!(taken("journal=off,journal-size=1M"), Ok(None));
-        assert_eq!(taken("journal=on"), journal(Place::Beside, None));
-        let path = |path: &str| Place::Path(path.to_owned());
+        assert_eq!(taken("journal=on"), journal(Some(Place::Beside), None));
+        assert_eq!(
+            taken("journal=inside,journal-size=1M"),
+            journal(None, Some(1 << 20))
+        );
+        let path = |path: &str| Some(Place::Path(path.to_owned()));
+        assert_eq!(taken("journal=./inside"), journal(path("./inside"), None));
         assert_eq!(
             taken("journal=a,journal-size=1M"),
             journal(path("a"), Some(1 << 20))
@@ -268,7 +285,7 @@ mod tests {
             assert_eq!(taken(text).unwrap_err(), message);
         }
         let mut json = Options::from_json(r#"{"journal": true}"#).unwrap();
-        assert_eq!(take(&mut json).unwrap().unwrap().place, Place::Beside);
+        assert_eq!(take(&mut json).unwrap().unwrap().place, Some(Place::Beside));
     }
 
     #[test]

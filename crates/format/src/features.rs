@@ -92,6 +92,8 @@ features!(
         BITMAPS = 0,
         /// The external data file is a raw image of the disk.
         RAW_EXTERNAL_DATA = 1,
+        /// Vellum's own: the clusters that the extension of the write log names are its own (FORMAT.md, W10).
+        WRITE_LOG_INSIDE = 44,
         /// Vellum's own: the checksums agree with the file (FORMAT.md, C3).
         CHECKSUMS = 45,
         /// Vellum's own: the seal agrees with the image (FORMAT.md, I54).

@@ -10,11 +10,12 @@ use crate::features::{Autoclear, Compatible, Incompatible};
 use crate::geometry::{self, Geometry};
 use crate::limits;
 use crate::types::HostOffset;
-use crate::write_log::WriteLogExtension;
+use crate::write_log::{MAX_LEN_BYTES, WriteLogExtension};
 use alloc::borrow::Cow;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 mod decode;
 mod encode;
@@ -237,6 +238,18 @@ impl Header {
     /// image lacks while [`Incompatible::WRITE_LOG`] is set, and does not count otherwise.
     pub fn write_log(&self) -> Option<WriteLogExtension> {
         WriteLogExtension::decode(self.unknown_extension(kind::WRITE_LOG)?).ok()
+    }
+
+    /// The bytes of the image's own file that the write log has, whether or not it holds anything:
+    /// whole clusters, of [`crate::write_log::MAX_LEN_BYTES`] at most, if
+    /// [`Autoclear::WRITE_LOG_INSIDE`] vouches for them.
+    pub fn write_log_inside(&self) -> Option<Range<u64>> {
+        let vouched = self.autoclear.contains(Autoclear::WRITE_LOG_INSIDE);
+        let place = self.write_log().filter(|_| vouched)?.inside()?;
+        let cluster = self.geometry().cluster_size_bytes();
+        let is_whole = (place.start | place.end).is_multiple_of(cluster);
+        let is_possible = place.start > 0 && place.end - place.start <= MAX_LEN_BYTES;
+        (is_whole && is_possible).then_some(place)
     }
 
     /// The data of the last extension of a type that is kept as it is (I15).

@@ -14,6 +14,7 @@ use crate::bytes;
 use crate::error::{FormatError, FormatErrorKind, Result};
 use crate::limits;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 /// What a batch, and each superblock, is a multiple of.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -57,16 +58,48 @@ fn crc32c(parts: &[&[u8]]) -> u32 {
 }
 
 /// The extension of the header that names the log: its identity, 16 bytes, and the name of
-/// its file. It counts only while the incompatible bit is set.
+/// its file or its place in the image. It counts only while the incompatible bit is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteLogExtension {
     /// The log's identity.
     pub id: LogId,
-    /// The name of the file, relative to the image's folder as a data file's is.
+    /// The name of the file, relative to the image's folder as a data file's is; no name, but
+    /// [a place](WriteLogExtension::inside), if it begins with a NUL.
     pub name: Vec<u8>,
 }
 
+/// What the name begins with of a log that lies in the image: no name of a file does.
+const INSIDE: [u8; 8] = [0; 8];
+
 impl WriteLogExtension {
+    /// The extension for a log in these bytes of the image's own file.
+    pub fn for_inside(id: LogId, place: &Range<u64>) -> Self {
+        let numbers = [place.start, place.end - place.start];
+        let numbers = numbers.into_iter().flat_map(u64::to_be_bytes);
+        WriteLogExtension {
+            id,
+            name: INSIDE.into_iter().chain(numbers).collect(),
+        }
+    }
+
+    /// The bytes of the image's own file that are the log: not empty, and below 2^63. `None`: the log
+    /// is another file, or nobody knows.
+    pub fn inside(&self) -> Option<Range<u64>> {
+        if self.name.len() != INSIDE.len() + 16 || self.name[..INSIDE.len()] != INSIDE {
+            return None;
+        }
+        let (start, len) = (bytes::be64(&self.name, 8)?, bytes::be64(&self.name, 16)?);
+        let end = start
+            .checked_add(len)
+            .filter(|end| *end <= limits::MAX_SIZE_BYTES)?;
+        (len > 0).then_some(start..end)
+    }
+
+    /// The name of the log's file; `None`: it lies in the image, or nobody knows where.
+    pub fn file_name(&self) -> Option<&[u8]> {
+        (self.name.first() != Some(&0)).then_some(&self.name)
+    }
+
     /// Decodes the extension's data.
     ///
     /// # Errors

@@ -13,10 +13,9 @@ use vellum::qcow2::{
     Backing as OpenBacking, CacheOptions, OpenOptions, PreallocateAhead, Qcow2, WriteLogOptions,
 };
 use vellum_io::Io;
-use vellum_storage::Storage;
 
 use crate::image_engine::{Files, Findings, ImageEngine};
-use crate::scenario::{Backing, DataFile, ImageOptions};
+use crate::scenario::{Backing, DataFile, ImageOptions, WriteLog};
 
 /// Vellum's qcow2 engine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -76,7 +75,8 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
             None => OpenBacking::None,
         })
         .data_file(files.data.clone())
-        .write_log(files.log.clone().map(write_log))
+        .data_cache_size_bytes((!options.data_cache).then_some(0))
+        .write_log(write_log(files, options))
         .checksums(files.sums.clone().map(|storage| ChecksumOptions::Keep {
             storage,
             name: "sums".to_owned(),
@@ -96,8 +96,12 @@ fn open_options(files: &Files, options: &ImageOptions) -> OpenOptions {
 }
 
 /// A log so short that it goes on at its start again and again.
-fn write_log(file: Arc<dyn Storage>) -> WriteLogOptions {
-    WriteLogOptions::new(file, "log").len_bytes(WriteLogOptions::MIN_LEN_BYTES)
+fn write_log(files: &Files, options: &ImageOptions) -> Option<WriteLogOptions> {
+    let log = match options.write_log {
+        WriteLog::Inside => Some(WriteLogOptions::inside()),
+        _ => (files.log.clone()).map(|file| WriteLogOptions::new(file, "log")),
+    };
+    log.map(|log| log.len_bytes(WriteLogOptions::MIN_LEN_BYTES))
 }
 
 impl ImageEngine for Engine {

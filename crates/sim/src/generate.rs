@@ -5,7 +5,7 @@ use vellum::Preallocation;
 use crate::rng::Rng;
 use crate::scenario::{
     Amendment, Backing, BitmapChange, Change, Damage, DataFile, FaultRates, ImageOptions, Op,
-    PowerCycle, Preparation, Scenario, Step,
+    PowerCycle, Preparation, Scenario, Step, WriteLog,
 };
 use crate::sparse_bytes::SECTOR_BYTES;
 use crate::storage::SimFileOptions;
@@ -48,7 +48,7 @@ pub fn scenario(seed: u64) -> Scenario {
             .for_each(|cycle| fail(cycle, &mut other));
     }
     let mut other = Rng::new(seed ^ 0x7772_6974_6573);
-    if scenario.image.write_log && other.chance(1, 2) {
+    if scenario.image.write_log != WriteLog::None && other.chance(1, 2) {
         let size_bytes = scenario.image.size_bytes;
         for cycle in &mut scenario.cycles {
             rewrite_sectors(cycle, size_bytes, &mut other);
@@ -185,10 +185,9 @@ fn image(rng: &mut Rng) -> ImageOptions {
         _ => rng.between(2, 5),
     };
     // Not every disk ends at a cluster's end.
-    let cut_off = if rng.chance(1, 3) {
-        rng.below(cluster / SECTOR_BYTES) * SECTOR_BYTES
-    } else {
-        0
+    let cut_off = match rng.chance(1, 3) {
+        true => rng.below(cluster / SECTOR_BYTES) * SECTOR_BYTES,
+        false => 0,
     };
     let size_bytes = clusters * cluster - cut_off;
     // The names of other files do not fit into the header cluster of the smallest kind.
@@ -215,14 +214,14 @@ fn image(rng: &mut Rng) -> ImageOptions {
     let bitmap_bits = (version == 3 && rng.chance(1, 4))
         .then(|| rng.between(9, u64::from(cluster_bits.max(12))) as u32);
     // The header has room for what names the log. Drawn so that nothing else depends on it.
-    let log_fits = version == 3
-        && cluster_bits
-            >= if data_file == DataFile::Inside {
-                12
-            } else {
-                14
-            };
-    let write_log = log_fits && rng.clone().chance(1, 3);
+    let min_bits = if data_file == DataFile::Inside {
+        12
+    } else {
+        14
+    };
+    let log_fits = version == 3 && cluster_bits >= min_bits;
+    let mut place = Rng::new(rng.clone().below(u64::MAX) ^ 0x696e_7369_6465);
+    let write_log = write_log(log_fits, traits.growable, rng, &mut place);
     let mut other = Rng::new(rng.clone().below(u64::MAX) ^ 0x7375_6d73);
     let checksums = log_fits && data_file == DataFile::Inside && other.chance(1, 4);
     ImageOptions {
@@ -237,12 +236,21 @@ fn image(rng: &mut Rng) -> ImageOptions {
         encrypted,
         write_log,
         checksums,
+        data_cache: !place.chance(1, 8),
         tiny_cache: rng.chance(1, 2),
         eager: rng.chance(3, 4),
         discard_no_unref: version == 3 && rng.chance(1, 6),
         requests_only: false,
         bitmap_bits,
         traits,
+    }
+}
+
+fn write_log(fits: bool, growable: bool, rng: &Rng, place: &mut Rng) -> WriteLog {
+    match fits && rng.clone().chance(1, 3) {
+        true if growable && place.chance(1, 3) => WriteLog::Inside,
+        true => WriteLog::File,
+        false => WriteLog::None,
     }
 }
 

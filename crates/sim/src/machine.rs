@@ -12,7 +12,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::image_engine::{Files, ImageEngine};
 use crate::layout::Layout;
 use crate::model::Model;
-use crate::scenario::{Backing, DataFile, ImageOptions};
+use crate::scenario::{Backing, DataFile, ImageOptions, WriteLog};
 use crate::sparse_bytes::SparseBytes;
 use crate::storage::SimFileOptions;
 
@@ -99,7 +99,11 @@ impl Machine {
             DataFile::Inside => None,
             _ => add(true, "data", options.traits),
         };
-        let log = add(options.write_log, LOG_NAME, SimFileOptions::default());
+        let log = add(
+            options.write_log == WriteLog::File,
+            LOG_NAME,
+            SimFileOptions::default(),
+        );
         let sums = add(options.checksums, SUMS_NAME, SimFileOptions::default());
         let backing = self.backing.as_ref().map(|pages| {
             let backing = disk.add_file(
@@ -137,10 +141,7 @@ impl MachineStorages {
     ) -> Result<Arc<dyn BlockDevice>, Failure> {
         let failed = |error| Failure::error(FailureKind::Open, "open", &error);
         let mut files = self.files();
-        if self.is_version_2() {
-            files.log = None;
-            files.sums = None;
-        }
+        let options = &self.options_now(&mut files, options);
         if self.has_backing(options) {
             let read_only = true;
             files.backing = self
@@ -159,20 +160,22 @@ impl MachineStorages {
         backing: Arc<dyn BlockDevice>,
     ) -> IoResult<Arc<dyn BlockDevice>> {
         let mut files = self.files();
-        if self.is_version_2() {
-            files.log = None;
-            files.sums = None;
-        }
+        let options = self.options_now(&mut files, options);
         files.backing = Some(backing);
-        engine.open(files, options).await
+        engine.open(files, &options).await
     }
 
-    /// Whether the image was downgraded: it has no feature bits then, no write log and no
-    /// checksums.
-    fn is_version_2(&self) -> bool {
+    /// How the image is opened now: once it was downgraded it has no feature bits, no write log and
+    /// no checksums.
+    fn options_now(&self, files: &mut Files, options: &ImageOptions) -> ImageOptions {
+        let mut options = options.clone();
         let mut version = [0; 4];
         self.disk.contents(0).read(4, &mut version);
-        version == 2_u32.to_be_bytes()
+        if version == 2_u32.to_be_bytes() {
+            (files.log, files.sums) = (None, None);
+            options.write_log = WriteLog::None;
+        }
+        options
     }
 
     /// Whether the image stands on its backing file (still). The smallest header has no

@@ -230,6 +230,18 @@ pub enum DataFile {
     ExternalRaw,
 }
 
+/// Where the write log lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WriteLog {
+    /// There is none.
+    #[default]
+    None,
+    /// In a file of its own.
+    File,
+    /// In clusters of the image.
+    Inside,
+}
+
 /// How the image is made and opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageOptions {
@@ -251,10 +263,12 @@ pub struct ImageOptions {
     pub data_file: DataFile,
     /// The guest's data is encrypted with LUKS.
     pub encrypted: bool,
-    /// Flushes go to a write log.
-    pub write_log: bool,
+    /// The write log that flushes go to.
+    pub write_log: WriteLog,
     /// The image's file has checksums, in another file.
     pub checksums: bool,
+    /// Small writes may wait in memory for the rest of their cluster.
+    pub data_cache: bool,
     /// The smallest caches that can be had, so that tables come and go.
     pub tiny_cache: bool,
     /// Clusters are counted, and the file is made longer, ahead from the first one
@@ -284,8 +298,9 @@ impl ImageOptions {
             backing: Backing::None,
             data_file: DataFile::Inside,
             encrypted: false,
-            write_log: false,
+            write_log: WriteLog::None,
             checksums: false,
+            data_cache: true,
             tiny_cache: false,
             eager: true,
             discard_no_unref: false,
@@ -299,7 +314,7 @@ impl ImageOptions {
     pub fn own_files(&self) -> usize {
         let others = [
             self.data_file != DataFile::Inside,
-            self.write_log,
+            self.write_log == WriteLog::File,
             self.checksums,
         ];
         1 + others.into_iter().filter(|is_there| *is_there).count()

@@ -9,7 +9,7 @@ use vellum_sim::scenario::Op::{Discard, Flush, Write, WriteCompressed, WriteZero
 use vellum_sim::scenario::Step::{Start, Wait};
 use vellum_sim::scenario::{
     Amendment, Backing, Change, Crash, FaultRates, ImageOptions, Op, PowerCycle, Preparation,
-    Scenario, Step,
+    Scenario, Step, WriteLog,
 };
 use vellum_sim::storage::SimFileOptions;
 use vellum_sim::{Explorer, engine};
@@ -221,7 +221,7 @@ fn every_cut_of_a_repair() {
 /// A disk with a backing file and a write log, whose header has room for the log's name.
 fn logged() -> ImageOptions {
     ImageOptions {
-        write_log: true,
+        write_log: WriteLog::File,
         backing: Backing::Raw(64 << 10),
         ..ImageOptions::plain(16 << 12, 12)
     }
@@ -234,6 +234,16 @@ fn write_sector(sector: u64) -> Step {
         len: CLUSTER,
         fua: false,
     })
+}
+
+#[test]
+fn every_cut_of_a_flush_to_a_log_in_the_image() {
+    let inside = ImageOptions {
+        write_log: WriteLog::Inside,
+        ..logged()
+    };
+    let steps = [write_sector(17), Start(Flush)];
+    exhaust("a flush to a log in the image", &inside, &[], &steps);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::{ImageOptions, Op, Scenario, Step};
+use vellum_sim::scenario::{ImageOptions, Op, Scenario, Step, WriteLog};
 use vellum_sim::{Explorer, FailureKind, engine};
 use vellum_storage::mutants::{self, Mutant};
 
@@ -55,7 +55,7 @@ fn forgetting_barriers_that_failed() {
 /// The scenario of a seed, if its image has a write log.
 fn logged(seed: u64) -> Option<Scenario> {
     let scenario = generate::scenario(seed);
-    scenario.image.write_log.then_some(scenario)
+    (scenario.image.write_log != WriteLog::None).then_some(scenario)
 }
 
 /// Each rule of the write log (FORMAT.md, section 7b), broken.
@@ -66,6 +66,7 @@ fn breaking_the_rules_of_the_write_log() {
         Mutant::NoteInAnyOrder,
         Mutant::MoveTailUnflushed,
         Mutant::KeepRecordsLive,
+        Mutant::GoAroundLive,
         Mutant::MarkLate,
         Mutant::NameSuperblockEarly,
         Mutant::ReplayUnflushed,
@@ -91,7 +92,8 @@ fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {
     const CLUSTER: u64 = 4096;
     let mut scenario = generate::scenario(seed);
     scenario.image = ImageOptions {
-        write_log: true,
+        write_log: WriteLog::File,
+        data_cache: false,
         ..ImageOptions::plain(64 * CLUSTER, 12)
     };
     (scenario.setup, scenario.preparations) = (Vec::new(), Vec::new());

@@ -2,7 +2,8 @@
 
 use vellum_sim::cut::{PowerCut, SurvivingPart};
 use vellum_sim::scenario::{
-    Backing, Crash, DataFile, FaultRates, ImageOptions, Op, PowerCycle, Preparation, Scenario, Step,
+    Backing, Crash, DataFile, FaultRates, ImageOptions, Op, PowerCycle, Preparation, Scenario,
+    Step, WriteLog,
 };
 use vellum_sim::storage::SimFileOptions;
 
@@ -36,8 +37,9 @@ fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
             },
             data_file: DataFile::Inside,
             encrypted: false,
-            write_log: true,
+            write_log: WriteLog::File,
             checksums: false,
+            data_cache: true,
             tiny_cache: true,
             eager: true,
             discard_no_unref: false,

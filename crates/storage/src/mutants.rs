@@ -31,6 +31,8 @@ pub enum Mutant {
     MoveTailUnflushed,
     /// After a flush that went past the write log its older records stay live.
     KeepRecordsLive,
+    /// A flush of what is in place goes around the write log though older records of it are live.
+    GoAroundLive,
     /// The image says that its write log counts only after the first record.
     MarkLate,
     /// Records of the write log name a superblock that may not become durable.

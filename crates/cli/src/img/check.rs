@@ -153,7 +153,7 @@ async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<Opened>,
     Ok(Some(Opened {
         _device: device,
         storage,
-        live_log: live_write_log(&header),
+        live_log: live_write_log(&header).map(|log| log.to_string()),
         is_marked_corrupt: header.incompatible.contains(Incompatible::CORRUPT),
     }))
 }

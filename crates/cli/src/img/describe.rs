@@ -248,8 +248,8 @@ impl Description {
             if info.external_data {
                 add("data-file-raw", info.data_file_raw.into());
             }
-            if let Some(name) = &info.write_log {
-                add("write-log", name.as_str().into());
+            if let Some(log) = &info.write_log {
+                add("write-log", log.to_string().into());
             }
             if let Some(name) = &info.checksums {
                 add("checksums", name.as_str().into());

@@ -82,7 +82,7 @@ fn describe(text: &mut String, node: &Description, is_protocol: bool) {
         line(format_args!(
             "write log: {log} (holds writes that are not in the image yet; any open for writing by \
              Vellum brings them back)",
-            log = harmless(log)
+            log = harmless(&log.to_string())
         ));
     }
     if !node.snapshots.is_empty() {

@@ -383,6 +383,7 @@ fn metadata(qcow2: &Qcow2Facts) -> List {
         ("L2 tables of snapshots", metadata.snapshot_l2),
         ("bitmaps", metadata.bitmaps),
         ("encryption header", metadata.encryption),
+        ("write log", metadata.write_log),
     ];
     let total = metadata.total();
     let rows = parts.into_iter().filter(|(_, bytes)| *bytes > 0);

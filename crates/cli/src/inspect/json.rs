@@ -154,6 +154,7 @@ fn metadata(qcow2: &Qcow2Facts) -> Value {
         "snapshot-l2": metadata.snapshot_l2,
         "bitmaps": metadata.bitmaps,
         "encryption": metadata.encryption,
+        "write-log": metadata.write_log,
     })
 }
 

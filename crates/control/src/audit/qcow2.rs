@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use vellum::luks::LuksHeader;
 use vellum::qcow2::check::{CheckOptions, FindingKind, check};
 use vellum::qcow2::checksums::name_of_checksums;
-use vellum::qcow2::info::{ImageInfo, live_write_log};
+use vellum::qcow2::info::{ImageInfo, LiveLog, live_write_log};
 use vellum::qcow2::{read_header, read_snapshots};
 use vellum::{ErrorKind, Result};
 use vellum_format::Header;
@@ -87,9 +87,16 @@ impl Audit<'_> {
         if external || name.is_some() {
             self.refer(Role::DataFile, name.as_deref(), Some("raw"), external);
         }
-        if let Some(name) = live_write_log(header) {
-            let name = Some(name.as_str()).filter(|name| !name.is_empty());
-            self.refer(Role::WriteLog, name, None, true);
+        if let Some(log) = live_write_log(header) {
+            match log {
+                LiveLog::File(name) => self.refer(Role::WriteLog, Some(&name), None, true),
+                LiveLog::Inside => {
+                    let message =
+                        "the write log in it holds writes that are not in their place yet";
+                    self.report.note("write-log", message);
+                }
+                LiveLog::Unknown => self.refer(Role::WriteLog, None, None, true),
+            }
         } else if header.write_log().is_some() {
             let message = "the image names a write log, which nothing reads";
             self.report.note("write-log", message);

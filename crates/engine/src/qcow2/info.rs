@@ -1,5 +1,6 @@
 //! What an image says of itself: the facts behind `qemu-img info`.
 
+use std::fmt;
 use std::sync::Arc;
 
 use vellum_format::crypto::CryptMethod;
@@ -82,9 +83,8 @@ pub struct ImageInfo {
     pub data_file: Option<String>,
     /// The external data file is a raw image of the disk.
     pub data_file_raw: bool,
-    /// Name of the write log that holds writes which the image lacks, where there are such; empty
-    /// if the image does not say it.
-    pub write_log: Option<String>,
+    /// The write log that holds writes which the image lacks, where there are such.
+    pub write_log: Option<LiveLog>,
     /// The name of the file with the checksums of the image's file, if it has some.
     pub checksums: Option<String>,
     /// Name of the backing file.
@@ -162,12 +162,40 @@ impl ImageInfo {
     }
 }
 
-/// The name of the write log that holds writes which an image lacks, where there are such; empty
-/// if the header does not say it.
-pub fn live_write_log(header: &Header) -> Option<String> {
-    let is_live = header.incompatible.contains(Incompatible::WRITE_LOG);
-    let name = header.write_log().map(|log| log.name).unwrap_or_default();
-    is_live.then(|| String::from_utf8_lossy(&name).into_owned())
+/// Where a write log lies that holds writes which its image lacks. Displayed as the name of its file,
+/// as "inside", or as nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LiveLog {
+    /// In the file of this name, relative to the image's folder.
+    File(String),
+    /// In clusters of the image.
+    Inside,
+    /// The image does not say it.
+    Unknown,
+}
+
+impl fmt::Display for LiveLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LiveLog::File(name) => name,
+            LiveLog::Inside => "inside",
+            LiveLog::Unknown => "",
+        })
+    }
+}
+
+/// The write log that holds writes which an image lacks, where there are such.
+pub fn live_write_log(header: &Header) -> Option<LiveLog> {
+    if !header.incompatible.contains(Incompatible::WRITE_LOG) {
+        return None;
+    }
+    let log = header.write_log();
+    let name = log.as_ref().and_then(|log| log.file_name());
+    Some(match (name, header.write_log_inside()) {
+        (Some(name), _) => LiveLog::File(String::from_utf8_lossy(name).into_owned()),
+        (None, Some(_)) => LiveLog::Inside,
+        (None, None) => LiveLog::Unknown,
+    })
 }
 
 pub(crate) fn snapshot_info(entry: &SnapshotEntry, size_bytes: u64) -> SnapshotInfo {

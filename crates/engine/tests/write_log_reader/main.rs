@@ -14,7 +14,7 @@ use std::sync::Arc;
 use common::Random;
 use vellum::gate::{DenyAll, FileRequest, Gate};
 use vellum::qcow2::check::{CheckOptions, check};
-use vellum::qcow2::{OpenOptions, Qcow2, WriteLogOptions};
+use vellum::qcow2::{OpenOptions, Qcow2, WriteLogOptions, read_header};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, Storage, ZeroRequest};
 use vellum_io::lane::block_on;
 use vellum_storage::MemStorage;
@@ -59,7 +59,11 @@ async fn open(
 
 /// Opens an image with a log of the least length.
 async fn open_with_log(file: Arc<dyn Storage>, log: Arc<dyn Storage>) -> Result<Arc<Qcow2>> {
-    let log = WriteLogOptions::new(log, NAME).len_bytes(WriteLogOptions::MIN_LEN_BYTES);
+    open_with(file, WriteLogOptions::new(log, NAME)).await
+}
+
+async fn open_with(file: Arc<dyn Storage>, log: WriteLogOptions) -> Result<Arc<Qcow2>> {
+    let log = log.len_bytes(WriteLogOptions::MIN_LEN_BYTES);
     let options = OpenOptions::default().discard(true).write_log(Some(log));
     Qcow2::open(file, Arc::new(DenyAll), options).await
 }
@@ -175,8 +179,9 @@ async fn request(image: &Qcow2, world: &World, random: &mut Random) {
     }
 }
 
-/// A few uses of one image and its log; returns how often the log went on at its start.
-async fn run(seed: u64) -> u64 {
+/// A few uses of one image and its log, which may lie inside it; returns how often a log in a file
+/// went on at its start.
+async fn run(seed: u64, is_inside: bool) -> u64 {
     let mut random = Random::new(seed);
     let (mut image_bytes, mut log_bytes) = (world::image(&mut random).await, Vec::new());
     let mut wraps = 0;
@@ -185,9 +190,11 @@ async fn run(seed: u64) -> u64 {
             .await
             .expect("opened");
         let world = World::new(&image_bytes, &log_bytes, shown, random.next());
-        let opened = open_with_log(world.file(), world.log_file())
-            .await
-            .expect("opened");
+        let log = match is_inside {
+            true => WriteLogOptions::inside(),
+            false => WriteLogOptions::new(world.log_file(), NAME),
+        };
+        let opened = open_with(world.file(), log).await.expect("opened");
         for _ in 0..random.below(150) {
             request(&opened, &world, &mut random).await;
         }
@@ -197,7 +204,11 @@ async fn run(seed: u64) -> u64 {
         }
         (image_bytes, log_bytes) = world.bytes();
         for kill in world.kills() {
-            examine(&kill, &kill.log, &mut random).await;
+            let log = match is_inside {
+                true => reader::inside(&kill.image).unwrap_or(&[]),
+                false => &kill.log,
+            };
+            examine(&kill, log, &mut random).await;
             if let Some(torn) = kill.torn(&mut random) {
                 examine(&kill, &torn, &mut random).await;
             }
@@ -209,6 +220,96 @@ async fn run(seed: u64) -> u64 {
 
 #[test]
 fn whatever_was_flushed_before_a_kill_is_there() {
-    let wraps: u64 = (0..SEEDS).map(|seed| block_on(run(seed))).sum();
+    let wraps: u64 = (0..SEEDS).map(|seed| block_on(run(seed, false))).sum();
     assert!(wraps > SEEDS, "the ring is too long for this test: {wraps}");
+}
+
+#[test]
+fn whatever_was_flushed_before_a_kill_is_there_with_a_log_inside() {
+    for seed in 0..SEEDS {
+        block_on(run(seed, true));
+    }
+}
+
+/// A program that is killed leaves the clusters of a log inside the image taken; whoever opens the
+/// image next gives them back.
+#[test]
+fn clusters_of_a_log_inside_are_given_back() {
+    let use_and_kill = async |is_flushed: bool| {
+        let file = memory(&world::image_with(&mut Random::new(1), false).await);
+        let image = open_with(file.clone(), WriteLogOptions::inside()).await?;
+        let write = image.write(0, Buffer::copy_of(&[7; 4096]), RequestFlags::default());
+        write.await?;
+        if is_flushed {
+            image.flush().await?;
+        }
+        let killed = memory(&file.snapshot());
+        image.close().await?;
+        Ok::<_, vellum::Error>((killed, file))
+    };
+    let leaks = async |file: &Arc<MemStorage>| {
+        let report = check(file.clone(), &CheckOptions::default()).await;
+        report.map(|report| (report.leaks, report.corruptions))
+    };
+    block_on(async {
+        for is_flushed in [false, true] {
+            let (killed, closed) = use_and_kill(is_flushed).await?;
+            assert!(reader::inside(&closed.snapshot()).is_none());
+            assert_eq!(leaks(&closed).await?, (0, 0));
+            let file = memory(&killed.snapshot());
+            assert_eq!(reader::is_marked(&killed.snapshot()), is_flushed);
+            assert!(reader::inside(&killed.snapshot()).is_some());
+            open(file.clone(), memory(&[]), false)
+                .await?
+                .close()
+                .await?;
+            assert!(reader::inside(&file.snapshot()).is_none());
+            assert_eq!(leaks(&file).await?, (0, 0));
+            // And whoever wants such a log takes the same clusters.
+            let place = async |file: &Arc<MemStorage>| {
+                let header = read_header(&(file.clone() as Arc<dyn Storage>)).await;
+                header.map(|header| header.write_log_inside())
+            };
+            let before = place(&killed).await?;
+            let again = open_with(killed.clone(), WriteLogOptions::inside()).await?;
+            assert_eq!(place(&killed).await?, before);
+            again.close().await?;
+            assert_eq!(leaks(&killed).await?, (0, 0));
+        }
+        Ok::<_, vellum::Error>(())
+    })
+    .expect("no failure");
+}
+
+/// Clusters that others may take at any time hold no log.
+#[test]
+fn a_log_inside_needs_clusters_of_its_own() {
+    block_on(async {
+        let file = memory(&world::image_with(&mut Random::new(1), false).await);
+        let image = open_with(file.clone(), WriteLogOptions::inside()).await?;
+        let write = image.write(0, Buffer::copy_of(&[7; 4096]), RequestFlags::default());
+        write.await?;
+        image.flush().await?;
+        let killed = memory(&file.snapshot());
+        image.close().await?;
+        // What a repair does that does not know the log.
+        let mut bytes = killed.snapshot();
+        bytes[88..96].fill(0);
+        let header = read_header(&(memory(&bytes) as Arc<dyn Storage>)).await?;
+        assert!(header.write_log_inside().is_none());
+        let opened = open(memory(&bytes), memory(&[]), false).await;
+        assert!(opened.unwrap_err().message().contains("does not say where"));
+        let free = memory(&killed.snapshot());
+        let place = read_header(&(free.clone() as Arc<dyn Storage>)).await?;
+        let cluster = place.geometry().cluster_size_bytes();
+        let first = place.write_log_inside().expect("inside").start / cluster;
+        let block = place.refcount_table_offset.bytes() as usize;
+        let mut bytes = free.snapshot();
+        let block = u64::from_be_bytes(bytes[block..block + 8].try_into().unwrap()) as usize;
+        bytes[block + 2 * first as usize..][..2].fill(0);
+        let opened = open(memory(&bytes), memory(&[]), false).await;
+        assert!(opened.unwrap_err().message().contains("not counted"));
+        Ok::<_, vellum::Error>(())
+    })
+    .expect("no failure");
 }

@@ -36,6 +36,11 @@ pub fn is_marked(image: &[u8]) -> bool {
 
 /// Identity and name of the log that the image's extension names.
 pub fn extension(image: &[u8]) -> Result<([u8; 16], String), String> {
+    let (id, name) = extension_bytes(image)?;
+    Ok((id, String::from_utf8_lossy(name).into_owned()))
+}
+
+fn extension_bytes(image: &[u8]) -> Result<([u8; 16], &[u8]), String> {
     let mut at = number(image, 100, 4) as usize;
     let mut found = Err("no extension".to_owned());
     loop {
@@ -49,10 +54,21 @@ pub fn extension(image: &[u8]) -> Result<([u8; 16], String), String> {
             if !(1..=1023).contains(&name.len()) {
                 return Err("length of the name".to_owned());
             }
-            found = Ok((*id, String::from_utf8_lossy(name).into_owned()));
+            found = Ok((*id, name));
         }
         at += 8 + length.next_multiple_of(8);
     }
+}
+
+/// The bytes of a log that lies inside the image.
+pub fn inside(image: &[u8]) -> Option<&[u8]> {
+    let (_, name) = extension_bytes(image).ok()?;
+    let is_vouched = number(image, 88, 8) >> 44 & 1 == 1;
+    if name.len() != 24 || name[..8] != [0; 8] || !is_vouched {
+        return None;
+    }
+    let (start, len) = (number(name, 8, 8) as usize, number(name, 16, 8) as usize);
+    image.get(start..start + len)
 }
 
 #[derive(Debug, Clone, Copy)]

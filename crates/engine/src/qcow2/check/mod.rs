@@ -194,6 +194,9 @@ pub async fn repair(
     if forget_checksums(&image.storage).await? {
         image = Image::open(image.storage, options.on_progress.clone()).await?;
     }
+    if repair::free_log_clusters(&image).await? {
+        image.reload().await?;
+    }
     let mut findings = Findings::new(options.on_finding.clone());
     if fix == Fix::All {
         bitmaps::give_up_broken(&mut image, &mut findings).await?;

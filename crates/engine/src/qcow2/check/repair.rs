@@ -1,5 +1,6 @@
 //! The small writes of a repair: entries that are given up, and the header's marks.
 
+use vellum_format::extension::kind;
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::header::field;
 use vellum_io::Buffer;
@@ -10,6 +11,7 @@ use super::MARKS;
 use super::outcome::Outcome;
 use super::source::Image;
 use crate::Result;
+use crate::qcow2::header::rewrite::rewrite_header;
 
 /// Writes the L2 entries that the walk has given up, which read as zeroes already;
 /// durable when it returns.
@@ -64,6 +66,23 @@ pub(super) async fn clear_marks(image: &Image) -> Result<()> {
         image.write(field::AUTOCLEAR_FEATURES as u64, bytes).await?;
     }
     image.flush().await
+}
+
+/// Has the header no longer vouch for the clusters of a write log that holds nothing, which are leaks
+/// from then on; durable when it returns. Whether it did.
+pub(super) async fn free_log_clusters(image: &Image) -> Result<bool> {
+    let header = &image.header;
+    let holds_writes = header.incompatible.contains(Incompatible::WRITE_LOG);
+    if holds_writes || header.write_log_inside().is_none() {
+        return Ok(false);
+    }
+    rewrite_header(&image.storage, |header| {
+        header.remove_extension(kind::WRITE_LOG);
+        header.autoclear = header.autoclear.without(Autoclear::WRITE_LOG_INSIDE);
+        Ok(())
+    })
+    .await?;
+    Ok(true)
 }
 
 /// Removes the header's mark for a write log that holds writes; durable when it returns. Whether it

@@ -102,6 +102,9 @@ impl<'a> Walk<'a> {
         if let Some(pointer) = header.encryption_header() {
             self.add_area(pointer.offset.0, pointer.length_bytes);
         }
+        if let Some(log) = header.write_log_inside() {
+            self.add_area(log.start, log.end - log.start);
+        }
         bitmaps::walk(self.image, &mut self).await?;
         Ok(Outcome {
             stored: self.stored,

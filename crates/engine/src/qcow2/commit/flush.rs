@@ -93,6 +93,23 @@ impl Image {
         written_back
     }
 
+    /// Makes durable what was written to places that the mapping on disk leads to.
+    pub(crate) async fn sync_in_place(&self) -> Result<()> {
+        self.fail_stop.check("flush", &self.name)?;
+        self.emit(Event::FlushToDisk).await;
+        let synced = match self.has_external_data() {
+            true => self.data.flush().await,
+            false => self.file.flush().await,
+        };
+        match synced.map_err(Failure::Barrier) {
+            Ok(()) => Ok(()),
+            Err(failure) => {
+                self.metadata_write_failed(&failure).await;
+                Err(failure.into_error())
+            }
+        }
+    }
+
     /// Makes everything durable that the mapping in memory leads to.
     pub(crate) async fn commit(self: &Arc<Self>) -> Result<()> {
         match self.commits.commit_coalescer.join().await {

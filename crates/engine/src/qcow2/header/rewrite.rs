@@ -104,13 +104,16 @@ fn feature_names(header: &Header) -> Vec<FeatureName> {
         let name = "Vellum's write log";
         names.push(FeatureName::new(feature_type::INCOMPATIBLE, bit, name));
     }
-    if header.autoclear.contains(Autoclear::SEALED) {
-        let bit = Autoclear::SEALED.bits().trailing_zeros() as u8;
-        names.push(FeatureName::new(feature_type::AUTOCLEAR, bit, "sealed"));
-    }
-    if header.autoclear.contains(Autoclear::CHECKSUMS) {
-        let bit = Autoclear::CHECKSUMS.bits().trailing_zeros() as u8;
-        names.push(FeatureName::new(feature_type::AUTOCLEAR, bit, "checksums"));
+    let autoclear = [
+        (Autoclear::WRITE_LOG_INSIDE, "write log inside"),
+        (Autoclear::CHECKSUMS, "checksums"),
+        (Autoclear::SEALED, "sealed"),
+    ];
+    for (feature, name) in autoclear {
+        if header.autoclear.contains(feature) {
+            let bit = feature.bits().trailing_zeros() as u8;
+            names.push(FeatureName::new(feature_type::AUTOCLEAR, bit, name));
+        }
     }
     names
 }

@@ -102,6 +102,8 @@ pub struct MetadataBytes {
     pub bitmaps: u64,
     /// The LUKS header with its key material.
     pub encryption: u64,
+    /// A write log in the image.
+    pub write_log: u64,
 }
 
 impl MetadataBytes {
@@ -117,6 +119,7 @@ impl MetadataBytes {
             + self.snapshot_l2
             + self.bitmaps
             + self.encryption
+            + self.write_log
     }
 }
 

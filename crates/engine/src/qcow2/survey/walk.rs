@@ -153,6 +153,9 @@ impl Walk<'_> {
         if let Some(pointer) = header.encryption_header() {
             self.metadata.encryption = self.area(pointer.offset.0, pointer.length_bytes);
         }
+        if let Some(log) = header.write_log_inside() {
+            self.metadata.write_log = self.area(log.start, log.end - log.start);
+        }
         Ok(())
     }
 

@@ -36,10 +36,20 @@ const MAX_ZERO_FILL_BYTES: u64 = 32 << 10;
 enum InPlace {
     /// They are written.
     Written { piece: Buffer, durable: bool },
+    /// They are in the write buffer.
+    Buffered { piece: Buffer },
     /// The write buffer has no room for that many.
     NoRoom { len_bytes: u64 },
     /// The mapping has to change.
     NeedsStep,
+}
+
+/// A write that has succeeded.
+pub(crate) struct Written {
+    /// The request's buffer.
+    pub(crate) buffer: Buffer,
+    /// No mapping was changed, and nothing was put into the write buffer.
+    pub(crate) is_in_place: bool,
 }
 
 /// A step with everything known that it needs.
@@ -69,6 +79,19 @@ impl Image {
         buffer: Buffer,
         flags: RequestFlags,
     ) -> Result<Buffer> {
+        let written = self
+            .write_telling_place(offset_bytes, buffer, flags)
+            .await?;
+        Ok(written.buffer)
+    }
+
+    /// As [`Image::write`]; tells whether all bytes went to places that they had before.
+    pub(crate) async fn write_telling_place(
+        self: &Arc<Self>,
+        offset_bytes: u64,
+        buffer: Buffer,
+        flags: RequestFlags,
+    ) -> Result<Written> {
         self.write_pieces(offset_bytes, buffer, flags, true, &mut None)
             .await
     }
@@ -80,8 +103,9 @@ impl Image {
         buffer: Buffer,
     ) -> Result<Buffer> {
         let flags = RequestFlags::default();
-        self.write_pieces(offset_bytes, buffer, flags, false, &mut None)
-            .await
+        let mut turn = None;
+        let written = self.write_pieces(offset_bytes, buffer, flags, false, &mut turn);
+        Ok(written.await?.buffer)
     }
 
     /// As [`Image::write_at_once`], but its clusters are allocated in the turn of `ticket`,
@@ -95,8 +119,9 @@ impl Image {
     ) -> Result<Buffer> {
         ticket.turn().await;
         let flags = RequestFlags::default();
-        self.write_pieces(offset_bytes, buffer, flags, false, &mut Some(ticket))
-            .await
+        let mut turn = Some(ticket);
+        let written = self.write_pieces(offset_bytes, buffer, flags, false, &mut turn);
+        Ok(written.await?.buffer)
     }
 
     async fn write_pieces(
@@ -106,12 +131,12 @@ impl Image {
         flags: RequestFlags,
         may_buffer: bool,
         turn: &mut Option<Ticket>,
-    ) -> Result<Buffer> {
+    ) -> Result<Written> {
         self.begin_change("write").await?;
         let mut at = offset_bytes;
         let mut rest = buffer;
         let mut done = Vec::new();
-        let mut commit = false;
+        let (mut commit, mut is_in_place) = (false, true);
         while !rest.is_empty() {
             let held = self
                 .write_in_place(at, &mut rest, flags.fua, may_buffer, turn)
@@ -121,12 +146,16 @@ impl Image {
                     commit |= flags.fua && !durable;
                     piece
                 }
+                InPlace::Buffered { piece } => {
+                    (commit, is_in_place) = (commit || flags.fua, false);
+                    piece
+                }
                 InPlace::NoRoom { len_bytes } => {
                     self.wait_for_room(at, len_bytes).await;
                     continue;
                 }
                 InPlace::NeedsStep => {
-                    commit |= flags.fua;
+                    (commit, is_in_place) = (commit || flags.fua, false);
                     // Boxed, as the commit is: a write in place would carry the room.
                     match Box::pin(self.write_step(at, &mut rest, turn)).await? {
                         Some(piece) => piece,
@@ -140,7 +169,10 @@ impl Image {
         if commit {
             Box::pin(self.commit()).await?;
         }
-        Ok(Buffer::join_all(done))
+        Ok(Written {
+            buffer: Buffer::join_all(done),
+            is_in_place,
+        })
     }
 
     /// Writes the first bytes of `rest` in place or into the write buffer, if that is
@@ -177,10 +209,8 @@ impl Image {
             if !self.buffer_write(at, &rest[..len_bytes as usize]) {
                 return Ok(InPlace::NoRoom { len_bytes });
             }
-            return Ok(InPlace::Written {
-                piece: rest.split_to(len_bytes as usize),
-                durable: false,
-            });
+            let piece = rest.split_to(len_bytes as usize);
+            return Ok(InPlace::Buffered { piece });
         };
         // A durable byte is one that the mapping on disk leads to. Only now, with the
         // range held, can no other request change that mapping any more.

@@ -184,7 +184,8 @@ impl WriteBuffer {
         self.budget_bytes.load(Ordering::Acquire)
     }
 
-    fn is_deferring(&self) -> bool {
+    /// Whether clusters wait, as [`WriteBuffer::defer`] says.
+    pub(crate) fn is_deferring(&self) -> bool {
         self.is_deferring.load(Ordering::Acquire)
     }
 

@@ -42,7 +42,7 @@ impl Image {
 
     /// How many bytes at the start of `run`, which is not the cluster's own data,
     /// should go to the write buffer: those of the first cluster, if they do not make
-    /// it whole and the rest has to be copied from somewhere.
+    /// it whole and the rest has to be copied from somewhere, or flushes do not wait for them.
     pub(crate) fn bytes_to_buffer(&self, run: &MappingRun) -> Option<u64> {
         if self.has_external_data() || !self.write_buffer.takes_writes() {
             return None;
@@ -59,7 +59,8 @@ impl Image {
         let to_end = self.geometry.cluster_size_bytes() - inside;
         let len_bytes = run.len_bytes.min(to_end);
         let whole = inside == 0 && len_bytes == to_end;
-        (needs_copy && !whole && len_bytes <= MAX_BUFFERED_BYTES).then_some(len_bytes)
+        let waits = needs_copy || self.write_buffer.is_deferring();
+        (waits && !whole && len_bytes <= MAX_BUFFERED_BYTES).then_some(len_bytes)
     }
 
     /// Shows bytes over an image that is only read: nothing writes them back.

@@ -1,9 +1,10 @@
 //! Taking a write log into use, and ending that.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::extension::{Extension, kind};
-use vellum_format::features::Incompatible;
+use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::write_log::{
     BLOCK_BYTES, GENERATIONS_END, LogId, MAX_LEN_BYTES, MAX_NAME_LEN_BYTES, MIN_LEN_BYTES,
     NUMBERS_END, Superblock, WriteLogExtension,
@@ -11,7 +12,8 @@ use vellum_format::write_log::{
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::{Storage, WriteFlags};
 
-use super::log::WriteLog;
+use super::inside;
+use super::log::{LogParts, WriteLog};
 use super::replay::{read_log, read_superblock};
 use crate::gate::{FileRequest, Gate};
 use crate::qcow2::encryption::Encryption;
@@ -21,6 +23,9 @@ use crate::qcow2::options::{Backing, OpenOptions, OpenPurpose};
 use crate::qcow2::random_id::random_bytes;
 
 const DEFAULT_LEN_BYTES: u64 = 256 << 20;
+/// In the image, whose file it makes longer.
+const DEFAULT_INSIDE_LEN_BYTES: u64 = 64 << 20;
+const NO_ROOM: &str = "cannot make room for the write log";
 /// The write buffer gets so much of the log's length: when it is full, and the guest waits for room
 /// in it, the log still has some.
 const BUFFER_SHARE: u64 = 4;
@@ -36,11 +41,21 @@ const NOBODY: LogId = LogId([0; 16]);
 /// A write log for an image that is opened for writing (`journal`, an option of our own).
 #[derive(Debug, Clone)]
 pub struct WriteLogOptions {
-    /// The log's file. It is made longer, and overwritten if it is empty or the log of no
-    /// image; anything else in it is refused.
-    storage: Arc<dyn Storage>,
-    name: String,
+    place: Place,
     len_bytes: Option<u64>,
+}
+
+/// Where a log is to lie.
+#[derive(Debug, Clone)]
+enum Place {
+    /// In a file. It is made longer, and overwritten if it is empty or the log of no
+    /// image; anything else in it is refused.
+    File {
+        storage: Arc<dyn Storage>,
+        name: String,
+    },
+    /// In clusters of the image.
+    Inside,
 }
 
 impl WriteLogOptions {
@@ -53,14 +68,26 @@ impl WriteLogOptions {
     /// looks for the log by that name, relative to the image's folder.
     pub fn new(storage: Arc<dyn Storage>, name: impl Into<String>) -> Self {
         WriteLogOptions {
-            storage,
-            name: name.into(),
+            place: Place::File {
+                storage,
+                name: name.into(),
+            },
+            len_bytes: None,
+        }
+    }
+
+    /// A log in clusters of the image's own file, which are taken when the image is opened and given
+    /// back when it is closed.
+    pub fn inside() -> Self {
+        WriteLogOptions {
+            place: Place::Inside,
             len_bytes: None,
         }
     }
 
     /// How long the log is, in bytes: a multiple of 4096 between [`Self::MIN_LEN_BYTES`] and
-    /// [`Self::MAX_LEN_BYTES`]. Default: as long as it is, or 256 MiB.
+    /// [`Self::MAX_LEN_BYTES`]; in the image whole clusters. Default: as long as the file is, or 256
+    /// MiB; in the image 64 MiB.
     /// Unless it is given, the data cache gets a quarter of that.
     #[must_use]
     pub fn len_bytes(mut self, len_bytes: u64) -> Self {
@@ -101,9 +128,21 @@ pub(in crate::qcow2) async fn open(
     {
         recover(image, gate, options).await?;
     }
-    match &options.write_log {
-        Some(log) if !image.read_only => attach(image, log).await?,
-        _ => return Ok(()),
+    if image.read_only {
+        return Ok(());
+    }
+    let held = image.header().write_log_inside();
+    match options.write_log.as_ref().map(|log| (&log.place, log)) {
+        Some((Place::Inside, log)) => attach_inside(image, log, held).await?,
+        other => {
+            if let Some(held) = held {
+                give_up_held(image, &held).await?;
+            }
+            let Some((Place::File { storage, name }, log)) = other else {
+                return Ok(());
+            };
+            attach_file(image, storage, name, log).await?;
+        }
     }
     if let Some(log) = image.write_log.get() {
         let budget_bytes = match options.data_cache_size_bytes {
@@ -126,13 +165,19 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
                        without its backing file";
         return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
     }
-    let file = live_log(image, gate, options, &extension).await?;
+    let file = match &extension.file_name() {
+        Some(_) => live_log(image, gate, options, &extension).await?,
+        None => log_inside(image).await?,
+    };
     let (batches, base_bytes) = batches_of(image, &file)?;
     let (superblock, replay) = read_log(&file, (&batches, base_bytes), extension.id).await?;
     if image.read_only {
         return image.overlay_replay(&replay);
     }
     image.replay(replay).await?;
+    if extension.file_name().is_none() {
+        return Ok(());
+    }
     // Else it would stay this image's, which may name another from now on; where it cannot be
     // written it stays so.
     drop(disown(&file, superblock).await);
@@ -148,10 +193,11 @@ async fn live_log(
     extension: &WriteLogExtension,
 ) -> Result<Arc<dyn Storage>> {
     if let Some(log) = &options.write_log
-        && let Some(found) = read_superblock(&log.storage).await?
+        && let Place::File { storage, .. } = &log.place
+        && let Some(found) = read_superblock(storage).await?
         && found.id == extension.id
     {
-        return Ok(log.storage.clone());
+        return Ok(storage.clone());
     }
     let request = FileRequest {
         image: image.name.clone(),
@@ -172,6 +218,18 @@ async fn live_log(
                        -r drop-log`)";
         error.context("open", message)
     })
+}
+
+/// The log in the image's own clusters that holds writes.
+async fn log_inside(image: &Image) -> Result<Arc<dyn Storage>> {
+    let Some(place) = image.header().write_log_inside() else {
+        let message = "the image has a write log, and does not say where";
+        return Err(refuse(ErrorKind::InvalidImage, &image.name, message));
+    };
+    if !image.read_only {
+        image.check_log_clusters(&place).await?;
+    }
+    Ok(inside::storage(image, &place))
 }
 
 fn extension_of(image: &Image) -> Result<WriteLogExtension> {
@@ -202,36 +260,49 @@ fn batches_of(image: &Image, file: &Arc<dyn Storage>) -> Result<(Arc<dyn Storage
     }
 }
 
-/// Takes a log into use.
-async fn attach(image: &Arc<Image>, options: &WriteLogOptions) -> Result<()> {
-    let file = &options.storage;
+/// Refuses an image that cannot have a log.
+fn check_version(image: &Image) -> Result<()> {
     if image.geometry.version < 3 {
         let message = "a write log needs qcow2 version 3 (vellum amend -o compat=1.1)";
         return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
     }
-    if !(1..=MAX_NAME_LEN_BYTES).contains(&options.name.len()) {
+    Ok(())
+}
+
+fn check_len(len_bytes: u64, name: &str) -> Result<()> {
+    if (MIN_LEN_BYTES..=MAX_LEN_BYTES).contains(&len_bytes) && len_bytes.is_multiple_of(BLOCK_BYTES)
+    {
+        return Ok(());
+    }
+    let message = format!(
+        "the size of the write log must be a multiple of {BLOCK_BYTES} between {MIN_LEN_BYTES} \
+         and {MAX_LEN_BYTES}"
+    );
+    Err(refuse(ErrorKind::InvalidArgument, name, message))
+}
+
+/// Takes a log in a file into use.
+async fn attach_file(
+    image: &Arc<Image>,
+    file: &Arc<dyn Storage>,
+    name: &str,
+    options: &WriteLogOptions,
+) -> Result<()> {
+    check_version(image)?;
+    if !(1..=MAX_NAME_LEN_BYTES).contains(&name.len()) || name.starts_with('\0') {
         let message =
             format!("the name of the write log must have 1 to {MAX_NAME_LEN_BYTES} bytes");
         return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
     }
-    let (batches, base_bytes) = batches_of(image, file)?;
+    batches_of(image, file)?;
     let old = claimable(image, file).await?;
     let len_bytes = options
         .len_bytes
         .or(old.map(|old| old.len_bytes))
         .unwrap_or(DEFAULT_LEN_BYTES);
-    if !(MIN_LEN_BYTES..=MAX_LEN_BYTES).contains(&len_bytes)
-        || !len_bytes.is_multiple_of(BLOCK_BYTES)
-    {
-        let message = format!(
-            "the size of the write log must be a multiple of {BLOCK_BYTES} between {MIN_LEN_BYTES} \
-             and {MAX_LEN_BYTES}"
-        );
-        return Err(refuse(ErrorKind::InvalidArgument, file.name(), message));
-    }
+    check_len(len_bytes, file.name())?;
     let prepared = preallocate(file, len_bytes, old).await;
-    prepared
-        .map_err(|error| error.context("open write log", "cannot make room for the write log"))?;
+    prepared.map_err(|error| error.context("open write log", NO_ROOM))?;
     // Rule W7: each use has an identity of its own, so that an older copy of image or log does not
     // match; and in this order, so that a crash in between leaves a file that may be claimed.
     let old = match old {
@@ -245,25 +316,112 @@ async fn attach(image: &Arc<Image>, options: &WriteLogOptions) -> Result<()> {
         }
         other => other,
     };
-    let id = LogId(random_bytes(file)?);
     let extension = WriteLogExtension {
-        id,
-        name: options.name.clone().into_bytes(),
+        id: LogId(random_bytes(file)?),
+        name: name.as_bytes().to_vec(),
     };
-    let data = extension.encode();
-    let extension = Extension::Unknown {
-        kind: kind::WRITE_LOG,
-        data,
-    };
-    image
-        .update_header(|header| header.set_extension(extension))
-        .await?;
-    let log = WriteLog::new(file.clone(), (batches, base_bytes), id, len_bytes, old);
-    log.begin().await?;
+    use_log(image, file, &extension, (len_bytes, old)).await?;
     if old.is_some_and(|old| old.len_bytes > len_bytes) {
         // Space that nobody uses any more; a device keeps its length.
         drop(file.truncate(len_bytes).await);
     }
+    Ok(())
+}
+
+/// Takes a log in the image's own clusters into use: those that it `held` since a crash, or new
+/// ones.
+async fn attach_inside(
+    image: &Arc<Image>,
+    options: &WriteLogOptions,
+    held: Option<Range<u64>>,
+) -> Result<()> {
+    check_version(image)?;
+    batches_of(image, &image.file)?;
+    let len_bytes = options.len_bytes.unwrap_or(DEFAULT_INSIDE_LEN_BYTES);
+    check_len(len_bytes, &image.name)?;
+    let len_bytes = image.log_clusters_bytes(len_bytes).min(MAX_LEN_BYTES);
+    image.begin_change("open write log").await?;
+    let (place, old) = match reusable(image, held, len_bytes).await? {
+        Some(found) => found,
+        None => {
+            let taken = image.take_log_clusters(len_bytes).await;
+            let taken = taken.map_err(|error| error.context("open write log", NO_ROOM))?;
+            let file = inside::storage(image, &taken);
+            if let Err(error) = preallocate(&file, len_bytes, None).await {
+                drop(image.free_log_clusters(&taken).await);
+                return Err(error.context("open write log", NO_ROOM));
+            }
+            (taken, None)
+        }
+    };
+    let file = inside::storage(image, &place);
+    let extension = WriteLogExtension::for_inside(LogId(random_bytes(&file)?), &place);
+    use_log(image, &file, &extension, (len_bytes, old)).await
+}
+
+/// The clusters of a log that were not given back, if they can be used as they are; else they are
+/// given back now.
+async fn reusable(
+    image: &Arc<Image>,
+    held: Option<Range<u64>>,
+    len_bytes: u64,
+) -> Result<Option<(Range<u64>, Option<Superblock>)>> {
+    let Some(place) = held else {
+        return Ok(None);
+    };
+    let file = inside::storage(image, &place);
+    if place.end - place.start == len_bytes && file.len_bytes()? == len_bytes {
+        image.check_log_clusters(&place).await?;
+        let old = read_superblock(&file).await;
+        if let Ok(old) = old
+            && old.is_none_or(|old| !is_used_up(&old))
+        {
+            return Ok(Some((place, old)));
+        }
+    }
+    give_up_held(image, &place).await?;
+    Ok(None)
+}
+
+/// Gives back the clusters of a log that a killed program has left.
+async fn give_up_held(image: &Arc<Image>, place: &Range<u64>) -> Result<()> {
+    image.check_log_clusters(place).await?;
+    image.begin_change("open").await?;
+    image.give_up_log_clusters(place).await
+}
+
+/// Writes down that a log is the image's from now on, and begins to use it.
+async fn use_log(
+    image: &Arc<Image>,
+    file: &Arc<dyn Storage>,
+    extension: &WriteLogExtension,
+    (len_bytes, old): (u64, Option<Superblock>),
+) -> Result<()> {
+    let data = extension.encode();
+    let named = Extension::Unknown {
+        kind: kind::WRITE_LOG,
+        data,
+    };
+    let inside = extension.inside();
+    image
+        .update_header(|header| {
+            header.set_extension(named);
+            if inside.is_some() {
+                header.autoclear = header.autoclear.with(Autoclear::WRITE_LOG_INSIDE);
+            }
+        })
+        .await?;
+    let parts = LogParts {
+        file: file.clone(),
+        batches: batches_of(image, file)?,
+        inside,
+        id: extension.id,
+        len_bytes,
+        old,
+        cluster_bytes: image.geometry.cluster_size_bytes(),
+    };
+    let log = WriteLog::new(parts);
+    log.begin().await?;
     let attached = image.write_log.set(Box::new(log));
     debug_assert!(attached.is_ok(), "an image is opened once");
     Ok(())
@@ -283,14 +441,17 @@ async fn disown(file: &Arc<dyn Storage>, old: Superblock) -> Result<Superblock> 
     Ok(disowned)
 }
 
+/// Whether a log has got too far to be taken into use once more.
+fn is_used_up(old: &Superblock) -> bool {
+    let mut numbers = [old.start_sequence, old.start_batch].into_iter();
+    numbers.any(|number| number >= USABLE_NUMBERS_END) || old.generation >= USABLE_GENERATIONS_END
+}
+
 /// The superblock of a file that may become this image's log.
 async fn claimable(image: &Image, file: &Arc<dyn Storage>) -> Result<Option<Superblock>> {
     if let Some(old) = read_superblock(file).await? {
         let ours = extension_of(image).is_ok_and(|extension| extension.id == old.id);
-        let mut numbers = [old.start_sequence, old.start_batch].into_iter();
-        if numbers.any(|number| number >= USABLE_NUMBERS_END)
-            || old.generation >= USABLE_GENERATIONS_END
-        {
+        if is_used_up(&old) {
             let message = "the numbers of this write log are used up; delete it";
             return Err(refuse(ErrorKind::Unsupported, file.name(), message));
         }
@@ -348,9 +509,14 @@ impl Image {
         }
         // Rule W7: in this order.
         if log.state().failure.is_none() {
-            log.leave(NOBODY).await?;
-            self.update_header(|header| header.remove_extension(kind::WRITE_LOG))
-                .await?;
+            match &log.inside {
+                Some(place) => self.give_up_log_clusters(place).await?,
+                None => {
+                    log.leave(NOBODY).await?;
+                    self.update_header(|header| header.remove_extension(kind::WRITE_LOG))
+                        .await?;
+                }
+            }
         }
         log.file.close().await
     }

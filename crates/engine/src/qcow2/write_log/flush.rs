@@ -18,6 +18,10 @@ use crate::qcow2::image::Image;
 /// After so long without an append the image is made whole without its log.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
+/// So many flushes are appended only because of live records of the same clusters, until the tail
+/// moves on.
+const MAX_DETAINED: u64 = 64;
+
 impl Image {
     /// Makes everything durable that was complete before this call: by the log if that can
     /// take it.
@@ -39,6 +43,10 @@ impl Image {
         if pending.is_empty() {
             return taken.end(Ok(()));
         }
+        if log.goes_around(pending) {
+            let synced = self.sync_in_place().await;
+            return taken.end(synced);
+        }
         let place = match self.needs_only_a_sync(log) {
             true => None,
             false => log.place(pending),
@@ -46,7 +54,7 @@ impl Image {
         if let Some(at_bytes) = place {
             match self.append(log, at_bytes, pending).await {
                 Ok(()) => {
-                    self.after_append(log);
+                    self.after_append(log, pending);
                     return taken.end(Ok(()));
                 }
                 Err(error) => self.log_failed(log, &error),
@@ -138,8 +146,14 @@ impl Image {
         }
     }
 
-    fn after_append(self: &Arc<Self>, log: &WriteLog) {
-        if log.wants_tail_moved() && !log.is_moving_tail.swap(true, Ordering::AcqRel) {
+    fn after_append(self: &Arc<Self>, log: &WriteLog, pending: &Pending) {
+        let detained = match pending.is_in_place() {
+            // Once the tail has moved such writes need no append.
+            true => log.detained.fetch_add(1, Ordering::AcqRel) + 1,
+            false => 0,
+        };
+        let wants_tail_moved = log.wants_tail_moved() || detained >= MAX_DETAINED;
+        if wants_tail_moved && !log.is_moving_tail.swap(true, Ordering::AcqRel) {
             let mover = TailMover(self.clone());
             drop(spawn_to_completion(async move { mover.run().await }));
         }
@@ -152,6 +166,7 @@ impl Image {
     /// Moves the log's tail to where its head is now.
     async fn move_tail(self: &Arc<Self>, log: &WriteLog) -> Result<()> {
         let mark = log.mark();
+        log.detained.store(0, Ordering::Release);
         // Rule W3: a commit that begins after the changes that go.
         if !mutants::is(Mutant::MoveTailUnflushed) {
             self.flush().await?;

@@ -8,6 +8,7 @@
 //!   live records is ended by the image's header, not by a superblock.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -17,6 +18,7 @@ use vellum_io::{Buffer, Buffers, Error, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, WriteFlags};
 
+use super::live::LiveChunks;
 use super::overlaps::Overlaps;
 use super::pending::{BatchHead, Pending};
 use super::ring::{Mark, Ring};
@@ -25,8 +27,9 @@ use crate::range_lock::RangeLock;
 
 /// The part of the ring that one batch takes at most.
 const MAX_BATCH_SHARE: u64 = 4;
-/// Notes take so much memory at most, whatever the ring's length is.
-const MAX_PENDING_BYTES: u64 = 4 << 20;
+/// More than this between two flushes goes past the log: what counts then is how much is written, and
+/// the log would double that.
+const MAX_PENDING_BYTES: u64 = 1 << 20;
 
 /// What lies between the numbers of two uses of a log: more than a ring has records.
 const NUMBERS_APART: u64 = 1 << 32;
@@ -34,7 +37,8 @@ const NUMBERS_APART: u64 = 1 << 32;
 /// What appends and superblocks share.
 #[derive(Debug)]
 pub(super) struct LogState {
-    pub(super) ring: Ring,
+    ring: Ring,
+    live: LiveChunks,
     next_sequence: u64,
     next_batch: u64,
     /// Of the superblock that was written last, or is being written.
@@ -47,12 +51,22 @@ pub(super) struct LogState {
     pub(super) failure: Option<Error>,
 }
 
+impl LogState {
+    /// Nothing before `mark` is live any more.
+    fn release(&mut self, mark: Mark) {
+        self.ring.release(mark);
+        self.live.release(mark);
+    }
+}
+
 /// See the module's head.
 pub(crate) struct WriteLog {
     /// The log's file.
     pub(super) file: Arc<dyn Storage>,
     /// The same, as batches are written to it, and the offset of its first byte there.
     batches: (Arc<dyn Storage>, u64),
+    /// See [`LogParts::inside`].
+    pub(super) inside: Option<Range<u64>>,
     pub(super) id: LogId,
     pub(super) len_bytes: u64,
     /// Guest ranges, in bytes, of requests that will be noted: those that overlap take turns.
@@ -71,6 +85,8 @@ pub(crate) struct WriteLog {
     pub(super) is_watched: AtomicBool,
     /// Appends so far.
     pub(super) appends: AtomicU64,
+    /// Those of them, since the tail moved, of changes that were all made in place.
+    pub(super) detained: AtomicU64,
 }
 
 impl fmt::Debug for WriteLog {
@@ -87,16 +103,34 @@ pub(super) struct LogMark {
     next_batch: u64,
 }
 
+/// What a log is made of that is taken into use.
+pub(super) struct LogParts {
+    pub(super) file: Arc<dyn Storage>,
+    /// What batches are written to, which may encrypt them, and the offset of the log's first byte
+    /// there.
+    pub(super) batches: (Arc<dyn Storage>, u64),
+    /// The bytes of the image's own file that the log has, if it does not lie in another one.
+    pub(super) inside: Option<Range<u64>>,
+    pub(super) id: LogId,
+    pub(super) len_bytes: u64,
+    /// The newest superblock that is there.
+    pub(super) old: Option<Superblock>,
+    /// Of the image.
+    pub(super) cluster_bytes: u64,
+}
+
 impl WriteLog {
-    /// A log of `len_bytes` with nothing in it, whose newest superblock was `old`; none is written
-    /// yet. Batches go to `batches`, which may encrypt them.
-    pub(super) fn new(
-        file: Arc<dyn Storage>,
-        batches: (Arc<dyn Storage>, u64),
-        id: LogId,
-        len_bytes: u64,
-        old: Option<Superblock>,
-    ) -> WriteLog {
+    /// A log with nothing in it; no superblock of it is written yet.
+    pub(super) fn new(parts: LogParts) -> WriteLog {
+        let LogParts {
+            file,
+            batches,
+            inside,
+            id,
+            len_bytes,
+            old,
+            cluster_bytes,
+        } = parts;
         // No record that is still there has such a number.
         let [next_sequence, next_batch] = old.map_or([1, 1], |old| {
             [old.start_sequence, old.start_batch].map(|start| start + NUMBERS_APART)
@@ -104,6 +138,7 @@ impl WriteLog {
         WriteLog {
             file,
             batches,
+            inside,
             id,
             len_bytes,
             noting: Arc::default(),
@@ -112,6 +147,7 @@ impl WriteLog {
             rounds: Coalescer::default(),
             state: Mutex::new(LogState {
                 ring: Ring::new(len_bytes),
+                live: LiveChunks::new(cluster_bytes),
                 next_sequence,
                 next_batch,
                 generation: old.map_or(0, |old| old.generation),
@@ -124,6 +160,7 @@ impl WriteLog {
             is_moving_tail: AtomicBool::new(false),
             is_watched: AtomicBool::new(false),
             appends: AtomicU64::new(0),
+            detained: AtomicU64::new(0),
         }
     }
 
@@ -142,6 +179,17 @@ impl WriteLog {
     pub(super) fn wants_tail_moved(&self) -> bool {
         let state = self.state();
         4 * state.ring.live_bytes() > state.ring.capacity_bytes()
+    }
+
+    /// Whether all changes were made in place, and no live record is of one of their clusters.
+    pub(super) fn goes_around(&self, pending: &Pending) -> bool {
+        let state = self.state();
+        let is_clear =
+            |range: Range<u64>| mutants::is(Mutant::GoAroundLive) || !state.live.touches(&range);
+        pending.is_in_place()
+            && state.failure.is_none()
+            && self.suspensions.load(Ordering::Acquire) == 0
+            && pending.ranges().all(is_clear)
     }
 
     /// The place of a batch, if it can be appended.
@@ -176,6 +224,10 @@ impl WriteLog {
             };
             // Whatever becomes of it, nothing else gets this place and these numbers.
             state.ring.take(at_bytes, pending.batch_bytes());
+            let end = state.ring.mark();
+            for range in pending.ranges() {
+                state.live.note(&range, end);
+            }
             state.next_batch += 1;
             state.next_sequence += pending.count();
             batch
@@ -210,7 +262,7 @@ impl WriteLog {
             return Ok(());
         }
         self.write_superblock(self.id, mark).await?;
-        self.state().ring.release(mark.ring);
+        self.state().release(mark.ring);
         Ok(())
     }
 
@@ -219,7 +271,7 @@ impl WriteLog {
         let _one = self.superblock.lock().await;
         let mark = self.mark();
         self.write_superblock(self.id, mark).await?;
-        self.state().ring.release(mark.ring);
+        self.state().release(mark.ring);
         Ok(())
     }
 
@@ -227,7 +279,7 @@ impl WriteLog {
     pub(super) fn note_ended(&self) {
         let mut state = self.state();
         let mark = state.ring.mark();
-        state.ring.release(mark);
+        state.release(mark);
         state.is_marked = false;
     }
 

@@ -13,6 +13,8 @@ pub(super) struct Change {
     pub(super) len_bytes: u64,
     /// The bytes of [`RecordKind::Data`].
     pub(super) payload: Vec<u8>,
+    /// The bytes are in the image, and the mapping was not changed for them.
+    pub(super) is_in_place: bool,
 }
 
 impl Change {
@@ -23,6 +25,15 @@ impl Change {
             guest_offset_bytes,
             len_bytes: bytes.len() as u64,
             payload: bytes.to_vec(),
+            is_in_place: false,
+        }
+    }
+
+    /// As it is, but that its bytes may be in the image without a change of the mapping.
+    pub(super) fn in_place(self, is_in_place: bool) -> Change {
+        Change {
+            is_in_place,
+            ..self
         }
     }
 
@@ -33,6 +44,7 @@ impl Change {
             guest_offset_bytes: range.start,
             len_bytes: range.end - range.start,
             payload: Vec::new(),
+            is_in_place: false,
         }
     }
 }
@@ -87,6 +99,18 @@ impl Pending {
     /// Everything that was changed can go to the log.
     pub(super) fn is_complete(&self) -> bool {
         !self.is_incomplete
+    }
+
+    /// Every change was made in place, and nothing else was changed.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.is_complete() && self.changes.iter().all(|change| change.is_in_place)
+    }
+
+    /// The guest ranges that the changes are of, in bytes.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.changes
+            .iter()
+            .map(|change| change.guest_offset_bytes..change.guest_offset_bytes + change.len_bytes)
     }
 
     /// Length of the batch.

@@ -136,14 +136,16 @@ impl Image {
         let noting = Noting::begin(log, &sectors).await;
         // The flush at the end is cheaper than what the image does for it.
         let plain = RequestFlags::default();
-        let buffer = self.write(offset_bytes, buffer, plain).await?;
+        let done = self
+            .write_telling_place(offset_bytes, buffer, plain)
+            .await?;
         let change = match sectors == written {
-            true => is_short(&sectors).then(|| Change::data(offset_bytes, &buffer)),
+            true => is_short(&sectors).then(|| Change::data(offset_bytes, &done.buffer)),
             false => self.change_as_read(&sectors).await,
         };
-        noting.end(change);
+        noting.end(change.map(|change| change.in_place(done.is_in_place)));
         self.flush_for(flags.fua).await?;
-        Ok(buffer)
+        Ok(done.buffer)
     }
 
     /// A guest's request for zeroes; the range was checked.

@@ -16,6 +16,13 @@ pub(super) struct Mark {
     total_bytes: u64,
 }
 
+impl Mark {
+    /// Whether everything before this moment is before `other` as well.
+    pub(super) fn is_before(self, other: Mark) -> bool {
+        self.total_bytes <= other.total_bytes
+    }
+}
+
 /// See the module's head. In bytes of the log's file.
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -74,7 +81,7 @@ impl Ring {
 
     /// Whether nothing before `mark` is live.
     pub(super) fn is_released(&self, mark: Mark) -> bool {
-        mark.total_bytes <= self.tail.total_bytes
+        mark.is_before(self.tail)
     }
 
     /// Nothing before `mark` is live any more.

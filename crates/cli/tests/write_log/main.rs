@@ -1,226 +1,67 @@
 //! A write log (`journal=`) as people use it: programs that are killed while it holds writes, and
 //! what everybody sees afterwards.
 
+mod place;
+
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
-const BLOCK_BYTES: u64 = 4096;
-/// A log is ended when nothing is flushed for a second, so a machine that stands still for
-/// so long leaves none to find.
-const ATTEMPTS: usize = 10;
-
-struct Place(TempDir);
-
-/// What a program printed and how it ended.
-#[derive(Debug)]
-struct Ran {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    fn of(output: &Output) -> Ran {
-        Ran {
-            code: output.status.code(),
-            out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
-    }
-}
-
-impl Place {
-    fn new() -> Place {
-        let place = Place(tempfile::tempdir().expect("a folder"));
-        place.vellum(&["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]);
-        place
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.0.path().join(name).exists()
-    }
-
-    fn command(&self, program: &str, words: &[&str]) -> Command {
-        let mut command = Command::new(program);
-        command.current_dir(self.0.path()).args(words);
-        command
-    }
-
-    fn run(&self, program: &str, words: &[&str]) -> Ran {
-        let output = self.command(program, words).output();
-        let output =
-            output.unwrap_or_else(|error| panic!("{program}: {error}; `cargo xtask setup`"));
-        Ran::of(&output)
-    }
-
-    fn must(&self, program: &str, words: &[&str]) -> Ran {
-        let ran = self.run(program, words);
-        assert_eq!(ran.code, Some(0), "{program} {words:?}: {ran:?}");
-        ran
-    }
-
-    fn vellum(&self, words: &[&str]) -> Ran {
-        self.must(VELLUM, words)
-    }
-
-    /// Runs commands of `vellum io`.
-    fn io(&self, words: &[&str], commands: &[String]) -> Ran {
-        let commands = commands.iter().flat_map(|command| ["-c", command]);
-        let words = ["io"]
-            .into_iter()
-            .chain(commands)
-            .chain(words.iter().copied());
-        self.run(VELLUM, &words.collect::<Vec<_>>())
-    }
-
-    /// Whether the image needs its log, as a program that does not know it is told.
-    fn has_live_log(&self) -> bool {
-        let told = self.run("qemu-img", &["info", "disk.qcow2"]);
-        match told.code {
-            Some(0) => false,
-            _ => {
-                let refusal = "Unsupported qcow2 feature(s): Vellum's write log";
-                assert!(told.err.contains(refusal), "{told:?}");
-                true
-            }
-        }
-    }
-
-    /// Expects the blocks in the image, byte by byte, for `vellum io` and these words.
-    #[track_caller]
-    fn expect_blocks(&self, words: &[&str], blocks: &[(u64, u8)]) {
-        let reads = blocks.iter().map(|(block, byte)| {
-            let offset = block * BLOCK_BYTES;
-            format!("read -q -P {byte} {offset} {BLOCK_BYTES}")
-        });
-        let reads: Vec<String> = reads.collect();
-        let ran = self.io(words, &reads);
-        assert_eq!((ran.code, &*ran.out), (Some(0), ""), "{ran:?}");
-    }
-
-    /// Expects everybody to find the blocks in an image whose log holds some.
-    #[track_caller]
-    fn expect_recovery(&self, blocks: &[(u64, u8)]) {
-        assert!(self.has_live_log());
-        self.expect_blocks(&["-r", "disk.qcow2"], blocks);
-        assert!(self.has_live_log(), "reading changes nothing");
-        self.expect_blocks(&["disk.qcow2"], blocks);
-        self.expect_no_trace(blocks);
-    }
-
-    /// Expects an image that QEMU's tools take for one of theirs, with these blocks.
-    #[track_caller]
-    fn expect_no_trace(&self, blocks: &[(u64, u8)]) {
-        assert!(!self.has_live_log());
-        // Clusters may be lost: space that was counted for writes which did not come.
-        let checked = self.run("qemu-img", &["check", "disk.qcow2"]);
-        assert!(matches!(checked.code, Some(0 | 3)), "{checked:?}");
-        for (block, byte) in blocks {
-            let read = format!("read -P {byte} {} {BLOCK_BYTES}", block * BLOCK_BYTES);
-            let ran = self.must("qemu-io", &["-r", "-c", &read, "disk.qcow2"]);
-            assert!(!ran.out.contains("failed"), "{ran:?}");
-        }
-    }
-
-    /// Kills `vellum io` after each of the blocks was written and flushed.
-    fn kill_io(&self, options: &str, blocks: &[(u64, u8)]) {
-        let options = format!("driver=qcow2,file.filename=disk.qcow2,{options}");
-        let mut io = self.command(VELLUM, &["io", "--image-opts", &options]);
-        let mut io = io
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it runs");
-        let mut input = io.stdin.take().expect("a pipe");
-        for (block, byte) in blocks {
-            let offset = block * BLOCK_BYTES;
-            writeln!(input, "write -q -P {byte} {offset} {BLOCK_BYTES}\nflush").expect("a pipe");
-        }
-        writeln!(input, "read 0 1").expect("a pipe");
-        let mut lines = BufReader::new(io.stdout.take().expect("a pipe")).lines();
-        let read = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("read 1/1")));
-        assert!(read.is_some(), "it does not answer");
-        io.kill().expect("killed");
-        io.wait().expect("ended");
-    }
-
-    /// Does something until it leaves an image whose log holds writes.
-    #[track_caller]
-    fn until_live(&self, mut crash: impl FnMut()) {
-        let path = |name: &str| self.0.path().join(name);
-        let before = std::fs::read(path("disk.qcow2")).expect("an image");
-        let lives = (0..ATTEMPTS).any(|attempt| {
-            if attempt > 0 {
-                // What is in its place already needs no log.
-                std::fs::write(path("disk.qcow2"), &before).expect("written");
-                for log in ["disk.qcow2.vlog", "a.log"] {
-                    drop(std::fs::remove_file(path(log)));
-                }
-            }
-            crash();
-            self.has_live_log()
-        });
-        assert!(lives, "no log holds anything");
-    }
-
-    /// A client that writes and flushes through a socket; the server is killed in the middle.
-    /// The blocks that a flush made durable.
-    fn kill_server(&self, mut server: Child) -> Vec<(u64, u8)> {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !self.has("sock") {
-            assert!(Instant::now() < deadline, "no socket in time");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let blocks: Vec<(u64, u8)> = (0..400).map(|n| (n * 7919 % 16384, n as u8 | 1)).collect();
-        let mut client = self.command("qemu-io", &["-f", "raw"]);
-        for (block, byte) in &blocks {
-            let write = format!("write -P {byte} {} {BLOCK_BYTES}", block * BLOCK_BYTES);
-            client.args(["-c", &write, "-c", "flush"]);
-        }
-        client.arg("nbd+unix:///disk?socket=sock");
-        let mut client = client
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it runs");
-        let lines = BufReader::new(client.stdout.take().expect("a pipe")).lines();
-        let mut written = 0;
-        for line in lines {
-            written += usize::from(line.expect("text").starts_with("wrote 4096/4096"));
-            if written == 100 {
-                server.kill().expect("killed");
-            }
-        }
-        server.wait().expect("ended");
-        client.wait().expect("ended");
-        std::fs::remove_file(self.0.path().join("sock")).expect("left behind");
-        assert!((100..400).contains(&written), "{written} writes");
-        // The last one that was told may not have been flushed.
-        blocks[..written - 1].to_vec()
-    }
-}
+use place::{Place, VELLUM};
 
 #[test]
 fn what_was_flushed_survives_the_death_of_vellum_io() {
     for (options, log) in [
-        ("journal=on", "disk.qcow2.vlog"),
-        ("journal=./a.log,journal-size=128k", "a.log"),
+        ("journal=on", Some("disk.qcow2.vlog")),
+        ("journal=./a.log,journal-size=128k", Some("a.log")),
         (
             "journal=on,cache.direct=on,journal-size=1M",
-            "disk.qcow2.vlog",
+            Some("disk.qcow2.vlog"),
         ),
+        ("journal=inside,cache.direct=on,journal-size=1M", None),
     ] {
         let place = Place::new();
         let blocks = [(0, 7), (5000, 8), (1, 9)];
         place.until_live(|| place.kill_io(options, &blocks));
-        assert!(place.has(log));
+        match log {
+            Some(log) => assert!(place.has(log)),
+            None => place.expect_one_file(),
+        }
         place.expect_recovery(&blocks);
     }
+}
+
+/// It is told of, and its clusters are nobody's afterwards.
+#[test]
+fn a_log_inside_comes_and_goes() {
+    let place = Place::new();
+    place.until_live(|| place.kill_io("journal=inside", &[(0, 7)]));
+    let told = place.vellum(&["info", "disk.qcow2"]).out;
+    assert!(told.contains("write log: inside (holds writes"), "{told}");
+    let checked = place.vellum(&["check", "disk.qcow2"]).out;
+    assert!(checked.contains("No errors were found"), "{checked}");
+    let audit = place.run(VELLUM, &["audit", "disk.qcow2"]).out;
+    assert!(
+        audit.contains("the write log in it holds writes"),
+        "{audit}"
+    );
+    place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    place.expect_blocks(&["-r", "disk.qcow2"], &[(0, 7)]);
+    place.must("qemu-img", &["check", "disk.qcow2"]);
+    let image = "driver=qcow2,file.filename=disk.qcow2,journal=inside";
+    let writes = ["write -q -P 8 1M 4k".into(), "flush".into()];
+    let ran = place.io(&["--image-opts", image], &writes);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    place.expect_one_file();
+    place.expect_no_trace(&[(0, 7), (256, 8)]);
+    place.must("qemu-img", &["check", "disk.qcow2"]);
+    // What the log holds may be given up as well.
+    place.until_live(|| place.kill_io("journal=inside", &[(300, 9)]));
+    place.vellum(&["check", "-r", "drop-log", "disk.qcow2"]);
+    place.vellum(&["check", "-r", "leaks", "disk.qcow2"]);
+    place.expect_no_trace(&[(0, 7), (256, 8)]);
+    place.must("qemu-img", &["check", "disk.qcow2"]);
 }
 
 #[test]
