@@ -18,6 +18,7 @@ mod install;
 mod io;
 mod localtime;
 mod manual;
+mod mount;
 mod nbd;
 mod object;
 mod output;
@@ -95,6 +96,7 @@ fn tool(name: &str) -> Option<Main> {
         "install-links" => |_, words| install::main(&words),
         "io" => io::main,
         "man" => |_, words| manual::man(&words),
+        "mount" => mount::main,
         "nbd" => nbd::main,
         _ => return None,
     })

@@ -1,11 +1,13 @@
 //! Exports: a [`vellum::BlockDevice`] served to clients.
 //!
-//! [`nbd`] speaks the Network Block Device protocol over unix and TCP sockets.
+//! [`nbd`] speaks the Network Block Device protocol over unix and TCP sockets; [`fuse`] shows the
+//! device as a regular file.
 //!
 //! Invariant: bytes from a client are never trusted. A client that breaks the
 //! protocol, floods, stalls or vanishes harms nobody but itself.
 #![deny(clippy::missing_errors_doc)]
 
+pub mod fuse;
 pub mod nbd;
 mod slice;
 

@@ -173,6 +173,21 @@ pub(crate) fn send(fd: RawFd, buffers: &mut Buffers, skip_bytes: usize) -> Resul
     retry(|| unsafe { libc::sendmsg(fd, &raw const header, flags) as i64 })
 }
 
+/// Reads one message of a device that hands them out whole; without waiting if the descriptor
+/// is non-blocking.
+pub(crate) fn receive_message(fd: RawFd, buffers: &mut Buffers) -> Result<i64, Errno> {
+    let vecs = io_vecs(buffers, 0);
+    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
+    retry(|| unsafe { libc::readv(fd, vecs.as_ptr(), vecs.len() as i32) as i64 })
+}
+
+/// Writes `buffers` as one message.
+pub(crate) fn send_message(fd: RawFd, buffers: &mut Buffers) -> Result<i64, Errno> {
+    let vecs = io_vecs(buffers, 0);
+    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
+    retry(|| unsafe { libc::writev(fd, vecs.as_ptr(), vecs.len() as i32) as i64 })
+}
+
 /// The header of a message made of `vecs`; valid as long as they stay in place.
 pub(crate) fn message_header(vecs: &mut IoVecs) -> libc::msghdr {
     // SAFETY: `msghdr` is plain old data, for which zero bytes are a value.

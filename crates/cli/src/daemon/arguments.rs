@@ -148,6 +148,9 @@ What there is, each made in the order given:
   --export [type=]nbd,id=ID,node-name=NAME[,name=NAME][,description=TEXT][,writable=on]
            [,writethrough=on][,allocation-depth=on][,iothread=ID]
                              a node to serve, under the node's name if no other is given
+  --export [type=]fuse,id=ID,node-name=NAME,mountpoint=FILE[,writable=on][,growable=on]
+           [,allow-other=on|off|auto][,writethrough=on]
+                             a node to show as a regular file, which must exist
 
   --chardev stdio,id=ID
   --chardev socket,id=ID,path=PATH[,server=on[,wait=off]]

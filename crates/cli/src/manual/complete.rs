@@ -335,10 +335,21 @@ fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String])
             });
         }
         (_, _, "export") => {
-            let keys = ["type", "id", "node-name", "name", "writable", "description"];
+            let keys = [
+                "type",
+                "id",
+                "node-name",
+                "name",
+                "writable",
+                "description",
+                "mountpoint",
+                "growable",
+                "allow-other",
+            ];
             return pairs(typed, &keys.map(str::to_owned), |key| match key {
-                "type" => Some(vec!["nbd"]),
-                "writable" => Some(vec!["on", "off"]),
+                "type" => Some(vec!["nbd", "fuse"]),
+                "writable" | "growable" => Some(vec!["on", "off"]),
+                "allow-other" => Some(vec!["auto", "on", "off"]),
                 _ => None,
             });
         }

@@ -67,6 +67,7 @@ static PAGES: &[(&str, Page)] = &[
     ("man", MAN),
     ("map", page(MAP)),
     ("measure", page(MEASURE)),
+    ("mount", MOUNT),
     ("nbd", NBD),
     ("rebase", page(REBASE)),
     ("resize", page(RESIZE)),
@@ -379,6 +380,21 @@ const MEASURE: &[Example] = &[
         "what an empty disk would",
     ),
 ];
+
+const MOUNT: Page = Page {
+    usage: &["[OPTIONS] IMAGE FILE"],
+    examples: &[
+        (
+            "vellum mount --fork disk.qcow2 disk",
+            "the disk in an image as the file 'disk', which must exist; 'umount disk' ends it",
+        ),
+        (
+            "vellum mount -r -l before-upgrade disk.qcow2 disk",
+            "as it was at a snapshot",
+        ),
+    ],
+    exits: &[("0", "unmounted, or ended by a signal"), FAILED],
+};
 
 const NBD: Page = Page {
     usage: &["[OPTIONS] IMAGE", "--list [OPTIONS]"],

@@ -1,7 +1,7 @@
 //! The programs and their tools, with what their parsers and helps say.
 
 use crate::getopt::Shape;
-use crate::{audit, bench, daemon, img, inspect, io, nbd};
+use crate::{audit, bench, daemon, img, inspect, io, mount, nbd};
 
 /// A program or a tool of one.
 #[derive(Debug, Clone)]
@@ -51,6 +51,7 @@ const BENCH: &str = "Show what the choices of an image cost on this machine";
 const DAEMON: &str = "Serve the images that options describe (qemu-storage-daemon)";
 const INSPECT: &str = "Show what is in an image, and what could be better";
 const IO: &str = "Read and write single requests (qemu-io)";
+const MOUNT: &str = "Show the disk in an image as a regular file";
 const NBD: &str = "Serve an image over NBD (qemu-nbd)";
 const IMAGES: &str = "Make, change, copy and look at disk images";
 
@@ -90,6 +91,7 @@ pub fn programs() -> Vec<Tool> {
         own("inspect", INSPECT, inspect::options(), inspect::HELP).explained(inspect::EXPLAINS),
         io_tool(),
         nbd_tool(),
+        Tool::new("mount", MOUNT, mount::options(), mount::help("vellum")),
         daemon_tool(),
         Tool::new(
             "completions",

@@ -1,7 +1,7 @@
-//! What the two servers, `nbd` and `daemon`, have in common: sockets to listen on, signals that
+//! What the servers, `nbd`, `daemon` and `mount`, have in common: sockets to listen on, signals that
 //! end the program, going to the background, and the file with the process id.
 //!
-//! Only `nbd` and `daemon` use this module; it knows neither.
+//! Only these use this module; it knows none of them.
 
 pub mod daemonize;
 mod failure;

@@ -110,7 +110,7 @@ impl Daemon {
     /// # Errors
     /// The first failure of a node that is closed; all are closed.
     pub async fn shut_down(&self) -> vellum::Result<()> {
-        self.parts.lock().await.end_server().await;
+        self.parts.lock().await.end_exports().await;
         // They hold the parts when they end.
         self.jobs.cancel_all().await;
         let parts = self.parts.lock().await;
@@ -170,26 +170,30 @@ impl DaemonState {
     /// In QEMU's words.
     pub async fn add_export(&mut self, options: Options) -> Result<(), Failure> {
         let wanted = export::Description::take(options, &self.iothreads)?;
-        let Some(server) = &self.server else {
-            return Err(message("NBD server not running"));
-        };
+        let server = self.server.as_ref();
         self.exports.add(wanted, &self.nodes, server).await
     }
 
     async fn remove_export(&mut self, id: &str, removal: Removal) -> Result<(), Failure> {
-        let Some(server) = &self.server else {
-            return Err(message(format!("Export '{id}' is not found")));
-        };
-        let exports = &mut self.exports;
+        let (exports, server) = (&mut self.exports, self.server.as_ref());
         exports.remove(id, removal, &self.nodes, server).await?;
         self.events.emit("BLOCK_EXPORT_DELETED", json!({"id": id}));
         Ok(())
     }
 
     /// Ends all exports, and the server.
-    async fn end_server(&mut self) {
-        for id in self.exports.ids() {
+    async fn end_exports(&mut self) {
+        for id in self.exports.ids(false) {
             // Each is there, as long as nobody else changes anything.
+            let _ = self.remove_export(&id, Removal::Hard).await;
+        }
+        self.end_server().await;
+    }
+
+    /// Ends the server and its exports.
+    async fn end_server(&mut self) {
+        for id in self.exports.ids(true) {
+            // As above.
             let _ = self.remove_export(&id, Removal::Hard).await;
         }
         if let Some(server) = self.server.take() {

@@ -13,7 +13,7 @@ use super::stop::Stop;
 
 /// The lanes of a server; the first is the caller's own.
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(crate) struct Lanes {
     lanes: Vec<Lane>,
     most: usize,
     end: Stop,
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Lane {
 
 /// A connection's place on a lane, given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct LaneSlot(Arc<AtomicUsize>);
+pub(crate) struct LaneSlot(Arc<AtomicUsize>);
 
 impl Drop for LaneSlot {
     fn drop(&mut self) {
@@ -47,7 +47,7 @@ impl Drop for LaneSlot {
 
 impl Lanes {
     /// The calling thread's lane, and space for up to `most` in all.
-    pub(super) fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         let own = Lane {
             remote: executor::remote(),
             connections: Arc::default(),
@@ -62,7 +62,7 @@ impl Lanes {
     }
 
     /// The calling lane, and others that there are already.
-    pub(super) fn of(others: &[Remote]) -> Self {
+    pub(crate) fn of(others: &[Remote]) -> Self {
         let mut lanes = Lanes::new(1);
         lanes.lanes.extend(others.iter().map(|remote| {
             // It ends when its owner likes.
@@ -80,7 +80,7 @@ impl Lanes {
 
     /// A place on the lane with the fewest connections; on a new lane if all
     /// are busy and another one may be started.
-    pub(super) fn take_slot(&mut self) -> (Remote, LaneSlot) {
+    pub(crate) fn take_slot(&mut self) -> (Remote, LaneSlot) {
         let load = |lane: &Lane| lane.connections.load(Ordering::Relaxed);
         let all_busy = self.lanes.iter().all(|lane| load(lane) > 0);
         if all_busy && self.lanes.len() < self.most {
@@ -102,7 +102,7 @@ impl Lanes {
 
 /// Ends the other lanes when their tasks are done. These may wait for tasks of the
 /// calling lane, so it goes on meanwhile.
-pub(super) async fn end(lanes: &RefCell<Lanes>) {
+pub(crate) async fn end(lanes: &RefCell<Lanes>) {
     let others = {
         let mut lanes = lanes.borrow_mut();
         lanes.end.request();

@@ -13,7 +13,7 @@ mod connection;
 mod export;
 mod exports;
 mod in_flight;
-mod lanes;
+pub(crate) mod lanes;
 mod listener;
 mod negotiate;
 mod perform;

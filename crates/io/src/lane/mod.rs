@@ -21,6 +21,7 @@ mod compute;
 mod event_loop;
 #[cfg(all(test, shuttle))]
 mod interleavings;
+pub mod message;
 pub mod net;
 mod reactor;
 mod request;

@@ -117,6 +117,10 @@ pub enum Op {
     Receive,
     /// Send all of the buffers.
     Send,
+    /// Receive one message of a device, such as `/dev/fuse`, that hands them out whole.
+    ReceiveMessage,
+    /// Give a device all of the buffers as one message.
+    SendMessage,
     /// Accept a connection.
     Accept,
     /// Wait until the descriptor is ready.
@@ -146,8 +150,8 @@ impl Op {
             Op::Write { .. } => "write",
             Op::Sync { .. } => "flush",
             Op::Fallocate { .. } => "fallocate",
-            Op::Receive => "receive",
-            Op::Send => "send",
+            Op::Receive | Op::ReceiveMessage => "receive",
+            Op::Send | Op::SendMessage => "send",
             Op::Accept => "accept",
             Op::Poll { .. } => "poll",
             Op::Connect { .. } => "connect",
@@ -176,15 +180,18 @@ impl Op {
     /// Whether the request is given up with its handle: it might wait forever, or
     /// take what the next one should get. All others run to their end.
     pub(crate) fn is_cancelled_on_drop(&self) -> bool {
-        matches!(self, Op::Receive | Op::Accept | Op::Poll { .. })
+        matches!(
+            self,
+            Op::Receive | Op::ReceiveMessage | Op::Accept | Op::Poll { .. }
+        )
     }
 
     /// What must be ready for the request to go on; `None` for requests that
     /// block in the kernel instead (files, calls).
     pub(crate) fn readiness(&self) -> Option<i16> {
         match self {
-            Op::Receive | Op::Accept => Some(libc::POLLIN),
-            Op::Send => Some(libc::POLLOUT),
+            Op::Receive | Op::ReceiveMessage | Op::Accept => Some(libc::POLLIN),
+            Op::Send | Op::SendMessage => Some(libc::POLLOUT),
             Op::Poll { events } => Some(*events),
             _ => None,
         }
@@ -366,6 +373,8 @@ impl Request {
                 None => Ok(0),
             },
             Op::Send => sys::send(fd, &mut self.buffers, skip),
+            Op::ReceiveMessage => sys::receive_message(fd, &mut self.buffers),
+            Op::SendMessage => sys::send_message(fd, &mut self.buffers),
             Op::Accept => sys::accept(fd),
             Op::Poll { events } => poll_once(fd, *events),
             Op::Call { work, .. } | Op::Connect { work } => {

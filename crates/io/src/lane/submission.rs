@@ -6,6 +6,9 @@ use io_uring::{opcode, squeue};
 use super::request::{Op, Request};
 use crate::sys::{self, IoVecs, MAX_TRANSFER_BYTES};
 
+/// The offset that stands for none.
+const CURRENT_POSITION: u64 = u64::MAX;
+
 /// What a submission points into besides the request's buffers. It must stay in
 /// place, like the request, until the completion.
 pub(crate) struct Memory {
@@ -55,6 +58,8 @@ impl Memory {
                 .build(),
             Op::Receive => receive(fd, request),
             Op::Send => self.send(fd, request),
+            Op::ReceiveMessage => self.read(fd, request, CURRENT_POSITION),
+            Op::SendMessage => self.write(fd, request, CURRENT_POSITION, 0),
             Op::Accept => {
                 let none = std::ptr::null_mut();
                 opcode::Accept::new(fd, none, std::ptr::null_mut())

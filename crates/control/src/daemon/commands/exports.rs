@@ -41,9 +41,14 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let exports = parts.exports.list(&parts.nodes).into_iter();
-    let exports = exports.map(
-        |(id, node)| json!({"id": id, "node-name": node, "type": "nbd", "shutting-down": false}),
-    );
+    let exports = exports.map(|export| {
+        json!({
+            "id": export.id,
+            "node-name": export.node,
+            "type": export.kind,
+            "shutting-down": false,
+        })
+    });
     Ok(exports.collect::<Vec<Value>>().into())
 }
 

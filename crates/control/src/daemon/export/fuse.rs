@@ -1,0 +1,166 @@
+//! What an export has when it is a file (`type=fuse`).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Io, Preallocation, delegate};
+use vellum_export::fuse::{AllowOther, Export, ExportOptions};
+use vellum_io::error::io_text;
+
+use super::super::{Failure, failure, message, need};
+use crate::nodes::{Changes, RequiredAccess, User};
+use crate::{Nodes, Options};
+
+/// The options of this type.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    mountpoint: PathBuf,
+    growable: bool,
+    allow_other: AllowOther,
+}
+
+impl Wanted {
+    /// Takes the options apart.
+    pub(super) fn take(options: &mut Options) -> Result<Self, Failure> {
+        let path = need(options, "mountpoint")?;
+        let mountpoint = std::path::absolute(&path)
+            .map_err(|error| message(format!("Failed to stat '{path}': {}", io_text(&error))))?;
+        let growable = options.take_bool("growable").map_err(failure)?;
+        let allow_other = match options.take_text("allow-other").map_err(failure)? {
+            None => AllowOther::Auto,
+            Some(text) => match text.as_str() {
+                "off" => AllowOther::Off,
+                "on" => AllowOther::On,
+                "auto" => AllowOther::Auto,
+                other => {
+                    return Err(message(format!(
+                        "Parameter 'allow-other' does not accept value '{other}'"
+                    )));
+                }
+            },
+        };
+        Ok(Wanted {
+            mountpoint,
+            growable: growable.unwrap_or(false),
+            allow_other,
+        })
+    }
+
+    /// What users of the file do to the node. Nobody relies on its size: they ask for it.
+    pub(super) fn access(&self, writable: bool) -> RequiredAccess {
+        RequiredAccess {
+            role: "root".to_owned(),
+            changes: Changes {
+                content: writable,
+                size: writable && self.growable,
+            },
+            keeps: Changes::NONE,
+        }
+    }
+
+    /// Refuses a file that an export is mounted over already.
+    pub(super) fn check_free<'a>(
+        &self,
+        mut mounted: impl Iterator<Item = &'a Path>,
+    ) -> Result<(), Failure> {
+        let own = place(&self.mountpoint);
+        match mounted.any(|other| place(other) == own) {
+            false => Ok(()),
+            true => Err(message(format!(
+                "There already is a FUSE export on '{}'",
+                self.mountpoint.display()
+            ))),
+        }
+    }
+
+    /// Mounts a device.
+    pub(super) async fn serve(
+        self,
+        device: Arc<dyn BlockDevice>,
+        writable: bool,
+    ) -> Result<Export, Failure> {
+        let options = ExportOptions::default()
+            .writable(writable)
+            .growable(self.growable)
+            .resizable(true)
+            .allow_other(self.allow_other);
+        let export = Export::new(device, self.mountpoint, &options).await;
+        export.map_err(failure)
+    }
+}
+
+/// A file by the folder that it is in, whose name may be another one. The file itself is not
+/// looked at: that would be a request to its own export.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    match (folder, path.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
+    }
+}
+
+/// A node whose size is changed only while nobody relies on it.
+#[derive(Debug)]
+pub(super) struct ResizeInTurn {
+    device: Arc<dyn BlockDevice>,
+    nodes: Nodes,
+    /// Of the export.
+    id: String,
+    /// The number of the export's use of the node.
+    joined: u64,
+}
+
+impl ResizeInTurn {
+    pub(super) fn new(
+        device: Arc<dyn BlockDevice>,
+        nodes: &Nodes,
+        id: &str,
+        joined: u64,
+    ) -> Arc<Self> {
+        Arc::new(ResizeInTurn {
+            device,
+            nodes: nodes.clone(),
+            id: id.to_owned(),
+            joined,
+        })
+    }
+
+    /// Does something that changes the size.
+    fn in_turn(&self, change: impl FnOnce(&dyn BlockDevice) -> Io<()> + 'static) -> Io<()> {
+        let (nodes, device) = (self.nodes.clone(), self.device.clone());
+        let user = User::Export(self.id.clone());
+        let Some(node) = nodes.used_by(self.joined) else {
+            return change(&*self.device);
+        };
+        let access = RequiredAccess {
+            role: "root".to_owned(),
+            changes: Changes::SIZE,
+            keeps: Changes::NONE,
+        };
+        Io::start(async move {
+            let joined = nodes.join(user, &node, access)?;
+            let changed = change(&*device).await;
+            nodes.leave(joined.id);
+            changed
+        })
+    }
+}
+
+impl BlockDevice for ResizeInTurn {
+    delegate!(
+        device: info, size_bytes, read, write, write_zeroes, write_compressed, discard, flush,
+        block_status, clear, close, backing, storage, format_device, allocated_bytes,
+    );
+
+    fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.device.stands_for()
+    }
+
+    fn truncate(&self, size_bytes: u64) -> Io<()> {
+        self.in_turn(move |device| device.truncate(size_bytes))
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        self.in_turn(move |device| device.resize(size_bytes, preallocation))
+    }
+}

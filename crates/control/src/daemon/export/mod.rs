@@ -1,0 +1,304 @@
+//! `--export`, `block-export-add`: what all types have in common. Each type has a file, and a
+//! variant of [`Wanted`] and of [`Served`].
+
+mod fuse;
+mod nbd;
+
+use std::sync::Arc;
+
+use crate::nodes::User;
+use crate::wrap::WriteThrough;
+use crate::{Nodes, Options};
+use vellum::BlockDevice;
+
+use super::server::Server;
+use super::{Failure, failure, message, need, refuse_rest};
+use fuse::ResizeInTurn;
+
+/// An export as the options describe it.
+#[derive(Debug)]
+pub(super) struct Description {
+    id: String,
+    node: String,
+    writable: bool,
+    writethrough: bool,
+    kind: Wanted,
+}
+
+/// What of the options belongs to a type.
+#[derive(Debug)]
+enum Wanted {
+    Nbd(nbd::Wanted),
+    Fuse(fuse::Wanted),
+}
+
+impl Description {
+    /// Takes the options apart; `iothreads` are those that exist.
+    pub(super) fn take(mut options: Options, iothreads: &[String]) -> Result<Self, Failure> {
+        let kind = need(&mut options, "type")?;
+        match kind.as_str() {
+            "nbd" | "fuse" => {}
+            "vhost-user-blk" | "vduse-blk" => {
+                return Err(message(format!(
+                    "Exports of type '{kind}' are not part of this version"
+                )));
+            }
+            _ => {
+                return Err(message(format!(
+                    "Parameter 'type' does not accept value '{kind}'"
+                )));
+            }
+        }
+        let id = need(&mut options, "id")?;
+        let node = need(&mut options, "node-name")?;
+        let mut switch = |key: &str| {
+            let value = options.take_bool(key).map_err(failure)?;
+            Ok::<bool, Failure>(value.unwrap_or(false))
+        };
+        let (writable, writethrough) = (switch("writable")?, switch("writethrough")?);
+        switch("fixed-iothread")?;
+        let kind = match kind.as_str() {
+            "fuse" => Wanted::Fuse(fuse::Wanted::take(&mut options)?),
+            _ => Wanted::Nbd(nbd::Wanted::take(&mut options, &node)?),
+        };
+        let iothread = options.take_text("iothread").map_err(failure)?;
+        if let Some(iothread) = iothread
+            && !iothreads.contains(&iothread)
+        {
+            return Err(message(format!("iothread \"{iothread}\" not found")));
+        }
+        refuse_rest(&options)?;
+        Ok(Description {
+            id,
+            node,
+            writable,
+            writethrough,
+            kind,
+        })
+    }
+}
+
+/// How an export goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// Only if nobody uses it.
+    Safe,
+    /// Whoever uses it is hung up on.
+    Hard,
+}
+
+/// An export that is there.
+#[derive(Debug)]
+struct ExportEntry {
+    id: String,
+    /// The node that it was made for.
+    node: String,
+    /// The number of its use of a live node.
+    joined: Option<u64>,
+    served: Served,
+}
+
+/// What serves an export.
+#[derive(Debug)]
+enum Served {
+    Nbd(Arc<vellum_export::nbd::Export>),
+    Fuse(vellum_export::fuse::Export),
+}
+
+impl Served {
+    /// QEMU's name of the type.
+    fn kind(&self) -> &'static str {
+        match self {
+            Served::Nbd(_) => "nbd",
+            Served::Fuse(_) => "fuse",
+        }
+    }
+
+    /// Whether an end would be noticed; users of a file come and go.
+    fn is_in_use(&self) -> bool {
+        match self {
+            Served::Nbd(export) => export.connections() > 0,
+            Served::Fuse(_) => false,
+        }
+    }
+
+    /// Ends it; what its clients have begun is complete on return.
+    async fn end(self, server: Option<&Server>) {
+        match self {
+            Served::Nbd(export) => {
+                // It is there as long as its exports are.
+                if let Some(server) = server {
+                    server.exports.remove(&export).await;
+                }
+            }
+            Served::Fuse(export) => export.end().await,
+        }
+    }
+}
+
+/// An export as `query-block-exports` tells of it.
+#[derive(Debug)]
+pub(super) struct ExportInfo {
+    pub(super) id: String,
+    /// The node that it shows now.
+    pub(super) node: String,
+    /// QEMU's name of the type.
+    pub(super) kind: &'static str,
+}
+
+/// The exports of the daemon.
+#[derive(Debug, Default)]
+pub(super) struct ServerExports(Vec<ExportEntry>);
+
+impl ServerExports {
+    /// The ids of all exports, or of those that NBD clients use.
+    pub(super) fn ids(&self, only_nbd: bool) -> Vec<String> {
+        let entries = self.0.iter();
+        entries
+            .filter(|one| !only_nbd || matches!(one.served, Served::Nbd(_)))
+            .map(|one| one.id.clone())
+            .collect()
+    }
+
+    /// All exports.
+    pub(super) fn list(&self, nodes: &Nodes) -> Vec<ExportInfo> {
+        let node = |one: &ExportEntry| one.joined.and_then(|joined| nodes.used_by(joined));
+        let entries = self.0.iter();
+        entries
+            .map(|one| ExportInfo {
+                id: one.id.clone(),
+                node: node(one).unwrap_or_else(|| one.node.clone()),
+                kind: one.served.kind(),
+            })
+            .collect()
+    }
+
+    /// Adds an export of a node.
+    pub(super) async fn add(
+        &mut self,
+        wanted: Description,
+        nodes: &Nodes,
+        server: Option<&Server>,
+    ) -> Result<(), Failure> {
+        self.check(&wanted, server)?;
+        let Description { id, node: name, .. } = &wanted;
+        let (id, name) = (id.clone(), name.clone());
+        let node = nodes.device(&name).map_err(failure)?;
+        if let Wanted::Nbd(nbd) = &wanted.kind {
+            check_name(&nbd.name, server)?;
+        }
+        if wanted.writable && node.info().read_only {
+            return Err(message("Cannot export read-only node as writable"));
+        }
+        let (device, joined) = match nodes.are_live() {
+            false => (node.clone(), None),
+            true => {
+                let access = match &wanted.kind {
+                    Wanted::Nbd(_) => nbd::Wanted::access(wanted.writable),
+                    Wanted::Fuse(fuse) => fuse.access(wanted.writable),
+                };
+                let joined = nodes.join(User::Export(id.clone()), &name, access);
+                let joined = joined.map_err(failure)?;
+                (joined.link as Arc<dyn BlockDevice>, Some(joined.id))
+            }
+        };
+        match serve(wanted, device, &node, nodes, joined, server).await {
+            Ok(served) => {
+                self.0.push(ExportEntry {
+                    id,
+                    node: name,
+                    joined,
+                    served,
+                });
+                Ok(())
+            }
+            Err(failure) => {
+                joined.into_iter().for_each(|joined| nodes.leave(joined));
+                Err(failure)
+            }
+        }
+    }
+
+    /// Refuses what cannot be beside what there is.
+    fn check(&self, wanted: &Description, server: Option<&Server>) -> Result<(), Failure> {
+        if matches!(wanted.kind, Wanted::Nbd(_)) && server.is_none() {
+            return Err(message("NBD server not running"));
+        }
+        if self.0.iter().any(|other| other.id == wanted.id) {
+            let id = &wanted.id;
+            return Err(message(format!("Block export id '{id}' is already in use")));
+        }
+        if let Wanted::Fuse(fuse) = &wanted.kind {
+            fuse.check_free(self.0.iter().filter_map(|other| match &other.served {
+                Served::Fuse(export) => Some(export.mountpoint()),
+                Served::Nbd(_) => None,
+            }))?;
+        }
+        Ok(())
+    }
+
+    /// Takes an export out.
+    fn take(&mut self, id: &str, removal: Removal) -> Result<ExportEntry, Failure> {
+        let Some(at) = self.0.iter().position(|one| one.id == id) else {
+            return Err(message(format!("Export '{id}' is not found")));
+        };
+        if removal == Removal::Safe && self.0[at].served.is_in_use() {
+            return Err(message(format!("export '{id}' still in use")));
+        }
+        Ok(self.0.remove(at))
+    }
+
+    /// Ends an export; what its clients have begun is complete on return.
+    pub(super) async fn remove(
+        &mut self,
+        id: &str,
+        removal: Removal,
+        nodes: &Nodes,
+        server: Option<&Server>,
+    ) -> Result<(), Failure> {
+        let ExportEntry { joined, served, .. } = self.take(id, removal)?;
+        served.end(server).await;
+        joined.into_iter().for_each(|joined| nodes.leave(joined));
+        Ok(())
+    }
+}
+
+/// Refuses a name that clients know already.
+fn check_name(name: &str, server: Option<&Server>) -> Result<(), Failure> {
+    match server.is_some_and(|server| server.exports.find(name).is_some()) {
+        true => Err(message(format!(
+            "NBD server already has export named '{name}'"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Serves a device, which stands for a node.
+async fn serve(
+    wanted: Description,
+    device: Arc<dyn BlockDevice>,
+    node: &Arc<dyn BlockDevice>,
+    nodes: &Nodes,
+    joined: Option<u64>,
+    server: Option<&Server>,
+) -> Result<Served, Failure> {
+    let device = match wanted.writethrough {
+        true => WriteThrough::new(device),
+        false => device,
+    };
+    match wanted.kind {
+        Wanted::Nbd(nbd) => {
+            let server = server.ok_or_else(|| message("NBD server not running"))?;
+            let export = nbd.serve(device, node, wanted.writable, nodes, server);
+            export.await.map(Served::Nbd)
+        }
+        Wanted::Fuse(fuse) => {
+            let device = match joined {
+                Some(joined) => ResizeInTurn::new(device, nodes, &wanted.id, joined),
+                None => device,
+            };
+            let export = fuse.serve(device, wanted.writable);
+            export.await.map(Served::Fuse)
+        }
+    }
+}

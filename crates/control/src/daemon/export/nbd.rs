@@ -1,0 +1,113 @@
+//! What an export has when NBD clients use it.
+
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_export::nbd::Export;
+use vellum_nbd::proto::MAX_STRING_BYTES;
+
+use super::super::server::Server;
+use super::super::{Failure, failure, message, need, refuse_rest};
+use crate::nodes::{Changes, RequiredAccess};
+use crate::{Nodes, Options, shown_bitmaps};
+
+/// The options of this type.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    description: Option<String>,
+    allocation_depth: bool,
+    bitmaps: Vec<WantedBitmap>,
+}
+
+/// A bitmap that an export shows.
+#[derive(Debug)]
+struct WantedBitmap {
+    /// The node that has it, if not the exported one or one below.
+    node: Option<String>,
+    name: String,
+}
+
+impl Wanted {
+    /// Takes the options apart; without a name the export has that of its node.
+    pub(super) fn take(options: &mut Options, node: &str) -> Result<Self, Failure> {
+        let allocation_depth = options.take_bool("allocation-depth").map_err(failure)?;
+        let bitmaps = take_bitmaps(options.take_group("bitmaps"))?;
+        let mut string = |key: &str| {
+            let value = options.take_text(key).map_err(failure)?;
+            match &value {
+                Some(text) if text.len() > MAX_STRING_BYTES => {
+                    Err(message(format!("export {key} '{text}' too long")))
+                }
+                _ => Ok(value),
+            }
+        };
+        Ok(Wanted {
+            name: string("name")?.unwrap_or_else(|| node.to_owned()),
+            description: string("description")?,
+            allocation_depth: allocation_depth.unwrap_or(false),
+            bitmaps,
+        })
+    }
+
+    /// What clients do to the node.
+    pub(super) fn access(writable: bool) -> RequiredAccess {
+        RequiredAccess {
+            role: "root".to_owned(),
+            changes: match writable {
+                true => Changes::CONTENT,
+                false => Changes::NONE,
+            },
+            // Clients are told the size once.
+            keeps: Changes::SIZE,
+        }
+    }
+
+    /// Adds the export of a device, which stands for a node, to those of the server.
+    pub(super) async fn serve(
+        self,
+        device: Arc<dyn BlockDevice>,
+        node: &Arc<dyn BlockDevice>,
+        writable: bool,
+        nodes: &Nodes,
+        server: &Server,
+    ) -> Result<Arc<Export>, Failure> {
+        let mut export = Export::new(self.name, device);
+        export.description = self.description;
+        export.read_only = !writable;
+        export.allocation_depth = self.allocation_depth;
+        for bitmap in self.bitmaps {
+            let holder = match &bitmap.node {
+                Some(node) => nodes.device(node).map_err(failure)?,
+                None => node.clone(),
+            };
+            let found = shown_bitmaps::find(&holder, &[bitmap.name], export.read_only).await?;
+            export.bitmaps.extend(found);
+        }
+        export.multi_conn = server.several;
+        Ok(server.exports.add(export))
+    }
+}
+
+/// Takes `bitmaps.N=NAME` and `bitmaps.N.node=NODE,bitmaps.N.name=NAME`.
+fn take_bitmaps(mut options: Options) -> Result<Vec<WantedBitmap>, Failure> {
+    let mut bitmaps = Vec::new();
+    while !options.is_empty() {
+        let index = bitmaps.len().to_string();
+        let bitmap = match options.take_text(&index).map_err(failure)? {
+            Some(name) => WantedBitmap { node: None, name },
+            None => {
+                let mut parts = options.take_group(&index);
+                if parts.is_empty() {
+                    return Err(message(format!("Parameter 'bitmaps.{index}' is missing")));
+                }
+                let node = Some(need(&mut parts, "node")?);
+                let name = need(&mut parts, "name")?;
+                refuse_rest(&parts)?;
+                WantedBitmap { node, name }
+            }
+        };
+        bitmaps.push(bitmap);
+    }
+    Ok(bitmaps)
+}

@@ -1,0 +1,406 @@
+//! The disk as a file: what is done to it, and its attributes.
+//!
+//! Invariants:
+//! - The disk never becomes shorter but by a request to set its size: whoever makes it longer
+//!   looks at its size in its turn.
+//! - No request reaches beyond the end of the disk.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use vellum::{BlockDevice, Preallocation, RequestFlags, ZeroRequest};
+use vellum_io::{Buffer, Error, Io, lane};
+
+use super::proto::{Allocate, Attributes, Seek, SetAttributes, Time, Transfer, set};
+
+/// Why a request fails.
+pub(super) type Errno = i32;
+
+/// The unit in which the file system tells its size.
+const BLOCK_BYTES: u32 = 4096;
+/// Most that is made zero at once: a power of two.
+const ZERO_BYTES: u64 = 1 << 30;
+/// So many extents are looked at before others on the lane have their turn.
+const EXTENTS_A_TURN: u32 = 32;
+
+/// Who may do what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rights {
+    pub(super) writable: bool,
+    /// Writes beyond the end make it longer.
+    pub(super) growable: bool,
+    /// Its size may be set.
+    pub(super) resizable: bool,
+    /// Others than the user who mounted it may use it.
+    pub(super) allow_other: bool,
+}
+
+/// The file.
+#[derive(Debug)]
+pub(super) struct File {
+    device: Arc<dyn BlockDevice>,
+    rights: Rights,
+    kept: Mutex<Kept>,
+    /// It was changed since somebody asked when.
+    touched: AtomicBool,
+    /// Held by whoever changes the size.
+    size_turn: async_lock::Mutex<()>,
+}
+
+/// What no disk has.
+#[derive(Debug)]
+struct Kept {
+    atime: Time,
+    mtime: Time,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+fn now() -> Time {
+    // A clock before 1970 is as good as one that stands there.
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    Time {
+        seconds: since.as_secs(),
+        nanoseconds: since.subsec_nanos(),
+    }
+}
+
+fn errno(error: &Error) -> Errno {
+    error.errno()
+}
+
+impl File {
+    pub(super) fn new(device: Arc<dyn BlockDevice>, rights: Rights) -> File {
+        let write = if rights.writable { libc::S_IWUSR } else { 0 };
+        let now = now();
+        File {
+            device,
+            rights,
+            kept: Mutex::new(Kept {
+                atime: now,
+                mtime: now,
+                mode: libc::S_IFREG | libc::S_IRUSR | write,
+                uid: rustix::process::getuid().as_raw(),
+                gid: rustix::process::getgid().as_raw(),
+            }),
+            touched: AtomicBool::new(false),
+            size_turn: async_lock::Mutex::new(()),
+        }
+    }
+
+    /// What it is.
+    pub(super) fn attributes(&self) -> Attributes {
+        let size_bytes = self.device.size_bytes();
+        let mut kept = self.kept.lock();
+        if self.touched.swap(false, Ordering::Relaxed) {
+            kept.mtime = now();
+        }
+        Attributes {
+            size_bytes,
+            blocks: self.allocated_bytes(size_bytes).div_ceil(512),
+            atime: kept.atime,
+            mtime: kept.mtime,
+            mode: kept.mode,
+            uid: kept.uid,
+            gid: kept.gid,
+            block_size_bytes: BLOCK_BYTES,
+        }
+    }
+
+    /// What the image takes on the host; all of the disk, where nobody knows.
+    fn allocated_bytes(&self, size_bytes: u64) -> u64 {
+        allocated_bytes(&self.device).unwrap_or(size_bytes)
+    }
+
+    /// The size of the file system and what of it is free: blocks and their length.
+    pub(super) fn blocks(&self) -> (u64, u64, u32) {
+        let size_bytes = self.device.size_bytes();
+        let blocks = size_bytes.div_ceil(u64::from(BLOCK_BYTES));
+        let used = self.allocated_bytes(size_bytes) / u64::from(BLOCK_BYTES);
+        (blocks, blocks.saturating_sub(used), BLOCK_BYTES)
+    }
+
+    /// Sets what is asked for, or nothing.
+    pub(super) async fn set_attributes(&self, wanted: SetAttributes) -> Result<(), Errno> {
+        self.check_attributes(&wanted)?;
+        if wanted.valid & set::SIZE != 0 {
+            let _turn = self.size_turn.lock().await;
+            let truncate = self.device.truncate(wanted.size_bytes);
+            truncate.await.map_err(|error| errno(&error))?;
+            self.touched.store(true, Ordering::Relaxed);
+        }
+        let mut kept = self.kept.lock();
+        let has = |bit: u32| wanted.valid & bit != 0;
+        if has(set::MODE) {
+            kept.mode = libc::S_IFREG | wanted.mode & 0o7777;
+        }
+        if has(set::UID) {
+            kept.uid = wanted.uid;
+        }
+        if has(set::GID) {
+            kept.gid = wanted.gid;
+        }
+        let time = |explicit: u32, implicit: u32, time: Time| match (has(implicit), has(explicit)) {
+            (true, _) => Some(now()),
+            (false, true) => Some(time),
+            (false, false) => None,
+        };
+        if let Some(atime) = time(set::ATIME, set::ATIME_NOW, wanted.atime) {
+            kept.atime = atime;
+        }
+        if let Some(mtime) = time(set::MTIME, set::MTIME_NOW, wanted.mtime) {
+            kept.mtime = mtime;
+            self.touched.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn check_attributes(&self, wanted: &SetAttributes) -> Result<(), Errno> {
+        let known = set::MODE
+            | set::UID
+            | set::GID
+            | set::SIZE
+            | set::ATIME
+            | set::MTIME
+            | set::HANDLE
+            | set::ATIME_NOW
+            | set::MTIME_NOW
+            | set::LOCK_OWNER
+            | set::CTIME
+            | set::KILL_SUIDGID;
+        let has = |bits: u32| wanted.valid & bits != 0;
+        let rights = &self.rights;
+        if has(!known) || has(set::UID | set::GID) && !rights.allow_other {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if has(set::MODE) {
+            if wanted.mode & 0o222 != 0 && !rights.writable {
+                return Err(libc::EROFS);
+            }
+            // Nobody else gets that far.
+            if wanted.mode & 0o077 != 0 && !rights.allow_other {
+                return Err(libc::EPERM);
+            }
+        }
+        if has(set::SIZE) {
+            self.check_writable()?;
+            if !rights.resizable && wanted.size_bytes != self.device.size_bytes() {
+                return Err(libc::EPERM);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_writable(&self) -> Result<(), Errno> {
+        match self.rights.writable {
+            true => Ok(()),
+            false => Err(libc::EACCES),
+        }
+    }
+
+    /// Starts a read, of what there is up to the end; `None` if there is nothing.
+    pub(super) fn read(&self, transfer: Transfer) -> Option<Io<Buffer>> {
+        let left = self.left(transfer.offset_bytes);
+        let len_bytes = u64::from(transfer.len_bytes).min(left);
+        let buffer = (len_bytes > 0).then(|| Buffer::for_read(len_bytes as usize))?;
+        Some(self.device.read(transfer.offset_bytes, buffer))
+    }
+
+    /// How much there is from an offset on, in bytes.
+    fn left(&self, offset_bytes: u64) -> u64 {
+        self.device.size_bytes().saturating_sub(offset_bytes)
+    }
+
+    /// Starts a write where it needs nothing but that; otherwise gives the data back.
+    pub(super) fn write_at_once(
+        &self,
+        transfer: Transfer,
+        data: Buffer,
+    ) -> Result<Io<Buffer>, Buffer> {
+        let fits = data.len() as u64 <= self.left(transfer.offset_bytes);
+        if !fits || !self.rights.writable {
+            return Err(data);
+        }
+        self.touched.store(true, Ordering::Relaxed);
+        let is_durable = transfer.open_flags & libc::O_DSYNC as u32 != 0;
+        let flags = RequestFlags::default().fua(is_durable);
+        Ok(self.device.write(transfer.offset_bytes, data, flags))
+    }
+
+    /// Writes what fits, or makes the file longer if it may, and returns how much was written.
+    pub(super) async fn write(&self, transfer: Transfer, data: Buffer) -> Result<u32, Errno> {
+        self.check_writable()?;
+        let mut data = data;
+        let end = end_of(transfer.offset_bytes, data.len() as u64)?;
+        if self.rights.growable {
+            self.grow(end, end, Preallocation::Off).await?;
+        }
+        // Somebody may have made it shorter meanwhile.
+        let left = self.left(transfer.offset_bytes);
+        data.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        if data.is_empty() {
+            return Err(libc::EIO);
+        }
+        let len_bytes = data.len() as u32;
+        match self.write_at_once(transfer, data) {
+            Ok(io) => io.await.map_err(|error| errno(&error))?,
+            Err(_) => return Err(libc::EIO),
+        };
+        Ok(len_bytes)
+    }
+
+    /// Makes the file `end` long unless it is longer, with space for what lies behind `from`.
+    async fn grow(&self, from: u64, end: u64, ahead: Preallocation) -> Result<(), Errno> {
+        let _turn = self.size_turn.lock().await;
+        let grown = async {
+            if from > self.device.size_bytes() && from < end {
+                self.device.truncate(from).await?;
+            }
+            if end > self.device.size_bytes() {
+                self.device.resize(end, ahead).await?;
+            }
+            Ok(())
+        };
+        let result: vellum_io::Result<()> = grown.await;
+        self.touched.store(true, Ordering::Relaxed);
+        result.map_err(|error| errno(&error))
+    }
+
+    /// Makes all that was written durable.
+    pub(super) fn sync(&self) -> Io<()> {
+        self.device.flush()
+    }
+
+    /// `fallocate(2)`.
+    pub(super) async fn allocate(&self, wanted: Allocate) -> Result<(), Errno> {
+        self.check_writable()?;
+        let (from, end) = (
+            wanted.offset_bytes,
+            end_of(wanted.offset_bytes, wanted.len_bytes)?,
+        );
+        let mode = wanted.mode as i32;
+        let keeps_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let size_bytes = self.device.size_bytes();
+        let grows = !keeps_size && end > size_bytes;
+        match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => {
+                self.check_allocated(from, end.min(size_bytes)).await?;
+                if grows {
+                    self.check_resizable()?;
+                    self.grow(from, end, Preallocation::Falloc).await?;
+                } else if from >= size_bytes {
+                    // Space behind the end, which no disk has.
+                    return Err(libc::EOPNOTSUPP);
+                }
+                Ok(())
+            }
+            libc::FALLOC_FL_PUNCH_HOLE if keeps_size => {
+                let zeroes = ZeroRequest::default().may_unmap(true);
+                self.zero(from, end.min(size_bytes), zeroes).await
+            }
+            libc::FALLOC_FL_ZERO_RANGE => {
+                if grows {
+                    self.check_resizable()?;
+                    self.grow(end, end, Preallocation::Off).await?;
+                }
+                self.zero(from, end.min(size_bytes), ZeroRequest::default())
+                    .await
+            }
+            _ => Err(libc::EOPNOTSUPP),
+        }
+    }
+
+    fn check_resizable(&self) -> Result<(), Errno> {
+        match self.rights.resizable {
+            true => Ok(()),
+            false => Err(libc::ENOSPC),
+        }
+    }
+
+    /// Space can be made ahead only behind the end: making it elsewhere would be a write that
+    /// other users of the disk do not see coming. What has its space already needs nothing.
+    async fn check_allocated(&self, from: u64, end: u64) -> Result<(), Errno> {
+        let mut at = from;
+        let mut extents = 0_u32;
+        while at < end {
+            let status = self.device.block_status(at, end - at, u32::MAX);
+            let extent = status.await.map_err(|error| errno(&error))?;
+            // What lies in a lower layer is copied when it is written.
+            if !extent.kind.is_data() || extent.depth > 0 {
+                return Err(libc::EOPNOTSUPP);
+            }
+            at += extent.len_bytes.clamp(1, end - at);
+            take_turns(&mut extents).await;
+        }
+        Ok(())
+    }
+
+    async fn zero(&self, from: u64, end: u64, zeroes: ZeroRequest) -> Result<(), Errno> {
+        self.touched.store(true, Ordering::Relaxed);
+        let mut at = from;
+        while at < end {
+            // Cuts are where clusters begin.
+            let len_bytes = (ZERO_BYTES - at % ZERO_BYTES).min(end - at);
+            let zero = self.device.write_zeroes(at, len_bytes, zeroes);
+            zero.await.map_err(|error| errno(&error))?;
+            at += len_bytes;
+            lane::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// `lseek(2)`, for data and holes: what reads as zeroes without being read is a hole.
+    pub(super) async fn seek(&self, wanted: Seek) -> Result<u64, Errno> {
+        let wants_hole = match wanted.whence as i32 {
+            libc::SEEK_HOLE => true,
+            libc::SEEK_DATA => false,
+            _ => return Err(libc::EINVAL),
+        };
+        let end = self.device.size_bytes();
+        let mut at = wanted.offset_bytes;
+        if at >= end {
+            return Err(libc::ENXIO);
+        }
+        let mut extents = 0_u32;
+        while at < end {
+            let status = self.device.block_status(at, end - at, u32::MAX);
+            let extent = status.await.map_err(|error| errno(&error))?;
+            if extent.kind.is_zero() == wants_hole {
+                return Ok(at);
+            }
+            at += extent.len_bytes.clamp(1, end - at);
+            take_turns(&mut extents).await;
+        }
+        match wants_hole {
+            true => Ok(end),
+            false => Err(libc::ENXIO),
+        }
+    }
+}
+
+fn allocated_bytes(device: &Arc<dyn BlockDevice>) -> Option<u64> {
+    if let Some(device) = device.stands_for() {
+        return allocated_bytes(&device);
+    }
+    let known = device.allocated_bytes().ok().flatten();
+    known.or_else(|| device.storage()?.allocated_bytes().ok().flatten())
+}
+
+/// Lets others on the lane have their turn now and then.
+async fn take_turns(extents: &mut u32) {
+    *extents += 1;
+    if extents.is_multiple_of(EXTENTS_A_TURN) {
+        lane::yield_now().await;
+    }
+}
+
+/// Where a range ends; files end below 2^63.
+fn end_of(offset_bytes: u64, len_bytes: u64) -> Result<u64, Errno> {
+    let end = offset_bytes.checked_add(len_bytes);
+    end.filter(|end| i64::try_from(*end).is_ok())
+        .ok_or(libc::EFBIG)
+}

@@ -1,0 +1,264 @@
+//! A regular file on which a disk appears: a FUSE server for one file.
+//!
+//! [`Export::new`] mounts over a file and serves it from threads of its own, each a lane with a
+//! descriptor of its own. `proto` is the messages, `mount` and `clone` the way to the kernel,
+//! `session` one descriptor's service, `file` what is done to the disk. There is no library
+//! between: those that there are bring threads that block, and requests here run on lanes.
+//!
+//! Invariants:
+//! - The kernel is trusted, but no message is read beyond its end.
+//! - The threads that serve a mount never use it, nor wait for one who does.
+
+mod clone;
+mod file;
+mod mount;
+mod proto;
+mod session;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use event_listener::Event;
+use vellum::BlockDevice;
+use vellum_io::lane::message::MessageDevice;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+
+use crate::nbd::Stop;
+use crate::nbd::lanes::{self, LaneSlot, Lanes};
+use file::{File, Rights};
+use mount::Mount;
+use proto::{HEADER_BYTES, Header, Init, Operation, Welcome};
+use session::{End, Session};
+
+/// Most that one request reads or writes, in bytes: what the kernel has at most.
+const MAX_TRANSFER_BYTES: usize = 1 << 20;
+/// Requests that nobody waits for, such as asynchronous ones, that the kernel sends at once.
+const MAX_BACKGROUND: u16 = 128;
+
+/// Whether others than the user who mounts may use the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AllowOther {
+    /// Only that user, and not even root.
+    Off,
+    /// Everybody, as far as the file's mode says.
+    On,
+    /// Everybody, if that may be: a user must be allowed to by `/etc/fuse.conf`.
+    #[default]
+    Auto,
+}
+
+vellum_io::with_setters! {
+    /// How a disk is shown.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct ExportOptions {
+        /// Writes are taken.
+        pub writable: bool,
+        /// Writes beyond the end make the disk longer.
+        pub growable: bool,
+        /// The size may be set (`truncate`, `fallocate`) also where it does not grow by writes.
+        pub resizable: bool,
+        /// Who may use it.
+        pub allow_other: AllowOther,
+        /// Most threads that serve it.
+        pub max_lanes: usize,
+    }
+}
+
+impl Default for ExportOptions {
+    /// To be read by everybody, as far as that may be.
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        ExportOptions {
+            writable: false,
+            growable: false,
+            resizable: false,
+            allow_other: AllowOther::Auto,
+            max_lanes: processors,
+        }
+    }
+}
+
+/// A disk that is mounted.
+pub struct Export {
+    mountpoint: PathBuf,
+    shared: Arc<Shared>,
+    mount: RefCell<Mount>,
+    lanes: RefCell<Lanes>,
+}
+
+/// What sessions share.
+struct Shared {
+    file: Arc<File>,
+    stop: Stop,
+    running: AtomicUsize,
+    /// A session has ended.
+    ended: Event,
+    /// The mount is gone.
+    unmounted: Stop,
+}
+
+impl Export {
+    /// Mounts `device` over the regular file `mountpoint` and serves it. Whatever a server that
+    /// died has left mounted there is taken away first. Must run inside a lane.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `mountpoint` is no regular file;
+    /// [`ErrorKind::Unsupported`] where the kernel has no FUSE, or one that is too old; else
+    /// what the system says, and what to do about it.
+    pub async fn new(
+        device: Arc<dyn BlockDevice>,
+        mountpoint: impl Into<PathBuf>,
+        options: &ExportOptions,
+    ) -> Result<Export> {
+        let mountpoint = mountpoint.into();
+        mount::prepare(&mountpoint)?;
+        let source = device.info().name;
+        let request = |allow_other| mount::Request {
+            mountpoint: &mountpoint,
+            source: &source,
+            allow_other,
+        };
+        let (mounted, allow_other) = match options.allow_other {
+            AllowOther::Off => (Mount::new(&request(false)), false),
+            AllowOther::On => (Mount::new(&request(true)), true),
+            AllowOther::Auto => match Mount::new(&request(true)) {
+                Ok(mounted) => (Ok(mounted), true),
+                Err(_) => (Mount::new(&request(false)), false),
+            },
+        };
+        let (mount, descriptor) = mounted?;
+        let kernel = MessageDevice::new(descriptor, mount::DEVICE)?;
+        greet(&kernel).await?;
+        let rights = Rights {
+            writable: options.writable,
+            growable: options.growable,
+            resizable: options.resizable || options.growable,
+            allow_other,
+        };
+        let shared = Arc::new(Shared {
+            file: Arc::new(File::new(device, rights)),
+            stop: Stop::new(),
+            running: AtomicUsize::new(0),
+            ended: Event::new(),
+            unmounted: Stop::new(),
+        });
+        let export = Export {
+            mountpoint,
+            shared,
+            mount: RefCell::new(mount),
+            lanes: RefCell::new(Lanes::new(options.max_lanes.max(1) + 1)),
+        };
+        export.start_sessions(kernel, options.max_lanes);
+        Ok(export)
+    }
+
+    /// Serves on other lanes than the calling one, which may be who looks at the file.
+    fn start_sessions(&self, kernel: MessageDevice, count: usize) {
+        let mut lanes = self.lanes.borrow_mut();
+        let (_own, own_slot) = lanes.take_slot();
+        for number in 0..count.max(1) {
+            let device = match number {
+                0 => Ok(kernel.clone()),
+                _ => clone::clone(kernel.as_fd())
+                    .and_then(|descriptor| MessageDevice::new(descriptor, mount::DEVICE)),
+            };
+            // Fewer do as well.
+            let Ok(device) = device else { break };
+            let (remote, slot) = lanes.take_slot();
+            let shared = self.shared.clone();
+            shared.running.fetch_add(1, Ordering::SeqCst);
+            remote.spawn(move || serve(device, shared, slot));
+        }
+        drop(own_slot);
+    }
+
+    /// Where it is mounted.
+    pub fn mountpoint(&self) -> &std::path::Path {
+        &self.mountpoint
+    }
+
+    /// What is requested as soon as somebody else has unmounted the file.
+    pub fn unmounted(&self) -> Stop {
+        self.shared.unmounted.clone()
+    }
+
+    /// Unmounts it. Everything that was begun on the device is complete on return, and nothing
+    /// more will come; nothing is flushed. Must run inside a lane.
+    pub async fn end(&self) {
+        if self.shared.unmounted.is_requested() {
+            self.mount.borrow_mut().is_gone();
+        }
+        self.mount.borrow_mut().end();
+        self.shared.stop.request();
+        while self.shared.running.load(Ordering::SeqCst) > 0 {
+            let ended = self.shared.ended.listen();
+            if self.shared.running.load(Ordering::SeqCst) > 0 {
+                ended.await;
+            }
+        }
+        lanes::end(&self.lanes).await;
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export")
+            .field("mountpoint", &self.mountpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A session's life on its lane.
+async fn serve(device: MessageDevice, shared: Arc<Shared>, slot: LaneSlot) {
+    let session = Session::new(device, shared.file.clone());
+    if session.run(&shared.stop).await == End::Unmounted {
+        shared.unmounted.request();
+    }
+    drop(slot);
+    shared.running.fetch_sub(1, Ordering::SeqCst);
+    shared.ended.notify(usize::MAX);
+}
+
+/// Answers the kernel's greeting, which comes before everything else.
+async fn greet(kernel: &MessageDevice) -> Result<()> {
+    let (buffers, len_bytes) = kernel.recv(session::receive_buffers()).await?;
+    let message = session::gather(&buffers, 0, len_bytes);
+    let operation =
+        Header::decode(&message).map(|header| (header, header.operation(&message[HEADER_BYTES..])));
+    let Some((header, Some(Operation::Init(init)))) = operation else {
+        let text = "the kernel does not greet";
+        return Err(Error::new(ErrorKind::Protocol, "mount", text));
+    };
+    if init.major != proto::VERSION.0 || init.minor < proto::MINOR_MIN {
+        let text = format!(
+            "the kernel's FUSE {}.{} is not supported",
+            init.major, init.minor
+        );
+        return Err(Error::new(ErrorKind::Unsupported, "mount", text));
+    }
+    let body = welcome(&init).encode();
+    let reply = proto::reply_header(header.unique, 0, body.bytes().len());
+    let reply = Buffer::copy_of(&[&reply, body.bytes()].concat());
+    kernel.send(Buffers::from_iter([reply])).await.map(drop)
+}
+
+fn welcome(init: &Init) -> Welcome {
+    let flags = proto::INIT_ASYNC_READ
+        | proto::INIT_BIG_WRITES
+        | proto::INIT_ASYNC_DIO
+        | proto::INIT_MAX_PAGES
+        | proto::INIT_EXT;
+    Welcome {
+        minor: init.minor.min(proto::VERSION.1),
+        max_readahead_bytes: init.max_readahead_bytes,
+        flags: flags & init.flags,
+        flags2: proto::INIT2_DIRECT_IO_ALLOW_MMAP & init.flags2,
+        max_background: MAX_BACKGROUND,
+        max_write_bytes: MAX_TRANSFER_BYTES as u32,
+        max_pages: (MAX_TRANSFER_BYTES / 4096) as u16,
+    }
+}

@@ -1,0 +1,272 @@
+//! The place where the disk appears: mounting over a file, and taking that away.
+//!
+//! A process that may mount does it itself; for others `fusermount3`, which may, does.
+//!
+//! Invariant: a mount ends at the latest when its [`Mount`] is dropped. One whose server has
+//! died without that is taken away by the next one in the same place.
+
+use std::ffi::CString;
+use std::fs;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use vellum_io::{Error, ErrorKind, Result};
+
+use super::MAX_TRANSFER_BYTES;
+
+/// Where the kernel speaks to servers.
+pub(super) const DEVICE: &str = "/dev/fuse";
+/// What mounts of ours are called.
+const TYPE: &str = "fuse.vellum";
+/// Programs that mount for those who may not, newest first.
+const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
+/// So many dead mounts, one over the other, are taken away.
+const REPAIRS_MAX: usize = 16;
+
+/// What is mounted, and how.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub(super) mountpoint: &'a Path,
+    /// What is shown there, for people.
+    pub(super) source: &'a str,
+    pub(super) allow_other: bool,
+}
+
+/// A mount that is there.
+#[derive(Debug)]
+pub(super) struct Mount {
+    mountpoint: PathBuf,
+    /// Nobody has taken it away yet.
+    is_there: bool,
+}
+
+/// Looks whether there is a file to mount over, and takes away what dead servers have left.
+///
+/// # Errors
+/// If there is none, or it is no regular file, in QEMU's words; what the system says.
+pub(super) fn prepare(mountpoint: &Path) -> Result<()> {
+    let shown = mountpoint.display();
+    for _ in 0..REPAIRS_MAX {
+        let error = match fs::metadata(mountpoint) {
+            Ok(found) if found.is_file() => return Ok(()),
+            Ok(_) => {
+                let message = format!("'{shown}' is not a regular file");
+                return Err(Error::new(ErrorKind::InvalidArgument, "mount", message));
+            }
+            Err(error) => error,
+        };
+        let is_dead = matches!(
+            error.raw_os_error(),
+            Some(libc::ENOTCONN | libc::ECONNABORTED)
+        );
+        let repaired = is_dead && unmount(mountpoint).is_ok();
+        if !repaired {
+            let text = format!("Failed to stat '{shown}'");
+            return Err(Error::from_io("mount", &error).context("mount", text));
+        }
+    }
+    let message = format!("'{shown}' lies below more dead mounts than can be taken away");
+    Err(Error::new(ErrorKind::Io, "mount", message))
+}
+
+impl Mount {
+    /// Mounts, and returns the descriptor that the kernel is spoken to through.
+    ///
+    /// # Errors
+    /// What the system says; what to do where FUSE is not to be had.
+    pub(super) fn new(request: &Request<'_>) -> Result<(Mount, OwnedFd)> {
+        let device = match mount_directly(request) {
+            // Not for us to do; or nobody can.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                mount_by_helper(request).map_err(|other| other.unwrap_or(error))
+            }
+            done => done,
+        };
+        let device = device
+            .map_err(|error| error.context("mount", "Failed to mount FUSE session to export"))?;
+        let mount = Mount {
+            mountpoint: request.mountpoint.to_owned(),
+            is_there: true,
+        };
+        Ok((mount, device))
+    }
+
+    /// Notes that somebody else has taken it away.
+    pub(super) fn is_gone(&mut self) {
+        self.is_there = false;
+    }
+
+    /// Takes it away. Whoever has the file open keeps it, as long as it is served.
+    pub(super) fn end(&mut self) {
+        if std::mem::replace(&mut self.is_there, false) {
+            // Somebody may have been faster.
+            let _ = unmount(&self.mountpoint);
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Opens the device.
+///
+/// # Errors
+/// What the system says, and what to do.
+pub(super) fn open_device() -> Result<OwnedFd> {
+    let opened = fs::File::options().read(true).write(true).open(DEVICE);
+    opened.map(OwnedFd::from).map_err(|error| {
+        let missing = matches!(
+            error.raw_os_error(),
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)
+        );
+        let hint = match missing {
+            true => {
+                "Could not open '/dev/fuse': load the kernel's module (modprobe fuse), or pass \
+                     the device into the container"
+            }
+            false => "Could not open '/dev/fuse'",
+        };
+        Error::from_io("mount", &error).context("mount", hint)
+    })
+}
+
+fn mount_directly(request: &Request<'_>) -> Result<OwnedFd> {
+    let device = open_device()?;
+    let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
+    let options = format!(
+        "fd={},rootmode={:o},user_id={user},group_id={group},{}",
+        device.as_raw_fd(),
+        libc::S_IFREG,
+        options(request.allow_other),
+    );
+    let options = CString::new(options).expect("numbers and words have no NUL");
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    rustix::mount::mount(
+        request.source,
+        request.mountpoint,
+        TYPE,
+        flags,
+        options.as_c_str(),
+    )
+    .map_err(|errno| match errno {
+        rustix::io::Errno::NODEV => Error::new(
+            ErrorKind::Unsupported,
+            "mount",
+            "the kernel has no FUSE: load its module (modprobe fuse)",
+        ),
+        errno => Error::from_errno("mount", errno.raw_os_error()),
+    })?;
+    Ok(device)
+}
+
+fn options(allow_other: bool) -> String {
+    let others = if allow_other { ",allow_other" } else { "" };
+    format!("default_permissions,max_read={MAX_TRANSFER_BYTES}{others}")
+}
+
+/// Has a program mount that may; `Err(None)` if there is none.
+fn mount_by_helper(request: &Request<'_>) -> std::result::Result<OwnedFd, Option<Error>> {
+    // What is special in options.
+    let source = request.source.replace('\\', "\\\\").replace(',', "\\,");
+    let options = format!(
+        "fsname={source},subtype=vellum,noatime,{}",
+        options(request.allow_other)
+    );
+    for helper in HELPERS {
+        let pair = UnixStream::pair();
+        let (ours, theirs) = pair.map_err(|error| Error::from_io("mount", &error))?;
+        let mut command = Command::new(helper);
+        // It sends the descriptor to its standard input, which the variable names.
+        command
+            .args(["-o", &options, "--"])
+            .arg(request.mountpoint)
+            .env("_FUSE_COMMFD", "0")
+            .stdin(Stdio::from(OwnedFd::from(theirs)));
+        let output = match command.output() {
+            Ok(output) => output,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(Some(Error::from_io("mount", &error).target(helper))),
+        };
+        // The command holds the other end.
+        drop(command);
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let error = Error::new(ErrorKind::PermissionDenied, "mount", said.trim());
+            return Err(Some(error));
+        }
+        return receive_descriptor(&ours).map_err(Some);
+    }
+    Err(None)
+}
+
+fn receive_descriptor(socket: &UnixStream) -> Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )
+    .map_err(|errno| Error::from_errno("mount", errno.raw_os_error()))?;
+    let mut descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    let missing = || {
+        let message = "the program that mounts has sent no descriptor";
+        Error::new(ErrorKind::Protocol, "mount", message)
+    };
+    descriptors.next().ok_or_else(missing)
+}
+
+/// Takes a mount away, also one that is in use.
+fn unmount(mountpoint: &Path) -> Result<()> {
+    let flags = UnmountFlags::DETACH;
+    let errno = match rustix::mount::unmount(mountpoint, flags) {
+        Ok(()) => return Ok(()),
+        Err(errno) => errno,
+    };
+    let error = Error::from_errno("unmount", errno.raw_os_error());
+    if errno != rustix::io::Errno::PERM {
+        return Err(error);
+    }
+    let by = |helper: &&str| {
+        let mut command = Command::new(helper);
+        command.args(["-u", "-z", "--"]).arg(mountpoint);
+        command.output().is_ok_and(|done| done.status.success())
+    };
+    match HELPERS.iter().any(by) {
+        true => Ok(()),
+        false => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_mounted_over() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = prepare(folder.path()).unwrap_err();
+        assert!(error.message().ends_with("is not a regular file"));
+        let missing = folder.path().join("missing");
+        let error = prepare(&missing).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.message().starts_with("Failed to stat '"));
+        let file = folder.path().join("file");
+        fs::write(&file, []).expect("a file");
+        prepare(&file).expect("a file to mount over");
+    }
+}
