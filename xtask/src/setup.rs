@@ -44,6 +44,7 @@ const NEEDS: &[Need] = &[
     need(Probe::Library("openssl"), "libssl-dev"),
     need(Probe::Program("pkg-config"), "pkg-config"),
     need(Probe::Program("mkfs.ext4"), "e2fsprogs"),
+    need(Probe::Program("fusermount3"), "fuse3"),
     need(Probe::Program("mkfs.xfs"), "xfsprogs"),
     need(Probe::Program("mkfs.btrfs"), "btrfs-progs"),
     need(Probe::Program("busybox"), "busybox-static"),

@@ -2,6 +2,7 @@
 //! All commands parse theirs here.
 
 use std::ffi::OsString;
+use std::io::Read;
 
 use vellum_io::Buffer;
 
@@ -194,7 +195,11 @@ pub fn filled_from(len_bytes: u64, path: &str, misaligned: bool) -> Outcome<Buff
         report::eprint_line(&format!("{path}: {text}"));
         Failed
     };
-    let content = std::fs::read(path).map_err(|error| {
+    let mut content = Vec::new();
+    // Some, such as /dev/urandom, have no end.
+    let read =
+        std::fs::File::open(path).and_then(|file| file.take(len_bytes).read_to_end(&mut content));
+    read.map_err(|error| {
         let text = error.raw_os_error().map(vellum_io::error::errno_text);
         complain(text.unwrap_or_else(|| error.to_string()))
     })?;

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use vellum::{BlockDevice, Preallocation, RequestFlags, ZeroRequest};
-use vellum_io::{Buffer, Error, Io, lane};
+use vellum_io::{Buffer, Error, ErrorKind, Io, lane};
 
 use super::proto::{Allocate, Attributes, Seek, SetAttributes, Time, Transfer, set};
 
@@ -20,6 +20,8 @@ pub(super) type Errno = i32;
 
 /// The unit in which the file system tells its size.
 const BLOCK_BYTES: u32 = 4096;
+/// What the size of a format's disk is a multiple of.
+const SECTOR_BYTES: u64 = 512;
 /// Most that is made zero at once: a power of two.
 const ZERO_BYTES: u64 = 1 << 30;
 /// So many extents are looked at before others on the lane have their turn.
@@ -258,10 +260,10 @@ impl File {
         let _turn = self.size_turn.lock().await;
         let grown = async {
             if from > self.device.size_bytes() && from < end {
-                self.device.truncate(from).await?;
+                resize(&*self.device, from, Preallocation::Off).await?;
             }
             if end > self.device.size_bytes() {
-                self.device.resize(end, ahead).await?;
+                return resize(&*self.device, end, ahead).await;
             }
             Ok(())
         };
@@ -379,6 +381,17 @@ impl File {
             true => Ok(end),
             false => Err(libc::ENXIO),
         }
+    }
+}
+
+/// Makes a device at least `end` long: formats count in sectors.
+async fn resize(device: &dyn BlockDevice, end: u64, ahead: Preallocation) -> vellum_io::Result<()> {
+    let rounded = end.next_multiple_of(SECTOR_BYTES);
+    match device.resize(end, ahead).await {
+        Err(error) if error.kind() == ErrorKind::InvalidArgument && rounded != end => {
+            device.resize(rounded, ahead).await
+        }
+        done => done,
     }
 }
 

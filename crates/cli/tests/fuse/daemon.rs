@@ -1,0 +1,189 @@
+//! The daemon's exports.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::place::{Place, is_mounted, wait_for};
+
+/// A client of a monitor.
+struct Monitor {
+    stream: UnixStream,
+    lines: std::io::Lines<BufReader<UnixStream>>,
+}
+
+impl Monitor {
+    fn connect(path: &Path) -> Monitor {
+        wait_for("a monitor", || path.exists());
+        let stream = UnixStream::connect(path).expect("a monitor");
+        let lines = BufReader::new(stream.try_clone().expect("a clone")).lines();
+        let mut monitor = Monitor { stream, lines };
+        monitor.next();
+        monitor.must("qmp_capabilities", json!({}));
+        monitor
+    }
+
+    fn next(&mut self) -> Value {
+        let line = self.lines.next().expect("a line").expect("a line");
+        serde_json::from_str(&line).expect("JSON")
+    }
+
+    /// The answer, past events.
+    fn ask(&mut self, command: &str, arguments: Value) -> Value {
+        let question = json!({"execute": command, "arguments": arguments});
+        writeln!(self.stream, "{question}").expect("the monitor listens");
+        loop {
+            let answer = self.next();
+            if answer.get("event").is_none() {
+                return answer;
+            }
+        }
+    }
+
+    fn must(&mut self, command: &str, arguments: Value) -> Value {
+        let mut answer = self.ask(command, arguments);
+        assert!(answer.get("return").is_some(), "{command}: {answer}");
+        answer["return"].take()
+    }
+
+    fn refused(&mut self, command: &str, arguments: Value) -> String {
+        let answer = self.ask(command, arguments);
+        let text = answer["error"]["desc"].as_str();
+        text.unwrap_or_else(|| panic!("{answer}")).to_owned()
+    }
+}
+
+fn export(id: &str, mountpoint: &str) -> Value {
+    json!({"type": "fuse", "id": id, "node-name": "node", "mountpoint": mountpoint})
+}
+
+fn with(mut value: Value, key: &str, member: Value) -> Value {
+    value[key] = member;
+    value
+}
+
+/// As Proxmox VE does it.
+#[test]
+fn exports_come_and_go_by_the_monitor() {
+    let place = Place::new("8M");
+    place.touch("second");
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    let chardev = "socket,id=qmp,path=qmp,server=on,wait=off";
+    let words = [
+        "daemon",
+        "--daemonize",
+        "--pidfile",
+        "pid",
+        "--chardev",
+        chardev,
+    ];
+    place.must(
+        vellum,
+        &[&words[..], &["--monitor", "chardev=qmp"]].concat(),
+    );
+    let pid = fs::read_to_string(place.path("pid")).expect("a pid");
+    let mut monitor = Monitor::connect(&place.path("qmp"));
+    let image = json!({"driver": "file", "filename": place.word("image")});
+    let node = json!({"driver": "qcow2", "node-name": "node", "file": image});
+    monitor.must("blockdev-add", node);
+    let (disk, second) = (place.word("disk"), place.word("second"));
+    let writable = with(export("one", &disk), "writable", json!(true));
+    monitor.must("block-export-add", writable);
+    monitor.must("block-export-add", export("two", &second));
+    let exports = monitor.must("query-block-exports", json!({}));
+    let expected =
+        |id: &str| json!({"id": id, "node-name": "node", "type": "fuse", "shutting-down": false});
+    assert_eq!(exports, json!([expected("one"), expected("two")]));
+
+    let file = File::options().write(true).open(&disk).expect("the disk");
+    file.write_all_at(&[3; 70_000], 1000).expect("a write");
+    let other = fs::read(&second).expect("the other file");
+    assert!(other[1000..71_000] == [3; 70_000] && other[..1000] == [0; 1000]);
+    let again = monitor.refused("block-export-add", export("three", &disk));
+    assert_eq!(again, format!("There already is a FUSE export on '{disk}'"));
+    let again = monitor.refused("block-export-add", export("one", &disk));
+    assert_eq!(again, "Block export id 'one' is already in use");
+    let odd = with(export("odd", &second), "allow-other", json!("maybe"));
+    let odd = monitor.refused("block-export-add", odd);
+    assert_eq!(odd, "Parameter 'allow-other' does not accept value 'maybe'");
+    let missing = monitor.refused("block-export-add", export("odd", &place.word("missing")));
+    assert!(missing.starts_with("Failed to stat '"), "{missing}");
+
+    monitor.must("block-export-del", json!({"id": "one"}));
+    assert!(!is_mounted(Path::new(&disk)) && is_mounted(Path::new(&second)));
+    assert!(file.write_at(b"x", 0).is_err());
+    monitor.must("quit", json!({}));
+    wait_for("the end", || !Path::new("/proc").join(pid.trim()).exists());
+    assert!(!is_mounted(Path::new(&second)));
+    let mut model = vec![0; 8 << 20];
+    model[1000..71_000].fill(3);
+    place.check_image(&model);
+}
+
+/// A node may be made longer or shorter while nobody relies on its size; its own file may take
+/// the place of the image.
+#[test]
+fn a_size_may_be_set_while_nobody_relies_on_it() {
+    let place = Place::new("8M");
+    let file = format!("file,node-name=file,filename={}", place.word("image"));
+    let fuse = format!(
+        "fuse,id=one,node-name=node,mountpoint={},writable=on",
+        place.word("disk")
+    );
+    let server = place.start(&[
+        "daemon",
+        "--blockdev",
+        &file,
+        "--blockdev",
+        "qcow2,node-name=node,file=file",
+        "--nbd-server",
+        "addr.type=unix,addr.path=nbd",
+        "--chardev",
+        "socket,id=qmp,path=qmp,server=on,wait=off",
+        "--monitor",
+        "qmp",
+        "--export",
+        &fuse,
+    ]);
+    let mut monitor = Monitor::connect(&place.path("qmp"));
+    let disk = File::options()
+        .write(true)
+        .open(place.path("disk"))
+        .expect("the disk");
+    disk.set_len(16 << 20).expect("nobody minds");
+    let nbd = json!({"type": "nbd", "id": "two", "node-name": "node"});
+    monitor.must("block-export-add", nbd);
+    disk.set_len(8 << 20)
+        .expect_err("clients of the other export know the size");
+    monitor.must("block-export-del", json!({"id": "two"}));
+    disk.set_len(8 << 20).expect("nobody minds any more");
+    drop(disk);
+    server.end();
+    place.check_image(&vec![0; 8 << 20]);
+}
+
+/// The image's own path may show the disk in it.
+#[test]
+fn a_disk_may_take_the_place_of_its_image() {
+    let place = Place::new("8M");
+    place.must("qemu-io", &["-c", "write -P 6 0 1M", "image"]);
+    fs::rename(place.path("image"), place.path("disk")).expect("another name");
+    let node = format!(
+        "qcow2,node-name=node,file.driver=file,file.filename={}",
+        place.word("disk")
+    );
+    let fuse = format!(
+        "fuse,id=one,node-name=node,mountpoint={}",
+        place.word("disk")
+    );
+    let server = place.start(&["daemon", "--blockdev", &node, "--export", &fuse]);
+    let disk = fs::read(place.path("disk")).expect("the disk");
+    assert!(disk.len() == 8 << 20 && disk[..1 << 20] == [6; 1 << 20]);
+    server.end();
+    let image = fs::read(place.path("disk")).expect("the image");
+    assert_eq!(image[..4], *b"QFI\xfb");
+}

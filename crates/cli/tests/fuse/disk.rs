@@ -1,0 +1,232 @@
+//! What a program sees that uses the file.
+
+use std::fs::{self, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+
+use crate::place::Place;
+
+const SIZE_BYTES: usize = 8 << 20;
+const KEEP: FallocateFlags = FallocateFlags::KEEP_SIZE;
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(KEEP);
+const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(KEEP);
+
+fn open(place: &Place) -> File {
+    let mut options = File::options();
+    options
+        .read(true)
+        .write(true)
+        .open(place.path("disk"))
+        .expect("the disk")
+}
+
+fn errno<T>(result: Result<T, impl Into<std::io::Error>>) -> Option<i32> {
+    result.err().and_then(|error| error.into().raw_os_error())
+}
+
+/// A range that is aligned now and then, and not too long.
+fn range(random: &mut fastrand::Rng) -> (usize, usize) {
+    let unit = random.choice([1, 512, 4096, 65536]).expect("a unit");
+    let from = random.usize(..SIZE_BYTES) / unit * unit;
+    let most = random.choice([600, 5000, 300_000]).expect("a length");
+    let len = random.usize(1..most).next_multiple_of(unit);
+    (from, (from + len).min(SIZE_BYTES))
+}
+
+fn change(file: &File, model: &mut [u8], random: &mut fastrand::Rng) {
+    let (from, end) = range(random);
+    let (at, len) = (from as u64, (end - from) as u64);
+    match random.u32(..10) {
+        0..5 => {
+            random.fill(&mut model[from..end]);
+            file.write_all_at(&model[from..end], at).expect("a write");
+        }
+        5 => {
+            fallocate(file, PUNCH, at, len).expect("a hole");
+            model[from..end].fill(0);
+        }
+        6 => {
+            fallocate(file, ZERO, at, len).expect("zeroes");
+            model[from..end].fill(0);
+        }
+        7 => file.sync_data().expect("a sync"),
+        _ => {
+            let mut bytes = vec![1; end - from];
+            file.read_exact_at(&mut bytes, at).expect("a read");
+            assert!(bytes == model[from..end], "{from:#x} to {end:#x}");
+        }
+    }
+}
+
+#[test]
+fn requests_of_all_kinds_do_what_the_model_says() {
+    let place = Place::new("8M");
+    let mut random = fastrand::Rng::with_seed(17);
+    let mut model = vec![0; SIZE_BYTES];
+    for _ in 0..2 {
+        let server = place.mount(&[]);
+        let file = open(&place);
+        for _ in 0..400 {
+            change(&file, &mut model, &mut random);
+        }
+        let whole = fs::read(place.path("disk")).expect("the disk");
+        assert!(whole == model);
+        drop(file);
+        server.end();
+        place.check_image(&model);
+    }
+}
+
+#[test]
+fn readers_and_writers_at_once_see_their_own_bytes() {
+    let place = Place::new("8M");
+    let server = place.mount(&[]);
+    let part = SIZE_BYTES / 8;
+    let work = |number: usize| {
+        let file = open(&place);
+        let mut random = fastrand::Rng::with_seed(number as u64);
+        let mut model = vec![0; part];
+        for _ in 0..200 {
+            let from = random.usize(..part);
+            let end = (from + random.usize(1..9000)).min(part);
+            random.fill(&mut model[from..end]);
+            let at = (number * part + from) as u64;
+            file.write_all_at(&model[from..end], at).expect("a write");
+            let mut bytes = vec![0; end - from];
+            file.read_exact_at(&mut bytes, at).expect("a read");
+            assert!(bytes == model[from..end]);
+        }
+        model
+    };
+    let model: Vec<u8> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|n| scope.spawn(move || work(n))).collect();
+        let parts = threads
+            .into_iter()
+            .flat_map(|t| t.join().expect("a thread"));
+        parts.collect()
+    });
+    server.end();
+    place.check_image(&model);
+}
+
+#[test]
+fn holes_are_found_and_space_is_counted() {
+    let place = Place::new("8M");
+    let server = place.mount(&[]);
+    let file = open(&place);
+    let before = file.metadata().expect("metadata").blocks();
+    file.write_all_at(&[1; 65536], 1 << 20).expect("a write");
+    file.sync_all().expect("a sync");
+    let find = |from| seek(&file, from);
+    assert_eq!(find(SeekFrom::Data(0)), Ok(1 << 20));
+    assert_eq!(find(SeekFrom::Hole(0)), Ok(0));
+    assert_eq!(find(SeekFrom::Hole(1 << 20)), Ok((1 << 20) + 65536));
+    let beyond = find(SeekFrom::Data((1 << 20) + 65536));
+    assert_eq!(errno(beyond), Some(libc::ENXIO));
+    let found = fs::metadata(place.path("disk")).expect("metadata");
+    assert_eq!(found.len(), SIZE_BYTES as u64);
+    assert!(found.blocks() > before && found.blocks() < 2048);
+    assert_eq!(found.permissions().mode(), libc::S_IFREG | 0o600);
+    // What has its space needs no more; what has none cannot get it without a write.
+    fallocate(&file, KEEP, 1 << 20, 65536).expect("allocated already");
+    assert_eq!(
+        errno(fallocate(&file, KEEP, 0, 65536)),
+        Some(libc::EOPNOTSUPP)
+    );
+    let unknown = fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 65536);
+    assert_eq!(errno(unknown), Some(libc::EOPNOTSUPP));
+    server.end();
+}
+
+#[test]
+fn a_disk_grows_only_where_it_may() {
+    let place = Place::new("8M");
+    let end = SIZE_BYTES as u64;
+    let server = place.mount(&[]);
+    let file = open(&place);
+    assert_eq!(errno(file.write_at(b"x", end)), Some(libc::EIO));
+    assert_eq!(errno(file.set_len(0)), Some(libc::EPERM));
+    assert_eq!(errno(file.set_len(end)), None);
+    let grow = FallocateFlags::empty();
+    assert_eq!(errno(fallocate(&file, grow, end, 4096)), Some(libc::ENOSPC));
+    assert_eq!(file.write_at(&[7; 100], end - 10).expect("a part"), 10);
+    drop(file);
+    server.end();
+
+    let server = place.mount(&["--growable"]);
+    let file = open(&place);
+    file.write_all_at(b"more", end + 100_000).expect("a write");
+    fallocate(&file, FallocateFlags::empty(), end + (1 << 20), 65536).expect("space");
+    let len = || file.metadata().expect("metadata").len();
+    assert_eq!(len(), end + (1 << 20) + 65536);
+    file.set_len(end + 200_704).expect("shorter");
+    fallocate(&file, FallocateFlags::ZERO_RANGE, end + 400_000, 112).expect("zeroes");
+    // Disks end with a sector.
+    assert_eq!(len(), end + 400_384);
+    drop(file);
+    server.end();
+    let mut model = vec![0; SIZE_BYTES + 400_384];
+    model[SIZE_BYTES - 10..SIZE_BYTES].fill(7);
+    model[SIZE_BYTES + 100_000..][..4].copy_from_slice(b"more");
+    place.check_image(&model);
+}
+
+#[test]
+fn nothing_changes_where_only_reading_is_allowed() {
+    let place = Place::new("8M");
+    place.must("qemu-io", &["-c", "write -P 5 0 1M", "image"]);
+    let server = place.mount(&["--read-only"]);
+    let file = open(&place);
+    assert_eq!(errno(file.write_at(b"x", 0)), Some(libc::EACCES));
+    assert_eq!(errno(fallocate(&file, PUNCH, 0, 4096)), Some(libc::EACCES));
+    assert_eq!(errno(file.set_len(5)), Some(libc::EACCES));
+    let disk = place.path("disk");
+    let writable = fs::set_permissions(&disk, Permissions::from_mode(0o600));
+    assert_eq!(errno(writable), Some(libc::EROFS));
+    fs::set_permissions(&disk, Permissions::from_mode(0o500)).expect("other modes");
+    let mut bytes = [0; 4096];
+    file.read_exact_at(&mut bytes, (1 << 20) - 2048)
+        .expect("a read");
+    assert!(bytes[..2048] == [5; 2048] && bytes[2048..] == [0; 2048]);
+    server.end();
+}
+
+#[test]
+fn an_unmount_ends_the_program_and_nothing_is_lost() {
+    let place = Place::new("8M");
+    for (byte, is_open) in [(1, false), (2, true)] {
+        let mut server = place.mount(&[]);
+        let file = open(&place);
+        file.write_all_at(&[byte; 5000], 3000).expect("a write");
+        match is_open {
+            // Whoever has it open keeps it until the end.
+            true => server.signal("-INT"),
+            false => {
+                drop(file);
+                place.must("umount", &[&place.word("disk")]);
+            }
+        }
+        assert_eq!(server.wait(), Some(0));
+        let mut model = vec![0; SIZE_BYTES];
+        model[3000..8000].fill(byte);
+        place.check_image(&model);
+    }
+}
+
+#[test]
+fn what_cannot_be_mounted_over_is_named() {
+    let place = Place::new("8M");
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    let told = |file: &str| {
+        let output = place.run(vellum, &["mount", "-f", "qcow2", "image", file]);
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(told("missing").contains("Failed to stat '"));
+    fs::create_dir(place.path("folder")).expect("a folder");
+    assert!(told("folder").contains("/folder' is not a regular file"));
+    let missing = fs::metadata(place.path("missing")).unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+}
