@@ -25,6 +25,7 @@ pub mod lane;
 mod pool;
 pub mod program;
 mod setters;
+pub mod shared_memory;
 #[doc(hidden)]
 pub mod sync;
 mod sys;

@@ -287,6 +287,21 @@ impl Stream {
         }
     }
 
+    /// Another descriptor of the socket, for what streams have no word for.
+    ///
+    /// # Errors
+    /// `ENOTSOCK` if it is one of a simulation; what the system says if there are no more
+    /// descriptors.
+    pub fn to_fd(&self) -> Result<OwnedFd> {
+        match &self.socket {
+            Socket::Kernel(socket) => {
+                let clone = socket.as_fd().try_clone_to_owned();
+                clone.map_err(|e| failure("connect", socket.name(), &e))
+            }
+            Socket::Simulated(_) => Err(Error::from_errno("connect", libc::ENOTSOCK)),
+        }
+    }
+
     /// Ends one or both directions now: running requests on them end, and the
     /// peer sees it.
     ///
