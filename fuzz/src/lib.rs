@@ -4,7 +4,7 @@
 //! path and replays the corpora with the stable toolchain, and
 //! `crates/engine/tests/image_corpus.rs` does so with [`image`], and
 //! `crates/export/tests/corpus.rs` with [`nbd`], `crates/export/tests/sessions.rs` with
-//! [`nbd_server`] and [`nbd_client`], `crates/control/tests/qmp_corpus.rs` with [`qmp`], and `crates/control/tests/corpus.rs`
+//! [`nbd_server`] and [`nbd_client`], `crates/export/tests/vhost_user_blk_corpus.rs` with [`vhost_user_blk`], `crates/control/tests/qmp_corpus.rs` with [`qmp`], and `crates/control/tests/corpus.rs`
 //! with [`options`], and `crates/control/tests/audit_corpus.rs` with [`audit`].
 #![forbid(unsafe_code)]
 
@@ -16,3 +16,4 @@ pub mod nbd_client;
 pub mod nbd_server;
 pub mod options;
 pub mod qmp;
+pub mod vhost_user_blk;

@@ -1,7 +1,7 @@
 //! Exports: a [`vellum::BlockDevice`] served to clients.
 //!
 //! [`nbd`] speaks the Network Block Device protocol over unix and TCP sockets; [`fuse`] shows the
-//! device as a regular file.
+//! device as a regular file; [`vhost_user_blk`] is a disk in a guest's memory.
 //!
 //! Invariant: bytes from a client are never trusted. A client that breaks the
 //! protocol, floods, stalls or vanishes harms nobody but itself.
@@ -10,5 +10,6 @@
 pub mod fuse;
 pub mod nbd;
 mod slice;
+pub mod vhost_user_blk;
 
 pub use slice::Slice;

@@ -78,7 +78,7 @@ impl Listener {
         Ok(self.socket.local_address()?.port())
     }
 
-    pub(super) async fn accept(&self) -> Result<Stream> {
+    pub(crate) async fn accept(&self) -> Result<Stream> {
         self.socket.accept().await
     }
 }

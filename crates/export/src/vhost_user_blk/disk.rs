@@ -1,0 +1,112 @@
+//! What the queues of an export share: the device and what is said of it.
+//!
+//! Nothing here is locked: what requests need is read from numbers that hardly ever change.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use vellum::BlockDevice;
+
+use super::config::Geometry;
+use super::request::ID_BYTES;
+
+/// Receives a line for each client or guest that breaks the protocol.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// The device of an export.
+pub(super) struct Disk {
+    pub(super) device: Arc<dyn BlockDevice>,
+    /// What was said of the device, but for what can change.
+    fixed: Geometry,
+    /// Every write is durable, whatever the guest says of the cache.
+    writes_through: bool,
+    pub(super) serial: [u8; ID_BYTES],
+    /// How long a queue without requests looks for one before it sleeps.
+    pub(super) poll_limit: Duration,
+    /// What is written is kept in memory of the process before it is flushed; who the server is.
+    pub(super) keeps_writes: bool,
+    pub(super) server: u64,
+    size_bytes: AtomicU64,
+    write_back: AtomicBool,
+    log: Option<Log>,
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disk")
+            .field("geometry", &self.geometry())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Disk {
+    pub(super) fn new(
+        device: Arc<dyn BlockDevice>,
+        options: &super::Options,
+        log: Option<Log>,
+    ) -> Disk {
+        let mut serial = [0; ID_BYTES];
+        for (to, from) in serial.iter_mut().zip(options.serial.bytes()) {
+            *to = from;
+        }
+        let fixed = Geometry {
+            size_bytes: device.size_bytes(),
+            logical_block_bytes: options.logical_block_bytes,
+            discard_alignment_bytes: device.info().discard_alignment_bytes,
+            queues: options.queues,
+            read_only: options.read_only,
+            write_back: true,
+        };
+        Disk {
+            size_bytes: AtomicU64::new(fixed.size_bytes),
+            write_back: AtomicBool::new(true),
+            // A raw device hands everything on at once.
+            keeps_writes: !options.read_only
+                && !options.write_through
+                && device.bytes_in().is_none(),
+            // Never that of memory that nobody had.
+            server: RandomState::new().hash_one(0) | 1,
+            device,
+            fixed,
+            writes_through: options.write_through,
+            serial,
+            poll_limit: options.poll_limit,
+            log,
+        }
+    }
+
+    /// What the device is now.
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry {
+            size_bytes: self.size_bytes.load(Ordering::Relaxed),
+            write_back: self.write_back.load(Ordering::Relaxed),
+            ..self.fixed
+        }
+    }
+
+    /// Takes the device's size in; whether it is another one.
+    pub(super) fn update_size(&self) -> bool {
+        let size_bytes = self.device.size_bytes();
+        self.size_bytes.swap(size_bytes, Ordering::Relaxed) != size_bytes
+    }
+
+    /// The guest switches its write cache.
+    pub(super) fn set_write_back(&self, write_back: bool) {
+        self.write_back.store(write_back, Ordering::Relaxed);
+    }
+
+    /// Whether a write is durable before it is answered, for a guest that cannot flush or can.
+    pub(super) fn writes_through(&self, guest_flushes: bool) -> bool {
+        self.writes_through || !guest_flushes || !self.write_back.load(Ordering::Relaxed)
+    }
+
+    /// Tells of what a client or guest has done.
+    pub(super) fn log(&self, line: &str) {
+        if let Some(log) = &self.log {
+            log(line);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! An export: a device behind a socket, for one client after the other.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use vellum::BlockDevice;
+use vellum_io::lane::{self, Descriptor};
+use vellum_io::{Error, ErrorKind, JoinHandle, Result, spawn};
+
+use super::channel::Channel;
+use super::config::SERIAL_BYTES;
+use super::disk::{Disk, Log};
+use super::session::{Shared, serve};
+use crate::nbd::{Listener, Stop};
+
+/// Pause after a failed accept: the cause (no file descriptors) will not go at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How a device is exported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Changes are refused.
+    pub read_only: bool,
+    /// What requests are a multiple of, in bytes: a power of two from 512 to 65,536.
+    pub logical_block_bytes: u32,
+    /// How many queues a client may set up: 1 to 64.
+    pub queues: u16,
+    /// Writes are durable when they are answered.
+    pub write_through: bool,
+    /// What the guest sees as the disk's serial number; at most 20 bytes.
+    pub serial: String,
+    /// How long a queue looks for requests at most before it sleeps. Within that it finds out by
+    /// itself how long is worth it; zero: not at all.
+    pub poll_limit: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            read_only: true,
+            logical_block_bytes: 512,
+            queues: 1,
+            write_through: false,
+            serial: "vellum".to_owned(),
+            poll_limit: Duration::from_micros(32),
+        }
+    }
+}
+
+impl Options {
+    /// Most queues of an export.
+    pub const MAX_QUEUES: u16 = 64;
+
+    fn check(&self) -> Result<()> {
+        let refuse = |message: String| {
+            let error = Error::new(ErrorKind::InvalidArgument, "export", message);
+            Err(error.target("vhost-user-blk"))
+        };
+        let block_bytes = self.logical_block_bytes;
+        if !block_bytes.is_power_of_two() || !(512..=65536).contains(&block_bytes) {
+            return refuse(format!("a logical block of {block_bytes} bytes"));
+        }
+        if self.queues == 0 || self.queues > Self::MAX_QUEUES {
+            return refuse(format!(
+                "{} queues: 1 to {} are possible",
+                self.queues,
+                Self::MAX_QUEUES
+            ));
+        }
+        if self.serial.len() > SERIAL_BYTES {
+            return refuse(format!("a serial number of more than {SERIAL_BYTES} bytes"));
+        }
+        Ok(())
+    }
+}
+
+/// A device that is exported. It goes on until [`Export::end`].
+pub struct Export {
+    shared: Rc<Shared>,
+    clients: Rc<Cell<usize>>,
+    acceptor: Cell<Option<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export")
+            .field("disk", &self.shared.disk)
+            .field("clients", &self.clients.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Export {
+    /// Serves `device` to the clients that come to `listener`, one after the other; others wait.
+    /// `log` receives a line for each that breaks the protocol. Must run inside a lane, which
+    /// talks to the clients; requests run on lanes of their own, one for each queue.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for options out of range.
+    pub fn start(
+        device: Arc<dyn BlockDevice>,
+        options: &Options,
+        listener: Listener,
+        log: Option<Log>,
+    ) -> Result<Export> {
+        options.check()?;
+        let shared = Rc::new(Shared {
+            disk: Arc::new(Disk::new(device, options, log)),
+            queues: options.queues,
+            lanes: RefCell::new((0..options.queues).map(|_| None).collect()),
+            backend: RefCell::default(),
+            stop: Stop::new(),
+        });
+        let clients = Rc::new(Cell::new(0));
+        let accepting = accept_clients(listener, shared.clone(), clients.clone());
+        Ok(Export {
+            shared,
+            clients,
+            acceptor: Cell::new(Some(spawn(accepting))),
+        })
+    }
+
+    /// How many clients use it now.
+    pub fn connections(&self) -> usize {
+        self.clients.get()
+    }
+
+    /// Takes the size of the device in, and tells the client if it is another one.
+    pub async fn update_size(&self) {
+        if self.shared.disk.update_size() {
+            self.shared.tell_of_config().await;
+        }
+    }
+
+    /// Ends it: the client is hung up on, and everything that was begun on the device is
+    /// complete on return. Must run inside a lane.
+    pub async fn end(&self) {
+        self.shared.stop.request();
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.await;
+        }
+        let lanes = self.shared.lanes.take();
+        // They may wait for tasks of the calling lane, so it goes on meanwhile.
+        let none = Arc::new(Descriptor::none("lanes".to_owned()));
+        let ending = move || {
+            drop(lanes);
+            Ok(0)
+        };
+        // A lane that panicked has said so on standard error.
+        let _ = lane::call(&none, "end lanes", ending, lane::finish_unit).await;
+    }
+}
+
+async fn accept_clients(listener: Listener, shared: Rc<Shared>, clients: Rc<Cell<usize>>) {
+    loop {
+        let next = pin!(next_client(&listener));
+        let Either::Left((socket, _)) = select(next, pin!(shared.stop.wait())).await else {
+            return;
+        };
+        clients.set(1);
+        serve(shared.clone(), Channel::new(socket)).await;
+        clients.set(0);
+    }
+}
+
+async fn next_client(listener: &Listener) -> OwnedFd {
+    loop {
+        match listener.accept().await.and_then(|client| client.to_fd()) {
+            Ok(socket) => return socket,
+            Err(_) => lane::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}

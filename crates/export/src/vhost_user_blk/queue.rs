@@ -1,0 +1,502 @@
+//! A queue on its lane: takes requests from the ring, has them carried out, and tells the guest.
+//!
+//! Invariants:
+//! - All that a queue has is its lane's own; what the client's session wants of it goes through
+//!   [`QueueControl`].
+//! - A queue that has stopped has no requests in flight, and its ring is not touched any more.
+//! - What is wrong with a ring or chain stops the queue, and nothing else; the client is told.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use vellum_io::executor::RemoteCall;
+use vellum_io::lane::{self, Descriptor, Op, Remote};
+use vellum_io::{Buffers, Error, Io, Result};
+
+use super::chain::walk;
+use super::disk::Disk;
+use super::in_flight::QueueInFlight;
+use super::memory::GuestMemory;
+use super::message::broken;
+use super::perform;
+use super::request::{StatusPlace, parse};
+use super::ring::{Ring, RingPlace};
+use super::unflushed::{Log, Unflushed};
+
+/// Copies of data that the requests of a queue may take at a time; more wait in the ring.
+const MAX_COPIED_BYTES: usize = 64 << 20;
+/// The first time that a queue looks for requests before it sleeps.
+const FIRST_POLL: Duration = Duration::from_micros(4);
+
+/// What a queue is made of.
+#[derive(Debug)]
+pub(super) struct QueueSetup {
+    pub(super) number: u16,
+    pub(super) disk: Arc<Disk>,
+    pub(super) memory: GuestMemory,
+    pub(super) ring: RingPlace,
+    pub(super) notes: Option<QueueInFlight>,
+    /// Where writes are kept until they are flushed.
+    pub(super) log: Option<(Log, Arc<Unflushed>)>,
+    /// Tells that there are requests.
+    pub(super) kick: OwnedFd,
+    /// Tells the guest that requests are done.
+    pub(super) call: Option<OwnedFd>,
+    /// Tells the client that the queue has stopped.
+    pub(super) error: Option<OwnedFd>,
+    /// Indirect descriptors were agreed upon.
+    pub(super) indirect: bool,
+    /// The guest flushes, or switches the cache.
+    pub(super) guest_flushes: bool,
+}
+
+/// What a session wants of a queue that runs.
+#[derive(Debug, Default)]
+struct QueueControl {
+    /// There is something below.
+    has_news: AtomicBool,
+    stop: AtomicBool,
+    /// Nobody waits for what is in flight: work in pieces ends unfinished.
+    abandon: AtomicBool,
+    call: Mutex<Option<Option<OwnedFd>>>,
+    error: Mutex<Option<Option<OwnedFd>>>,
+    waker: AtomicWaker,
+}
+
+/// A queue that runs on its lane.
+#[derive(Debug)]
+pub(super) struct RunningQueue {
+    control: Arc<QueueControl>,
+    life: RemoteCall<u16>,
+}
+
+impl QueueControl {
+    fn tell(&self) {
+        self.has_news.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+impl RunningQueue {
+    /// Starts a queue on a lane.
+    pub(super) fn start(lane: &Remote, setup: QueueSetup) -> RunningQueue {
+        let control = Arc::<QueueControl>::default();
+        let told = control.clone();
+        let life = lane.call(move || async move { run(setup, told).await });
+        RunningQueue { control, life }
+    }
+
+    /// Has another descriptor tell the guest.
+    pub(super) fn set_call(&self, call: Option<OwnedFd>) {
+        *self.control.call.lock() = Some(call);
+        self.control.tell();
+    }
+
+    /// Has another descriptor tell the client.
+    pub(super) fn set_error(&self, error: Option<OwnedFd>) {
+        *self.control.error.lock() = Some(error);
+        self.control.tell();
+    }
+
+    /// Lets work that comes in pieces end unfinished, and unanswered.
+    pub(super) fn abandon(&self) {
+        self.control.abandon.store(true, Ordering::Release);
+    }
+
+    /// Ends it when its requests are done; what of the available ring comes next.
+    ///
+    /// # Errors
+    /// If its lane has ended.
+    pub(super) async fn stop(self) -> Result<u16> {
+        self.control.stop.store(true, Ordering::Release);
+        self.control.tell();
+        self.life.await
+    }
+}
+
+/// A queue, on its lane.
+pub(super) struct Queue {
+    pub(super) disk: Arc<Disk>,
+    number: u16,
+    memory: GuestMemory,
+    ring: RefCell<Ring>,
+    notes: RefCell<Option<QueueInFlight>>,
+    pub(super) log: Option<(RefCell<Log>, Arc<Unflushed>)>,
+    control: Arc<QueueControl>,
+    in_flight: Cell<usize>,
+    copied_bytes: Cell<usize>,
+    /// Something was used that the guest was not told of.
+    unsignalled: Cell<bool>,
+    call: RefCell<Option<OwnedFd>>,
+    error: RefCell<Option<OwnedFd>>,
+    /// The loop, while it sleeps.
+    sleeper: RefCell<Option<Waker>>,
+    indirect: bool,
+    pub(super) guest_flushes: bool,
+}
+
+/// Why the loop has something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    /// The guest has kicked.
+    Kick,
+    /// Requests are done, or the session wants something.
+    Other,
+}
+
+async fn run(setup: QueueSetup, control: Arc<QueueControl>) -> Result<u16> {
+    let first = setup.ring.next_available;
+    let (disk, number) = (setup.disk.clone(), setup.number);
+    let error = setup.error.as_ref().and_then(|fd| fd.try_clone().ok());
+    let kick = setup.kick.try_clone();
+    let kick = kick.map(|fd| Arc::new(Descriptor::new(fd, "kick")));
+    let made = Queue::new(setup, control.clone());
+    let (queue, pending, kick) = match (made, kick) {
+        (Ok((queue, pending)), Ok(kick)) => (Rc::new(queue), pending, kick),
+        (made, kick) => {
+            let kick = kick.map_err(|error| Error::from_io("use queue", &error));
+            if let Some(failure) = made.err().or(kick.err()) {
+                report(&disk, number, error.as_ref(), &failure);
+            }
+            wait_for_stop(&control).await;
+            return Ok(first);
+        }
+    };
+    if let Err(failure) = queue.serve(&kick, pending).await {
+        report(
+            &queue.disk,
+            queue.number,
+            queue.error.borrow().as_ref(),
+            &failure,
+        );
+        queue.drain().await;
+        wait_for_stop(&control).await;
+    }
+    let next = queue.ring.borrow().next_available();
+    Ok(next)
+}
+
+/// Tells of a queue that cannot go on.
+fn report(disk: &Disk, number: u16, error: Option<&OwnedFd>, failure: &Error) {
+    disk.log(&format!(
+        "queue {number} has stopped: {}",
+        failure.message()
+    ));
+    if let Some(error) = error {
+        add_one(error);
+    }
+}
+
+/// Adds one to a counter of events. If it is full, whoever waits for it is awake.
+fn add_one(counter: impl AsFd) {
+    let _ = rustix::io::write(counter, &1_u64.to_ne_bytes());
+}
+
+async fn wait_for_stop(control: &QueueControl) {
+    std::future::poll_fn(|context| {
+        control.waker.register(context.waker());
+        match control.stop.load(Ordering::Acquire) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+}
+
+impl Queue {
+    /// A queue, and the requests that a server before this one has left.
+    fn new(setup: QueueSetup, control: Arc<QueueControl>) -> Result<(Queue, Vec<u16>)> {
+        let mut ring = Ring::find(&setup.ring, &setup.memory)?;
+        let mut notes = setup.notes;
+        let mut pending = Vec::new();
+        if let Some(notes) = &mut notes {
+            if let Some(left) = notes.recover(ring.next_used()) {
+                // Whatever the client believes: it cannot know what was taken.
+                ring.skip_in_flight(left.len() as u16);
+                pending = left;
+            }
+        }
+        let queue = Queue {
+            disk: setup.disk,
+            number: setup.number,
+            memory: setup.memory,
+            ring: RefCell::new(ring),
+            notes: RefCell::new(notes),
+            log: setup.log.map(|(log, all)| (RefCell::new(log), all)),
+            control,
+            in_flight: Cell::new(0),
+            copied_bytes: Cell::new(0),
+            unsignalled: Cell::new(false),
+            call: RefCell::new(setup.call),
+            error: RefCell::new(setup.error),
+            sleeper: RefCell::new(None),
+            indirect: setup.indirect,
+            guest_flushes: setup.guest_flushes,
+        };
+        Ok((queue, pending))
+    }
+
+    /// Serves until it is told to stop; then everything that was begun is done.
+    async fn serve(self: &Rc<Self>, kick: &Arc<Descriptor>, pending: Vec<u16>) -> Result<()> {
+        for head in pending {
+            self.begin(head)?;
+        }
+        let mut poll = PollWindow::new(self.disk.poll_limit);
+        let mut kicked = None;
+        while !self.control.stop.load(Ordering::Acquire) {
+            self.take_news();
+            self.ring.borrow_mut().refuse_kicks();
+            self.take_requests()?;
+            self.signal();
+            if self.poll(poll.window).await {
+                continue;
+            }
+            if self.ring.borrow_mut().ask_for_kick() && self.has_room() {
+                continue;
+            }
+            let asleep = Instant::now();
+            if self.sleep(kick, &mut kicked).await? == Woken::Kick {
+                drain_kick(kick)?;
+            }
+            poll.adapt(asleep.elapsed());
+        }
+        self.drain().await;
+        Ok(())
+    }
+
+    /// Begins the requests that are in the ring.
+    fn take_requests(self: &Rc<Self>) -> Result<()> {
+        while self.has_room() {
+            let head = self.ring.borrow_mut().next_head()?;
+            let Some(head) = head else { break };
+            if let Some(notes) = &mut *self.notes.borrow_mut() {
+                notes.begin(head);
+            }
+            self.begin(head)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a request.
+    fn begin(self: &Rc<Self>, head: u16) -> Result<()> {
+        let chain = walk(&self.ring.borrow(), &self.memory, head, self.indirect)?;
+        let request = parse(chain, &self.disk.geometry())?;
+        self.in_flight.set(self.in_flight.get() + 1);
+        perform::start(self.clone(), head, request);
+        Ok(())
+    }
+
+    /// Ends a request that [`Queue::begin`] has begun.
+    pub(super) fn end(&self, head: u16, written_bytes: u32) {
+        let mut ring = self.ring.borrow_mut();
+        let mut push = || {
+            ring.push_used(head, written_bytes);
+            ring.next_used()
+        };
+        match &mut *self.notes.borrow_mut() {
+            Some(notes) => notes.end(head, push),
+            None => drop(push()),
+        }
+        self.unsignalled.set(true);
+        self.leave();
+    }
+
+    /// Ends a request that is not answered: nobody is there, and whoever comes may do it again.
+    pub(super) fn leave(&self) {
+        self.in_flight.set(self.in_flight.get().saturating_sub(1));
+        if let Some(sleeper) = self.sleeper.borrow_mut().take() {
+            sleeper.wake();
+        }
+    }
+
+    /// Whether nobody waits for what is in flight.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.control.abandon.load(Ordering::Acquire)
+    }
+
+    /// Counts memory that a request takes, until it is given back.
+    pub(super) fn take_memory(&self, len_bytes: usize) {
+        self.copied_bytes.set(self.copied_bytes.get() + len_bytes);
+    }
+
+    /// Gives it back.
+    pub(super) fn give_memory(&self, len_bytes: usize) {
+        let left = self.copied_bytes.get().saturating_sub(len_bytes);
+        self.copied_bytes.set(left);
+    }
+
+    fn has_room(&self) -> bool {
+        self.copied_bytes.get() < MAX_COPIED_BYTES && self.in_flight.get() < usize::from(u16::MAX)
+    }
+
+    fn take_news(&self) {
+        if !self.control.has_news.load(Ordering::Relaxed) {
+            return;
+        }
+        self.control.has_news.store(false, Ordering::Release);
+        if let Some(call) = self.control.call.lock().take() {
+            *self.call.borrow_mut() = call;
+            // The guest may have missed what the one before was told.
+            self.unsignalled.set(true);
+        }
+        if let Some(error) = self.control.error.lock().take() {
+            *self.error.borrow_mut() = error;
+        }
+    }
+
+    /// Tells the guest of what is done, if it wants to be told.
+    fn signal(&self) {
+        if self.unsignalled.take() && self.ring.borrow_mut().wants_signal() {
+            if let Some(call) = &*self.call.borrow() {
+                add_one(call);
+            }
+        }
+    }
+
+    /// Whether there is something to do.
+    fn has_work(&self) -> bool {
+        self.unsignalled.get()
+            || self.control.has_news.load(Ordering::Acquire)
+            || self.has_room() && self.ring.borrow().has_more()
+    }
+
+    /// Looks for something to do, for a time, while the lane goes on; whether there is any.
+    async fn poll(&self, window: Duration) -> bool {
+        if window.is_zero() {
+            return false;
+        }
+        let begin = Instant::now();
+        loop {
+            lane::yield_now().await;
+            if self.has_work() {
+                return true;
+            }
+            if begin.elapsed() >= window {
+                return false;
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do.
+    async fn sleep(&self, kick: &Arc<Descriptor>, kicked: &mut Option<Io<()>>) -> Result<Woken> {
+        std::future::poll_fn(|context| self.poll_sleep(context, kick, kicked)).await
+    }
+
+    fn poll_sleep(
+        &self,
+        context: &mut Context<'_>,
+        kick: &Arc<Descriptor>,
+        kicked: &mut Option<Io<()>>,
+    ) -> Poll<Result<Woken>> {
+        self.control.waker.register(context.waker());
+        if self.unsignalled.get() || self.control.has_news.load(Ordering::Acquire) {
+            return Poll::Ready(Ok(Woken::Other));
+        }
+        let waiting = kicked.get_or_insert_with(|| wait_readable(kick));
+        match Pin::new(waiting).poll(context) {
+            Poll::Ready(done) => {
+                *kicked = None;
+                Poll::Ready(done.map(|()| Woken::Kick))
+            }
+            Poll::Pending => {
+                *self.sleeper.borrow_mut() = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Waits until nothing is in flight.
+    async fn drain(&self) {
+        while self.in_flight.get() > 0 {
+            std::future::poll_fn(|context| {
+                self.take_news();
+                if self.in_flight.get() == 0 || self.unsignalled.get() {
+                    return Poll::Ready(());
+                }
+                self.control.waker.register(context.waker());
+                *self.sleeper.borrow_mut() = Some(context.waker().clone());
+                Poll::Pending
+            })
+            .await;
+            self.signal();
+        }
+        self.signal();
+    }
+
+    /// Says that a request was not understood.
+    pub(super) fn refuse(&self, head: u16, status: &StatusPlace, with: super::request::Status) {
+        status.write(with);
+        self.end(head, 1);
+    }
+}
+
+/// Waits until the guest kicks.
+fn wait_readable(kick: &Arc<Descriptor>) -> Io<()> {
+    let events = libc::POLLIN;
+    let request = lane::Request::new(kick.clone(), Op::Poll { events }, Buffers::new());
+    lane::submit(request, lane::finish_unit)
+}
+
+/// Takes the count of kicks.
+fn drain_kick(kick: &Descriptor) -> Result<()> {
+    let mut count = [0; 8];
+    match rustix::io::read(kick, &mut count) {
+        Ok(8) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+        Ok(_) => Err(broken("the descriptor for kicks counts none")),
+        Err(errno) => Err(Error::from_errno("read kicks", errno.raw_os_error())),
+    }
+}
+
+/// How long a queue looks for requests before it sleeps: longer where that would have spared it a
+/// sleep, not at all where it would not.
+#[derive(Debug)]
+struct PollWindow {
+    window: Duration,
+    limit: Duration,
+}
+
+impl PollWindow {
+    fn new(limit: Duration) -> PollWindow {
+        let window = Duration::ZERO;
+        PollWindow { window, limit }
+    }
+
+    /// Takes in how long a sleep was.
+    fn adapt(&mut self, slept: Duration) {
+        if slept > self.limit {
+            self.window = Duration::ZERO;
+        } else if slept > self.window {
+            self.window = (self.window * 2).max(FIRST_POLL).min(self.limit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_polls_only_where_that_spares_a_sleep_and_never_longer_than_its_limit() {
+        let limit = Duration::from_micros(32);
+        let mut poll = PollWindow::new(limit);
+        assert_eq!(poll.window, Duration::ZERO);
+        for _ in 0..10 {
+            poll.adapt(Duration::from_micros(30));
+            assert!(poll.window <= limit);
+        }
+        assert_eq!(poll.window, limit);
+        poll.adapt(Duration::from_millis(1));
+        assert_eq!(poll.window, Duration::ZERO);
+        let mut off = PollWindow::new(Duration::ZERO);
+        off.adapt(Duration::ZERO);
+        assert_eq!(off.window, Duration::ZERO);
+    }
+}

@@ -1,0 +1,281 @@
+//! Guests and clients that mean harm: the request, the queue or the session fails, with a line that
+//! says so, and everybody else goes on.
+
+use std::time::Instant;
+
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+use super::guest::{
+    DATA_AT, Descriptor, Guest, MEMORY_AT, MEMORY_BYTES, Memory, NEXT, PATIENCE, QUEUE_SIZE, WRITE,
+    header, place,
+};
+use super::{Server, serve, writable};
+
+/// Waits for a line that begins so.
+fn wait_for_line(server: &Server, start: &str) -> String {
+    let begin = Instant::now();
+    loop {
+        if let Some(line) = server
+            .lines()
+            .into_iter()
+            .find(|line| line.starts_with(start))
+        {
+            return line;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{:?}", server.lines());
+        std::thread::yield_now();
+    }
+}
+
+/// Puts descriptors into the table of queue 0 and offers the first; what is said of it.
+fn offer(descriptors: &[Descriptor]) -> String {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 2, 0);
+    let queue = &mut guest.queues[0];
+    queue.memory.write(DATA_AT, &header(0, 0));
+    for (index, descriptor) in descriptors.iter().enumerate() {
+        queue.set_descriptor(index as u16, *descriptor);
+    }
+    queue.offer(0);
+    queue.kick();
+    let line = wait_for_line(&server, "queue 0 has stopped: ");
+    let begin = Instant::now();
+    while queue.error.read().is_err() {
+        assert!(begin.elapsed() < PATIENCE, "the client is not told");
+    }
+    // Nobody else notices.
+    assert_eq!(guest.queues[1].read_disk(0, 512), (0, vec![0x5a; 512]));
+    // And the queue itself can be set up anew.
+    guest.client.get_vring_base(0).expect("stopped");
+    let queue = &mut guest.queues[0];
+    queue.set_descriptor(0, (0, 0, 0, 0));
+    queue.last_used = 0;
+    queue.next_available = 0;
+    queue.set_available_index(0);
+    guest.in_flight = None;
+    guest.start();
+    assert_eq!(guest.queues[0].read_disk(0, 512), (0, vec![0x5a; 512]));
+    line
+}
+
+#[test]
+fn chains_that_are_none_stop_their_queue() {
+    let head = (DATA_AT, 16, NEXT, 1);
+    let end = MEMORY_AT + MEMORY_BYTES;
+    let cases: &[(&[Descriptor], &str)] = &[
+        (&[(DATA_AT, 16, NEXT, 0)], "loops"),
+        (&[head, (DATA_AT, 16, NEXT, 0)], "loops"),
+        (&[(DATA_AT, 16, NEXT, QUEUE_SIZE)], "of a table of 64"),
+        (&[(DATA_AT, 16, NEXT, u16::MAX)], "of a table of 64"),
+        (&[(end - 8, 16, 0, 0)], "not in memory"),
+        (&[(u64::MAX, 16, 0, 0)], "not in memory"),
+        (&[(0, u32::MAX, 0, 0)], "not in memory"),
+        (&[head, (DATA_AT, u32::MAX, WRITE, 0)], "not in memory"),
+        (&[head, (DATA_AT, 0, WRITE, 0)], "no bytes"),
+        (
+            &[(DATA_AT, 16, NEXT | WRITE, 1), (DATA_AT, 16, 0, 0)],
+            "behind memory to be written",
+        ),
+        (&[head, (DATA_AT, 512, 0, 0)], "without room for its status"),
+        (&[(DATA_AT, 16, 0, 0)], "without room for its status"),
+        (&[(DATA_AT, 17, 4, 0)], "an indirect table of 17 bytes"),
+        (&[(DATA_AT, 0, 4, 0)], "an indirect table of 0 bytes"),
+        (
+            &[(DATA_AT, 16 * 2000, 4, 0)],
+            "an indirect table of 32000 bytes",
+        ),
+        (&[(end - 16, 32, 4, 0)], "not in memory"),
+        (&[(DATA_AT, 32, 4 | NEXT, 1)], "another one behind"),
+        (&[head, (DATA_AT, 32, 4, 0)], "amid a chain"),
+    ];
+    for (descriptors, expected) in cases {
+        let line = offer(descriptors);
+        assert!(line.contains(expected), "{line}");
+    }
+}
+
+#[test]
+fn an_index_that_cannot_be_stops_its_queue() {
+    for index in [QUEUE_SIZE + 1, u16::MAX] {
+        let (server, _storage) = serve(writable());
+        let guest = Guest::boot(&server.socket(), 1, 0);
+        guest.queues[0].set_available_index(index);
+        guest.queues[0].kick.write(1).expect("a kick");
+        wait_for_line(&server, "queue 0 has stopped: the guest claims");
+    }
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    guest.queues[0].offer(QUEUE_SIZE);
+    guest.queues[0].kick.write(1).expect("a kick");
+    wait_for_line(&server, "queue 0 has stopped: descriptor 64");
+}
+
+#[test]
+fn absurd_requests_fail_and_their_queue_goes_on() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    let queue = &mut guest.queues[0];
+    let data = (DATA_AT, 512);
+    for (kind, sector) in [(0, u64::MAX), (0, 1 << 54), (1, 8192), (1, 8191 + 2)] {
+        let writes = kind == 0;
+        assert_eq!(queue.request(&header(kind, sector), data, writes).0, 1);
+    }
+    assert_eq!(queue.request(&header(0, 0), (DATA_AT, 511), true).0, 1);
+    assert_eq!(queue.request(&header(0, 0)[..15], data, true).0, 1);
+    assert_eq!(queue.request(&header(11, 0), (DATA_AT, 17), false).0, 1);
+    assert_eq!(queue.request(&header(7, 0), data, true).0, 2);
+    assert_eq!(queue.read_disk(0, 512).0, 0);
+    assert_eq!(server.lines(), [""; 0]);
+}
+
+/// The status lies amid the data, and the data over the ring.
+#[test]
+fn memory_that_overlaps_is_only_the_guests_own_harm() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 2, 0);
+    let queue = &mut guest.queues[0];
+    queue.memory.write(DATA_AT, &header(0, 0));
+    let base = queue.base();
+    queue.set_descriptor(0, (DATA_AT, 16, NEXT, 1));
+    queue.set_descriptor(1, (base, 4096, NEXT | WRITE, 2));
+    queue.set_descriptor(2, (DATA_AT, 1, WRITE, 0));
+    queue.offer(0);
+    queue.kick();
+    assert_eq!(queue.wait_used(), (0, 4097));
+    assert_eq!(guest.queues[1].read_disk(0, 512), (0, vec![0x5a; 512]));
+}
+
+#[test]
+fn queues_that_are_moved_stopped_and_set_up_twice_lose_no_request() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 2, 0);
+    for round in 0..50 {
+        let queue = &mut guest.queues[0];
+        let head = queue.prepare(&header(0, 0), (DATA_AT, 4096), true);
+        queue.offer(head);
+        queue.kick.write(1).expect("a kick");
+        let base = queue.base();
+        match round % 5 {
+            0 => guest.client.set_vring_enable(0, false).expect("disabled"),
+            1 => {
+                guest.client.get_vring_base(0).expect("stopped");
+            }
+            2 => {
+                let region = guest.memory.region();
+                guest.client.set_mem_table(&[region]).expect("memory");
+            }
+            3 => guest
+                .client
+                .set_vring_addr(0, &place(&guest.memory, base))
+                .expect("moved"),
+            _ => guest
+                .client
+                .set_vring_kick(0, &guest.queues[0].kick)
+                .expect("a kick"),
+        }
+        guest
+            .client
+            .set_vring_kick(0, &guest.queues[0].kick)
+            .expect("a kick");
+        guest.client.set_vring_enable(0, true).expect("enabled");
+        guest.queues[0].kick.write(1).expect("a kick");
+        assert_eq!(guest.queues[0].wait_used().0, head);
+        assert_eq!(guest.queues[0].status(head), 0);
+    }
+    assert_eq!(server.lines(), [""; 0]);
+}
+
+#[test]
+fn memory_that_is_taken_away_stops_the_queue_that_lies_there() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    assert_eq!(guest.queues[0].read_disk(0, 512).0, 0);
+    let region = guest.memory.region();
+    guest.client.remove_mem_region(&region).expect("removed");
+    wait_for_line(&server, "queue 0 has stopped: a ring of 518 bytes");
+    assert!(guest.client.remove_mem_region(&region).is_err());
+    guest.client.add_mem_region(&region).expect("added");
+    assert!(guest.client.add_mem_region(&region).is_err(), "it is there");
+    guest
+        .client
+        .set_vring_kick(0, &guest.queues[0].kick)
+        .expect("a kick");
+    assert_eq!(guest.queues[0].read_disk(0, 512).0, 0);
+}
+
+#[test]
+fn rings_outside_of_memory_or_not_aligned_stop_their_queue() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    let good = place(&guest.memory, guest.queues[0].base());
+    let mut bad = good;
+    bad.used_ring_addr += MEMORY_BYTES;
+    guest.client.set_vring_addr(0, &bad).expect("taken");
+    wait_for_line(&server, "queue 0 has stopped: a ring of 518 bytes");
+    bad = good;
+    bad.avail_ring_addr += 1;
+    guest.client.set_vring_addr(0, &bad).expect("taken");
+    wait_for_line(&server, "queue 0 has stopped: a ring at");
+    guest.client.set_vring_addr(0, &good).expect("taken");
+    assert_eq!(guest.queues[0].read_disk(0, 512).0, 0);
+}
+
+#[test]
+fn clients_that_break_the_protocol_are_given_up_and_the_next_is_served() {
+    use std::io::{Read, Write};
+    let (server, _storage) = serve(writable());
+    let mut random = fastrand::Rng::with_seed(17);
+    for round in 0..100 {
+        let mut stream = std::os::unix::net::UnixStream::connect(server.socket()).expect("in");
+        let mut noise: Vec<u8> = (0..random.usize(1..200)).map(|_| random.u8(..)).collect();
+        if round % 2 == 0 {
+            // A header that is one, and anything behind it.
+            let head = [random.u32(..45), 1, random.u32(..64)]
+                .map(u32::to_ne_bytes)
+                .concat();
+            noise.splice(0..0, head);
+        }
+        // It may have been hung up on.
+        let _ = stream.write_all(&noise);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    assert_eq!(guest.queues[0].read_disk(0, 512).0, 0);
+}
+
+#[test]
+fn a_client_that_stalls_does_not_hold_up_the_end() {
+    use std::io::Write;
+    let (mut server, _storage) = serve(writable());
+    let mut stream = std::os::unix::net::UnixStream::connect(server.socket()).expect("in");
+    stream.write_all(&[1, 0, 0]).expect("said");
+    let _waiting = std::os::unix::net::UnixStream::connect(server.socket()).expect("in");
+    let begin = Instant::now();
+    server.end();
+    assert!(begin.elapsed() < PATIENCE / 3);
+}
+
+#[test]
+fn descriptors_of_other_kinds_do_no_harm() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 2, 0);
+    let other = Memory::new();
+    // A kick that is memory: it could always be read.
+    let file = other.file.try_clone().expect("a file");
+    let kick = std::mem::ManuallyDrop::new(as_event(file));
+    assert!(guest.client.set_vring_kick(0, &kick).is_err());
+    wait_for_line(&server, "a descriptor that counts no events");
+    // Nor is it a socket.
+    let socket = kick.try_clone().expect("a descriptor");
+    guest.client.set_backend_request_fd(&socket).expect("taken");
+    server.update_size();
+    assert_eq!(guest.queues[1].read_disk(0, 512).0, 0);
+}
+
+fn as_event(file: std::fs::File) -> vmm_sys_util::eventfd::EventFd {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    // SAFETY: the descriptor is given away, and is never used as what it is not.
+    unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(file.into_raw_fd()) }
+}

@@ -1,0 +1,72 @@
+//! A device that tells what was asked of it, and stalls if it is told to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, delegate};
+use vellum_io::lane;
+
+use super::guest::PATIENCE;
+
+#[derive(Debug)]
+pub struct Seen {
+    device: Arc<dyn BlockDevice>,
+    writes: AtomicUsize,
+    durable: AtomicUsize,
+    stalls: Arc<AtomicBool>,
+}
+
+impl Seen {
+    pub fn around(device: Arc<dyn BlockDevice>) -> Seen {
+        Seen {
+            device,
+            writes: AtomicUsize::new(0),
+            durable: AtomicUsize::new(0),
+            stalls: Arc::default(),
+        }
+    }
+
+    pub fn that_stalls(device: Arc<dyn BlockDevice>) -> Seen {
+        let seen = Seen::around(device);
+        seen.stalls.store(true, Ordering::SeqCst);
+        seen
+    }
+
+    pub fn durable_writes(&self) -> usize {
+        self.durable.load(Ordering::SeqCst)
+    }
+
+    pub fn wait_for_writes(&self, count: usize) {
+        let begin = Instant::now();
+        while self.writes.load(Ordering::SeqCst) < count {
+            assert!(begin.elapsed() < PATIENCE, "no write came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn go_on(&self) {
+        self.stalls.store(false, Ordering::SeqCst);
+    }
+}
+
+impl BlockDevice for Seen {
+    delegate!(device: info, size_bytes, read, write_zeroes, discard, flush, block_status, truncate, close);
+
+    fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        self.durable
+            .fetch_add(usize::from(flags.fua), Ordering::SeqCst);
+        if !self.stalls.load(Ordering::SeqCst) {
+            return self.device.write(offset_bytes, buffer, flags);
+        }
+        let stalls = self.stalls.clone();
+        Io::task(vellum_io::spawn(async move {
+            while stalls.load(Ordering::SeqCst) {
+                lane::sleep(Duration::from_millis(1)).await;
+            }
+            // A server that is killed writes nothing any more.
+            Ok(buffer)
+        }))
+    }
+}
