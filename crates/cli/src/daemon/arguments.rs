@@ -151,6 +151,11 @@ What there is, each made in the order given:
   --export [type=]fuse,id=ID,node-name=NAME,mountpoint=FILE[,writable=on][,growable=on]
            [,allow-other=on|off|auto][,writethrough=on]
                              a node to show as a regular file, which must exist
+  --export [type=]vhost-user-blk,id=ID,node-name=NAME,addr.type=unix,addr.path=PATH
+           [,writable=on][,num-queues=N][,logical-block-size=N][,serial=TEXT]
+           [,writethrough=on][,poll-max-ns=N][,iothread=ID]
+                             a node as the disk of a virtual machine, whose monitor
+                             (QEMU, cloud-hypervisor) connects to PATH
 
   --chardev stdio,id=ID
   --chardev socket,id=ID,path=PATH[,server=on[,wait=off]]

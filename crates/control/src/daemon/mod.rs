@@ -12,6 +12,7 @@
 mod commands;
 mod events;
 mod export;
+mod inherited;
 mod jobs;
 mod server;
 
@@ -171,7 +172,9 @@ impl DaemonState {
     pub async fn add_export(&mut self, options: Options) -> Result<(), Failure> {
         let wanted = export::Description::take(options, &self.iothreads)?;
         let server = self.server.as_ref();
-        self.exports.add(wanted, &self.nodes, server).await
+        let environment = &self.environment;
+        let exports = &mut self.exports;
+        exports.add(wanted, &self.nodes, server, environment).await
     }
 
     async fn remove_export(&mut self, id: &str, removal: Removal) -> Result<(), Failure> {

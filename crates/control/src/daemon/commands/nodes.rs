@@ -68,6 +68,7 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         .join(User::Export(String::new()), &name, resizing)?;
     let resized = device.truncate(size_bytes).await;
     parts.nodes.leave(joined.id);
+    parts.exports.update_sizes().await;
     resized?;
     done()
 }

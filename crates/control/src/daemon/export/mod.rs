@@ -3,6 +3,7 @@
 
 mod fuse;
 mod nbd;
+mod vhost_user_blk;
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
 use vellum::BlockDevice;
 
-use super::server::Server;
+use super::server::{Server, ServerEnvironment};
 use super::{Failure, failure, message, need, refuse_rest};
 use fuse::ResizeInTurn;
 
@@ -30,6 +31,7 @@ pub(super) struct Description {
 enum Wanted {
     Nbd(nbd::Wanted),
     Fuse(fuse::Wanted),
+    VhostUserBlk(vhost_user_blk::Wanted),
 }
 
 impl Description {
@@ -37,8 +39,8 @@ impl Description {
     pub(super) fn take(mut options: Options, iothreads: &[String]) -> Result<Self, Failure> {
         let kind = need(&mut options, "type")?;
         match kind.as_str() {
-            "nbd" | "fuse" => {}
-            "vhost-user-blk" | "vduse-blk" => {
+            "nbd" | "fuse" | "vhost-user-blk" => {}
+            "vduse-blk" => {
                 return Err(message(format!(
                     "Exports of type '{kind}' are not part of this version"
                 )));
@@ -59,6 +61,7 @@ impl Description {
         switch("fixed-iothread")?;
         let kind = match kind.as_str() {
             "fuse" => Wanted::Fuse(fuse::Wanted::take(&mut options)?),
+            "vhost-user-blk" => Wanted::VhostUserBlk(vhost_user_blk::Wanted::take(&mut options)?),
             _ => Wanted::Nbd(nbd::Wanted::take(&mut options, &node)?),
         };
         let iothread = options.take_text("iothread").map_err(failure)?;
@@ -103,6 +106,7 @@ struct ExportEntry {
 enum Served {
     Nbd(Arc<vellum_export::nbd::Export>),
     Fuse(vellum_export::fuse::Export),
+    VhostUserBlk(vellum_export::vhost_user_blk::Export),
 }
 
 impl Served {
@@ -111,6 +115,7 @@ impl Served {
         match self {
             Served::Nbd(_) => "nbd",
             Served::Fuse(_) => "fuse",
+            Served::VhostUserBlk(_) => "vhost-user-blk",
         }
     }
 
@@ -119,6 +124,7 @@ impl Served {
         match self {
             Served::Nbd(export) => export.connections() > 0,
             Served::Fuse(_) => false,
+            Served::VhostUserBlk(export) => export.connections() > 0,
         }
     }
 
@@ -132,6 +138,7 @@ impl Served {
                 }
             }
             Served::Fuse(export) => export.end().await,
+            Served::VhostUserBlk(export) => export.end().await,
         }
     }
 }
@@ -179,6 +186,7 @@ impl ServerExports {
         wanted: Description,
         nodes: &Nodes,
         server: Option<&Server>,
+        environment: &ServerEnvironment,
     ) -> Result<(), Failure> {
         self.check(&wanted, server)?;
         let Description { id, node: name, .. } = &wanted;
@@ -196,13 +204,15 @@ impl ServerExports {
                 let access = match &wanted.kind {
                     Wanted::Nbd(_) => nbd::Wanted::access(wanted.writable),
                     Wanted::Fuse(fuse) => fuse.access(wanted.writable),
+                    Wanted::VhostUserBlk(_) => vhost_user_blk::Wanted::access(wanted.writable),
                 };
                 let joined = nodes.join(User::Export(id.clone()), &name, access);
                 let joined = joined.map_err(failure)?;
                 (joined.link as Arc<dyn BlockDevice>, Some(joined.id))
             }
         };
-        match serve(wanted, device, &node, nodes, joined, server).await {
+        let places = (server, environment);
+        match serve(wanted, device, &node, nodes, joined, places).await {
             Ok(served) => {
                 self.0.push(ExportEntry {
                     id,
@@ -231,10 +241,19 @@ impl ServerExports {
         if let Wanted::Fuse(fuse) = &wanted.kind {
             fuse.check_free(self.0.iter().filter_map(|other| match &other.served {
                 Served::Fuse(export) => Some(export.mountpoint()),
-                Served::Nbd(_) => None,
+                Served::Nbd(_) | Served::VhostUserBlk(_) => None,
             }))?;
         }
         Ok(())
+    }
+
+    /// Has guests told of disks whose size is another one.
+    pub(super) async fn update_sizes(&self) {
+        for entry in &self.0 {
+            if let Served::VhostUserBlk(export) = &entry.served {
+                export.update_size().await;
+            }
+        }
     }
 
     /// Takes an export out.
@@ -280,7 +299,7 @@ async fn serve(
     node: &Arc<dyn BlockDevice>,
     nodes: &Nodes,
     joined: Option<u64>,
-    server: Option<&Server>,
+    (server, environment): (Option<&Server>, &ServerEnvironment),
 ) -> Result<Served, Failure> {
     let device = match wanted.writethrough {
         true => WriteThrough::new(device),
@@ -299,6 +318,11 @@ async fn serve(
             };
             let export = fuse.serve(device, wanted.writable);
             export.await.map(Served::Fuse)
+        }
+        Wanted::VhostUserBlk(disk) => {
+            let (id, through) = (&wanted.id, wanted.writethrough);
+            let export = disk.serve(device, id, wanted.writable, through, environment);
+            export.map(Served::VhostUserBlk)
         }
     }
 }
