@@ -217,12 +217,12 @@ impl Queue {
         let mut ring = Ring::find(&setup.ring, &setup.memory)?;
         let mut notes = setup.notes;
         let mut pending = Vec::new();
-        if let Some(notes) = &mut notes {
-            if let Some(left) = notes.recover(ring.next_used()) {
-                // Whatever the client believes: it cannot know what was taken.
-                ring.skip_in_flight(left.len() as u16);
-                pending = left;
-            }
+        if let Some(notes) = &mut notes
+            && let Some(left) = notes.recover(ring.next_used())
+        {
+            // Whatever the client believes: it cannot know what was taken.
+            ring.skip_in_flight(left.len() as u16);
+            pending = left;
         }
         let queue = Queue {
             disk: setup.disk,
@@ -354,10 +354,11 @@ impl Queue {
 
     /// Tells the guest of what is done, if it wants to be told.
     fn signal(&self) {
-        if self.unsignalled.take() && self.ring.borrow_mut().wants_signal() {
-            if let Some(call) = &*self.call.borrow() {
-                add_one(call);
-            }
+        if self.unsignalled.take()
+            && self.ring.borrow_mut().wants_signal()
+            && let Some(call) = &*self.call.borrow()
+        {
+            add_one(call);
         }
     }
 

@@ -288,7 +288,8 @@ impl Session {
                 state.error = error;
             }
             Message::SetRingEnable { queue, enable } => {
-                if self.queue(queue)?.enabled != enable {
+                let is_other = self.queue(queue)?.enabled != enable;
+                if is_other {
                     self.stopped(queue).await?.enabled = enable;
                 }
             }
