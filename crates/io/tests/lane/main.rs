@@ -3,6 +3,7 @@
 // The model has no descriptors.
 #[cfg(not(shuttle))]
 mod event_loop;
+mod message;
 mod net;
 mod tasks;
 mod thread;
