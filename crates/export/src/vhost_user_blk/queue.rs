@@ -234,7 +234,8 @@ impl Queue {
             control,
             in_flight: Cell::new(0),
             copied_bytes: Cell::new(0),
-            unsignalled: Cell::new(false),
+            // A server that died may have used requests and told nobody.
+            unsignalled: Cell::new(true),
             call: RefCell::new(setup.call),
             error: RefCell::new(setup.error),
             sleeper: RefCell::new(None),

@@ -26,6 +26,10 @@ fn what_a_dead_server_had_begun_is_done_by_the_next_in_its_order() {
     let second = Server::start(device, writable());
     guest.reconnect(&second.socket());
     let queue = &mut guest.queues[0];
+    let begin = std::time::Instant::now();
+    while queue.call.read().is_err() {
+        assert!(begin.elapsed() < super::guest::PATIENCE, "nobody is told");
+    }
     for head in heads {
         assert_eq!(queue.wait_used().0, head);
         assert_eq!(queue.status(head), 0);
