@@ -1,17 +1,20 @@
 //! A copy of an image file that was made while the image was in use is not taken for the image that
 //! the checksums are of, and a close that fails or is killed leaves an image with its checksums.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use vellum::gate::DenyAll;
 use vellum::qcow2::checksums::ChecksumOptions;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::seal::{SealOptions, VerifyOptions};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
-use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Result, Storage};
+use vellum::{BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, Result, Storage};
 use vellum_io::lane::block_on;
-use vellum_storage::MemStorage;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+use vellum_storage::{MemStorage, delegate};
 
 const SIZE_BYTES: u64 = 8 << 20;
 
@@ -140,6 +143,73 @@ async fn close_failing(of_image: bool, operation: Operation, pass: usize, times:
         image.close().await.unwrap();
     }
     closed.is_err()
+}
+
+/// What a disk has durably, beside what it shows.
+#[derive(Debug)]
+struct Cached {
+    inner: Arc<MemStorage>,
+    durable: Mutex<Vec<u8>>,
+    flushes: AtomicUsize,
+    /// The numbers of flushes that fail.
+    failing: Mutex<Range<usize>>,
+}
+
+impl Storage for Cached {
+    delegate!(
+        inner: capabilities, name, len_bytes, read, write, write_zeroes, discard, truncate, block_status
+    );
+
+    fn flush(&self) -> Io<()> {
+        let number = self.flushes.fetch_add(1, Ordering::Relaxed);
+        if self.failing.lock().contains(&number) {
+            let error = Error::new(ErrorKind::Io, "flush", "broken").with_errno(5);
+            return Io::ready(Err(error));
+        }
+        *self.durable.lock() = self.inner.snapshot();
+        Io::ready(Ok(()))
+    }
+}
+
+/// A header that a close has written, and that never became durable, is no previous one.
+#[test]
+fn a_power_cut_behind_a_failed_close_leaves_an_image_with_its_checksums() {
+    for pass in 0.. {
+        let has_failed = block_on(async {
+            let (file, sums) = (new_image().await, Arc::new(MemStorage::new()));
+            let disk = Arc::new(Cached {
+                durable: Mutex::new(file.snapshot()),
+                inner: file,
+                flushes: AtomicUsize::new(0),
+                failing: Mutex::new(0..0),
+            });
+            let image = open(disk.clone(), sums.clone()).await.unwrap();
+            write(&image, 0, 2).await;
+            image.flush().await.unwrap();
+            let done = disk.flushes.load(Ordering::Relaxed);
+            *disk.failing.lock() = done + pass..done + pass + 1;
+            let closed = image.close().await;
+            for flush in 0..4 {
+                let next = disk.flushes.load(Ordering::Relaxed) + flush;
+                *disk.failing.lock() = next..usize::MAX;
+                drop(open(disk.clone(), sums.clone()).await);
+                let file = Arc::new(MemStorage::with_bytes(disk.durable.lock().clone()));
+                let options = options(sums.clone()).read_only(true);
+                let image = Qcow2::open(file, Arc::new(DenyAll), options).await.unwrap();
+                assert_eq!(read(&image, 0).await, 2);
+                image.close().await.unwrap();
+            }
+            let file = Arc::new(MemStorage::with_bytes(disk.durable.lock().clone()));
+            let image = open(file, sums).await.unwrap();
+            assert_eq!(read(&image, 0).await, 2);
+            image.close().await.unwrap();
+            closed.is_err()
+        });
+        if !has_failed {
+            assert!(pass > 1, "some flush of a close failed");
+            return;
+        }
+    }
 }
 
 /// A full file system of the checksums is not taken for one of the image.

@@ -135,6 +135,12 @@ impl Superblock {
         self.id == id || self.previous == Some(id)
     }
 
+    /// The identity beside `id` that an image with these checksums may have.
+    pub fn other_than(&self, id: LogId) -> Option<LogId> {
+        let mut both = [Some(self.id), self.previous].into_iter().flatten();
+        both.find(|other| *other != id)
+    }
+
     /// Decodes the first page; `None` if it holds no superblock.
     ///
     /// # Errors

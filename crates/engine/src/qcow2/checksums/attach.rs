@@ -118,6 +118,18 @@ async fn rename(
     sums: &SumsFile,
     extension: WriteLogExtension,
 ) -> Result<()> {
+    if let Some(other) = sums
+        .superblock()
+        .await?
+        .and_then(|found| found.other_than(extension.id))
+    {
+        // This was broken off, and the superblock is about to lose the identity that the disk may
+        // still have. There and back: what is in the header already would not be written.
+        for id in [other, extension.id] {
+            let name = extension.name.clone();
+            name_in_header(file, WriteLogExtension { id, name }).await?;
+        }
+    }
     let id = LogId(random_bytes(&sums.0)?);
     let previous = Some(extension.id);
     sums.begin(Superblock { id, previous }).await?;
