@@ -1,12 +1,18 @@
 //! Logs that were damaged, cut, or are somebody else's: refused, with the image as it was.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use vellum::qcow2::check::{CheckOptions, check};
+use vellum::qcow2::{WriteLogOptions, read_header};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage};
-use vellum_io::lane::block_on;
+use vellum_io::lane::{self, block_on};
 
 use crate::common::Random;
-use crate::{content_read_only, content_replayed, memory, open, open_with_log, reader, world};
+use crate::{
+    content, content_read_only, content_replayed, memory, open, open_with, open_with_log, reader,
+    world,
+};
 
 const BLOCK: usize = 4096;
 const RING: usize = 2 * BLOCK;
@@ -285,4 +291,47 @@ fn the_last_of_two_extensions_counts() {
     image[at..at + extension.len()].copy_from_slice(&extension);
     image[at + 8] ^= 1;
     assert_holds(&image, &log, BATCHES);
+}
+
+/// A header that says of clusters in use that a log has them, which holds nothing.
+#[test]
+fn no_cluster_is_taken_for_a_log_because_the_header_says_so() {
+    block_on(async {
+        let file = memory(&world::image_with(&mut Random::new(1), false).await);
+        let image = open_with(file.clone(), WriteLogOptions::inside()).await?;
+        let write = image.write(0, Buffer::copy_of(&[7; 4096]), RequestFlags::default());
+        write.await?;
+        image.flush().await?;
+        // The writes are in the image, the log still has its place.
+        lane::sleep(Duration::from_secs(3)).await;
+        let idle = file.snapshot();
+        image.close().await?;
+        assert!(!reader::is_marked(&idle));
+        let header = read_header(&(memory(&idle) as Arc<dyn Storage>)).await?;
+        let log = header.write_log_inside().expect("inside");
+        let cluster = header.geometry().cluster_size_bytes();
+        let name = log.start.to_be_bytes();
+        let at = idle[..cluster as usize]
+            .windows(8)
+            .position(|bytes| bytes == name);
+        let at = at.expect("the place in the extension");
+        for place in 1..log.start / cluster {
+            let mut bytes = idle.clone();
+            bytes[at..at + 8].copy_from_slice(&(place * cluster).to_be_bytes());
+            bytes[at + 8..at + 16].copy_from_slice(&cluster.to_be_bytes());
+            for log in [None, Some(WriteLogOptions::inside())] {
+                let damaged = memory(&bytes);
+                let opened = match log {
+                    None => open(damaged.clone(), memory(&[]), false).await?,
+                    Some(log) => open_with(damaged.clone(), log).await?,
+                };
+                assert_eq!(content(&opened).await[..4096], [7; 4096]);
+                opened.close().await?;
+                let report = check(damaged, &CheckOptions::default()).await?;
+                assert_eq!((report.corruptions, report.check_errors), (0, 0));
+            }
+        }
+        Ok::<_, vellum::Error>(())
+    })
+    .expect("no failure");
 }

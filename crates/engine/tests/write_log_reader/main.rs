@@ -3,6 +3,7 @@
 //! read, and a model of what was flushed must all agree.
 
 mod abandoned;
+mod around;
 #[path = "../common/mod.rs"]
 mod common;
 mod damage;

@@ -35,7 +35,13 @@ const MAX_ZERO_FILL_BYTES: u64 = 32 << 10;
 /// What became of bytes while their range was held shared.
 enum InPlace {
     /// They are written.
-    Written { piece: Buffer, durable: bool },
+    Written {
+        piece: Buffer,
+        /// The mapping on disk leads to them.
+        is_in_place: bool,
+        /// They are durable.
+        durable: bool,
+    },
     /// They are in the write buffer.
     Buffered { piece: Buffer },
     /// The write buffer has no room for that many.
@@ -48,7 +54,7 @@ enum InPlace {
 pub(crate) struct Written {
     /// The request's buffer.
     pub(crate) buffer: Buffer,
-    /// No mapping was changed, and nothing was put into the write buffer.
+    /// All bytes are where the mapping on disk leads to.
     pub(crate) is_in_place: bool,
 }
 
@@ -85,7 +91,7 @@ impl Image {
         Ok(written.buffer)
     }
 
-    /// As [`Image::write`]; tells whether all bytes went to places that they had before.
+    /// As [`Image::write`]; tells whether all bytes went where the mapping on disk leads to.
     pub(crate) async fn write_telling_place(
         self: &Arc<Self>,
         offset_bytes: u64,
@@ -142,8 +148,13 @@ impl Image {
                 .write_in_place(at, &mut rest, flags.fua, may_buffer, turn)
                 .await?;
             let piece = match held {
-                InPlace::Written { piece, durable } => {
+                InPlace::Written {
+                    piece,
+                    is_in_place: leads_there,
+                    durable,
+                } => {
                     commit |= flags.fua && !durable;
+                    is_in_place &= leads_there;
                     piece
                 }
                 InPlace::Buffered { piece } => {
@@ -214,8 +225,9 @@ impl Image {
         };
         // A durable byte is one that the mapping on disk leads to. Only now, with the
         // range held, can no other request change that mapping any more.
+        let is_in_place = self.mapping_is_durable();
         let flags = WriteFlags {
-            fua: fua && self.mapping_is_durable(),
+            fua: fua && is_in_place,
         };
         let piece = rest.split_to(first.len_bytes as usize);
         if rest.is_empty() {
@@ -227,6 +239,7 @@ impl Image {
         let written = self.write_data(at, host.bytes(), buffers, flags).await?;
         Ok(InPlace::Written {
             piece: Buffer::join_all(written),
+            is_in_place,
             durable: flags.fua,
         })
     }

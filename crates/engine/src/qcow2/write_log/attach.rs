@@ -1,6 +1,5 @@
 //! Taking a write log into use, and ending that.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::extension::{Extension, kind};
@@ -23,9 +22,7 @@ use crate::qcow2::options::{Backing, OpenOptions, OpenPurpose};
 use crate::qcow2::random_id::random_bytes;
 
 const DEFAULT_LEN_BYTES: u64 = 256 << 20;
-/// In the image, whose file it makes longer.
-const DEFAULT_INSIDE_LEN_BYTES: u64 = 64 << 20;
-const NO_ROOM: &str = "cannot make room for the write log";
+pub(super) const NO_ROOM: &str = "cannot make room for the write log";
 /// The write buffer gets so much of the log's length: when it is full, and the guest waits for room
 /// in it, the log still has some.
 const BUFFER_SHARE: u64 = 4;
@@ -96,7 +93,7 @@ impl WriteLogOptions {
     }
 }
 
-fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
+pub(super) fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
     Error::new(kind, "open write log", message).target(what.to_owned())
 }
 
@@ -133,10 +130,10 @@ pub(in crate::qcow2) async fn open(
     }
     let held = image.header().write_log_inside();
     match options.write_log.as_ref().map(|log| (&log.place, log)) {
-        Some((Place::Inside, log)) => attach_inside(image, log, held).await?,
+        Some((Place::Inside, log)) => inside::attach(image, log.len_bytes, held).await?,
         other => {
             if let Some(held) = held {
-                give_up_held(image, &held).await?;
+                inside::give_up_held(image, &held).await?;
             }
             let Some((Place::File { storage, name }, log)) = other else {
                 return Ok(());
@@ -167,7 +164,7 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
     }
     let file = match &extension.file_name() {
         Some(_) => live_log(image, gate, options, &extension).await?,
-        None => log_inside(image).await?,
+        None => inside::holding_writes(image).await?,
     };
     let (batches, base_bytes) = batches_of(image, &file)?;
     let (superblock, replay) = read_log(&file, (&batches, base_bytes), extension.id).await?;
@@ -220,19 +217,7 @@ async fn live_log(
     })
 }
 
-/// The log in the image's own clusters that holds writes.
-async fn log_inside(image: &Image) -> Result<Arc<dyn Storage>> {
-    let Some(place) = image.header().write_log_inside() else {
-        let message = "the image has a write log, and does not say where";
-        return Err(refuse(ErrorKind::InvalidImage, &image.name, message));
-    };
-    if !image.read_only {
-        image.check_log_clusters(&place).await?;
-    }
-    Ok(inside::storage(image, &place))
-}
-
-fn extension_of(image: &Image) -> Result<WriteLogExtension> {
+pub(super) fn extension_of(image: &Image) -> Result<WriteLogExtension> {
     let header = image.header();
     let Some(data) = header.unknown_extension(kind::WRITE_LOG) else {
         let message = "the image has a write log, and does not say where";
@@ -244,7 +229,10 @@ fn extension_of(image: &Image) -> Result<WriteLogExtension> {
 
 /// What batches are written to and read from, and the offset of the log's first byte there:
 /// the guest's bytes are encrypted in the log if they are in the image.
-fn batches_of(image: &Image, file: &Arc<dyn Storage>) -> Result<(Arc<dyn Storage>, u64)> {
+pub(super) fn batches_of(
+    image: &Image,
+    file: &Arc<dyn Storage>,
+) -> Result<(Arc<dyn Storage>, u64)> {
     match &image.encryption {
         Encryption::None => Ok((file.clone(), 0)),
         Encryption::Luks { plain, .. } => Ok(plain.beside(file.clone())),
@@ -261,7 +249,7 @@ fn batches_of(image: &Image, file: &Arc<dyn Storage>) -> Result<(Arc<dyn Storage
 }
 
 /// Refuses an image that cannot have a log.
-fn check_version(image: &Image) -> Result<()> {
+pub(super) fn check_version(image: &Image) -> Result<()> {
     if image.geometry.version < 3 {
         let message = "a write log needs qcow2 version 3 (vellum amend -o compat=1.1)";
         return Err(refuse(ErrorKind::InvalidArgument, &image.name, message));
@@ -269,7 +257,7 @@ fn check_version(image: &Image) -> Result<()> {
     Ok(())
 }
 
-fn check_len(len_bytes: u64, name: &str) -> Result<()> {
+pub(super) fn check_len(len_bytes: u64, name: &str) -> Result<()> {
     if (MIN_LEN_BYTES..=MAX_LEN_BYTES).contains(&len_bytes) && len_bytes.is_multiple_of(BLOCK_BYTES)
     {
         return Ok(());
@@ -301,7 +289,8 @@ async fn attach_file(
         .or(old.map(|old| old.len_bytes))
         .unwrap_or(DEFAULT_LEN_BYTES);
     check_len(len_bytes, file.name())?;
-    let prepared = preallocate(file, len_bytes, old).await;
+    let written = old.map_or(0, |old| old.len_bytes).min(file.len_bytes()?);
+    let prepared = preallocate(file, written, len_bytes).await;
     prepared.map_err(|error| error.context("open write log", NO_ROOM))?;
     // Rule W7: each use has an identity of its own, so that an older copy of image or log does not
     // match; and in this order, so that a crash in between leaves a file that may be claimed.
@@ -320,6 +309,7 @@ async fn attach_file(
         id: LogId(random_bytes(file)?),
         name: name.as_bytes().to_vec(),
     };
+    name_log(image, &extension).await?;
     use_log(image, file, &extension, (len_bytes, old)).await?;
     if old.is_some_and(|old| old.len_bytes > len_bytes) {
         // Space that nobody uses any more; a device keeps its length.
@@ -328,93 +318,35 @@ async fn attach_file(
     Ok(())
 }
 
-/// Takes a log in the image's own clusters into use: those that it `held` since a crash, or new
-/// ones.
-async fn attach_inside(
-    image: &Arc<Image>,
-    options: &WriteLogOptions,
-    held: Option<Range<u64>>,
-) -> Result<()> {
-    check_version(image)?;
-    batches_of(image, &image.file)?;
-    let len_bytes = options.len_bytes.unwrap_or(DEFAULT_INSIDE_LEN_BYTES);
-    check_len(len_bytes, &image.name)?;
-    let len_bytes = image.log_clusters_bytes(len_bytes).min(MAX_LEN_BYTES);
-    image.begin_change("open write log").await?;
-    let (place, old) = match reusable(image, held, len_bytes).await? {
-        Some(found) => found,
-        None => {
-            let taken = image.take_log_clusters(len_bytes).await;
-            let taken = taken.map_err(|error| error.context("open write log", NO_ROOM))?;
-            let file = inside::storage(image, &taken);
-            if let Err(error) = preallocate(&file, len_bytes, None).await {
-                drop(image.free_log_clusters(&taken).await);
-                return Err(error.context("open write log", NO_ROOM));
-            }
-            (taken, None)
-        }
-    };
-    let file = inside::storage(image, &place);
-    let extension = WriteLogExtension::for_inside(LogId(random_bytes(&file)?), &place);
-    use_log(image, &file, &extension, (len_bytes, old)).await
-}
-
-/// The clusters of a log that were not given back, if they can be used as they are; else they are
-/// given back now.
-async fn reusable(
-    image: &Arc<Image>,
-    held: Option<Range<u64>>,
-    len_bytes: u64,
-) -> Result<Option<(Range<u64>, Option<Superblock>)>> {
-    let Some(place) = held else {
-        return Ok(None);
-    };
-    let file = inside::storage(image, &place);
-    if place.end - place.start == len_bytes && file.len_bytes()? == len_bytes {
-        image.check_log_clusters(&place).await?;
-        let old = read_superblock(&file).await;
-        if let Ok(old) = old
-            && old.is_none_or(|old| !is_used_up(&old))
-        {
-            return Ok(Some((place, old)));
-        }
-    }
-    give_up_held(image, &place).await?;
-    Ok(None)
-}
-
-/// Gives back the clusters of a log that a killed program has left.
-async fn give_up_held(image: &Arc<Image>, place: &Range<u64>) -> Result<()> {
-    image.check_log_clusters(place).await?;
-    image.begin_change("open").await?;
-    image.give_up_log_clusters(place).await
-}
-
-/// Writes down that a log is the image's from now on, and begins to use it.
-async fn use_log(
-    image: &Arc<Image>,
-    file: &Arc<dyn Storage>,
-    extension: &WriteLogExtension,
-    (len_bytes, old): (u64, Option<Superblock>),
-) -> Result<()> {
+/// Writes down durably that a log is the image's from now on.
+pub(super) async fn name_log(image: &Arc<Image>, extension: &WriteLogExtension) -> Result<()> {
     let data = extension.encode();
     let named = Extension::Unknown {
         kind: kind::WRITE_LOG,
         data,
     };
-    let inside = extension.inside();
+    let is_inside = extension.inside().is_some();
     image
         .update_header(|header| {
             header.set_extension(named);
-            if inside.is_some() {
+            if is_inside {
                 header.autoclear = header.autoclear.with(Autoclear::WRITE_LOG_INSIDE);
             }
         })
-        .await?;
+        .await
+}
+
+/// Begins to use a log that is the image's.
+pub(super) async fn use_log(
+    image: &Arc<Image>,
+    file: &Arc<dyn Storage>,
+    extension: &WriteLogExtension,
+    (len_bytes, old): (u64, Option<Superblock>),
+) -> Result<()> {
     let parts = LogParts {
         file: file.clone(),
         batches: batches_of(image, file)?,
-        inside,
+        inside: extension.inside(),
         id: extension.id,
         len_bytes,
         old,
@@ -442,7 +374,7 @@ async fn disown(file: &Arc<dyn Storage>, old: Superblock) -> Result<Superblock> 
 }
 
 /// Whether a log has got too far to be taken into use once more.
-fn is_used_up(old: &Superblock) -> bool {
+pub(super) fn is_used_up(old: &Superblock) -> bool {
     let mut numbers = [old.start_sequence, old.start_batch].into_iter();
     numbers.any(|number| number >= USABLE_NUMBERS_END) || old.generation >= USABLE_GENERATIONS_END
 }
@@ -473,15 +405,13 @@ async fn claimable(image: &Image, file: &Arc<dyn Storage>) -> Result<Option<Supe
     }
 }
 
-/// Writes every byte of a new log once, so that later writes allocate nothing.
-async fn preallocate(
+/// Writes the bytes of a log from `at` on once, so that later writes allocate nothing.
+pub(super) async fn preallocate(
     file: &Arc<dyn Storage>,
+    mut at: u64,
     len_bytes: u64,
-    old: Option<Superblock>,
 ) -> Result<()> {
-    let written = old.map_or(0, |old| old.len_bytes).min(file.len_bytes()?);
-    let mut at = written.min(len_bytes);
-    if at == len_bytes {
+    if at >= len_bytes {
         return Ok(());
     }
     while at < len_bytes {

@@ -4,8 +4,9 @@
 //! Invariants (W10):
 //! - While the header vouches for the clusters they are counted once, durably, and nothing else
 //!   is there.
-//! - They are counted and written before the header names them, and it names them no more, durably,
-//!   before they are free. So a crash in between leaves clusters that leak.
+//! - They are counted, and have a superblock of this log, before the header names them; and it names
+//!   them no more, durably, before they are free. So a crash in between leaves clusters that leak.
+//! - Clusters without such a superblock are neither used nor freed, whatever the header says.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,12 +14,23 @@ use std::sync::Arc;
 use vellum_format::extension::kind;
 use vellum_format::features::Autoclear;
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_format::write_log::BLOCK_BYTES;
-use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
+use vellum_format::write_log::{
+    BLOCK_BYTES, LogId, MAX_LEN_BYTES, RING_START_BYTES, Superblock, WriteLogExtension,
+};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags, delegate};
 
+use super::attach::{
+    NO_ROOM, batches_of, check_len, check_version, extension_of, is_used_up, name_log, preallocate,
+    refuse, use_log,
+};
+use super::replay::read_superblocks;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::Lookup;
+use crate::qcow2::random_id::random_bytes;
+
+/// It makes the image's file longer.
+const DEFAULT_LEN_BYTES: u64 = 64 << 20;
 
 /// Bytes of an image's file as a storage of their own. Whoever writes to it stays inside.
 #[derive(Debug)]
@@ -74,9 +86,137 @@ impl Storage for Inside {
     }
 }
 
+/// The log that holds writes which the image lacks.
+pub(super) async fn holding_writes(image: &Image) -> Result<Arc<dyn Storage>> {
+    let Some(place) = image.header().write_log_inside() else {
+        let message = "the image has a write log, and does not say where";
+        return Err(refuse(ErrorKind::InvalidImage, &image.name, message));
+    };
+    if !image.read_only && !image.log_clusters_are_counted(&place).await? {
+        let message = "the clusters of the write log are not counted as its own; 'vellum check -r \
+                       drop-log' gives up the writes that it holds";
+        return Err(refuse(ErrorKind::Corrupt, &image.name, message).at(place.start));
+    }
+    Ok(storage(image, &place))
+}
+
+/// Takes a log into use: in the clusters that one `held` since a crash, or in new ones.
+pub(super) async fn attach(
+    image: &Arc<Image>,
+    len_bytes: Option<u64>,
+    held: Option<Range<u64>>,
+) -> Result<()> {
+    check_version(image)?;
+    batches_of(image, &image.file)?;
+    let len_bytes = len_bytes.unwrap_or(DEFAULT_LEN_BYTES);
+    check_len(len_bytes, &image.name)?;
+    let len_bytes = image.log_clusters_bytes(len_bytes).min(MAX_LEN_BYTES);
+    image.begin_change("open write log").await?;
+    let no_room = |error: Error| error.context("open write log", NO_ROOM);
+    let (place, old) = match reusable(image, held, len_bytes).await? {
+        Some((place, old)) => (place, Some(old)),
+        None => {
+            let taken = image.take_log_clusters(len_bytes).await;
+            (taken.map_err(no_room)?, None)
+        }
+    };
+    let file = storage(image, &place);
+    let id = LogId(random_bytes(&file)?);
+    let extension = WriteLogExtension::for_inside(id, &place);
+    let claimed = match claim(&file, id, len_bytes, old).await {
+        Ok(claimed) => claimed,
+        Err(error) => {
+            if old.is_none() {
+                drop(image.free_log_clusters(&place).await);
+            }
+            return Err(no_room(error));
+        }
+    };
+    // Named before the rest is written, which takes time: a crash would leak it.
+    name_log(image, &extension).await?;
+    let written = match old {
+        Some(_) => file.len_bytes()?,
+        None => RING_START_BYTES,
+    };
+    if let Err(error) = preallocate(&file, written, len_bytes).await {
+        drop(image.give_up_log_clusters(&place).await);
+        return Err(no_room(error));
+    }
+    use_log(image, &file, &extension, (len_bytes, Some(claimed))).await
+}
+
+/// Writes durably whose log a place is from now on; it holds nothing.
+async fn claim(
+    file: &Arc<dyn Storage>,
+    id: LogId,
+    len_bytes: u64,
+    old: Option<Superblock>,
+) -> Result<Superblock> {
+    let superblock = Superblock {
+        id,
+        len_bytes,
+        generation: old.map_or(1, |old| old.generation + 1),
+        start_bytes: RING_START_BYTES,
+        start_sequence: old.map_or(1, |old| old.start_sequence),
+        start_batch: old.map_or(1, |old| old.start_batch),
+    };
+    let at_bytes = superblock.generation % 2 * BLOCK_BYTES;
+    let block = Buffers::from_iter([Buffer::copy_of(&superblock.encode())]);
+    file.write(at_bytes, block, WriteFlags { fua: true })
+        .await?;
+    Ok(superblock)
+}
+
+/// The clusters of a log that were not given back, if they can be used as they are; else they are
+/// given back now.
+async fn reusable(
+    image: &Arc<Image>,
+    held: Option<Range<u64>>,
+    len_bytes: u64,
+) -> Result<Option<(Range<u64>, Superblock)>> {
+    let Some(place) = held else {
+        return Ok(None);
+    };
+    if place.end - place.start == len_bytes
+        && let Some(old) = own_superblock(image, &place).await?
+        && !is_used_up(&old)
+    {
+        return Ok(Some((place, old)));
+    }
+    give_up_held(image, &place).await?;
+    Ok(None)
+}
+
+/// Gives back the clusters of a log that a killed program has left. What is not certainly a log's
+/// own is only forgotten: a damaged header may lead anywhere.
+pub(super) async fn give_up_held(image: &Arc<Image>, place: &Range<u64>) -> Result<()> {
+    let is_own = own_superblock(image, place).await?.is_some();
+    image.begin_change("open").await?;
+    match is_own {
+        true => image.give_up_log_clusters(place).await,
+        false => image.forget_log_clusters().await,
+    }
+}
+
+/// The newest superblock of a log in `place`, if the clusters are its own: one of the superblocks
+/// there has the image's identity, for that is written first.
+async fn own_superblock(image: &Image, place: &Range<u64>) -> Result<Option<Superblock>> {
+    let id = extension_of(image)?.id;
+    if !image.log_clusters_are_counted(place).await? {
+        return Ok(None);
+    }
+    let found = read_superblocks(&storage(image, place)).await?;
+    let is_own = found.iter().flatten().any(|found| found.id == id);
+    let newest = found
+        .into_iter()
+        .flatten()
+        .max_by_key(|found| found.generation);
+    Ok(newest.filter(|_| is_own))
+}
+
 impl Image {
     /// The clusters that the log may have for `len_bytes`, as their length in bytes.
-    pub(super) fn log_clusters_bytes(&self, len_bytes: u64) -> u64 {
+    fn log_clusters_bytes(&self, len_bytes: u64) -> u64 {
         len_bytes.next_multiple_of(self.geometry.cluster_size_bytes().max(BLOCK_BYTES))
     }
 
@@ -85,8 +225,8 @@ impl Image {
         cluster(place.start)..cluster(place.end)
     }
 
-    /// Refuses clusters of a log that are not its own: whoever needs space might take them.
-    pub(super) async fn check_log_clusters(&self, place: &Range<u64>) -> Result<()> {
+    /// Whether the clusters of a log are its own: else whoever needs space might take them.
+    async fn log_clusters_are_counted(&self, place: &Range<u64>) -> Result<bool> {
         let refcounts = &self.allocator.refcounts;
         for cluster in self.log_clusters(place) {
             let count = loop {
@@ -96,17 +236,14 @@ impl Image {
                 }
             };
             if count != 1 {
-                let message = "the clusters of the write log are not counted as its own; 'vellum \
-                               check -r drop-log' gives up the writes that it holds";
-                let error = Error::new(ErrorKind::Corrupt, "open write log", message);
-                return Err(self.name_error(error).at(place.start));
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes clusters for a log, durably; nothing names them yet.
-    pub(super) async fn take_log_clusters(self: &Arc<Self>, len_bytes: u64) -> Result<Range<u64>> {
+    async fn take_log_clusters(self: &Arc<Self>, len_bytes: u64) -> Result<Range<u64>> {
         let count = self.geometry.clusters_for(len_bytes);
         let start = self.allocator.allocate_at_end(count).await?.bytes();
         self.commit().await?;
@@ -115,16 +252,21 @@ impl Image {
 
     /// Gives the clusters of a log back that holds nothing.
     pub(super) async fn give_up_log_clusters(self: &Arc<Self>, place: &Range<u64>) -> Result<()> {
+        self.forget_log_clusters().await?;
+        self.free_log_clusters(place).await
+    }
+
+    /// Names no log any more, durably; it holds nothing.
+    async fn forget_log_clusters(self: &Arc<Self>) -> Result<()> {
         self.update_header(|header| {
             header.remove_extension(kind::WRITE_LOG);
             header.autoclear = header.autoclear.without(Autoclear::WRITE_LOG_INSIDE);
         })
-        .await?;
-        self.free_log_clusters(place).await
+        .await
     }
 
     /// Frees clusters that the header does not name (any more).
-    pub(super) async fn free_log_clusters(self: &Arc<Self>, place: &Range<u64>) -> Result<()> {
+    async fn free_log_clusters(self: &Arc<Self>, place: &Range<u64>) -> Result<()> {
         // A hint: without it the space is used again.
         drop(
             self.file

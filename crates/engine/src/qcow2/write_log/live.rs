@@ -1,9 +1,7 @@
 //! [`LiveChunks`]: of which parts of the disk there are live records.
 //!
 //! A write that is already in the place that the mapping on disk leads to need not be appended: a
-//! barrier makes it durable. Unless a live record overlaps it: that would come back over it. Nor if
-//! the place is not on disk yet; but whoever has changed a mapping has noted that, so there is a
-//! live record of the same cluster until the mapping is durable.
+//! barrier makes it durable. Unless a live record overlaps it: that would come back over it.
 
 use std::collections::HashMap;
 use std::ops::Range;

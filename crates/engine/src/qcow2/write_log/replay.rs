@@ -59,16 +59,22 @@ fn damaged(file: &Arc<dyn Storage>, message: String) -> Error {
 
 /// The superblock of the log in `file`; `None` if it holds no log at all.
 pub(super) async fn read_superblock(file: &Arc<dyn Storage>) -> Result<Option<Superblock>> {
+    let found = read_superblocks(file).await?;
+    Ok(found
+        .into_iter()
+        .flatten()
+        .max_by_key(|found| found.generation))
+}
+
+/// What is in the two places of superblocks.
+pub(super) async fn read_superblocks(file: &Arc<dyn Storage>) -> Result<[Option<Superblock>; 2]> {
     let bytes = read_bytes(file, 0, RING_START_BYTES).await?;
-    let mut newest: Option<Superblock> = None;
-    for block in bytes.chunks(BLOCK_BYTES as usize) {
-        let found = Superblock::decode(block)
+    let mut found = [None; 2];
+    for (found, block) in found.iter_mut().zip(bytes.chunks(BLOCK_BYTES as usize)) {
+        *found = Superblock::decode(block)
             .map_err(|error| bad_format("open write log", &error).target(file.name()))?;
-        if found.map(|found| found.generation) > newest.map(|newest| newest.generation) {
-            newest = found;
-        }
     }
-    Ok(newest)
+    Ok(found)
 }
 
 /// Reads the log `id`, and its newest superblock, from `file`, whose batches are read from `batches` at offsets that begin
