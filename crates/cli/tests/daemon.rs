@@ -172,8 +172,8 @@ fn what_does_not_exist_is_refused_by_name() {
             "Unable to access credentials ./keys.psk: No such file or directory",
         ),
         (
-            "--export fuse,id=e,node-name=f,mountpoint=m",
-            "'fuse' are not part",
+            "--export vduse-blk,id=e,node-name=f,name=m",
+            "'vduse-blk' are not part",
         ),
         (
             "--nbd-server addr.type=unix,tls-creds=t",

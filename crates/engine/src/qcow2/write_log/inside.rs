@@ -246,8 +246,24 @@ impl Image {
     async fn take_log_clusters(self: &Arc<Self>, len_bytes: u64) -> Result<Range<u64>> {
         let count = self.geometry.clusters_for(len_bytes);
         let start = self.allocator.allocate_at_end(count).await?.bytes();
+        let end = start + len_bytes;
+        match self.make_file_reach(end).await {
+            Ok(()) => Ok(start..end),
+            Err(error) => {
+                drop(self.free_log_clusters(&(start..end)).await);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes durable what is counted, and a file that reaches to `end`: what is named beyond its end
+    /// would be damage.
+    async fn make_file_reach(self: &Arc<Self>, end: u64) -> Result<()> {
         self.commit().await?;
-        Ok(start..start + len_bytes)
+        if self.file.len_bytes()? < end {
+            self.file.truncate(end).await?;
+        }
+        self.file.flush().await
     }
 
     /// Gives the clusters of a log back that holds nothing.
