@@ -122,6 +122,7 @@ pub(super) fn drop_cached(fd: impl AsFd, ranges: &[Range<u64>]) -> Result<i64, E
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
     use std::path::Path;
 
     use super::*;
@@ -193,6 +194,9 @@ mod tests {
         sys::cached_bytes(&*file, 0..len_bytes)
     }
 
+    /// Of 64 MiB that nobody let go of: a machine short of memory takes some pages back.
+    const MOST: RangeInclusive<u64> = 48 * MIB..=64 * MIB;
+
     #[test]
     fn large_files_leave_the_page_cache_unless_they_were_there() {
         let folder = folder();
@@ -203,7 +207,7 @@ mod tests {
         let forget = || sys::drop_cached(&file, 0..64 * MIB).expect("accepted");
         forget();
         match cached_after_reading(&path, None) {
-            Ok(usual) if usual == 64 * MIB => {}
+            Ok(usual) if MOST.contains(&usual) => {}
             Ok(usual) => {
                 assert_eq!(usual, 0, "a file system whose cache cannot be asked for");
                 return;
@@ -215,14 +219,11 @@ mod tests {
                 return;
             }
         }
-        assert_eq!(
-            cached_after_reading(&path, Some(MIB)),
-            Ok(64 * MIB),
-            "it was there"
-        );
+        let there = cached_after_reading(&path, Some(MIB)).expect("as before");
+        assert!(MOST.contains(&there), "it was there: {there} bytes");
         forget();
-        let small = cached_after_reading(&path, Some(128 * MIB));
-        assert_eq!(small, Ok(64 * MIB), "it is small");
+        let small = cached_after_reading(&path, Some(128 * MIB)).expect("as before");
+        assert!(MOST.contains(&small), "it is small: {small} bytes");
         forget();
         let left = cached_after_reading(&path, Some(MIB)).expect("as before");
         assert!(left <= 34 * MIB, "{} MiB are left", left / MIB);
