@@ -19,11 +19,9 @@ use std::rc::Rc;
 use futures_util::lock::Mutex;
 use vellum_control::daemon::{self, Daemon, ServerEnvironment};
 use vellum_control::{Nodes, Options};
-use vellum_io::error::io_text;
 use vellum_io::{JoinHandle, lane, program, spawn};
 
-use crate::server::daemonize::{Ready, Side, fork};
-use crate::server::{self, Failure};
+use crate::server::{self, Failure, Process, Ready, daemonize};
 use crate::version::version;
 use crate::{hint, report};
 use arguments::{Action, Arguments, Item, Part};
@@ -54,18 +52,9 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 fn start(arguments: Arguments) -> Result<(), Failure> {
-    let mut ready = None;
-    if arguments.daemonize {
-        match fork().map_err(|e| Failure::message(format!("Failed to fork: {}", io_text(&e))))? {
-            Side::Parent(parent) => {
-                return match parent.wait() {
-                    true => Ok(()),
-                    false => Err(Failure::AlreadyReported),
-                };
-            }
-            Side::Child(child) => ready = Some(child),
-        }
-    }
+    let Process::Server(ready) = daemonize(arguments.daemonize)? else {
+        return Ok(());
+    };
     let program = Program::new(&arguments);
     let signals = server::catch_signals()?;
     lane::block_on(async {
@@ -103,8 +92,7 @@ async fn run(
         program.pid_file_written.set(true);
     }
     if let Some(ready) = ready {
-        let notified = ready.notify_parent(false);
-        notified.map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e))))?;
+        ready.notify_parent(false)?;
     }
     let has = |part| arguments.items.iter().any(|item| item.part == part);
     if !has(Part::Export) && !has(Part::Monitor) {

@@ -22,8 +22,9 @@ use vellum_io::error::io_text;
 use vellum_io::{lane, program, spawn};
 
 use crate::img::snapshot;
-use crate::server::daemonize::{Ready, Side, fork};
-use crate::server::{Failure, catch_signals, stop_on_signal, write_pid_file};
+use crate::server::{
+    Failure, Process, Ready, catch_signals, close, daemonize, stop_on_signal, write_pid_file,
+};
 use crate::version::version;
 use crate::{hint, report};
 use arguments::{Action, Arguments};
@@ -91,18 +92,9 @@ How to run:
 }
 
 fn start(arguments: &Arguments) -> Result<(), Failure> {
-    let mut ready = None;
-    if arguments.fork {
-        match fork().map_err(|e| Failure::message(format!("Failed to fork: {}", io_text(&e))))? {
-            Side::Parent(parent) => {
-                return match parent.wait() {
-                    true => Ok(()),
-                    false => Err(Failure::AlreadyReported),
-                };
-            }
-            Side::Child(child) => ready = Some(child),
-        }
-    }
+    let Process::Server(ready) = daemonize(arguments.fork)? else {
+        return Ok(());
+    };
     let stop = Stop::new();
     let signals = catch_signals()?;
     lane::block_on(async {
@@ -118,13 +110,7 @@ async fn run(arguments: &Arguments, ready: Option<Ready>, stop: &Stop) -> Result
     };
     let device = device?;
     let served = serve(arguments, device.clone(), ready, stop).await;
-    // Also after an error: the image was opened, so it must be left clean.
-    let closed = device.close().await;
-    served?;
-    closed.map_err(|error| {
-        let text = report::error_text(&error);
-        Failure::message(format!("Failed to close '{}': {text}", arguments.image))
-    })
+    close(&*device, &arguments.image, served).await
 }
 
 async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
@@ -202,9 +188,7 @@ fn tell(arguments: &Arguments, ready: Option<Ready>) -> Result<(), Failure> {
         write_pid_file(path)?;
     }
     match ready {
-        Some(ready) => ready
-            .notify_parent(false)
-            .map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e)))),
+        Some(ready) => ready.notify_parent(false),
         None => {
             hint::give(&format!(
                 "the disk in '{}' is the file '{file}': Ctrl-C or 'umount {file}' ends it",

@@ -12,15 +12,14 @@ use vellum::BlockDevice;
 use vellum_control::{ImageSpec, OpenFlags, open_device, overlay, shown_bitmaps};
 use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
-use vellum_io::error::io_text;
 use vellum_io::{lane, program, spawn};
 
 use super::activation;
 use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 use crate::img::snapshot;
-use crate::server::daemonize::{Ready, Side, fork};
 use crate::server::{
-    Failure, catch_signals, listen_tcp, listen_unix, log, stop_on_signal, write_pid_file,
+    Failure, Process, Ready, catch_signals, close, daemonize, listen_tcp, listen_unix, log,
+    stop_on_signal, write_pid_file,
 };
 use crate::{hint, report};
 
@@ -35,19 +34,9 @@ pub(super) fn serve(arguments: Arguments) -> Result<(), Failure> {
             Some(activation::take_sockets(count).map_err(Failure::Message)?)
         }
     };
-    let mut ready = None;
-    if arguments.fork {
-        match fork().map_err(|e| Failure::message(format!("Failed to fork: {}", io_text(&e))))? {
-            Side::Parent(parent) => {
-                return if parent.wait() {
-                    Ok(())
-                } else {
-                    Err(Failure::AlreadyReported)
-                };
-            }
-            Side::Child(child) => ready = Some(child),
-        }
-    }
+    let Process::Server(ready) = daemonize(arguments.fork)? else {
+        return Ok(());
+    };
     let stop = Stop::new();
     let signals = catch_signals()?;
     lane::block_on(async {
@@ -89,9 +78,7 @@ async fn run(
             write_pid_file(path)?;
         }
         if let Some(ready) = ready {
-            ready
-                .notify_parent(arguments.verbose)
-                .map_err(|e| Failure::message(format!("Failed to daemonize: {}", io_text(&e))))?;
+            ready.notify_parent(arguments.verbose)?;
         }
         let options = server_options(arguments)?;
         if !is_activated && !arguments.fork {
@@ -102,13 +89,7 @@ async fn run(
         Ok(())
     }
     .await;
-    // Also after an error: the image was opened, so it must be left clean.
-    let closed = device.close().await;
-    served?;
-    closed.map_err(|error| {
-        let text = report::error_text(&error);
-        Failure::message(format!("Failed to close '{}': {text}", arguments.image))
-    })
+    close(&*device, &arguments.image, served).await
 }
 
 async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {

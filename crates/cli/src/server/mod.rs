@@ -3,7 +3,8 @@
 //!
 //! Only these use this module; it knows none of them.
 
-pub mod daemonize;
+mod close;
+mod daemonize;
 mod failure;
 mod listen;
 mod log;
@@ -11,6 +12,8 @@ mod pid_file;
 mod signals;
 mod socket;
 
+pub use close::close;
+pub use daemonize::{Process, Ready, daemonize};
 pub use failure::Failure;
 pub use listen::{bad_port, listen_tcp, listen_unix};
 pub use log::log;
