@@ -252,6 +252,12 @@ impl Header {
         (is_whole && is_possible).then_some(place)
     }
 
+    /// Names no write log any more. It must hold nothing: [`Incompatible::WRITE_LOG`] stays as it is.
+    pub fn forget_write_log(&mut self) {
+        self.remove_extension(kind::WRITE_LOG);
+        self.autoclear = self.autoclear.without(Autoclear::WRITE_LOG_INSIDE);
+    }
+
     /// The data of the last extension of a type that is kept as it is (I15).
     pub fn unknown_extension(&self, kind: u32) -> Option<&[u8]> {
         self.last(|extension| match extension {

@@ -1,6 +1,5 @@
 //! The small writes of a repair: entries that are given up, and the header's marks.
 
-use vellum_format::extension::kind;
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_format::header::field;
 use vellum_io::Buffer;
@@ -77,8 +76,7 @@ pub(super) async fn free_log_clusters(image: &Image) -> Result<bool> {
         return Ok(false);
     }
     rewrite_header(&image.storage, |header| {
-        header.remove_extension(kind::WRITE_LOG);
-        header.autoclear = header.autoclear.without(Autoclear::WRITE_LOG_INSIDE);
+        header.forget_write_log();
         Ok(())
     })
     .await?;

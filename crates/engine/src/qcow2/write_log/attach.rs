@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vellum_format::extension::{Extension, kind};
 use vellum_format::features::{Autoclear, Incompatible};
+use vellum_format::header::Header;
 use vellum_format::write_log::{
     BLOCK_BYTES, GENERATIONS_END, LogId, MAX_LEN_BYTES, MAX_NAME_LEN_BYTES, MIN_LEN_BYTES,
     NUMBERS_END, Superblock, WriteLogExtension,
@@ -12,7 +13,7 @@ use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::{Storage, WriteFlags};
 
 use super::inside;
-use super::log::{LogParts, WriteLog};
+use super::log::{LogParts, WriteLog, write_superblock};
 use super::replay::{read_log, read_superblock};
 use crate::gate::{FileRequest, Gate};
 use crate::qcow2::encryption::Encryption;
@@ -366,10 +367,7 @@ async fn disown(file: &Arc<dyn Storage>, old: Superblock) -> Result<Superblock> 
         generation: old.generation + 1,
         ..old
     };
-    let at_bytes = disowned.generation % 2 * BLOCK_BYTES;
-    let block = Buffers::from_iter([Buffer::copy_of(&disowned.encode())]);
-    file.write(at_bytes, block, WriteFlags { fua: true })
-        .await?;
+    write_superblock(file, &disowned).await?;
     Ok(disowned)
 }
 
@@ -443,8 +441,7 @@ impl Image {
                 Some(place) => self.give_up_log_clusters(place).await?,
                 None => {
                     log.leave(NOBODY).await?;
-                    self.update_header(|header| header.remove_extension(kind::WRITE_LOG))
-                        .await?;
+                    self.update_header(Header::forget_write_log).await?;
                 }
             }
         }

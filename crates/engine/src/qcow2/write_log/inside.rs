@@ -11,19 +11,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum_format::extension::kind;
-use vellum_format::features::Autoclear;
+use vellum_format::header::Header;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_format::write_log::{
     BLOCK_BYTES, LogId, MAX_LEN_BYTES, RING_START_BYTES, Superblock, WriteLogExtension,
 };
-use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
+use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags, delegate};
 
 use super::attach::{
     NO_ROOM, batches_of, check_len, check_version, extension_of, is_used_up, name_log, preallocate,
     refuse, use_log,
 };
+use super::log::write_superblock;
 use super::replay::read_superblocks;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::Lookup;
@@ -160,10 +160,7 @@ async fn claim(
         start_sequence: old.map_or(1, |old| old.start_sequence),
         start_batch: old.map_or(1, |old| old.start_batch),
     };
-    let at_bytes = superblock.generation % 2 * BLOCK_BYTES;
-    let block = Buffers::from_iter([Buffer::copy_of(&superblock.encode())]);
-    file.write(at_bytes, block, WriteFlags { fua: true })
-        .await?;
+    write_superblock(file, &superblock).await?;
     Ok(superblock)
 }
 
@@ -274,11 +271,7 @@ impl Image {
 
     /// Names no log any more, durably; it holds nothing.
     async fn forget_log_clusters(self: &Arc<Self>) -> Result<()> {
-        self.update_header(|header| {
-            header.remove_extension(kind::WRITE_LOG);
-            header.autoclear = header.autoclear.without(Autoclear::WRITE_LOG_INSIDE);
-        })
-        .await
+        self.update_header(Header::forget_write_log).await
     }
 
     /// Frees clusters that the header does not name (any more).

@@ -261,7 +261,7 @@ impl WriteLog {
         if self.state().ring.is_released(mark.ring) {
             return Ok(());
         }
-        self.write_superblock(self.id, mark).await?;
+        self.write_next_superblock(self.id, mark).await?;
         self.state().release(mark.ring);
         Ok(())
     }
@@ -270,7 +270,7 @@ impl WriteLog {
     pub(super) async fn begin(&self) -> Result<()> {
         let _one = self.superblock.lock().await;
         let mark = self.mark();
-        self.write_superblock(self.id, mark).await?;
+        self.write_next_superblock(self.id, mark).await?;
         self.state().release(mark.ring);
         Ok(())
     }
@@ -286,11 +286,11 @@ impl WriteLog {
     /// Says durably that the file is the log of `id` from now on, and empty.
     pub(super) async fn leave(&self, id: LogId) -> Result<()> {
         let _one = self.superblock.lock().await;
-        self.write_superblock(id, self.mark()).await
+        self.write_next_superblock(id, self.mark()).await
     }
 
     /// Writes the superblock that is not the newest.
-    async fn write_superblock(&self, id: LogId, start: LogMark) -> Result<()> {
+    async fn write_next_superblock(&self, id: LogId, start: LogMark) -> Result<()> {
         let generation = {
             let mut state = self.state();
             state.generation += 1;
@@ -309,11 +309,19 @@ impl WriteLog {
             start_sequence: start.next_sequence,
             start_batch: start.next_batch,
         };
-        let bytes = Buffer::copy_of(&superblock.encode());
-        write_durably(&self.file, generation % 2 * BLOCK_BYTES, bytes).await?;
+        write_superblock(&self.file, &superblock).await?;
         self.state().durable_generation = generation;
         Ok(())
     }
+}
+
+/// Writes a superblock in the place that its generation has, durably.
+pub(super) async fn write_superblock(
+    file: &Arc<dyn Storage>,
+    superblock: &Superblock,
+) -> Result<()> {
+    let at_bytes = superblock.generation % 2 * BLOCK_BYTES;
+    write_durably(file, at_bytes, Buffer::copy_of(&superblock.encode())).await
 }
 
 /// A write that is durable when this returns.
