@@ -241,12 +241,11 @@ async fn give_up_log(opened: &mut Opened, spec: &ImageSpec) -> Result<(), Failur
     let failed = |error: Error| open_failure(&spec.name, &error);
     let dropped = drop_write_log(opened.storage.clone()).await;
     dropped.map_err(failed)?;
-    let log = opened.live_log.take().unwrap_or_default();
-    report::error(format!(
-        "{}: the writes in the write log '{}' were given up",
-        spec.name,
-        harmless(&log)
-    ));
+    let log = match opened.live_log.take().unwrap_or_default() {
+        unknown if unknown.is_empty() => "a write log that the image does not name".to_owned(),
+        name => format!("the write log '{}'", harmless(&name)),
+    };
+    report::error(format!("{}: the writes in {log} were given up", spec.name));
     Ok(())
 }
 

@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 
-use vellum::{Extent, ExtentKind};
+use vellum::qcow2::AsQcow2;
+use vellum::qcow2::info::live_write_log;
+use vellum::{BlockDevice, Extent, ExtentKind};
 use vellum_control::{CacheMode, ImageSpec, open_device};
 use vellum_io::lane;
 use vellum_jobs::map::{MapEntry, map};
@@ -99,10 +101,22 @@ async fn print_map(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
     }
     printer.end();
     if printer.unmappable {
-        report::error("File contains external, encrypted or compressed clusters.");
+        report::error(why_unmappable(&*device));
     }
     report::print(&printer.text);
     Ok(i32::from(printer.unmappable))
+}
+
+/// QEMU's words, and ours where a write log is.
+fn why_unmappable(device: &dyn BlockDevice) -> &'static str {
+    let header = device.as_qcow2().map(|image| image.header());
+    match header.and_then(|header| live_write_log(&header)) {
+        Some(_) => {
+            "File contains external, encrypted or compressed clusters, or writes that only its write \
+             log holds (vellum check -r log brings them into the image)."
+        }
+        None => "File contains external, encrypted or compressed clusters.",
+    }
 }
 
 /// Text that is printed at once.

@@ -64,6 +64,50 @@ fn a_log_inside_comes_and_goes() {
     place.must("qemu-img", &["check", "disk.qcow2"]);
 }
 
+/// Whoever reads that the log is gone is told what is left to do.
+#[test]
+fn a_damaged_log_inside_is_told_of() {
+    let place = Place::new();
+    place.until_live(|| place.kill_io("journal=inside", &[(0, 7)]));
+    let path = place.0.path().join("disk.qcow2");
+    let whole = std::fs::read(&path).expect("an image");
+    // The log was the last to be made.
+    let start = whole.len() - (64 << 20);
+    std::fs::write(&path, &whole[..start]).expect("room");
+    let told = place
+        .io(&["-r", "disk.qcow2"], &["read -q 0 4k".into()])
+        .err;
+    assert!(told.contains("vellum check -r drop-log"), "{told}");
+    assert!(!told.contains("journal="), "{told}");
+    std::fs::write(&path, &whole[..start + (1 << 20)]).expect("room");
+    let told = place
+        .io(&["-r", "disk.qcow2"], &["read -q 0 4k".into()])
+        .err;
+    assert!(told.contains("the file was cut"), "{told}");
+    assert!(told.contains("vellum check -r drop-log"), "{told}");
+    let mut unnamed = whole;
+    let name = unnamed.windows(4).position(|bytes| bytes == b"VLLJ");
+    unnamed[name.expect("an extension")] ^= 1;
+    std::fs::write(&path, unnamed).expect("room");
+    // Its clusters are leaks then.
+    let told = place.run(VELLUM, &["check", "-q", "-r", "drop-log", "disk.qcow2"]);
+    let told = told.err;
+    let given_up = "the writes in a write log that the image does not name were given up";
+    assert!(told.contains(given_up), "{told}");
+}
+
+/// What lies in the log lies nowhere in the image.
+#[test]
+fn a_map_tells_of_the_log() {
+    let place = Place::new();
+    place.until_live(|| place.kill_io("journal=on", &[(0, 7)]));
+    let told = place.run(VELLUM, &["map", "disk.qcow2"]);
+    assert_eq!(told.code, Some(1), "{told:?}");
+    assert!(told.err.contains("vellum check -r log"), "{told:?}");
+    place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    place.vellum(&["map", "disk.qcow2"]);
+}
+
 #[test]
 fn what_was_flushed_survives_the_death_of_vellum_nbd() {
     let place = Place::new();

@@ -168,7 +168,7 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
         None => inside::holding_writes(image).await?,
     };
     let (batches, base_bytes) = batches_of(image, &file)?;
-    let (superblock, replay) = read_log(&file, (&batches, base_bytes), extension.id).await?;
+    let (superblock, replay) = read_log(&file, (&batches, base_bytes), &extension).await?;
     if image.read_only {
         return image.overlay_replay(&replay);
     }

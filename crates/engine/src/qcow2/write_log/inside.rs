@@ -93,8 +93,9 @@ pub(super) async fn holding_writes(image: &Image) -> Result<Arc<dyn Storage>> {
         return Err(refuse(ErrorKind::InvalidImage, &image.name, message));
     };
     if !image.read_only && !image.log_clusters_are_counted(&place).await? {
-        let message = "the clusters of the write log are not counted as its own; 'vellum check -r \
-                       drop-log' gives up the writes that it holds";
+        let message = "the clusters of the write log are not counted as its own, so the image can \
+                       only be read: copy it (vellum convert), or give up the writes that the log \
+                       holds (vellum check -r drop-log)";
         return Err(refuse(ErrorKind::Corrupt, &image.name, message).at(place.start));
     }
     Ok(storage(image, &place))

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt};
 use vellum_format::features::Incompatible;
 use vellum_format::write_log::{
-    BLOCK_BYTES, LogId, RECORD_HEAD_BYTES, RING_START_BYTES, RecordHead, RecordKind, Superblock,
+    BLOCK_BYTES, RECORD_HEAD_BYTES, RING_START_BYTES, RecordHead, RecordKind, Superblock,
+    WriteLogExtension,
 };
 use vellum_io::{Buffer, Error, ErrorKind, Result};
 use vellum_storage::Storage;
@@ -53,6 +54,9 @@ pub(super) struct Replay {
     pub(super) records: u64,
 }
 
+/// What is left where nothing can be brought back.
+const GIVE_UP: &str = "`vellum check -r drop-log` gives up the writes that it holds";
+
 fn damaged(file: &Arc<dyn Storage>, message: String) -> Error {
     Error::new(ErrorKind::Corrupt, "replay write log", message).target(file.name())
 }
@@ -77,8 +81,8 @@ pub(super) async fn read_superblocks(file: &Arc<dyn Storage>) -> Result<[Option<
     Ok(found)
 }
 
-/// Reads the log `id`, and its newest superblock, from `file`, whose batches are read from `batches` at offsets that begin
-/// at `base_bytes`.
+/// Reads the log that `extension` names, and its newest superblock, from `file`, whose batches are read
+/// from the first of `batches` at offsets that begin at the second.
 ///
 /// # Errors
 /// [`ErrorKind::Corrupt`] if that is no log, another one, or one that is damaged; whatever
@@ -86,22 +90,27 @@ pub(super) async fn read_superblocks(file: &Arc<dyn Storage>) -> Result<[Option<
 pub(super) async fn read_log(
     file: &Arc<dyn Storage>,
     batches: (&Arc<dyn Storage>, u64),
-    id: LogId,
+    extension: &WriteLogExtension,
 ) -> Result<(Superblock, Replay)> {
     let superblock = read_superblock(file).await?;
-    let Some(superblock) = superblock.filter(|superblock| superblock.id == id) else {
-        let message = match superblock {
-            Some(_) => "this is the write log of another image, or of another time",
-            None => "the file is empty or holds no write log",
+    let is_inside = extension.file_name().is_none();
+    let Some(superblock) = superblock.filter(|superblock| superblock.id == extension.id) else {
+        let message = match (superblock, is_inside) {
+            (Some(_), _) => "this is the write log of another image, or of another time",
+            (None, false) => "the file is empty or holds no write log",
+            (None, true) => "the image was cut, or its write log is damaged",
         };
-        let hint =
-            "the image's last writes are in its write log: name the right file with journal=";
+        let hint = match is_inside {
+            false => "name the right file with journal=",
+            true => GIVE_UP,
+        };
+        let hint = format!("the image's last writes are in its write log: {hint}");
         return Err(damaged(file, format!("{message}; {hint}")));
     };
-    let file_bytes = file.len_bytes()?;
-    if file_bytes < superblock.len_bytes {
+    let there_bytes = file.len_bytes()?;
+    if there_bytes < superblock.len_bytes {
         let message = format!(
-            "the file was cut: it has {file_bytes} of {} bytes",
+            "the file was cut: {there_bytes} of the {} bytes of the write log are there ({GIVE_UP})",
             superblock.len_bytes
         );
         return Err(damaged(file, message));
@@ -189,7 +198,7 @@ impl Replay {
             };
             let message = format!(
                 "{lost} cannot be read, and a later record at {:#x} is there: the file is damaged \
-                 (`vellum check -r drop-log` gives up the writes that it holds)",
+                 ({GIVE_UP})",
                 RING_START_BYTES + at as u64,
             );
             return Err(damaged(file, message));
