@@ -11,6 +11,7 @@ mod golden;
 mod guest;
 mod interleavings;
 mod iotests;
+mod kills;
 mod package;
 mod process;
 mod random;
@@ -49,6 +50,8 @@ usage: cargo xtask TASK [ARGUMENTS]
                              what lanes share, with every thread's turns decided by a seed
   torture --minutes N | --rounds N [--seed S] [--jobs N] [--vellum PROGRAM | --real]
                              servers killed in the middle of everything; --real tortures QEMU's
+  kills [--times N] [--seed S] [--queues N] [--raw] [--vellum PROGRAM]
+                             a real guest on vhost-user-blk whose daemon is killed N times
   golden                     make tests/golden anew with the real qemu-img
 ";
 
@@ -84,6 +87,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
         "iotests" => iotests::run(arguments),
         "interleavings" => interleavings::run(arguments),
         "torture" => torture::run(arguments),
+        "kills" => kills::run(arguments),
         "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),
     }

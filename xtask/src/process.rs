@@ -1,5 +1,6 @@
 //! Running other programs: errors that say what ran, and no process left behind.
 
+use std::io::Write as _;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -136,9 +137,18 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a command whose output goes to `log`.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
+        Self::start_with(command.stdin(Stdio::null()), log)
+    }
+
+    /// As [`Daemon::start`], of one that is told something on its standard input.
+    pub fn start_listening(command: &mut Command, log: &Path) -> Result<Self> {
+        Self::start_with(command.stdin(Stdio::piped()), log)
+    }
+
+    fn start_with(command: &mut Command, log: &Path) -> Result<Self> {
         let file = std::fs::File::create(log)
             .with_context(|| format!("cannot create {}", log.display()))?;
-        let child = spawn(command.stdout(file.try_clone()?).stderr(file))?;
+        let child = spawn_piped(command.stdout(file.try_clone()?).stderr(file))?;
         Ok(Self {
             child,
             shown: shown(command),
@@ -158,6 +168,29 @@ impl Daemon {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+        Ok(())
+    }
+
+    /// Tells the program a line on its standard input.
+    pub fn say(&mut self, line: &str) -> Result<()> {
+        let input = self.child.stdin.as_mut();
+        let input = input.with_context(|| format!("{} does not listen", self.shown))?;
+        writeln!(input, "{line}")?;
+        Ok(input.flush()?)
+    }
+
+    /// Whether it is there no more.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Ends it at once (SIGKILL); fails if it has ended before.
+    pub fn kill(mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("{} ended with {status}{}", self.shown, self.last_words());
+        }
+        self.child.kill()?;
+        self.child.wait()?;
         Ok(())
     }
 
@@ -200,7 +233,8 @@ impl Daemon {
         unsafe { libc::kill(pid, signal) };
     }
 
-    fn last_words(&self) -> String {
+    /// What it has said.
+    pub fn last_words(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         text.lines().map(|line| format!("\n    {line}")).collect()
     }

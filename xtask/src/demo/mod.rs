@@ -17,7 +17,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use lexopt::{Arg, ValueExt};
 
-use crate::guest::Guest;
+use crate::guest::{Disk, Guest};
+use crate::kills::{Kills, Plan};
 use crate::process::{self, Daemon, ShortPath};
 use crate::setup;
 use crate::workspace::Workspace;
@@ -130,6 +131,7 @@ impl Demo {
         self.read_untouched(stages)?;
         self.run_guest(stages, &guest, &tree)?;
         self.run_guest_behind_two(stages, &guest)?;
+        self.run_guest_in_its_memory(stages, &guest)?;
         self.write_beyond(stages)?;
         self.copy_all(stages, "final.raw")?;
         self.stop(stages, server)?;
@@ -214,7 +216,8 @@ impl Demo {
                 let script = include_str!("../../guest/demo.sh");
                 let sums = tree.sums.as_bytes();
                 let files = [("sums", sums)];
-                let console = guest.run(&self.folder, &disk(&self.socket), script, &files)?;
+                let disk = disk(&self.socket);
+                let console = guest.run(&self.folder, &Disk::Opened(&disk), script, &files)?;
                 self.keep_sum(&console, WRITTEN[0].1)?;
                 let said = format!("{} files agree; fsck clean", tree.sums.lines().count());
                 Ok(((), Outcome::Said(said)))
@@ -229,13 +232,31 @@ impl Demo {
             let script = include_str!("../../guest/relay.sh");
             let sum = std::fs::read(self.folder.join(WRITTEN[0].1))?;
             let files = [("sum", sum.as_slice())];
-            let console = guest.run(&self.folder, &disk(&self.relay_socket), script, &files)?;
+            let disk = disk(&self.relay_socket);
+            let console = guest.run(&self.folder, &Disk::Opened(&disk), script, &files)?;
             self.keep_sum(&console, WRITTEN[1].1)?;
             relay.stop()?;
             Ok((
                 (),
                 Outcome::Said("read, written, trimmed; fsck clean".into()),
             ))
+        })
+    }
+
+    /// A disk of its own on vhost-user-blk, whose daemon is killed while the guest writes.
+    fn run_guest_in_its_memory(&self, stages: &mut Stages, guest: &Guest) -> Result<()> {
+        let title = "boot Linux on vhost-user-blk, kill the daemon";
+        stages.run(title, Watch::Nothing, |_| {
+            let folder = self.folder.join("kills");
+            std::fs::create_dir(&folder)?;
+            let plan = Plan {
+                times: 3,
+                queues: 2,
+                ..Plan::default()
+            };
+            let said = Kills::new(&self.vellum, guest, &folder, plan)?.play(&|_| ())?;
+            std::fs::remove_dir_all(&folder)?;
+            Ok(((), Outcome::Said(said)))
         })
     }
 

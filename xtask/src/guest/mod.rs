@@ -9,7 +9,7 @@ mod modules;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -19,9 +19,26 @@ use archive::Archive;
 const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
 const INIT: &str = include_str!("../../guest/init");
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// How often the console is looked at.
+const CONSOLE_INTERVAL: Duration = Duration::from_millis(20);
 const MEMORY: &str = "512M";
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check \
                                    mitigations=off random.trust_cpu=on";
+
+/// Where a guest has its disk from.
+#[derive(Debug, Clone, Copy)]
+pub enum Disk<'a> {
+    /// QEMU opens it as this blockdev says (less its node name).
+    Opened(&'a str),
+    /// A server of vhost-user-blk, which may come back. The guest has as many processors as it
+    /// has queues.
+    VhostUser {
+        /// Where it listens.
+        socket: &'a str,
+        /// Queues, which it must offer.
+        queues: u16,
+    },
+}
 
 /// A kernel and the part of its file system that is the same for every boot.
 #[derive(Debug)]
@@ -64,16 +81,26 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Boots the guest on a disk that QEMU opens as `blockdev` tells (less its
-    /// node name), runs `script` there with `files` beside it, and returns
-    /// what the console said. Fails unless the script exits with 0.
+    /// Boots the guest on a disk, runs `script` there with `files` beside it, and
+    /// returns what the console said. Fails unless the script exits with 0.
     pub fn run(
         &self,
         folder: &Path,
-        blockdev: &str,
+        disk: &Disk<'_>,
         script: &str,
         files: &[(&str, &[u8])],
     ) -> Result<String> {
+        self.start(folder, disk, script, files)?.wait()
+    }
+
+    /// As [`Guest::run`], but it returns while the guest runs.
+    pub fn start(
+        &self,
+        folder: &Path,
+        disk: &Disk<'_>,
+        script: &str,
+        files: &[(&str, &[u8])],
+    ) -> Result<Running> {
         let initrd = folder.join("initrd");
         let mut own = Archive::default();
         own.file("init", 0o755, INIT.as_bytes());
@@ -86,30 +113,86 @@ impl Guest {
         std::fs::write(&initrd, bytes)?;
 
         let log = folder.join("guest.log");
-        let mut command = self.qemu(&initrd, blockdev)?;
-        let ended = process::Daemon::start(command.current_dir(folder), &log)?.wait(BOOT_LIMIT);
-        let console = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
-        ended.with_context(|| format!("the guest's console:\n{console}"))?;
-        if !console.contains("GUEST: exit 0") {
-            bail!("the guest's test failed; its console:\n{console}");
-        }
-        Ok(console)
+        let mut command = self.qemu(&initrd, disk)?;
+        let machine = process::Daemon::start_listening(command.current_dir(folder), &log)?;
+        Ok(Running { machine, log })
     }
 
-    fn qemu(&self, initrd: &Path, blockdev: &str) -> Result<Command> {
+    fn qemu(&self, initrd: &Path, disk: &Disk<'_>) -> Result<Command> {
         let mut command = process::program("qemu-system-x86_64")?;
+        let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
         command
-            .args(["-M", "q35", "-accel", "tcg", "-cpu", "max", "-m", MEMORY])
+            .args(["-M", "q35,memory-backend=memory", "-accel", "tcg"])
+            .args(["-cpu", "max", "-m", MEMORY, "-object", &memory])
             .args(["-nodefaults", "-no-user-config", "-display", "none"])
             .args(["-no-reboot", "-serial", "stdio"])
             .arg("-kernel")
             .arg(&self.kernel)
             .arg("-initrd")
             .arg(initrd)
-            .args(["-append", KERNEL_COMMAND_LINE])
-            .args(["-blockdev", &format!("{blockdev},node-name=disk")])
-            .args(["-device", "virtio-blk-pci,drive=disk"]);
+            .args(["-append", KERNEL_COMMAND_LINE]);
+        match disk {
+            Disk::Opened(blockdev) => command
+                .args(["-blockdev", &format!("{blockdev},node-name=disk")])
+                .args(["-device", "virtio-blk-pci,drive=disk"]),
+            Disk::VhostUser { socket, queues } => command
+                .args(["-smp", &queues.to_string(), "-chardev"])
+                .arg(format!("socket,id=disk,path={socket},reconnect-ms=200"))
+                .arg("-device")
+                .arg(format!(
+                    "vhost-user-blk-pci,chardev=disk,num-queues={queues}"
+                )),
+        };
         Ok(command)
+    }
+}
+
+/// A guest that runs until its script has ended.
+#[derive(Debug)]
+pub struct Running {
+    machine: process::Daemon,
+    log: PathBuf,
+}
+
+impl Running {
+    /// Types a line on the guest's console.
+    pub fn say(&mut self, line: &str) -> Result<()> {
+        self.machine.say(line)
+    }
+
+    /// What the console has said so far.
+    pub fn console(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&std::fs::read(&self.log)?).into_owned())
+    }
+
+    /// Waits until the console has said at least `count` lines that begin with `words`.
+    pub fn wait_for(&mut self, words: &str, count: usize, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let console = self.console()?;
+            let said = console.lines().filter(|line| line.starts_with(words));
+            if said.count() >= count {
+                return Ok(());
+            }
+            let has_ended = self.machine.has_ended()?;
+            if has_ended || Instant::now() > deadline {
+                let end = if has_ended { "has ended" } else { "hangs" };
+                bail!("the guest {end} before it said '{words}' {count} times:\n{console}");
+            }
+            std::thread::sleep(CONSOLE_INTERVAL);
+        }
+    }
+
+    /// Waits for its end, and returns what the console said. Fails unless the script exits with 0.
+    pub fn wait(self) -> Result<String> {
+        let Running { machine, log } = self;
+        let ended = machine.wait(BOOT_LIMIT);
+        let console = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
+        ended.with_context(|| format!("the guest's console:\n{console}"))?;
+        if !console.contains("GUEST: exit 0") {
+            bail!("the guest's test failed; its console:\n{console}");
+        }
+        Ok(console)
     }
 }
 
