@@ -34,6 +34,8 @@ pub struct Explorer {
     pub engine: Arc<dyn ImageEngine>,
     /// How the disk breaks its word, if it does.
     pub bug: Option<DiskBug>,
+    /// Seeds play with images that have checksums only; others have nothing to play.
+    pub always_checksums: bool,
 }
 
 /// A failure, and the scenario that leads to it.
@@ -61,12 +63,22 @@ type StepObserver<'a> = dyn FnMut(u64, &dyn Fn() -> (CutPoint, Machine)) -> bool
 impl Explorer {
     /// An explorer of an engine on an honest disk.
     pub fn new(engine: Arc<dyn ImageEngine>) -> Self {
-        Explorer { engine, bug: None }
+        Explorer {
+            engine,
+            bug: None,
+            always_checksums: false,
+        }
     }
 
     /// Runs the scenario of a seed and cuts its power `cuts` times.
     pub fn seed(&self, seed: u64, cuts: u64) -> Result<Totals, Box<Found>> {
-        let scenario = generate::scenario(seed);
+        let scenario = match self.always_checksums {
+            false => generate::scenario(seed),
+            true => match generate::scenario_with_checksums(seed) {
+                Some(scenario) => scenario,
+                None => return Ok(Totals::default()),
+            },
+        };
         self.scenario(&scenario, &mut Rng::new(!seed), cuts)
     }
 

@@ -38,6 +38,18 @@ const CLUSTER_BITS: [(u32, u64); 13] = [
 pub fn scenario(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed);
     let image = image(&mut rng);
+    finish(seed, image, rng)
+}
+
+/// The scenario of a seed with an image that has checksums; `None` where it cannot have any.
+pub fn scenario_with_checksums(seed: u64) -> Option<Scenario> {
+    let mut rng = Rng::new(seed);
+    let mut image = image(&mut rng);
+    image.checksums = image.can_have_checksums();
+    image.checksums.then(|| finish(seed, image, rng))
+}
+
+fn finish(seed: u64, image: ImageOptions, mut rng: Rng) -> Scenario {
     let mut scenario = scenario_of(image, &mut rng);
     // By chance of its own, so that all other scenarios are what they were.
     let mut other = Rng::new(seed ^ 0x6661_756c_7473);

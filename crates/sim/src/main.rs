@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use vellum_sim::shrink::shrink;
 use vellum_sim::{Explorer, Failure, Found, Totals, daemon, engine};
 
-const USAGE: &str =
-    "usage: vellum-sim [--daemon] [--seeds FROM..TO] [--cuts N] [--threads N] [--keep-going]";
+const USAGE: &str = "usage: vellum-sim [--daemon | --checksums] [--seeds FROM..TO] [--cuts N] \
+    [--threads N] [--keep-going]";
 
 struct Options {
     /// Scenarios of the daemon, not of one image.
     daemon: bool,
+    /// Only images with checksums.
+    checksums: bool,
     from: u64,
     to: u64,
     cuts: u64,
@@ -25,6 +27,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let mut options = Options {
         daemon: false,
+        checksums: false,
         from: 0,
         to: 1000,
         cuts: 100,
@@ -39,6 +42,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
                 (options.from, options.to) = (from.parse().ok()?, to.parse().ok()?);
             }
             "--daemon" => options.daemon = true,
+            "--checksums" => options.checksums = true,
             "--cuts" => options.cuts = arguments.next()?.parse().ok()?,
             "--threads" => options.threads = arguments.next()?.parse().ok()?,
             "--keep-going" => options.keep_going = true,
@@ -75,7 +79,8 @@ impl Wrong {
 }
 
 fn work(options: &Options, progress: &Progress) {
-    let explorer = Explorer::new(engine());
+    let mut explorer = Explorer::new(engine());
+    explorer.always_checksums = options.checksums;
     while !progress.stop.load(Ordering::Relaxed) {
         let seed = progress.next.fetch_add(1, Ordering::Relaxed);
         if seed >= options.to {

@@ -320,6 +320,12 @@ impl ImageOptions {
         1 + others.into_iter().filter(|is_there| *is_there).count()
     }
 
+    /// Whether the header has room for the name of a file with checksums, which need feature bits and
+    /// all of the image in one file.
+    pub fn can_have_checksums(&self) -> bool {
+        self.version == 3 && self.cluster_bits >= 12 && self.data_file == DataFile::Inside
+    }
+
     /// Whether the header says that there is a backing file: the feature names leave no
     /// space for more in the smallest one.
     pub fn names_backing(&self) -> bool {

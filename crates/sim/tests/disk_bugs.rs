@@ -30,10 +30,8 @@ fn objects(bug: DiskBug, shared: bool, kinds: &[FailureKind]) {
 
 /// Explores until the engine fails in one of these ways.
 fn objects_in(scenario: &dyn Fn(u64) -> Scenario, bug: DiskBug, kinds: &[FailureKind]) {
-    let explorer = Explorer {
-        engine: engine(),
-        bug: Some(bug),
-    };
+    let mut explorer = Explorer::new(engine());
+    explorer.bug = Some(bug);
     let mut others = Vec::new();
     for seed in 0..SEEDS {
         match explorer.scenario(&scenario(seed), &mut Rng::new(seed), 100) {
