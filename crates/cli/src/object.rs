@@ -1,7 +1,7 @@
 //! `--object`: secrets, TLS credentials and other objects, created before images are opened.
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_control::{Options, add_throttle_group, secret, tls};
+use vellum_control::{Options, secret, throttle_groups, tls};
 
 /// The types that QEMU's tools know. Those that have no effect here are only
 /// checked for a name.
@@ -31,7 +31,7 @@ pub fn add(text: &str) -> Result<()> {
     };
     match options.take_text("qom-type")?.as_deref() {
         Some("secret") => secret::add(options),
-        Some("throttle-group") => add_throttle_group(options),
+        Some(throttle_groups::TYPE) => throttle_groups::add(options),
         Some(kind) if tls::is_type(kind) => tls::add(kind, options),
         Some(kind) if TYPES.contains(&kind) => match options.contains("id") {
             true => Ok(()),

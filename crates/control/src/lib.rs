@@ -52,6 +52,7 @@ pub mod shown_bitmaps;
 pub mod size;
 pub mod spec;
 pub mod stderr;
+pub mod throttle_groups;
 #[cfg(feature = "tls")]
 pub mod tls;
 #[cfg(not(feature = "tls"))]
@@ -64,7 +65,6 @@ pub use cache::CacheMode;
 pub use config::CONFIG_HELP;
 pub use drivers::driver_names;
 pub use drivers::option_names;
-pub use drivers::throttle::add_group as add_throttle_group;
 pub use flags::{Aio, DetectZeroes, OpenFlags};
 pub use nodes::Nodes;
 pub use open::{open_device, open_device_with};

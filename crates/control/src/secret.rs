@@ -95,6 +95,16 @@ pub(crate) fn duplicate(id: &str) -> Error {
     ))
 }
 
+/// Whether there is a secret of this name.
+pub fn contains(id: &str) -> bool {
+    secrets().contains_key(id)
+}
+
+/// The names of all secrets.
+pub fn names() -> Vec<String> {
+    secrets().keys().cloned().collect()
+}
+
 /// Forgets a secret; whether there was one.
 pub fn remove(id: &str) -> bool {
     secrets().remove(id).is_some()

@@ -139,6 +139,8 @@ a monitor, ends it.
 
 What there is, each made in the order given:
   --object iothread,id=ID    a name for --export; threads are started as they are needed
+  --object throttle-group,id=ID[,x-iops-total=N][,x-bps-total=N][,x-bps-read-max=N]...
+                             limits of nodes with driver=throttle,throttle-group=ID
   --blockdev driver=DRIVER,node-name=NAME,...
                              a node: 'file', 'host_device', 'raw' or 'qcow2'; 'file=NAME'
                              and 'backing=NAME' refer to nodes given before

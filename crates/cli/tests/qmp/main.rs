@@ -4,6 +4,7 @@
 mod backup;
 mod place;
 mod scrub;
+mod throttle;
 mod transaction;
 
 use std::io::{BufRead, BufReader, Write};

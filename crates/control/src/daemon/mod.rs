@@ -24,7 +24,7 @@ use vellum_export::nbd::{Exports, Stop};
 
 use crate::nodes::Nodes;
 use crate::options::Options;
-use crate::{error_text, secret, tls};
+use crate::{error_text, secret, throttle_groups, tls};
 pub use commands::{carry_out, check_capabilities, package};
 pub use events::{Events, Listener};
 pub use export::Removal;
@@ -111,6 +111,8 @@ impl Daemon {
     /// # Errors
     /// The first failure of a node that is closed; all are closed.
     pub async fn shut_down(&self) -> vellum::Result<()> {
+        // What waits for a limit would hold the end up.
+        let _lifted = throttle_groups::lift(None);
         self.parts.lock().await.end_exports().await;
         // They hold the parts when they end.
         self.jobs.cancel_all().await;
@@ -210,8 +212,16 @@ impl DaemonState {
     /// In QEMU's words.
     pub fn add_object(&mut self, mut options: Options) -> Result<(), Failure> {
         let kind = need(&mut options, "qom-type")?;
+        if let Some(id) = options.get_text("id")
+            && commands::object_type(self, id).is_some()
+        {
+            return Err(failure(secret::duplicate(id)));
+        }
         if kind == "secret" {
             return secret::add(options).map_err(failure);
+        }
+        if kind == throttle_groups::TYPE {
+            return throttle_groups::add(options).map_err(failure);
         }
         if tls::is_type(&kind) {
             return tls::add(&kind, options).map_err(failure);
@@ -223,11 +233,6 @@ impl DaemonState {
             }));
         }
         let id = need(&mut options, "id")?;
-        if self.iothreads.contains(&id) {
-            return Err(message(format!(
-                "attempt to add duplicate property '{id}' to object (type 'container')"
-            )));
-        }
         // Lanes have no knobs: a lane polls when it has something to poll for.
         for key in [
             "poll-max-ns",
@@ -249,7 +254,7 @@ impl DaemonState {
 mod tests;
 
 fn is_object_of_qemu(kind: &str) -> bool {
-    matches!(kind, "secret_keyring" | "throttle-group" | "main-loop")
+    matches!(kind, "secret_keyring" | "main-loop")
         || kind.starts_with("tls-")
         || kind.starts_with("authz-")
 }

@@ -16,7 +16,7 @@ mod names;
 mod nbd;
 mod null;
 mod preallocate;
-pub mod throttle;
+mod throttle;
 
 use std::future::Future;
 use std::os::unix::fs::FileTypeExt;

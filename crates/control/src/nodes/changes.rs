@@ -17,9 +17,11 @@ use vellum::nodes::{Drained, Link, absent, nothing};
 use vellum::qcow2::BackingName;
 use vellum::{BlockDevice, Result};
 use vellum_storage::mutants::{self, Mutant};
+use vellum_storage::nodes::throttle::Lifted;
 
 use super::{MADE_UP, Nodes, Origin, Use, User, invalid, unknown, unknown_node};
 use crate::graph::{self, OpenedNode};
+use crate::throttle_groups;
 
 /// The users of a node, held up until this is dropped.
 #[derive(Debug)]
@@ -150,6 +152,7 @@ impl Nodes {
 
     /// Holds up all users of a node but some.
     async fn hold_but(&self, name: &str, spared: &[User]) -> Result<DrainedUsers> {
+        let _lifted = self.lift_limits(name);
         let links = self.lock().links(name, spared)?;
         let mut drained = Vec::with_capacity(links.len());
         for (_, link) in &links {
@@ -160,6 +163,31 @@ impl Nodes {
             links,
             drained,
         })
+    }
+
+    /// Lets requests to a node, and to those below it, pass whatever limits they keep, for one
+    /// who waits for them to end.
+    pub fn lift_limits(&self, name: &str) -> Vec<Lifted> {
+        if !throttle_groups::are_used() {
+            return Vec::new();
+        }
+        let named = self.lock();
+        let mut names = vec![name.to_owned()];
+        let mut at = 0;
+        while let Some(above) = names.get(at).cloned() {
+            let below = named
+                .uses
+                .iter()
+                .filter(|one| matches!(&one.user, User::Node(user) if *user == above));
+            for one in below {
+                if !names.contains(&one.node) {
+                    names.push(one.node.clone());
+                }
+            }
+            at += 1;
+        }
+        drop(named);
+        throttle_groups::lift(Some(&names))
     }
 
     /// Holds up all users of a node but jobs: requests that run have ended, new ones wait.
@@ -348,6 +376,7 @@ impl Nodes {
 
     /// Holds up those users of a node that can be held up.
     async fn hold_linked(&self, name: &str) -> Vec<Drained> {
+        let _lifted = self.lift_limits(name);
         let links: Vec<_> = {
             let named = self.lock();
             let uses = named.uses.iter().filter(|one| one.node == name);
@@ -375,7 +404,9 @@ impl Nodes {
         let Some(link) = link else {
             return Ok(());
         };
+        let lifted = self.lift_limits(name);
         let drained = link.drain().await;
+        drop(lifted);
         drained.set(target);
         let mut named = self.lock();
         if let Some(index) = named.backing_use(name) {

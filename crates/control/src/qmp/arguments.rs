@@ -117,6 +117,15 @@ impl Arguments {
         choice.ok_or_else(|| self.missing(key))
     }
 
+    /// Anything; it must be there.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn need_any(&mut self, key: &str) -> Result<Value, Failure> {
+        let value = self.members.remove(key);
+        value.ok_or_else(|| self.missing(key))
+    }
+
     /// An array, if it is there.
     ///
     /// # Errors

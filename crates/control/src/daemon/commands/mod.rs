@@ -24,6 +24,7 @@ use super::Daemon;
 use super::jobs::scrub;
 use bitmaps::Kind;
 use jobs::JobKey;
+pub(super) use objects::object_type;
 
 type Running = Pin<Box<dyn Future<Output = Outcome>>>;
 type Command = fn(Rc<Daemon>, Arguments) -> Running;
@@ -110,6 +111,9 @@ const COMMANDS: &[(&str, Command)] = &[
     }),
     ("object-add", |d, a| Box::pin(objects::add(d, a))),
     ("object-del", |d, a| Box::pin(objects::del(d, a))),
+    ("qom-get", |d, a| Box::pin(objects::get(d, a))),
+    ("qom-list", |d, a| Box::pin(objects::list(d, a))),
+    ("qom-set", |d, a| Box::pin(objects::set(d, a))),
     ("query-block-exports", |d, a| Box::pin(exports::query(d, a))),
     ("query-block-jobs", |d, a| {
         Box::pin(jobs::query_block_jobs(d, a))

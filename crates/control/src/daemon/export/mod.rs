@@ -275,8 +275,12 @@ impl ServerExports {
         nodes: &Nodes,
         server: Option<&Server>,
     ) -> Result<(), Failure> {
-        let ExportEntry { joined, served, .. } = self.take(id, removal)?;
+        let entry = self.take(id, removal)?;
+        let ExportEntry { joined, served, .. } = entry;
+        let node = joined.and_then(|joined| nodes.used_by(joined));
+        let lifted = nodes.lift_limits(&node.unwrap_or(entry.node));
         served.end(server).await;
+        drop(lifted);
         joined.into_iter().for_each(|joined| nodes.leave(joined));
         Ok(())
     }

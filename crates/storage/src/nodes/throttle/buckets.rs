@@ -54,6 +54,17 @@ pub struct ThrottleLimits {
 }
 
 impl ThrottleLimits {
+    /// No limits.
+    pub const NONE: ThrottleLimits = ThrottleLimits {
+        bps_total: Limit::rate(0),
+        bps_read: Limit::rate(0),
+        bps_write: Limit::rate(0),
+        iops_total: Limit::rate(0),
+        iops_read: Limit::rate(0),
+        iops_write: Limit::rate(0),
+        iops_size_bytes: 0,
+    };
+
     fn all(&self) -> [Limit; 6] {
         [
             self.bps_total,

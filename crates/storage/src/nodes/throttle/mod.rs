@@ -1,137 +1,49 @@
 //! [`ThrottleStorage`]: requests wait as long as the limits of their group ask for
-//! (`throttle`). Storages of one group share its limits.
+//! (`throttle`). Storages of one group share its limits, and take turns.
 //!
-//! Invariant: of the waiting requests of one direction only the first looks at
-//! the limits, so they go on in the order in which they came.
+//! Invariants:
+//! - Of the waiting requests of one direction only one looks at the limits, the first of
+//!   the storage whose turn it is: so requests of one storage go on in the order in which they
+//!   came, and a storage with many of them does not keep others back.
+//! - Whoever leaves the place from which the limits are looked at wakes who comes next.
 
 mod buckets;
+mod group;
+mod turns;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use event_listener::Event;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Storage, WriteFlags, ZeroFlags, delegate};
 use vellum_io::buffer::total_len;
-use vellum_io::{Buffers, Io, lane, spawn};
+use vellum_io::{Buffers, Io, spawn};
 
-use buckets::{Buckets, Direction};
+use buckets::Direction;
 pub use buckets::{Limit, MAX_RATE, ThrottleLimits};
-
-#[derive(Debug)]
-struct State {
-    buckets: Buckets,
-    /// Waiting requests by direction, each by its ticket.
-    waiting: [VecDeque<u64>; 2],
-    next_ticket: u64,
-}
-
-/// Limits that one or more storages share.
-#[derive(Debug)]
-pub struct ThrottleGroup {
-    name: String,
-    state: Mutex<State>,
-    moved: Event,
-}
-
-impl ThrottleGroup {
-    /// A group called `name`; `limits` should be [valid](ThrottleLimits::contradiction).
-    pub fn new(name: impl Into<String>, limits: ThrottleLimits) -> Arc<Self> {
-        Arc::new(ThrottleGroup {
-            name: name.into(),
-            state: Mutex::new(State {
-                buckets: Buckets::new(limits),
-                waiting: Default::default(),
-                next_ticket: 0,
-            }),
-            moved: Event::new(),
-        })
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Waits until a request may go on, and counts it.
-    async fn admit(&self, direction: Direction, len_bytes: u64) {
-        let place = self.queue(direction);
-        loop {
-            let moved = self.moved.listen();
-            match self.try_admit(&place, len_bytes) {
-                Admission::Admitted => return,
-                Admission::Behind => moved.await,
-                Admission::Wait(time) => lane::sleep(time).await,
-            }
-        }
-    }
-
-    fn queue(&self, direction: Direction) -> QueueEntry<'_> {
-        let mut state = self.lock();
-        let ticket = state.next_ticket;
-        state.next_ticket += 1;
-        state.waiting[direction as usize].push_back(ticket);
-        QueueEntry {
-            group: self,
-            direction,
-            ticket,
-        }
-    }
-
-    fn try_admit(&self, place: &QueueEntry<'_>, len_bytes: u64) -> Admission {
-        let mut state = self.lock();
-        if state.waiting[place.direction as usize].front() != Some(&place.ticket) {
-            return Admission::Behind;
-        }
-        match state.buckets.wait(place.direction, Instant::now()) {
-            Some(time) => Admission::Wait(time),
-            None => {
-                state.buckets.count(place.direction, len_bytes);
-                Admission::Admitted
-            }
-        }
-    }
-}
-
-enum Admission {
-    Admitted,
-    Behind,
-    Wait(Duration),
-}
-
-/// A place in a queue; dropping it leaves the queue.
-struct QueueEntry<'a> {
-    group: &'a ThrottleGroup,
-    direction: Direction,
-    ticket: u64,
-}
-
-impl Drop for QueueEntry<'_> {
-    fn drop(&mut self) {
-        let mut state = self.group.lock();
-        state.waiting[self.direction as usize].retain(|ticket| *ticket != self.ticket);
-        drop(state);
-        self.group.moved.notify(usize::MAX);
-    }
-}
+use group::Member;
+pub use group::{Lifted, ThrottleGroup};
 
 /// A storage whose requests keep to the limits of a group. Needs a lane.
 #[derive(Debug)]
 pub struct ThrottleStorage {
     inner: Arc<dyn Storage>,
-    group: Arc<ThrottleGroup>,
+    member: Arc<Member>,
 }
 
 impl ThrottleStorage {
-    /// Lets the requests on `inner` keep to the limits of `group`.
+    /// Lets the requests on `inner` keep to the limits of `group`, whose member it is until it
+    /// is closed or dropped.
     pub fn new(inner: Arc<dyn Storage>, group: Arc<ThrottleGroup>) -> Self {
-        ThrottleStorage { inner, group }
+        ThrottleStorage {
+            inner,
+            member: Member::join(group),
+        }
+    }
+
+    /// Lets its requests pass, those that wait and new ones, until the guard is dropped: for
+    /// one who waits for them to end. They are counted.
+    #[must_use]
+    pub fn lift(&self) -> Lifted {
+        Member::lift(&self.member)
     }
 
     fn start<T: 'static>(
@@ -140,9 +52,13 @@ impl ThrottleStorage {
         len_bytes: u64,
         request: impl FnOnce(&dyn Storage) -> Io<T> + 'static,
     ) -> Io<T> {
-        let (inner, group) = (self.inner.clone(), self.group.clone());
+        // Most need not wait: these are the request below itself.
+        if self.member.try_pass(direction, len_bytes) {
+            return request(&*self.inner);
+        }
+        let (inner, member) = (self.inner.clone(), self.member.clone());
         Io::task(spawn(async move {
-            group.admit(direction, len_bytes).await;
+            member.admit(direction, len_bytes).await;
             request(&*inner).await
         }))
     }
@@ -151,8 +67,13 @@ impl ThrottleStorage {
 impl Storage for ThrottleStorage {
     delegate!(
         inner: capabilities, name, len_bytes, allocate, flush, truncate, block_status,
-        allocated_bytes, close,
+        allocated_bytes,
     );
+
+    fn close(&self) -> Io<()> {
+        self.member.leave();
+        self.inner.close()
+    }
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         self.start(Direction::Read, total_len(&buffers), move |inner| {
@@ -181,30 +102,39 @@ impl Storage for ThrottleStorage {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::MemStorage;
     use vellum_io::Buffer;
-    use vellum_io::lane::block_on;
+    use vellum_io::lane::{self, block_on};
+
+    fn storages(limits: ThrottleLimits, count: usize) -> (Arc<MemStorage>, Vec<ThrottleStorage>) {
+        let group = ThrottleGroup::new("g", limits);
+        let memory = Arc::new(MemStorage::new());
+        let storages = (0..count)
+            .map(|_| ThrottleStorage::new(memory.clone(), group.clone()))
+            .collect();
+        (memory, storages)
+    }
+
+    fn write(storage: &ThrottleStorage, byte: u8) -> Io<Buffers> {
+        let buffers = Buffers::from_iter([Buffer::copy_of(&[byte])]);
+        storage.write(0, buffers, WriteFlags::default())
+    }
+
+    const HUNDRED_WRITES: ThrottleLimits = ThrottleLimits {
+        iops_write: Limit::rate(100),
+        ..ThrottleLimits::NONE
+    };
 
     #[test]
     fn requests_beyond_the_burst_wait_and_keep_their_order() {
-        let limits = ThrottleLimits {
-            iops_write: Limit::rate(100),
-            ..ThrottleLimits::default()
-        };
-        let group = ThrottleGroup::new("g", limits);
-        let memory = Arc::new(MemStorage::new());
-        let storages: Vec<_> = (0..2)
-            .map(|_| ThrottleStorage::new(memory.clone(), group.clone()))
-            .collect();
+        let (memory, storages) = storages(HUNDRED_WRITES, 2);
         let started = Instant::now();
         block_on(async {
             let requests: Vec<_> = (0..21_u8)
-                .map(|at| {
-                    let buffers = Buffers::from_iter([Buffer::copy_of(&[at])]);
-                    let storage = &storages[usize::from(at % 2)];
-                    storage.write(0, buffers, WriteFlags::default())
-                })
+                .map(|at| write(&storages[usize::from(at % 2)], at))
                 .collect();
             for request in requests {
                 request.await.unwrap();
@@ -222,5 +152,54 @@ mod tests {
             }
         });
         assert!(reads.elapsed() < Duration::from_millis(95));
+    }
+
+    #[test]
+    fn a_deep_queue_does_not_keep_another_storage_back() {
+        let (memory, storages) = storages(HUNDRED_WRITES, 2);
+        block_on(async {
+            let mut deep: Vec<_> = (0..100).map(|_| write(&storages[0], 1)).collect();
+            let started = Instant::now();
+            write(&storages[1], 2).await.unwrap();
+            // Behind two of the others, not behind ninety.
+            assert!(started.elapsed() < Duration::from_millis(500));
+            assert_eq!(memory.snapshot(), [2]);
+            let lifted = storages[0].lift();
+            for request in deep.drain(..) {
+                request.await.unwrap();
+            }
+            assert!(started.elapsed() < Duration::from_millis(800));
+            drop(lifted);
+        });
+    }
+
+    #[test]
+    fn new_limits_hold_for_those_who_wait() {
+        let limits = ThrottleLimits {
+            iops_total: Limit::rate(1),
+            ..ThrottleLimits::NONE
+        };
+        let (_, storages) = storages(limits, 1);
+        block_on(async {
+            let started = Instant::now();
+            let requests: Vec<_> = (0..50).map(|at| write(&storages[0], at)).collect();
+            lane::sleep(Duration::from_millis(20)).await;
+            storages[0].member.group().set_limits(ThrottleLimits::NONE);
+            for request in requests {
+                request.await.unwrap();
+            }
+            assert!(started.elapsed() < Duration::from_secs(10));
+        });
+    }
+
+    #[test]
+    fn a_group_counts_its_members() {
+        let (_, mut storages) = storages(ThrottleLimits::NONE, 2);
+        let group = storages[0].member.group().clone();
+        assert_eq!(group.members(), 2);
+        block_on(async { storages[0].close().await.unwrap() });
+        assert_eq!(group.members(), 1);
+        storages.clear();
+        assert_eq!(group.members(), 0);
     }
 }
