@@ -21,7 +21,7 @@ impl WriteThrough {
 
 impl BlockDevice for WriteThrough {
     delegate!(
-        inner: info, size_bytes, read, discard, flush, block_status, truncate, resize, clear,
+        inner: info, size_bytes, read, read_into, discard, flush, block_status, truncate, resize, clear,
         close, backing, storage, format_device, allocated_bytes,
     );
 

@@ -65,6 +65,25 @@ macro_rules! delegate {
             self.$($place)+.write(offset_bytes, buffer, flags)
         }
     };
+    (@ read_into [$($place:tt)+]) => {
+        fn read_into(
+            &self,
+            offset_bytes: u64,
+            into: &[$crate::SharedBuffer],
+        ) -> Option<$crate::Io<()>> {
+            self.$($place)+.read_into(offset_bytes, into)
+        }
+    };
+    (@ write_from [$($place:tt)+]) => {
+        fn write_from(
+            &self,
+            offset_bytes: u64,
+            from: &[$crate::SharedBuffer],
+            flags: $crate::RequestFlags,
+        ) -> Option<$crate::Io<()>> {
+            self.$($place)+.write_from(offset_bytes, from, flags)
+        }
+    };
     (@ write_zeroes [$($place:tt)+]) => {
         fn write_zeroes(
             &self,

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Error, ErrorKind, Io, Result};
 use vellum_storage::Storage;
 
@@ -183,6 +184,27 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// [`ErrorKind::NoSpace`] where the storage is full. Any part of the range may have been
     /// written.
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer>;
+
+    /// As [`BlockDevice::read`], straight into memory that others change at any time (a guest's), in
+    /// order. `None`, the default: not from this device, or not this range as it lies; then
+    /// nothing was done, and whoever asks reads into a buffer of its own and copies. Whatever
+    /// looks at bytes (decrypts, decompresses, compares, sums up) answers so.
+    fn read_into(&self, offset_bytes: u64, into: &[SharedBuffer]) -> Option<Io<()>> {
+        let _ = (offset_bytes, into);
+        None
+    }
+
+    /// As [`BlockDevice::write`], straight from such memory: each byte is fetched some time before the
+    /// end, and nothing else is done with it. `None`: as of [`BlockDevice::read_into`].
+    fn write_from(
+        &self,
+        offset_bytes: u64,
+        from: &[SharedBuffer],
+        flags: RequestFlags,
+    ) -> Option<Io<()>> {
+        let _ = (offset_bytes, from, flags);
+        None
+    }
 
     /// Writes the buffer at `offset_bytes` so that it takes less room in the image,
     /// where it can, and gives it back. Clusters that compression makes no smaller are

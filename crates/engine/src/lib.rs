@@ -198,6 +198,7 @@ pub use device::{
 pub use preallocation::Preallocation;
 pub use raw::{Raw, RawOptions};
 pub use vellum_format::{Geometry, Header};
+pub use vellum_io::shared_memory::SharedBuffer;
 pub use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 pub use vellum_storage::Storage;
 

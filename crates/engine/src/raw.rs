@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use vellum_io::shared_memory::{SharedBuffer, total_len};
 use vellum_io::spawn;
 use vellum_storage::{BlockStatus, Event, EventListener, WriteFlags, ZeroFlags};
 
@@ -319,6 +320,32 @@ impl BlockDevice for Raw {
             true => self.grow_after(offset_bytes + len_bytes, request.into_single()),
             false => request.into_single(),
         }
+    }
+
+    fn read_into(&self, offset_bytes: u64, into: &[SharedBuffer]) -> Option<Io<()>> {
+        let len_bytes = total_len(into) as u64;
+        let checked = self.check_range("read", offset_bytes, len_bytes, self.size_bytes());
+        // What is refused, or takes several steps, goes the other way.
+        if checked.is_err() || self.listener.is_some() {
+            return None;
+        }
+        self.storage
+            .read_into(self.offset_bytes + offset_bytes, into)
+    }
+
+    fn write_from(
+        &self,
+        offset_bytes: u64,
+        from: &[SharedBuffer],
+        flags: RequestFlags,
+    ) -> Option<Io<()>> {
+        let change = self.check_change("write", offset_bytes, total_len(from) as u64);
+        if !matches!(change, Ok(false)) || self.listener.is_some() {
+            return None;
+        }
+        let flags = WriteFlags { fua: flags.fua };
+        self.storage
+            .write_from(self.offset_bytes + offset_bytes, from, flags)
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::total_len;
+use crate::shared_memory::SharedBuffer;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Event, Mutex, MutexGuard};
 use crate::{Buffer, Buffers};
@@ -44,6 +45,18 @@ impl Alignment {
             && buffers.iter().all(|buffer| {
                 self.fits_range(0, buffer.len() as u64)
                     && buffer.as_ptr() as usize & memory_mask == 0
+            })
+    }
+
+    /// As [`Alignment::fits`], of memory that others change.
+    pub fn fits_shared(self, offset_bytes: u64, buffers: &[SharedBuffer]) -> bool {
+        if self == Self::NONE {
+            return true;
+        }
+        let memory_mask = self.memory_bytes as usize - 1;
+        self.fits_range(offset_bytes, 0)
+            && buffers.iter().all(|buffer| {
+                self.fits_range(0, buffer.len() as u64) && buffer.address() & memory_mask == 0
             })
     }
 

@@ -6,7 +6,11 @@
 //! Invariants:
 //! - Nothing here gives out a reference to such memory: bytes are copied in and out, and two or
 //!   eight at a time are read or written as one. Whoever looks at bytes twice looks at a copy.
-//! - A range lies inside its mapping, which stays until the last range of it is gone.
+//! - A range lies inside its mapping, which stays until the last range of it is gone: so does the
+//!   memory of a request that the kernel reads from or writes to ([`crate::lane::Request::shared`]).
+//!
+//! A [`SharedBuffer`] is no [`crate::Buffer`]: whoever has one cannot look at its bytes without a
+//! copy, so what decrypts, decompresses, compares or sums up is never handed bytes that change.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use smallvec::SmallVec;
 
 use crate::{Error, ErrorKind, Result};
 
@@ -129,6 +134,14 @@ impl fmt::Debug for SharedMemory {
     }
 }
 
+/// Ranges of shared memory, in order.
+pub type SharedBuffers = SmallVec<[SharedBuffer; 1]>;
+
+/// How many bytes the ranges have in all.
+pub fn total_len(buffers: &[SharedBuffer]) -> usize {
+    buffers.iter().map(SharedBuffer::len).sum()
+}
+
 /// A range of shared memory, which it keeps mapped. Clones are the same bytes.
 #[derive(Clone)]
 pub struct SharedBuffer {
@@ -201,6 +214,25 @@ impl SharedBuffer {
             let to = self.start.as_ptr().add(at_bytes);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
+    }
+
+    /// Makes all bytes from `at_bytes` on zeroes.
+    ///
+    /// # Panics
+    /// If `at_bytes` is beyond the end.
+    pub fn zero_from(&self, at_bytes: usize) {
+        self.check(at_bytes, 0);
+        let len_bytes = self.len_bytes - at_bytes;
+        // SAFETY: inside the mapping, by the check above, to which nobody has a reference.
+        unsafe {
+            let to = self.start.as_ptr().add(at_bytes);
+            std::ptr::write_bytes(to, 0, len_bytes);
+        }
+    }
+
+    /// The first byte, for the kernel.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
     }
 
     /// Reads the two bytes at `at_bytes` as one number, least significant byte first.

@@ -14,6 +14,7 @@ use rustix::net::sockopt;
 use smallvec::SmallVec;
 
 use crate::Buffers;
+use crate::shared_memory::SharedBuffer;
 
 /// A failed call's error number.
 pub(crate) type Errno = i32;
@@ -50,54 +51,65 @@ fn retry(mut call: impl FnMut() -> i64) -> Result<i64, Errno> {
     }
 }
 
-/// The memory of `buffers` from `skip_bytes` on, as far as one call may take it.
-pub(crate) fn io_vecs(buffers: &mut Buffers, mut skip_bytes: usize) -> IoVecs {
+/// The memory of `buffers`, and behind it of `shared`, from `skip_bytes` on, as far as one call
+/// may take it.
+pub(crate) fn io_vecs(
+    buffers: &mut Buffers,
+    shared: &[SharedBuffer],
+    mut skip_bytes: usize,
+) -> IoVecs {
+    let own = buffers.iter_mut().map(|one| (one.as_mut_ptr(), one.len()));
+    let pieces = own.chain(shared.iter().map(|one| (one.as_ptr(), one.len())));
     let mut vecs = IoVecs::new();
     let mut room_bytes = MAX_TRANSFER_BYTES;
-    for buffer in buffers {
-        if skip_bytes >= buffer.len() {
-            skip_bytes -= buffer.len();
+    for (start, len_bytes) in pieces {
+        if skip_bytes >= len_bytes {
+            skip_bytes -= len_bytes;
             continue;
         }
         if room_bytes == 0 || vecs.len() == MAX_PIECES {
             break;
         }
-        let piece = &mut buffer[std::mem::take(&mut skip_bytes)..];
-        let len = piece.len().min(room_bytes);
+        let skipped = std::mem::take(&mut skip_bytes);
+        let len = (len_bytes - skipped).min(room_bytes);
         room_bytes -= len;
         vecs.push(libc::iovec {
-            iov_base: piece.as_mut_ptr().cast(),
+            // Inside the piece, so the address does not wrap.
+            iov_base: start.wrapping_add(skipped).cast(),
             iov_len: len,
         });
     }
     vecs
 }
 
-/// Reads into `buffers` after their first `skip_bytes` bytes.
+/// Reads into `buffers` and `shared` after their first `skip_bytes` bytes.
 pub(crate) fn read_at(
     fd: RawFd,
     buffers: &mut Buffers,
+    shared: &[SharedBuffer],
     skip_bytes: usize,
     offset_bytes: u64,
 ) -> Result<i64, Errno> {
-    let vecs = io_vecs(buffers, skip_bytes);
-    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
+    let vecs = io_vecs(buffers, shared, skip_bytes);
+    // SAFETY: the vectors point into buffers borrowed exclusively for the call, and into mappings
+    // that `shared` keeps, to which nobody has a reference.
     retry(|| unsafe {
         libc::preadv(fd, vecs.as_ptr(), vecs.len() as i32, offset_bytes as i64) as i64
     })
 }
 
-/// Writes `buffers` from `skip_bytes` on; `durable` writes through to the medium.
+/// Writes `buffers` and `shared` from `skip_bytes` on; `durable` writes through to the medium.
 pub(crate) fn write_at(
     fd: RawFd,
     buffers: &mut Buffers,
+    shared: &[SharedBuffer],
     skip_bytes: usize,
     offset_bytes: u64,
     durable: bool,
 ) -> Result<i64, Errno> {
-    let vecs = io_vecs(buffers, skip_bytes);
+    let vecs = io_vecs(buffers, shared, skip_bytes);
     let (count, offset) = (vecs.len() as i32, offset_bytes as i64);
-    // SAFETY: the vectors point into buffers borrowed exclusively for the call.
+    // SAFETY: as in `read_at`.
     retry(|| unsafe {
         if durable {
             libc::pwritev2(fd, vecs.as_ptr(), count, offset, libc::RWF_DSYNC) as i64
@@ -166,7 +178,7 @@ pub(crate) fn receive(fd: RawFd, buffer: &mut [u8]) -> Result<i64, Errno> {
 
 /// Sends `buffers` from `skip_bytes` on, as much as fits without waiting.
 pub(crate) fn send(fd: RawFd, buffers: &mut Buffers, skip_bytes: usize) -> Result<i64, Errno> {
-    let mut vecs = io_vecs(buffers, skip_bytes);
+    let mut vecs = io_vecs(buffers, &[], skip_bytes);
     let header = message_header(&mut vecs);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the header points to `vecs`, and that into borrowed buffers.
@@ -176,14 +188,14 @@ pub(crate) fn send(fd: RawFd, buffers: &mut Buffers, skip_bytes: usize) -> Resul
 /// Reads one message of a device that hands them out whole; without waiting if the descriptor
 /// is non-blocking.
 pub(crate) fn receive_message(fd: RawFd, buffers: &mut Buffers) -> Result<i64, Errno> {
-    let vecs = io_vecs(buffers, 0);
+    let vecs = io_vecs(buffers, &[], 0);
     // SAFETY: the vectors point into buffers borrowed exclusively for the call.
     retry(|| unsafe { libc::readv(fd, vecs.as_ptr(), vecs.len() as i32) as i64 })
 }
 
 /// Writes `buffers` as one message.
 pub(crate) fn send_message(fd: RawFd, buffers: &mut Buffers) -> Result<i64, Errno> {
-    let vecs = io_vecs(buffers, 0);
+    let vecs = io_vecs(buffers, &[], 0);
     // SAFETY: the vectors point into buffers borrowed exclusively for the call.
     retry(|| unsafe { libc::writev(fd, vecs.as_ptr(), vecs.len() as i32) as i64 })
 }

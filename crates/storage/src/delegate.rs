@@ -52,6 +52,25 @@ macro_rules! delegate {
             $crate::delegate!(@call self $inner write(offset_bytes, buffers, flags))
         }
     };
+    (@ read_into $inner:tt) => {
+        fn read_into(
+            &self,
+            offset_bytes: u64,
+            into: &[::vellum_io::shared_memory::SharedBuffer],
+        ) -> Option<::vellum_io::Io<()>> {
+            $crate::delegate!(@call self $inner read_into(offset_bytes, into))
+        }
+    };
+    (@ write_from $inner:tt) => {
+        fn write_from(
+            &self,
+            offset_bytes: u64,
+            from: &[::vellum_io::shared_memory::SharedBuffer],
+            flags: $crate::WriteFlags,
+        ) -> Option<::vellum_io::Io<()>> {
+            $crate::delegate!(@call self $inner write_from(offset_bytes, from, flags))
+        }
+    };
     (@ write_zeroes $inner:tt) => {
         fn write_zeroes(
             &self,

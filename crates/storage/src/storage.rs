@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::event::EventListener;
+use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffers, Io, Result};
 
 /// What a storage can do and what it wants.
@@ -131,6 +132,27 @@ pub trait Storage: Send + Sync + fmt::Debug {
 
     /// Writes `buffers` in order and gives them back; a growable storage grows.
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers>;
+
+    /// Reads straight into memory that others change at any time (a guest's), in order. `None`, the
+    /// default: not from this storage, or not this range as it lies; then nothing was done, and
+    /// whoever asks reads into buffers of its own and copies. For storages that move bytes without
+    /// looking at them.
+    fn read_into(&self, offset_bytes: u64, into: &[SharedBuffer]) -> Option<Io<()>> {
+        let _ = (offset_bytes, into);
+        None
+    }
+
+    /// Writes straight from such memory, as [`Storage::read_into`] reads: each byte is fetched
+    /// once, some time before the end. `None`: as there.
+    fn write_from(
+        &self,
+        offset_bytes: u64,
+        from: &[SharedBuffer],
+        flags: WriteFlags,
+    ) -> Option<Io<()>> {
+        let _ = (offset_bytes, from, flags);
+        None
+    }
 
     /// Makes a range read as zeroes; a growable storage grows if the range ends beyond it.
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()>;

@@ -14,7 +14,7 @@ struct BorrowedStorage(Arc<dyn Storage>);
 
 impl Storage for BorrowedStorage {
     vellum_storage::delegate!(
-        0: capabilities, name, len_bytes, read, write, write_zeroes, discard, allocate, flush,
+        0: capabilities, name, len_bytes, read, read_into, write, write_from, write_zeroes, discard, allocate, flush,
         truncate, block_status, allocated_bytes, copy_range,
         may_clone_from, clone_range, event_listener, transparent_storage,
     );
@@ -33,7 +33,7 @@ struct BorrowedDevice(Arc<dyn BlockDevice>);
 
 impl BlockDevice for BorrowedDevice {
     vellum::delegate!(
-        0: info, size_bytes, read, write, write_zeroes, discard, flush, block_status, truncate,
+        0: info, size_bytes, read, read_into, write, write_from, write_zeroes, discard, flush, block_status, truncate,
         resize, clear, backing, storage, format_device, allocated_bytes,
         write_compressed,
     );

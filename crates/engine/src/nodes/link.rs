@@ -20,6 +20,7 @@
 
 use std::sync::Arc;
 
+use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::spawn;
 use vellum_io::sync::{Event, Mutex, MutexGuard};
 use vellum_storage::MemStorage;
@@ -108,7 +109,20 @@ impl Link {
                 begin(&*target).await
             }));
         };
-        let io = begin(&*target);
+        Self::count(begin(&*target), ticket)
+    }
+
+    /// As [`Link::start`], unless the link is drained or the target does not take the request.
+    fn start_now<T: 'static>(
+        &self,
+        begin: impl FnOnce(&dyn BlockDevice) -> Option<Io<T>>,
+    ) -> Option<Io<T>> {
+        let (target, ticket) = Core::enter(&self.core)?;
+        Some(Self::count(begin(&*target)?, ticket))
+    }
+
+    /// Counts a request until its end.
+    fn count<T: 'static>(io: Io<T>, ticket: Ticket) -> Io<T> {
         if io.is_ready() {
             return io;
         }
@@ -207,6 +221,22 @@ impl BlockDevice for Link {
             fua: flags.fua && !mutants::is(Mutant::IgnoreFua),
         };
         self.start(move |device| device.write(offset_bytes, buffer, flags))
+    }
+
+    fn read_into(&self, offset_bytes: u64, into: &[SharedBuffer]) -> Option<Io<()>> {
+        self.start_now(|device| device.read_into(offset_bytes, into))
+    }
+
+    fn write_from(
+        &self,
+        offset_bytes: u64,
+        from: &[SharedBuffer],
+        flags: RequestFlags,
+    ) -> Option<Io<()>> {
+        let flags = RequestFlags {
+            fua: flags.fua && !mutants::is(Mutant::IgnoreFua),
+        };
+        self.start_now(|device| device.write_from(offset_bytes, from, flags))
     }
 
     fn write_compressed(

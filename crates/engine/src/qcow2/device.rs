@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use vellum_format::header::Header;
+use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Io, Result, heap};
 use vellum_storage::Storage;
 
@@ -14,7 +15,7 @@ use crate::qcow2::image::Image;
 use crate::qcow2::open;
 use crate::qcow2::options::{CacheOptions, OpenOptions};
 use crate::qcow2::read::chain::Located;
-use crate::qcow2::read::data::read;
+use crate::qcow2::read::data::{read, read_into};
 use crate::qcow2::read::status::block_status;
 use crate::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
 
@@ -167,6 +168,27 @@ impl BlockDevice for Qcow2 {
         }
         self.request(
             move |image| async move { image.guest_write(offset_bytes, buffer, flags).await },
+        )
+    }
+
+    fn read_into(&self, offset_bytes: u64, into: &[SharedBuffer]) -> Option<Io<()>> {
+        read_into(&self.image, offset_bytes, into)
+    }
+
+    fn write_from(
+        &self,
+        offset_bytes: u64,
+        from: &[SharedBuffer],
+        flags: RequestFlags,
+    ) -> Option<Io<()>> {
+        if flags.fua || !self.image.may_overwrite_from(offset_bytes, from) {
+            return None;
+        }
+        let from = from.into();
+        Some(
+            self.request(
+                move |image| async move { image.guest_write_from(offset_bytes, from).await },
+            ),
         )
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use vellum_io::Result;
+pub(super) use vellum_io::shared_memory::total_len;
 use vellum_io::shared_memory::{SharedBuffer, SharedMemory};
 
 use super::message::{RegionDescription, broken};
@@ -18,11 +19,6 @@ pub(super) const MAX_REGIONS: usize = 64;
 
 /// Ranges of a guest's memory, in order.
 pub(super) type Pieces = SmallVec<[SharedBuffer; 4]>;
-
-/// How many bytes the pieces have in all.
-pub(super) fn total_len(pieces: &[SharedBuffer]) -> usize {
-    pieces.iter().map(SharedBuffer::len).sum()
-}
 
 /// The regions of a guest's memory.
 #[derive(Debug, Default)]

@@ -1,7 +1,10 @@
 //! Carrying out requests on the device.
 //!
-//! A guest may change its memory while a request runs. So what is written is copied first, and
-//! what was read is copied last: the device sees memory that is nobody else's.
+//! A guest may change its memory while a request runs. Where the device only hands bytes on, the kernel
+//! moves them between disk and guest by itself ([`BlockDevice::read_into`], [`BlockDevice::write_from`]).
+//! Everywhere else what is written is copied first, and what was read is copied last: who looks at
+//! bytes sees memory that is nobody else's. What is kept in a log until it is flushed is copied, too, so
+//! that the log has what the disk has.
 
 use std::rc::Rc;
 
@@ -97,11 +100,14 @@ fn when_done<T: 'static>(begun: Begun, io: Io<T>, answer: impl FnOnce(Begun, Res
 fn read(begun: Begun, offset_bytes: u64, into: Pieces) {
     let len = total_len(&into);
     begun.queue.take_memory(len);
-    let io = begun
-        .queue
-        .disk
-        .device
-        .read(offset_bytes, Buffer::for_read(len));
+    let device = &begun.queue.disk.device;
+    if let Some(io) = device.read_into(offset_bytes, &into) {
+        return when_done(begun, io, move |begun, read| {
+            begun.queue.give_memory(len);
+            begun.end(read.map(|()| len));
+        });
+    }
+    let io = device.read(offset_bytes, Buffer::for_read(len));
     when_done(begun, io, move |begun, read| {
         begun.queue.give_memory(len);
         begun.end(read.map(|data| {
@@ -112,13 +118,19 @@ fn read(begun: Begun, offset_bytes: u64, into: Pieces) {
 }
 
 fn write(begun: Begun, offset_bytes: u64, from: &Pieces) {
-    let data = gather(from);
-    let len = data.len();
+    let len = total_len(from);
     begun.queue.take_memory(len);
     let disk = &begun.queue.disk;
     let fua = disk.writes_through(begun.queue.guest_flushes);
     let flags = RequestFlags::default().fua(fua);
-    let io = disk.device.write(offset_bytes, data, flags);
+    let is_kept = begun.queue.log.is_some();
+    if !is_kept && let Some(io) = disk.device.write_from(offset_bytes, from, flags) {
+        return when_done(begun, io, move |begun, written| {
+            begun.queue.give_memory(len);
+            begun.end(written.map(|()| 0));
+        });
+    }
+    let io = disk.device.write(offset_bytes, gather(from), flags);
     when_done(begun, io, move |begun, written| match written {
         Ok(data) => keep(begun, offset_bytes, data),
         Err(error) => {

@@ -31,7 +31,7 @@ use super::request::{StatusPlace, parse};
 use super::ring::{Ring, RingPlace};
 use super::unflushed::{Log, Unflushed};
 
-/// Copies of data that the requests of a queue may take at a time; more wait in the ring.
+/// Bytes that the requests of a queue may move at a time, and may have copies of; more wait in the ring.
 const MAX_COPIED_BYTES: usize = 64 << 20;
 /// The first time that a queue looks for requests before it sleeps.
 const FIRST_POLL: Duration = Duration::from_micros(4);

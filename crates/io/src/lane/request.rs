@@ -8,7 +8,8 @@ use std::sync::Arc;
 use super::syncs::{RunningSync, Syncs};
 use crate::align::SharedGuard;
 use crate::buffer::total_len;
-use crate::sys::{self, Errno};
+use crate::shared_memory::{self, SharedBuffers};
+use crate::sys::{self, Errno, IoVecs};
 use crate::{Buffers, Error};
 
 /// An open descriptor that requests share, and its name for messages.
@@ -204,6 +205,9 @@ pub struct Request {
     pub(crate) op: Op,
     /// What is read into or written; given back with the completion.
     pub buffers: Buffers,
+    /// What is read into or written without being looked at, behind the buffers. The kernel has it
+    /// mapped as long as the request lives.
+    pub(crate) shared: SharedBuffers,
     /// The connection that the request made.
     pub(crate) made: Option<OwnedFd>,
     /// Bytes of the buffers that are done.
@@ -244,10 +248,25 @@ impl Request {
             file,
             op,
             buffers,
+            shared: SharedBuffers::new(),
             made: None,
             done_bytes: 0,
             len_bytes,
         }
+    }
+
+    /// A new read or write of memory that others change meanwhile: what they see of it, or it of
+    /// them, is any mixture. It stays mapped until the end.
+    pub fn shared(file: Arc<Descriptor>, op: Op, shared: SharedBuffers) -> Self {
+        let mut request = Request::new(file, op, Buffers::new());
+        request.len_bytes = shared_memory::total_len(&shared);
+        request.shared = shared;
+        request
+    }
+
+    /// The memory that is left to fill or write.
+    pub(crate) fn io_vecs(&mut self) -> IoVecs {
+        sys::io_vecs(&mut self.buffers, &self.shared, self.done_bytes)
     }
 
     /// Offset where the rest of a read or write begins.
@@ -317,6 +336,11 @@ impl Request {
             buffer[start..].fill(0);
             skip -= start;
         }
+        for buffer in &self.shared {
+            let start = skip.min(buffer.len());
+            buffer.zero_from(start);
+            skip -= start;
+        }
         Step::Finished(Ok(self.done_bytes as i64))
     }
 
@@ -353,14 +377,15 @@ impl Request {
         let (fd, skip) = (self.file.raw(), self.done_bytes);
         match &mut self.op {
             Op::Read { offset_bytes } => {
-                sys::read_at(fd, &mut self.buffers, skip, *offset_bytes + skip as u64)
+                let at = *offset_bytes + skip as u64;
+                sys::read_at(fd, &mut self.buffers, &self.shared, skip, at)
             }
             Op::Write {
                 offset_bytes,
                 durable,
             } => {
                 let at = *offset_bytes + skip as u64;
-                sys::write_at(fd, &mut self.buffers, skip, at, *durable)
+                sys::write_at(fd, &mut self.buffers, &self.shared, skip, at, *durable)
             }
             Op::Sync { .. } => sys::sync_data(fd),
             Op::Fallocate {
@@ -489,6 +514,35 @@ mod tests {
         assert!(matches!(request.advance(Ok(1000)), Step::Again));
         assert!(matches!(request.advance(Ok(0)), Step::Finished(Ok(1100))));
         assert_eq!(bytes(&request), [[1; 1100].as_slice(), &[0; 948]].concat());
+    }
+
+    #[test]
+    fn a_read_into_shared_memory_ends_in_zeroes_where_the_file_does() {
+        use std::os::fd::AsFd;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let memory = shared_memory::SharedMemory::map(file.as_fd(), 0, 4096).unwrap();
+        let memory = Arc::new(memory);
+        let pieces = [(0, 512), (1024, 512)].map(|(at, len)| memory.range(at, len).unwrap());
+        pieces
+            .iter()
+            .for_each(|piece| piece.copy_from(0, &[1; 512]));
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        let file = Arc::new(Descriptor::new(fd, "null"));
+        let op = Op::Read { offset_bytes: 0 };
+        let mut request = Request::shared(file, op, SharedBuffers::from_iter(pieces.clone()));
+        assert!(matches!(request.advance(Ok(500)), Step::Again));
+        let rest: Vec<usize> = request.io_vecs().iter().map(|vec| vec.iov_len).collect();
+        assert_eq!(rest, [12, 512]);
+        assert!(matches!(request.advance(Ok(20)), Step::Again));
+        assert!(matches!(request.advance(Ok(0)), Step::Finished(Ok(520))));
+        drop((request, memory));
+        let mut bytes = [0; 512];
+        pieces[0].copy_to(0, &mut bytes);
+        assert_eq!(bytes, [1; 512]);
+        pieces[1].copy_to(0, &mut bytes);
+        assert_eq!(bytes[..8], [1; 8]);
+        assert_eq!(bytes[8..], [0; 504]);
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl Memory {
     }
 
     fn read(&mut self, fd: Fd, request: &mut Request, offset_bytes: u64) -> squeue::Entry {
-        self.vecs = sys::io_vecs(&mut request.buffers, request.done_bytes);
+        self.vecs = request.io_vecs();
         match self.vecs[..] {
             [one] => opcode::Read::new(fd, one.iov_base.cast(), one.iov_len as u32)
                 .offset(offset_bytes)
@@ -91,7 +91,7 @@ impl Memory {
         offset_bytes: u64,
         flags: i32,
     ) -> squeue::Entry {
-        self.vecs = sys::io_vecs(&mut request.buffers, request.done_bytes);
+        self.vecs = request.io_vecs();
         match self.vecs[..] {
             [one] => opcode::Write::new(fd, one.iov_base.cast(), one.iov_len as u32)
                 .offset(offset_bytes)
@@ -105,7 +105,7 @@ impl Memory {
     }
 
     fn send(&mut self, fd: Fd, request: &mut Request) -> squeue::Entry {
-        self.vecs = sys::io_vecs(&mut request.buffers, request.done_bytes);
+        self.vecs = request.io_vecs();
         // MSG_WAITALL: the kernel itself goes on after a partial send.
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         if let [one] = self.vecs[..] {

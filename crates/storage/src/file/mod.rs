@@ -46,6 +46,7 @@ use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 use vellum_io::align::{Alignment, RangeLocks, SharedGuard};
 use vellum_io::buffer::total_len;
 use vellum_io::lane::{self, Descriptor, Op, Request, finish_buffers, finish_unit};
+use vellum_io::shared_memory::{self, SharedBuffer};
 use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
 
 /// A regular file or a block device.
@@ -236,16 +237,21 @@ impl File {
     }
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
-        if let Some(behind) = &self.behind {
-            let done_with = behind.note(offset_bytes..offset_bytes + total_len(&buffers));
-            if !done_with.is_empty() {
-                self.let_go(done_with);
-            }
-        }
+        self.note_read(offset_bytes, total_len(&buffers));
         lane::submit(
             self.request(Op::Read { offset_bytes }, buffers),
             finish_buffers,
         )
+    }
+
+    /// Lets go of what was read before, if that is wanted.
+    fn note_read(&self, offset_bytes: u64, len_bytes: u64) {
+        if let Some(behind) = &self.behind {
+            let done_with = behind.note(offset_bytes..offset_bytes + len_bytes);
+            if !done_with.is_empty() {
+                self.let_go(done_with);
+            }
+        }
     }
 
     /// Has a worker take ranges out of the page cache; nobody waits for it.
@@ -366,6 +372,45 @@ impl Storage for FileStorage {
                 false => file.write_bounced(offset_bytes, buffers, durable).await,
             }
         })
+    }
+
+    fn read_into(&self, offset_bytes: u64, into: &[SharedBuffer]) -> Option<Io<()>> {
+        let file = &self.file;
+        let len_bytes = shared_memory::total_len(into) as u64;
+        if len_bytes == 0 || !file.alignment.fits_shared(offset_bytes, into) {
+            return None;
+        }
+        file.note_read(offset_bytes, len_bytes);
+        let op = Op::Read { offset_bytes };
+        let request = Request::shared(file.descriptor.clone(), op, into.into());
+        Some(lane::submit(request, finish_unit))
+    }
+
+    fn write_from(
+        &self,
+        offset_bytes: u64,
+        from: &[SharedBuffer],
+        flags: WriteFlags,
+    ) -> Option<Io<()>> {
+        let file = &self.file;
+        let durable = flags.fua && !file.no_flush;
+        let len_bytes = shared_memory::total_len(from);
+        let fits = len_bytes > 0 && file.alignment.fits_shared(offset_bytes, from);
+        // What takes more than one step is not done here.
+        if file.read_only || !fits || durable {
+            return None;
+        }
+        let guard = match file.alignment.request_bytes {
+            1 => None,
+            _ => Some(file.ranges.try_lock_shared()?),
+        };
+        let op = Op::Write {
+            offset_bytes,
+            durable,
+        };
+        let mut request = Request::shared(file.descriptor.clone(), op, from.into());
+        request.range_guard = guard;
+        Some(lane::submit(request, finish_unit))
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {

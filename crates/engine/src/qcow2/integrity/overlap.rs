@@ -24,6 +24,7 @@ use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
 use vellum_format::header::Header;
 use vellum_format::types::HostOffset;
+use vellum_io::shared_memory::{SharedBuffer, total_len};
 use vellum_io::{Buffers, Io, Result};
 use vellum_storage::{Storage, WriteFlags, ZeroFlags, delegate};
 
@@ -449,7 +450,7 @@ impl GuardedData {
 
 impl Storage for GuardedData {
     delegate!(
-        file: capabilities, name, len_bytes, read, allocate, flush, truncate, block_status,
+        file: capabilities, name, len_bytes, read, read_into, allocate, flush, truncate, block_status,
         allocated_bytes, may_clone_from, close, event_listener, transparent_storage,
     );
 
@@ -458,6 +459,18 @@ impl Storage for GuardedData {
         self.guard(offset_bytes, len_bytes, || {
             self.file.write(offset_bytes, buffers, flags)
         })
+    }
+
+    fn write_from(
+        &self,
+        offset_bytes: u64,
+        from: &[SharedBuffer],
+        flags: WriteFlags,
+    ) -> Option<Io<()>> {
+        let len_bytes = total_len(from) as u64;
+        // What is refused is refused by the write of a copy.
+        self.map.check(offset_bytes, len_bytes, None).ok()?;
+        self.file.write_from(offset_bytes, from, flags)
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
+use vellum_io::shared_memory::{SharedBuffer, total_len};
 use vellum_io::{Buffer, Buffers, Io, Result};
 use vellum_storage::{Event, Storage};
 
@@ -63,6 +64,30 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     }
     let image = image.clone();
     Io::start(async move { image.read_runs(guest, buffer, reading).await })
+}
+
+/// As [`read`], into memory that others change meanwhile; `None` where the bytes are not what the
+/// file holds in one piece, or where anybody looks at them on their way.
+pub(crate) fn read_into(
+    image: &Arc<Image>,
+    offset_bytes: u64,
+    into: &[SharedBuffer],
+) -> Option<Io<()>> {
+    let len_bytes = total_len(into) as u64;
+    image.check_range("read", offset_bytes, len_bytes).ok()?;
+    let reading = image.read_epochs.enter();
+    // In the order of `read`. A part that waits in the write buffer is newer than the file.
+    let is_buffered = !image.buffered_pieces(offset_bytes, len_bytes).is_empty();
+    if is_buffered || image.seal.is_some() || image.checksums.is_some() {
+        return None;
+    }
+    let (data, host) = one_piece(image, GuestOffset(offset_bytes), len_bytes)?;
+    let io = data.read_into(host, into)?;
+    Some(Io::boxed(async move {
+        let read = io.await;
+        drop(reading);
+        read
+    }))
 }
 
 /// The file and the place in it where a range lies in one piece, as far as memory knows.

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`data`] | in place, or step by step: allocate, write data and what is copied in one go, link |
 //! | [`guest_data`] | guest data on its way to and from its place, encrypted or not |
+//! | [`guest_memory`] | in place, straight from a guest's memory |
 //! | [`plan`] | old mapping and request to steps, COW ranges and the new mapping; pure functions |
 //! | [`reflink`] | copy-on-write of long ranges without copying, where the file system shares blocks |
 //! | [`shared`] | writes of what lies in another file already, where the file system shares blocks (commit) |
@@ -15,6 +16,7 @@
 
 pub(crate) mod data;
 pub(crate) mod guest_data;
+pub(crate) mod guest_memory;
 pub(crate) mod plan;
 pub(crate) mod reflink;
 pub(crate) mod shared;
