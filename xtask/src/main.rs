@@ -2,6 +2,7 @@
 //! `workspace`, `checksum`, `guest` and `random`, which tasks use.
 
 mod api;
+mod bench;
 mod checksum;
 mod deb;
 mod demo;
@@ -34,6 +35,8 @@ usage: cargo xtask TASK [ARGUMENTS]
   deb [--vellum PROGRAM] [--check ROOT]
                              a Debian package in the place of qemu-utils; --check tries it
                              in the system below ROOT
+  bench vhost [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM] [--before PROGRAM]
+                             our vhost-user-blk server beside QEMU's
   differential [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'
@@ -76,6 +79,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
     };
     match task.to_string_lossy().as_ref() {
         "api" => api::run(arguments),
+        "bench" => bench::run(arguments),
         "package" => package::run(arguments),
         "setup" => setup::run(arguments),
         "deb" => deb::run(arguments),

@@ -179,6 +179,11 @@ impl Daemon {
         Ok(input.flush()?)
     }
 
+    /// The process's number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Whether it is there no more.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
