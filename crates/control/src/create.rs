@@ -282,7 +282,7 @@ async fn claim_export(export: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> 
 }
 
 /// Opens a file to make an image in it: others are kept away, and it is emptied.
-async fn create_file(path: &str) -> Result<Arc<FileStorage>> {
+pub(crate) async fn create_file(path: &str) -> Result<Arc<FileStorage>> {
     FileStorage::open_patiently(
         path,
         &FileOptions::default()
@@ -329,7 +329,7 @@ fn too_large_for_raw() -> Error {
     invalid("The image size is too large for file format 'raw'")
 }
 
-async fn fill_raw(
+pub(crate) async fn fill_raw(
     file: &Arc<FileStorage>,
     size_bytes: u64,
     preallocation: Preallocation,
@@ -444,7 +444,7 @@ async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
     }
 }
 
-fn preallocation(settings: &CreateSettings) -> Result<Preallocation> {
+pub(crate) fn preallocation(settings: &CreateSettings) -> Result<Preallocation> {
     let name = settings.text("preallocation").unwrap_or("off");
     Preallocation::from_name(name).ok_or_else(|| not_accepted("preallocation", name))
 }

@@ -21,6 +21,7 @@ mod checksums;
 mod compressing;
 mod config;
 pub mod create;
+mod create_in;
 pub mod create_options;
 pub mod daemon;
 pub mod display;

@@ -2,6 +2,7 @@
 //! answers and events.
 
 mod backup;
+mod create;
 mod place;
 mod scrub;
 mod throttle;

@@ -277,6 +277,18 @@ impl Nodes {
         node.ok_or_else(|| unknown_node(name))?.device()
     }
 
+    /// Has the next user of a node ask for its size again, if it has none now.
+    pub(crate) fn forget_size(&self, name: &str) {
+        let mut named = self.lock();
+        let is_used = named.uses.iter().any(|one| one.node == name);
+        if let Some(node) = named.nodes.get_mut(name)
+            && !is_used
+            && matches!(node.opened.kind, NodeKind::Storage(_))
+        {
+            node.device = None;
+        }
+    }
+
     /// The node of a name, as it is.
     pub(crate) fn known(&self, name: &str) -> Result<OpenedNode> {
         let named = self.lock();

@@ -117,13 +117,44 @@ impl Arguments {
         choice.ok_or_else(|| self.missing(key))
     }
 
+    /// A number of bytes, if it is there; one below 0 counts modulo 2^64, as in QEMU.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn size(&mut self, key: &str) -> Result<Option<u64>, Failure> {
+        let bytes = |number: serde_json::Number| {
+            let negative = number.as_i64().map(|number| number as u64);
+            number.as_u64().or(negative)
+        };
+        match self.members.remove(key) {
+            None => Ok(None),
+            Some(Value::Number(number)) if bytes(number.clone()).is_some() => Ok(bytes(number)),
+            Some(_) => Err(Failure::new(format!(
+                "Parameter '{}{key}' expects uint64",
+                self.prefix
+            ))),
+        }
+    }
+
+    /// A number of bytes that must be there.
+    ///
+    /// # Errors
+    /// If it is not, or something else.
+    pub fn need_size(&mut self, key: &str) -> Result<u64, Failure> {
+        self.size(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// Anything, if it is there.
+    pub fn any(&mut self, key: &str) -> Option<Value> {
+        self.members.remove(key)
+    }
+
     /// Anything; it must be there.
     ///
     /// # Errors
     /// If it is not.
     pub fn need_any(&mut self, key: &str) -> Result<Value, Failure> {
-        let value = self.members.remove(key);
-        value.ok_or_else(|| self.missing(key))
+        self.any(key).ok_or_else(|| self.missing(key))
     }
 
     /// An array, if it is there.

@@ -236,8 +236,9 @@ pub(super) async fn query_jobs(daemon: Rc<Daemon>, arguments: Arguments) -> Outc
 
 pub(super) async fn query_block_jobs(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     arguments.finish()?;
-    let jobs = daemon.jobs.list();
-    Ok(jobs.iter().map(|job| job.describe_block_job()).collect())
+    let jobs = daemon.jobs.list().into_iter();
+    let jobs = jobs.filter(|job| job.is_block_job());
+    Ok(jobs.map(|job| job.describe_block_job()).collect())
 }
 
 /// How a command names its job: `id` of the newer ones, `device` of the older.

@@ -6,6 +6,7 @@
 
 mod backup;
 mod bitmaps;
+mod create;
 mod exports;
 mod jobs;
 mod nodes;
@@ -77,6 +78,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
     ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),
     ("blockdev-backup", |d, a| Box::pin(backup::begin(d, a))),
+    ("blockdev-create", |d, a| Box::pin(create::begin(d, a))),
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
     ("blockdev-snapshot", |d, a| Box::pin(nodes::snapshot(d, a))),
     ("job-cancel", |d, a| {

@@ -10,6 +10,7 @@
 pub(super) mod active_commit;
 pub(super) mod backup;
 pub(super) mod commit;
+pub(super) mod create;
 pub(super) mod scrub;
 pub(super) mod stream;
 
@@ -36,7 +37,7 @@ const PARALLEL: usize = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) id: String,
-    /// `backup`, `commit`, `stream`, `x-vellum-scrub`.
+    /// `backup`, `commit`, `create`, `stream`, `x-vellum-scrub`.
     pub(super) kind: &'static str,
     /// Put the result in force without being told to.
     pub(super) auto_finalize: bool,
@@ -150,6 +151,9 @@ impl Jobs {
             }
             job.until(|job| matches!(job.status(), Status::Concluded | Status::Null))
                 .await;
+            if job.status() == Status::Concluded {
+                self.dismiss(&job);
+            }
         }
     }
 }
@@ -164,6 +168,11 @@ impl Job {
         self.changed.notify(usize::MAX);
         let data = json!({"status": status.name(), "id": self.settings.id});
         self.events.emit("JOB_STATUS_CHANGE", data);
+    }
+
+    /// Whether it has the events of block jobs, and is listed among them.
+    pub(super) fn is_block_job(&self) -> bool {
+        self.settings.kind != create::KIND
     }
 
     /// Keeps a bitmap of a node to itself, until it is over.
@@ -331,7 +340,9 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
             "BLOCK_JOB_COMPLETED"
         }
     };
-    job.events.emit(event, described);
+    if job.is_block_job() {
+        job.events.emit(event, described);
+    }
     job.enter(Status::Concluded);
     if job.settings.auto_dismiss {
         daemon.jobs.dismiss(&job);

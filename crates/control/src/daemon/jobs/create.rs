@@ -1,0 +1,149 @@
+//! `blockdev-create`: a file is made, or an image in a node.
+
+use std::sync::Arc;
+
+use vellum::{Result, Storage};
+use vellum_jobs::live::CopyOutcome;
+
+use super::{Job, Work};
+use crate::create_in;
+use crate::create_options::CreateSettings;
+use crate::file_node::FileUse;
+use crate::flags::OpenFlags;
+use crate::gate::FilePolicy;
+use crate::graph::{self, OpenContext, Role};
+use crate::nodes::{Changes, Nodes, RequiredAccess, User};
+use crate::open::Ancestry;
+use crate::options::Options;
+
+/// What jobs of this kind are called.
+pub(in crate::daemon) const KIND: &str = "create";
+
+/// Where an image is made.
+#[derive(Debug)]
+pub(in crate::daemon) enum Place {
+    /// In the node of this name.
+    Node(String),
+    /// In a node of these options, for as long as that takes.
+    Options(Options),
+}
+
+/// What is made.
+#[derive(Debug)]
+pub(in crate::daemon) enum Made {
+    /// A file of this name.
+    File(String),
+    /// A qcow2 image, and where its data lies, if that is elsewhere.
+    Qcow2(Place, Option<Place>),
+    /// A luks volume.
+    Luks(Place),
+}
+
+/// A creation.
+pub(in crate::daemon) struct Create {
+    pub(in crate::daemon) nodes: Nodes,
+    pub(in crate::daemon) made: Made,
+    pub(in crate::daemon) settings: CreateSettings,
+    /// The nodes that it uses, with the numbers of the uses.
+    uses: Vec<(String, u64)>,
+    /// What it has opened for itself.
+    opened: Vec<Arc<dyn Storage>>,
+}
+
+impl Create {
+    pub(in crate::daemon) fn new(nodes: Nodes, made: Made, settings: CreateSettings) -> Create {
+        Create {
+            nodes,
+            made,
+            settings,
+            uses: Vec::new(),
+            opened: Vec::new(),
+        }
+    }
+
+    /// A place as a storage, and what it is called.
+    async fn open(&mut self, place: &Place) -> Result<(Arc<dyn Storage>, String)> {
+        let storage = match place {
+            Place::Node(name) => self.join(name)?,
+            Place::Options(options) => {
+                let flags = OpenFlags {
+                    writable: true,
+                    ..OpenFlags::default()
+                };
+                let around = OpenContext {
+                    flags: flags.clone(),
+                    policy: FilePolicy::Any,
+                    place: Ancestry::default(),
+                };
+                let opened = graph::open(options.clone(), Role::Protocol, &around).await?;
+                let opened = opened.for_user(true)?;
+                let storage = opened.into_storage(&flags, FileUse::Format).await?;
+                self.opened.push(storage.clone());
+                storage
+            }
+        };
+        let name = storage.name().to_owned();
+        Ok((storage, name))
+    }
+
+    fn join(&mut self, name: &str) -> Result<Arc<dyn Storage>> {
+        let node = self.nodes.known(name)?.for_user(true)?;
+        let writing = RequiredAccess {
+            role: "root".to_owned(),
+            changes: Changes::ALL,
+            keeps: Changes::NONE,
+        };
+        // QEMU has a device of its own for it, which has no name.
+        let joined = self
+            .nodes
+            .join(User::Export(String::new()), name, writing)?;
+        self.uses.push((name.to_owned(), joined.id));
+        Ok(node.storage())
+    }
+
+    async fn make(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.made, Made::File(String::new())) {
+            Made::File(path) => create_in::file(&path, &self.settings).await,
+            Made::Luks(place) => {
+                let (storage, _) = self.open(&place).await?;
+                create_in::luks(storage, &self.settings).await
+            }
+            Made::Qcow2(place, data) => {
+                let (storage, _) = self.open(&place).await?;
+                let data = match &data {
+                    None => None,
+                    Some(place) => {
+                        let (data, name) = self.open(place).await?;
+                        self.settings.set("data_file", &name)?;
+                        Some(data)
+                    }
+                };
+                create_in::qcow2(storage, data, &self.settings).await
+            }
+        }
+    }
+}
+
+impl Work for Create {
+    async fn run(&mut self, job: &Job) -> Result<CopyOutcome> {
+        job.set_progress(0, 1);
+        let made = self.make().await;
+        job.set_progress(1, 1);
+        made.map(|()| CopyOutcome::All)
+    }
+
+    async fn conclude(&mut self, _job: &Job) -> Result<()> {
+        Ok(())
+    }
+
+    async fn leave(mut self) {
+        for (name, id) in self.uses.drain(..) {
+            self.nodes.leave(id);
+            self.nodes.forget_size(&name);
+        }
+        for storage in self.opened.drain(..) {
+            // It was flushed; what the image is worth does not depend on it.
+            let _ = storage.close().await;
+        }
+    }
+}
