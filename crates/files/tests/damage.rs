@@ -1,0 +1,195 @@
+//! Damaged file systems: whatever is looked at ends, and gives an error at most.
+
+mod common;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::images;
+use vellum_files::{Contents, FileSystem, Id, Kind, ROOT, Source, detect};
+
+/// What a look at one damaged image may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+const FILES_MAX: usize = 3000;
+
+/// Looks at everything, as far as that is bounded. Returns how much was there.
+fn look(files: &dyn FileSystem) -> usize {
+    let (mut seen, mut next) = (0, vec![(ROOT, 0)]);
+    while let Some((id, depth)) = next.pop() {
+        seen += 1;
+        let mut names: Vec<Id> = Vec::new();
+        let _ = files.list(id, 0, &mut |entry| {
+            assert!(entry.name.len() <= 255 && !entry.name.contains(&b'/'));
+            names.push(entry.id);
+            names.len() < 500
+        });
+        let _ = files.lookup(id, b"no such name");
+        for id in names {
+            let Ok(attributes) = files.attributes(id) else {
+                continue;
+            };
+            let size_bytes = attributes.size_bytes;
+            let mut bytes = vec![0; 5000];
+            for at in [
+                0,
+                size_bytes / 2,
+                size_bytes.saturating_sub(10),
+                u64::MAX - 9,
+            ] {
+                if let Ok(len) = files.read(id, at, &mut bytes) {
+                    assert!(len <= bytes.len());
+                }
+            }
+            let target = files.read_link(id);
+            assert!(target.is_err() || attributes.kind == Kind::Link);
+            if attributes.kind == Kind::Directory && depth < 20 && seen + next.len() < FILES_MAX {
+                next.push((id, depth + 1));
+            }
+        }
+    }
+    seen
+}
+
+fn look_at(image: Vec<u8>) -> usize {
+    let volume = Source::new(Arc::new(image));
+    let contents = detect(&volume).expect("readable").contents;
+    vellum_files::open(volume, contents).map_or(0, |files| look(&*files))
+}
+
+/// A small tree, so that most bytes that are not zero are metadata.
+fn small_tree(folder: &Path) {
+    fs::create_dir_all(folder.join("a/b/c")).expect("directories");
+    for number in 0..60 {
+        let name = format!("a/file number {number}");
+        fs::write(folder.join(name), [number; 100]).expect("a file");
+    }
+    let sparse = File::create(folder.join("a/b/sparse")).expect("a file");
+    use std::os::unix::fs::FileExt;
+    for number in 0..40 {
+        sparse
+            .write_all_at(b"data", number * 9000)
+            .expect("a write");
+    }
+    std::os::unix::fs::symlink("x".repeat(100), folder.join("link")).expect("a link");
+    std::os::unix::fs::symlink("short", folder.join("a/short")).expect("a link");
+}
+
+fn damage(image: &[u8], seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let used: Vec<usize> = (0..image.len()).filter(|at| image[*at] != 0).collect();
+    let mut damaged = image.to_vec();
+    for _ in 0..random.usize(1..12) {
+        let near = used[random.usize(..used.len())];
+        let at = (near + random.usize(..4)).min(image.len() - 1);
+        damaged[at] = match random.u8(..4) {
+            0 => 0xff,
+            1 => 0,
+            2 => random.u8(..),
+            _ => damaged[at] ^ 1 << random.u8(..8),
+        };
+    }
+    damaged
+}
+
+fn damage_many(name: &str, image: &[u8]) {
+    assert!(look_at(image.to_vec()) >= 3, "{name}");
+    for seed in 0..400 {
+        let begin = Instant::now();
+        look_at(damage(image, seed));
+        assert!(begin.elapsed() < PATIENCE, "{name}, seed {seed}");
+    }
+}
+
+#[test]
+fn damaged_ext_ends_with_errors_at_most() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tree = folder.path().join("tree");
+    small_tree(&tree);
+    let image = folder.path().join("image");
+    let (tree, shown) = (tree.display().to_string(), image.display().to_string());
+    // Without checksums, which would find most of it.
+    for options in [
+        &["-t", "ext2", "-b", "1024"][..],
+        &["-t", "ext4", "-O", "^metadata_csum,^has_journal"],
+        &[
+            "-t",
+            "ext4",
+            "-O",
+            "^metadata_csum,inline_data",
+            "-b",
+            "1024",
+            "-I",
+            "256",
+        ],
+        &["-t", "ext4"],
+    ] {
+        let _ = fs::remove_file(&image);
+        let words = [
+            &["-q", "-F", "-N", "256"],
+            options,
+            &["-d", &tree, &shown, "4M"],
+        ]
+        .concat();
+        images::run("mke2fs", &words);
+        damage_many(
+            &format!("{options:?}"),
+            &fs::read(&image).expect("an image"),
+        );
+    }
+}
+
+#[test]
+fn damaged_fat_ends_with_errors_at_most() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("image");
+    images::fat(&["-F", "12"], 3, folder.path(), &image);
+    let bytes = fs::read(&image).expect("an image");
+    assert_eq!(
+        detect(&Source::new(Arc::new(bytes.clone())))
+            .expect("readable")
+            .contents,
+        Contents::Fat
+    );
+    damage_many("FAT", &bytes);
+}
+
+/// A directory that holds itself, a file without an end, a link as long as a file may be.
+#[test]
+fn absurd_structures_are_errors_of_their_own_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tree = folder.path().join("tree");
+    small_tree(&tree);
+    let image = folder.path().join("image");
+    let (tree, shown) = (tree.display().to_string(), image.display().to_string());
+    let options = ["-q", "-F", "-t", "ext4", "-d"];
+    images::run("mke2fs", &[&options[..], &[&tree, &shown, "4M"]].concat());
+    for command in [
+        "sif link size 0x7fffffffffffffff",
+        "sif /a/b/sparse size 0x7ffffffff000",
+        "ln / /a/root",
+        "ln /a /a/b/above",
+        "sif \"/a/file number 1\" mode 0170644",
+    ] {
+        images::run("debugfs", &["-w", "-R", command, &shown]);
+    }
+    let volume = common::source(&image);
+    let files = vellum_files::open(volume, Contents::Ext("ext4")).expect("sound");
+    let find = |path: &[&[u8]]| {
+        let find = |id, name: &&[u8]| files.lookup(id, name).expect("sound").expect("there");
+        path.iter().fold(ROOT, find)
+    };
+    files.read_link(find(&[b"link"])).expect_err("far too long");
+    assert_eq!(find(&[b"a", b"root", b"a"]), find(&[b"a"]));
+    files
+        .attributes(find(&[b"a", b"file number 1"]))
+        .expect_err("of no kind");
+    let mut bytes = [0; 100];
+    let read = files.read(find(&[b"a", b"file number 2"]), 0, &mut bytes);
+    assert_eq!((read.expect("sound"), bytes), (100, [2; 100]));
+    let sparse = find(&[b"a", b"b", b"sparse"]);
+    let far = files.read(sparse, 0x7fff_f000_0000, &mut bytes);
+    assert_eq!((far.expect("a hole"), bytes), (100, [0; 100]));
+    assert!(look(&*files) >= 3);
+}
