@@ -51,7 +51,7 @@ const BENCH: &str = "Show what the choices of an image cost on this machine";
 const DAEMON: &str = "Serve the images that options describe (qemu-storage-daemon)";
 const INSPECT: &str = "Show what is in an image, and what could be better";
 const IO: &str = "Read and write single requests (qemu-io)";
-const MOUNT: &str = "Show the disk in an image as a regular file";
+const MOUNT: &str = "Show the disk in an image, or the files on it";
 const NBD: &str = "Serve an image over NBD (qemu-nbd)";
 const IMAGES: &str = "Make, change, copy and look at disk images";
 

@@ -14,6 +14,8 @@ enum Id {
     ReadOnly,
     Growable,
     AllowOther,
+    Files,
+    Partition,
     Snapshot,
     LoadSnapshot,
     Format,
@@ -34,6 +36,8 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::new(Id::ReadOnly, 'r', "read-only", Takes::Nothing),
     OptionSpec::long(Id::Growable, "growable", Takes::Nothing),
     OptionSpec::long(Id::AllowOther, "allow-other", Takes::Nothing),
+    OptionSpec::long(Id::Files, "files", Takes::Nothing),
+    OptionSpec::long(Id::Partition, "partition", Takes::Value),
     OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
     OptionSpec::new(Id::LoadSnapshot, 'l', "load-snapshot", Takes::Value),
     OptionSpec::new(Id::Format, 'f', "format", Takes::Value),
@@ -71,6 +75,10 @@ pub(super) struct Arguments {
     pub(super) read_only: bool,
     pub(super) growable: bool,
     pub(super) allow_other: bool,
+    /// The files on the disk are shown, and not the disk.
+    pub(super) files: bool,
+    /// Those in this partition.
+    pub(super) partition: Option<u32>,
     /// Changes are thrown away.
     pub(super) temporary: bool,
     pub(super) snapshot: Option<String>,
@@ -103,8 +111,8 @@ impl Arguments {
         arguments.check()?;
         let Ok([image, mountpoint]) = <[String; 2]>::try_from(parser.operands()) else {
             return fail(
-                "Expecting an image and the file that it is to appear as\nTry 'vellum mount \
-                 --help' for more info",
+                "Expecting an image and the file that it is to appear as, or with --files a \
+                 directory\nTry 'vellum mount --help' for more info",
             );
         };
         (arguments.image, arguments.mountpoint) = (image, mountpoint);
@@ -118,6 +126,11 @@ impl Arguments {
             Id::ReadOnly => self.read_only = true,
             Id::Growable => self.growable = true,
             Id::AllowOther => self.allow_other = true,
+            Id::Files => self.files = true,
+            Id::Partition => match value.parse() {
+                Ok(number) => self.partition = Some(number),
+                Err(_) => return fail(format!("Invalid partition number '{value}'")),
+            },
             Id::Snapshot => self.temporary = true,
             Id::LoadSnapshot => self.snapshot = Some(value),
             Id::Format => self.format = Some(value),
@@ -160,7 +173,13 @@ impl Arguments {
         if self.detect_zeroes == DetectZeroes::Unmap && self.keep_space {
             return fail("--detect-zeroes=unmap is not allowed with --discard=ignore");
         }
-        if self.snapshot.is_some() {
+        if self.partition.is_some() && !self.files {
+            return fail("--partition is of use with --files alone");
+        }
+        if self.files && self.temporary {
+            return fail("--snapshot is of no use where nothing can be written");
+        }
+        if self.snapshot.is_some() || self.files {
             self.read_only = true;
         }
         if self.read_only && self.growable {
@@ -189,6 +208,9 @@ mod tests {
         assert_eq!(arguments.mountpoint, "disk");
         assert!(arguments.growable && !arguments.read_only && !arguments.keep_space);
         assert!(parse("-l one a b").expect("valid").read_only);
+        let arguments = parse("--files --partition 5 a b").expect("valid");
+        assert!(arguments.files && arguments.read_only);
+        assert_eq!(arguments.partition, Some(5));
     }
 
     #[test]
@@ -202,6 +224,19 @@ mod tests {
                 "-r --growable a b",
                 "--growable is of no use where nothing can be written",
             ),
+            (
+                "--files --growable a b",
+                "--growable is of no use where nothing can be written",
+            ),
+            (
+                "--files -s a b",
+                "--snapshot is of no use where nothing can be written",
+            ),
+            (
+                "--partition=1 a b",
+                "--partition is of use with --files alone",
+            ),
+            ("--files --partition=x a b", "Invalid partition number 'x'"),
             ("--cache=foo a b", "Invalid cache mode `foo'"),
             ("--aio=foo a b", "Invalid aio mode 'foo'"),
             ("--discard=foo a b", "Invalid discard mode `foo'"),

@@ -63,17 +63,22 @@ impl Place {
 
     /// The program in the background, from when `disk` is mounted.
     pub fn start(&self, words: &[&str]) -> Server {
+        self.start_at("disk", words)
+    }
+
+    /// The program in the background, from when `mountpoint` is mounted.
+    pub fn start_at(&self, mountpoint: &str, words: &[&str]) -> Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
         command.current_dir(self.folder.path()).args(words);
         let child = command.spawn().expect("the program runs");
         let mut server = Server {
             child,
-            mountpoint: self.path("disk"),
+            mountpoint: self.path(mountpoint),
         };
         wait_for("the mount", || {
             let ended = server.child.try_wait().expect("a child");
             assert!(ended.is_none(), "{words:?}: {ended:?}");
-            self.is_served("disk")
+            self.is_served(mountpoint)
         });
         server
     }
@@ -86,7 +91,11 @@ impl Place {
 
     /// Whether a file is mounted over and answers.
     pub fn is_served(&self, name: &str) -> bool {
-        is_mounted(&self.path(name)) && fs::metadata(self.path(name)).is_ok()
+        let path = self.path(name);
+        let metadata = fs::metadata(&path);
+        // What a directory was is remembered, but not what is in it.
+        let answers = metadata.is_ok_and(|it| !it.is_dir() || fs::read_dir(&path).is_ok());
+        is_mounted(&path) && answers
     }
 
     /// The image is sound for QEMU, and holds `expected`.

@@ -1,4 +1,5 @@
-//! A regular file on which a disk appears: a FUSE server for one file.
+//! A regular file on which a disk appears: a FUSE server for one file. `tree` shows the files of
+//! a file system instead.
 //!
 //! [`Export::new`] mounts over a file and serves it from threads of its own, each a lane with a
 //! descriptor of its own. `proto` is the messages, `mount` and `clone` the way to the kernel,
@@ -14,6 +15,7 @@ mod file;
 mod mount;
 mod proto;
 mod session;
+pub mod tree;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -30,7 +32,7 @@ use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use crate::nbd::Stop;
 use crate::nbd::lanes::{self, LaneSlot, Lanes};
 use file::{File, Rights};
-use mount::Mount;
+use mount::{Kind, Mount};
 use proto::{HEADER_BYTES, Header, Init, Operation, Welcome};
 use session::{End, Session};
 
@@ -115,22 +117,10 @@ impl Export {
         options: &ExportOptions,
     ) -> Result<Export> {
         let mountpoint = mountpoint.into();
-        mount::prepare(&mountpoint)?;
+        mount::prepare(&mountpoint, Kind::File)?;
         let source = device.info().name;
-        let request = |allow_other| mount::Request {
-            mountpoint: &mountpoint,
-            source: &source,
-            allow_other,
-        };
-        let (mounted, allow_other) = match options.allow_other {
-            AllowOther::Off => (Mount::new(&request(false)), false),
-            AllowOther::On => (Mount::new(&request(true)), true),
-            AllowOther::Auto => match Mount::new(&request(true)) {
-                Ok(mounted) => (Ok(mounted), true),
-                Err(_) => (Mount::new(&request(false)), false),
-            },
-        };
-        let (mount, descriptor) = mounted?;
+        let mounted = mount::mount(Kind::File, &mountpoint, &source, options.allow_other)?;
+        let (mount, descriptor, allow_other) = mounted;
         let kernel = MessageDevice::new(descriptor, mount::DEVICE)?;
         greet(&kernel).await?;
         let rights = Rights {
@@ -226,9 +216,15 @@ async fn serve(device: MessageDevice, shared: Arc<Shared>, slot: LaneSlot) {
 /// Answers the kernel's greeting, which comes before everything else.
 async fn greet(kernel: &MessageDevice) -> Result<()> {
     let (buffers, len_bytes) = kernel.recv(session::receive_buffers()).await?;
-    let message = session::gather(&buffers, 0, len_bytes);
+    let reply = answer_greeting(&session::gather(&buffers, 0, len_bytes), welcome)?;
+    let reply = Buffer::copy_of(&reply);
+    kernel.send(Buffers::from_iter([reply])).await.map(drop)
+}
+
+/// The answer to the kernel's greeting: what `welcome` says to it.
+fn answer_greeting(message: &[u8], welcome: impl Fn(&Init) -> Welcome) -> Result<Vec<u8>> {
     let operation =
-        Header::decode(&message).map(|header| (header, header.operation(&message[HEADER_BYTES..])));
+        Header::decode(message).map(|header| (header, header.operation(&message[HEADER_BYTES..])));
     let Some((header, Some(Operation::Init(init)))) = operation else {
         let text = "the kernel does not greet";
         return Err(Error::new(ErrorKind::Protocol, "mount", text));
@@ -242,8 +238,7 @@ async fn greet(kernel: &MessageDevice) -> Result<()> {
     }
     let body = welcome(&init).encode();
     let reply = proto::reply_header(header.unique, 0, body.bytes().len());
-    let reply = Buffer::copy_of(&[&reply, body.bytes()].concat());
-    kernel.send(Buffers::from_iter([reply])).await.map(drop)
+    Ok([&reply, body.bytes()].concat())
 }
 
 fn welcome(init: &Init) -> Welcome {

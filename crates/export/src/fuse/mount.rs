@@ -14,11 +14,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use vellum_io::{Error, ErrorKind, Result};
 
-use super::MAX_TRANSFER_BYTES;
+use super::{AllowOther, MAX_TRANSFER_BYTES};
 
 /// Where the kernel speaks to servers.
 pub(super) const DEVICE: &str = "/dev/fuse";
@@ -29,9 +30,19 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 /// So many dead mounts, one over the other, are taken away.
 const REPAIRS_MAX: usize = 16;
 
+/// What appears there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A regular file.
+    File,
+    /// A directory with files, to be read.
+    Tree,
+}
+
 /// What is mounted, and how.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
+    pub(super) kind: Kind,
     pub(super) mountpoint: &'a Path,
     /// What is shown there, for people.
     pub(super) source: &'a str,
@@ -46,17 +57,29 @@ pub(super) struct Mount {
     is_there: bool,
 }
 
-/// Looks whether there is a file to mount over, and takes away what dead servers have left.
+/// Looks whether there is something of that kind to mount over, and takes away what dead servers
+/// have left.
 ///
 /// # Errors
-/// If there is none, or it is no regular file, in QEMU's words; what the system says.
-pub(super) fn prepare(mountpoint: &Path) -> Result<()> {
+/// If there is nothing, or it is something else, in QEMU's words; what the system says.
+pub(super) fn prepare(mountpoint: &Path, kind: Kind) -> Result<()> {
     let shown = mountpoint.display();
     for _ in 0..REPAIRS_MAX {
         let error = match fs::metadata(mountpoint) {
-            Ok(found) if found.is_file() => return Ok(()),
+            Ok(found) if kind == Kind::File && found.is_file() => return Ok(()),
+            // The kernel remembers what a directory was, also of a server that has died.
+            Ok(found) if kind == Kind::Tree && found.is_dir() => {
+                match rustix::fs::statfs(mountpoint) {
+                    Err(errno @ (Errno::NOTCONN | Errno::CONNABORTED)) => errno.into(),
+                    _ => return Ok(()),
+                }
+            }
             Ok(_) => {
-                let message = format!("'{shown}' is not a regular file");
+                let expected = match kind {
+                    Kind::File => "regular file",
+                    Kind::Tree => "directory",
+                };
+                let message = format!("'{shown}' is not a {expected}");
                 return Err(Error::new(ErrorKind::InvalidArgument, "mount", message));
             }
             Err(error) => error,
@@ -117,6 +140,32 @@ impl Drop for Mount {
     }
 }
 
+/// Mounts as `allow_other` says; whether others may use it is the last of what is returned.
+///
+/// # Errors
+/// As [`Mount::new`].
+pub(super) fn mount(
+    kind: Kind,
+    mountpoint: &Path,
+    source: &str,
+    allow_other: AllowOther,
+) -> Result<(Mount, OwnedFd, bool)> {
+    let mount = |allow_other| {
+        let (mount, descriptor) = Mount::new(&Request {
+            kind,
+            mountpoint,
+            source,
+            allow_other,
+        })?;
+        Ok((mount, descriptor, allow_other))
+    };
+    match allow_other {
+        AllowOther::Off => mount(false),
+        AllowOther::On => mount(true),
+        AllowOther::Auto => mount(true).or_else(|_| mount(false)),
+    }
+}
+
 /// Opens the device.
 ///
 /// # Errors
@@ -145,11 +194,17 @@ fn mount_directly(request: &Request<'_>) -> Result<OwnedFd> {
     let options = format!(
         "fd={},rootmode={:o},user_id={user},group_id={group},{}",
         device.as_raw_fd(),
-        libc::S_IFREG,
-        options(request.allow_other),
+        match request.kind {
+            Kind::File => libc::S_IFREG,
+            Kind::Tree => libc::S_IFDIR,
+        },
+        options(request),
     );
     let options = CString::new(options).expect("numbers and words have no NUL");
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    if request.kind == Kind::Tree {
+        flags |= MountFlags::RDONLY;
+    }
     rustix::mount::mount(
         request.source,
         request.mountpoint,
@@ -158,7 +213,7 @@ fn mount_directly(request: &Request<'_>) -> Result<OwnedFd> {
         options.as_c_str(),
     )
     .map_err(|errno| match errno {
-        rustix::io::Errno::NODEV => Error::new(
+        Errno::NODEV => Error::new(
             ErrorKind::Unsupported,
             "mount",
             "the kernel has no FUSE: load its module (modprobe fuse)",
@@ -168,18 +223,29 @@ fn mount_directly(request: &Request<'_>) -> Result<OwnedFd> {
     Ok(device)
 }
 
-fn options(allow_other: bool) -> String {
-    let others = if allow_other { ",allow_other" } else { "" };
-    format!("default_permissions,max_read={MAX_TRANSFER_BYTES}{others}")
+fn options(request: &Request<'_>) -> String {
+    let mut options = format!("max_read={MAX_TRANSFER_BYTES}");
+    if request.allow_other {
+        options += ",allow_other";
+    }
+    // Who looks into an image alone may see all of it, whoever its files belong to.
+    if request.allow_other || request.kind == Kind::File {
+        options += ",default_permissions";
+    }
+    options
 }
 
 /// Has a program mount that may; `Err(None)` if there is none.
 fn mount_by_helper(request: &Request<'_>) -> std::result::Result<OwnedFd, Option<Error>> {
     // What is special in options.
     let source = request.source.replace('\\', "\\\\").replace(',', "\\,");
+    let read_only = match request.kind {
+        Kind::File => "",
+        Kind::Tree => "ro,nosuid,nodev,",
+    };
     let options = format!(
-        "fsname={source},subtype=vellum,noatime,{}",
-        options(request.allow_other)
+        "fsname={source},subtype=vellum,noatime,{read_only}{}",
+        options(request)
     );
     for helper in HELPERS {
         let pair = UnixStream::pair();
@@ -238,7 +304,7 @@ fn unmount(mountpoint: &Path) -> Result<()> {
         Err(errno) => errno,
     };
     let error = Error::from_errno("unmount", errno.raw_os_error());
-    if errno != rustix::io::Errno::PERM {
+    if errno != Errno::PERM {
         return Err(error);
     }
     let by = |helper: &&str| {
@@ -257,16 +323,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_regular_files_are_mounted_over() {
+    fn only_regular_files_and_directories_are_mounted_over() {
         let folder = tempfile::tempdir().expect("a folder");
-        let error = prepare(folder.path()).unwrap_err();
+        let error = prepare(folder.path(), Kind::File).unwrap_err();
         assert!(error.message().ends_with("is not a regular file"));
         let missing = folder.path().join("missing");
-        let error = prepare(&missing).unwrap_err();
+        let error = prepare(&missing, Kind::File).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.message().starts_with("Failed to stat '"));
         let file = folder.path().join("file");
         fs::write(&file, []).expect("a file");
-        prepare(&file).expect("a file to mount over");
+        prepare(&file, Kind::File).expect("a file to mount over");
+        let error = prepare(&file, Kind::Tree).unwrap_err();
+        assert!(error.message().ends_with("is not a directory"));
+        prepare(folder.path(), Kind::Tree).expect("a directory to mount over");
     }
 }
