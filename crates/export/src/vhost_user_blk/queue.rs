@@ -250,13 +250,19 @@ impl Queue {
         for head in pending {
             self.begin(head)?;
         }
-        let mut poll = PollWindow::new(self.disk.poll_limit);
+        // The disk takes its time, and the guest takes another.
+        let limit = self.disk.poll_limit;
+        let (mut for_disk, mut for_guest) = (PollWindow::new(limit), PollWindow::new(limit));
         let mut kicked = None;
         while !self.control.stop.load(Ordering::Acquire) {
             self.take_news();
             self.ring.borrow_mut().refuse_kicks();
             self.take_requests()?;
             self.signal();
+            let poll = match self.in_flight.get() {
+                0 => &mut for_guest,
+                _ => &mut for_disk,
+            };
             if self.poll(poll.window).await {
                 continue;
             }
@@ -377,6 +383,7 @@ impl Queue {
         }
         let begin = Instant::now();
         loop {
+            lane::hand_over();
             lane::yield_now().await;
             if self.has_work() {
                 return true;

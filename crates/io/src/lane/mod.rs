@@ -275,6 +275,16 @@ pub fn set_number(lane: usize) {
     NUMBER.with(|number| number.set(Some(lane)));
 }
 
+/// Hands over at once what the tasks of the calling thread's lane have started, and takes in what is
+/// complete, without waiting; a lane does both by itself when its tasks have nothing to do, or
+/// after some rounds of them. For tasks that look for something again and again.
+///
+/// # Panics
+/// If a lane cannot be set up at all.
+pub fn hand_over() {
+    current_or_panic().reactor.turn(Wait::No, || {});
+}
+
 /// Lets other tasks and completions have a turn.
 pub async fn yield_now() {
     let mut yielded = false;

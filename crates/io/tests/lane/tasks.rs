@@ -393,3 +393,22 @@ fn a_panic_of_a_computation_goes_on_where_it_is_awaited() {
         .join()
         .expect("computes");
 }
+
+#[test]
+fn a_task_that_never_waits_hands_over_what_it_has_started() {
+    on_both(|| {
+        block_on(async {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(b"x").unwrap();
+            let mut readable = lane::poll_readable(ours.as_fd());
+            let begin = Instant::now();
+            while (&mut readable).now_or_never().is_none() {
+                assert!(
+                    begin.elapsed() < Duration::from_secs(30),
+                    "nothing was handed over"
+                );
+                lane::hand_over();
+            }
+        });
+    });
+}
