@@ -3,12 +3,14 @@
 //!
 //! The guest makes files durable and reads them back, and must not notice anything but a pause. In
 //! the end its file system is clean, and so is the image. Then it is started once more, and
-//! daemon and machine are killed together: what the guest has made durable is in the image.
+//! daemon and machine are killed together: what the guest has made durable is in the image. At
+//! last it looks at what its disk says of itself, while that becomes larger, and read-only.
 //!
 //! The seed decides when the daemon is killed; what it is killed in the middle of is up to the
 //! moment.
 
 mod after;
+mod seen;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -140,8 +142,11 @@ impl<'a> Kills<'a> {
         let durable = self.kill_both()?;
         let second = self.check()?;
         self.holds(&durable)?;
+        self.look()?;
+        self.check()?;
         Ok(format!(
-            "{} kills, {files} files read back; guest, fsck and image clean ({first}; at last {second})",
+            "{} kills, {files} files read back; guest, fsck and image clean ({first}; at last {second}); \
+             resized and read-only as said",
             self.plan.times
         ))
     }
@@ -202,6 +207,11 @@ impl<'a> Kills<'a> {
     }
 
     fn serve(&self) -> Result<Daemon> {
+        self.serve_as("writable=on", &[])
+    }
+
+    /// Serves the disk with these options of the export, and more words for the daemon.
+    fn serve_as(&self, options: &str, words: &[&str]) -> Result<Daemon> {
         // What a dead daemon has left behind is not waited for.
         let socket = self.folder.join(SOCKET);
         if socket.exists() {
@@ -212,13 +222,14 @@ impl<'a> Kills<'a> {
             "driver={format},node-name=disk,discard=unmap,file.driver=file,file.filename={image},file.discard=unmap"
         );
         let export = format!(
-            "type=vhost-user-blk,id=guest,node-name=disk,writable=on,num-queues={},addr.type=unix,addr.path={}",
+            "type=vhost-user-blk,id=guest,node-name=disk,{options},num-queues={},addr.type=unix,addr.path={}",
             self.plan.queues,
             self.socket.path()
         );
         let mut command = Command::new(self.vellum);
         command.current_dir(self.folder);
         command.args(["daemon", "--blockdev", &node, "--export", &export]);
+        command.args(words);
         let mut daemon = Daemon::start(&mut command, &self.folder.join("daemon.log"))?;
         // One client is served at a time, so nobody connects to see whether it listens.
         let deadline = Instant::now() + START_LIMIT;
@@ -235,14 +246,19 @@ impl<'a> Kills<'a> {
     }
 
     fn boot(&self) -> Result<Running> {
+        let mut guest = self.start_guest(include_str!("../../guest/kills.sh"), "")?;
+        guest.wait_for("GUEST: begins", 1, GUEST_LIMIT)?;
+        Ok(guest)
+    }
+
+    /// A guest on the disk, with a script and what that wants to know.
+    fn start_guest(&self, script: &str, wanted: &str) -> Result<Running> {
         let disk = Disk::VhostUser {
             socket: self.socket.path(),
             queues: self.plan.queues,
         };
-        let script = include_str!("../../guest/kills.sh");
-        let mut guest = self.guest.start(self.folder, &disk, script, &[])?;
-        guest.wait_for("GUEST: begins", 1, GUEST_LIMIT)?;
-        Ok(guest)
+        let files = [("wanted", wanted.as_bytes())];
+        self.guest.start(self.folder, &disk, script, &files)
     }
 
     fn program(&self, name: &str) -> Result<Command> {
