@@ -108,6 +108,9 @@ pub(crate) enum Request {
         before: u64,
         /// Where the descriptor remembers that it has lost writes.
         memory: Arc<AtomicI32>,
+        /// With what one has failed that ran beside this one: the kernel tells a loss to one of
+        /// them, and storages to all.
+        beside: Option<i32>,
         reply: Reply<()>,
     },
     Status {
@@ -352,6 +355,7 @@ impl Core {
             Request::Flush { reply, memory, .. } => Request::Flush {
                 before: self.next_landing,
                 memory,
+                beside: None,
                 reply,
             },
             other => other,
@@ -384,9 +388,15 @@ impl Core {
                 self.land(&record);
                 reply.send(Ok(()));
             }
-            Request::Flush { before, reply, .. } => {
+            Request::Flush {
+                before,
+                beside,
+                reply,
+                ..
+            } => {
                 self.flush(file, before);
-                reply.send(Ok(()));
+                let lost = beside.map(|errno| vellum_io::Error::from_errno("flush", errno));
+                reply.send(lost.map_or(Ok(()), Err));
             }
             Request::Status {
                 offset_bytes,
@@ -443,10 +453,17 @@ impl Core {
                 before,
                 memory,
                 reply,
+                ..
             } => {
                 self.lose(pending.file, before, loses);
                 if unreported {
                     return reply.send(Ok(()));
+                }
+                let others = self.pending.iter_mut();
+                for other in others.filter(|other| other.file == pending.file) {
+                    if let Request::Flush { beside, .. } = &mut other.request {
+                        *beside = Some(errno);
+                    }
                 }
                 if !forgets {
                     memory.store(errno, Ordering::Relaxed);

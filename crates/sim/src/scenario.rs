@@ -399,6 +399,7 @@ impl Scenario {
              vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();\n}}\n",
             data.replace('\n', "\n    ")
                 .replace("backing: None", "backing: Backing::None")
+                .replace("write_log: ", "write_log: WriteLog::")
                 .replace("crash: None", "crash: Option::None")
                 .replace("bitmap_bits: None", "bitmap_bits: Option::None")
         )

@@ -188,6 +188,7 @@ impl Storage for SimStorage {
             0 => self.disk.submit(self.file, |reply| Request::Flush {
                 before: 0,
                 memory,
+                beside: None,
                 reply,
             }),
             errno => Io::ready(Err(Error::from_errno("flush", errno))),

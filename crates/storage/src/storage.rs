@@ -175,7 +175,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Makes everything completed before this call durable.
+    /// Makes everything completed before this call durable. Fails, too, if a flush has failed that ran
+    /// beside it: the kernel tells a loss to one of those who ask, and what was lost may be this one's.
     fn flush(&self) -> Io<()>;
 
     /// Sets the length; added bytes read as zeroes.
