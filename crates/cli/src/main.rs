@@ -24,6 +24,7 @@ mod object;
 mod output;
 mod progress;
 mod report;
+mod serve;
 mod server;
 mod size;
 mod style;
@@ -98,6 +99,7 @@ fn tool(name: &str) -> Option<Main> {
         "man" => |_, words| manual::man(&words),
         "mount" => mount::main,
         "nbd" => nbd::main,
+        "serve" => serve::main,
         _ => return None,
     })
 }

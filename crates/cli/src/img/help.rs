@@ -53,7 +53,9 @@ pub fn tool(program: &str, subcommands: impl Iterator<Item = &'static Subcommand
              install-links - Make links by the names of QEMU's programs\n  \
              io - Read and write single requests (qemu-io)\n  \
              man - Write manual pages into a folder\n  \
-             nbd - Serve an image over NBD (qemu-nbd)\n",
+             mount - Show the disk in an image as a regular file\n  \
+             nbd - Serve an image over NBD (qemu-nbd)\n  \
+             serve - Serve a disk over NBD, vhost-user and as a file, and print how to use it\n",
         );
     }
     text.push_str(&format!(

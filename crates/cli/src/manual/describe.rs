@@ -82,6 +82,6 @@ fn names_a_folder(value: &str) -> bool {
 
 /// Whether a word that stands for a value stands for a file.
 pub fn names_a_file(value: &str) -> bool {
-    let starts = ["PATH", "IMAGE", "BASE"];
+    let starts = ["PATH", "IMAGE", "BASE", "SOCKET"];
     value.contains("FILE") || starts.iter().any(|word| value.starts_with(word))
 }

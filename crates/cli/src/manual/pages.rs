@@ -73,6 +73,7 @@ static PAGES: &[(&str, Page)] = &[
     ("resize", page(RESIZE)),
     ("scrub", SCRUB),
     ("seal", page(SEAL)),
+    ("serve", SERVE),
     ("snapshot", page(SNAPSHOT)),
     ("verify", VERIFY),
 ];
@@ -421,6 +422,25 @@ const NBD: Page = Page {
         ),
     ],
     exits: USUAL,
+};
+
+const SERVE: Page = Page {
+    usage: &["[OPTIONS] IMAGE"],
+    examples: &[
+        (
+            "vellum serve --vhost-user vm.sock --queues 4 disk.qcow2",
+            "for a virtual machine with four processors",
+        ),
+        (
+            "vellum serve -r --nbd disk.sock --fuse disk disk.qcow2",
+            "for many readers, and as the file 'disk', which must exist",
+        ),
+        (
+            "vellum serve --fork --pid-file vm.pid --nbd vm.sock -l before-upgrade disk.qcow2",
+            "as it was at a snapshot, in the background; kill $(cat vm.pid) ends it",
+        ),
+    ],
+    exits: &[("0", "ended by a signal, or unmounted"), FAILED],
 };
 
 const REBASE: &[Example] = &[

@@ -1,7 +1,7 @@
 //! The programs and their tools, with what their parsers and helps say.
 
 use crate::getopt::Shape;
-use crate::{audit, bench, daemon, img, inspect, io, mount, nbd};
+use crate::{audit, bench, daemon, img, inspect, io, mount, nbd, serve};
 
 /// A program or a tool of one.
 #[derive(Debug, Clone)]
@@ -53,6 +53,7 @@ const INSPECT: &str = "Show what is in an image, and what could be better";
 const IO: &str = "Read and write single requests (qemu-io)";
 const MOUNT: &str = "Show the disk in an image, or the files on it";
 const NBD: &str = "Serve an image over NBD (qemu-nbd)";
+const SERVE: &str = "Serve a disk over NBD, vhost-user and as a file, and print how to use it";
 const IMAGES: &str = "Make, change, copy and look at disk images";
 
 fn io_tool() -> Tool {
@@ -92,6 +93,7 @@ pub fn programs() -> Vec<Tool> {
         io_tool(),
         nbd_tool(),
         Tool::new("mount", MOUNT, mount::options(), mount::help("vellum")),
+        Tool::new("serve", SERVE, serve::options(), serve::help("vellum")),
         daemon_tool(),
         Tool::new(
             "completions",

@@ -16,15 +16,15 @@ use std::sync::Arc;
 
 use futures_util::future::select;
 use vellum::BlockDevice;
-use vellum_control::{ImageSpec, OpenFlags, open_device, overlay};
+use vellum_control::OpenFlags;
 use vellum_export::fuse::{AllowOther, Export, ExportOptions};
 use vellum_export::nbd::Stop;
 use vellum_io::error::io_text;
 use vellum_io::{lane, program, spawn};
 
-use crate::img::snapshot;
 use crate::server::{
-    Failure, Process, Ready, catch_signals, close, daemonize, stop_on_signal, write_pid_file,
+    Failure, Process, Ready, ServedImage, catch_signals, close, daemonize, stop_on_signal,
+    write_pid_file,
 };
 use crate::version::version;
 use crate::{hint, report};
@@ -121,40 +121,22 @@ async fn run(arguments: &Arguments, ready: Option<Ready>, stop: &Stop) -> Result
 }
 
 async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
-    let name = &arguments.image;
-    let failed = |error: vellum_io::Error| {
-        let text = report::error_text(&error);
-        Failure::message(format!("Failed to open '{name}': {text}"))
+    let image = ServedImage {
+        name: &arguments.image,
+        format: arguments.format.as_deref(),
+        image_opts: arguments.image_opts,
+        flags: OpenFlags {
+            writable: !arguments.read_only && !arguments.temporary,
+            cache: arguments.cache,
+            aio: arguments.aio,
+            discard: !arguments.keep_space,
+            detect_zeroes: arguments.detect_zeroes,
+            ..OpenFlags::default()
+        },
+        temporary: arguments.temporary && !arguments.read_only,
+        snapshot: arguments.snapshot.as_deref(),
     };
-    let format = arguments.format.as_deref();
-    let spec = ImageSpec::from_argument(name, arguments.image_opts, format).map_err(failed)?;
-    let flags = OpenFlags {
-        writable: !arguments.read_only && !arguments.temporary,
-        cache: arguments.cache,
-        aio: arguments.aio,
-        discard: !arguments.keep_space,
-        detect_zeroes: arguments.detect_zeroes,
-        ..OpenFlags::default()
-    };
-    let device = open_device(&spec, &flags).await.map_err(failed)?;
-    if arguments.temporary && !arguments.read_only {
-        return overlay::put_on(device).await.map_err(failed);
-    }
-    let Some(text) = &arguments.snapshot else {
-        return Ok(device);
-    };
-    let shown = match snapshot::selector(text) {
-        Ok(selector) => snapshot::shown(&device, selector).await.map_err(failed),
-        Err(_) => {
-            let text = format!("Failed in parsing snapshot param `{text}'");
-            Err(Failure::message(text))
-        }
-    };
-    if shown.is_err() {
-        // The first error is the one to report.
-        let _ = device.close().await;
-    }
-    shown
+    image.open().await
 }
 
 async fn serve(

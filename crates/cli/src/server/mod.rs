@@ -1,4 +1,4 @@
-//! What the servers, `nbd`, `daemon` and `mount`, have in common: sockets to listen on, signals that
+//! What the servers, `nbd`, `daemon`, `mount` and `serve`, have in common: opening images, sockets to listen on, signals that
 //! end the program, going to the background, and the file with the process id.
 //!
 //! Only these use this module; it knows none of them.
@@ -6,6 +6,7 @@
 mod close;
 mod daemonize;
 mod failure;
+mod image;
 mod listen;
 mod log;
 mod pid_file;
@@ -15,6 +16,7 @@ mod socket;
 pub use close::close;
 pub use daemonize::{Process, Ready, daemonize};
 pub use failure::Failure;
+pub use image::ServedImage;
 pub use listen::{bad_port, listen_tcp, listen_unix};
 pub use log::log;
 pub use pid_file::write_pid_file;
