@@ -255,8 +255,18 @@ pub(crate) async fn open_below(
 ) -> Result<Arc<dyn BlockDevice>> {
     let place = &around.place;
     if !place.names_all() {
-        let node = Box::pin(graph::open(options, Role::Image, around)).await?;
-        return node.into_device(&around.flags).await;
+        let key = place.nodes.base_key(&options, around);
+        if let Some(device) = key.as_ref().and_then(|key| place.nodes.shared_base(key)) {
+            return Ok(device);
+        }
+        let node = Box::pin(graph::open(options.clone(), Role::Image, around)).await?;
+        let device = node.into_device(&around.flags).await?;
+        // Unless another file has got the name meanwhile.
+        let key = key.filter(|key| place.nodes.base_key(&options, around).as_ref() == Some(key));
+        if let Some(key) = key {
+            place.nodes.share_base(key, &device);
+        }
+        return Ok(device);
     }
     let name = match options.get_text("node-name") {
         Some(name) => name.to_owned(),

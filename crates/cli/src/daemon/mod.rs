@@ -55,6 +55,7 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
     let Process::Server(ready) = daemonize(arguments.daemonize)? else {
         return Ok(());
     };
+    server::allow_many_files();
     let program = Program::new(&arguments);
     let signals = server::catch_signals()?;
     lane::block_on(async {
@@ -127,7 +128,7 @@ impl Program {
             .any(|item| item.part == Part::Monitor);
         let nodes = match monitored {
             true => Nodes::live(),
-            false => Nodes::new(),
+            false => Nodes::sharing(),
         };
         Program {
             daemon: Daemon::new(nodes, server_environment()),

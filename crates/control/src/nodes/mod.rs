@@ -15,6 +15,7 @@ mod borrowed;
 mod changes;
 mod describe;
 mod named;
+mod shared;
 mod uses;
 
 use std::collections::BTreeMap;
@@ -73,6 +74,8 @@ pub struct Nodes {
     live: bool,
     /// What nodes stand on instead of the host's files.
     files: Option<Arc<dyn Files>>,
+    /// Backing files that several of them stand on, where these are shared.
+    bases: Option<Arc<shared::SharedBases>>,
 }
 
 /// A use of a live node.
