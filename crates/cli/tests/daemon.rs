@@ -256,3 +256,53 @@ fn it_goes_to_the_background_when_clients_can_come() {
     place.must_words("kill", &["-TERM", pid.trim()]);
     wait_for("the end", || !place.path("pid").exists());
 }
+
+/// Kilobytes of memory that a process has to itself.
+fn private_kib(child: &Child) -> u64 {
+    let path = format!("/proc/{}/smaps_rollup", child.id());
+    let text = std::fs::read_to_string(path).expect("its memory");
+    let lines = text.lines().filter(|line| line.starts_with("Private_"));
+    let values = lines.filter_map(|line| line.split_whitespace().nth(1));
+    values
+        .map(|value| value.parse::<u64>().expect("a number"))
+        .sum()
+}
+
+#[test]
+fn an_overlay_of_a_base_that_is_open_costs_little() {
+    let place = Place::new();
+    const COUNT: usize = 300;
+    let name = |at: usize| format!("o{at}");
+    place.must("qemu-img", "create -q -f qcow2 -b base -F qcow2 o0");
+    for at in 1..COUNT {
+        std::fs::copy(place.path("o0"), place.path(&name(at))).expect("a copy");
+    }
+    let serve = |count: usize| {
+        let mut words = Vec::new();
+        for at in 0..count {
+            let name = name(at);
+            let node =
+                format!("driver=qcow2,node-name={name},file.driver=file,file.filename={name}");
+            let export = format!("nbd,id={name},node-name={name},writable=on");
+            words.extend(["--blockdev".to_owned(), node, "--export".to_owned(), export]);
+        }
+        let server = [
+            "--nbd-server",
+            "addr.type=unix,addr.path=sock",
+            "--pidfile",
+            "pid",
+        ];
+        let mut all: Vec<&str> = server.to_vec();
+        all.extend(words.iter().map(String::as_str));
+        let child = place.start(&all);
+        wait_for("a pid file", || place.path("pid").exists());
+        let files = std::fs::read_dir(format!("/proc/{}/fd", child.id()));
+        let measured = (private_kib(&child), files.expect("its files").count());
+        place.end(child);
+        measured
+    };
+    let ((one_kib, one_files), (all_kib, all_files)) = (serve(1), serve(COUNT));
+    let more = COUNT - 1;
+    assert!(all_kib < one_kib + 48 * more as u64, "{one_kib} {all_kib}");
+    assert_eq!(all_files, one_files + more);
+}

@@ -202,7 +202,7 @@ impl Allocator {
         .await?;
         self.refcounts.write_back().await?;
         self.refcounts.file.flush().await?;
-        let mut entries = self.refcounts.table().entries.clone();
+        let mut entries = self.refcounts.table().entries.to_vec();
         if area.table_clusters > 0 {
             let count = area.table_clusters * geometry.table_entries_per_cluster();
             entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);

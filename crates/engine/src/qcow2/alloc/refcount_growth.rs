@@ -119,7 +119,8 @@ impl Allocator {
         let count = self.refcounts.table().entries.len() as u64;
         // The first one counts the header.
         for index in (1..count).rev() {
-            let block = self.refcounts.table().entries[index as usize].raw_offset();
+            let entry = self.refcounts.table().entries.get(index as usize);
+            let block = entry.unwrap_or_default().raw_offset();
             let start = index * geometry.bytes_per_refcount_block();
             let range = start..start + geometry.bytes_per_refcount_block();
             let elsewhere = !range.contains(&block);
@@ -184,7 +185,7 @@ impl Allocator {
         self.refuse_metadata(&(start..start + used))?;
         self.refuse_beyond(&(start..start + used))?;
         self.refuse_beyond(&(index * per_block..index * per_block + 1))?;
-        let mut entries = self.refcounts.table().entries.clone();
+        let mut entries = self.refcounts.table().entries.to_vec();
         let count = layout.table_clusters * geometry.table_entries_per_cluster();
         entries.resize(count as usize, RefcountTableEntry::UNALLOCATED);
         emit(file, Event::RefblockAllocWriteBlocks).await;

@@ -29,7 +29,62 @@ use crate::qcow2::table_cache::cache::{TableCache, WriteBack};
 pub(crate) struct RefcountTable {
     pub(crate) offset: HostOffset,
     pub(crate) clusters: u64,
-    pub(crate) entries: Vec<RefcountTableEntry>,
+    pub(crate) entries: TableEntries,
+}
+
+/// The entries of a refcount table. Most of a table leads nowhere: one cluster of it has room for
+/// terabytes, so what is behind the last entry in use takes no memory.
+#[derive(Debug, Clone)]
+pub(crate) struct TableEntries {
+    /// Up to the last that leads somewhere, at least when the table was read.
+    used: Vec<RefcountTableEntry>,
+    len: usize,
+}
+
+impl From<Vec<RefcountTableEntry>> for TableEntries {
+    fn from(mut entries: Vec<RefcountTableEntry>) -> TableEntries {
+        let len = entries.len();
+        let last = entries
+            .iter()
+            .rposition(|entry| *entry != RefcountTableEntry::UNALLOCATED);
+        entries.truncate(last.map_or(0, |last| last + 1));
+        entries.shrink_to_fit();
+        TableEntries { used: entries, len }
+    }
+}
+
+impl TableEntries {
+    /// How many the table has room for.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Those up to the last one in use.
+    pub(crate) fn used(&self) -> &[RefcountTableEntry] {
+        &self.used
+    }
+
+    /// An entry; `None` behind the end of the table.
+    pub(crate) fn get(&self, index: usize) -> Option<RefcountTableEntry> {
+        let unused = (index < self.len).then_some(RefcountTableEntry::UNALLOCATED);
+        self.used.get(index).copied().or(unused)
+    }
+
+    /// Changes an entry, which the table must have room for; returns the old one.
+    fn replace(&mut self, index: usize, entry: RefcountTableEntry) -> RefcountTableEntry {
+        assert!(index < self.len, "the table ends before entry {index}");
+        if self.used.len() <= index {
+            self.used.resize(index + 1, RefcountTableEntry::UNALLOCATED);
+        }
+        std::mem::replace(&mut self.used[index], entry)
+    }
+
+    /// All of them.
+    pub(crate) fn to_vec(&self) -> Vec<RefcountTableEntry> {
+        let mut entries = self.used.clone();
+        entries.resize(self.len, RefcountTableEntry::UNALLOCATED);
+        entries
+    }
 }
 
 impl RefcountTable {
@@ -38,7 +93,7 @@ impl RefcountTable {
         RefcountTable {
             offset,
             clusters,
-            entries,
+            entries: entries.into(),
         }
     }
 }
@@ -92,7 +147,7 @@ impl Refcounts {
         table: RefcountTable,
         overlap: Arc<OverlapMap>,
     ) -> Self {
-        for &block in &table.entries {
+        for block in table.entries.used() {
             overlap.add_block(HostOffset(block.raw_offset()));
         }
         let slice_bytes = geometry.cluster_size_bytes().min(MAX_SLICE_BYTES);
@@ -114,13 +169,16 @@ impl Refcounts {
     /// Enters a new refcount block into the table in memory.
     pub(crate) fn enter_block(&self, index: usize, block: HostOffset) {
         self.overlap.add_block(block);
-        self.table().entries[index] = RefcountTableEntry::new(block);
+        self.table()
+            .entries
+            .replace(index, RefcountTableEntry::new(block));
     }
 
     /// Takes a refcount block out of the table in memory.
     pub(crate) fn remove_block(&self, index: usize) {
-        let block = std::mem::take(&mut self.table().entries[index]).raw_offset();
-        let cluster = HostOffset(block).cluster(&self.geometry);
+        let unused = RefcountTableEntry::UNALLOCATED;
+        let block = self.table().entries.replace(index, unused);
+        let cluster = HostOffset(block.raw_offset()).cluster(&self.geometry);
         self.overlap.forget(cluster.index());
     }
 
@@ -129,7 +187,7 @@ impl Refcounts {
         let first = new.offset.cluster(&self.geometry).index();
         self.overlap
             .move_area(Metadata::RefcountTable, first..first + new.clusters);
-        for entry in &new.entries {
+        for entry in new.entries.used() {
             self.overlap.add_block(HostOffset(entry.raw_offset()));
         }
         std::mem::replace(&mut *self.table(), new)
@@ -150,7 +208,7 @@ impl Refcounts {
     pub(crate) fn first_of_last_block(&self) -> u64 {
         let last = {
             let table = self.table();
-            let mut entries = table.entries.iter();
+            let mut entries = table.entries.used().iter();
             entries.rposition(|entry| entry.raw_offset() != 0)
         };
         last.unwrap_or(0) as u64 * self.geometry.refcount_block_entries()
@@ -163,7 +221,7 @@ impl Refcounts {
             let table = self.table();
             usize::try_from(index)
                 .ok()
-                .and_then(|index| table.entries.get(index).copied())
+                .and_then(|index| table.entries.get(index))
         };
         let block = entry
             .unwrap_or_default()

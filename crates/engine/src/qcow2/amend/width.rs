@@ -52,7 +52,7 @@ struct OldCounts<'a> {
 
 impl<'a> OldCounts<'a> {
     fn new(image: &'a Image) -> Self {
-        let blocks = image.allocator.refcounts.table().entries.clone();
+        let blocks = image.allocator.refcounts.table().entries.to_vec();
         OldCounts {
             image,
             blocks,
@@ -115,7 +115,8 @@ impl OldStructure {
     fn of(image: &Image) -> Self {
         let table = image.allocator.refcounts.table();
         let cluster_of = |offset: HostOffset| offset.cluster(&image.geometry).index();
-        let entries = table.entries.iter().map(|entry| entry.raw_offset());
+        let entries = table.entries.used().iter();
+        let entries = entries.map(|entry| entry.raw_offset());
         let mut blocks: Vec<u64> = entries
             .filter(|&offset| offset != 0)
             .map(|offset| cluster_of(HostOffset(offset)))

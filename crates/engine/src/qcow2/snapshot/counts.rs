@@ -73,7 +73,7 @@ impl Image {
             allocator.refcounts.write_back().await?;
             let (clusters, entries, offset) = {
                 let table = allocator.refcounts.table();
-                (table.clusters, table.entries.clone(), table.offset)
+                (table.clusters, table.entries.to_vec(), table.offset)
             };
             let blocks = (0..).zip(self.counting_blocks()?);
             let old_blocks: Vec<(u64, HostOffset)> = blocks
@@ -195,8 +195,9 @@ impl Image {
     /// Where the refcount blocks lie, up to the last one.
     pub(super) fn counting_blocks(&self) -> Result<Vec<Option<HostOffset>>> {
         let table = self.allocator.refcounts.table();
-        let last = table.entries.iter().rposition(|e| e.raw_offset() != 0);
-        let entries = &table.entries[..last.map_or(0, |last| last + 1)];
+        let entries = table.entries.used();
+        let last = entries.iter().rposition(|e| e.raw_offset() != 0);
+        let entries = &entries[..last.map_or(0, |last| last + 1)];
         let blocks = entries.iter().map(|entry| entry.decode(&self.geometry));
         blocks
             .collect::<Result<_, _>>()

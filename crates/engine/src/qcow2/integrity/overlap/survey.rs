@@ -36,7 +36,8 @@ impl Image {
         let (table, blocks) = {
             let table = self.allocator.refcounts.table();
             let first = table.offset.cluster(&self.geometry).index();
-            let blocks = table.entries.iter().map(|entry| entry.raw_offset());
+            let blocks = table.entries.used().iter();
+            let blocks = blocks.map(|entry| entry.raw_offset());
             let blocks: Vec<u64> = blocks.collect();
             (first..first + table.clusters, blocks)
         };
