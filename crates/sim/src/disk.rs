@@ -7,19 +7,17 @@
 //! - Nothing here depends on time, threads or addresses: equal schedules give
 //!   equal disks.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
-use vellum_io::{Buffers, Io, Result};
+use vellum_io::{Buffers, Io};
 use vellum_storage::{BlockStatus, StorageExtent};
 
 use crate::disk_bugs::DiskBug;
 use crate::faults::Faults;
 use crate::record::{CutPoint, Record};
+use crate::reply::Reply;
 use crate::rng::Rng;
 use crate::schedule::{RequestKind, Scheduler};
 use crate::sparse_bytes::SparseBytes;
@@ -549,61 +547,5 @@ impl Core {
         }
         left.sort_by_key(|landed| landed.number);
         file.landed = left;
-    }
-}
-
-#[derive(Debug)]
-struct Slot<T> {
-    result: Option<Result<T>>,
-    waker: Option<Waker>,
-}
-
-/// Where the result of a request arrives.
-#[derive(Debug)]
-pub(crate) struct Reply<T>(Arc<Mutex<Slot<T>>>);
-
-impl<T> Clone for Reply<T> {
-    fn clone(&self) -> Self {
-        Reply(self.0.clone())
-    }
-}
-
-impl<T> Reply<T> {
-    fn new() -> Self {
-        Reply(Arc::new(Mutex::new(Slot {
-            result: None,
-            waker: None,
-        })))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Slot<T>> {
-        self.0.lock()
-    }
-
-    fn send(&self, result: Result<T>) {
-        let mut slot = self.lock();
-        slot.result = Some(result);
-        if let Some(waker) = slot.waker.take() {
-            waker.wake();
-        }
-    }
-
-    fn take(&self) -> Option<Result<T>> {
-        self.lock().result.take()
-    }
-}
-
-impl<T> Future for Reply<T> {
-    type Output = Result<T>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
-        let mut slot = self.lock();
-        match slot.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                slot.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
-        }
     }
 }

@@ -43,6 +43,7 @@ pub mod model;
 pub mod pattern;
 mod prepare;
 pub mod record;
+mod reply;
 pub mod rng;
 pub mod runtime;
 pub mod scenario;
