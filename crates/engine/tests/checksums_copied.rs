@@ -11,10 +11,10 @@ use vellum::qcow2::checksums::ChecksumOptions;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::seal::{SealOptions, VerifyOptions};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
-use vellum::{BlockDevice, Buffer, Error, ErrorKind, Io, RequestFlags, Result, Storage};
+use vellum::{BlockDevice, Buffer, Buffers, Error, ErrorKind, Io, RequestFlags, Result, Storage};
 use vellum_io::lane::block_on;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
-use vellum_storage::{MemStorage, delegate};
+use vellum_storage::{MemStorage, WriteFlags, ZeroFlags, delegate};
 
 const SIZE_BYTES: u64 = 8 << 20;
 
@@ -145,62 +145,111 @@ async fn close_failing(of_image: bool, operation: Operation, pass: usize, times:
     closed.is_err()
 }
 
-/// What a disk has durably, beside what it shows.
+/// Flushes of the files of one disk.
+#[derive(Debug, Default)]
+struct Flushes {
+    done: AtomicUsize,
+    /// The numbers of those that fail.
+    failing: Mutex<Range<usize>>,
+}
+
+/// What a disk has durably, beside what it shows. What a flush that failed was for no later one is for.
 #[derive(Debug)]
 struct Cached {
     inner: Arc<MemStorage>,
     durable: Mutex<Vec<u8>>,
-    flushes: AtomicUsize,
-    /// The numbers of flushes that fail.
-    failing: Mutex<Range<usize>>,
+    written: Mutex<Vec<Range<usize>>>,
+    flushes: Arc<Flushes>,
+}
+
+impl Cached {
+    fn new(inner: Arc<MemStorage>, flushes: &Arc<Flushes>) -> Arc<Cached> {
+        Arc::new(Cached {
+            durable: Mutex::new(inner.snapshot()),
+            inner,
+            written: Mutex::default(),
+            flushes: flushes.clone(),
+        })
+    }
+
+    /// What is there after a power cut.
+    fn cut(&self) -> Arc<MemStorage> {
+        Arc::new(MemStorage::with_bytes(self.durable.lock().clone()))
+    }
+
+    fn note(&self, range: Range<u64>) {
+        self.written
+            .lock()
+            .push(range.start as usize..range.end as usize);
+    }
 }
 
 impl Storage for Cached {
     delegate!(
-        inner: capabilities, name, len_bytes, read, write, write_zeroes, discard, truncate, block_status
+        inner: capabilities, name, len_bytes, read, block_status
     );
 
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        self.note(offset_bytes..offset_bytes + len as u64);
+        self.inner.write(offset_bytes, buffers, flags)
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
+        self.note(offset_bytes..offset_bytes + len_bytes);
+        self.inner.write_zeroes(offset_bytes, len_bytes, flags)
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        self.durable.lock().resize(len_bytes as usize, 0);
+        self.inner.truncate(len_bytes)
+    }
+
     fn flush(&self) -> Io<()> {
-        let number = self.flushes.fetch_add(1, Ordering::Relaxed);
-        if self.failing.lock().contains(&number) {
+        let number = self.flushes.done.fetch_add(1, Ordering::Relaxed);
+        let written = std::mem::take(&mut *self.written.lock());
+        if self.flushes.failing.lock().contains(&number) {
             let error = Error::new(ErrorKind::Io, "flush", "broken").with_errno(5);
             return Io::ready(Err(error));
         }
-        *self.durable.lock() = self.inner.snapshot();
+        let now = self.inner.snapshot();
+        let mut durable = self.durable.lock();
+        durable.resize(now.len(), 0);
+        for range in written {
+            let range = range.start.min(now.len())..range.end.min(now.len());
+            durable[range.clone()].copy_from_slice(&now[range]);
+        }
         Io::ready(Ok(()))
     }
 }
 
-/// A header that a close has written, and that never became durable, is no previous one.
+/// A header or superblock that was written, and that never became durable, is no previous one.
 #[test]
 fn a_power_cut_behind_a_failed_close_leaves_an_image_with_its_checksums() {
     for pass in 0.. {
         let has_failed = block_on(async {
             let (file, sums) = (new_image().await, Arc::new(MemStorage::new()));
-            let disk = Arc::new(Cached {
-                durable: Mutex::new(file.snapshot()),
-                inner: file,
-                flushes: AtomicUsize::new(0),
-                failing: Mutex::new(0..0),
-            });
+            let image = open(file.clone(), sums.clone()).await.unwrap();
+            image.close().await.unwrap();
+            let flushes = Arc::<Flushes>::default();
+            let (disk, sums) = (Cached::new(file, &flushes), Cached::new(sums, &flushes));
             let image = open(disk.clone(), sums.clone()).await.unwrap();
             write(&image, 0, 2).await;
             image.flush().await.unwrap();
-            let done = disk.flushes.load(Ordering::Relaxed);
-            *disk.failing.lock() = done + pass..done + pass + 1;
+            let done = flushes.done.load(Ordering::Relaxed);
+            *flushes.failing.lock() = done + pass..done + pass + 1;
             let closed = image.close().await;
-            for flush in 0..4 {
-                let next = disk.flushes.load(Ordering::Relaxed) + flush;
-                *disk.failing.lock() = next..usize::MAX;
+            for flush in 0..8 {
+                let next = flushes.done.load(Ordering::Relaxed) + flush;
+                *flushes.failing.lock() = next..usize::MAX;
                 drop(open(disk.clone(), sums.clone()).await);
-                let file = Arc::new(MemStorage::with_bytes(disk.durable.lock().clone()));
-                let options = options(sums.clone()).read_only(true);
-                let image = Qcow2::open(file, Arc::new(DenyAll), options).await.unwrap();
+                let options = options(sums.cut()).read_only(true);
+                let opened = Qcow2::open(disk.cut(), Arc::new(DenyAll), options).await;
+                let image = opened.unwrap_or_else(|error| panic!("{pass}, {flush}: {error}"));
                 assert_eq!(read(&image, 0).await, 2);
                 image.close().await.unwrap();
             }
-            let file = Arc::new(MemStorage::with_bytes(disk.durable.lock().clone()));
-            let image = open(file, sums).await.unwrap();
+            let image = open(disk.cut(), sums.cut()).await.unwrap();
             assert_eq!(read(&image, 0).await, 2);
             image.close().await.unwrap();
             closed.is_err()

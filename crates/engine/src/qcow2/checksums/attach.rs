@@ -63,6 +63,7 @@ pub(in crate::qcow2) async fn open(
     let checksums = Checksums::new(file, sums, options.messages.clone());
     let file: Arc<dyn Storage> = Arc::new(Checksummed(checksums.clone()));
     if let Some(extension) = extension.filter(|_| writes) {
+        checksums.sums.open_again().await?;
         rename(&file, &checksums.sums, extension).await?;
         // A copy that is made now holds what this image does.
         checksums.has_changed.store(false, Ordering::Relaxed);
@@ -118,13 +119,14 @@ async fn rename(
     sums: &SumsFile,
     extension: WriteLogExtension,
 ) -> Result<()> {
-    if let Some(other) = sums
-        .superblock()
-        .await?
-        .and_then(|found| found.other_than(extension.id))
+    if let Some(found) = sums.superblock().await?
+        && let Some(other) = found.other_than(extension.id)
     {
         // This was broken off, and the superblock is about to lose the identity that the disk may
-        // still have. There and back: what is in the header already would not be written.
+        // still have. What is read here need not be on the disk either: a flush that has failed is
+        // not made good by the next one, but by another write.
+        sums.begin(found).await?;
+        // There and back: what is in the header already would not be written.
         for id in [other, extension.id] {
             let name = extension.name.clone();
             name_in_header(file, WriteLogExtension { id, name }).await?;

@@ -52,6 +52,28 @@ impl SumsFile {
         Ok(None)
     }
 
+    /// Writes the entries of open regions again as they are, durably: what a flush that failed was for
+    /// may be read here and not be on the disk, which would have older sums count there.
+    pub(super) async fn open_again(&self) -> Result<()> {
+        let regions = regions_in(self.0.len_bytes()?);
+        let open = Entry::Open.encode();
+        let mut has_open = false;
+        for first in (0..regions).step_by(PAGES_PER_GROUP as usize) {
+            let count = (regions - first).min(PAGES_PER_GROUP);
+            let at_bytes = entry_offset_bytes(first);
+            let entries = self.read(at_bytes, count * ENTRY_BYTES).await?;
+            let mut each = entries.as_chunks::<{ ENTRY_BYTES as usize }>().0.iter();
+            if each.any(|entry| *entry == open) {
+                self.write(at_bytes, entries.to_vec()).await?;
+                has_open = true;
+            }
+        }
+        match has_open {
+            true => self.flush().await,
+            false => Ok(()),
+        }
+    }
+
     /// Says of an error which file it is of: not the image's, which may lie elsewhere.
     fn named(&self, operation: &'static str, error: Error) -> Error {
         let what = match operation {
