@@ -35,8 +35,9 @@ usage: cargo xtask TASK [ARGUMENTS]
   deb [--vellum PROGRAM] [--check ROOT]
                              a Debian package in the place of qemu-utils; --check tries it
                              in the system below ROOT
-  bench vhost [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM] [--before PROGRAM]
-                             our vhost-user-blk server beside QEMU's
+  bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--only WORD]... [--json FILE]
+                             [--vellum PROGRAM] [--before PROGRAM]
+                             an export of ours beside QEMU's
   differential [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'

@@ -1,112 +1,223 @@
-//! The servers: ours, and QEMU's storage daemon.
+//! The servers: ours, and QEMU's storage daemon and NBD server.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::Export;
+use super::load::Place;
 use super::report::Row;
 use crate::process::{self, Daemon};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
+/// The name of an export of NBD.
+pub const NBD_NAME: &str = "disk";
+const SOCKET: &str = "socket";
+const FILE: &str = "file";
+/// Clients of `qemu-nbd` at once, at most.
+const CLIENTS_MAX: &str = "16";
+
+/// How QEMU reads and writes files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    IoUring,
+    /// Around the page cache only.
+    Native,
+}
+
+impl Aio {
+    fn name(self) -> &'static str {
+        match self {
+            Aio::IoUring => "io_uring",
+            Aio::Native => "native",
+        }
+    }
+}
 
 /// What serves.
 #[derive(Debug, Clone)]
 pub enum Program {
     /// `vellum daemon` of this program.
-    Vellum(PathBuf),
+    Vellum { name: &'static str, path: PathBuf },
     /// The real `qemu-storage-daemon`, with a thread of its own for the export that polls as
     /// long as QEMU thinks best.
-    Qemu,
+    StorageDaemon(Aio),
+    /// The real `qemu-nbd`.
+    Nbd(Aio),
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Program::Vellum { name, .. } => f.write_str(name),
+            Program::StorageDaemon(aio) => write!(f, "qsd {}", aio.name()),
+            Program::Nbd(aio) => write!(f, "qemu-nbd {}", aio.name()),
+        }
+    }
+}
+
+impl Program {
+    /// Whether it can serve images there.
+    pub fn suits(&self, place: &Place) -> bool {
+        match self {
+            Program::Vellum { .. } => true,
+            Program::StorageDaemon(aio) | Program::Nbd(aio) => {
+                *aio == Aio::IoUring || place.is_direct
+            }
+        }
+    }
+
+    /// Whether it is one of QEMU's.
+    pub fn is_qemu(&self) -> bool {
+        !matches!(self, Program::Vellum { .. })
+    }
 }
 
 /// One that runs.
 pub struct Server {
-    daemon: Daemon,
+    daemon: Option<Daemon>,
     folder: PathBuf,
 }
 
 impl Server {
     /// Serves a row's image in `folder`, which is empty.
-    pub fn start(program: &Program, row: &Row, folder: &Path) -> Result<Self> {
-        let image = row.place.folder.join(row.format);
-        let mut file = format!(
-            "driver=file,node-name=file,filename={},discard=unmap",
-            image.display()
-        );
-        if row.place.direct {
-            file.push_str(",cache.direct=on");
-        }
-        let mut export = format!(
-            "type=vhost-user-blk,id=e,node-name=disk,writable=on,num-queues={},addr.type=unix,addr.path=socket",
-            row.load.queues
-        );
+    pub fn start(program: &Program, export: Export, row: &Row, folder: &Path) -> Result<Self> {
         let mut command = match program {
-            Program::Vellum(path) => {
+            Program::Vellum { path, .. } => {
                 let mut command = Command::new(path);
                 command.arg("daemon");
+                add_export(&mut command, export, row, None);
                 command
             }
-            Program::Qemu => {
+            Program::StorageDaemon(aio) => {
                 let mut command = process::program("qemu-storage-daemon")?;
-                // Around the page cache native AIO is its fastest, through it io_uring.
-                file.push_str(if row.place.direct {
-                    ",aio=native"
-                } else {
-                    ",aio=io_uring"
-                });
-                export.push_str(",iothread=polls");
                 command.args(["--object", "iothread,id=polls"]);
+                add_export(&mut command, export, row, Some(*aio));
+                command
+            }
+            Program::Nbd(aio) => {
+                let mut command = process::program("qemu-nbd")?;
+                command.args(["--persistent", "--shared", CLIENTS_MAX, "--discard=unmap"]);
+                command.args(["-f", row.format, "-x", NBD_NAME, "-k"]);
+                command.arg(folder.join(SOCKET));
+                command.arg(format!("--aio={}", aio.name()));
+                if row.place.is_direct {
+                    command.arg("--cache=none");
+                }
+                command.arg(row.image());
                 command
             }
         };
-        let node = format!("driver={},node-name=disk,file=file", row.format);
         command.current_dir(folder);
-        command.args([
-            "--blockdev",
-            &file,
-            "--blockdev",
-            &node,
-            "--export",
-            &export,
-        ]);
-        let mut daemon = Daemon::start(&mut command, &folder.join("log"))?;
+        if export == Export::Fuse {
+            std::fs::File::create(folder.join(FILE))?;
+        }
+        let mut server = Server {
+            daemon: Some(Daemon::start(&mut command, &folder.join("log"))?),
+            folder: folder.to_owned(),
+        };
+        server.wait_until_it_serves(export, row)?;
+        Ok(server)
+    }
+
+    fn wait_until_it_serves(&mut self, export: Export, row: &Row) -> Result<()> {
         let deadline = Instant::now() + START_LIMIT;
-        while !folder.join("socket").exists() {
+        loop {
+            let serves = match export {
+                Export::Fuse => {
+                    let found = std::fs::metadata(self.file());
+                    found.is_ok_and(|found| found.len() == row.load.disk_bytes)
+                }
+                Export::Vhost | Export::Nbd => self.socket().exists(),
+            };
+            if serves {
+                return Ok(());
+            }
+            let daemon = self.daemon.as_mut().context("it was started")?;
             ensure!(
                 !daemon.has_ended()?,
                 "the server has ended:{}",
                 daemon.last_words()
             );
-            ensure!(Instant::now() < deadline, "the server does not listen");
+            ensure!(Instant::now() < deadline, "the server does not serve");
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Server {
-            daemon,
-            folder: folder.to_owned(),
-        })
     }
 
     /// Where it listens.
     pub fn socket(&self) -> PathBuf {
-        self.folder.join("socket")
+        self.folder.join(SOCKET)
+    }
+
+    /// The file on which the disk appears.
+    pub fn file(&self) -> PathBuf {
+        self.folder.join(FILE)
     }
 
     /// Processor time of all its threads so far, in seconds.
     pub fn cpu_seconds(&self) -> Result<f64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.daemon.pid()))?;
-        let fields = stat.rsplit_once(')').context("/proc tells no fields")?.1;
-        let times = fields.split_whitespace().skip(11).take(2);
-        let ticks: Vec<u64> = times.map(str::parse).collect::<Result<_, _>>()?;
-        ensure!(ticks.len() == 2, "/proc tells no times");
-        // SAFETY: sysconf only returns a number.
-        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-        Ok(ticks.iter().sum::<u64>() as f64 / per_second as f64)
+        let daemon = self.daemon.as_ref().context("it runs")?;
+        let mut clock = 0;
+        // SAFETY: it writes a number to where the reference points.
+        let failed =
+            unsafe { libc::clock_getcpuclockid(daemon.pid().cast_signed(), &raw mut clock) };
+        ensure!(failed == 0, "the server has no clock: error {failed}");
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: as above; the clock is that of a child that was not waited for.
+        let failed = unsafe { libc::clock_gettime(clock, &raw mut time) };
+        ensure!(failed == 0, "{}", std::io::Error::last_os_error());
+        Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
     }
 
     /// Ends it.
-    pub fn stop(self) -> Result<()> {
-        self.daemon.stop()
+    pub fn stop(mut self) -> Result<()> {
+        let daemon = self.daemon.take().context("it runs")?;
+        daemon.stop()
     }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.daemon.take());
+        // What a server that was killed has left mounted; else there is nothing.
+        let _ = rustix::mount::unmount(self.file(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// The options of a storage daemon: QEMU's with `aio`, or ours.
+fn add_export(command: &mut Command, export: Export, row: &Row, aio: Option<Aio>) {
+    let image = row.image();
+    let mut file = format!(
+        "driver=file,node-name=file,filename={},discard=unmap",
+        image.display()
+    );
+    if row.place.is_direct {
+        file.push_str(",cache.direct=on");
+    }
+    let mut options = match export {
+        Export::Vhost => format!(
+            "type=vhost-user-blk,num-queues={},addr.type=unix,addr.path={SOCKET}",
+            row.load.clients
+        ),
+        Export::Fuse => format!("type=fuse,mountpoint={FILE}"),
+        Export::Nbd => format!("type=nbd,name={NBD_NAME}"),
+    };
+    options.push_str(",id=e,node-name=disk,writable=on");
+    if let Some(aio) = aio {
+        file.push_str(&format!(",aio={}", aio.name()));
+        options.push_str(",iothread=polls");
+    }
+    let node = format!("driver={},node-name=disk,file=file", row.format);
+    command.args(["--blockdev", &file, "--blockdev", &node]);
+    if export == Export::Nbd {
+        let server = format!("addr.type=unix,addr.path={SOCKET},max-connections=0");
+        command.args(["--nbd-server", &server]);
+    }
+    command.args(["--export", &options]);
 }

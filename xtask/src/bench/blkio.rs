@@ -9,24 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 
+use super::load::{BLOCK_BYTES, Load};
 use crate::random::Random;
-
-const BLOCK_BYTES: u64 = 4096;
-
-/// What is asked for: 4 KiB at random places.
-#[derive(Debug, Clone, Copy)]
-pub struct Load {
-    /// Queues, each with a thread.
-    pub queues: usize,
-    /// Requests in flight on each.
-    pub depth: usize,
-    /// Writes, or reads.
-    pub writes: bool,
-    /// How long is measured.
-    pub duration: Duration,
-    /// Size of the disk in bytes.
-    pub disk_bytes: u64,
-}
 
 /// A client that has connected.
 pub struct Client {
@@ -48,7 +32,7 @@ impl Client {
         let mut device = Blkio::new("virtio-blk-vhost-user").map_err(said)?;
         device.set_str("path", path).map_err(said)?;
         device.connect().map_err(said)?;
-        let queues = i32::try_from(load.queues)?;
+        let queues = i32::try_from(load.clients)?;
         device.set_i32("num-queues", queues).map_err(said)?;
         let outcome = device.start().map_err(said)?;
         let disk_bytes = device.get_u64("capacity").map_err(said)?;
@@ -56,7 +40,7 @@ impl Client {
             disk_bytes == load.disk_bytes,
             "a disk of {disk_bytes} bytes"
         );
-        let len = load.queues * load.depth * BLOCK_BYTES as usize;
+        let len = load.clients * load.depth * BLOCK_BYTES as usize;
         let region = device
             .alloc_mem_region(len.next_multiple_of(2 << 20))
             .map_err(said)?;

@@ -1,0 +1,79 @@
+//! The command line of the task.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use lexopt::{Arg, ValueExt as _};
+
+pub const USAGE: &str = "\
+usage: cargo xtask bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--only WORD]...
+                         [--json FILE] [--vellum PROGRAM] [--before PROGRAM]";
+
+const MIB: u64 = 1 << 20;
+
+/// What is measured, and how long.
+#[derive(Debug)]
+pub struct Options {
+    /// A look at few rows, in less than a minute.
+    pub is_quick: bool,
+    pub disk_bytes: u64,
+    pub vellum: Option<PathBuf>,
+    /// Another program of ours, between ours and QEMU's.
+    pub before: Option<PathBuf>,
+    /// Of one measurement.
+    pub seconds: f64,
+    pub rounds: usize,
+    /// Words of the titles of rows, of which each must be there.
+    pub only: Vec<String>,
+    /// Where everything that was measured is written.
+    pub json: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads what stands behind the kind of export.
+    pub fn parse(mut arguments: lexopt::Parser) -> Result<Self> {
+        let mut options = Options {
+            is_quick: false,
+            disk_bytes: 1024 * MIB,
+            vellum: None,
+            before: None,
+            seconds: 0.0,
+            rounds: 0,
+            only: Vec::new(),
+            json: None,
+        };
+        while let Some(argument) = arguments.next()? {
+            match argument {
+                Arg::Long("quick") => options.is_quick = true,
+                Arg::Long("seconds") => options.seconds = arguments.value()?.parse()?,
+                Arg::Long("rounds") => options.rounds = arguments.value()?.parse()?,
+                Arg::Long("only") => options.only.push(arguments.value()?.string()?),
+                Arg::Long("json") => options.json = Some(arguments.value()?.into()),
+                Arg::Long("vellum") => options.vellum = Some(program(arguments.value()?.into())?),
+                Arg::Long("before") => options.before = Some(program(arguments.value()?.into())?),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        options.fill();
+        Ok(options)
+    }
+
+    /// What was not said.
+    fn fill(&mut self) {
+        let (seconds, rounds) = if self.is_quick { (0.25, 1) } else { (0.6, 2) };
+        if self.is_quick {
+            self.disk_bytes = 256 * MIB;
+        }
+        if self.seconds == 0.0 {
+            self.seconds = seconds;
+        }
+        if self.rounds == 0 {
+            self.rounds = rounds;
+        }
+    }
+}
+
+fn program(path: PathBuf) -> Result<PathBuf> {
+    let found = path.canonicalize();
+    found.with_context(|| path.display().to_string())
+}
