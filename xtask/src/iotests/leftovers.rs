@@ -1,5 +1,7 @@
-//! Processes that a test leaves behind: daemons too come to us when their parents end, and are ended here.
+//! What a test leaves behind: processes, also daemons, which come to us when their parents end, and
+//! mounts of such. They are ended here.
 
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
@@ -62,6 +64,26 @@ impl Leftovers {
     }
 }
 
+/// Takes away what is mounted below a folder.
+pub fn unmount_below(folder: &Path) -> Result<()> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+    for mountpoint in mountpoints_below(&mounts, folder) {
+        rustix::mount::unmount(&mountpoint, rustix::mount::UnmountFlags::DETACH)
+            .with_context(|| format!("cannot unmount {}", mountpoint.display()))?;
+    }
+    Ok(())
+}
+
+/// Those mounted last come first, since they may lie on the others.
+fn mountpoints_below(mounts: &str, folder: &Path) -> Vec<PathBuf> {
+    let places = mounts
+        .lines()
+        .rev()
+        .filter_map(|line| line.split(' ').nth(1));
+    let places = places.map(PathBuf::from);
+    places.filter(|place| place.starts_with(folder)).collect()
+}
+
 fn reap(pid: u32) {
     // SAFETY: waitpid with a null status writes nowhere; of another's child it only tells that it is none of ours.
     unsafe { libc::waitpid(pid.cast_signed(), std::ptr::null_mut(), libc::WNOHANG) };
@@ -105,6 +127,14 @@ fn parent(stat: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mounts_below_a_folder_are_found_last_one_first() {
+        let mounts = "/dev/a / ext4 rw 0 0\nx /t/1/s/a fuse rw 0 0\ny /t/1/s/b fuse rw 0 0\n\
+                      z /t/10/s fuse rw 0 0\n";
+        let found = mountpoints_below(mounts, Path::new("/t/1"));
+        assert_eq!(found, [Path::new("/t/1/s/b"), Path::new("/t/1/s/a")]);
+    }
 
     #[test]
     fn the_parent_is_found_behind_any_name() {

@@ -1,10 +1,14 @@
 //! `cargo xtask iotests`: QEMU's own tests of qcow2 with our programs in the place
 //! of QEMU's.
 //!
+//! With `--protocol fuse` the images of the tests are exports of the storage daemon's, files on
+//! which the image's own bytes appear.
+//!
 //! The suite comes from Debian's source package at run time; nothing of it is kept
-//! in this repository. `tests/iotests.txt` says which of its tests are run, which of
-//! them fail and why, and which cannot apply. The task fails if a test that should
-//! pass does not, and also if one that should fail passes: then the list is stale.
+//! in this repository. `tests/iotests.txt` and `tests/iotests-fuse.txt` say which of its
+//! tests are run, which of them fail and why, and which cannot apply. The task fails if a
+//! test that should pass does not, and also if one that should fail passes: then the list
+//! is stale.
 
 mod leftovers;
 mod list;
@@ -14,6 +18,7 @@ mod tools;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -30,9 +35,46 @@ use tools::{Program, Tools};
 const TIME_LIMIT: Duration = Duration::from_secs(180);
 /// Where the suite's images lie: on a disk, because it asks for direct I/O.
 const WORK_PARENT: &str = "/var/tmp";
-const LIST_FILE: &str = "tests/iotests.txt";
+
+/// Between the format and the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    File,
+    /// Every image that a test uses is an export of type `fuse` of the storage daemon's.
+    Fuse,
+}
+
+impl Protocol {
+    fn list_file(self) -> &'static str {
+        match self {
+            Self::File => "tests/iotests.txt",
+            Self::Fuse => "tests/iotests-fuse.txt",
+        }
+    }
+
+    /// What `check` is told.
+    fn option(self) -> &'static str {
+        match self {
+            Self::File => "-file",
+            Self::Fuse => "-fuse",
+        }
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "file" => Ok(Self::File),
+            "fuse" => Ok(Self::Fuse),
+            other => bail!("--protocol takes file and fuse, not '{other}'"),
+        }
+    }
+}
 
 struct Arguments {
+    protocol: Protocol,
     vellum: Option<PathBuf>,
     real: BTreeSet<Program>,
     source: Option<PathBuf>,
@@ -45,7 +87,7 @@ struct Arguments {
 pub fn run(parser: lexopt::Parser) -> Result<()> {
     let arguments = parse(parser)?;
     let workspace = Workspace::locate()?;
-    let list = List::read(&workspace.root.join(LIST_FILE))?;
+    let list = List::read(&workspace.root.join(arguments.protocol.list_file()))?;
     setup::ensure()?;
     let vellum = match &arguments.vellum {
         Some(path) => std::path::absolute(path)?,
@@ -63,6 +105,7 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
         work: work.path(),
         results: workspace.fresh_folder("iotests")?,
         leftovers: Leftovers::adopt()?,
+        protocol: arguments.protocol,
         image_options: arguments.image_options.as_deref(),
         time_limit: arguments.time_limit,
     };
@@ -75,6 +118,7 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
 
 fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
     let mut arguments = Arguments {
+        protocol: Protocol::File,
         vellum: None,
         real: BTreeSet::new(),
         source: None,
@@ -85,6 +129,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
     while let Some(argument) = parser.next()? {
         match argument {
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
+            Arg::Long("protocol") => arguments.protocol = parser.value()?.parse()?,
             Arg::Long("source") => arguments.source = Some(parser.value()?.into()),
             Arg::Long("real") => {
                 for name in parser.value()?.string()?.split(',') {
@@ -110,6 +155,7 @@ struct Campaign<'a> {
     /// Where the logs of failed tests go.
     results: PathBuf,
     leftovers: Leftovers,
+    protocol: Protocol,
     image_options: Option<&'a str>,
     time_limit: Duration,
 }
@@ -131,7 +177,7 @@ impl Campaign<'_> {
             println!("{}", line(name, &outcome));
             tally.add(name, &outcome, list.expectation(name));
         }
-        tally.report(&self.results)
+        tally.report(&self.results, self.protocol.list_file())
     }
 }
 
@@ -158,16 +204,16 @@ impl Tally {
         }
     }
 
-    fn report(&self, results: &Path) -> Result<()> {
+    fn report(&self, results: &Path, list_file: &str) -> Result<()> {
         if self.failed + self.failed_as_listed > 0 {
             println!("differences: {}", results.display());
         }
         println!(
-            "{} passed, {} failed ({} more as {LIST_FILE} says), {} skipped",
+            "{} passed, {} failed ({} more as {list_file} says), {} skipped",
             self.passed, self.failed, self.failed_as_listed, self.skipped
         );
         if !self.stale.is_empty() {
-            bail!("{LIST_FILE} says that these fail: {}", self.stale.join(" "));
+            bail!("{list_file} says that these fail: {}", self.stale.join(" "));
         }
         if self.failed > 0 {
             bail!("some tests failed");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::Campaign;
+use super::{Campaign, leftovers};
 use crate::process;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -57,6 +57,7 @@ pub(super) fn run(campaign: &Campaign<'_>, name: &str) -> Result<Outcome> {
     }
     let took = started.elapsed();
     campaign.leftovers.end_all(&mut child)?;
+    leftovers::unmount_below(&folder)?;
     std::fs::remove_dir_all(&folder)?;
 
     let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
@@ -97,7 +98,7 @@ fn command(campaign: &Campaign<'_>, name: &str, folder: &Path) -> Result<Command
         .arg(&campaign.suite.folder)
         .arg("--build-dir")
         .arg(&build)
-        .args(["--color", "off", "-qcow2"])
+        .args(["--color", "off", "-qcow2", campaign.protocol.option()])
         .current_dir(&build)
         .envs(
             campaign
