@@ -5,13 +5,13 @@ use std::fs;
 use crate::place::Place;
 
 /// A loop device, which is given back.
-struct Loop<'a> {
+pub struct Loop<'a> {
     place: &'a Place,
-    device: String,
+    pub device: String,
 }
 
 impl<'a> Loop<'a> {
-    fn new(place: &'a Place) -> Loop<'a> {
+    pub fn new(place: &'a Place) -> Loop<'a> {
         let device = place.must("losetup", &["--find", "--show", &place.word("disk")]);
         let device = device.trim().to_owned();
         Loop { place, device }

@@ -34,6 +34,13 @@ impl Place {
         place
     }
 
+    /// As [`Place::new`], with an image of that format.
+    pub fn of_format(format: &str, size: &str) -> Place {
+        let place = Place::new(size);
+        place.must("qemu-img", &["create", "-q", "-f", format, "image", size]);
+        place
+    }
+
     pub fn touch(&self, name: &str) {
         File::create(self.path(name)).expect("a file");
     }
