@@ -1,38 +1,81 @@
 //! A disk from elsewhere: its partitions, and the files on them.
 
+use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
-use vellum_files::{FileSystem, Kind, ROOT, Source, detect, open, partitions};
+use vellum_files::{Contents, FileSystem, Kind, ROOT, ReadAt, Source, detect, open, partitions};
 
-const DISK_BYTES: usize = 1 << 20;
+const DISK_BYTES: u64 = 1 << 20;
 const SECTOR_BYTES: usize = 512;
 /// So many files and partitions are looked at.
 const FILES_MAX: usize = 200;
 const PARTITIONS_MAX: usize = 8;
 
-/// The input is what of a disk is not zero: two bytes with the number of a sector, and its
-/// content, again and again.
+/// What a target does with its bytes.
+pub type Check = fn(&[u8]);
+
+/// Every check with the name of its fuzz target and corpus.
+pub const ALL: [(&str, Check); 2] = [("files", check_files), ("files_iso", check_iso)];
+
+/// A disk that is zero but for some sectors.
+struct Sparse {
+    sectors: HashMap<u64, Vec<u8>>,
+    len_bytes: u64,
+}
+
+impl Sparse {
+    /// The input is what is not zero: two bytes with the number of a sector, and its content,
+    /// again and again.
+    fn source(data: &[u8], len_bytes: u64) -> Source {
+        let mut sectors = HashMap::new();
+        for piece in data.chunks(2 + SECTOR_BYTES) {
+            let [low, high, content @ ..] = piece else {
+                break;
+            };
+            let sector = u64::from(u16::from_le_bytes([*low, *high]));
+            let mut bytes = content.to_vec();
+            bytes.resize(SECTOR_BYTES, 0);
+            sectors.insert(sector % (len_bytes / SECTOR_BYTES as u64), bytes);
+        }
+        Source::new(Arc::new(Sparse { sectors, len_bytes }))
+    }
+}
+
+impl ReadAt for Sparse {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let (mut at, mut rest) = (offset_bytes, bytes);
+        while !rest.is_empty() {
+            let offset = (at % SECTOR_BYTES as u64) as usize;
+            let len = rest.len().min(SECTOR_BYTES - offset);
+            let (now, later) = rest.split_at_mut(len);
+            match self.sectors.get(&(at / SECTOR_BYTES as u64)) {
+                Some(sector) => now.copy_from_slice(&sector[offset..offset + len]),
+                None => now.fill(0),
+            }
+            (at, rest) = (at + len as u64, later);
+        }
+        Ok(())
+    }
+}
+
+/// Any disk.
 ///
 /// Invariants:
 /// - no bytes make it panic or go on for ever;
 /// - partitions lie inside of the disk;
 /// - names are such as the kernel may be told, and no read gives more than there is room for.
 pub fn check_files(data: &[u8]) {
-    let mut disk = vec![0; DISK_BYTES];
-    for piece in data.chunks(2 + SECTOR_BYTES) {
-        let [low, high, content @ ..] = piece else {
-            break;
-        };
-        let sector = usize::from(u16::from_le_bytes([*low, *high]));
-        let at = sector % (DISK_BYTES / SECTOR_BYTES) * SECTOR_BYTES;
-        disk[at..at + content.len()].copy_from_slice(content);
-    }
-    let disk = Source::new(Arc::new(disk));
+    let disk = Sparse::source(data, DISK_BYTES);
     look(&disk);
     let table = partitions::read(&disk).expect("readable");
     for partition in table.iter().flat_map(|table| &table.partitions) {
         let end = partition.start_bytes.checked_add(partition.len_bytes);
-        assert!(end.is_some_and(|end| end <= DISK_BYTES as u64));
+        assert!(end.is_some_and(|end| end <= DISK_BYTES));
     }
     let all = table.iter().flat_map(|table| &table.partitions);
     for partition in all.take(PARTITIONS_MAX) {
@@ -40,9 +83,18 @@ pub fn check_files(data: &[u8]) {
     }
 }
 
+/// What is taken for an ISO9660, without its mark if need be. Invariants as of [`check_files`].
+pub fn check_iso(data: &[u8]) {
+    look_as(Sparse::source(data, DISK_BYTES), Contents::Iso);
+}
+
 fn look(volume: &Source) {
     let contents = detect(volume).expect("readable").contents;
-    if let Ok(files) = open(volume.clone(), contents) {
+    look_as(volume.clone(), contents);
+}
+
+fn look_as(volume: Source, contents: Contents) {
+    if let Ok(files) = open(volume, contents) {
         look_at(&*files);
     }
 }

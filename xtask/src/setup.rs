@@ -47,7 +47,10 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("fusermount3"), "fuse3"),
     need(Probe::Program("mkfs.xfs"), "xfsprogs"),
     need(Probe::Program("mkfs.btrfs"), "btrfs-progs"),
-    // Images for `vellum mount --files`: FAT, files in it without mounting it, partitions.
+    // Images for `vellum mount --files`: FAT, files in it without mounting it, ISO9660,
+    // partitions.
+    need(Probe::Program("genisoimage"), "genisoimage"),
+    need(Probe::Program("xorriso"), "xorriso"),
     need(Probe::Program("mkfs.vfat"), "dosfstools"),
     need(Probe::Program("mcopy"), "mtools"),
     need(Probe::Program("sfdisk"), "fdisk"),

@@ -2,12 +2,15 @@
 //!
 //! Pure but for reading: whether it can be read in the end, opening it tells.
 
-use crate::bytes::{be16, has, le16, le32, text, u8_at};
+use crate::bytes::{be16, has, le16, le32, part, text, u8_at};
 use crate::error::Result;
 use crate::source::Source;
 
 /// What is looked at, in bytes: what has its mark farthest behind is btrfs.
 const HEAD_BYTES: usize = 0x1_0000 + 4096;
+
+/// Where ISO9660 has its mark.
+pub(crate) const ISO_MARK_BYTES: usize = 0x8001;
 
 /// What a volume holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub enum Contents {
     Ext(&'static str),
     /// FAT12, FAT16 or FAT32.
     Fat,
+    /// ISO9660, with Joliet or Rock Ridge or without.
+    Iso,
     /// Something with a name that cannot be read here.
     Foreign(&'static str),
     /// Nothing but zeroes at its start.
@@ -30,6 +35,7 @@ impl Contents {
         match self {
             Contents::Ext(name) | Contents::Foreign(name) => name,
             Contents::Fat => "FAT",
+            Contents::Iso => "ISO9660",
             Contents::Empty => "nothing",
             Contents::Unknown => "unknown data",
         }
@@ -37,7 +43,10 @@ impl Contents {
 
     /// Whether there is a reader for it.
     pub fn is_readable(self) -> bool {
-        matches!(self, Contents::Ext(_) | Contents::Fat)
+        !matches!(
+            self,
+            Contents::Foreign(_) | Contents::Empty | Contents::Unknown
+        )
     }
 }
 
@@ -72,7 +81,7 @@ const MARKS: &[(usize, &[u8], &str)] = &[
     (0x1_0034, b"ReIsEr2Fs", "reiserfs"),
     (0x1_0034, b"ReIsEr3Fs", "reiserfs"),
     (0x1_0040, b"_BHRfS_M", "btrfs"),
-    (0x8001, b"CD001", "ISO9660"),
+    (0x8009, b"CDROM", "High Sierra"),
     (0x8001, b"BEA01", "UDF"),
     (0x1000, b"\xfc\x4e\x2b\xa9", "a member of a Linux RAID"),
     (0, b"\xfc\x4e\x2b\xa9", "a member of a Linux RAID"),
@@ -107,6 +116,9 @@ pub fn detect(volume: &Source) -> Result<Volume> {
     if is_ext {
         let label = text(head.get(1024 + 0x78..1024 + 0x88).unwrap_or_default());
         return Ok(of(ext(&head[1024..]), label));
+    }
+    if has(&head, ISO_MARK_BYTES, b"CD001") {
+        return Ok(of(Contents::Iso, text(part(&head, 0x8028..0x8048))));
     }
     if is_fat(&head) {
         return Ok(of(Contents::Fat, fat_label(&head)));

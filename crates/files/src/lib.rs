@@ -1,7 +1,7 @@
 //! What lies on a disk: its partitions, and the files of file systems in them, to be read.
 //!
-//! `partitions` finds partitions, `detect` tells what a volume holds, `ext` and `fat` are the
-//! file systems that can be read, behind one trait, [`FileSystem`]. `source` is where the bytes
+//! `partitions` finds partitions, `detect` tells what a volume holds, `ext`, `fat` and `iso` are
+//! the file systems that can be read, behind one trait, [`FileSystem`]. `source` is where the bytes
 //! come from, with a cache.
 //!
 //! Invariants:
@@ -19,6 +19,7 @@ mod error;
 mod ext;
 mod fat;
 mod file_system;
+mod iso;
 pub mod partitions;
 mod source;
 
@@ -36,6 +37,7 @@ pub fn open(volume: Source, contents: Contents) -> Result<std::sync::Arc<dyn Fil
     match contents {
         Contents::Ext(_) => Ok(std::sync::Arc::new(ext::Ext::open(volume)?)),
         Contents::Fat => Ok(std::sync::Arc::new(fat::Fat::open(volume)?)),
+        Contents::Iso => Ok(std::sync::Arc::new(iso::Iso::open(volume)?)),
         other => Err(Error::Unsupported(other.name().to_owned())),
     }
 }

@@ -155,6 +155,21 @@ fn damaged_fat_ends_with_errors_at_most() {
     damage_many("FAT", &bytes);
 }
 
+#[test]
+fn damaged_iso_ends_with_errors_at_most() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tree = folder.path().join("tree");
+    small_tree(&tree);
+    let image = folder.path().join("image");
+    let (tree, shown) = (tree.display().to_string(), image.display().to_string());
+    for options in [&["-R", "-z"][..], &["-J"], &["-iso-level", "1"]] {
+        let common = ["-quiet", "-input-charset", "utf-8", "-o", &shown, &tree];
+        images::run("genisoimage", &[options, &common].concat());
+        let bytes = fs::read(&image).expect("an image");
+        damage_many(&format!("{options:?}"), &bytes);
+    }
+}
+
 /// A directory that holds itself, a file without an end, a link as long as a file may be.
 #[test]
 fn absurd_structures_are_errors_of_their_own_files() {

@@ -203,6 +203,63 @@ fn partitions_are_chosen_by_number_in_raw_images_and_overlays() {
     }
 }
 
+/// An ISO9660 that starts from disks too is shown as a whole; its partitions on demand.
+#[test]
+fn hybrid_images_are_shown_as_a_whole() {
+    let place = Place::new("8M");
+    let tree = place.path("tree");
+    fs::create_dir(&tree).expect("a directory");
+    fs::write(tree.join("A Name.txt"), b"of the whole").expect("a file");
+    place.must("mkfs.vfat", &["-C", "efi", "2048"]);
+    fs::write(place.path("inside"), b"of a partition").expect("a file");
+    place.must("mcopy", &["-i", "efi", "inside", "::/"]);
+    for table in [
+        &[][..],
+        &["-appended_part_as_gpt"],
+        &["-partition_offset", "16"],
+    ] {
+        let options = [
+            "-as",
+            "mkisofs",
+            "-quiet",
+            "-R",
+            "-J",
+            "-append_partition",
+            "2",
+            "0xef",
+            "efi",
+        ];
+        let words = [&options[..], table, &["-o", "raw", "tree"]].concat();
+        place.must("xorriso", &words);
+        let server = place.mount_files(&["-f", "raw"], "raw");
+        let read = fs::read(place.path(FOLDER).join("A Name.txt"));
+        assert_eq!(read.expect("a file"), b"of the whole", "{table:?}");
+        server.end();
+        let server = place.mount_files(&["-f", "raw", "--partition=2"], "raw");
+        let read = fs::read(place.path(FOLDER).join("inside"));
+        assert_eq!(read.expect("a file"), b"of a partition", "{table:?}");
+        server.end();
+    }
+
+    // One that was there before the partitions is none.
+    let words = ["-as", "mkisofs", "-quiet", "-R", "-o", "raw", "tree"];
+    place.must("xorriso", &words);
+    let disk = File::options()
+        .write(true)
+        .open(place.path("raw"))
+        .expect("a disk");
+    disk.set_len(8 << 20).expect("a length");
+    place.must("sh", &["-c", "echo start=4096,size=4096 | sfdisk -q raw"]);
+    place.must(
+        "dd",
+        &["if=efi", "of=raw", "bs=1M", "seek=2", "conv=notrunc"],
+    );
+    let server = place.mount_files(&["-f", "raw"], "raw");
+    let read = fs::read(place.path(FOLDER).join("inside"));
+    assert_eq!(read.expect("a file"), b"of a partition");
+    server.end();
+}
+
 /// What a killed server has left is replaced; files that are open keep nothing from ending.
 #[test]
 fn dead_mounts_are_replaced_and_open_files_do_no_harm() {

@@ -21,9 +21,31 @@ pub(super) struct Chosen {
     pub(super) contents: Contents,
     /// For people: `partition 2`, or `all`.
     pub(super) place: String,
-    /// Nobody has said that it is this one, and others cannot be read.
-    pub(super) is_only_one: bool,
+    /// Why it is this one, where others might be meant.
+    pub(super) reason: Option<Reason>,
 }
+
+/// Why one was chosen that nobody has named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// Others cannot be read.
+    OnlyOne,
+    /// It is the whole of an ISO9660, whose partitions are for those who start from it.
+    Hybrid,
+}
+
+impl Reason {
+    /// For people, behind what is shown.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Reason::OnlyOne => "all that can be read",
+            Reason::Hybrid => "the whole disk; --partition NUMBER shows one of its partitions",
+        }
+    }
+}
+
+/// A partition that holds this belongs to an ISO9660 that was made to be started from a disk.
+const ISO_BYTES: u64 = 0x8000;
 
 /// A partition and what is in it.
 struct Found {
@@ -54,7 +76,8 @@ impl Found {
 }
 
 /// Finds what is meant: all of a disk without partitions; else the one with the number `wanted`
-/// (0: all of the disk in any case), or the only one that can be read.
+/// (0: all of the disk in any case), or the only one that can be read. Without a number an ISO9660
+/// with a table of partitions is shown as a whole.
 pub(super) fn choose(disk: &Source, image: &str, wanted: Option<u32>) -> Result<Chosen, Failure> {
     let failed = |error: Error| Failure::message(format!("'{image}': {error}"));
     let table = match wanted {
@@ -72,11 +95,19 @@ pub(super) fn choose(disk: &Source, image: &str, wanted: Option<u32>) -> Result<
                 source: disk.clone(),
                 contents,
                 place: "all".to_owned(),
-                is_only_one: false,
+                reason: None,
             },
             image,
         );
     };
+    if wanted.is_none() && is_hybrid(disk, &table).map_err(failed)? {
+        return Ok(Chosen {
+            source: disk.clone(),
+            contents: Contents::Iso,
+            place: "all".to_owned(),
+            reason: Some(Reason::Hybrid),
+        });
+    }
     for remark in &table.remarks {
         report::warning(format_args!("'{image}': {remark}"));
     }
@@ -94,10 +125,20 @@ pub(super) fn choose(disk: &Source, image: &str, wanted: Option<u32>) -> Result<
             source: one.source,
             contents: one.volume.contents,
             place: format!("partition {}", one.partition.number),
-            is_only_one: wanted.is_none(),
+            reason: wanted.is_none().then_some(Reason::OnlyOne),
         },
         image,
     )
+}
+
+/// Whether the disk is an ISO9660 of which a partition shows at least a part. One that was there
+/// before the partitions were made is in none of them.
+fn is_hybrid(disk: &Source, table: &Table) -> Result<bool, Error> {
+    let holds = |one: &Partition| {
+        let offset = ISO_BYTES.checked_sub(one.start_bytes);
+        offset.is_some_and(|offset| offset < one.len_bytes)
+    };
+    Ok(table.partitions.iter().any(holds) && detect(disk)?.contents == Contents::Iso)
 }
 
 fn inspect(disk: &Source, table: &Table) -> Result<Vec<Found>, Error> {

@@ -75,9 +75,9 @@ fn serve(
             chosen.place, arguments.image
         ));
     }
-    if chosen.is_only_one {
+    if let Some(reason) = chosen.reason {
         let what = format_args!("{} ({})", chosen.place, chosen.contents.name());
-        report::info(format_args!("showing {what}, all that can be read"));
+        report::info(format_args!("showing {what}, {}", reason.text()));
     }
     let options = TreeOptions::default()
         .source(arguments.image.clone())
