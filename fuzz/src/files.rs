@@ -7,6 +7,8 @@ use std::sync::Arc;
 use vellum_files::{Contents, FileSystem, Kind, ROOT, ReadAt, Source, detect, open, partitions};
 
 const DISK_BYTES: u64 = 1 << 20;
+/// The least that mkfs.xfs makes is longer.
+const XFS_BYTES: u64 = 32 << 20;
 const SECTOR_BYTES: usize = 512;
 /// So many files and partitions are looked at.
 const FILES_MAX: usize = 200;
@@ -16,7 +18,11 @@ const PARTITIONS_MAX: usize = 8;
 pub type Check = fn(&[u8]);
 
 /// Every check with the name of its fuzz target and corpus.
-pub const ALL: [(&str, Check); 2] = [("files", check_files), ("files_iso", check_iso)];
+pub const ALL: [(&str, Check); 3] = [
+    ("files", check_files),
+    ("files_iso", check_iso),
+    ("files_xfs", check_xfs),
+];
 
 /// A disk that is zero but for some sectors.
 struct Sparse {
@@ -86,6 +92,11 @@ pub fn check_files(data: &[u8]) {
 /// What is taken for an ISO9660, without its mark if need be. Invariants as of [`check_files`].
 pub fn check_iso(data: &[u8]) {
     look_as(Sparse::source(data, DISK_BYTES), Contents::Iso);
+}
+
+/// What is taken for an XFS. Invariants as of [`check_files`].
+pub fn check_xfs(data: &[u8]) {
+    look_as(Sparse::source(data, XFS_BYTES), Contents::Xfs);
 }
 
 fn look(volume: &Source) {

@@ -31,6 +31,10 @@ pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(take(bytes, at))
 }
 
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(take(bytes, at))
+}
+
 /// Whether `mark` stands at `at`.
 pub(crate) fn has(bytes: &[u8], at: usize, mark: &[u8]) -> bool {
     bytes.get(at..).is_some_and(|rest| rest.starts_with(mark))

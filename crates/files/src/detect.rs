@@ -21,6 +21,8 @@ pub enum Contents {
     Fat,
     /// ISO9660, with Joliet or Rock Ridge or without.
     Iso,
+    /// XFS.
+    Xfs,
     /// Something with a name that cannot be read here.
     Foreign(&'static str),
     /// Nothing but zeroes at its start.
@@ -36,6 +38,7 @@ impl Contents {
             Contents::Ext(name) | Contents::Foreign(name) => name,
             Contents::Fat => "FAT",
             Contents::Iso => "ISO9660",
+            Contents::Xfs => "XFS",
             Contents::Empty => "nothing",
             Contents::Unknown => "unknown data",
         }
@@ -67,7 +70,6 @@ const MARKS: &[(usize, &[u8], &str)] = &[
     (3, b"NTFS    ", "NTFS"),
     (3, b"EXFAT   ", "exFAT"),
     (3, b"ReFS\0", "ReFS"),
-    (0, b"XFSB", "XFS"),
     (0, b"hsqs", "squashfs"),
     (32, b"NXSB", "APFS"),
     (0, b"BCFS", "bcachefs"),
@@ -102,6 +104,9 @@ pub fn detect(volume: &Source) -> Result<Volume> {
     };
     // The place of some marks is that of a number in the superblock of ext4.
     let is_ext = has(&head, 1024 + 0x38, &[0x53, 0xef]);
+    if has(&head, 0, b"XFSB") {
+        return Ok(of(Contents::Xfs, crate::xfs::label(&head)));
+    }
     let mut marks = MARKS.iter().filter(|(at, ..)| !is_ext || *at != 1024);
     let mark = marks.find(|(at, mark, _)| has(&head, *at, mark));
     if let Some((_, _, name)) = mark {

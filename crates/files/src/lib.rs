@@ -1,7 +1,7 @@
 //! What lies on a disk: its partitions, and the files of file systems in them, to be read.
 //!
-//! `partitions` finds partitions, `detect` tells what a volume holds, `ext`, `fat` and `iso` are
-//! the file systems that can be read, behind one trait, [`FileSystem`]. `source` is where the bytes
+//! `partitions` finds partitions, `detect` tells what a volume holds, `ext`, `fat`, `iso` and
+//! `xfs` are the file systems that can be read, behind one trait, [`FileSystem`]. `source` is where the bytes
 //! come from, with a cache.
 //!
 //! Invariants:
@@ -22,6 +22,7 @@ mod file_system;
 mod iso;
 pub mod partitions;
 mod source;
+mod xfs;
 
 pub use detect::{Contents, Volume, detect};
 pub use error::{Error, Result};
@@ -38,6 +39,7 @@ pub fn open(volume: Source, contents: Contents) -> Result<std::sync::Arc<dyn Fil
         Contents::Ext(_) => Ok(std::sync::Arc::new(ext::Ext::open(volume)?)),
         Contents::Fat => Ok(std::sync::Arc::new(fat::Fat::open(volume)?)),
         Contents::Iso => Ok(std::sync::Arc::new(iso::Iso::open(volume)?)),
+        Contents::Xfs => Ok(std::sync::Arc::new(xfs::Xfs::open(volume)?)),
         other => Err(Error::Unsupported(other.name().to_owned())),
     }
 }

@@ -3,12 +3,13 @@
 mod common;
 
 use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::images;
-use vellum_files::{Contents, FileSystem, Id, Kind, ROOT, Source, detect};
+use vellum_files::{Contents, FileSystem, Id, Kind, ROOT, ReadAt, Source, detect};
 
 /// What a look at one damaged image may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -167,6 +168,79 @@ fn damaged_iso_ends_with_errors_at_most() {
         images::run("genisoimage", &[options, &common].concat());
         let bytes = fs::read(&image).expect("an image");
         damage_many(&format!("{options:?}"), &bytes);
+    }
+}
+
+/// An image with a few other bytes.
+struct Patched {
+    image: Arc<Vec<u8>>,
+    patches: Vec<(usize, u8)>,
+}
+
+impl ReadAt for Patched {
+    fn len_bytes(&self) -> u64 {
+        self.image.len() as u64
+    }
+
+    fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.image.read_at(offset_bytes, bytes)?;
+        let start = offset_bytes as usize;
+        for (at, byte) in &self.patches {
+            if let Some(place) = at.checked_sub(start).and_then(|at| bytes.get_mut(at)) {
+                *place = *byte;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn damage_xfs(name: &str, image: Vec<u8>, seeds: u64) {
+    let image = Arc::new(image);
+    let is_log = |at: usize| {
+        let number = |at: usize| u64::from_be_bytes(image[at..at + 8].try_into().expect("eight"));
+        let start = number(0x30) as usize * 4096;
+        (start..start + (number(0x5c) as u32 as usize) * 4096).contains(&at)
+    };
+    let used: Vec<usize> = (0..image.len())
+        .filter(|at| image[*at] != 0 && !is_log(*at))
+        .collect();
+    let mut seen = 0;
+    for seed in 0..seeds {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = if seed == 0 { 0 } else { random.usize(1..12) };
+        let patches = (0..count).map(|_| {
+            let at = used[random.usize(..used.len())] + random.usize(..4);
+            let at = at.min(image.len() - 1);
+            let byte = match random.u8(..4) {
+                0 => 0xff,
+                1 => 0,
+                2 => random.u8(..),
+                _ => image[at] ^ 1 << random.u8(..8),
+            };
+            (at, byte)
+        });
+        let volume = Source::new(Arc::new(Patched {
+            patches: patches.collect(),
+            image: image.clone(),
+        }));
+        let begin = Instant::now();
+        let files = vellum_files::open(volume, Contents::Xfs);
+        seen += files.map_or(0, |files| look(&*files));
+        assert!(seed > 0 || seen > 4, "{name}");
+        assert!(begin.elapsed() < PATIENCE, "{name}, seed {seed}");
+    }
+}
+
+#[test]
+fn damaged_xfs_ends_with_errors_at_most() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("image");
+    for (name, options, seeds) in [
+        ("4", &["-m", "crc=0", "-n", "ftype=0"][..], 1500),
+        ("5", &[], 300),
+    ] {
+        images::small_xfs(options, folder.path(), &image);
+        damage_xfs(name, fs::read(&image).expect("an image"), seeds);
     }
 }
 

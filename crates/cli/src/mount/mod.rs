@@ -74,8 +74,8 @@ What to show, and to whom:
       --growable             writes beyond the end make the disk longer, and its size may
                              be set
       --allow-other          let other users in, as far as the mode of FILE says
-      --files                show the files of ext2, ext3, ext4, FAT or ISO9660
-                             on the disk
+      --files                show the files of ext2, ext3, ext4, XFS, FAT or
+                             ISO9660 on the disk
       --partition=NUMBER     with --files: those in this partition, counted as Linux does;
                              0 for all of the disk.  Not needed where only one can be read
   -s, --snapshot             throw all changes away in the end

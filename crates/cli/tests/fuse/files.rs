@@ -121,7 +121,7 @@ fn images_of_every_kind_show_what_debugfs_lists() {
     }
 }
 
-/// A disk with a FAT, an ext4 and an XFS.
+/// A disk with a FAT, an ext4 and a btrfs.
 fn partitioned(place: &Place, label: &str) -> Listing {
     let tree = images::fat(&["-F", "16"], 40, &place.path(""), &place.path("fat"));
     let small = place.path("small");
@@ -132,14 +132,17 @@ fn partitioned(place: &Place, label: &str) -> Listing {
         "mke2fs",
         &["-q", "-F", "-t", "ext4", "-d", &small, "ext4", "32M"],
     );
-    place.must("mkfs.xfs", &["-q", "-f", "-d", "name=xfs,size=320m,file=1"]);
+    File::create(place.path("btrfs"))
+        .and_then(|volume| volume.set_len(320 << 20))
+        .expect("a volume");
+    place.must("mkfs.btrfs", &["-q", "btrfs"]);
     File::create(place.path("raw"))
         .and_then(|disk| disk.set_len(500 << 20))
         .expect("a disk");
     let table = format!("label: {label}\nstart=2048, size=40M\nsize=34M\nsize=330M\n");
     fs::write(place.path("table"), table).expect("a table");
     place.must("sh", &["-c", "sfdisk -q raw < table"]);
-    for (name, at) in [("fat", "1M"), ("ext4", "41M"), ("xfs", "75M")] {
+    for (name, at) in [("fat", "1M"), ("ext4", "41M"), ("btrfs", "75M")] {
         let (from, to) = (format!("if={name}"), format!("seek={at}"));
         let words = [
             &from,
@@ -176,11 +179,11 @@ fn partitions_are_chosen_by_number_in_raw_images_and_overlays() {
                 "{several}"
             );
             assert!(
-                several.contains("\n  partition 3: 330 MiB, XFS ("),
+                several.contains("\n  partition 3: 330 MiB, btrfs ("),
                 "{several}"
             );
             let foreign = place.refused(&["-f", format, "--partition", "3"], image);
-            let text = format!("partition 3 of '{image}' holds XFS, which vellum cannot read;");
+            let text = format!("partition 3 of '{image}' holds btrfs, which vellum cannot read;");
             assert!(foreign.contains(&text), "{foreign}");
             let missing = place.refused(&["-f", format, "--partition", "4"], image);
             assert!(
@@ -258,6 +261,58 @@ fn hybrid_images_are_shown_as_a_whole() {
     let read = fs::read(place.path(FOLDER).join("inside"));
     assert_eq!(read.expect("a file"), b"of a partition");
     server.end();
+}
+
+/// Somebody who is not root, in a place that is theirs: mounting, reading, replacing what a killed
+/// server has left, and unmounting. Where only root may open `/dev/fuse`, another node for the
+/// same device lies over it, for this test alone.
+#[test]
+fn a_user_who_is_not_root_looks_into_images() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new("8M");
+    let tree = place.path("tree");
+    fs::create_dir(&tree).expect("a directory");
+    fs::write(tree.join("secret"), b"of root").expect("a file");
+    let only_root = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(tree.join("secret"), only_root).expect("a mode");
+    place.must(
+        "mke2fs",
+        &["-q", "-F", "-t", "ext4", "-d", "tree", "raw", "32M"],
+    );
+    // Folders of tests, and what was built, may be closed to others.
+    let program = place.path("program");
+    fs::copy(env!("CARGO_BIN_EXE_vellum"), &program).expect("a copy");
+    fs::create_dir(place.path(FOLDER)).expect("a directory");
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).expect("a mode");
+    place.must("chown", &["-R", "65534:65534", "."]);
+    place.must("mknod", &["-m", "666", "node", "c", "10", "229"]);
+    let script = r#"
+        set -eu
+        mount --bind node /dev/fuse
+        user() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+        look() { user ./program mount --fork --pid-file=pid --files -f raw raw look; }
+        look
+        user cat look/secret; echo
+        cat look/secret 2> /dev/null || echo root may not
+        kill -9 $(cat pid)
+        until ! user ls look 2> /dev/null; do sleep 0.1; done
+        look
+        user ls look
+        user fusermount3 -u look
+        while user test -e look/secret; do sleep 0.1; done
+        look
+        kill $(cat pid)
+        while grep -q /look /proc/self/mountinfo; do sleep 0.1; done
+        echo ended
+    "#;
+    fs::write(place.path("script"), script).expect("a script");
+    let output = place.run("timeout", &["60", "unshare", "--mount", "sh", "script"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let expected = "of root\nroot may not\nlost+found\nsecret\nended\n";
+    assert!(
+        text.ends_with(expected),
+        "needs root, to become another user in a mount namespace of its own: {output:?}"
+    );
 }
 
 /// What a killed server has left is replaced; files that are open keep nothing from ending.
