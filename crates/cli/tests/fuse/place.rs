@@ -75,6 +75,8 @@ impl Place {
 
     /// The program in the background, from when `mountpoint` is mounted.
     pub fn start_at(&self, mountpoint: &str, words: &[&str]) -> Server {
+        // The kernel knows the attributes of a dead mount for a second more.
+        wait_for("the end of the last mount", || !self.is_served(mountpoint));
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
         command.current_dir(self.folder.path()).args(words);
         let child = command.spawn().expect("the program runs");
