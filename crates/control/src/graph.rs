@@ -196,10 +196,11 @@ pub(crate) async fn open(
     };
     let opened = detecting(opened, detect_zeroes, around).await?;
     if let Some(name) = node_name {
-        place.name(&name, &opened, origin)?;
-        if place.nodes.is_kept(&name) {
-            return Ok(opened.borrowed());
-        }
+        let opened = place.name(&name, opened, origin)?;
+        return Ok(match place.nodes.is_kept(&name) {
+            true => opened.borrowed(),
+            false => opened,
+        });
     }
     Ok(opened)
 }

@@ -38,6 +38,7 @@ pub mod json;
 pub mod measure;
 pub mod minisign;
 mod nbd_name;
+mod node_bitmap;
 pub mod nodes;
 pub mod open;
 pub mod options;

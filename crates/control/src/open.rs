@@ -354,13 +354,18 @@ impl Ancestry {
     }
 
     /// Gives the node that was opened here a name.
-    pub(crate) fn name(&self, name: &str, node: &OpenedNode, origin: Option<Origin>) -> Result<()> {
+    pub(crate) fn name(
+        &self,
+        name: &str,
+        node: OpenedNode,
+        origin: Option<Origin>,
+    ) -> Result<OpenedNode> {
         let owner = self.owner.as_deref().unwrap_or(name);
-        self.nodes.name(name, owner, node.clone(), origin)?;
-        match &self.role {
-            Some(role) => self.note_use(name, role),
-            None => Ok(()),
+        let named = self.nodes.name(name, owner, node, origin)?;
+        if let Some(role) = &self.role {
+            self.note_use(name, role)?;
         }
+        Ok(named)
     }
 
     /// Notes a file, unless it is one of those above.

@@ -2,7 +2,9 @@
 //! answers and events.
 
 mod backup;
+mod bitmaps;
 mod create;
+mod fleecing;
 mod place;
 mod scrub;
 mod throttle;

@@ -205,9 +205,11 @@ pub enum Step {
     Say(&'static str),
     /// Until a job is in a state.
     Wait(&'static str, &'static str),
+    /// Commands of the real `qemu-io` for an export, by its name, at the socket `sock`.
+    Io(&'static str, &'static [&'static str]),
 }
 
-use Step::{Ask, Say, Wait};
+use Step::{Ask, Io, Say, Wait};
 
 /// Plays a script with both daemons, in a folder each: they must say the same.
 pub fn same(words: &[&str], script: &[Step]) {
@@ -226,6 +228,10 @@ pub fn same(words: &[&str], script: &[Step]) {
                     daemon.answer();
                 }
                 Wait(id, status) => daemon.wait(id, status),
+                Io(export, commands) => {
+                    let uri = format!("nbd+unix:///{export}?socket=sock");
+                    place.io(&uri, commands);
+                }
             }
         }
         daemon.end()

@@ -148,11 +148,11 @@ fn bitmaps_are_as_they_were_when_a_transaction_fails() {
     let mut top = nodes.filter(|node| node["node-name"] == "top");
     let one = |name: &str, recording: bool, count: u64| {
         json!({
-            "name": name, "recording": recording, "persistent": true, "busy": false,
+            "name": name, "recording": recording, "persistent": true, "busy": true,
             "granularity": 65536, "count": count,
         })
     };
-    let told = json!([one("a", true, 196_608), one("off", false, 131_072)]);
+    let told = json!([one("off", false, 131_072), one("a", true, 196_608)]);
     assert_eq!(top.next().expect("a node")["dirty-bitmaps"], told);
     // What was written before; and what was written since, which only one records.
     let (before, since) = ((65536, 131_072), (524_288, 65536));

@@ -9,6 +9,7 @@ mod blkdebug;
 mod blklogwrites;
 mod blkverify;
 mod compress;
+pub(crate) mod copy_before_write;
 mod copy_on_read;
 mod file;
 pub(crate) mod luks;
@@ -69,6 +70,9 @@ static DRIVERS: &[Driver] = &[
     }),
     protocol("blkverify", |o, c, a| Box::pin(blkverify::open(o, c, a))),
     protocol("compress", |o, c, a| Box::pin(compress::open(o, c, a))),
+    protocol("copy-before-write", |o, c, a| {
+        Box::pin(copy_before_write::open(o, c, a))
+    }),
     protocol("copy-on-read", |o, c, a| {
         Box::pin(copy_on_read::open(o, c, a))
     }),
@@ -97,6 +101,9 @@ static DRIVERS: &[Driver] = &[
     }),
     format("raw", |o, c, a| {
         Box::pin(open_format(Some(Format::Raw { probed: false }), o, c, a))
+    }),
+    protocol("snapshot-access", |o, c, a| {
+        Box::pin(copy_before_write::open_snapshot(o, c, a))
     }),
     protocol("throttle", |o, c, a| Box::pin(throttle::open(o, c, a))),
 ];

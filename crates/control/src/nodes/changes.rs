@@ -501,7 +501,7 @@ impl Nodes {
         let Some(node) = named.nodes.get_mut(name) else {
             return Err(unknown_node(name));
         };
-        node.opened = opened;
+        node.opened = opened.recorded(&node.bitmaps.recorder);
         node.device = None;
         node.front = None;
         node.origin = Some(Arc::new(origin));

@@ -11,6 +11,7 @@
 //!   is not closed by them: others may stand on it later.
 //! - What a failed change has made is gone, and its names are free again.
 
+mod bitmaps;
 mod borrowed;
 mod changes;
 mod describe;
@@ -32,6 +33,7 @@ use crate::graph::{self, NodeKind, OpenContext, OpenedNode, Role};
 use crate::open::Ancestry;
 use crate::options::Options;
 
+use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
 use uses::Use;
@@ -55,6 +57,7 @@ struct Node {
     /// What users see in its place while a job watches it.
     front: Option<Arc<dyn BlockDevice>>,
     origin: Option<Arc<Origin>>,
+    bitmaps: NodeBitmaps,
 }
 
 #[derive(Debug, Default)]
@@ -233,14 +236,15 @@ impl Nodes {
         format!("{MADE_UP}block{:03}", named.next_name)
     }
 
-    /// Gives a node a name. It belongs to the node `owner`.
+    /// Gives a node a name. It belongs to the node `owner`. What is returned is for whoever
+    /// stands on it.
     pub(crate) fn name(
         &self,
         name: &str,
         owner: &str,
         node: OpenedNode,
         origin: Option<Origin>,
-    ) -> Result<()> {
+    ) -> Result<OpenedNode> {
         let made_up = self.live && name.starts_with(MADE_UP);
         if !made_up && !is_well_formed(name) {
             return Err(invalid(format!("Invalid node-name: '{name}'")));
@@ -249,15 +253,21 @@ impl Nodes {
         if named.nodes.contains_key(name) {
             return Err(duplicate(name));
         }
+        let bitmaps = NodeBitmaps::default();
+        let opened = match self.live {
+            true => node.recorded(&bitmaps.recorder),
+            false => node,
+        };
         let node = Node {
-            opened: node,
+            opened: opened.clone(),
             owner: owner.to_owned(),
             device: None,
             front: None,
             origin: origin.map(Arc::new),
+            bitmaps,
         };
         named.nodes.insert(name.to_owned(), node);
-        Ok(())
+        Ok(opened)
     }
 
     /// Whether there are none.
@@ -410,6 +420,21 @@ impl Nodes {
         match &place.parent {
             Some(format) if self.live => self.lock().keep_file(format, writes),
             _ => Ok(()),
+        }
+    }
+
+    /// Has nobody begin to change the file that the live node at `place` stands on but by this
+    /// node; who does so already goes on.
+    pub(crate) fn keep_file_from_now(&self, place: &Ancestry) {
+        let Some(above) = &place.parent else {
+            return;
+        };
+        let mut named = self.lock();
+        let is_file = |one: &&mut Use| {
+            matches!(&one.user, User::Node(user) if user == above) && one.wanted.role == "file"
+        };
+        if let Some(kept) = named.uses.iter_mut().find(is_file) {
+            kept.wanted.keeps = Changes::ALL;
         }
     }
 

@@ -53,9 +53,11 @@ mod copy_on_read;
 mod device_storage;
 mod filter;
 mod link;
+mod recorder;
 
 pub use absent::absent;
 pub use copy_on_read::CopyOnRead;
 pub use device_storage::DeviceStorage;
 pub use filter::Filter;
 pub use link::{Drained, Link, nothing};
+pub use recorder::{RecordedDevice, RecordedStorage, Recorder};

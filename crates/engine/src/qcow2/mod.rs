@@ -60,7 +60,7 @@ mod write_buffer;
 mod write_log;
 
 pub use alloc::prealloc::PreallocateAhead;
-pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap};
+pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
 pub use compressed::compress::CompressionOptions;
 pub use device::{AsQcow2, CacheUsage, Qcow2};
 pub use header::backing::BackingName;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 use vellum::{BlockDevice, Result};
 
 use super::commit::CopyOutcome;
@@ -70,16 +70,23 @@ impl LiveBackup {
     /// Copies what is wanted, and makes it durable.
     ///
     /// # Errors
-    /// What reading and writing meet. The source is as its users made it.
+    /// What reading and writing meet. The source is as its users made it. It may be tried again.
     pub async fn run(
         &self,
         control: &JobControl,
         observer: &mut dyn Observer,
+        total_bytes: u64,
     ) -> Result<CopyOutcome, CopyError> {
-        let total_bytes = self.filter.todo_bytes();
         let mut at = 0;
         let look = async || {
-            observer.progress(total_bytes - self.filter.todo_bytes(), total_bytes);
+            observer.progress(
+                total_bytes.saturating_sub(self.filter.todo_bytes()),
+                total_bytes,
+            );
+            self.filter.check()?;
+            if let Some(range) = self.filter.next_kept() {
+                return Ok(NextPiece::Piece(range));
+            }
             Ok(match self.filter.next_todo(at) {
                 None => NextPiece::End,
                 Some(range) => {
@@ -90,29 +97,56 @@ impl LiveBackup {
         };
         let copy = |range| self.filter.copy(range);
         let copied = parallel::run(self.parallel, control, look, copy).await?;
-        observer.progress(total_bytes - self.filter.todo_bytes(), total_bytes);
+        self.filter.check()?;
+        observer.progress(
+            total_bytes.saturating_sub(self.filter.todo_bytes()),
+            total_bytes,
+        );
         if copied == CopyOutcome::All {
-            let flushed = self.target.flush().await;
-            flushed.map_err(|cause| CopyError {
-                step: Step::Write,
-                offset_bytes: 0,
-                cause,
-            })?;
+            self.flush().await?;
         }
         Ok(copied)
     }
 
+    async fn flush(&self) -> Result<(), CopyError> {
+        let flushed = self.target.flush().await;
+        flushed.map_err(|cause| CopyError {
+            step: Step::Write,
+            offset_bytes: 0,
+            cause,
+        })
+    }
+
+    /// What there is to copy now, in bytes.
+    pub fn todo_bytes(&self) -> u64 {
+        self.filter.todo_bytes()
+    }
+
     /// Copies only what is overwritten, until it is given up.
-    pub async fn wait(&self, control: &JobControl, observer: &mut dyn Observer) {
+    ///
+    /// # Errors
+    /// As [`LiveBackup::run`], where old bytes wait in a fleece.
+    pub async fn wait(
+        &self,
+        control: &JobControl,
+        observer: &mut dyn Observer,
+    ) -> Result<(), CopyError> {
         let total_bytes = self.source.size_bytes();
-        loop {
+        let look = async || {
             let todo_bytes = self.filter.todo_bytes();
             observer.progress(total_bytes - todo_bytes, total_bytes);
-            let copied = pin!(self.filter.wait(todo_bytes));
-            let given_up = pin!(control.wait_until(|command| command == JobCommand::Cancel));
-            if let Either::Right(_) = select(copied, given_up).await {
-                return;
+            self.filter.check()?;
+            if let Some(range) = self.filter.next_kept() {
+                return Ok(NextPiece::Piece(range));
             }
-        }
+            let copied = pin!(self.filter.wait(todo_bytes));
+            let stopped = pin!(control.wait_until(|command| command != JobCommand::Run));
+            select(copied, stopped).await;
+            Ok(NextPiece::Nothing)
+        };
+        let copy = |range| self.filter.copy(range);
+        parallel::run(self.parallel, control, look, copy)
+            .await
+            .map(drop)
     }
 }

@@ -1,60 +1,50 @@
 //! [`CopyBeforeWrite`]: keeps what a device showed at one moment, by copying it to another one
 //! before it is overwritten.
 //!
+//! | file | what it does |
+//! | --- | --- |
+//! | `core` | which grains are to do, who copies them |
+//! | `fleece` | a place for old bytes on their way to a slow target |
+//! | `snapshot` | the old bytes for readers |
+//!
 //! Invariants:
-//! - A grain is *to do* until its old bytes are in the target. A change of the source
-//!   waits until no grain that it touches is; a grain never becomes to do again.
+//! - A grain is *to do* until its old bytes are in the target, in the fleece, or in memory on
+//!   their way to the target. A change of the source waits until no grain that it touches is; a
+//!   grain never becomes to do again.
 //! - Of the copies of one grain one runs at a time: who copies has claimed the grain.
-//! - Where the target shows the source through, a read of the target, or a question what
-//!   lies where, that met a grain to do ends before the grain is copied, and so before it is
-//!   overwritten.
+//! - A read of old bytes, or a question what lies where, that met a grain to do ends before the
+//!   grain is copied, and so before it is overwritten.
+//! - Old bytes that are lost are never shown: then nothing is shown any more.
 
+mod core;
+mod fleece;
+mod snapshot;
+
+use std::any::Any;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use event_listener::Event;
-use parking_lot::{Mutex, MutexGuard};
-use vellum::{BlockDevice, Buffer, Extent, Io, RequestFlags, ZeroRequest, delegate};
+use futures_util::future::{Either, select};
+use vellum::{
+    BlockDevice, Buffer, Error, ErrorKind, Io, Preallocation, RequestFlags, Result, ZeroRequest,
+    delegate,
+};
+use vellum_io::lane::sleep;
 use vellum_io::{JoinHandle, spawn};
 
-use super::bits::{Bits, grain_bytes_for};
+use self::core::{Broken, Core};
+use self::snapshot::{SnapshotAccess, SnapshotView};
+use super::bits::Bits;
 use super::dirty::DirtyMap;
-use super::parallel::PIECE_BYTES;
 use crate::copy::{CopyError, Step};
-
-/// The largest cluster that a target can have, in bytes.
-const MAX_CLUSTER_BYTES: u64 = 2 << 20;
-
-/// How far a question about a target reaches that shows the source through, in bytes.
-const MAX_ASKED_BYTES: u64 = 16 << 20;
 
 /// A device, what it showed when this was made being kept in a target.
 #[derive(Debug)]
 pub struct CopyBeforeWrite {
     core: Arc<Core>,
-}
-
-#[derive(Debug)]
-struct Core {
-    source: Arc<dyn BlockDevice>,
-    target: Arc<dyn BlockDevice>,
-    size_bytes: u64,
-    grain_bytes: u64,
-    compress: bool,
-    state: Mutex<State>,
-    /// A grain has been copied, or a claim or a read has ended.
-    changed: Event,
-    /// What users have written.
-    written: Arc<DirtyMap>,
-}
-
-#[derive(Debug)]
-struct State {
-    todo: Bits,
-    /// Grains that are being copied.
-    claims: Vec<Range<u64>>,
-    /// Grains that are being read through the target.
-    reads: Vec<Range<u64>>,
 }
 
 /// How a filter keeps what was there.
@@ -67,215 +57,58 @@ pub struct CopyBeforeWriteOptions {
     pub compress: bool,
     /// Where writes of users are noted.
     pub written: Arc<DirtyMap>,
+    /// What happens if old bytes cannot be copied.
+    pub on_error: OnCopyError,
+    /// How long a change waits for the copy of what it overwrites; the copy fails then.
+    pub timeout: Option<Duration>,
+    /// Where old bytes wait for a slow target. Only for targets that do not show the source.
+    pub fleece: Option<FleeceOptions>,
 }
 
-enum Next {
-    Copy(CopyGuard),
-    /// Somebody else is copying.
+impl CopyBeforeWriteOptions {
+    /// Copies plainly: a write fails whose old bytes cannot be copied, and waits for them.
+    pub fn new(grain_bytes: u64, written: Arc<DirtyMap>) -> Self {
+        CopyBeforeWriteOptions {
+            grain_bytes,
+            compress: false,
+            written,
+            on_error: OnCopyError::BreakWrite,
+            timeout: None,
+            fleece: None,
+        }
+    }
+}
+
+/// What happens if old bytes cannot be copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnCopyError {
+    /// The change that would overwrite them fails.
+    #[default]
+    BreakWrite,
+    /// The change is made, and nothing is kept any more.
+    BreakSnapshot,
+}
+
+/// Where old bytes wait for a slow target.
+#[derive(Debug, Clone)]
+pub struct FleeceOptions {
+    /// A device of the source's size, of zeroes, that nobody else uses. It need not survive
+    /// anything.
+    pub device: Arc<dyn BlockDevice>,
+    /// How much of it is used at most, in bytes.
+    pub max_bytes: u64,
+    /// What happens where that is not enough.
+    pub when_full: WhenFull,
+}
+
+/// What happens to a change for whose old bytes a fleece has no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenFull {
+    /// It waits until the target itself has them.
+    #[default]
     Wait,
-    Nothing,
-}
-
-/// Grains that are being copied, until it is dropped.
-struct CopyGuard {
-    core: Arc<Core>,
-    grains: Range<u64>,
-}
-
-/// Grains that are being read, until it is dropped.
-struct ReadGuard {
-    core: Arc<Core>,
-    grains: Range<u64>,
-}
-
-fn overlap(one: &Range<u64>, two: &Range<u64>) -> bool {
-    one.start < two.end && two.start < one.end
-}
-
-fn drop_one(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
-    if let Some(at) = ranges.iter().position(|other| other == range) {
-        ranges.swap_remove(at);
-    }
-}
-
-impl State {
-    fn is_claimed(&self, grain: u64) -> bool {
-        self.claims.iter().any(|claim| claim.contains(&grain))
-    }
-
-    /// The first grain to do of some.
-    fn first(&self, grains: &Range<u64>) -> Option<u64> {
-        let mut at = grains.start;
-        while at < grains.end {
-            if self.todo.is_set(at) {
-                return Some(at);
-            }
-            at = self.todo.run_end(at, grains.end);
-        }
-        None
-    }
-}
-
-impl Core {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// The grains that a range of bytes touches.
-    fn grains(&self, offset_bytes: u64, len_bytes: u64) -> Range<u64> {
-        let end = offset_bytes.saturating_add(len_bytes).min(self.size_bytes);
-        let start = offset_bytes.min(end);
-        match start == end {
-            true => 0..0,
-            false => start / self.grain_bytes..end.div_ceil(self.grain_bytes),
-        }
-    }
-
-    fn bytes(&self, grains: &Range<u64>) -> Range<u64> {
-        let byte = |grain: u64| (grain * self.grain_bytes).min(self.size_bytes);
-        byte(grains.start)..byte(grains.end)
-    }
-
-    fn has_todo(&self, grains: &Range<u64>) -> bool {
-        self.lock().first(grains).is_some()
-    }
-
-    /// Claims the first of some grains that are to do.
-    fn claim(self: &Arc<Self>, grains: &Range<u64>) -> Next {
-        let most = (PIECE_BYTES / self.grain_bytes).max(1);
-        let mut state = self.lock();
-        let (mut from, mut waits) = (grains.start, false);
-        while let Some(start) = state.first(&(from..grains.end)) {
-            let limit = grains.end.min(start + most);
-            let end = state.todo.run_end(start, limit);
-            let free = (start..end).take_while(|grain| !state.is_claimed(*grain));
-            let claimed = start..start + free.count() as u64;
-            if claimed.is_empty() {
-                waits = true;
-                from = start + 1;
-                continue;
-            }
-            state.claims.push(claimed.clone());
-            return Next::Copy(CopyGuard {
-                core: self.clone(),
-                grains: claimed,
-            });
-        }
-        match waits {
-            true => Next::Wait,
-            false => Next::Nothing,
-        }
-    }
-
-    /// Has the old bytes of some grains in the target.
-    async fn secure(self: Arc<Self>, grains: Range<u64>) -> Result<(), CopyError> {
-        loop {
-            let changed = self.changed.listen();
-            match self.claim(&grains) {
-                Next::Copy(claim) => claim.carry_out().await?,
-                Next::Wait => changed.await,
-                Next::Nothing => return Ok(()),
-            }
-        }
-    }
-
-    async fn copy(&self, range: Range<u64>) -> Result<(), CopyError> {
-        let mut at = range.start;
-        while at < range.end {
-            let failed = |step| {
-                move |cause| CopyError {
-                    step,
-                    offset_bytes: at,
-                    cause,
-                }
-            };
-            let rest_bytes = range.end - at;
-            let status = self.source.block_status(at, rest_bytes, u32::MAX).await;
-            let extent = status.map_err(failed(Step::Status))?;
-            let mut len_bytes = match self.compress {
-                // Compressed clusters are written as wholes.
-                true => rest_bytes,
-                false => extent.len_bytes.clamp(1, rest_bytes),
-            };
-            let zero = extent.kind.is_zero() && extent.len_bytes >= len_bytes;
-            if !zero {
-                // A grain of a huge device is longer than memory.
-                len_bytes = len_bytes.min(match self.compress {
-                    true => MAX_CLUSTER_BYTES,
-                    false => PIECE_BYTES,
-                });
-            }
-            if zero {
-                let request = ZeroRequest::default().may_unmap(true);
-                let zeroes = self.target.write_zeroes(at, len_bytes, request).await;
-                zeroes.map_err(failed(Step::Write))?;
-            } else {
-                let buffer = Buffer::for_read(len_bytes as usize);
-                let read = self.source.read(at, buffer).await;
-                let data = read.map_err(failed(Step::Read))?;
-                let flags = RequestFlags::default();
-                let written = match self.compress {
-                    true => self.target.write_compressed(at, data, flags).await,
-                    false => self.target.write(at, data, flags).await,
-                };
-                written.map_err(failed(Step::Write))?;
-            }
-            at += len_bytes;
-        }
-        Ok(())
-    }
-
-    /// Begins a read of some grains through the target.
-    async fn read(self: Arc<Self>, grains: Range<u64>) -> ReadGuard {
-        loop {
-            let changed = self.changed.listen();
-            {
-                let mut state = self.lock();
-                if !state.claims.iter().any(|claim| overlap(claim, &grains)) {
-                    state.reads.push(grains.clone());
-                    drop(state);
-                    return ReadGuard { core: self, grains };
-                }
-            }
-            changed.await;
-        }
-    }
-}
-
-impl CopyGuard {
-    async fn carry_out(self) -> Result<(), CopyError> {
-        loop {
-            let changed = self.core.changed.listen();
-            let is_read = {
-                let state = self.core.lock();
-                state.reads.iter().any(|read| overlap(read, &self.grains))
-            };
-            match is_read {
-                true => changed.await,
-                false => break,
-            }
-        }
-        self.core.copy(self.core.bytes(&self.grains)).await?;
-        let mut state = self.core.lock();
-        for grain in self.grains.clone() {
-            state.todo.clear(grain);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for CopyGuard {
-    fn drop(&mut self) {
-        drop_one(&mut self.core.lock().claims, &self.grains);
-        self.core.changed.notify(usize::MAX);
-    }
-}
-
-impl Drop for ReadGuard {
-    fn drop(&mut self) {
-        drop_one(&mut self.core.lock().reads, &self.grains);
-        self.core.changed.notify(usize::MAX);
-    }
+    /// It is made, and nothing is kept any more.
+    Fail,
 }
 
 impl CopyBeforeWrite {
@@ -284,46 +117,35 @@ impl CopyBeforeWrite {
     pub fn new(
         source: Arc<dyn BlockDevice>,
         target: Arc<dyn BlockDevice>,
-        keeping: CopyBeforeWriteOptions,
+        options: CopyBeforeWriteOptions,
     ) -> Arc<Self> {
-        let size_bytes = source.size_bytes();
-        let grain_bytes = grain_bytes_for(keeping.grain_bytes, size_bytes);
-        let grains = size_bytes.div_ceil(grain_bytes);
-        let mut todo = Bits::none(grains);
-        (0..grains).for_each(|grain| todo.set(grain));
         Arc::new(CopyBeforeWrite {
-            core: Arc::new(Core {
-                source,
-                target,
-                size_bytes,
-                grain_bytes,
-                compress: keeping.compress,
-                state: Mutex::new(State {
-                    todo,
-                    claims: Vec::new(),
-                    reads: Vec::new(),
-                }),
-                changed: Event::new(),
-                written: keeping.written,
-            }),
+            core: Arc::new(Core::new(source, target, options)),
         })
     }
 
-    /// Copies what of a range is still to do.
+    /// Gives up in the source what has been copied: for sources that nobody writes to.
+    pub fn discard_source(&self) {
+        self.core.discard_source.store(true, Ordering::Relaxed);
+    }
+
+    /// Has the target hold what of a range is still to do.
     pub(super) fn copy(&self, range: Range<u64>) -> JoinHandle<Result<(), CopyError>> {
-        let grains = self.core.grains(range.start, range.end - range.start);
-        spawn(self.core.clone().secure(grains))
+        let core = self.core.clone();
+        let grains = core.grains(range.start, range.end - range.start);
+        spawn(async move {
+            match &core.fleece {
+                Some(fleece) => fleece.send(&core, grains).await,
+                None => core.clone().secure(grains).await,
+            }
+        })
     }
 
     /// Nobody wants what lies in a range: grains that are wholly inside need not be copied.
     pub(super) fn leave_out(&self, range: &Range<u64>) {
-        let grain_bytes = self.core.grain_bytes;
-        let end = match range.end >= self.core.size_bytes {
-            true => self.core.size_bytes.div_ceil(grain_bytes),
-            false => range.end / grain_bytes,
-        };
+        let grains = self.whole_grains(range);
         let mut state = self.core.lock();
-        for grain in range.start.div_ceil(grain_bytes)..end {
+        for grain in grains {
             // One that is being copied must not be overwritten before it is.
             if !state.is_claimed(grain) {
                 state.todo.clear(grain);
@@ -331,50 +153,101 @@ impl CopyBeforeWrite {
         }
     }
 
+    /// Has nobody see as it was what lies outside some ranges, in order: what of a grain lies
+    /// inside is seen.
+    pub fn show_only(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let mut at = 0;
+        for range in ranges {
+            self.core.hide(&self.whole_grains(&(at..range.start)));
+            at = range.end;
+        }
+        self.core.hide(&self.whole_grains(&(at..u64::MAX)));
+    }
+
+    /// The grains that are wholly inside a range.
+    fn whole_grains(&self, range: &Range<u64>) -> Range<u64> {
+        let core = &self.core;
+        let end = match range.end >= core.size_bytes {
+            true => core.grain_count(),
+            false => range.end / core.grain_bytes,
+        };
+        range.start.div_ceil(core.grain_bytes).min(end)..end
+    }
+
     /// The next range from `from` on that is to do, a piece at most.
     pub(super) fn next_todo(&self, from: u64) -> Option<Range<u64>> {
         let core = &self.core;
-        let grains = core.grains(from, u64::MAX - from);
         let state = core.lock();
-        let start = state.first(&grains)?;
-        let limit = grains
-            .end
-            .min(start + (PIECE_BYTES / core.grain_bytes).max(1));
-        Some(core.bytes(&(start..state.todo.run_end(start, limit))))
+        core.next_run(&state.todo, &core.grains(from, u64::MAX - from))
+    }
+
+    /// The next range that is kept in a fleece, a piece at most.
+    pub(super) fn next_kept(&self) -> Option<Range<u64>> {
+        let core = &self.core;
+        let state = core.lock();
+        match state.kept.count() {
+            0 => None,
+            _ => core.next_run(&state.kept, &(0..core.grain_count())),
+        }
     }
 
     /// Copies nothing any more: users write as without it.
     pub fn end(&self) {
-        let grains = self.core.size_bytes.div_ceil(self.core.grain_bytes);
-        self.core.lock().todo = Bits::none(grains);
+        let grains = self.core.grain_count();
+        let mut state = self.core.lock();
+        state.todo = Bits::none(grains);
+        state.kept = Bits::none(grains);
     }
 
-    /// What is still to do, in bytes.
+    /// What the target lacks, in bytes.
     pub(super) fn todo_bytes(&self) -> u64 {
-        let todo = self.core.lock().todo.count();
-        (todo * self.core.grain_bytes).min(self.core.size_bytes)
+        let state = self.core.lock();
+        let count = state.todo.count() + state.kept.count() + state.sent.count();
+        (count * self.core.grain_bytes).min(self.core.size_bytes)
     }
 
-    /// The ranges that are still to do.
+    /// The ranges that the target lacks.
     pub fn todo(&self) -> Vec<Range<u64>> {
-        let mut ranges = Vec::new();
-        let mut at = 0;
-        while let Some(range) = self.next_todo(at) {
-            at = range.end;
-            ranges.push(range);
+        let core = &self.core;
+        let state = core.lock();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for grain in (0..core.grain_count()).filter(|grain| state.is_undone(*grain)) {
+            let bytes = core.bytes(&(grain..grain + 1));
+            match ranges.last_mut() {
+                Some(last) if last.end == bytes.start => last.end = bytes.end,
+                _ => ranges.push(bytes),
+            }
         }
         ranges
     }
 
-    /// Waits until something has been copied.
+    /// Waits until something has been copied or kept.
     pub(super) async fn wait(&self, todo_bytes: u64) {
         loop {
             let changed = self.core.changed.listen();
-            if self.todo_bytes() != todo_bytes {
+            if self.todo_bytes() != todo_bytes
+                || self.core.lock().kept.count() > 0
+                || self.core.lock().broken.is_some()
+            {
                 return;
             }
             changed.await;
         }
+    }
+
+    /// Fails if old bytes are lost.
+    pub(super) fn check(&self) -> Result<(), CopyError> {
+        let broken = self.core.lock().broken;
+        let (kind, message) = match broken {
+            None => return Ok(()),
+            Some(Broken::Full) => (ErrorKind::NoSpace, "No space left in the fleece"),
+            Some(Broken::Copy) => (ErrorKind::Io, "What was overwritten could not be kept"),
+        };
+        Err(CopyError {
+            step: Step::Write,
+            offset_bytes: 0,
+            cause: Error::new(kind, "backup", message),
+        })
     }
 
     /// What users of the target are to go through where the target stands on the source,
@@ -383,7 +256,13 @@ impl CopyBeforeWrite {
         Arc::new(SnapshotView(self.core.clone()))
     }
 
-    /// Makes a change, once what it overwrites is in the target.
+    /// What the source showed when this was made, read-only: of a filter without a fleece. What
+    /// is discarded there is not shown any more, and given up in the target.
+    pub fn snapshot(&self) -> Arc<dyn BlockDevice> {
+        Arc::new(SnapshotAccess(self.core.clone()))
+    }
+
+    /// Makes a change, once what it overwrites is safe.
     fn change<T: 'static>(
         &self,
         offset_bytes: u64,
@@ -398,18 +277,62 @@ impl CopyBeforeWrite {
         }
         let core = core.clone();
         Io::task(spawn(async move {
-            let secured = core.clone().secure(grains).await;
-            secured.map_err(|error| error.cause)?;
+            let secured = secure_in_time(&core, grains).await;
+            match (secured, core.on_error) {
+                (Ok(()), _) => {}
+                (Err(error), OnCopyError::BreakWrite) => return Err(error),
+                (Err(_), OnCopyError::BreakSnapshot) => core.give_up(Broken::Copy),
+            }
             begin(&*core.source).await
         }))
     }
 }
 
+/// Has old bytes safe, within the time that there is for that.
+async fn secure_in_time(core: &Arc<Core>, grains: Range<u64>) -> Result<()> {
+    const ETIMEDOUT: i32 = 110;
+    let Some(timeout) = core.timeout else {
+        let secured = core.clone().secure(grains).await;
+        return secured.map_err(|error| error.cause);
+    };
+    // What has begun goes on: others may wait for it.
+    let secured = spawn(core.clone().secure(grains));
+    match select(pin!(secured), pin!(sleep(timeout))).await {
+        Either::Left((secured, _)) => secured.map_err(|error| error.cause),
+        Either::Right(_) => Err(Error::from_errno("copy before write", ETIMEDOUT)),
+    }
+}
+
 impl BlockDevice for CopyBeforeWrite {
     delegate!(
-        core.source: info, size_bytes, read, flush, block_status, truncate, resize, close, backing,
-        allocated_bytes,
+        core.source: info, size_bytes, read, flush, block_status, backing, allocated_bytes,
     );
+
+    fn truncate(&self, size_bytes: u64) -> Io<()> {
+        let cut_bytes = self.core.size_bytes.saturating_sub(size_bytes);
+        self.change(size_bytes, cut_bytes, move |source| {
+            source.truncate(size_bytes)
+        })
+    }
+
+    fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+        let cut_bytes = self.core.size_bytes.saturating_sub(size_bytes);
+        self.change(size_bytes, cut_bytes, move |source| {
+            source.resize(size_bytes, preallocation)
+        })
+    }
+
+    fn close(&self) -> Io<()> {
+        let core = self.core.clone();
+        Io::start(async move {
+            let closed = core.source.close().await;
+            closed.and(core.target.close().await)
+        })
+    }
+
+    fn format_device(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         self.change(offset_bytes, buffer.len() as u64, move |source| {
@@ -442,46 +365,6 @@ impl BlockDevice for CopyBeforeWrite {
 
     fn clear(&self) -> Io<()> {
         self.change(0, u64::MAX, |source| source.clear())
-    }
-}
-
-/// The target, as one sees the source's old bytes through it.
-#[derive(Debug)]
-struct SnapshotView(Arc<Core>);
-
-impl BlockDevice for SnapshotView {
-    delegate!(
-        0.target: info, size_bytes, write, write_zeroes, discard, flush, truncate, close, backing,
-        allocated_bytes,
-    );
-
-    fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
-        let core = self.0.clone();
-        let grains = core.grains(offset_bytes, buffer.len() as u64);
-        if !core.has_todo(&grains) {
-            return core.target.read(offset_bytes, buffer);
-        }
-        Io::task(spawn(async move {
-            let _read = core.clone().read(grains).await;
-            core.target.read(offset_bytes, buffer).await
-        }))
-    }
-
-    /// What the target does not hold is asked of the source: what lies there must not be
-    /// overwritten, and so not copied, in between.
-    fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-        let core = self.0.clone();
-        if !core.has_todo(&core.grains(offset_bytes, len_bytes)) {
-            return core.target.block_status(offset_bytes, len_bytes, max_depth);
-        }
-        // Writes wait for it, so no more is asked than is answered soon.
-        let len_bytes = len_bytes.min(MAX_ASKED_BYTES);
-        let grains = core.grains(offset_bytes, len_bytes);
-        Io::task(spawn(async move {
-            let _read = core.clone().read(grains).await;
-            let asked = core.target.block_status(offset_bytes, len_bytes, max_depth);
-            asked.await
-        }))
     }
 }
 

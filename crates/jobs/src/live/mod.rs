@@ -44,7 +44,9 @@ mod tracker;
 
 pub use backup::LiveBackup;
 pub use commit::{CopyOutcome, LiveCommit, LiveCommitOptions};
-pub use copy_before_write::{CopyBeforeWrite, CopyBeforeWriteOptions};
+pub use copy_before_write::{
+    CopyBeforeWrite, CopyBeforeWriteOptions, FleeceOptions, OnCopyError, WhenFull,
+};
 pub use dirty::{DirtyMap, DirtyRanges};
 pub use in_steps::in_steps;
 pub use stream::LiveStream;

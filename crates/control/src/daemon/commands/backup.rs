@@ -4,10 +4,14 @@ use std::rc::Rc;
 use vellum::qcow2::AsQcow2;
 
 use crate::Nodes;
+use crate::drivers::copy_before_write::{MIN_GRAIN_BYTES, check_min_cluster};
+use crate::node_bitmap as bitmap;
 use crate::nodes::unknown;
 use crate::qmp::{Arguments, Failure, Outcome};
+use vellum_jobs::live::WhenFull;
 
 use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
+use super::super::jobs::fleece::Fleecing;
 use super::super::jobs::{Job, JobNodes, Settings};
 use super::{Daemon, bitmaps, jobs};
 
@@ -19,7 +23,18 @@ struct BackupArguments {
     bitmap: Option<String>,
     mode: Option<(&'static str, BitmapMode)>,
     compress: bool,
+    tuning: Tuning,
+    discard_source: bool,
+    fleecing: Option<Fleecing>,
+}
+
+/// What of `x-perf` has a meaning.
+#[derive(Default)]
+struct Tuning {
     parallel: Option<usize>,
+    /// 0 is no limit.
+    max_chunk_bytes: u64,
+    min_cluster_bytes: u64,
 }
 
 const FULL: (&str, Sync) = ("full", Sync::Full);
@@ -41,9 +56,13 @@ fn take(arguments: &mut Arguments) -> Result<BackupArguments, Failure> {
     let mode = arguments.choice("bitmap-mode", &modes)?;
     jobs::take_policy(arguments, "on-source-error")?;
     jobs::take_policy(arguments, "on-target-error")?;
-    let parallel = match arguments.object("x-perf")? {
-        None => None,
+    let tuning = match arguments.object("x-perf")? {
+        None => Tuning::default(),
         Some(tuning) => take_tuning(tuning)?,
+    };
+    let fleecing = match arguments.object("x-vellum-fleecing")? {
+        None => Some(Fleecing::default()),
+        Some(fleecing) => take_fleecing(fleecing)?,
     };
     Ok(BackupArguments {
         source,
@@ -52,27 +71,66 @@ fn take(arguments: &mut Arguments) -> Result<BackupArguments, Failure> {
         bitmap: arguments.text("bitmap")?,
         mode,
         compress: arguments.switch("compress")?.unwrap_or(false),
-        parallel,
+        tuning,
+        discard_source: arguments.switch("discard-source")?.unwrap_or(false),
+        fleecing,
     })
 }
 
-/// Takes `x-perf` apart; only how much is in flight at once has a meaning.
-fn take_tuning(mut tuning: Arguments) -> Result<Option<usize>, Failure> {
+/// Takes apart how old bytes wait for the target, which is ours.
+fn take_fleecing(mut fleecing: Arguments) -> Result<Option<Fleecing>, Failure> {
+    let is_wanted = fleecing.switch("enabled")?.unwrap_or(true);
+    let default = Fleecing::default();
+    let max_bytes = match fleecing.number("max-size")? {
+        None => default.max_bytes,
+        Some(bytes) => u64::try_from(bytes)
+            .map_err(|_| Failure::new("Parameter 'max-size' expects a non-negative value"))?,
+    };
+    let choices = [("wait", WhenFull::Wait), ("fail", WhenFull::Fail)];
+    let when_full = fleecing.choice("when-full", &choices)?;
+    let directory = fleecing.text("directory")?;
+    fleecing.finish()?;
+    Ok(is_wanted.then_some(Fleecing {
+        directory,
+        max_bytes,
+        when_full: when_full.unwrap_or(default.when_full),
+    }))
+}
+
+/// Takes `x-perf` apart. Copying is never left to the kernel, and pieces have one size.
+fn take_tuning(mut tuning: Arguments) -> Result<Tuning, Failure> {
     tuning.switch("use-copy-range")?;
-    tuning.number("max-chunk")?;
-    tuning.number("min-cluster-size")?;
+    let max_chunk = tuning.number("max-chunk")?.unwrap_or(0);
+    let min_cluster = tuning.number("min-cluster-size")?.unwrap_or(0);
     let workers = tuning.number("max-workers")?;
     tuning.finish()?;
-    let Some(workers) = workers else {
-        return Ok(None);
+    let parallel = match workers.map(i32::try_from) {
+        None => None,
+        Some(Ok(workers)) if workers > 0 => usize::try_from(workers).ok(),
+        Some(_) => {
+            return Err(Failure::new(format!(
+                "max-workers must be between 1 and {}",
+                i32::MAX
+            )));
+        }
     };
-    match i32::try_from(workers) {
-        Ok(workers) if workers > 0 => Ok(usize::try_from(workers).ok()),
-        _ => Err(Failure::new(format!(
-            "max-workers must be between 1 and {}",
-            i32::MAX
-        ))),
-    }
+    let Ok(max_chunk_bytes) = u64::try_from(max_chunk) else {
+        return Err(Failure::new(
+            "max-chunk must be zero (which means no limit) or positive",
+        ));
+    };
+    let Ok(min_cluster_bytes) = u64::try_from(min_cluster) else {
+        return Err(Failure::new(format!(
+            "min-cluster-size too large: {} > {}",
+            min_cluster as u64,
+            i64::MAX
+        )));
+    };
+    Ok(Tuning {
+        parallel,
+        max_chunk_bytes,
+        min_cluster_bytes,
+    })
 }
 
 impl BackupArguments {
@@ -106,14 +164,14 @@ impl BackupArguments {
                 )),
             };
         };
-        let found = bitmaps::look_up(nodes, &self.source, name).await?;
-        let (bitmaps, info) =
+        let found = bitmap::find(nodes, &self.source, name).await?;
+        let (bitmap, state) =
             found.ok_or_else(|| Failure::new(format!("Bitmap '{name}' could not be found")))?;
         let mode = mode.ok_or_else(|| {
             Failure::new("Bitmap sync mode must be given when providing a bitmap")
         })?;
-        bitmaps::check_free(daemon, &self.source, name)?;
-        if !info.consistent {
+        bitmaps::check_free(daemon, nodes, &self.source, name)?;
+        if !state.consistent {
             return Err(bitmaps::inconsistent(name));
         }
         if sync == NONE {
@@ -129,11 +187,10 @@ impl BackupArguments {
             )));
         }
         Ok(Some(Bitmap {
-            bitmaps,
-            name: name.clone(),
+            bitmap,
             mode: mode.1,
-            enabled: info.auto,
-            granularity_bytes: info.granularity_bytes,
+            enabled: state.records,
+            granularity_bytes: state.granularity_bytes,
         }))
     }
 
@@ -148,6 +205,15 @@ impl BackupArguments {
         }
         nodes.check_free(&self.target)?;
         nodes.check_no_job(&self.source)?;
+        let max_chunk_bytes = self.tuning.max_chunk_bytes;
+        let cluster_bytes = target.info().cluster_size_bytes.unwrap_or_default();
+        let cluster_bytes = cluster_bytes.max(MIN_GRAIN_BYTES);
+        if max_chunk_bytes != 0 && max_chunk_bytes < cluster_bytes {
+            return Err(Failure::new(format!(
+                "Required max-chunk ({max_chunk_bytes}) is less than backup cluster size \
+                 ({cluster_bytes})"
+            )));
+        }
         if source.size_bytes() != target.size_bytes() {
             return Err(Failure::new("Source and target image have different sizes"));
         }
@@ -194,9 +260,11 @@ impl BackupRequest {
         }
         let bitmap = wanted.check_bitmap(daemon, nodes).await?;
         wanted.check_nodes(nodes)?;
+        let min_grain_bytes = check_min_cluster(wanted.tuning.min_cluster_bytes)
+            .map_err(|error| error.context("backup", "Could not create node"))?;
         let job = jobs::create(daemon, settings)?;
         if let Some(bitmap) = &bitmap {
-            job.keep_bitmap(&wanted.source, &bitmap.name);
+            job.keep_bitmap(&wanted.source, &bitmap.bitmap.name);
         }
         let what = BackedUp {
             source: wanted.source,
@@ -204,7 +272,10 @@ impl BackupRequest {
             sync: wanted.sync.1,
             bitmap,
             compress: wanted.compress,
-            parallel: wanted.parallel,
+            parallel: wanted.tuning.parallel,
+            min_grain_bytes,
+            discard_source: wanted.discard_source,
+            fleecing: wanted.fleecing,
         };
         let prepared = Backup::prepare(JobNodes::new(nodes), &job, what).await;
         Ok((job, prepared))

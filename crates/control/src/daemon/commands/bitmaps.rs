@@ -1,20 +1,21 @@
-//! Commands about the dirty bitmaps of an image. They are persistent, all of them: there
-//! are none that end with the program.
+//! Commands about dirty bitmaps: persistent ones of an image, and those of any node that end
+//! with the program.
 
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
 use crate::Nodes;
+use crate::node_bitmap::{self as bitmap, BitmapState, NodeBitmap};
 use crate::nodes::{NodeInfo, unknown};
 use crate::qmp::{Arguments, Failure, Outcome};
 use serde_json::{Value, json};
 use vellum::BlockDevice;
-use vellum::qcow2::info::BitmapInfo;
-use vellum::qcow2::{BitmapOptions, Bitmaps};
+use vellum::qcow2::{AsQcow2, BitmapOptions, MemoryBitmap};
 
 use super::{Daemon, done};
+
+/// The longest name, in bytes.
+const MAX_NAME_BYTES: usize = 1023;
 
 /// A bitmap that is named by a node and its name.
 pub(super) struct BitmapRef {
@@ -30,67 +31,54 @@ impl BitmapRef {
         })
     }
 
-    /// The bitmaps of the node, among which the named one is, that no job keeps to itself.
-    async fn find(&self, daemon: &Daemon, nodes: &Nodes) -> Result<Bitmaps, Failure> {
+    /// The named bitmap, whoever keeps it.
+    async fn look_up(&self, nodes: &Nodes) -> Result<(NodeBitmap, BitmapState), Failure> {
         if !nodes.contains(&self.node) {
             return Err(Failure::new(format!("Node '{}' not found", self.node)));
         }
-        bitmaps(&image(nodes, &self.node)?)?;
-        let Some((bitmaps, _)) = look_up(nodes, &self.node, &self.name).await? else {
-            return Err(Failure::new(format!(
-                "Dirty bitmap '{}' not found",
-                self.name
-            )));
-        };
-        check_free(daemon, &self.node, &self.name)?;
-        Ok(bitmaps)
+        let found = bitmap::find(nodes, &self.node, &self.name).await?;
+        found.ok_or_else(|| Failure::new(format!("Dirty bitmap '{}' not found", self.name)))
     }
 
-    /// As [`Named::find`], and whether the named one records writes.
-    async fn find_switch(
+    /// The named bitmap, which nobody keeps to himself.
+    async fn find(
         &self,
         daemon: &Daemon,
         nodes: &Nodes,
-    ) -> Result<(Bitmaps, bool), Failure> {
-        let bitmaps = self.find(daemon, nodes).await?;
-        let info = bitmaps.find(&self.name).await?;
-        Ok((bitmaps, info.auto))
+    ) -> Result<(NodeBitmap, BitmapState), Failure> {
+        let found = self.look_up(nodes).await?;
+        check_free(daemon, nodes, &self.node, &self.name)?;
+        Ok(found)
     }
 }
 
-/// The bitmaps of a node, and what there is to say of the named one, if there is one.
-pub(super) async fn look_up(
+/// The bitmaps of a node, as a description of it lists them: the newest first.
+pub(super) async fn describe(
+    daemon: &Daemon,
     nodes: &Nodes,
-    node: &str,
-    name: &str,
-) -> Result<Option<(Bitmaps, BitmapInfo)>, Failure> {
-    let Ok(bitmaps) = bitmaps(&image(nodes, node)?) else {
-        return Ok(None);
-    };
-    let list = bitmaps.list().await?;
-    let found = list.into_iter().find(|one| one.name == name);
-    Ok(found.map(|info| (bitmaps, info)))
-}
-
-/// The bitmaps of a node, as a description of it lists them.
-pub(super) async fn describe(daemon: &Daemon, node: &NodeInfo) -> Result<Vec<Value>, Failure> {
-    let image = node.device.as_ref().and_then(|device| device.as_qcow2());
-    let Some(image) = image else {
-        return Ok(Vec::new());
-    };
-    let bitmaps = image.bitmaps();
+    node: &NodeInfo,
+) -> Result<Vec<Value>, Failure> {
     let mut described = Vec::new();
-    for info in bitmaps.list().await? {
+    for (bitmap, state) in bitmap::list(nodes, &node.name).await?.into_iter().rev() {
+        let granularity_bytes = state.granularity_bytes;
         let mut one = json!({
-            "name": info.name,
-            "recording": info.auto && info.consistent,
-            "persistent": true,
-            "busy": daemon.jobs.keep_bitmap(&node.name, &info.name),
-            "granularity": info.granularity_bytes,
+            "name": bitmap.name,
+            "recording": state.records && state.consistent,
+            "persistent": state.persistent,
+            "busy": is_kept(daemon, nodes, &node.name, &bitmap.name),
+            "granularity": granularity_bytes,
             "count": 0,
         });
-        match info.consistent {
-            true => one["count"] = json!(bitmaps.read(&info.name).await?.dirty_bytes()),
+        match state.consistent {
+            true => {
+                // In whole bits, also where the device ends earlier.
+                let bits = bitmap
+                    .read()
+                    .await?
+                    .dirty_bytes()
+                    .div_ceil(granularity_bytes);
+                one["count"] = json!(bits.saturating_mul(granularity_bytes));
+            }
             false => one["inconsistent"] = json!(true),
         }
         described.push(one);
@@ -105,27 +93,24 @@ pub(super) fn inconsistent(name: &str) -> Failure {
     ))
 }
 
-/// Refuses a bitmap that a job keeps to itself.
-pub(super) fn check_free(daemon: &Daemon, node: &str, name: &str) -> Result<(), Failure> {
-    match daemon.jobs.keep_bitmap(node, name) {
+/// Whether a job or an export keeps a bitmap to itself.
+fn is_kept(daemon: &Daemon, nodes: &Nodes, node: &str, name: &str) -> bool {
+    daemon.jobs.keep_bitmap(node, name) || nodes.shows_bitmap(node, name)
+}
+
+/// Refuses a bitmap that a job or an export keeps to itself.
+pub(super) fn check_free(
+    daemon: &Daemon,
+    nodes: &Nodes,
+    node: &str,
+    name: &str,
+) -> Result<(), Failure> {
+    match is_kept(daemon, nodes, node, name) {
         false => Ok(()),
         true => Err(Failure::new(format!(
             "Bitmap '{name}' is currently in use by another operation and cannot be used"
         ))),
     }
-}
-
-fn image(nodes: &Nodes, node: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
-    match nodes.contains(node) {
-        true => Ok(nodes.device(node)?),
-        false => Err(unknown(node).into()),
-    }
-}
-
-fn bitmaps(image: &Arc<dyn BlockDevice>) -> Result<Bitmaps, Failure> {
-    let qcow2 = image.as_qcow2();
-    let qcow2 = qcow2.ok_or_else(|| Failure::new("the node's format has no bitmaps"))?;
-    Ok(qcow2.bitmaps())
 }
 
 /// What is done to a bitmap.
@@ -159,8 +144,7 @@ pub(super) struct NewBitmap {
 
 /// What takes a change back if its transaction is aborted.
 pub(super) struct BitmapUndo {
-    bitmaps: Bitmaps,
-    name: String,
+    bitmap: NodeBitmap,
     action: UndoAction,
 }
 
@@ -177,12 +161,11 @@ impl NewBitmap {
     fn take(arguments: &mut Arguments) -> Result<NewBitmap, Failure> {
         let granularity_bytes = match arguments.number("granularity")? {
             None => None,
-            Some(bytes) => match u64::try_from(bytes) {
-                Ok(bytes) if bytes >= 512 && bytes.is_power_of_two() => Some(bytes),
-                Ok(bytes) if bytes >= 512 => {
-                    return Err(Failure::new("Granularity must be power of 2"));
+            Some(bytes) => match u32::try_from(bytes) {
+                Ok(bytes) => Some(u64::from(bytes)),
+                Err(_) => {
+                    return Err(Failure::new("Parameter 'granularity' expects uint32_t"));
                 }
-                _ => return Err(Failure::new("Granularity must be at least 512")),
             },
         };
         Ok(NewBitmap {
@@ -192,30 +175,75 @@ impl NewBitmap {
         })
     }
 
-    async fn add(&self, named: &BitmapRef, nodes: &Nodes) -> Result<BitmapUndo, Failure> {
-        let image = image(nodes, &named.node)?;
+    /// Refuses what cannot be, before anything of it is looked at closer.
+    fn check(&self, named: &BitmapRef, nodes: &Nodes) -> Result<(), Failure> {
         if named.name.is_empty() {
             return Err(Failure::new("Bitmap name cannot be empty"));
         }
-        if !self.persistent {
+        if !nodes.contains(&named.node) {
+            return Err(unknown(&named.node).into());
+        }
+        let is_fit = |bytes: u64| bytes >= 512 && bytes.is_power_of_two();
+        if !self.granularity_bytes.is_none_or(is_fit) {
             return Err(Failure::new(
-                "Bitmaps that are not persistent are not part of this version",
+                "Granularity must be power of 2 and at least 512",
             ));
         }
-        let bitmaps = bitmaps(&image)?;
-        let list = bitmaps.list().await?;
-        if list.iter().any(|one| one.name == named.name) {
-            return Err(Failure::new(format!(
-                "Bitmap already exists: {}",
-                named.name
-            )));
+        Ok(())
+    }
+
+    async fn add(&self, named: &BitmapRef, nodes: &Nodes) -> Result<BitmapUndo, Failure> {
+        self.check(named, nodes)?;
+        let device = nodes.device(&named.node)?;
+        let is_image = nodes.known(&named.node)?.driver == "qcow2";
+        let name = &named.name;
+        let is_there = bitmap::find(nodes, &named.node, name).await?.is_some();
+        let bitmap = match (self.persistent, device.as_qcow2().filter(|_| is_image)) {
+            (true, None) => {
+                return Err(Failure::new(format!(
+                    "Can't store persistent bitmaps to {}: Operation not supported",
+                    named.node
+                )));
+            }
+            _ if is_there => {
+                return Err(Failure::new(format!("Bitmap already exists: {name}")));
+            }
+            (true, Some(image)) => {
+                let options = BitmapOptions::default()
+                    .granularity_bytes(self.granularity_bytes)
+                    .disabled(self.disabled)
+                    .node_name(Some(named.node.clone()));
+                image.bitmaps().add(name, options).await?;
+                NodeBitmap::in_image(image.bitmaps(), name)
+            }
+            (false, _) => self.add_in_memory(named, nodes, &*device)?,
+        };
+        nodes.note_bitmap(&named.node, name);
+        Ok(undo(bitmap, UndoAction::Remove))
+    }
+
+    fn add_in_memory(
+        &self,
+        named: &BitmapRef,
+        nodes: &Nodes,
+        device: &dyn BlockDevice,
+    ) -> Result<NodeBitmap, Failure> {
+        let name = &named.name;
+        if name.len() > MAX_NAME_BYTES {
+            return Err(Failure::new(format!("Bitmap name too long: {name}")));
         }
-        let options = BitmapOptions::default()
-            .granularity_bytes(self.granularity_bytes)
-            .disabled(self.disabled)
-            .node_name(Some(named.node.clone()));
-        bitmaps.add(&named.name, options).await?;
-        Ok(named.undo(bitmaps, UndoAction::Remove))
+        let recorder = nodes.recorder(&named.node);
+        let recorder = recorder.ok_or_else(|| Failure::from(unknown(&named.node)))?;
+        let cluster_bytes = nodes.cluster_size_bytes(&named.node);
+        let default_bytes = cluster_bytes.unwrap_or(65536).clamp(4096, 65536);
+        let bitmap = MemoryBitmap::new(
+            name,
+            device.size_bytes(),
+            self.granularity_bytes.unwrap_or(default_bytes),
+            !self.disabled,
+        );
+        recorder.add(bitmap.clone());
+        Ok(NodeBitmap::in_memory(bitmap, recorder))
     }
 }
 
@@ -240,14 +268,8 @@ fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<BitmapRef>,
     sources.into_iter().map(take).collect()
 }
 
-impl BitmapRef {
-    fn undo(&self, bitmaps: Bitmaps, action: UndoAction) -> BitmapUndo {
-        BitmapUndo {
-            bitmaps,
-            name: self.name.clone(),
-            action,
-        }
-    }
+fn undo(bitmap: NodeBitmap, action: UndoAction) -> BitmapUndo {
+    BitmapUndo { bitmap, action }
 }
 
 impl Change {
@@ -304,64 +326,64 @@ impl Change {
         match self {
             Change::Add(named, new) => new.add(named, nodes).await,
             Change::Remove(named) => {
-                let bitmaps = named.find(daemon, nodes).await?;
-                bitmaps.remove(&named.name).await?;
-                Ok(named.undo(bitmaps, UndoAction::Nothing))
+                let (bitmap, _) = named.find(daemon, nodes).await?;
+                bitmap.remove().await?;
+                Ok(undo(bitmap, UndoAction::Nothing))
             }
             Change::Clear(named) => {
-                let bitmaps = named.find(daemon, nodes).await?;
-                let old = bitmaps.read(&named.name).await?;
-                bitmaps.clear(&named.name).await?;
-                Ok(named.undo(bitmaps, UndoAction::SetDirty(old.ranges().collect())))
+                let (bitmap, _) = named.find(daemon, nodes).await?;
+                let old = bitmap.read().await?;
+                bitmap.set(Vec::new()).await?;
+                Ok(undo(bitmap, UndoAction::SetDirty(old.ranges().collect())))
             }
-            Change::Enable(named) => {
-                let (bitmaps, was_enabled) = named.find_switch(daemon, nodes).await?;
-                bitmaps.enable(&named.name).await?;
-                let action = if was_enabled {
-                    UndoAction::Nothing
-                } else {
-                    UndoAction::Disable
-                };
-                Ok(named.undo(bitmaps, action))
-            }
-            Change::Disable(named) => {
-                let (bitmaps, was_enabled) = named.find_switch(daemon, nodes).await?;
-                bitmaps.disable(&named.name).await?;
-                let action = if was_enabled {
-                    UndoAction::Enable
-                } else {
-                    UndoAction::Nothing
-                };
-                Ok(named.undo(bitmaps, action))
-            }
+            Change::Enable(named) => named.switch(daemon, nodes, true).await,
+            Change::Disable(named) => named.switch(daemon, nodes, false).await,
             Change::Merge(named, sources) => {
-                let bitmaps = named.find(daemon, nodes).await?;
+                let (bitmap, _) = named.find(daemon, nodes).await?;
                 let mut dirty = Vec::with_capacity(sources.len());
                 for source in sources {
-                    let found = source.find(daemon, nodes).await?;
-                    dirty.push(found.read(&source.name).await?);
+                    let (found, _) = source.find(daemon, nodes).await?;
+                    dirty.push(found.read().await?);
                 }
-                let old = bitmaps.read(&named.name).await?;
-                bitmaps.merge(&named.name, dirty).await?;
-                Ok(named.undo(bitmaps, UndoAction::SetDirty(old.ranges().collect())))
+                let old = bitmap.read().await?;
+                bitmap.merge(dirty).await?;
+                Ok(undo(bitmap, UndoAction::SetDirty(old.ranges().collect())))
             }
         }
+    }
+}
+
+impl BitmapRef {
+    /// Has the bitmap record writes, or no more.
+    async fn switch(
+        &self,
+        daemon: &Daemon,
+        nodes: &Nodes,
+        records: bool,
+    ) -> Result<BitmapUndo, Failure> {
+        let (bitmap, state) = self.find(daemon, nodes).await?;
+        if !state.consistent {
+            return Err(inconsistent(&self.name));
+        }
+        bitmap.set_records(records).await?;
+        let action = match (state.records, records) {
+            (true, false) => UndoAction::Enable,
+            (false, true) => UndoAction::Disable,
+            _ => UndoAction::Nothing,
+        };
+        Ok(undo(bitmap, action))
     }
 }
 
 impl BitmapUndo {
     /// Takes the change back. What fails of it leaves the bitmap as it was changed.
     pub(super) async fn run(self) -> vellum::Result<()> {
-        let BitmapUndo {
-            bitmaps,
-            name,
-            action,
-        } = self;
+        let BitmapUndo { bitmap, action } = self;
         match action {
-            UndoAction::Remove => bitmaps.remove(&name).await,
-            UndoAction::Enable => bitmaps.enable(&name).await,
-            UndoAction::Disable => bitmaps.disable(&name).await,
-            UndoAction::SetDirty(ranges) => bitmaps.set(&name, ranges).await,
+            UndoAction::Remove => bitmap.remove().await,
+            UndoAction::Enable => bitmap.set_records(true).await,
+            UndoAction::Disable => bitmap.set_records(false).await,
+            UndoAction::SetDirty(ranges) => bitmap.set(ranges).await,
             UndoAction::Nothing => Ok(()),
         }
     }
@@ -373,4 +395,15 @@ pub(super) async fn change(daemon: Rc<Daemon>, arguments: Arguments, kind: Kind)
     let parts = daemon.parts.lock().await;
     change.make(&daemon, &parts.nodes).await?;
     done()
+}
+
+/// `x-debug-block-dirty-bitmap-sha256`.
+pub(super) async fn sha256(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let named = BitmapRef::take(&mut arguments)?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let (bitmap, _) = named.look_up(&parts.nodes).await?;
+    let digest = bitmap.read().await?.sha256();
+    let text: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(json!({"sha256": text}))
 }

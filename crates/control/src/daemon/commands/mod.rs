@@ -128,6 +128,9 @@ const COMMANDS: &[(&str, Command)] = &[
     ("query-version", |_, a| Box::pin(query_version(a))),
     ("quit", |d, a| Box::pin(quit(d, a))),
     ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
+    ("x-debug-block-dirty-bitmap-sha256", |d, a| {
+        Box::pin(bitmaps::sha256(d, a))
+    }),
     (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
 ];
 

@@ -82,7 +82,7 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let mut described = Vec::with_capacity(nodes.len());
     for node in &nodes {
         let mut description = describe(node, &nodes);
-        let bitmaps = bitmaps::describe(&daemon, node).await?;
+        let bitmaps = bitmaps::describe(&daemon, &parts.nodes, node).await?;
         if !bitmaps.is_empty() {
             description["dirty-bitmaps"] = json!(bitmaps);
         }

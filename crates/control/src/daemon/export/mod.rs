@@ -99,6 +99,15 @@ struct ExportEntry {
     /// The number of its use of a live node.
     joined: Option<u64>,
     served: Served,
+    /// The bitmaps that it shows.
+    bitmaps: Vec<BitmapUse>,
+}
+
+/// A bitmap that an export shows: as long as it does, nobody changes it.
+#[derive(Debug)]
+struct BitmapUse {
+    node: String,
+    name: String,
 }
 
 /// What serves an export.
@@ -212,13 +221,17 @@ impl ServerExports {
             }
         };
         let places = (server, environment);
-        match serve(wanted, device, &node, nodes, joined, places).await {
-            Ok(served) => {
+        match serve(wanted, device, nodes, joined, places).await {
+            Ok((served, bitmaps)) => {
+                for bitmap in &bitmaps {
+                    nodes.show_bitmap(&bitmap.node, &bitmap.name);
+                }
                 self.0.push(ExportEntry {
                     id,
                     node: name,
                     joined,
                     served,
+                    bitmaps,
                 });
                 Ok(())
             }
@@ -276,12 +289,20 @@ impl ServerExports {
         server: Option<&Server>,
     ) -> Result<(), Failure> {
         let entry = self.take(id, removal)?;
-        let ExportEntry { joined, served, .. } = entry;
+        let ExportEntry {
+            joined,
+            served,
+            bitmaps,
+            ..
+        } = entry;
         let node = joined.and_then(|joined| nodes.used_by(joined));
         let lifted = nodes.lift_limits(&node.unwrap_or(entry.node));
         served.end(server).await;
         drop(lifted);
         joined.into_iter().for_each(|joined| nodes.leave(joined));
+        for bitmap in &bitmaps {
+            nodes.hide_bitmap(&bitmap.node, &bitmap.name);
+        }
         Ok(())
     }
 }
@@ -300,11 +321,10 @@ fn check_name(name: &str, server: Option<&Server>) -> Result<(), Failure> {
 async fn serve(
     wanted: Description,
     device: Arc<dyn BlockDevice>,
-    node: &Arc<dyn BlockDevice>,
     nodes: &Nodes,
     joined: Option<u64>,
     (server, environment): (Option<&Server>, &ServerEnvironment),
-) -> Result<Served, Failure> {
+) -> Result<(Served, Vec<BitmapUse>), Failure> {
     let device = match wanted.writethrough {
         true => WriteThrough::new(device),
         false => device,
@@ -312,8 +332,9 @@ async fn serve(
     match wanted.kind {
         Wanted::Nbd(nbd) => {
             let server = server.ok_or_else(|| message("NBD server not running"))?;
-            let export = nbd.serve(device, node, wanted.writable, nodes, server);
-            export.await.map(Served::Nbd)
+            let export = nbd.serve(device, &wanted.node, wanted.writable, nodes, server);
+            let (export, bitmaps) = export.await?;
+            Ok((Served::Nbd(export), bitmaps))
         }
         Wanted::Fuse(fuse) => {
             let device = match joined {
@@ -321,12 +342,12 @@ async fn serve(
                 None => device,
             };
             let export = fuse.serve(device, wanted.writable);
-            export.await.map(Served::Fuse)
+            Ok((Served::Fuse(export.await?), Vec::new()))
         }
         Wanted::VhostUserBlk(disk) => {
             let (id, through) = (&wanted.id, wanted.writethrough);
             let export = disk.serve(device, id, wanted.writable, through, environment);
-            export.map(Served::VhostUserBlk)
+            Ok((Served::VhostUserBlk(export?), Vec::new()))
         }
     }
 }

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum::qcow2::BitmapView;
 use vellum_export::nbd::Export;
 use vellum_nbd::proto::MAX_STRING_BYTES;
 
 use super::super::server::Server;
 use super::super::{Failure, failure, message, need, refuse_rest};
-use crate::nodes::{Changes, RequiredAccess};
-use crate::{Nodes, Options, shown_bitmaps};
+use super::BitmapUse;
+use crate::node_bitmap as bitmap;
+use crate::nodes::{Changes, RequiredAccess, unknown};
+use crate::shown_bitmaps::with_hint;
+use crate::{Nodes, Options, error_text};
 
 /// The options of this type.
 #[derive(Debug)]
@@ -20,7 +24,7 @@ pub(super) struct Wanted {
     bitmaps: Vec<WantedBitmap>,
 }
 
-/// A bitmap that an export shows.
+/// A bitmap that an export is to show.
 #[derive(Debug)]
 struct WantedBitmap {
     /// The node that has it, if not the exported one or one below.
@@ -67,26 +71,58 @@ impl Wanted {
     pub(super) async fn serve(
         self,
         device: Arc<dyn BlockDevice>,
-        node: &Arc<dyn BlockDevice>,
+        node: &str,
         writable: bool,
         nodes: &Nodes,
         server: &Server,
-    ) -> Result<Arc<Export>, Failure> {
+    ) -> Result<(Arc<Export>, Vec<BitmapUse>), Failure> {
         let mut export = Export::new(self.name, device);
         export.description = self.description;
         export.read_only = !writable;
         export.allocation_depth = self.allocation_depth;
+        let mut shown = Vec::with_capacity(self.bitmaps.len());
         for bitmap in self.bitmaps {
-            let holder = match &bitmap.node {
-                Some(node) => nodes.device(node).map_err(failure)?,
-                None => node.clone(),
-            };
-            let found = shown_bitmaps::find(&holder, &[bitmap.name], export.read_only).await?;
-            export.bitmaps.extend(found);
+            let from = bitmap.node.as_deref().unwrap_or(node);
+            let (holder, view) = find(nodes, from, &bitmap.name, !writable).await?;
+            export.bitmaps.push((bitmap.name.clone(), view));
+            shown.push(BitmapUse {
+                node: holder,
+                name: bitmap.name,
+            });
         }
         export.multi_conn = server.several;
-        Ok(server.exports.add(export))
+        Ok((server.exports.add(export), shown))
     }
+}
+
+/// Finds a bitmap by its name, in a node or in the next one below it that has one of the name;
+/// says which.
+async fn find(
+    nodes: &Nodes,
+    node: &str,
+    name: &str,
+    read_only: bool,
+) -> Result<(String, BitmapView), Failure> {
+    if !nodes.contains(node) {
+        return Err(failure(unknown(node)));
+    }
+    let mut layer = Some(node.to_owned());
+    while let Some(node) = layer {
+        let found = bitmap::find(nodes, &node, name).await.map_err(failure)?;
+        if let Some((bitmap, state)) = found {
+            let changes = !nodes.device(&node).map_err(failure)?.info().read_only;
+            if read_only && changes && state.records && state.consistent {
+                return Err(message(format!(
+                    "Enabled bitmap '{name}' incompatible with readonly export"
+                )));
+            }
+            let view = bitmap.view().await;
+            let view = view.map_err(|error| Failure(with_hint(error_text(&error))));
+            return Ok((node, view?));
+        }
+        layer = nodes.shown_below(&node);
+    }
+    Err(message(format!("Bitmap '{name}' is not found")))
 }
 
 /// Takes `bitmaps.N=NAME` and `bitmaps.N.node=NODE,bitmaps.N.name=NAME`.

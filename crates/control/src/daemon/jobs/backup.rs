@@ -4,17 +4,15 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::node_bitmap::NodeBitmap;
 use crate::nodes::{Changes, DrainedUsers};
 use vellum::BlockDevice;
-use vellum::qcow2::Bitmaps;
 use vellum_jobs::live::{
     CopyBeforeWrite, CopyBeforeWriteOptions, CopyOutcome, DirtyMap, LiveBackup,
 };
 
+use super::fleece::Fleecing;
 use super::{Job, JobNodes, PARALLEL, ProgressReporter, Work};
-
-/// Bytes that QEMU copies at once at least.
-const MIN_GRAIN_BYTES: u64 = 64 << 10;
 
 /// What of a node is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +40,7 @@ pub(in crate::daemon) enum BitmapMode {
 
 /// A bitmap of the source.
 pub(in crate::daemon) struct Bitmap {
-    pub(in crate::daemon) bitmaps: Bitmaps,
-    pub(in crate::daemon) name: String,
+    pub(in crate::daemon) bitmap: NodeBitmap,
     pub(in crate::daemon) mode: BitmapMode,
     /// It records writes.
     pub(in crate::daemon) enabled: bool,
@@ -58,6 +55,12 @@ pub(in crate::daemon) struct BackedUp {
     pub(in crate::daemon) bitmap: Option<Bitmap>,
     pub(in crate::daemon) compress: bool,
     pub(in crate::daemon) parallel: Option<usize>,
+    /// The least grain that somebody wants, in bytes.
+    pub(in crate::daemon) min_grain_bytes: u64,
+    /// What has been copied is discarded in the source, which nobody else changes then.
+    pub(in crate::daemon) discard_source: bool,
+    /// Where old bytes wait for the target; otherwise those who overwrite them do.
+    pub(in crate::daemon) fleecing: Option<Fleecing>,
 }
 
 /// A backup.
@@ -81,19 +84,31 @@ impl Backup {
     ) -> vellum::Result<Backup> {
         let joined = Backup::join(&mut job_nodes, job, &what);
         let (source, target) = job_nodes.or_leave(joined).await?;
+        let shows_source = job_nodes.nodes.chain(&what.target).contains(&what.source);
+        let fleece = match &what.fleecing {
+            // Users of such a target see what it has.
+            Some(fleecing) if !shows_source => {
+                let made = fleecing.make(&job_nodes.nodes, source.size_bytes()).await;
+                job_nodes.or_leave(made).await?
+            }
+            _ => None,
+        };
         let granularity = what.bitmap.as_ref().map(|bitmap| bitmap.granularity_bytes);
-        let grain_bytes = granularity.unwrap_or(MIN_GRAIN_BYTES);
+        let grain_bytes = granularity.unwrap_or(what.min_grain_bytes);
         let written = DirtyMap::in_grains_of(grain_bytes, source.size_bytes());
         let cluster_size = target.info().cluster_size_bytes;
+        let grain = cluster_size.unwrap_or_default().max(what.min_grain_bytes);
         let keeping = CopyBeforeWriteOptions {
-            grain_bytes: cluster_size.unwrap_or_default().max(MIN_GRAIN_BYTES),
             compress: what.compress,
-            written: written.clone(),
+            fleece,
+            ..CopyBeforeWriteOptions::new(grain, written.clone())
         };
         let filter = CopyBeforeWrite::new(source.clone(), target.clone(), keeping);
-        let below = job_nodes.nodes.chain(&what.target);
+        if what.discard_source {
+            filter.discard_source();
+        }
         let mut backup = Backup {
-            shows_source: below.contains(&what.source),
+            shows_source,
             job_nodes,
             backup: LiveBackup {
                 source,
@@ -119,7 +134,11 @@ impl Backup {
         what: &BackedUp,
     ) -> vellum::Result<(Arc<dyn BlockDevice>, Arc<dyn BlockDevice>)> {
         let (none, size) = (Changes::NONE, Changes::SIZE);
-        job_nodes.join(&job.settings, &what.source, "main node", none, size)?;
+        let (changes, keeps) = match what.discard_source {
+            true => (Changes::CONTENT, Changes::ALL),
+            false => (none, size),
+        };
+        job_nodes.join(&job.settings, &what.source, "main node", changes, keeps)?;
         let (content, all) = (Changes::CONTENT, Changes::ALL);
         job_nodes.join(&job.settings, &what.target, "target", content, all)?;
         let nodes = &job_nodes.nodes;
@@ -137,7 +156,7 @@ impl Backup {
         nodes.insert_filter(&self.what.source, Some(front)).await?;
         if let (Sync::Bitmap, Some(bitmap)) = (self.what.sync, &self.what.bitmap) {
             // What was written since is in it too, and is copied as it was before.
-            let dirty = bitmap.bitmaps.read(&bitmap.name).await?;
+            let dirty = bitmap.bitmap.read().await?;
             self.backup.keep_only(dirty.ranges());
         }
         Ok(())
@@ -166,8 +185,7 @@ impl Backup {
             false => Vec::new(),
         };
         ranges.extend(written.iter().cloned());
-        let bitmaps = &bitmap.bitmaps;
-        let set = bitmaps.set_after_backup(&bitmap.name, ranges).await;
+        let set = bitmap.bitmap.set_after_backup(ranges).await;
         if set.is_err() {
             // Whoever tries again has to know it.
             for range in written {
@@ -205,18 +223,20 @@ impl Work for Backup {
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
         let mut reporter = ProgressReporter { job, exact: true };
         let backup = &self.backup;
+        let failed = |error| job.report_failure(error);
         if self.what.sync == Sync::None {
-            backup.wait(&job.control, &mut reporter).await;
+            let waited = backup.wait(&job.control, &mut reporter).await;
+            waited.map_err(failed)?;
             return Ok(CopyOutcome::GivenUp);
         }
-        let failed = |error| job.report_failure(error);
         if self.what.sync == Sync::Top {
             let kept = backup.keep_only_top(&job.control).await.map_err(failed)?;
             if kept == CopyOutcome::GivenUp {
                 return Ok(kept);
             }
         }
-        let copied = backup.run(&job.control, &mut reporter).await;
+        let total_bytes = backup.todo_bytes();
+        let copied = backup.run(&job.control, &mut reporter, total_bytes).await;
         copied.map_err(failed)
     }
 

@@ -11,6 +11,7 @@ pub(super) mod active_commit;
 pub(super) mod backup;
 pub(super) mod commit;
 pub(super) mod create;
+pub(super) mod fleece;
 pub(super) mod scrub;
 pub(super) mod stream;
 

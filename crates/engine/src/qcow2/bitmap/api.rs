@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
 use vellum_format::bitmap::BitmapFlags;
 use vellum_io::{Io, Result, spawn_to_completion};
 
@@ -79,6 +80,24 @@ impl DirtyBitmap {
     /// How many bytes are dirty.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty.dirty_bytes()
+    }
+
+    /// The SHA-256 of the bits in words of eight bytes, the first bit in the lowest place of the
+    /// first byte: what QEMU's `x-debug-block-dirty-bitmap-sha256` tells.
+    pub fn sha256(&self) -> [u8; 32] {
+        const PIECE_BYTES: u64 = 64 << 10;
+        let bits = self.dirty.bits();
+        let len_bytes = bits.len().div_ceil(64).max(1) * 8;
+        let mut digest = Sha256::new();
+        let mut piece = Vec::new();
+        let mut at = 0;
+        while at < len_bytes {
+            piece.resize((len_bytes - at).min(PIECE_BYTES) as usize, 0);
+            bits.copy_to(at, &mut piece);
+            digest.update(&piece);
+            at += piece.len() as u64;
+        }
+        digest.finalize().into()
     }
 }
 

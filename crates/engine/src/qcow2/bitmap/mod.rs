@@ -22,6 +22,7 @@
 //! | `resize` | bitmaps of an image that gets another size |
 //! | `store` | bits from the disk and to new places on it; the directory |
 //! | `api`, `view` | bitmaps as the library shows them; asked about piece by piece |
+//! | `memory` | bitmaps of any device, which are not in the image |
 //!
 //! Invariants:
 //! - A bit in memory is set only once it is durable on disk.
@@ -37,6 +38,7 @@ mod change;
 mod close;
 mod crash_consistent;
 mod dirty;
+mod memory;
 mod resize;
 pub(crate) mod state;
 mod store;
@@ -45,4 +47,5 @@ mod view;
 
 pub use api::{BitmapOptions, Bitmaps, DirtyBitmap};
 pub(crate) use crash_consistent::is_consistent;
+pub use memory::MemoryBitmap;
 pub use view::BitmapView;

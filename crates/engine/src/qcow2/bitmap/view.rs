@@ -5,19 +5,26 @@ use std::sync::Arc;
 use vellum_io::Result;
 
 use super::dirty::Dirty;
+use super::memory::MemoryBitmap;
 use crate::qcow2::image::Image;
 
-/// One bitmap of an open image, at each moment.
+/// One bitmap at each moment: of an open image, or one in memory.
 ///
 /// While the bitmap records writes, an answer is that of the moment of the question; what
-/// has ended before it is in it. One that did not record when the view was made is seen
-/// as it was then.
+/// has ended before it is in it. One of an image that did not record when the view was made
+/// is seen as it was then.
 #[derive(Debug, Clone)]
-pub struct BitmapView {
-    image: Arc<Image>,
-    name: Vec<u8>,
-    /// The bits of a bitmap that did not record.
-    still: Option<Arc<Dirty>>,
+pub struct BitmapView(Viewed);
+
+#[derive(Debug, Clone)]
+enum Viewed {
+    Memory(Arc<MemoryBitmap>),
+    Image {
+        image: Arc<Image>,
+        name: Vec<u8>,
+        /// The bits of a bitmap that did not record.
+        still: Option<Arc<Dirty>>,
+    },
 }
 
 impl BitmapView {
@@ -26,20 +33,30 @@ impl BitmapView {
         let name = name.as_bytes().to_vec();
         let records = image.bitmaps.live().find(&name).is_some();
         let still = (!records).then(|| Arc::new(bits));
-        Ok(BitmapView { image, name, still })
+        Ok(BitmapView(Viewed::Image { image, name, still }))
     }
 
     /// Whether the byte at `offset_bytes` is dirty, and how many bytes from there on, at
     /// most `len_bytes`, are alike. What lies beyond the end of the device is clean.
     ///
-    /// If the bitmap was recording and is not any more, everything is dirty.
+    /// If the bitmap of an image was recording and is not any more, everything is dirty.
     pub fn status(&self, offset_bytes: u64, len_bytes: u64) -> (bool, u64) {
-        if let Some(bitmap) = self.image.bitmaps.live().find(&self.name) {
+        let (image, name, still) = match &self.0 {
+            Viewed::Memory(bitmap) => return bitmap.status(offset_bytes, len_bytes),
+            Viewed::Image { image, name, still } => (image, name, still),
+        };
+        if let Some(bitmap) = image.bitmaps.live().find(name) {
             return bitmap.dirty.status(offset_bytes, len_bytes);
         }
-        match &self.still {
+        match still {
             Some(still) => still.status(offset_bytes, len_bytes),
             None => (true, len_bytes),
         }
+    }
+}
+
+impl From<Arc<MemoryBitmap>> for BitmapView {
+    fn from(bitmap: Arc<MemoryBitmap>) -> Self {
+        BitmapView(Viewed::Memory(bitmap))
     }
 }

@@ -1,5 +1,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use event_listener::Event;
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
@@ -74,11 +75,7 @@ fn what_is_zeroed_while_a_reader_asks_for_it_is_data_to_him() {
         write.await.expect("a write");
         let below = Asked::new(source.clone());
         let target = image(Backing::Given(below.clone())).await;
-        let keeping = CopyBeforeWriteOptions {
-            grain_bytes: 65536,
-            compress: false,
-            written: DirtyMap::new(SIZE_BYTES),
-        };
+        let keeping = CopyBeforeWriteOptions::new(65536, DirtyMap::new(SIZE_BYTES));
         let filter = CopyBeforeWrite::new(source, target, keeping);
         let seen = filter.snapshot_view();
         let asked = seen.block_status(0, SIZE_BYTES, u32::MAX);
@@ -106,11 +103,7 @@ fn a_question_about_all_of_a_disk_does_not_hold_up_writers_of_all_of_it() {
         let source = Raw::open(file, RawOptions::default()).expect("a device");
         let below = Asked::new(source.clone());
         let target: Arc<dyn BlockDevice> = below.clone();
-        let keeping = CopyBeforeWriteOptions {
-            grain_bytes: 65536,
-            compress: false,
-            written: DirtyMap::new(1 << 30),
-        };
+        let keeping = CopyBeforeWriteOptions::new(65536, DirtyMap::new(1 << 30));
         let filter = CopyBeforeWrite::new(source, target, keeping);
         let asked = filter.snapshot_view().block_status(0, 1 << 30, u32::MAX);
         some_turns().await;

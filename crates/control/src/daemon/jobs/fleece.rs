@@ -1,0 +1,86 @@
+//! Where old bytes of a backup wait for a slow target: a file of its own, of bounded size.
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Raw, RawOptions, Result, Storage};
+use vellum_jobs::live::{FleeceOptions, WhenFull};
+use vellum_storage::MemStorage;
+use vellum_storage::file::{Create, FileOptions, FileStorage};
+
+use crate::Nodes;
+
+/// Bytes that wait at most, unless somebody says how many.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// How old bytes wait.
+#[derive(Debug, Clone)]
+pub(in crate::daemon) struct Fleecing {
+    /// Where the file is made; `None` for a directory for temporary files.
+    pub(in crate::daemon) directory: Option<String>,
+    pub(in crate::daemon) max_bytes: u64,
+    pub(in crate::daemon) when_full: WhenFull,
+}
+
+impl Default for Fleecing {
+    fn default() -> Self {
+        Fleecing {
+            directory: None,
+            max_bytes: MAX_BYTES,
+            when_full: WhenFull::Wait,
+        }
+    }
+}
+
+impl Fleecing {
+    /// Makes the place for a device. `None`: the directory that nobody has named does not take
+    /// the file, and users of the device wait for the target.
+    pub(super) async fn make(
+        &self,
+        nodes: &Nodes,
+        size_bytes: u64,
+    ) -> Result<Option<FleeceOptions>> {
+        let storage: Arc<dyn Storage> = match nodes.files() {
+            // The files of the caller are no place for what must not outlive the program.
+            Some(_) => Arc::new(MemStorage::new()),
+            None => match (self.make_file(), &self.directory) {
+                (Ok(file), _) => file,
+                (Err(error), Some(_)) => return Err(error),
+                (Err(_), None) => return Ok(None),
+            },
+        };
+        match (storage.truncate(size_bytes).await, &self.directory) {
+            (Ok(()), _) => {}
+            (Err(error), Some(_)) => return Err(error),
+            (Err(_), None) => return Ok(None),
+        }
+        let device: Arc<dyn BlockDevice> = Raw::open(storage, RawOptions::default())?;
+        Ok(Some(FleeceOptions {
+            device,
+            max_bytes: self.max_bytes,
+            when_full: self.when_full,
+        }))
+    }
+
+    /// A file without a name, which ends with its last user.
+    fn make_file(&self) -> Result<Arc<dyn Storage>> {
+        let directory = match &self.directory {
+            Some(directory) => directory.into(),
+            None => std::env::var_os("TMPDIR").unwrap_or_else(|| "/var/tmp".into()),
+        };
+        let failed = |error: std::io::Error| {
+            let error = vellum::Error::from_io("create", &error);
+            error.context("backup", "Could not create a file for what waits")
+        };
+        let name = tempfile::Builder::new()
+            .prefix("vellum-fleece.")
+            .tempfile_in(&directory)
+            .map_err(failed)?
+            .into_temp_path();
+        let options = FileOptions::default()
+            .create(Create::Truncate)
+            .discard(true);
+        // Its name goes when this returns.
+        let file = FileStorage::open(&name, &options)?;
+        Ok(file)
+    }
+}

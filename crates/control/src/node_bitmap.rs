@@ -1,0 +1,203 @@
+//! [`NodeBitmap`]: a dirty bitmap of a node, in its image or in memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum::nodes::Recorder;
+use vellum::qcow2::{AsQcow2, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
+use vellum::{Error, ErrorKind, Result};
+
+use crate::Nodes;
+
+/// A bitmap by its name, wherever it is.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeBitmap {
+    pub(crate) name: String,
+    place: Place,
+}
+
+#[derive(Debug, Clone)]
+enum Place {
+    Image(Bitmaps),
+    Memory(Arc<MemoryBitmap>, Arc<Recorder>),
+}
+
+/// What there is to say of a bitmap.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BitmapState {
+    pub(crate) granularity_bytes: u64,
+    /// It is kept in the image.
+    pub(crate) persistent: bool,
+    /// It records writes.
+    pub(crate) records: bool,
+    /// Its content is known.
+    pub(crate) consistent: bool,
+}
+
+/// The bitmaps of a node, the oldest first.
+///
+/// # Errors
+/// If there is no such node, or the directory of its image cannot be read.
+pub(crate) async fn list(nodes: &Nodes, node: &str) -> Result<Vec<(NodeBitmap, BitmapState)>> {
+    let device = nodes.device(node)?;
+    let is_image = nodes.known(node)?.driver == "qcow2";
+    let mut found = Vec::new();
+    // A filter over an image shows it, and has bitmaps of its own.
+    if let Some(image) = device.as_qcow2().filter(|_| is_image) {
+        for info in image.bitmaps().list().await? {
+            let state = BitmapState {
+                granularity_bytes: info.granularity_bytes,
+                persistent: true,
+                records: info.auto,
+                consistent: info.consistent,
+            };
+            let place = Place::Image(image.bitmaps());
+            let name = info.name;
+            found.push((NodeBitmap { name, place }, state));
+        }
+    }
+    let recorder = nodes.recorder(node).unwrap_or_default();
+    for bitmap in recorder.bitmaps() {
+        let state = BitmapState {
+            granularity_bytes: bitmap.granularity_bytes(),
+            persistent: false,
+            records: bitmap.records(),
+            consistent: true,
+        };
+        let name = bitmap.name().to_owned();
+        let place = Place::Memory(bitmap, recorder.clone());
+        found.push((NodeBitmap { name, place }, state));
+    }
+    found.sort_by_key(|(bitmap, _)| nodes.bitmap_number(node, &bitmap.name));
+    Ok(found)
+}
+
+/// The bitmap of a node that has a name.
+///
+/// # Errors
+/// As [`list`].
+pub(crate) async fn find(
+    nodes: &Nodes,
+    node: &str,
+    name: &str,
+) -> Result<Option<(NodeBitmap, BitmapState)>> {
+    let mut all = list(nodes, node).await?.into_iter();
+    Ok(all.find(|(bitmap, _)| bitmap.name == name))
+}
+
+impl NodeBitmap {
+    /// A bitmap in memory, which belongs to no node yet.
+    pub(crate) fn in_memory(bitmap: Arc<MemoryBitmap>, recorder: Arc<Recorder>) -> NodeBitmap {
+        NodeBitmap {
+            name: bitmap.name().to_owned(),
+            place: Place::Memory(bitmap, recorder),
+        }
+    }
+
+    /// A bitmap of an image.
+    pub(crate) fn in_image(bitmaps: Bitmaps, name: &str) -> NodeBitmap {
+        NodeBitmap {
+            name: name.to_owned(),
+            place: Place::Image(bitmaps),
+        }
+    }
+
+    /// What it calls dirty now.
+    ///
+    /// # Errors
+    /// If it is gone, or its content is lost; what reading meets.
+    pub(crate) async fn read(&self) -> Result<DirtyBitmap> {
+        match &self.place {
+            Place::Image(bitmaps) => bitmaps.read(&self.name).await,
+            Place::Memory(bitmap, _) => Ok(bitmap.read()),
+        }
+    }
+
+    /// Makes it call some ranges dirty, and nothing else.
+    ///
+    /// # Errors
+    /// As [`NodeBitmap::read`], and of writing.
+    pub(crate) async fn set(&self, ranges: Vec<Range<u64>>) -> Result<()> {
+        match &self.place {
+            Place::Image(bitmaps) => bitmaps.set(&self.name, ranges).await,
+            Place::Memory(bitmap, _) => {
+                bitmap.set(&ranges);
+                Ok(())
+            }
+        }
+    }
+
+    /// As [`NodeBitmap::set`], once a backup is complete: see [`Bitmaps::set_after_backup`].
+    ///
+    /// # Errors
+    /// As [`NodeBitmap::set`].
+    pub(crate) async fn set_after_backup(&self, ranges: Vec<Range<u64>>) -> Result<()> {
+        match &self.place {
+            Place::Image(bitmaps) => bitmaps.set_after_backup(&self.name, ranges).await,
+            Place::Memory(..) => self.set(ranges).await,
+        }
+    }
+
+    /// Has it record writes from now on, or no more.
+    ///
+    /// # Errors
+    /// As [`NodeBitmap::set`].
+    pub(crate) async fn set_records(&self, records: bool) -> Result<()> {
+        match (&self.place, records) {
+            (Place::Image(bitmaps), true) => bitmaps.enable(&self.name).await,
+            (Place::Image(bitmaps), false) => bitmaps.disable(&self.name).await,
+            (Place::Memory(bitmap, _), records) => {
+                bitmap.set_records(records);
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds what others call dirty.
+    ///
+    /// # Errors
+    /// As [`NodeBitmap::set`], and if the sizes differ.
+    pub(crate) async fn merge(&self, sources: Vec<DirtyBitmap>) -> Result<()> {
+        match &self.place {
+            Place::Image(bitmaps) => bitmaps.merge(&self.name, sources).await,
+            Place::Memory(bitmap, _) => {
+                let size_bytes = bitmap.read().size_bytes();
+                if let Some(other) = sources.iter().find(|one| one.size_bytes() != size_bytes) {
+                    let message = format!(
+                        "Bitmaps are of different sizes (destination size is {size_bytes}, source \
+                         size is {}) and can't be merged",
+                        other.size_bytes()
+                    );
+                    return Err(Error::new(ErrorKind::InvalidArgument, "bitmap", message));
+                }
+                sources.iter().for_each(|source| bitmap.merge(source));
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// As [`NodeBitmap::set`].
+    pub(crate) async fn remove(&self) -> Result<()> {
+        match &self.place {
+            Place::Image(bitmaps) => bitmaps.remove(&self.name).await,
+            Place::Memory(_, recorder) => {
+                recorder.remove(&self.name);
+                Ok(())
+            }
+        }
+    }
+
+    /// It, for questions about single ranges while the node changes.
+    ///
+    /// # Errors
+    /// As [`NodeBitmap::read`].
+    pub(crate) async fn view(&self) -> Result<BitmapView> {
+        match &self.place {
+            Place::Image(bitmaps) => bitmaps.view(&self.name).await,
+            Place::Memory(bitmap, _) => Ok(bitmap.clone().into()),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What nodes know of their dirty bitmaps, beside what images hold: those in memory, in which
+//! order all of them came, and which of them somebody shows.
+
+use std::sync::Arc;
+
+use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
+
+use super::{Nodes, User};
+use crate::graph::{NodeKind, OpenedNode};
+
+/// A node's bitmaps.
+#[derive(Debug, Default)]
+pub(super) struct NodeBitmaps {
+    pub(super) recorder: Arc<Recorder>,
+    /// The names of those that were added here, in that order.
+    names: Vec<String>,
+    /// The names of those that an export shows, once for each.
+    shown: Vec<String>,
+}
+
+/// Drivers that show what they stand on.
+const FILTERS: [&str; 8] = [
+    "blkdebug",
+    "blklogwrites",
+    "blkverify",
+    "compress",
+    "copy-before-write",
+    "copy-on-read",
+    "preallocate",
+    "throttle",
+];
+
+impl OpenedNode {
+    /// The node, changes of which are told to a recorder.
+    pub(super) fn recorded(self, recorder: &Arc<Recorder>) -> OpenedNode {
+        let recorder = recorder.clone();
+        let kind = match self.kind {
+            NodeKind::Device(device) => NodeKind::Device(RecordedDevice::new(device, recorder)),
+            NodeKind::Storage(storage) => {
+                NodeKind::Storage(RecordedStorage::new(storage, recorder))
+            }
+        };
+        OpenedNode { kind, ..self }
+    }
+}
+
+impl Nodes {
+    /// What records the writes to a node, if there is one of this name.
+    pub(crate) fn recorder(&self, node: &str) -> Option<Arc<Recorder>> {
+        let named = self.lock();
+        let node = named.nodes.get(node)?;
+        Some(node.bitmaps.recorder.clone())
+    }
+
+    /// The cluster size of a node, or of what it shows if it has none, in bytes.
+    pub(crate) fn cluster_size_bytes(&self, node: &str) -> Option<u64> {
+        let opened = self.known(node).ok()?;
+        match (&opened.kind, &opened.filtered) {
+            (NodeKind::Device(device), _) | (_, Some(device)) => device.info().cluster_size_bytes,
+            (NodeKind::Storage(_), None) => None,
+        }
+    }
+
+    /// Notes that a bitmap was added to a node, after those that it has.
+    pub(crate) fn note_bitmap(&self, node: &str, name: &str) {
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            node.bitmaps.names.retain(|other| other != name);
+            node.bitmaps.names.push(name.to_owned());
+        }
+    }
+
+    /// When a bitmap was added to a node, beside others; 0 for those that were there before.
+    pub(crate) fn bitmap_number(&self, node: &str, name: &str) -> usize {
+        let named = self.lock();
+        let names = named.nodes.get(node).map(|node| &node.bitmaps.names);
+        let found = names.and_then(|names| names.iter().position(|other| other == name));
+        found.map_or(0, |at| at + 1)
+    }
+
+    /// Keeps a bitmap of a node for an export that shows it.
+    pub(crate) fn show_bitmap(&self, node: &str, name: &str) {
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            node.bitmaps.shown.push(name.to_owned());
+        }
+    }
+
+    /// Ends what [`Nodes::show_bitmap`] began.
+    pub(crate) fn hide_bitmap(&self, node: &str, name: &str) {
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            let shown = &mut node.bitmaps.shown;
+            let at = shown.iter().position(|other| other == name);
+            if let Some(at) = at {
+                shown.swap_remove(at);
+            }
+        }
+    }
+
+    /// Whether an export shows a bitmap of a node.
+    pub(crate) fn shows_bitmap(&self, node: &str, name: &str) -> bool {
+        let named = self.lock();
+        let shown = named.nodes.get(node).map(|node| &node.bitmaps.shown);
+        shown.is_some_and(|shown| shown.iter().any(|other| other == name))
+    }
+
+    /// The node that another one shows: its backing file, or what a filter stands on.
+    pub(crate) fn shown_below(&self, name: &str) -> Option<String> {
+        let named = self.lock();
+        let is_filter = FILTERS.contains(&named.nodes.get(name)?.opened.driver);
+        let mut below = named.uses.iter().filter(|one| {
+            matches!(&one.user, User::Node(user) if user == name)
+                && match &*one.wanted.role {
+                    "backing" => true,
+                    "file" | "image" | "raw" => is_filter,
+                    _ => false,
+                }
+        });
+        // An image below a verifying filter is named beside what it is compared with.
+        let found = below.clone().find(|one| one.wanted.role == "image");
+        found.or_else(|| below.next()).map(|one| one.node.clone())
+    }
+}
