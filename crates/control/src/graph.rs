@@ -195,6 +195,10 @@ pub(crate) async fn open(
         None => Box::pin(open::open_format(None, options, common, below)).await?,
     };
     let opened = detecting(opened, detect_zeroes, around).await?;
+    let opened = match place.own_name(node_name.as_deref()) {
+        Some(name) => place.nodes.watched(name, place.renewal, opened),
+        None => opened,
+    };
     if let Some(name) = node_name {
         let opened = place.name(&name, opened, origin)?;
         return Ok(match place.nodes.is_kept(&name) {

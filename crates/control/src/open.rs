@@ -317,6 +317,13 @@ impl Ancestry {
         self.nodes.are_live() && self.owner.is_some() && !self.renewal
     }
 
+    /// The name of the live node that is opened here, `given` or as it was before it was opened
+    /// anew.
+    pub(crate) fn own_name<'a>(&'a self, given: Option<&'a str>) -> Option<&'a str> {
+        let kept = self.parent.as_deref().filter(|_| self.renewal);
+        given.or(kept).filter(|_| self.nodes.are_live())
+    }
+
     /// The place of what stands below a node.
     pub(crate) fn inside(&self, name: Option<&str>) -> Ancestry {
         Ancestry {

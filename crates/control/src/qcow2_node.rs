@@ -6,8 +6,8 @@ use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::live_write_log;
 use vellum::qcow2::seal::VerifyReads;
 use vellum::qcow2::{
-    Backing, CacheOptions, CompressionOptions, Metadata, OpenOptions, OpenPurpose, OverlapChecks,
-    Qcow2, read_header,
+    Backing, CacheOptions, CompressionOptions, Corruption, Messages, Metadata, OpenOptions,
+    OpenPurpose, OverlapChecks, Qcow2, read_header,
 };
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 
@@ -16,6 +16,7 @@ use crate::file_node::{CommonOptions, FileUse};
 use crate::flags::OpenFlags;
 use crate::gate::{FileGate, FilePolicy};
 use crate::graph::{OpenContext, Role, optional_child};
+use crate::nodes::NodeNotice;
 use crate::open::{Ancestry, backing_flags, open_below, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
@@ -74,6 +75,21 @@ fn take(options: &mut Options, common: &CommonOptions) -> Result<OpenOptions> {
         .verify(verify)
         .unseal(unseal)
         .messages(stderr::messages()))
+}
+
+/// What a live node says of its image, which others than those at a terminal hear of too.
+fn messages_of(place: &Ancestry) -> Option<Messages> {
+    let node = place.parent.clone().filter(|_| place.nodes.are_live())?;
+    let notices = place.nodes.notices().clone();
+    let tell = move |corruption: &Corruption<'_>| {
+        notices.give(NodeNotice::Corrupted {
+            node: node.clone(),
+            message: corruption.message.to_owned(),
+            offset_bytes: corruption.offset_bytes,
+            is_fatal: corruption.is_fatal,
+        });
+    };
+    Some(stderr::messages().on_corruption(tell))
 }
 
 /// How compressed clusters are written: options that QEMU does not have.
@@ -160,6 +176,9 @@ pub(crate) async fn open(
     let encryption = encryption::take(&mut options, flags)?;
     let mut open = take(&mut options, common)?;
     (open.encryption_format, open.passphrase) = (encryption.format, encryption.passphrase);
+    if let Some(messages) = messages_of(&around.place) {
+        open.messages = messages;
+    }
     let warn = flags.warn;
     open.verify = open.verify.or(flags.verify);
     if open.compression == CompressionOptions::default() {

@@ -7,6 +7,7 @@
 //! protocol, floods, stalls or vanishes harms nobody but itself.
 #![deny(clippy::missing_errors_doc)]
 
+pub mod accounting;
 pub mod fuse;
 pub mod nbd;
 mod slice;

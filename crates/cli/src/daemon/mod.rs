@@ -100,6 +100,7 @@ async fn run(
         hint::give("nothing is exported (--export) and nobody can change that (--monitor): Ctrl-C");
     }
     program::discard_startup_pages();
+    program.daemon.forward_notices();
     program.daemon.parts.lock().await.start_server();
     let sources = std::mem::take(&mut program.sockets.lock().await.monitors);
     for (source, pretty) in sources {

@@ -3,6 +3,7 @@
 
 mod backup;
 mod bitmaps;
+mod block_stats;
 mod create;
 mod fleecing;
 mod place;

@@ -167,6 +167,17 @@ impl Daemon {
         }
     }
 
+    /// Waits for an event, or finds one that has come; its data.
+    pub fn event(&mut self, name: &str) -> Value {
+        loop {
+            if let Some(event) = self.events.iter().find(|event| event["event"] == name) {
+                return event["data"].clone();
+            }
+            let event = self.next().expect("an event");
+            self.events.push(event);
+        }
+    }
+
     /// Ends it; what it has said.
     pub fn end(mut self) -> (Vec<Value>, Vec<Value>) {
         self.ask("quit", json!({}));

@@ -14,13 +14,17 @@ mod events;
 mod export;
 mod inherited;
 mod jobs;
+mod notices;
 mod server;
 
+use std::pin::pin;
 use std::rc::Rc;
 
+use futures_util::future::select;
 use futures_util::lock::Mutex;
 use serde_json::json;
 use vellum_export::nbd::{Exports, Stop};
+use vellum_io::spawn;
 
 use crate::nodes::Nodes;
 use crate::options::Options;
@@ -29,6 +33,7 @@ pub use commands::{carry_out, check_capabilities, package};
 pub use events::{Events, Listener};
 pub use export::Removal;
 use jobs::Jobs;
+use notices::Notices;
 pub use server::{Server, ServerEnvironment};
 
 /// Why something cannot be: what the user should read.
@@ -90,6 +95,9 @@ impl Daemon {
     /// A daemon with these nodes. They can be changed later if they are live.
     pub fn new(nodes: Nodes, environment: ServerEnvironment) -> Rc<Daemon> {
         let events = Events::default();
+        let notices = Notices::default();
+        let of_node = notices.clone();
+        nodes.on_notice(move |notice| of_node.of_node(notice));
         Rc::new(Daemon {
             parts: Mutex::new(DaemonState {
                 nodes,
@@ -97,6 +105,7 @@ impl Daemon {
                 server: None,
                 exports: export::ServerExports::default(),
                 events: events.clone(),
+                notices,
                 environment,
             }),
             jobs: Jobs::default(),
@@ -104,6 +113,16 @@ impl Daemon {
             stop: Stop::new(),
             ended: Stop::new(),
         })
+    }
+
+    /// Emits, from now on, the events that come from other lanes. Must run inside a lane.
+    pub fn forward_notices(self: &Rc<Self>) {
+        let (daemon, ended) = (self.clone(), self.ended.clone());
+        drop(spawn(async move {
+            let notices = daemon.parts.lock().await.notices.clone();
+            let forward = pin!(notices.forward(daemon.events.clone()));
+            select(forward, pin!(ended.wait())).await;
+        }));
     }
 
     /// Ends everything in order: nobody uses what is closed.
@@ -133,6 +152,7 @@ pub struct DaemonState {
     server: Option<Server>,
     exports: export::ServerExports,
     events: Events,
+    notices: Notices,
     environment: ServerEnvironment,
 }
 
@@ -176,7 +196,14 @@ impl DaemonState {
         let server = self.server.as_ref();
         let environment = &self.environment;
         let exports = &mut self.exports;
-        exports.add(wanted, &self.nodes, server, environment).await
+        let (id, node) = (wanted.id().to_owned(), wanted.node().to_owned());
+        exports
+            .add(wanted, &self.nodes, server, environment)
+            .await?;
+        if let Some(accounting) = exports.accounting(&id) {
+            accounting.on_failure(self.notices.of_export(&id, &node));
+        }
+        Ok(())
     }
 
     async fn remove_export(&mut self, id: &str, removal: Removal) -> Result<(), Failure> {

@@ -117,8 +117,13 @@ impl Nodes {
 
     /// The node below another one: its backing file.
     pub fn backing_of(&self, name: &str) -> Option<String> {
+        self.child_of(name, "backing")
+    }
+
+    /// The node that is `role` to another one: `file`, `backing`.
+    pub fn child_of(&self, name: &str, role: &str) -> Option<String> {
         let named = self.lock();
-        let index = named.backing_use(name)?;
+        let index = named.use_as(name, role)?;
         Some(named.uses[index].node.clone())
     }
 

@@ -18,6 +18,7 @@ mod describe;
 mod named;
 mod shared;
 mod uses;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use vellum::nodes::Link;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
+use vellum_storage::nodes::watch::WriteWatch;
 
 use crate::OpenFlags;
 use crate::files::Files;
@@ -38,6 +40,8 @@ pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
 use uses::Use;
 pub use uses::{Changes, RequiredAccess, User};
+use watch::Notices;
+pub use watch::{NodeNotice, NoticeSink};
 
 /// How a node came to be, to make it once more with some things changed.
 #[derive(Debug, Clone)]
@@ -66,6 +70,8 @@ struct NamedNode {
     /// Those that were asked for, in the order in which they were added.
     roots: Vec<String>,
     uses: Vec<Use>,
+    /// What is noted of writes, by the name of the node; some may be gone.
+    watches: BTreeMap<String, Arc<WriteWatch>>,
     next_use: u64,
     next_name: u64,
 }
@@ -79,6 +85,7 @@ pub struct Nodes {
     files: Option<Arc<dyn Files>>,
     /// Backing files that several of them stand on, where these are shared.
     bases: Option<Arc<shared::SharedBases>>,
+    notices: Notices,
 }
 
 /// A use of a live node.

@@ -37,8 +37,13 @@ impl NamedNode {
     }
 
     pub(super) fn backing_use(&self, name: &str) -> Option<usize> {
+        self.use_as(name, "backing")
+    }
+
+    /// A node's use of the one that is `role` to it.
+    pub(super) fn use_as(&self, name: &str, role: &str) -> Option<usize> {
         self.uses.iter().position(|one| {
-            matches!(&one.user, User::Node(user) if user == name) && one.wanted.role == "backing"
+            matches!(&one.user, User::Node(user) if user == name) && one.wanted.role == role
         })
     }
 

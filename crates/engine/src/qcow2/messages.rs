@@ -11,6 +11,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::qcow2::check::CheckReport;
 
 type Sink = dyn Fn(&str) + Send + Sync;
+type CorruptionSink = dyn Fn(&Corruption<'_>) + Send + Sync;
+
+/// Metadata of an image that contradicts itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Corruption<'a> {
+    /// What is wrong.
+    pub message: &'a str,
+    /// Where, in bytes of the image's file, if that is known.
+    pub offset_bytes: Option<u64>,
+    /// The image takes no more changes.
+    pub is_fatal: bool,
+}
 
 /// So many lines of one repair are said; of the others their number.
 const MOST_LINES: u64 = 16;
@@ -19,6 +31,7 @@ const MOST_LINES: u64 = 16;
 #[derive(Clone, Default)]
 pub struct Messages {
     sink: Option<Arc<Sink>>,
+    corruption: Option<Arc<CorruptionSink>>,
     in_full: bool,
 }
 
@@ -29,6 +42,7 @@ impl Messages {
     pub fn to(sink: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Messages {
             sink: Some(Arc::new(sink)),
+            corruption: None,
             in_full: false,
         }
     }
@@ -39,6 +53,22 @@ impl Messages {
         Messages {
             in_full: true,
             ..Messages::to(sink)
+        }
+    }
+
+    /// The same, and `sink` is told of metadata that contradicts itself, beside the line about it.
+    /// The request that met it waits for `sink`.
+    #[must_use]
+    pub fn on_corruption(self, sink: impl Fn(&Corruption<'_>) + Send + Sync + 'static) -> Self {
+        Messages {
+            corruption: Some(Arc::new(sink)),
+            ..self
+        }
+    }
+
+    pub(super) fn tell_corruption(&self, corruption: &Corruption<'_>) {
+        if let Some(sink) = &self.corruption {
+            sink(corruption);
         }
     }
 

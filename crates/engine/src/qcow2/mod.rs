@@ -67,7 +67,7 @@ pub use header::backing::BackingName;
 pub(crate) use header::load::read_bytes;
 pub(crate) use integrity::errors::bad_format;
 pub use integrity::overlap::{Metadata, OverlapChecks};
-pub use messages::Messages;
+pub use messages::{Corruption, Messages};
 pub use open::{read_header, read_snapshots};
 pub use options::{Backing, CacheOptions, OpenOptions, OpenPurpose};
 pub use snapshot::{NewSnapshot, SnapshotSelector};

@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 use vellum::{BlockDevice, Preallocation, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, Error, ErrorKind, Io, lane};
 
+use crate::accounting::Accounting;
+
 use super::proto::{Allocate, Attributes, Seek, SetAttributes, Time, Transfer, set};
 
 /// Why a request fails.
@@ -43,6 +45,8 @@ pub(super) struct Rights {
 #[derive(Debug)]
 pub(super) struct File {
     device: Arc<dyn BlockDevice>,
+    /// Counts what is asked for.
+    pub(super) accounting: Arc<Accounting>,
     rights: Rights,
     kept: Mutex<Kept>,
     /// It was changed since somebody asked when.
@@ -81,6 +85,7 @@ impl File {
         let now = now();
         File {
             device,
+            accounting: Arc::default(),
             rights,
             kept: Mutex::new(Kept {
                 atime: now,

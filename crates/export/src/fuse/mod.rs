@@ -29,6 +29,7 @@ use vellum::BlockDevice;
 use vellum_io::lane::message::MessageDevice;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 
+use crate::accounting::Accounting;
 use crate::nbd::Stop;
 use crate::nbd::lanes::{self, LaneSlot, Lanes};
 use file::{File, Rights};
@@ -169,6 +170,11 @@ impl Export {
     /// Where it is mounted.
     pub fn mountpoint(&self) -> &std::path::Path {
         &self.mountpoint
+    }
+
+    /// Counts what is asked of the file.
+    pub fn accounting(&self) -> &Arc<Accounting> {
+        &self.shared.file.accounting
     }
 
     /// What is requested as soon as somebody else has unmounted the file.

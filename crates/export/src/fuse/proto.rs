@@ -134,6 +134,14 @@ pub(super) struct Allocate {
     pub(super) mode: u32,
 }
 
+impl Allocate {
+    /// Whether bytes become zeroes, rather than get space ahead of their use.
+    pub(super) fn zeroes(&self) -> bool {
+        let zeroing = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
+        self.mode as i32 & zeroing != 0
+    }
+}
+
 /// A call of `lseek(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seek {

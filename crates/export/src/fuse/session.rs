@@ -22,6 +22,7 @@ use super::file::{Errno, File};
 use super::proto::{
     self, Body, HEAD_BYTES, HEADER_BYTES, Header, Operation, REPLY_HEADER_BYTES, ROOT_ID, Transfer,
 };
+use crate::accounting::{Operation as Counted, StartedRequest};
 use crate::nbd::Stop;
 
 /// Most data in flight in bytes; one request always fits.
@@ -56,6 +57,8 @@ struct Request {
     session: Rc<Session>,
     unique: u64,
     bytes: usize,
+    /// Where it is counted.
+    started: Option<StartedRequest>,
 }
 
 impl Drop for Request {
@@ -169,7 +172,32 @@ impl Session {
             session: self.clone(),
             unique: header.unique,
             bytes,
+            started: operation.and_then(|operation| self.account(&operation)),
         }
+    }
+
+    /// Notes the beginning of what moves bytes or makes them durable.
+    fn account(&self, operation: &Operation) -> Option<StartedRequest> {
+        let (counted, offset_bytes, len_bytes) = match operation {
+            Operation::Read(transfer) => (
+                Counted::Read,
+                transfer.offset_bytes,
+                u64::from(transfer.len_bytes),
+            ),
+            Operation::Write(transfer) => (
+                Counted::Write,
+                transfer.offset_bytes,
+                u64::from(transfer.len_bytes),
+            ),
+            Operation::Sync => (Counted::Flush, 0, 0),
+            // Zeroes are written, space ahead of its use is not.
+            Operation::Allocate(wanted) if wanted.zeroes() => {
+                (Counted::Write, wanted.offset_bytes, wanted.len_bytes)
+            }
+            _ => return None,
+        };
+        let accounting = &self.file.accounting;
+        Some(accounting.start(counted, offset_bytes, len_bytes))
     }
 }
 
@@ -270,11 +298,23 @@ impl Request {
     }
 
     fn fail(self, errno: Errno) {
+        if let Some(started) = &self.started {
+            let reason = std::io::Error::from_raw_os_error(errno).to_string();
+            self.file().accounting.fail(started, errno, &reason);
+        }
         let header = proto::reply_header(self.unique, errno, 0);
         self.send(Buffer::copy_of(&header), None);
     }
 
+    /// Counts a request that has succeeded.
+    fn succeed(&self) {
+        if let Some(started) = &self.started {
+            self.file().accounting.succeed(started);
+        }
+    }
+
     fn answer(self, body: &Body) {
+        self.succeed();
         let body = body.bytes();
         let mut reply = Buffer::for_read(REPLY_HEADER_BYTES + body.len());
         let header = proto::reply_header(self.unique, 0, body.len());
@@ -284,6 +324,7 @@ impl Request {
     }
 
     fn answer_data(self, data: Buffer) {
+        self.succeed();
         let header = proto::reply_header(self.unique, 0, data.len());
         self.send(Buffer::copy_of(&header), Some(data));
     }

@@ -26,6 +26,7 @@ use super::pieces;
 use super::pool::Pool;
 use super::reply_queue::{HeaderPool, Reply, ReplyQueue};
 use super::sessions::FAREWELL;
+use crate::accounting::{Operation, StartedRequest};
 use vellum_nbd::proto;
 use vellum_nbd::receive_buffer::{Disconnect, ReceiveBuffer};
 use vellum_nbd::reply_encode::{ReplyHeader, ReplyTo};
@@ -66,6 +67,8 @@ pub(super) struct Request {
     pub(super) address: ReplyTo,
     /// Payload bytes that the request holds in the window.
     room_bytes: u64,
+    /// Where it is counted.
+    started: Option<StartedRequest>,
 }
 
 /// Serves requests until the client leaves, then finishes what is in flight.
@@ -148,6 +151,7 @@ impl Connection {
             connection: self.clone(),
             address,
             room_bytes,
+            started: None,
         }
     }
 
@@ -252,6 +256,12 @@ impl Request {
         &self.connection.agreement.export
     }
 
+    /// Counts the request from now on to its answer.
+    pub(super) fn account(&mut self, operation: Operation, offset_bytes: u64, len_bytes: u64) {
+        let accounting = &self.export().accounting;
+        self.started = Some(accounting.start(operation, offset_bytes, len_bytes));
+    }
+
     fn push(&self, head: ReplyHeader, payload: Option<Buffer>, last: bool) {
         let releases = last.then_some(self.room_bytes);
         self.connection.push(Reply {
@@ -268,6 +278,9 @@ impl Request {
 
     /// Sends the last (or only) chunk of the reply.
     pub(super) fn finish(self, head: ReplyHeader, payload: Option<Buffer>) {
+        if let Some(started) = &self.started {
+            self.export().accounting.succeed(started);
+        }
         self.push(head, payload, true);
     }
 
@@ -279,9 +292,15 @@ impl Request {
 
     /// Answers an error.
     pub(super) fn fail(self, error: u32, message: &str) {
+        if let Some(started) = &self.started {
+            // Numbers of the protocol are small.
+            self.export()
+                .accounting
+                .fail(started, error as i32, message);
+        }
         if self.address.framing == Framing::Simple {
             let head = self.address.simple(error);
-            return self.finish(head, None);
+            return self.push(head, None, true);
         }
         let mut end = message.len().min(proto::MAX_STRING_BYTES);
         while !message.is_char_boundary(end) {
@@ -289,7 +308,8 @@ impl Request {
         }
         let text = &message.as_bytes()[..end];
         let head = self.address.error_chunk(error, text.len() as u16);
-        self.finish(head, (!text.is_empty()).then(|| Buffer::copy_of(text)));
+        let payload = (!text.is_empty()).then(|| Buffer::copy_of(text));
+        self.push(head, payload, true);
     }
 
     /// Gives up without an answer: the connection is over.

@@ -10,6 +10,7 @@ use vellum::qcow2::BitmapView;
 use vellum_nbd::proto;
 
 use super::sessions::Sessions;
+use crate::accounting::Accounting;
 
 /// A device under the name by which clients ask for it.
 #[derive(Clone)]
@@ -28,6 +29,8 @@ pub struct Export {
     pub allocation_depth: bool,
     /// Dirty bitmaps that clients may ask for, by their names.
     pub bitmaps: Vec<(String, BitmapView)>,
+    /// Counts what clients ask for; clones of the export share it.
+    pub accounting: Arc<Accounting>,
     /// Who uses it now; clones of the export share that.
     pub(super) sessions: Sessions,
 }
@@ -44,6 +47,7 @@ impl Export {
             multi_conn: false,
             allocation_depth: false,
             bitmaps: Vec::new(),
+            accounting: Arc::default(),
             sessions: Sessions::default(),
         }
     }

@@ -9,6 +9,7 @@ use vellum_io::{Buffer, Error, Io, Result, lane, spawn};
 use super::connection::Request;
 use super::export::MetaContext;
 use super::pieces;
+use crate::accounting::Operation;
 use vellum_nbd::proto;
 use vellum_nbd::request::{Command, ContextSelection, Framing, Range};
 
@@ -21,7 +22,8 @@ const MAX_EXTENTS: usize = 16 << 10;
 const STATUS_LIMIT: Duration = Duration::from_millis(250);
 
 /// Starts a request that was checked; it answers by itself.
-pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>) {
+pub(super) fn start(mut request: Request, command: Command, payload: Option<Buffer>) {
+    account(&mut request, &command);
     let device = request.export().device.clone();
     match command {
         Command::Read { range, whole } => start_read(request, range, whole),
@@ -68,6 +70,20 @@ pub(super) fn start(request: Request, command: Command, payload: Option<Buffer>)
         // The reader has left already.
         Command::Disconnect => request.done(),
     }
+}
+
+/// Has what moves bytes or makes them durable be counted.
+fn account(request: &mut Request, command: &Command) {
+    let (operation, range) = match command {
+        Command::Read { range, .. } => (Operation::Read, *range),
+        Command::Write { range, .. } | Command::WriteZeroes { range, .. } => {
+            (Operation::Write, *range)
+        }
+        Command::Trim { range, .. } => (Operation::Discard, *range),
+        Command::Flush => return request.account(Operation::Flush, 0, 0),
+        Command::Cache { .. } | Command::BlockStatus { .. } | Command::Disconnect => return,
+    };
+    request.account(operation, range.offset_bytes, range.len_bytes);
 }
 
 /// Answers when `io` is complete: at once if it is already.

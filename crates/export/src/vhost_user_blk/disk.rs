@@ -12,6 +12,7 @@ use vellum::BlockDevice;
 
 use super::config::Geometry;
 use super::request::ID_BYTES;
+use crate::accounting::Accounting;
 
 /// Receives a line for each client or guest that breaks the protocol.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -29,6 +30,8 @@ pub(super) struct Disk {
     /// What is written is kept in memory of the process before it is flushed; who the server is.
     pub(super) keeps_writes: bool,
     pub(super) server: u64,
+    /// Counts what guests ask for.
+    pub(super) accounting: Arc<Accounting>,
     size_bytes: AtomicU64,
     write_back: AtomicBool,
     log: Option<Log>,
@@ -69,6 +72,7 @@ impl Disk {
                 && device.bytes_in().is_none(),
             // Never that of memory that nobody had.
             server: RandomState::new().hash_one(0) | 1,
+            accounting: Arc::default(),
             device,
             fixed,
             writes_through: options.write_through,

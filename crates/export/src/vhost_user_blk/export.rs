@@ -17,6 +17,7 @@ use super::channel::Channel;
 use super::config::SERIAL_BYTES;
 use super::disk::{Disk, Log};
 use super::session::{Shared, serve};
+use crate::accounting::Accounting;
 use crate::nbd::{Listener, Stop};
 
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
@@ -129,6 +130,11 @@ impl Export {
     /// How many clients use it now.
     pub fn connections(&self) -> usize {
         self.clients.get()
+    }
+
+    /// Counts what guests ask for.
+    pub fn accounting(&self) -> &Arc<Accounting> {
+        &self.shared.disk.accounting
     }
 
     /// Takes the size of the device in, and tells the client if it is another one.

@@ -16,6 +16,7 @@ use super::memory::{Pieces, total_len};
 use super::queue::Queue;
 use super::request::{DiskRange, Request, Status, StatusPlace, Work};
 use super::unflushed::{Log, Unflushed};
+use crate::accounting::{Operation, StartedRequest};
 
 /// Longer discards and zeroes are done in pieces, between which others have their turn.
 const PIECE_BYTES: u64 = 128 << 20;
@@ -25,11 +26,20 @@ struct Begun {
     queue: Rc<Queue>,
     head: u16,
     status: StatusPlace,
+    /// Where it is counted.
+    started: Option<StartedRequest>,
 }
 
 impl Begun {
     /// Answers: `written_bytes` of data were written for the guest.
     fn end(self, ended: Result<usize>) {
+        if let Some(started) = &self.started {
+            let accounting = &self.queue.disk.accounting;
+            match &ended {
+                Ok(_) => accounting.succeed(started),
+                Err(error) => accounting.fail(started, error.errno(), error.message()),
+            }
+        }
         let (status, written_bytes) = match ended {
             Ok(written_bytes) => (Status::Ok, written_bytes),
             Err(_) => (Status::IoError, 0),
@@ -49,6 +59,7 @@ pub(super) fn start(queue: Rc<Queue>, head: u16, request: Request) {
         Err(with) => return queue.refuse(head, &status, with),
     };
     let begun = Begun {
+        started: account(&queue, &work),
         queue,
         head,
         status,
@@ -83,6 +94,33 @@ pub(super) fn start(queue: Rc<Queue>, head: u16, request: Request) {
             drop(spawn(in_pieces(begun, cut)));
         }
     }
+}
+
+/// Notes the beginning of what moves bytes or makes them durable.
+fn account(queue: &Queue, work: &Work) -> Option<StartedRequest> {
+    let span = |ranges: &mut dyn Iterator<Item = &DiskRange>| {
+        ranges.fold((0, 0), |(first, sum), range| match sum {
+            0 => (range.offset_bytes, range.len_bytes),
+            _ => (first, sum + range.len_bytes),
+        })
+    };
+    let (operation, (offset_bytes, len_bytes)) = match work {
+        Work::Read { offset_bytes, into } => {
+            (Operation::Read, (*offset_bytes, total_len(into) as u64))
+        }
+        Work::Write { offset_bytes, from } => {
+            (Operation::Write, (*offset_bytes, total_len(from) as u64))
+        }
+        Work::Flush => (Operation::Flush, (0, 0)),
+        Work::Discard(ranges) => (Operation::Discard, span(&mut ranges.iter())),
+        Work::WriteZeroes(ranges) => {
+            let mut ranges = ranges.iter().map(|(range, _)| range);
+            (Operation::Write, span(&mut ranges))
+        }
+        Work::GetId { .. } => return None,
+    };
+    let accounting = &queue.disk.accounting;
+    Some(accounting.start(operation, offset_bytes, len_bytes))
 }
 
 /// Has `answer` called when `io` is complete: at once if it is already.

@@ -8,3 +8,4 @@ pub mod null;
 pub mod preallocate;
 pub mod throttle;
 pub mod verify;
+pub mod watch;

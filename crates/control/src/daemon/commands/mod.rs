@@ -6,6 +6,7 @@
 
 mod backup;
 mod bitmaps;
+mod block_stats;
 mod create;
 mod exports;
 mod jobs;
@@ -74,6 +75,12 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block-job-set-speed", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::SetSpeed))
     }),
+    ("block-latency-histogram-set", |d, a| {
+        Box::pin(block_stats::set_histogram(d, a))
+    }),
+    ("block-set-write-threshold", |d, a| {
+        Box::pin(block_stats::set_write_threshold(d, a))
+    }),
     ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
     ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
     ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),
@@ -116,9 +123,15 @@ const COMMANDS: &[(&str, Command)] = &[
     ("qom-get", |d, a| Box::pin(objects::get(d, a))),
     ("qom-list", |d, a| Box::pin(objects::list(d, a))),
     ("qom-set", |d, a| Box::pin(objects::set(d, a))),
+    ("query-block", |d, a| {
+        Box::pin(block_stats::query_block(d, a))
+    }),
     ("query-block-exports", |d, a| Box::pin(exports::query(d, a))),
     ("query-block-jobs", |d, a| {
         Box::pin(jobs::query_block_jobs(d, a))
+    }),
+    ("query-blockstats", |d, a| {
+        Box::pin(block_stats::query(d, a))
     }),
     ("query-commands", |_, a| Box::pin(query_commands(a))),
     ("query-jobs", |d, a| Box::pin(jobs::query_jobs(d, a))),

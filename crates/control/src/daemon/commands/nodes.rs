@@ -82,6 +82,9 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let mut described = Vec::with_capacity(nodes.len());
     for node in &nodes {
         let mut description = describe(node, &nodes);
+        if let Ok(Some(watch)) = parts.nodes.write_watch(&node.name) {
+            description["write_threshold"] = json!(watch.threshold_bytes());
+        }
         let bitmaps = bitmaps::describe(&daemon, &parts.nodes, node).await?;
         if !bitmaps.is_empty() {
             description["dirty-bitmaps"] = json!(bitmaps);

@@ -11,6 +11,7 @@ use crate::nodes::User;
 use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
 use vellum::BlockDevice;
+use vellum_export::accounting::Accounting;
 
 use super::server::{Server, ServerEnvironment};
 use super::{Failure, failure, message, need, refuse_rest};
@@ -35,6 +36,14 @@ enum Wanted {
 }
 
 impl Description {
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
     /// Takes the options apart; `iothreads` are those that exist.
     pub(super) fn take(mut options: Options, iothreads: &[String]) -> Result<Self, Failure> {
         let kind = need(&mut options, "type")?;
@@ -128,6 +137,15 @@ impl Served {
         }
     }
 
+    /// What its clients have asked for.
+    fn accounting(&self) -> Arc<Accounting> {
+        match self {
+            Served::Nbd(export) => export.accounting.clone(),
+            Served::Fuse(export) => export.accounting().clone(),
+            Served::VhostUserBlk(export) => export.accounting().clone(),
+        }
+    }
+
     /// Whether an end would be noticed; users of a file come and go.
     fn is_in_use(&self) -> bool {
         match self {
@@ -187,6 +205,18 @@ impl ServerExports {
                 kind: one.served.kind(),
             })
             .collect()
+    }
+
+    /// All exports, with what their clients have asked for.
+    pub(super) fn accounted(&self, nodes: &Nodes) -> Vec<(ExportInfo, Arc<Accounting>)> {
+        let accounting = self.0.iter().map(|one| one.served.accounting());
+        self.list(nodes).into_iter().zip(accounting).collect()
+    }
+
+    /// What the clients of an export have asked for.
+    pub(super) fn accounting(&self, id: &str) -> Option<Arc<Accounting>> {
+        let export = self.0.iter().find(|one| one.id == id)?;
+        Some(export.served.accounting())
     }
 
     /// Adds an export of a node.

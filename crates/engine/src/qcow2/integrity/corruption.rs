@@ -3,6 +3,7 @@
 
 use super::fail_stop::State;
 use crate::qcow2::image::Image;
+use crate::qcow2::messages::Corruption;
 use std::sync::atomic::Ordering;
 use vellum_format::features::Incompatible;
 use vellum_format::header::field;
@@ -49,7 +50,14 @@ impl Image {
                 "qcow2: Image is corrupt: {why}; further non-fatal corruption events will be \
                  suppressed"
             ));
+        } else {
+            return;
         }
+        self.messages.tell_corruption(&Corruption {
+            message: why,
+            offset_bytes: error.offset_bytes(),
+            is_fatal: !self.read_only,
+        });
     }
 
     /// Stops all changes from now on.

@@ -1,0 +1,172 @@
+//! What was asked of disks: `query-blockstats`, histograms, thresholds, and events about them.
+
+use serde_json::{Value, json};
+
+use super::place::Step::Ask;
+use super::place::{Daemon, Place, same};
+
+/// The image `b` on a file node that has a name.
+const DISK: [&str; 4] = [
+    "--blockdev",
+    "driver=file,filename=b,node-name=f",
+    "--blockdev",
+    "driver=qcow2,file=f,node-name=d",
+];
+
+fn serve(daemon: &mut Daemon, node: &str) {
+    let address = json!({"addr": {"type": "unix", "data": {"path": "sock"}}});
+    daemon.must("nbd-server-start", address);
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": node, "name": "x", "writable": true});
+    daemon.must("block-export-add", export);
+}
+
+const CLIENT: &str = "nbd+unix:///x?socket=sock";
+
+#[test]
+fn thresholds_and_empty_statistics_are_those_of_the_real_daemon() {
+    let set = |node: &str, bytes: Value| {
+        let arguments = json!({"node-name": node, "write-threshold": bytes});
+        Ask("block-set-write-threshold", arguments)
+    };
+    same(
+        &["--blockdev", "driver=file,filename=b,node-name=f"],
+        &[
+            Ask("query-block", json!({})),
+            Ask("query-block", json!({"a": 1})),
+            Ask("query-blockstats", json!({})),
+            Ask("query-blockstats", json!({"query-nodes": 1})),
+            Ask("query-blockstats", json!({"query-nodes": true})),
+            set("f", json!(100_000)),
+            set("f", json!(0)),
+            set("f", json!("x")),
+            set("nosuch", json!(1)),
+            Ask("block-set-write-threshold", json!({"node-name": "f"})),
+        ],
+    );
+}
+
+#[test]
+fn an_export_counts_what_its_client_asks_for() {
+    let place = Place::new();
+    let mut daemon = place.ours(&DISK);
+    serve(&mut daemon, "d");
+    let boundaries = json!({"id": "e", "boundaries": [1, 1_000_000_000_000_u64]});
+    daemon.must("block-latency-histogram-set", boundaries);
+    place.io(
+        CLIENT,
+        &[
+            "write 0 64k",
+            "write -z 64k 64k",
+            "read 0 4k",
+            "discard 0 64k",
+            "flush",
+        ],
+    );
+    let stats = daemon.must("query-blockstats", json!({}));
+    let export = &stats[0];
+    assert_eq!(
+        (&export["device"], &export["node-name"]),
+        (&json!("e"), &json!("d"))
+    );
+    let counted = &export["stats"];
+    for (key, wanted) in [
+        ("wr_operations", 2),
+        ("wr_bytes", 128 << 10),
+        ("wr_highest_offset", 128 << 10),
+        ("unmap_operations", 1),
+        ("unmap_bytes", 64 << 10),
+        ("failed_wr_operations", 0),
+    ] {
+        assert_eq!(counted[key], json!(wanted), "{key}: {counted}");
+    }
+    // The client looks at the disk by itself, too.
+    let number = |key: &str| counted[key].as_u64().expect("a number");
+    assert!(
+        number("rd_operations") >= 1 && number("rd_bytes") >= 4096,
+        "{counted}"
+    );
+    assert!(number("flush_operations") >= 1 && number("wr_total_time_ns") > 0);
+    assert_eq!(counted["wr_latency_histogram"]["bins"], json!([0, 2, 0]));
+    assert_eq!(export["parent"]["node-name"], json!("f"));
+    let nodes = daemon.must("query-blockstats", json!({"query-nodes": true}));
+    let node = |name: &str| {
+        let mut nodes = nodes.as_array().expect("nodes").iter();
+        nodes
+            .find(|node| node["node-name"] == name)
+            .expect("the node")
+            .clone()
+    };
+    assert_eq!(node("d")["stats"]["wr_bytes"], json!(128 << 10));
+    let highest = node("f")["stats"]["wr_highest_offset"].as_u64();
+    assert!(highest > Some(128 << 10), "{highest:?}");
+    daemon.must("block-latency-histogram-set", json!({"id": "e"}));
+    let stats = daemon.must("query-blockstats", json!({}));
+    assert!(stats[0]["stats"].get("wr_latency_histogram").is_none());
+    for (id, boundaries) in [
+        ("no", json!([1])),
+        ("e", json!([])),
+        ("e", json!([2, 1])),
+        ("e", json!([0])),
+    ] {
+        let arguments = json!({"id": id, "boundaries": boundaries});
+        let answer = daemon.ask("block-latency-histogram-set", arguments);
+        assert!(answer.get("error").is_some(), "{answer}");
+    }
+    daemon.end();
+}
+
+#[test]
+fn a_write_beyond_the_threshold_is_an_event() {
+    let place = Place::new();
+    let mut daemon = place.ours(&DISK);
+    serve(&mut daemon, "d");
+    let threshold = json!({"node-name": "f", "write-threshold": 600_000});
+    daemon.must("block-set-write-threshold", threshold);
+    let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+    let file = nodes
+        .as_array()
+        .expect("nodes")
+        .iter()
+        .find(|node| node["node-name"] == "f");
+    assert_eq!(file.expect("the node")["write_threshold"], json!(600_000));
+    place.io(CLIENT, &["write 0 1M", "flush"]);
+    let event = daemon.event("BLOCK_WRITE_THRESHOLD");
+    assert_eq!(event["node-name"], json!("f"));
+    assert_eq!(event["write-threshold"], json!(600_000));
+    assert!(event["amount-exceeded"].as_u64() > Some(0), "{event}");
+    let answer = daemon.ask(
+        "block-set-write-threshold",
+        json!({"node-name": "d", "write-threshold": 1}),
+    );
+    assert!(answer.get("error").is_some(), "{answer}");
+    daemon.end();
+}
+
+#[test]
+fn a_request_that_fails_is_an_event() {
+    let place = Place::new();
+    let mut daemon = place.ours(&[
+        "--blockdev",
+        "driver=raw,node-name=d,file.driver=blkdebug,file.image.driver=null-co,\
+         file.image.size=1048576,file.inject-error.0.event=none,\
+         file.inject-error.0.iotype=write,file.inject-error.0.errno=28,\
+         file.inject-error.0.once=off",
+    ]);
+    serve(&mut daemon, "d");
+    let written = std::process::Command::new("qemu-io")
+        .current_dir(place.folder.path())
+        .args(["-f", "raw", "-c", "write 0 4k", CLIENT])
+        .output()
+        .expect("the program of `cargo xtask setup`");
+    assert!(!written.status.success());
+    let event = daemon.event("BLOCK_IO_ERROR");
+    assert_eq!(event["device"], json!("e"));
+    assert_eq!(
+        (&event["operation"], &event["nospace"], &event["action"]),
+        (&json!("write"), &json!(true), &json!("report"))
+    );
+    let stats = daemon.must("query-blockstats", json!({}));
+    assert_eq!(stats[0]["stats"]["failed_wr_operations"], json!(1));
+    daemon.end();
+}
