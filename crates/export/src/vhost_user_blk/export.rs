@@ -116,6 +116,7 @@ impl Export {
             queues: options.queues,
             lanes: RefCell::new((0..options.queues).map(|_| None).collect()),
             backend: RefCell::default(),
+            unflushed: RefCell::default(),
             stop: Stop::new(),
         });
         let clients = Rc::new(Cell::new(0));
@@ -139,7 +140,7 @@ impl Export {
 
     /// Takes the size of the device in, and tells the client if it is another one.
     pub async fn update_size(&self) {
-        if self.shared.disk.update_size() {
+        if self.shared.update_size().await {
             self.shared.tell_of_config().await;
         }
     }

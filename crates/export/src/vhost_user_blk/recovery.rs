@@ -12,7 +12,7 @@ use super::disk::Disk;
 use super::in_flight::InFlight;
 use super::message::{InFlightArea, broken};
 use super::session::MAX_QUEUE_SIZE;
-use super::unflushed::Change;
+use super::unflushed::{Change, Unflushed};
 
 /// New memory, as a client asks for it; an export has so many `queues`.
 ///
@@ -49,12 +49,14 @@ pub(super) async fn take_over(disk: &Disk, area: &InFlightArea, file: OwnedFd) -
     if unflushed.owner() == disk.server || disk.geometry().read_only {
         return Ok(in_flight);
     }
-    let write = async |offset_bytes, change| match change {
-        Change::Data(data) => {
+    let size_bytes = disk.device.size_bytes();
+    let write = async |offset_bytes, change| match within(size_bytes, offset_bytes, change) {
+        None => Ok(()),
+        Some(Change::Data(data)) => {
             let flags = RequestFlags::default();
             disk.device.write(offset_bytes, data, flags).await.map(drop)
         }
-        Change::Zeroes(len_bytes, unmap) => {
+        Some(Change::Zeroes(len_bytes, unmap)) => {
             let request = ZeroRequest::default().may_unmap(unmap);
             disk.device
                 .write_zeroes(offset_bytes, len_bytes, request)
@@ -62,17 +64,30 @@ pub(super) async fn take_over(disk: &Disk, area: &InFlightArea, file: OwnedFd) -
         }
     };
     unflushed.replay(&in_flight.logs()?, write).await?;
-    flush(disk, &in_flight).await?;
+    flush(disk, Some(unflushed)).await?;
     unflushed.own(disk.server);
     Ok(in_flight)
+}
+
+/// What of a change lies on a disk of this size: it may have become shorter since.
+fn within(size_bytes: u64, offset_bytes: u64, change: Change) -> Option<Change> {
+    let left_bytes = size_bytes.checked_sub(offset_bytes)?;
+    match change {
+        _ if left_bytes == 0 => None,
+        Change::Data(mut data) => {
+            data.truncate(usize::try_from(left_bytes).unwrap_or(usize::MAX));
+            Some(Change::Data(data))
+        }
+        Change::Zeroes(len_bytes, unmap) => Some(Change::Zeroes(len_bytes.min(left_bytes), unmap)),
+    }
 }
 
 /// Makes durable what was acknowledged, so that nobody has to write it again.
 ///
 /// # Errors
 /// As [`vellum::BlockDevice::flush`].
-pub(super) async fn flush(disk: &Disk, in_flight: &InFlight) -> Result<()> {
-    if let Some(unflushed) = &in_flight.unflushed {
+pub(super) async fn flush(disk: &Disk, unflushed: Option<&Unflushed>) -> Result<()> {
+    if let Some(unflushed) = unflushed {
         let covered = unflushed.begin_flush();
         disk.device.flush().await?;
         unflushed.end_flush(covered);

@@ -28,6 +28,7 @@ use super::message::{
 use super::queue::{QueueSetup, RunningQueue};
 use super::recovery::{flush, make, take_over};
 use super::ring::RingPlace;
+use super::unflushed::Unflushed;
 use crate::nbd::Stop;
 
 /// What the protocol between client and server has here.
@@ -49,6 +50,8 @@ pub(super) struct Shared {
     pub(super) lanes: RefCell<Vec<Option<LaneThread>>>,
     /// Where the client hears of what it did not ask for.
     pub(super) backend: RefCell<Option<Rc<Channel>>>,
+    /// What the client keeps for the next server.
+    pub(super) unflushed: RefCell<Option<Arc<Unflushed>>>,
     pub(super) stop: Stop,
 }
 
@@ -98,6 +101,20 @@ pub(super) async fn serve(shared: Rc<Shared>, channel: Channel) {
 }
 
 impl Shared {
+    /// Takes the size of the device in; whether it is another one.
+    pub(super) async fn update_size(&self) -> bool {
+        let before_bytes = self.disk.geometry().size_bytes;
+        let is_another = self.disk.update_size();
+        if self.disk.geometry().size_bytes < before_bytes {
+            // What was written behind the end must not come back if the disk grows again.
+            let unflushed = self.unflushed.borrow().clone();
+            if let Err(failure) = flush(&self.disk, unflushed.as_deref()).await {
+                self.disk.log(failure.message());
+            }
+        }
+        is_another
+    }
+
     /// Tells the client, if there is one that listens, of another configuration.
     pub(super) async fn tell_of_config(&self) {
         let backend = self.backend.borrow().clone();
@@ -224,7 +241,9 @@ impl Session {
                 let file = single(descriptors)?;
                 self.stop_all().await;
                 self.in_flight = None;
-                self.in_flight = Some(take_over(&self.shared.disk, &area, file).await?);
+                let taken = take_over(&self.shared.disk, &area, file).await?;
+                *self.shared.unflushed.borrow_mut() = taken.unflushed.clone();
+                self.in_flight = Some(taken);
             }
             of_queue => return self.carry_out_for_queue(of_queue, descriptors).await,
         }
@@ -448,9 +467,9 @@ impl Session {
             }
         }
         self.stop_all().await;
-        if let Some(in_flight) = self.in_flight.take()
-            && let Err(failure) = flush(&self.shared.disk, &in_flight).await
-        {
+        self.in_flight = None;
+        let unflushed = self.shared.unflushed.take();
+        if let Err(failure) = flush(&self.shared.disk, unflushed.as_deref()).await {
             // The next server writes it again.
             self.shared.disk.log(failure.message());
         }

@@ -1,8 +1,12 @@
 //! A server that dies, and the one after it.
 
-use super::guest::{DATA_AT, Guest, header};
-use super::{Seen, Server, disk, writable};
 use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_io::lane::block_on;
+
+use super::guest::{DATA_AT, Guest, header};
+use super::{DISK_BYTES, Seen, Server, disk, writable};
 
 #[test]
 fn what_a_dead_server_had_begun_is_done_by_the_next_in_its_order() {
@@ -41,4 +45,70 @@ fn what_a_dead_server_had_begun_is_done_by_the_next_in_its_order() {
     assert_eq!(queue.write_disk(0, &[77; 512]), 0, "and goes on");
     stuck.go_on();
     first.end();
+}
+
+/// A guest that has written to the end and to the start of a disk, and whose server dies.
+struct Killed {
+    device: Arc<dyn BlockDevice>,
+    storage: Arc<vellum_storage::MemStorage>,
+    seen: Arc<Seen>,
+    server: Server,
+    guest: Guest,
+}
+
+impl Killed {
+    fn new() -> Killed {
+        let (device, storage) = disk();
+        // Not known to hand everything on: so what is written is kept for the next server.
+        let seen = Arc::new(Seen::around(device.clone()));
+        let server = Server::start(seen.clone(), writable());
+        let mut guest = Guest::boot(&server.socket(), 1, 0);
+        let last = (DISK_BYTES / 512) as u64 - 1;
+        assert_eq!(guest.queues[0].write_disk(last, &[7; 512]), 0);
+        assert_eq!(guest.queues[0].write_disk(0, &[8; 512]), 0);
+        Killed {
+            device,
+            storage,
+            seen,
+            server,
+            guest,
+        }
+    }
+
+    fn resize(&self, size_bytes: usize) {
+        block_on(self.device.truncate(size_bytes as u64)).expect("another size");
+    }
+
+    /// Goes on with another server; what the disk holds then.
+    fn go_on(mut self) -> Vec<u8> {
+        self.seen.stall();
+        let second = Server::start(Arc::new(Seen::around(self.device)), writable());
+        self.guest.reconnect(&second.socket());
+        let written = self.guest.queues[0].write_disk(1, &[9; 512]);
+        assert_eq!(written, 0, "it goes on");
+        let held = self.storage.snapshot();
+        self.seen.go_on();
+        self.server.end();
+        held
+    }
+}
+
+#[test]
+fn what_lies_behind_the_end_of_a_shorter_disk_is_left_out_by_the_next_server() {
+    let killed = Killed::new();
+    // Before anybody was told.
+    killed.resize(DISK_BYTES / 2);
+    let held = killed.go_on();
+    assert_eq!((held.len(), held[0], held[512]), (DISK_BYTES / 2, 8, 9));
+}
+
+#[test]
+fn what_a_shrink_has_cut_off_does_not_come_back_with_the_next_server() {
+    let killed = Killed::new();
+    for size_bytes in [DISK_BYTES / 2, DISK_BYTES] {
+        killed.resize(size_bytes);
+        killed.server.update_size();
+    }
+    let held = killed.go_on();
+    assert_eq!((held[0], held[512], held[DISK_BYTES - 1]), (8, 9, 0));
 }

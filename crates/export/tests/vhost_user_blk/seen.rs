@@ -45,13 +45,29 @@ impl Seen {
         }
     }
 
+    /// A request that does nothing, once it may go on.
+    fn wait_and<T: 'static>(&self, result: T) -> Io<T> {
+        let stalls = self.stalls.clone();
+        Io::task(vellum_io::spawn(async move {
+            while stalls.load(Ordering::SeqCst) {
+                lane::sleep(Duration::from_millis(1)).await;
+            }
+            Ok(result)
+        }))
+    }
+
+    /// From now on nothing is done, as after a kill.
+    pub fn stall(&self) {
+        self.stalls.store(true, Ordering::SeqCst);
+    }
+
     pub fn go_on(&self) {
         self.stalls.store(false, Ordering::SeqCst);
     }
 }
 
 impl BlockDevice for Seen {
-    delegate!(device: info, size_bytes, read, write_zeroes, discard, flush, block_status, truncate, close);
+    delegate!(device: info, size_bytes, read, write_zeroes, discard, block_status, truncate, close);
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         self.writes.fetch_add(1, Ordering::SeqCst);
@@ -60,13 +76,14 @@ impl BlockDevice for Seen {
         if !self.stalls.load(Ordering::SeqCst) {
             return self.device.write(offset_bytes, buffer, flags);
         }
-        let stalls = self.stalls.clone();
-        Io::task(vellum_io::spawn(async move {
-            while stalls.load(Ordering::SeqCst) {
-                lane::sleep(Duration::from_millis(1)).await;
-            }
-            // A server that is killed writes nothing any more.
-            Ok(buffer)
-        }))
+        // A server that is killed writes nothing any more.
+        self.wait_and(buffer)
+    }
+
+    fn flush(&self) -> Io<()> {
+        match self.stalls.load(Ordering::SeqCst) {
+            true => self.wait_and(()),
+            false => self.device.flush(),
+        }
     }
 }
