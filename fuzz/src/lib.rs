@@ -4,7 +4,7 @@
 //! path and replays the corpora with the stable toolchain, and
 //! `crates/engine/tests/image_corpus.rs` does so with [`image`], and
 //! `crates/export/tests/corpus.rs` with [`nbd`], `crates/export/tests/sessions.rs` with
-//! [`nbd_server`] and [`nbd_client`], `crates/export/tests/vhost_user_blk_corpus.rs` with [`vhost_user_blk`], `crates/control/tests/qmp_corpus.rs` with [`qmp`], and `crates/control/tests/corpus.rs`
+//! [`nbd_server`] and [`nbd_client`], `crates/export/tests/vhost_user_blk_corpus.rs` with [`vhost_user_blk`], `crates/control/tests/qmp_corpus.rs` with [`qmp`], `crates/control/tests/monitor_corpus.rs` with [`monitor`], and `crates/control/tests/corpus.rs`
 //! with [`options`], `crates/control/tests/audit_corpus.rs` with [`audit`],
 //! and `crates/files/tests/corpus.rs` with [`files`].
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ pub mod audit;
 pub mod decoders;
 pub mod files;
 pub mod image;
+pub mod monitor;
 pub mod nbd;
 pub mod nbd_client;
 pub mod nbd_server;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
-use vellum_control::daemon::{Daemon, ServerEnvironment, carry_out, check_capabilities};
+use vellum_control::daemon::{Daemon, ServerEnvironment, carry_out, enabled_oob};
 use vellum_control::qmp::{self, Messages, Request};
 use vellum_control::{Nodes, Options};
 use vellum_io::lane;
@@ -47,7 +47,7 @@ pub fn check_qmp(data: &[u8]) {
             messages.push(piece);
             while let Some(message) = messages.next_message() {
                 let (request, id) = match message {
-                    Ok(message) => Request::parse(message),
+                    Ok(message) => Request::parse(message, true),
                     Err(error) => (Err(error), None),
                 };
                 let outcome = match request {
@@ -76,10 +76,12 @@ struct Session {
 
 impl Session {
     async fn carry_out(&mut self, daemon: &std::rc::Rc<Daemon>, request: Request) -> qmp::Outcome {
-        let Request { command, arguments } = request;
+        let Request {
+            command, arguments, ..
+        } = request;
         match (command.as_str(), self.negotiated) {
             ("qmp_capabilities", false) => {
-                check_capabilities(arguments)?;
+                enabled_oob(arguments, true)?;
                 self.negotiated = true;
                 Ok(json!({}))
             }
@@ -114,6 +116,10 @@ impl Session {
 fn stays_inside(command: &str, arguments: &str) -> bool {
     if command == "object-add" {
         return arguments.contains("\"iothread\"");
+    }
+    if command.starts_with("chardev-") {
+        let outside = ["file", "pipe", "serial", "socket", "udp", "stdio", "path"];
+        return !outside.iter().any(|part| arguments.contains(part));
     }
     if command != "blockdev-add" {
         return true;

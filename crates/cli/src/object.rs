@@ -7,7 +7,6 @@ use vellum_control::{Options, secret, throttle_groups, tls};
 /// checked for a name.
 const TYPES: &[&str] = &[
     "secret",
-    "secret_keyring",
     "tls-cipher-suites",
     "authz-pam",
     "throttle-group",
@@ -31,6 +30,7 @@ pub fn add(text: &str) -> Result<()> {
     };
     match options.take_text("qom-type")?.as_deref() {
         Some("secret") => secret::add(options),
+        Some(secret::KEYRING) => secret::add_keyring(options),
         Some(throttle_groups::TYPE) => throttle_groups::add(options),
         Some(kind) if tls::is_type(kind) => tls::add(kind, options),
         Some(kind) if TYPES.contains(&kind) => match options.contains("id") {

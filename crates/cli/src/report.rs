@@ -106,6 +106,16 @@ pub fn warning(message: impl Display) {
     eprint_line(&format!("{}: warning: {message}", message_prefix()));
 }
 
+/// Prints `program: place: warning: message` on standard error; `place` is what it is about.
+pub fn warning_at(place: impl Display, message: impl Display) {
+    let text = format!("{place}: warning: {message}");
+    eprint_line(&format!(
+        "{}: {}",
+        message_prefix(),
+        terminal::harmless_lines(&text)
+    ));
+}
+
 /// Prints `program: info: message` on standard error.
 pub fn info(message: impl Display) {
     let message = terminal::harmless_lines(&message.to_string());

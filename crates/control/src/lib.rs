@@ -35,6 +35,7 @@ pub mod gate;
 mod graph;
 pub mod ini;
 pub mod json;
+mod keyring;
 pub mod measure;
 pub mod minisign;
 mod nbd_name;

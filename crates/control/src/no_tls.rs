@@ -48,3 +48,18 @@ pub fn for_uri(_options: Options, _host: Option<String>) -> Result<Arc<dyn Upgra
 pub fn server(_id: &str, _authorizer: Option<String>) -> Result<Arc<dyn Upgrade>> {
     refused()
 }
+
+/// None: there are no such objects.
+pub fn kind(_id: &str) -> Option<&'static str> {
+    None
+}
+
+/// None.
+pub fn names() -> Vec<String> {
+    Vec::new()
+}
+
+/// There was none.
+pub fn remove(_id: &str) -> bool {
+    false
+}

@@ -17,15 +17,28 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_storage::secret::read_file;
 use zeroize::Zeroizing;
 
+use crate::keyring;
 use crate::options::Options;
 
-static SECRETS: Mutex<BTreeMap<String, Passphrase>> = Mutex::new(BTreeMap::new());
+static SECRETS: Mutex<BTreeMap<String, Secret>> = Mutex::new(BTreeMap::new());
+
+/// A secret that was defined.
+#[derive(Debug)]
+struct Secret {
+    kind: &'static str,
+    passphrase: Passphrase,
+}
+
+/// The type of secrets that are given, or lie in files.
+const GIVEN: &str = "secret";
+/// The type of secrets that the kernel keeps.
+pub const KEYRING: &str = "secret_keyring";
 
 /// Key and IV of an encrypted secret are as long.
 const KEY_BYTES: usize = 32;
 const IV_BYTES: usize = 16;
 
-fn secrets() -> MutexGuard<'static, BTreeMap<String, Passphrase>> {
+fn secrets() -> MutexGuard<'static, BTreeMap<String, Secret>> {
     SECRETS.lock()
 }
 
@@ -44,7 +57,34 @@ enum Encoding {
 ///
 /// # Errors
 /// In QEMU's words for options that cannot be, and for names that are in use.
-pub fn add(mut options: Options) -> Result<()> {
+pub fn add(options: Options) -> Result<()> {
+    define(options, GIVEN, |options| {
+        let (data, file) = (options.take_text("data")?, options.take_text("file")?);
+        Ok(Box::new(move || read(data, file)))
+    })
+}
+
+/// Defines a secret by the options of `--object secret_keyring`, without `qom-type`.
+///
+/// # Errors
+/// As [`add`]; what the kernel says if it does not give the key away.
+pub fn add_keyring(options: Options) -> Result<()> {
+    define(options, KEYRING, |options| {
+        let serial = options.take_number("serial")?;
+        let serial = serial.ok_or_else(|| invalid("Parameter 'serial' is missing"))?;
+        // A negative number stands for one of the process's own keyrings.
+        Ok(Box::new(move || keyring::read(serial as i32)))
+    })
+}
+
+/// What reads the bytes of a secret, once all options are known to be good.
+type Reader = Box<dyn FnOnce() -> Result<Zeroizing<Vec<u8>>>>;
+
+fn define(
+    mut options: Options,
+    kind: &'static str,
+    reader: impl FnOnce(&mut Options) -> Result<Reader>,
+) -> Result<()> {
     let id = take_id(&mut options)?;
     let encoding = match options.take_text("format")?.as_deref() {
         None | Some("raw") => Encoding::Raw,
@@ -55,7 +95,7 @@ pub fn add(mut options: Options) -> Result<()> {
             )));
         }
     };
-    let (data, file) = (options.take_text("data")?, options.take_text("file")?);
+    let reader = reader(&mut options)?;
     let (key_id, iv) = (options.take_text("keyid")?, options.take_text("iv")?);
     if let Some(key) = options.keys().next() {
         return Err(invalid(format!("Parameter '{key}' is unexpected")));
@@ -63,14 +103,14 @@ pub fn add(mut options: Options) -> Result<()> {
     if secrets().contains_key(&id) {
         return Err(duplicate(&id));
     }
-    let bytes = read(data, file)?;
+    let bytes = reader()?;
     let bytes = match key_id {
         Some(key_id) => decrypt(&key_id, iv.as_deref(), &bytes, encoding)?,
         None if encoding == Encoding::Base64 => decode(&bytes)?,
         None => bytes,
     };
-    let secret = Passphrase::new(bytes.to_vec());
-    secrets().insert(id, secret);
+    let passphrase = Passphrase::new(bytes.to_vec());
+    secrets().insert(id, Secret { kind, passphrase });
     Ok(())
 }
 
@@ -95,9 +135,9 @@ pub(crate) fn duplicate(id: &str) -> Error {
     ))
 }
 
-/// Whether there is a secret of this name.
-pub fn contains(id: &str) -> bool {
-    secrets().contains_key(id)
+/// The type of the secret of this name.
+pub fn kind(id: &str) -> Option<&'static str> {
+    secrets().get(id).map(|secret| secret.kind)
 }
 
 /// The names of all secrets.
@@ -115,7 +155,7 @@ pub fn remove(id: &str) -> bool {
 /// # Errors
 /// If there is none, or it is no text.
 pub fn passphrase(id: &str) -> Result<Passphrase> {
-    let found = secrets().get(id).cloned();
+    let found = secrets().get(id).map(|secret| secret.passphrase.clone());
     let Some(secret) = found else {
         return Err(invalid(format!("No secret with id '{id}'")));
     };
@@ -126,7 +166,7 @@ pub fn passphrase(id: &str) -> Result<Passphrase> {
 }
 
 /// Names begin with a letter and hold letters, digits and `-._`.
-fn is_identifier(id: &str) -> bool {
+pub(crate) fn is_identifier(id: &str) -> bool {
     id.starts_with(|c: char| c.is_ascii_alphabetic())
         && id
             .chars()
@@ -203,7 +243,7 @@ fn decrypt(
 }
 
 fn passphrase_bytes(id: &str) -> Result<Passphrase> {
-    let found = secrets().get(id).cloned();
+    let found = secrets().get(id).map(|secret| secret.passphrase.clone());
     found.ok_or_else(|| invalid(format!("No secret with id '{id}'")))
 }
 
@@ -211,22 +251,22 @@ fn passphrase_bytes(id: &str) -> Result<Passphrase> {
 mod tests {
     use super::*;
 
-    fn define(text: &str) -> Result<()> {
+    fn define_by(text: &str) -> Result<()> {
         add(Options::parse(text).unwrap())
     }
 
     fn refusal(text: &str) -> String {
-        define(text).unwrap_err().message().to_owned()
+        define_by(text).unwrap_err().message().to_owned()
     }
 
     #[test]
     fn secrets_are_found_by_name() {
-        define("id=t1,data=abc").unwrap();
-        define("id=t2,data=YWJj,format=base64").unwrap();
+        define_by("id=t1,data=abc").unwrap();
+        define_by("id=t2,data=YWJj,format=base64").unwrap();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("secret");
         std::fs::write(&file, "YWJj\n").unwrap();
-        define(&format!("id=t3,format=base64,file={}", file.display())).unwrap();
+        define_by(&format!("id=t3,format=base64,file={}", file.display())).unwrap();
         for id in ["t1", "t2", "t3"] {
             assert_eq!(passphrase(id).unwrap().bytes(), b"abc", "{id}");
         }
@@ -238,9 +278,9 @@ mod tests {
     #[test]
     fn a_secret_may_be_encrypted_with_another() {
         // printf letmein | openssl enc -aes-256-cbc -K 0001..1f -iv 0001..0f
-        define("id=master,format=base64,data=AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+        define_by("id=master,format=base64,data=AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
             .unwrap();
-        define(
+        define_by(
             "id=inner,keyid=master,format=base64,iv=AAECAwQFBgcICQoLDA0ODw==,\
              data=SI4JuWqmJF8bjD9IJ662eg==",
         )
@@ -251,7 +291,7 @@ mod tests {
 
     #[test]
     fn refusals_are_qemus() {
-        define("id=twice,data=x").unwrap();
+        define_by("id=twice,data=x").unwrap();
         for (text, message) in [
             ("data=x", "Parameter 'id' is missing"),
             ("id=a", "Either 'file' or 'data' must be provided"),

@@ -17,7 +17,7 @@ use crate::authz;
 use crate::options::Options;
 use crate::secret;
 
-static OBJECTS: Mutex<BTreeMap<String, Object>> = Mutex::new(BTreeMap::new());
+static OBJECTS: Mutex<BTreeMap<String, (&str, Object)>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug, Clone)]
 enum Object {
@@ -25,7 +25,7 @@ enum Object {
     Authorizer(Arc<dyn Authorizer>),
 }
 
-fn objects() -> MutexGuard<'static, BTreeMap<String, Object>> {
+fn objects() -> MutexGuard<'static, BTreeMap<String, (&'static str, Object)>> {
     OBJECTS.lock()
 }
 
@@ -33,17 +33,34 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "make object", message)
 }
 
+/// The types of objects that are made here.
+const TYPES: [&str; 6] = [
+    "tls-creds-x509",
+    "tls-creds-psk",
+    "tls-creds-anon",
+    "authz-simple",
+    "authz-list",
+    "authz-list-file",
+];
+
 /// Whether objects of this type are made here.
 pub fn is_type(name: &str) -> bool {
-    matches!(
-        name,
-        "tls-creds-x509"
-            | "tls-creds-psk"
-            | "tls-creds-anon"
-            | "authz-simple"
-            | "authz-list"
-            | "authz-list-file"
-    )
+    TYPES.contains(&name)
+}
+
+/// The type of the object of this name.
+pub fn kind(id: &str) -> Option<&'static str> {
+    objects().get(id).map(|(kind, _)| *kind)
+}
+
+/// The names of all objects.
+pub fn names() -> Vec<String> {
+    objects().keys().cloned().collect()
+}
+
+/// Removes an object; whether there was one. Whoever uses it goes on to do so.
+pub fn remove(id: &str) -> bool {
+    objects().remove(id).is_some()
 }
 
 /// Makes an object of a type that [`is_type`] knows, by its options.
@@ -64,7 +81,9 @@ pub fn add(kind: &str, mut options: Options) -> Result<()> {
     if let Some(key) = options.keys().next() {
         return Err(invalid(format!("Parameter '{key}' is unexpected")));
     }
-    objects().insert(id, object);
+    // The name as it lives on.
+    let kind = TYPES.into_iter().find(|known| *known == kind);
+    objects().insert(id, (kind.unwrap_or_default(), object));
     Ok(())
 }
 
@@ -111,7 +130,7 @@ fn credentials(kind: Kind, options: &mut Options) -> Result<Object> {
 
 /// The credentials of a name, for one side.
 fn find(id: &str, endpoint: Endpoint) -> Result<Arc<Credentials>> {
-    let found = objects().get(id).cloned();
+    let found = objects().get(id).map(|(_, object)| object.clone());
     let credentials = match found {
         None => return Err(invalid(format!("No TLS credentials with id '{id}'"))),
         Some(Object::Authorizer(_)) => {
@@ -190,7 +209,7 @@ struct NamedAuthorizer(String);
 
 impl Authorizer for NamedAuthorizer {
     fn is_allowed(&self, identity: &str) -> Result<bool> {
-        let found = objects().get(&self.0).cloned();
+        let found = objects().get(&self.0).map(|(_, object)| object.clone());
         match found {
             Some(Object::Authorizer(authorizer)) => authorizer.is_allowed(identity),
             Some(Object::Credentials(_)) => Err(invalid(format!(

@@ -11,7 +11,6 @@ use crate::server::Failure;
 enum Id {
     Help,
     Version,
-    Trace,
     Part(Part),
     Daemonize,
     PidFile,
@@ -26,12 +25,13 @@ pub(super) enum Part {
     Object,
     Chardev,
     Monitor,
+    Trace,
 }
 
 const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
     OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
-    OptionSpec::new(Id::Trace, 'T', "trace", Takes::Value),
+    OptionSpec::new(Id::Part(Part::Trace), 'T', "trace", Takes::Value),
     OptionSpec::long(Id::Part(Part::Blockdev), "blockdev", Takes::Value),
     OptionSpec::long(Id::Part(Part::Chardev), "chardev", Takes::Value),
     OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
@@ -92,8 +92,6 @@ impl Arguments {
             match id {
                 Id::Help => arguments.action = Action::Help,
                 Id::Version => arguments.action = Action::Version,
-                // There is nothing to trace: accepted, so that scripts go on.
-                Id::Trace => {}
                 Id::Daemonize => arguments.daemonize = true,
                 Id::PidFile if arguments.pid_file.is_some() => {
                     return Err(Failure::message("--pidfile can only be specified once"));
@@ -124,6 +122,7 @@ fn option(part: Part) -> &'static str {
         Part::NbdServer => "nbd-server",
         Part::Object => "object",
         Part::Monitor => "monitor",
+        Part::Trace => "trace",
     }
 }
 
@@ -136,8 +135,11 @@ a monitor, ends it.
 
   -h, --help                 print this text
   -V, --version              print the version
+  -T, --trace [enable=]PATTERN
+                             nothing is traced: names are told to be unknown
 
 What there is, each made in the order given:
+  --object help              the types of objects; --object TYPE,help: their properties
   --object iothread,id=ID    a name for --export; threads are started as they are needed
   --object throttle-group,id=ID[,x-iops-total=N][,x-bps-total=N][,x-bps-read-max=N]...
                              limits of nodes with driver=throttle,throttle-group=ID
@@ -148,7 +150,7 @@ What there is, each made in the order given:
   --nbd-server addr.type=inet,addr.host=HOST,addr.port=PORT[,max-connections=N]
                              where to listen (100 connections at most; 0: any number)
   --export [type=]nbd,id=ID,node-name=NAME[,name=NAME][,description=TEXT][,writable=on]
-           [,writethrough=on][,allocation-depth=on][,iothread=ID]
+           [,writethrough=on][,allow-inactive=on][,allocation-depth=on][,iothread=ID]
                              a node to serve, under the node's name if no other is given
   --export [type=]fuse,id=ID,node-name=NAME,mountpoint=FILE[,writable=on][,growable=on]
            [,allow-other=on|off|auto][,writethrough=on]
@@ -159,10 +161,20 @@ What there is, each made in the order given:
                              a node as the disk of a virtual machine, whose monitor
                              (QEMU, cloud-hypervisor) connects to PATH
 
+  --chardev help             the types of character devices
   --chardev stdio,id=ID
-  --chardev socket,id=ID,path=PATH[,server=on[,wait=off]]
-  --chardev socket,id=ID,host=HOST,port=PORT[,server=on[,wait=off]]
-                             where a client of a monitor is; as a server it waits for one
+  --chardev socket,id=ID,path=PATH[,abstract=on][,server=on[,wait=off]]
+  --chardev socket,id=ID,host=HOST,port=PORT[,to=PORT][,server=on[,wait=off]]
+  --chardev socket,id=ID,fd=NUMBER[,server=on[,wait=off]]
+                             where a client of a monitor is; as a server it waits for one,
+                             as a client it connects again after ,reconnect-ms=N
+  --chardev pty,id=ID[,path=LINK]
+  --chardev pipe,id=ID,path=PATH
+  --chardev file,id=ID,path=PATH[,input-path=PATH][,append=on]
+  --chardev serial,id=ID,path=PATH
+  --chardev udp,id=ID,port=PORT[,host=HOST][,localaddr=HOST][,localport=PORT]
+  --chardev ringbuf,id=ID[,size=N]
+  --chardev null,id=ID       the same at other things; all take ,logfile=PATH[,logappend=on]
   --monitor [chardev=]ID[,pretty=on]
                              a monitor (QMP): nodes, exports and jobs made, changed and
                              asked for while the program runs

@@ -9,15 +9,14 @@
 //! nodes, and last the monitors, whose clients hear of all that.
 
 mod arguments;
-mod monitor;
+mod part_help;
+mod trace;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::rc::Rc;
 
-use futures_util::lock::Mutex;
-use vellum_control::daemon::{self, Daemon, ServerEnvironment};
+use vellum_control::daemon::{self, Daemon, Notice, ServerEnvironment};
 use vellum_control::{Nodes, Options};
 use vellum_io::{JoinHandle, lane, program, spawn};
 
@@ -25,7 +24,6 @@ use crate::server::{self, Failure, Process, Ready, daemonize};
 use crate::version::version;
 use crate::{hint, report};
 use arguments::{Action, Arguments, Item, Part};
-use monitor::{Chardev, Source};
 
 pub use arguments::{help, options};
 
@@ -40,7 +38,13 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             report::print(version(program));
             Ok(())
         }
-        Action::Run => start(arguments),
+        Action::Run => match part_help::asked(&arguments)? {
+            Some(text) => {
+                report::print(text);
+                Ok(())
+            }
+            None => start(arguments),
+        },
     });
     match done {
         Ok(()) => 0,
@@ -102,11 +106,7 @@ async fn run(
     program::discard_startup_pages();
     program.daemon.forward_notices();
     program.daemon.parts.lock().await.start_server();
-    let sources = std::mem::take(&mut program.sockets.lock().await.monitors);
-    for (source, pretty) in sources {
-        let monitor = monitor::start(program.daemon.clone(), source, pretty);
-        program.monitors.borrow_mut().push(monitor);
-    }
+    program.monitors.replace(program.daemon.start_monitors());
     program.daemon.stop.wait().await;
     Ok(())
 }
@@ -115,7 +115,6 @@ async fn run(
 #[derive(Debug)]
 struct Program {
     daemon: Rc<Daemon>,
-    sockets: Mutex<Sockets>,
     monitors: RefCell<Vec<JoinHandle<()>>>,
     pid_file_written: Cell<bool>,
 }
@@ -133,7 +132,6 @@ impl Program {
         };
         Program {
             daemon: Daemon::new(nodes, server_environment()),
-            sockets: Mutex::default(),
             monitors: RefCell::default(),
             pid_file_written: Cell::new(false),
         }
@@ -146,32 +144,38 @@ impl Program {
         for monitor in monitors {
             monitor.await;
         }
+        self.daemon.close_chardevs();
         closed
     }
 
     async fn make(&self, item: &Item, in_background: bool) -> Result<(), Failure> {
-        let mut parts = self.daemon.parts.lock().await;
-        match item.part {
+        let daemon = &self.daemon;
+        let made = match item.part {
             Part::Blockdev => {
                 let options = parse_options(&item.text, Some("driver"))?;
-                Ok(parts.nodes.add(options).await?)
+                return Ok(daemon.parts.lock().await.nodes.add(options).await?);
             }
-            Part::Object => Ok(parts.add_object(parse_options(&item.text, Some("qom-type"))?)?),
-            Part::NbdServer => Ok(parts.add_server(parse_options(&item.text, None)?)?),
+            Part::Object => {
+                let options = parse_options(&item.text, Some("qom-type"))?;
+                daemon.parts.lock().await.add_object(options)
+            }
+            Part::NbdServer => {
+                let options = parse_options(&item.text, None)?;
+                daemon.parts.lock().await.add_server(options)
+            }
             Part::Export => {
                 let options = parse_options(&item.text, Some("type"))?;
-                Ok(parts.add_export(options).await?)
+                daemon.parts.lock().await.add_export(options).await
             }
+            // The text of a character device is never JSON.
             Part::Chardev => {
-                let options = parse_options(&item.text, Some("backend"))?;
-                let mut sockets = self.sockets.lock().await;
-                sockets.add_chardev(options, in_background).await
+                let options = Options::parse_with_implied(&item.text, Some("backend"))?;
+                daemon.add_chardev(options, in_background).await
             }
-            Part::Monitor => {
-                let options = parse_options(&item.text, Some("chardev"))?;
-                self.sockets.lock().await.add_monitor(options)
-            }
-        }
+            Part::Trace => return trace::enable(item),
+            Part::Monitor => daemon.add_monitor(parse_options(&item.text, Some("chardev"))?),
+        };
+        Ok(made?)
     }
 }
 
@@ -180,6 +184,12 @@ fn server_environment() -> ServerEnvironment {
     ServerEnvironment {
         listen_unix: |path| server::listen_unix(path).map_err(daemon_failure),
         listen_tcp: |host, port| server::listen_tcp(host, port).map_err(daemon_failure),
+        check_free: |path| server::check_free(path).map_err(daemon::Failure),
+        tell: |notice| match notice {
+            Notice::Info(text) => report::info(text),
+            Notice::Error(text) => report::error(text),
+            Notice::Line(text) => report::print(text + "\n"),
+        },
         log: Some(server::log(false)),
         lanes: None,
     }
@@ -192,15 +202,6 @@ fn daemon_failure(failure: Failure) -> daemon::Failure {
     }
 }
 
-/// Where clients of monitors come from.
-#[derive(Debug, Default)]
-struct Sockets {
-    /// By id; `None` if a monitor has them already.
-    chardevs: BTreeMap<String, Option<Source>>,
-    /// Those that have not begun yet, and whether their answers take several lines.
-    monitors: Vec<(Source, bool)>,
-}
-
 /// `key=value,...` or `{...}`.
 fn parse_options(text: &str, implied: Option<&str>) -> Result<Options, Failure> {
     let parsed = match text.starts_with('{') {
@@ -208,37 +209,4 @@ fn parse_options(text: &str, implied: Option<&str>) -> Result<Options, Failure> 
         false => Options::parse_with_implied(text, implied),
     };
     Ok(parsed?)
-}
-
-impl Sockets {
-    async fn add_chardev(&mut self, options: Options, in_background: bool) -> Result<(), Failure> {
-        let (id, chardev) = Chardev::take(options)?;
-        if in_background && matches!(chardev, Chardev::Stdio) {
-            return Err(Failure::message("cannot use stdio with -daemonize"));
-        }
-        if self.chardevs.contains_key(&id) {
-            return Err(Failure::message(format!(
-                "Chardev with id '{id}' already exists"
-            )));
-        }
-        self.chardevs.insert(id, Some(chardev.open().await?));
-        Ok(())
-    }
-
-    fn add_monitor(&mut self, options: Options) -> Result<(), Failure> {
-        let wanted = monitor::Description::take(options)?;
-        let id = wanted.chardev;
-        let Some(chardev) = self.chardevs.get_mut(&id) else {
-            return Err(Failure::message(format!("chardev \"{id}\" not found")));
-        };
-        match chardev.take() {
-            Some(source) => {
-                self.monitors.push((source, wanted.pretty));
-                Ok(())
-            }
-            None => Err(Failure::message(format!(
-                "chardev '{id}' is already in use"
-            ))),
-        }
-    }
 }

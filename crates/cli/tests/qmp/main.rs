@@ -6,10 +6,16 @@ mod bitmaps;
 mod block_stats;
 mod create;
 mod fleecing;
+mod chardev;
+mod create;
+mod hostile;
+mod objects;
 mod place;
+mod schema;
 mod scrub;
 mod throttle;
 mod transaction;
+mod users;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Command;

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
+use super::schema;
 use crate::qmp;
 
 /// Whoever hears of events, such as a client of a monitor; servers implement it.
@@ -33,6 +34,7 @@ impl Events {
 
     /// Emits an event to all.
     pub(super) fn emit(&self, name: &str, data: Value) {
+        debug_assert!(schema::has_event(name), "{name} is missing in events.txt");
         let event = qmp::event(name, data, SystemTime::now());
         for listener in self.0.borrow().iter() {
             listener.hear(&event);

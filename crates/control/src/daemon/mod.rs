@@ -9,14 +9,19 @@
 //!   changes it holds [`Daemon::parts`].
 //! - The end comes in one order: exports, the server, jobs, nodes.
 
+mod chardev;
 mod commands;
 mod events;
 mod export;
 mod inherited;
 mod jobs;
+mod monitor;
 mod notices;
+mod objects;
+mod schema;
 mod server;
 
+use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -24,17 +29,21 @@ use futures_util::future::select;
 use futures_util::lock::Mutex;
 use serde_json::json;
 use vellum_export::nbd::{Exports, Stop};
-use vellum_io::spawn;
+use vellum_io::{JoinHandle, spawn};
 
 use crate::nodes::Nodes;
 use crate::options::Options;
 use crate::{error_text, secret, throttle_groups, tls};
-pub use commands::{carry_out, check_capabilities, package};
+use chardev::{Chardev, Chardevs};
+pub use chardev::{Port, backend_names};
+pub use commands::{carry_out, enabled_oob, package};
 pub use events::{Events, Listener};
 pub use export::Removal;
 use jobs::Jobs;
 use notices::Notices;
-pub use server::{Server, ServerEnvironment};
+use objects::Objects;
+pub use objects::object_help;
+pub use server::{Notice, Server, ServerEnvironment};
 
 /// Why something cannot be: what the user should read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +92,9 @@ pub struct Daemon {
     /// What there is. Whoever changes it holds it.
     pub parts: Mutex<DaemonState>,
     jobs: Jobs,
+    chardevs: Chardevs,
+    /// Those that have not begun yet, and whether their answers take several lines.
+    monitors: RefCell<Vec<(Rc<Chardev>, bool)>>,
     /// Tells of what happens.
     pub events: Events,
     /// Somebody wants the program to end.
@@ -101,7 +113,7 @@ impl Daemon {
         Rc::new(Daemon {
             parts: Mutex::new(DaemonState {
                 nodes,
-                iothreads: Vec::new(),
+                objects: Objects::default(),
                 server: None,
                 exports: export::ServerExports::default(),
                 events: events.clone(),
@@ -109,6 +121,8 @@ impl Daemon {
                 environment,
             }),
             jobs: Jobs::default(),
+            chardevs: Chardevs::default(),
+            monitors: RefCell::default(),
             events,
             stop: Stop::new(),
             ended: Stop::new(),
@@ -123,6 +137,46 @@ impl Daemon {
             let forward = pin!(notices.forward(daemon.events.clone()));
             select(forward, pin!(ended.wait())).await;
         }));
+    }
+
+    /// Adds a character device, as `--chardev` does; in the background there are no standard
+    /// streams.
+    ///
+    /// # Errors
+    /// In QEMU's words.
+    pub async fn add_chardev(&self, options: Options, in_background: bool) -> Result<(), Failure> {
+        let environment = self.parts.lock().await.environment.clone();
+        let added = self.chardevs.add(options, &environment, in_background);
+        added.await
+    }
+
+    /// Adds a monitor, as `--monitor` does; [`Daemon::start_monitors`] starts it.
+    ///
+    /// # Errors
+    /// In QEMU's words.
+    pub fn add_monitor(&self, options: Options) -> Result<(), Failure> {
+        let wanted = monitor::Description::take(options)?;
+        let chardev = self.chardevs.take(&wanted.chardev)?;
+        self.monitors.borrow_mut().push((chardev, wanted.pretty));
+        Ok(())
+    }
+
+    /// Starts the monitors that were added. They end some time after the daemon has.
+    pub fn start_monitors(self: &Rc<Self>) -> Vec<JoinHandle<()>> {
+        let monitors = self.monitors.take();
+        let start = |(chardev, pretty)| monitor::start(self.clone(), chardev, pretty);
+        monitors.into_iter().map(start).collect()
+    }
+
+    /// Serves one client of a monitor until it, or the daemon, is gone.
+    pub async fn talk(self: &Rc<Self>, port: Port, pretty: bool) {
+        monitor::talk(self, port, pretty).await;
+    }
+
+    /// Forgets the character devices: their sockets and links are removed.
+    pub fn close_chardevs(&self) {
+        self.monitors.take();
+        self.chardevs.clear();
     }
 
     /// Ends everything in order: nobody uses what is closed.
@@ -148,7 +202,7 @@ impl Daemon {
 pub struct DaemonState {
     /// The nodes.
     pub nodes: Nodes,
-    iothreads: Vec<String>,
+    objects: Objects,
     server: Option<Server>,
     exports: export::ServerExports,
     events: Events,
@@ -192,7 +246,7 @@ impl DaemonState {
     /// # Errors
     /// In QEMU's words.
     pub async fn add_export(&mut self, options: Options) -> Result<(), Failure> {
-        let wanted = export::Description::take(options, &self.iothreads)?;
+        let wanted = export::Description::take(options, &self.objects.iothreads())?;
         let server = self.server.as_ref();
         let environment = &self.environment;
         let exports = &mut self.exports;
@@ -244,36 +298,20 @@ impl DaemonState {
         {
             return Err(failure(secret::duplicate(id)));
         }
-        if kind == "secret" {
-            return secret::add(options).map_err(failure);
-        }
-        if kind == throttle_groups::TYPE {
-            return throttle_groups::add(options).map_err(failure);
-        }
-        if tls::is_type(&kind) {
-            return tls::add(&kind, options).map_err(failure);
-        }
-        if kind != "iothread" {
-            return Err(message(match is_object_of_qemu(&kind) {
+        match kind.as_str() {
+            "secret" => secret::add(options).map_err(failure),
+            secret::KEYRING => secret::add_keyring(options).map_err(failure),
+            throttle_groups::TYPE => throttle_groups::add(options).map_err(failure),
+            kind if tls::is_type(kind) => tls::add(kind, options).map_err(failure),
+            kind if Objects::keeps(kind) => {
+                let id = secret::take_id(&mut options).map_err(failure)?;
+                self.objects.add(kind, id, options)
+            }
+            kind => Err(message(match is_object_of_qemu(kind) {
                 true => format!("Objects of type '{kind}' are not part of this version"),
                 false => format!("Parameter 'qom-type' does not accept value '{kind}'"),
-            }));
+            })),
         }
-        let id = need(&mut options, "id")?;
-        // Lanes have no knobs: a lane polls when it has something to poll for.
-        for key in [
-            "poll-max-ns",
-            "poll-grow",
-            "poll-shrink",
-            "aio-max-batch",
-            "thread-pool-min",
-            "thread-pool-max",
-        ] {
-            options.take_size(key).map_err(failure)?;
-        }
-        refuse_rest(&options)?;
-        self.iothreads.push(id);
-        Ok(())
     }
 }
 
@@ -281,7 +319,5 @@ impl DaemonState {
 mod tests;
 
 fn is_object_of_qemu(kind: &str) -> bool {
-    matches!(kind, "secret_keyring" | "main-loop")
-        || kind.starts_with("tls-")
-        || kind.starts_with("authz-")
+    kind == "pr-manager-helper" || kind.starts_with("tls-") || kind.starts_with("authz-")
 }

@@ -13,6 +13,17 @@ use crate::{Options, tls};
 /// QEMU's limit where none is given.
 const DEFAULT_CONNECTIONS: u64 = 100;
 
+/// What a user should read while the program runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// What is waited for.
+    Info(String),
+    /// What does not work, and is tried again.
+    Error(String),
+    /// A line for programs.
+    Line(String),
+}
+
 /// What the program around the daemon listens with.
 #[derive(Clone)]
 pub struct ServerEnvironment {
@@ -20,6 +31,10 @@ pub struct ServerEnvironment {
     pub listen_unix: fn(path: &str) -> Result<Listener, Failure>,
     /// Listens on an address, given by its host and its port.
     pub listen_tcp: fn(host: &str, port: &str) -> Result<Listener, Failure>,
+    /// Refuses a path at which somebody listens, or that is no socket.
+    pub check_free: fn(path: &str) -> Result<(), Failure>,
+    /// Tells the user something.
+    pub tell: fn(notice: Notice),
     /// Is told of clients that could not come in.
     pub log: Option<Log>,
     /// Lanes that serve clients beside the daemon's own; otherwise threads are started.
@@ -32,6 +47,8 @@ impl ServerEnvironment {
         ServerEnvironment {
             listen_unix: |_| Err(no_sockets()),
             listen_tcp: |_, _| Err(no_sockets()),
+            check_free: |_| Err(no_sockets()),
+            tell: |_| {},
             log: None,
             lanes: None,
         }

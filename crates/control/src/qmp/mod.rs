@@ -89,9 +89,9 @@ pub fn version(package: &str) -> Value {
     json!({"qemu": {"major": 10, "minor": 0, "micro": 2}, "package": package})
 }
 
-/// What a monitor says first.
-pub fn greeting(package: &str) -> Value {
-    json!({"QMP": {"version": version(package), "capabilities": []}})
+/// What a monitor says first: what it is, and what its client may enable.
+pub fn greeting(package: &str, capabilities: &[&str]) -> Value {
+    json!({"QMP": {"version": version(package), "capabilities": capabilities}})
 }
 
 /// The answer to a request.
@@ -139,8 +139,8 @@ mod tests {
         let time = UNIX_EPOCH + Duration::from_micros(1_000_002);
         for (message, line) in [
             (
-                greeting("p"),
-                r#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": "p"}, "capabilities": []}}"#,
+                greeting("p", &["oob"]),
+                r#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": "p"}, "capabilities": ["oob"]}}"#,
             ),
             (
                 answer(Ok(json!({})), Some(json!({"b": 1, "a": 2}))),

@@ -7,6 +7,7 @@
 mod backup;
 mod bitmaps;
 mod block_stats;
+mod chardevs;
 mod create;
 mod exports;
 mod jobs;
@@ -24,6 +25,7 @@ use vellum_jobs::job::Verb;
 
 use super::Daemon;
 use super::jobs::scrub;
+use super::schema;
 use bitmaps::Kind;
 use jobs::JobKey;
 pub(super) use objects::object_type;
@@ -88,6 +90,12 @@ const COMMANDS: &[(&str, Command)] = &[
     ("blockdev-create", |d, a| Box::pin(create::begin(d, a))),
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
     ("blockdev-snapshot", |d, a| Box::pin(nodes::snapshot(d, a))),
+    ("chardev-add", |d, a| Box::pin(chardevs::add(d, a))),
+    ("chardev-change", |d, a| Box::pin(chardevs::change(d, a))),
+    ("chardev-remove", |d, a| Box::pin(chardevs::remove(d, a))),
+    ("chardev-send-break", |d, a| {
+        Box::pin(chardevs::send_break(d, a))
+    }),
     ("job-cancel", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Cancel))
     }),
@@ -122,6 +130,10 @@ const COMMANDS: &[(&str, Command)] = &[
     ("object-del", |d, a| Box::pin(objects::del(d, a))),
     ("qom-get", |d, a| Box::pin(objects::get(d, a))),
     ("qom-list", |d, a| Box::pin(objects::list(d, a))),
+    ("qom-list-properties", |_, a| {
+        Box::pin(objects::list_properties(a))
+    }),
+    ("qom-list-types", |_, a| Box::pin(objects::list_types(a))),
     ("qom-set", |d, a| Box::pin(objects::set(d, a))),
     ("query-block", |d, a| {
         Box::pin(block_stats::query_block(d, a))
@@ -133,13 +145,20 @@ const COMMANDS: &[(&str, Command)] = &[
     ("query-blockstats", |d, a| {
         Box::pin(block_stats::query(d, a))
     }),
+    ("query-chardev", |d, a| Box::pin(chardevs::query(d, a))),
+    ("query-chardev-backends", |_, a| {
+        Box::pin(chardevs::query_backends(a))
+    }),
     ("query-commands", |_, a| Box::pin(query_commands(a))),
     ("query-jobs", |d, a| Box::pin(jobs::query_jobs(d, a))),
     ("query-named-block-nodes", |d, a| {
         Box::pin(nodes::query(d, a))
     }),
+    ("query-qmp-schema", |_, a| Box::pin(query_schema(a))),
     ("query-version", |_, a| Box::pin(query_version(a))),
     ("quit", |d, a| Box::pin(quit(d, a))),
+    ("ringbuf-read", |d, a| Box::pin(chardevs::ring_read(d, a))),
+    ("ringbuf-write", |d, a| Box::pin(chardevs::ring_write(d, a))),
     ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
     ("x-debug-block-dirty-bitmap-sha256", |d, a| {
         Box::pin(bitmaps::sha256(d, a))
@@ -160,6 +179,11 @@ pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) ->
             format!("The command {name} has not been found"),
         )),
     }
+}
+
+/// Whether there is a command of this name.
+pub(super) fn exists(name: &str) -> bool {
+    name == "qmp_capabilities" || COMMANDS.iter().any(|(known, _)| *known == name)
 }
 
 /// Success without anything to tell.
@@ -183,20 +207,33 @@ pub fn package() -> String {
     format!("vellum {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// Checks the arguments of `qmp_capabilities`: none can be enabled.
+/// Takes the arguments of `qmp_capabilities`: whether the client enables `oob`, where that is
+/// offered.
 ///
 /// # Errors
-/// As QEMU refuses those that it does not have.
-pub fn check_capabilities(mut arguments: Arguments) -> Result<(), Failure> {
+/// As QEMU refuses capabilities that it does not have, or does not offer.
+pub fn enabled_oob(mut arguments: Arguments, offered: bool) -> Result<bool, Failure> {
     let wanted = arguments.array("enable")?.unwrap_or_default();
     arguments.finish()?;
-    match wanted.first() {
-        None => Ok(()),
-        Some(Value::String(name)) if name != "oob" => Err(Failure::new(format!(
-            "Parameter 'null' does not accept value '{name}'"
-        ))),
-        Some(_) => Err(Failure::new("Capability oob not available")),
+    for name in &wanted {
+        match name {
+            Value::String(name) if name == "oob" && offered => {}
+            Value::String(name) if name == "oob" => {
+                return Err(Failure::new("Capability oob not available"));
+            }
+            Value::String(name) => {
+                return Err(Failure::new(format!(
+                    "Parameter 'null' does not accept value '{name}'"
+                )));
+            }
+            _ => {
+                return Err(Failure::new(
+                    "Invalid parameter type for 'null', expected: string",
+                ));
+            }
+        }
     }
+    Ok(!wanted.is_empty())
 }
 
 async fn query_version(arguments: Arguments) -> Outcome {
@@ -206,9 +243,19 @@ async fn query_version(arguments: Arguments) -> Outcome {
 
 async fn query_commands(arguments: Arguments) -> Outcome {
     arguments.finish()?;
-    let names = COMMANDS.iter().map(|(name, _)| *name);
-    let all = names.chain(["qmp_capabilities"]);
+    let all = names().into_iter();
     Ok(all.map(|name| json!({"name": name})).collect())
+}
+
+/// The names of all commands.
+pub(super) fn names() -> Vec<&'static str> {
+    let names = COMMANDS.iter().map(|(name, _)| *name);
+    names.chain(["qmp_capabilities"]).collect()
+}
+
+async fn query_schema(arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    Ok(schema::introspect(&names()))
 }
 
 /// Ends the program; the answer comes when everything has ended.

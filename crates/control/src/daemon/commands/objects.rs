@@ -1,17 +1,21 @@
-//! Commands that make objects and drop them, and look at their properties.
+//! Commands that make objects and drop them, and look at their properties and types.
 
 use std::rc::Rc;
 
 use serde_json::{Value, json};
 
-use crate::qmp::{Arguments, Failure, Outcome};
-use crate::{secret, throttle_groups};
+use crate::qmp::{Arguments, Class, Failure, Outcome};
+use crate::{secret, throttle_groups, tls};
 
 use super::super::DaemonState;
+use super::super::objects::{TYPES, Type};
 use super::{Daemon, done, failed, no_device};
 
 /// Where objects stand.
 const FOLDER: &str = "/objects";
+/// Where character devices stand.
+const CHARDEVS: &str = "/chardevs";
+const CONTAINER: &str = "container";
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let mut parts = daemon.parts.lock().await;
@@ -24,9 +28,11 @@ pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
     let id = arguments.need_text("id")?;
     arguments.finish()?;
     let mut parts = daemon.parts.lock().await;
-    let threads = parts.iothreads.len();
-    parts.iothreads.retain(|other| *other != id);
-    if parts.iothreads.len() < threads || secret::remove(&id) || throttle_groups::remove(&id)? {
+    if parts.objects.remove(&id).map_err(failed)?
+        || secret::remove(&id)
+        || tls::remove(&id)
+        || throttle_groups::remove(&id)?
+    {
         return done();
     }
     Err(Failure::new(format!("object '{id}' not found")))
@@ -34,56 +40,139 @@ pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
 
 /// The type of the object of a name, if there is one.
 pub(in super::super) fn object_type(parts: &DaemonState, id: &str) -> Option<&'static str> {
-    if parts.iothreads.iter().any(|other| other == id) {
-        Some("iothread")
-    } else if throttle_groups::contains(id) {
-        Some(throttle_groups::TYPE)
-    } else {
-        secret::contains(id).then_some("secret")
-    }
+    let kept = parts.objects.kind(id).or_else(|| tls::kind(id));
+    kept.or_else(|| secret::kind(id))
+        .or_else(|| throttle_groups::contains(id).then_some(throttle_groups::TYPE))
 }
 
-/// Takes `path` out: the name of an object, and its type.
-async fn need_object(
-    daemon: &Daemon,
-    arguments: &mut Arguments,
-) -> Result<(String, &'static str), Failure> {
-    let path = arguments.need_text("path")?;
-    let id = match path.strip_prefix(FOLDER) {
-        Some(rest) => rest.strip_prefix('/').unwrap_or_default(),
-        None => &path,
-    };
-    let kind = object_type(&*daemon.parts.lock().await, id);
-    let kind = kind.ok_or_else(|| no_device(&path))?;
-    Ok((id.to_owned(), kind))
+/// The names of all objects.
+fn object_names(parts: &DaemonState) -> Vec<String> {
+    let kept = parts.objects.names().cloned();
+    let others = [throttle_groups::names(), secret::names(), tls::names()];
+    kept.chain(others.into_iter().flatten()).collect()
+}
+
+/// What a path leads to.
+enum Place {
+    /// A folder, and what stands in it with its type.
+    Folder(Vec<(String, String)>),
+    Object {
+        id: String,
+        kind: &'static str,
+    },
+    Chardev {
+        kind: String,
+    },
+}
+
+impl Place {
+    /// Takes `path` out.
+    async fn take(daemon: &Daemon, arguments: &mut Arguments) -> Result<Place, Failure> {
+        let path = arguments.need_text("path")?;
+        let parts = daemon.parts.lock().await;
+        let chardevs = || daemon.chardevs.kinds().into_iter();
+        let folder = |name: &str| (name.to_owned(), CONTAINER.to_owned());
+        let place = match path.as_str() {
+            "" | "/" => Place::Folder(["backend", "objects", "chardevs"].map(folder).into()),
+            "/backend" => Place::Folder(Vec::new()),
+            CHARDEVS => Place::Folder(chardevs().collect()),
+            FOLDER => {
+                let names = object_names(&parts).into_iter();
+                let typed = names.map(|id| {
+                    let kind = object_type(&parts, &id).unwrap_or_default();
+                    (id, kind.to_owned())
+                });
+                Place::Folder(typed.collect())
+            }
+            path => {
+                let within = |folder| path.strip_prefix(folder)?.strip_prefix('/');
+                let id = within(FOLDER).unwrap_or(path);
+                let chardev = within(CHARDEVS).unwrap_or(path);
+                match object_type(&parts, id) {
+                    Some(kind) => Place::Object {
+                        id: id.to_owned(),
+                        kind,
+                    },
+                    None => match chardevs().find(|(name, _)| name == chardev) {
+                        Some((_, kind)) => Place::Chardev { kind },
+                        None => return Err(no_device(path)),
+                    },
+                }
+            }
+        };
+        Ok(place)
+    }
+
+    fn kind(&self) -> &str {
+        match self {
+            Place::Folder(_) => CONTAINER,
+            Place::Object { kind, .. } => kind,
+            Place::Chardev { kind } => kind,
+        }
+    }
 }
 
 pub(super) async fn get(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let (id, kind) = need_object(&daemon, &mut arguments).await?;
+    let place = Place::take(&daemon, &mut arguments).await?;
     let property = arguments.need_text("property")?;
     arguments.finish()?;
-    match (kind, property.as_str()) {
-        (kind, "type") => Ok(json!(kind)),
-        (throttle_groups::TYPE, property) => Ok(throttle_groups::get(&id, property)?),
-        _ => Err(no_property(kind, &property)),
+    if property == "type" {
+        return Ok(json!(place.kind()));
     }
+    if let Place::Object { id, kind } = &place {
+        if *kind == throttle_groups::TYPE {
+            return Ok(throttle_groups::get(id, &property)?);
+        }
+        let parts = daemon.parts.lock().await;
+        if let Some(value) = parts.objects.get(id, &property) {
+            return Ok(value);
+        }
+        let declared = Type::find(kind).map(Type::properties).unwrap_or_default();
+        if declared.iter().any(|(name, _)| *name == property) {
+            // What is secret, or forgotten once the object is made.
+            return Err(Failure::new(format!(
+                "Property '{kind}.{property}' is not readable"
+            )));
+        }
+    }
+    Err(no_property(place.kind(), &property))
 }
 
 pub(super) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let (id, kind) = need_object(&daemon, &mut arguments).await?;
+    let place = Place::take(&daemon, &mut arguments).await?;
     let property = arguments.need_text("property")?;
     let value = arguments.need_any("value")?;
     arguments.finish()?;
-    match (kind, property.as_str()) {
-        (kind, "type") => Err(Failure::new(format!(
-            "Property '{kind}.type' is not writable"
-        ))),
-        (throttle_groups::TYPE, property) => {
-            throttle_groups::set(&id, property, value)?;
-            done()
-        }
-        _ => Err(no_property(kind, &property)),
+    if property == "type" {
+        return Err(not_writable(place.kind(), &property));
     }
+    if let Place::Object { id, kind } = &place {
+        if *kind == throttle_groups::TYPE {
+            throttle_groups::set(id, &property, value)?;
+            return done();
+        }
+        let mut parts = daemon.parts.lock().await;
+        if parts.objects.get(id, &property).is_some() {
+            let Some(number) = value.as_u64() else {
+                return Err(Failure::new(format!(
+                    "Invalid parameter type for '{property}', expected: integer"
+                )));
+            };
+            return match parts.objects.set(id, &property, number) {
+                true => done(),
+                false => Err(not_writable(kind, &property)),
+            };
+        }
+        let declared = Type::find(kind).map(Type::properties).unwrap_or_default();
+        if declared.iter().any(|(name, _)| *name == property) {
+            return Err(not_writable(kind, &property));
+        }
+    }
+    Err(no_property(place.kind(), &property))
+}
+
+fn not_writable(kind: &str, property: &str) -> Failure {
+    Failure::new(format!("Property '{kind}.{property}' is not writable"))
 }
 
 fn no_property(kind: &str, property: &str) -> Failure {
@@ -91,25 +180,58 @@ fn no_property(kind: &str, property: &str) -> Failure {
 }
 
 pub(super) async fn list(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let mut listed = vec![property("type", "string")];
-    let path = arguments.clone().need_text("path")?;
-    if path == FOLDER {
-        arguments.need_text("path")?;
-        let parts = daemon.parts.lock().await;
-        let threads = parts.iothreads.iter().cloned();
-        let ids = threads.chain(throttle_groups::names());
-        for id in ids.chain(secret::names()) {
-            let kind = object_type(&parts, &id).unwrap_or_default();
-            listed.push(property(&id, &format!("child<{kind}>")));
-        }
-    } else if need_object(&daemon, &mut arguments).await?.1 == throttle_groups::TYPE {
-        let all = throttle_groups::property_types();
-        listed.extend(all.iter().map(|(name, kind)| property(name, kind)));
-    }
+    let place = Place::take(&daemon, &mut arguments).await?;
     arguments.finish()?;
+    let mut listed = vec![property("type", "string")];
+    match &place {
+        Place::Folder(entries) => {
+            let children = entries.iter();
+            listed.extend(children.map(|(name, kind)| property(name, &format!("child<{kind}>"))));
+        }
+        other => listed.extend(properties_of(other.kind())),
+    }
     Ok(Value::Array(listed))
+}
+
+fn properties_of(kind: &str) -> Vec<Value> {
+    let all = Type::find(kind).map(Type::properties).unwrap_or_default();
+    all.iter()
+        .map(|(name, kind)| property(name, kind))
+        .collect()
 }
 
 fn property(name: &str, kind: &str) -> Value {
     json!({"name": name, "type": kind})
+}
+
+pub(super) async fn list_types(mut arguments: Arguments) -> Outcome {
+    let implements = arguments.text("implements")?;
+    let with_abstract = arguments.switch("abstract")?.unwrap_or(false);
+    arguments.finish()?;
+    let is_listed = |one: &&Type| {
+        let implemented = implements.as_deref();
+        (with_abstract || !one.is_abstract) && implemented.is_none_or(|name| one.implements(name))
+    };
+    let listed = TYPES.iter().filter(is_listed).map(|one| {
+        let mut told = json!({"name": one.name, "parent": one.parent});
+        if one.is_abstract {
+            told["abstract"] = json!(true);
+        }
+        told
+    });
+    Ok(listed.collect())
+}
+
+pub(super) async fn list_properties(mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("typename")?;
+    arguments.finish()?;
+    if Type::find(&name).is_none() && name != "object" {
+        return Err(Failure::of(
+            Class::DeviceNotFound,
+            format!("Class '{name}' not found"),
+        ));
+    }
+    let mut listed = vec![property("type", "string")];
+    listed.extend(properties_of(&name));
+    Ok(Value::Array(listed))
 }

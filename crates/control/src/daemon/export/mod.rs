@@ -24,6 +24,8 @@ pub(super) struct Description {
     node: String,
     writable: bool,
     writethrough: bool,
+    /// The node may be inactive.
+    allow_inactive: bool,
     kind: Wanted,
 }
 
@@ -67,7 +69,9 @@ impl Description {
             Ok::<bool, Failure>(value.unwrap_or(false))
         };
         let (writable, writethrough) = (switch("writable")?, switch("writethrough")?);
+        // Lanes are the export's own, whatever becomes of the node's.
         switch("fixed-iothread")?;
+        let allow_inactive = switch("allow-inactive")?;
         let kind = match kind.as_str() {
             "fuse" => Wanted::Fuse(fuse::Wanted::take(&mut options)?),
             "vhost-user-blk" => Wanted::VhostUserBlk(vhost_user_blk::Wanted::take(&mut options)?),
@@ -85,6 +89,7 @@ impl Description {
             node,
             writable,
             writethrough,
+            allow_inactive,
             kind,
         })
     }
@@ -231,6 +236,9 @@ impl ServerExports {
         let Description { id, node: name, .. } = &wanted;
         let (id, name) = (id.clone(), name.clone());
         let node = nodes.device(&name).map_err(failure)?;
+        if wanted.allow_inactive && !matches!(wanted.kind, Wanted::Nbd(_)) {
+            return Err(message("Export type does not support inactive exports"));
+        }
         if let Wanted::Nbd(nbd) = &wanted.kind {
             check_name(&nbd.name, server)?;
         }

@@ -6,9 +6,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
+use crate::qmp;
 use event_listener::Event;
 use serde_json::Value;
-use vellum_control::qmp;
 
 /// A client that leaves more bytes than this behind does not listen.
 const MAX_WAITING_BYTES: usize = 4 << 20;
