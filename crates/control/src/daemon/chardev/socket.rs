@@ -306,7 +306,7 @@ impl Address {
                 UnixListener::bind(&*path)
             }
             Address::Inet { .. } => return self.listen_inet(),
-            Address::Fd(number) => return Ok(inherited::chardev_listener(number)?),
+            Address::Fd(number) => return inherited::chardev_listener(number),
             Address::Passed(_) => return Err(message(NO_PASSING)),
         };
         let bound = bound.map_err(|error| {
