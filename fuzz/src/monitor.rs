@@ -85,7 +85,7 @@ fn next(rest: &mut &[u8]) -> u8 {
 /// Does what the next bytes say.
 async fn act(rest: &mut &[u8], clients: &mut Vec<Client>, daemon: &Rc<Daemon>) {
     let kind = next(rest);
-    let last = clients.len() - 1;
+    let (count, last) = (clients.len(), clients.len() - 1);
     let client = &mut clients[last];
     match kind % 8 {
         0..=2 => {
@@ -115,7 +115,7 @@ async fn act(rest: &mut &[u8], clients: &mut Vec<Client>, daemon: &Rc<Daemon>) {
             let byte = [b"{}[]\"\n "[usize::from(next(rest)) % 7]];
             client.send(&byte.repeat(64 << (next(rest) % 8))).await;
         }
-        _ if clients.len() < MOST_CLIENTS => {
+        _ if count < MOST_CLIENTS => {
             // The one before goes on, or is gone.
             if next(rest) % 2 == 0 {
                 client.hang_up();
@@ -189,8 +189,8 @@ impl Client {
     /// Hears what there is.
     async fn read(&mut self) {
         let receiving = pin!(self.stream.recv(Buffer::zeroed(1 << 16)));
-        let heard = select(receiving, pin!(lane::sleep(MOMENT))).await;
-        if let Either::Left((Ok((buffer, count)), _)) = heard {
+        let moment = pin!(lane::sleep(MOMENT));
+        if let Either::Left((Ok((buffer, count)), _)) = select(receiving, moment).await {
             self.heard.extend(&buffer[..count]);
             self.gone |= count == 0;
         }
