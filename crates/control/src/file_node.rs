@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum::{Error, ErrorKind, Result};
+use vellum::{Error, ErrorKind, Result, Storage};
 use vellum_storage::file::{FileKind, FileOptions, FileStorage, Locks, large_file_bytes};
 use vellum_storage::lock::{PermissionSet, Permissions};
 
@@ -31,6 +31,8 @@ pub struct UnlockedFile {
     locking: bool,
     /// What is used and not shared beyond what the use needs.
     extra: Permissions,
+    /// The same file as it was open before, whose locks pass on.
+    old: Option<Arc<FileStorage>>,
 }
 
 impl UnlockedFile {
@@ -50,11 +52,19 @@ impl UnlockedFile {
         self.extra.shared = self.extra.shared.without(refused);
     }
 
+    /// Lets the file go as it was open before, and its locks.
+    pub fn forget_old(&mut self) {
+        self.old = None;
+    }
+
     /// Takes the locks that a use needs. Waits, for some seconds, for those of a process
     /// that was killed and whose requests are not done.
     pub async fn lock(self, flags: &OpenFlags, user: FileUse) -> Result<Arc<FileStorage>> {
         if let Some(permissions) = self.permissions(flags, user) {
-            self.file.set_permissions_patiently(permissions).await?;
+            match &self.old {
+                Some(old) => self.file.take_over_locks(old, permissions).await?,
+                None => self.file.set_permissions_patiently(permissions).await?,
+            }
         }
         Ok(self.file)
     }
@@ -62,7 +72,10 @@ impl UnlockedFile {
     /// As [`Unlocked::lock`], without waiting.
     pub fn lock_at_once(self, flags: &OpenFlags, user: FileUse) -> Result<Arc<FileStorage>> {
         if let Some(permissions) = self.permissions(flags, user) {
-            self.file.set_permissions(permissions)?;
+            match &self.old {
+                Some(old) => self.file.take_over_locks_at_once(old, permissions)?,
+                None => self.file.set_permissions(permissions)?,
+            }
         }
         Ok(self.file)
     }
@@ -80,8 +93,13 @@ impl UnlockedFile {
     }
 }
 
-/// Opens the file that `options` name without any locks.
-pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<UnlockedFile> {
+/// Opens the file that `options` name without any locks. If it is one of `kept`, it is that file, and
+/// the locks of that one pass on.
+pub fn open_unlocked(
+    mut options: Options,
+    flags: &OpenFlags,
+    kept: &[Arc<FileStorage>],
+) -> Result<UnlockedFile> {
     let driver = options.take_text("driver")?;
     let kind = match driver.as_deref() {
         None => FileKind::Any,
@@ -117,24 +135,27 @@ pub fn open_unlocked(mut options: Options, flags: &OpenFlags) -> Result<Unlocked
             "Block protocol '{name}' doesn't support the option '{unknown}'"
         )));
     }
-    let file = FileStorage::open(
-        &filename,
-        &FileOptions::default()
-            .read_only(!common.writable)
-            .direct(common.direct)
-            .kind(kind)
-            .no_flush(common.no_flush)
-            .discard(common.discard)
-            .read_once_min_bytes(flags.read_once.then(large_file_bytes))
-            // Which locks, the use decides: see `Unlocked::lock`.
-            .locks(Locks::Unlocked),
-    )
-    .map_err(|error| as_driver(error, &name))?;
+    let settings = FileOptions::default()
+        .read_only(!common.writable)
+        .direct(common.direct)
+        .kind(kind)
+        .no_flush(common.no_flush)
+        .discard(common.discard)
+        .read_once_min_bytes(flags.read_once.then(large_file_bytes))
+        // Which locks, the use decides: see `Unlocked::lock`.
+        .locks(Locks::Unlocked);
+    let old = kept.iter().find(|old| old.name() == filename).cloned();
+    let file = match &old {
+        Some(old) => old.open_anew(&settings),
+        None => FileStorage::open(&filename, &settings),
+    };
+    let file = file.map_err(|error| as_driver(error, &name))?;
     Ok(UnlockedFile {
         file,
         common,
         locking,
         extra: Permissions::NONE,
+        old,
     })
 }
 

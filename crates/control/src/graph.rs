@@ -38,6 +38,15 @@ pub(crate) struct OpenContext {
     pub(crate) place: Ancestry,
 }
 
+impl OpenContext {
+    /// The same for whoever opens the node later.
+    fn without_kept_files(&self) -> OpenContext {
+        let mut around = self.clone();
+        around.place.kept.clear();
+        around
+    }
+}
+
 /// What a driver opens a node as.
 #[derive(Debug, Clone)]
 pub(crate) enum NodeKind {
@@ -170,7 +179,7 @@ pub(crate) async fn open(
     let origin = place.names_all().then(|| Origin {
         options: options.clone(),
         role,
-        around: around.clone(),
+        around: around.without_kept_files(),
     });
     let driver = match (options.take_text("driver")?, role) {
         (Some(name), _) => Some(drivers::find(&name)?),

@@ -38,6 +38,8 @@ pub(crate) struct Ancestry {
     role: Option<String>,
     /// The node has its name, and is opened anew under it.
     pub(crate) renewal: bool,
+    /// Files that are open already, for whoever opens them anew: their locks pass on.
+    pub(crate) kept: Vec<Arc<FileStorage>>,
 }
 
 fn invalid(message: impl Into<String>) -> Error {

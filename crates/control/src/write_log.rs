@@ -212,7 +212,7 @@ pub(crate) async fn open_file(path: &str, flags: &OpenFlags) -> Result<Arc<dyn S
     }
     let mut options = Options::new();
     options.set_text("filename", path);
-    let file = file_node::open_unlocked(options, flags)?;
+    let file = file_node::open_unlocked(options, flags, &[])?;
     Ok(file.lock(flags, FileUse::Format).await?)
 }
 

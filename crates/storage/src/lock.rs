@@ -200,6 +200,16 @@ pub(crate) fn change(
     }
 }
 
+/// Takes locks on a descriptor without looking who has others: for one who knows, since
+/// another descriptor of his holds them already.
+pub(crate) fn take_beside(fd: RawFd, name: &str, wanted: Permissions) -> Result<(), LockConflict> {
+    take(fd, wanted).map_err(|conflict| {
+        release(fd, wanted, Permissions::NONE);
+        let error = Error::new(ErrorKind::Locked, "lock", conflict.message).target(name);
+        LockConflict { error, held: None }
+    })
+}
+
 /// How long is waited for locks that no process holds any more.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// As long where not all processes may be asked.
@@ -314,7 +324,7 @@ fn check(fd: RawFd, wanted: Permissions) -> Result<(), Conflict> {
 
 /// Gives up what `held` has and `kept` has not. A failure leaves a byte locked
 /// that should not be: others may be refused, nothing is harmed.
-fn release(fd: RawFd, held: Permissions, kept: Permissions) {
+pub(crate) fn release(fd: RawFd, held: Permissions, kept: Permissions) {
     let used = held
         .used
         .without(kept.used)

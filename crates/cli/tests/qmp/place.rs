@@ -79,6 +79,10 @@ impl Place {
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
+                // QEMU says among its answers what image it makes.
+                if line.starts_with("Formatting '") {
+                    continue;
+                }
                 if sender.send(line).is_err() {
                     return;
                 }

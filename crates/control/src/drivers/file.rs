@@ -24,7 +24,7 @@ pub(super) async fn open(
         });
     }
     options.set_text("driver", driver);
-    let unlocked = file_node::open_unlocked(options, &around.flags)?;
+    let unlocked = file_node::open_unlocked(options, &around.flags, &around.place.kept)?;
     Ok(OpenedNode {
         // A device node opened as `file` is told as what it is.
         driver: match unlocked.file.is_device() {

@@ -13,27 +13,29 @@
 use std::sync::Arc;
 use vellum::qcow2::AsQcow2;
 
-use vellum::nodes::{Drained, Link, absent, nothing};
+use vellum::nodes::{Drained, Link, nothing};
 use vellum::qcow2::BackingName;
 use vellum::{BlockDevice, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
-use super::{MADE_UP, Nodes, Origin, Use, User, invalid, unknown, unknown_node};
-use crate::graph::{self, OpenedNode};
+use super::renew::ReopenChanges;
+use super::{MADE_UP, Nodes, Use, User, invalid, unknown, unknown_node};
 use crate::throttle_groups;
 
 /// The users of a node, held up until this is dropped.
 #[derive(Debug)]
 pub struct DrainedUsers {
-    node: String,
+    pub(super) node: String,
     /// Number of the use, and its link.
-    links: Vec<(u64, Arc<Link>)>,
+    pub(super) links: Vec<(u64, Arc<Link>)>,
     drained: Vec<Drained>,
+    /// Those of the nodes that stand on it without a link.
+    _above: Vec<Drained>,
 }
 
 impl DrainedUsers {
-    fn set(&self, device: &Arc<dyn BlockDevice>) {
+    pub(super) fn set(&self, device: &Arc<dyn BlockDevice>) {
         for drained in &self.drained {
             drained.set(device.clone());
         }
@@ -42,14 +44,6 @@ impl DrainedUsers {
     fn ids(&self) -> Vec<u64> {
         self.links.iter().map(|(id, _)| *id).collect()
     }
-}
-
-/// What of a node is to be another one when it is opened anew.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ReopenChanges {
-    pub(super) writable: Option<bool>,
-    /// The node to stand on.
-    pub(super) backing: Option<String>,
 }
 
 impl Nodes {
@@ -155,10 +149,22 @@ impl Nodes {
         uses.any(|one| one.node == name && kind(&one.user))
     }
 
-    /// Holds up all users of a node but some.
-    async fn hold_but(&self, name: &str, spared: &[User]) -> Result<DrainedUsers> {
+    /// Holds up all users of a node but some, those of the nodes above it first.
+    pub(super) async fn hold_but(&self, name: &str, spared: &[User]) -> Result<DrainedUsers> {
+        let (above, links) = {
+            let named = self.lock();
+            let above = named.standing_directly(&[name.to_owned()]);
+            (above, named.links(name, spared)?)
+        };
+        let mut held_above = Vec::new();
+        for upper in above.iter().filter(|upper| *upper != name) {
+            let _lifted = self.lift_limits(upper);
+            let links = self.lock().links(upper, spared)?;
+            for (_, link) in links {
+                held_above.push(link.drain().await);
+            }
+        }
         let _lifted = self.lift_limits(name);
-        let links = self.lock().links(name, spared)?;
         let mut drained = Vec::with_capacity(links.len());
         for (_, link) in &links {
             drained.push(link.drain().await);
@@ -167,6 +173,7 @@ impl Nodes {
             node: name.to_owned(),
             links,
             drained,
+            _above: held_above,
         })
     }
 
@@ -214,6 +221,7 @@ impl Nodes {
         name: &str,
         front: Option<Arc<dyn BlockDevice>>,
     ) -> Result<()> {
+        self.lock().check_exchangeable(name)?;
         let held = self.drain(name).await?;
         let device = self.device(name)?;
         held.set(front.as_ref().unwrap_or(&device));
@@ -254,6 +262,7 @@ impl Nodes {
     /// # Errors
     /// If there is none, or the old one cannot be made durable: then they stay with it.
     pub async fn redirect_to(&self, held: DrainedUsers, name: &str) -> Result<()> {
+        self.lock().check_exchangeable(&held.node)?;
         let device = self.device(name)?;
         if !mutants::is(Mutant::LeaveUnflushed) {
             self.flush(&held.node).await?;
@@ -280,10 +289,7 @@ impl Nodes {
         self.check_snapshot(node, overlay)?;
         // What cannot be made durable is left alone before anything is changed.
         self.flush(node).await?;
-        let renewal = ReopenChanges {
-            backing: Some(node.to_owned()),
-            ..ReopenChanges::default()
-        };
+        let renewal = ReopenChanges::child("backing", Some(node));
         self.renew(overlay, &renewal).await?;
         let led = self.lead_over(node, overlay).await;
         if led.is_err() {
@@ -293,14 +299,45 @@ impl Nodes {
         led
     }
 
-    /// Has the users of a node use the overlay that stands on it.
+    /// Takes a snapshot back of which no user has written anything since: users use the node
+    /// again, and the overlay stands on nothing.
+    ///
+    /// # Errors
+    /// As [`Nodes::redirect_to`]; users go on with the overlay then.
+    pub async fn undo_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
+        self.lead_over(overlay, node).await?;
+        self.stand_on_another(overlay, None).await
+    }
+
+    /// Has the users of a node use another one: the overlay that stands on it, say.
     async fn lead_over(&self, node: &str, overlay: &str) -> Result<()> {
         // Opening the overlay took its time: so users are held up only for what they write
         // while this runs.
         self.flush(node).await?;
-        let spared = [User::Node(overlay.to_owned())];
+        let above = self.lock().direct_users(node);
+        let names: Vec<String> = above.iter().map(|(name, _)| name.clone()).collect();
+        let held_above = self.begin_renewal(&names).await?;
+        let mut spared: Vec<User> = held_above.nodes().map(User::Node).collect();
+        spared.push(User::Node(overlay.to_owned()));
         let held = self.hold_but(node, &spared).await?;
-        self.redirect_to(held, overlay).await
+        if above.is_empty() {
+            return self.redirect_to(held, overlay).await;
+        }
+        if !mutants::is(Mutant::LeaveUnflushed) {
+            self.flush(node).await?;
+        }
+        let on = |below: &str| {
+            let change = |(name, role): &(String, String)| {
+                (name.clone(), ReopenChanges::child(role, Some(below)))
+            };
+            above.iter().map(change).collect::<Vec<_>>()
+        };
+        self.renew_held(&held_above, on(overlay)).await?;
+        let led = self.redirect_to(held, overlay).await;
+        if led.is_err() {
+            self.renew_held(&held_above, on(node)).await?;
+        }
+        led
     }
 
     fn check_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
@@ -322,7 +359,7 @@ impl Nodes {
             return Err(invalid("The overlay does not support backing images"));
         }
         // Better now than when the overlay stands on it.
-        named.links(node, &[]).map(drop)
+        named.check_renewable(&named.standing_directly(&[node.to_owned()]), Some(node))
     }
 
     /// Makes a node that is open read-only writable, or the other way round.
@@ -377,6 +414,32 @@ impl Nodes {
             _ => device.flush().await?,
         }
         self.stand_on_another(name, below).await
+    }
+
+    /// Has an image's header name another backing file, or none if `file` is empty. What it stands
+    /// on stays as it is.
+    ///
+    /// # Errors
+    /// If the image has no header, or that cannot be changed: then it is as it was.
+    pub async fn rename_backing(&self, name: &str, file: &str) -> Result<()> {
+        let device = self.device(name)?;
+        let Some(image) = device.as_qcow2() else {
+            let format = device.info().format;
+            return Err(invalid(format!(
+                "Block format '{format}' does not name backing files"
+            )));
+        };
+        let below = self.backing_of(name);
+        let format = match below {
+            Some(below) => self.device(&below)?.info().format,
+            None => device.info().format,
+        };
+        let backing = (!file.is_empty()).then(|| BackingName {
+            name: file.to_owned(),
+            format: Some(format.to_owned()),
+        });
+        let _held = self.hold_linked(name).await;
+        image.set_backing_file(backing).await
     }
 
     /// Holds up those users of a node that can be held up.
@@ -443,76 +506,5 @@ impl Nodes {
                 let _ = device.close().await;
             }
         }
-    }
-
-    /// Closes a node and opens it anew with some things changed, under its users.
-    async fn renew(&self, name: &str, renewal: &ReopenChanges) -> Result<()> {
-        {
-            let named = self.lock();
-            let node = named.nodes.get(name);
-            if node.is_some_and(|node| node.front.is_some()) {
-                // Whoever put something there works with the device that would be closed.
-                named.check_no_job(name)?;
-            }
-        }
-        let held = self.hold_but(name, &[]).await?;
-        let origin = {
-            let named = self.lock();
-            let node = named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
-            let origin = node.origin.clone();
-            origin.ok_or_else(|| invalid(format!("Node '{name}' cannot be opened anew")))?
-        };
-        let old = self
-            .lock()
-            .origin_now(name, &origin, &ReopenChanges::default());
-        let new = self.lock().origin_now(name, &origin, renewal);
-        self.let_go(name, &held).await?;
-        let opened = self.open_anew(name, new, &held).await;
-        if opened.is_err() {
-            self.open_anew(name, old, &held).await?;
-        }
-        opened
-    }
-
-    /// Closes a node's device, so that its files are not locked any more.
-    async fn let_go(&self, name: &str, held: &DrainedUsers) -> Result<()> {
-        // What cannot be made durable stays as it is, with its users: a close that fails
-        // half way would not leave them what they can use.
-        self.flush(name).await?;
-        let device = self.device(name)?;
-        let absent = absent(&*device);
-        device.close().await?;
-        drop(device);
-        held.set(&absent);
-        let mut named = self.lock();
-        named.forget_below(name);
-        if let Some(node) = named.nodes.get_mut(name) {
-            node.device = None;
-            node.opened = OpenedNode::device(node.opened.driver, absent);
-        }
-        Ok(())
-    }
-
-    async fn open_anew(&self, name: &str, origin: Origin, held: &DrainedUsers) -> Result<()> {
-        let opened = graph::open(origin.options.clone(), origin.role, &origin.around).await;
-        let mut named = self.lock();
-        let opened = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                named.forget_below(name);
-                return Err(error);
-            }
-        };
-        let Some(node) = named.nodes.get_mut(name) else {
-            return Err(unknown_node(name));
-        };
-        node.opened = opened.recorded(&node.bitmaps.recorder);
-        node.device = None;
-        node.front = None;
-        node.origin = Some(Arc::new(origin));
-        let device = node.device()?;
-        drop(named);
-        held.set(&device);
-        Ok(())
     }
 }

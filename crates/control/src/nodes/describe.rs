@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 
-use super::Nodes;
+use super::{Nodes, RequiredAccess, User};
 use crate::graph::NodeKind;
 
 /// A node, as far as all nodes are alike.
@@ -27,6 +27,30 @@ pub struct NodeInfo {
 }
 
 impl Nodes {
+    /// Who uses which node, and for what: the number of the use, the user, the node, and what is
+    /// wanted of it.
+    pub fn uses(&self) -> Vec<(u64, User, String, RequiredAccess)> {
+        let named = self.lock();
+        let uses = named.uses.iter();
+        uses.map(|one| {
+            (
+                one.id,
+                one.user.clone(),
+                one.node.clone(),
+                one.wanted.clone(),
+            )
+        })
+        .collect()
+    }
+
+    /// The names of all nodes, each after those that it stands on.
+    pub fn bottom_up(&self) -> Vec<String> {
+        let named = self.lock();
+        let mut names = named.top_down(named.nodes.keys().cloned().collect());
+        names.reverse();
+        names
+    }
+
     /// All nodes, in the order of their names.
     pub fn list(&self) -> Vec<NodeInfo> {
         let mut infos: Vec<NodeInfo> = {

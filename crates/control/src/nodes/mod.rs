@@ -16,6 +16,8 @@ mod borrowed;
 mod changes;
 mod describe;
 mod named;
+mod renew;
+mod reopen;
 mod shared;
 mod uses;
 mod watch;

@@ -3,11 +3,20 @@
 use std::sync::Arc;
 
 use vellum::nodes::Link;
-use vellum::{ErrorKind, Result};
+use vellum::{Error, ErrorKind, Result};
+use vellum_storage::file::FileStorage;
 
-use super::changes::ReopenChanges;
+use super::renew::{Renewed, ReopenChanges};
 use super::{MADE_UP, NamedNode, Origin, Use, User, invalid, unknown_node};
-use crate::options::Scalar;
+use crate::OpenFlags;
+use crate::file_node::CommonOptions;
+use crate::options::{Options, Scalar};
+
+/// The refusal of a node whose users cannot be led elsewhere.
+fn not_exchangeable(name: &str, role: &str) -> Error {
+    let message = format!("Node '{name}' cannot be exchanged as '{role}' child");
+    Error::new(ErrorKind::Unsupported, "change the graph", message)
+}
 
 impl NamedNode {
     /// The links of a node's users but some.
@@ -17,18 +26,8 @@ impl NamedNode {
         }
         let users = self.uses.iter();
         let users = users.filter(|one| one.node == name && !spared.contains(&one.user));
-        let link = |one: &Use| match &one.link {
-            Some(link) => Ok((one.id, link.clone())),
-            None => Err(vellum::Error::new(
-                ErrorKind::Unsupported,
-                "change the graph",
-                format!(
-                    "Node '{name}' cannot be exchanged as '{}' child",
-                    one.wanted.role
-                ),
-            )),
-        };
-        users.map(link).collect()
+        let link = |one: &Use| Some((one.id, one.link.clone()?));
+        Ok(users.filter_map(link).collect())
     }
 
     pub(super) fn jobs(&self) -> Vec<User> {
@@ -69,16 +68,108 @@ impl NamedNode {
         changing.find_map(Use::job)
     }
 
+    /// The nodes that stand on some without a link, by whatever is between, and these, from the top
+    /// down: they are opened anew together.
+    pub(super) fn standing_directly(&self, names: &[String]) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for name in names {
+            if !all.contains(name) {
+                all.push(name.clone());
+            }
+        }
+        let mut at = 0;
+        while let Some(below) = all.get(at).cloned() {
+            for (above, _) in self.direct_users(&below) {
+                if !all.contains(&above) {
+                    all.push(above);
+                }
+            }
+            at += 1;
+        }
+        self.top_down(all)
+    }
+
+    /// The nodes that stand on one without a link, and what it is to them.
+    pub(super) fn direct_users(&self, name: &str) -> Vec<(String, String)> {
+        let direct = |one: &Use| match (&one.user, &one.link) {
+            (User::Node(above), None) if one.node == name => {
+                Some((above.clone(), one.wanted.role.clone()))
+            }
+            _ => None,
+        };
+        self.uses.iter().filter_map(direct).collect()
+    }
+
+    /// Refuses a node on which others stand without a link.
+    pub(super) fn check_exchangeable(&self, name: &str) -> Result<()> {
+        match self.direct_users(name).first() {
+            None => Ok(()),
+            Some((_, role)) => Err(not_exchangeable(name, role)),
+        }
+    }
+
+    /// Refuses nodes that cannot be opened anew: a job works with them, or they belong to the one
+    /// above alone. `but`: one that stays as it is.
+    pub(super) fn check_renewable(&self, names: &[String], but: Option<&str>) -> Result<()> {
+        for name in names {
+            let node = self.nodes.get(name).ok_or_else(|| unknown_node(name))?;
+            if node.front.is_some() {
+                // Whoever put something there works with the device that would be closed.
+                self.check_no_job(name)?;
+            }
+            let users = self.direct_users(name);
+            if name.starts_with(MADE_UP)
+                && let Some((_, role)) = users.first()
+            {
+                return Err(not_exchangeable(name, role));
+            }
+            if but != Some(name.as_str()) && node.origin.is_none() {
+                return Err(invalid(format!("Node '{name}' cannot be opened anew")));
+            }
+        }
+        Ok(())
+    }
+
     /// How to open a node as it is now, but for what is to be changed.
     pub(super) fn origin_now(
         &self,
         name: &str,
         origin: &Origin,
-        renewal: &ReopenChanges,
+        changes: &ReopenChanges,
     ) -> Origin {
         let mut new = origin.clone();
+        if let Some(options) = &changes.options {
+            new.options = options.clone();
+        }
         let options = &mut new.options;
         options.take("node-name");
+        if changes.options.is_none() {
+            self.fill_children(name, options);
+        }
+        for (role, child) in &changes.children {
+            options.take_group(role);
+            options.take(role);
+            options.set(
+                role,
+                match child {
+                    Some(child) => Scalar::Text(child.clone()),
+                    None => Scalar::Null,
+                },
+            );
+        }
+        if let Some(writable) = changes.writable {
+            for key in ["read-only", "auto-read-only", "file.read-only"] {
+                options.take(key);
+            }
+            options.set("read-only", Scalar::Bool(!writable));
+        }
+        new.around.place.parent = Some(name.to_owned());
+        new.around.place.renewal = true;
+        new
+    }
+
+    /// Names in a node's options what it stands on now.
+    fn fill_children(&self, name: &str, options: &mut Options) {
         let below = self.uses.iter().filter(|one| {
             let own = matches!(&one.user, User::Node(user) if user == name);
             // What nobody else can know is opened anew with it.
@@ -88,22 +179,76 @@ impl NamedNode {
             options.take_group(&child.wanted.role);
             options.set_text(&child.wanted.role, &*child.node);
         }
-        if let Some(backing) = &renewal.backing {
-            options.take_group("backing");
-            options.set("backing", Scalar::Text(backing.clone()));
-        } else if self.backing_use(name).is_none() && self.takes_backing(name) {
+        if self.backing_use(name).is_none() && self.takes_backing(name) {
             options.take_group("backing");
             options.set("backing", Scalar::Null);
         }
-        if let Some(writable) = renewal.writable {
-            for key in ["read-only", "auto-read-only", "file.read-only"] {
-                options.take(key);
+    }
+
+    /// The children of some nodes that were opened with them, and have names of their own: what
+    /// these do not say they inherit.
+    pub(super) fn with_own_children(&self, names: &[String]) -> Vec<String> {
+        let mut all = names.to_vec();
+        let mut at = 0;
+        while let Some(name) = all.get(at).cloned() {
+            for one in &self.uses {
+                let is_own = matches!(&one.user, User::Node(user) if *user == name);
+                if is_own
+                    && self.inherits(&one.node, &name, &one.wanted.role)
+                    && !one.node.starts_with(MADE_UP)
+                    && !all.contains(&one.node)
+                {
+                    all.push(one.node.clone());
+                }
             }
-            options.set("read-only", Scalar::Bool(!writable));
+            at += 1;
         }
-        new.around.place.parent = Some(name.to_owned());
-        new.around.place.renewal = true;
-        new
+        all
+    }
+
+    /// Whether a node was opened as a part of the one above it.
+    fn inherits(&self, name: &str, above: &str, role: &str) -> bool {
+        role != "backing" && self.is_part_of(name, above)
+    }
+
+    /// Whether the options of a node described the one below it too.
+    pub(super) fn is_part_of(&self, name: &str, above: &str) -> bool {
+        let owner = |name: &str| self.nodes.get(name).map(|node| node.owner.as_str());
+        owner(name) == owner(above) && owner(name) != Some(name)
+    }
+
+    /// The flags that a node inherits from one that is opened anew with it.
+    pub(super) fn inherited(&self, name: &str, above: &[Renewed]) -> Option<OpenFlags> {
+        let parent = |one: &&Use| match &one.user {
+            User::Node(user) => one.node == name && self.inherits(name, user, &one.wanted.role),
+            _ => false,
+        };
+        let User::Node(parent) = &self.uses.iter().find(parent)?.user else {
+            return None;
+        };
+        let new = &above.iter().find(|one| one.name == *parent)?.new;
+        let common = CommonOptions::take(&mut new.options.clone(), &new.around.flags).ok()?;
+        Some(common.child_flags(&new.around.flags))
+    }
+
+    /// The open files of a node and of those that only it knows.
+    pub(super) fn files_of(&self, name: &str) -> Vec<Arc<FileStorage>> {
+        let Some(node) = self.nodes.get(name) else {
+            return Vec::new();
+        };
+        let mut files: Vec<_> = node
+            .opened
+            .files
+            .iter()
+            .map(|one| one.file.clone())
+            .collect();
+        for one in &self.uses {
+            let own = matches!(&one.user, User::Node(user) if user == name);
+            if own && one.wanted.role != "backing" && one.node.starts_with(MADE_UP) {
+                files.extend(self.files_of(&one.node));
+            }
+        }
+        files
     }
 
     /// Whether images of a node's format may stand on others.

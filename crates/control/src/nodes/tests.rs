@@ -1,5 +1,6 @@
 pub(crate) mod durable;
 mod led;
+mod reopened;
 pub(crate) mod volatile;
 
 use super::*;

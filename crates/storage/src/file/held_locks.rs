@@ -70,6 +70,16 @@ impl HeldLocks {
         Ok(())
     }
 
+    /// What the owner has asked for; `None`: no locks.
+    pub(super) fn wanted(&self) -> Option<Permissions> {
+        self.lock().wanted
+    }
+
+    /// Notes locks that were taken on the descriptor otherwise.
+    pub(super) fn note(&self, wanted: Permissions) {
+        self.lock().wanted = Some(wanted);
+    }
+
     /// Takes the lock of those who change the length, until the result is dropped; `None`
     /// where it is held anyway, or none are.
     pub(super) fn resize(self: &Arc<Self>) -> Result<Option<ResizeGuard>> {

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `options` | how a file is opened |
 //! | `open`, `held_locks` | opening: locks, kinds, what direct I/O wants; the locks held |
+//! | `renewal` | the same file opened anew, which stays locked |
 //! | `as_file` | the file that a storage is |
 //! | `bounce` | requests that direct I/O wants aligned |
 //! | `zero`, `extents`, `clone` | zeroes and holes; where there is data; blocks that files share |
@@ -24,6 +25,7 @@ mod extents;
 mod held_locks;
 mod open;
 mod options;
+mod renewal;
 mod zero;
 
 use std::any::Any;

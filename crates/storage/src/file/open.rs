@@ -35,7 +35,11 @@ pub(super) struct OpenedFile {
 impl OpenedFile {
     /// Opens a file as `options` say, without its locks.
     pub(super) fn begin(path: &Path, options: &FileOptions) -> Result<OpenedFile> {
-        let name = path.display().to_string();
+        OpenedFile::begin_as(path, path.display().to_string(), options)
+    }
+
+    /// As [`OpenedFile::begin`], under another name.
+    pub(super) fn begin_as(path: &Path, name: String, options: &FileOptions) -> Result<OpenedFile> {
         let fd = open_fd(path, &name, options)?;
         OpenedFile::of(fd, name, options)
     }

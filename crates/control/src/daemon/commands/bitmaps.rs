@@ -293,6 +293,18 @@ impl Change {
         Ok(change)
     }
 
+    /// What is done.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Change::Add(..) => Kind::Add,
+            Change::Remove(..) => Kind::Remove,
+            Change::Clear(..) => Kind::Clear,
+            Change::Enable(..) => Kind::Enable,
+            Change::Disable(..) => Kind::Disable,
+            Change::Merge(..) => Kind::Merge,
+        }
+    }
+
     /// The node whose bitmap is changed.
     pub(super) fn node(&self) -> &str {
         let (Change::Add(named, _)

@@ -10,9 +10,12 @@ mod block_stats;
 mod chardevs;
 mod create;
 mod exports;
+mod graph;
 mod jobs;
 mod nodes;
 mod objects;
+mod reopen;
+mod snapshots;
 mod transaction;
 
 use std::future::Future;
@@ -89,7 +92,22 @@ const COMMANDS: &[(&str, Command)] = &[
     ("blockdev-backup", |d, a| Box::pin(backup::begin(d, a))),
     ("blockdev-create", |d, a| Box::pin(create::begin(d, a))),
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
-    ("blockdev-snapshot", |d, a| Box::pin(nodes::snapshot(d, a))),
+    ("blockdev-reopen", |d, a| Box::pin(reopen::reopen(d, a))),
+    ("blockdev-snapshot", |d, a| {
+        Box::pin(snapshots::overlay(d, a))
+    }),
+    ("blockdev-snapshot-delete-internal-sync", |d, a| {
+        Box::pin(snapshots::delete_internal(d, a))
+    }),
+    ("blockdev-snapshot-internal-sync", |d, a| {
+        Box::pin(snapshots::internal(d, a))
+    }),
+    ("blockdev-snapshot-sync", |d, a| {
+        Box::pin(snapshots::new_overlay(d, a))
+    }),
+    ("change-backing-file", |d, a| {
+        Box::pin(snapshots::change_backing_file(d, a))
+    }),
     ("chardev-add", |d, a| Box::pin(chardevs::add(d, a))),
     ("chardev-change", |d, a| Box::pin(chardevs::change(d, a))),
     ("chardev-remove", |d, a| Box::pin(chardevs::remove(d, a))),
@@ -160,8 +178,15 @@ const COMMANDS: &[(&str, Command)] = &[
     ("ringbuf-read", |d, a| Box::pin(chardevs::ring_read(d, a))),
     ("ringbuf-write", |d, a| Box::pin(chardevs::ring_write(d, a))),
     ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
+    ("x-blockdev-change", |d, a| Box::pin(graph::change(d, a))),
+    ("x-blockdev-set-iothread", |d, a| {
+        Box::pin(graph::set_iothread(d, a))
+    }),
     ("x-debug-block-dirty-bitmap-sha256", |d, a| {
         Box::pin(bitmaps::sha256(d, a))
+    }),
+    ("x-debug-query-block-graph", |d, a| {
+        Box::pin(graph::query(d, a))
     }),
     (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
 ];

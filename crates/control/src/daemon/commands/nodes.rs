@@ -28,15 +28,6 @@ pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
     done()
 }
 
-pub(super) async fn snapshot(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let node = arguments.need_text("node")?;
-    let overlay = arguments.need_text("overlay")?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    parts.nodes.snapshot(&node, &overlay).await?;
-    done()
-}
-
 pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let device = arguments.text("device")?;
     let node = arguments.text("node-name")?;

@@ -17,6 +17,7 @@ use super::super::jobs::backup::Backup;
 use super::super::jobs::{self, Job, Work};
 use super::backup::BackupRequest;
 use super::bitmaps::{BitmapUndo, Change, Kind};
+use super::snapshots::{InternalRequest, MadeInternal, MadeOverlay, OverlayRequest};
 use super::{Daemon, done};
 
 /// What a transaction consists of.
@@ -24,19 +25,26 @@ enum Action {
     Abort,
     Backup(BackupRequest),
     Bitmap(Change),
+    Internal(InternalRequest),
+    Overlay(OverlayRequest),
 }
 
 /// An action that has been carried out, and can be taken back.
 enum CompletedAction {
     Backup(Rc<Job>, Box<Backup>),
     Bitmap(BitmapUndo),
+    Internal(MadeInternal),
+    Overlay(MadeOverlay),
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Type {
     Abort,
     Backup,
     Bitmap(Kind),
+    Internal,
+    NewOverlay,
+    Overlay,
 }
 
 const TYPES: &[(&str, Type)] = &[
@@ -48,7 +56,16 @@ const TYPES: &[(&str, Type)] = &[
     ("block-dirty-bitmap-disable", Type::Bitmap(Kind::Disable)),
     ("block-dirty-bitmap-merge", Type::Bitmap(Kind::Merge)),
     ("blockdev-backup", Type::Backup),
+    ("blockdev-snapshot", Type::Overlay),
+    ("blockdev-snapshot-internal-sync", Type::Internal),
+    ("blockdev-snapshot-sync", Type::NewOverlay),
 ];
+
+/// The name of a type.
+fn name_of(wanted: Type) -> &'static str {
+    let found = TYPES.iter().find(|(_, kind)| *kind == wanted);
+    found.map_or("", |(name, _)| name)
+}
 
 impl Action {
     fn take(mut arguments: Arguments) -> Result<Action, Failure> {
@@ -62,11 +79,39 @@ impl Action {
             }
             Type::Backup => Action::Backup(BackupRequest::take(data)?),
             Type::Bitmap(kind) => Action::Bitmap(Change::take(kind, data)?),
+            Type::Internal => Action::Internal(InternalRequest::take(data)?),
+            Type::NewOverlay => Action::Overlay(OverlayRequest::take_new(data)?),
+            Type::Overlay => Action::Overlay(OverlayRequest::take(data)?),
         })
+    }
+
+    /// The name of an action that is no job.
+    fn ungrouped(&self) -> Option<&'static str> {
+        Some(name_of(match self {
+            Action::Backup(_) => return None,
+            Action::Abort => Type::Abort,
+            Action::Bitmap(change) => Type::Bitmap(change.kind()),
+            Action::Internal(_) => Type::Internal,
+            Action::Overlay(asked) if asked.is_new() => Type::NewOverlay,
+            Action::Overlay(_) => Type::Overlay,
+        }))
+    }
+
+    /// Which disks it is about: whose users are held up.
+    fn disk(&self) -> Option<&str> {
+        match self {
+            Action::Abort => None,
+            Action::Backup(asked) => Some(asked.nodes().0),
+            Action::Bitmap(change) => Some(change.node()),
+            Action::Internal(asked) => Some(asked.node()),
+            Action::Overlay(asked) => Some(asked.node()),
+        }
     }
 
     async fn make(self, daemon: &Daemon, nodes: &Nodes) -> Result<CompletedAction, Failure> {
         match self {
+            Action::Internal(asked) => asked.make(nodes).await.map(CompletedAction::Internal),
+            Action::Overlay(asked) => asked.make(nodes).await.map(CompletedAction::Overlay),
             Action::Abort => Err(Failure::new("Transaction aborted using Abort action")),
             Action::Bitmap(change) => change
                 .make(daemon, nodes)
@@ -88,8 +133,10 @@ impl Action {
 
 impl CompletedAction {
     /// Takes an action back. A bitmap for which that fails keeps the change.
-    async fn undo(self, daemon: &Daemon) {
+    async fn undo(self, daemon: &Daemon, nodes: &Nodes) {
         match self {
+            CompletedAction::Internal(made) => made.undo(nodes).await,
+            CompletedAction::Overlay(made) => made.undo(nodes).await,
             CompletedAction::Bitmap(undo) => drop(undo.run().await),
             CompletedAction::Backup(job, backup) => {
                 backup.leave().await;
@@ -104,14 +151,9 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
     let mut targets: Vec<&str> = Vec::new();
     let mut disks: Vec<&str> = Vec::new();
     for action in actions {
-        match action {
-            Action::Abort => {}
-            Action::Bitmap(change) => disks.push(change.node()),
-            Action::Backup(asked) => {
-                let (source, target) = asked.nodes();
-                disks.push(source);
-                targets.push(target);
-            }
+        disks.extend(action.disk());
+        if let Action::Backup(asked) = action {
+            targets.push(asked.nodes().1);
         }
     }
     disks.sort_unstable();
@@ -166,28 +208,51 @@ async fn make_all(
     Ok(())
 }
 
+/// Refuses actions whose end cannot depend on that of others.
+fn check_grouped(actions: &[Action]) -> Result<(), Failure> {
+    match actions.iter().find_map(Action::ungrouped) {
+        None => Ok(()),
+        Some(name) => Err(Failure::new(format!(
+            "Action '{name}' does not support transaction property completion-mode = grouped"
+        ))),
+    }
+}
+
 pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let actions = arguments.need_objects("actions")?.into_iter();
     let actions = actions
         .map(Action::take)
         .collect::<Result<Vec<Action>, Failure>>()?;
+    let mut is_grouped = false;
     if let Some(mut properties) = arguments.object("properties")? {
-        // That the end of one job decides that of the others is not there.
-        properties.choice("completion-mode", &[("individual", ())])?;
+        let modes = [("individual", false), ("grouped", true)];
+        is_grouped = properties
+            .choice("completion-mode", &modes)?
+            .unwrap_or(false);
         properties.finish()?;
     }
     arguments.finish()?;
+    if is_grouped {
+        check_grouped(&actions)?;
+    }
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     let held = hold(&actions, nodes).await?;
     let mut made = Vec::new();
     if let Err(failure) = make_all(actions, &daemon, nodes, &mut made).await {
         for it in made.into_iter().rev() {
-            it.undo(&daemon).await;
+            it.undo(&daemon, nodes).await;
         }
         return Err(failure);
     }
     drop(held);
+    if is_grouped {
+        let jobs = made.iter().filter_map(|it| match it {
+            CompletedAction::Backup(job, _) => Some(job),
+            _ => None,
+        });
+        Job::group(&jobs.collect::<Vec<_>>());
+    }
     // As in QEMU, the last one begins first.
     for it in made.into_iter().rev() {
         if let CompletedAction::Backup(job, backup) = it {

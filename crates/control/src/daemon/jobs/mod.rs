@@ -16,7 +16,7 @@ pub(super) mod scrub;
 pub(super) mod stream;
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use crate::Nodes;
 use crate::nodes::{Changes, RequiredAccess, User};
@@ -60,6 +60,8 @@ pub(super) struct Job {
     /// The node and the name of a bitmap that nobody else may change meanwhile.
     bitmap: RefCell<Option<(String, String)>>,
     error: RefCell<Option<String>>,
+    /// The other jobs of a transaction, of which all succeed or none.
+    group: RefCell<Vec<Weak<Job>>>,
     events: Events,
     changed: Event,
 }
@@ -123,6 +125,7 @@ impl Jobs {
             finalized: Cell::default(),
             bitmap: RefCell::default(),
             error: RefCell::default(),
+            group: RefCell::default(),
             events,
             changed: Event::new(),
         });
@@ -261,6 +264,49 @@ impl Job {
         self.progress.set((done_bytes, total_bytes));
     }
 
+    /// Has some jobs end together: with their results in force, or, if one of them fails, as if
+    /// they had been cancelled.
+    pub(super) fn group(jobs: &[&Rc<Job>]) {
+        for job in jobs {
+            let others = jobs.iter().filter(|other| !Rc::ptr_eq(other, job));
+            job.group
+                .replace(others.map(|other| Rc::downgrade(other)).collect());
+        }
+    }
+
+    fn others(&self) -> Vec<Rc<Job>> {
+        self.group
+            .borrow()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    /// Waits until the other jobs of its group are as far.
+    async fn wait_for_group(&self) {
+        for other in self.others() {
+            other.changed.notify(usize::MAX);
+        }
+        let is_there = |other: &Rc<Job>| {
+            let status = other.status();
+            matches!(
+                status,
+                Status::Waiting | Status::Pending | Status::Concluded | Status::Null
+            )
+        };
+        self.until(|job| job.is_cancelled() || job.others().iter().all(is_there))
+            .await;
+    }
+
+    /// Gives up the others of its group: it has failed.
+    fn cancel_group(&self) {
+        for other in self.group.take().iter().filter_map(Weak::upgrade) {
+            if other.status().accepts(Verb::Cancel) || other.status() == Status::Waiting {
+                other.cancel();
+            }
+        }
+    }
+
     /// What its events tell.
     fn describe_as_event(&self) -> Value {
         let (offset, len) = self.progress.get();
@@ -321,6 +367,7 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
         outcome = finalize(&daemon, &job, &mut work).await;
     }
     if !matches!(outcome, Ok(CopyOutcome::All)) {
+        job.cancel_group();
         job.enter(Status::Aborting);
     }
     let parts = daemon.parts.lock().await;
@@ -353,6 +400,10 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
 /// Waits until the result may be put in force, and does that.
 async fn finalize(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::Result<CopyOutcome> {
     job.enter(Status::Waiting);
+    job.wait_for_group().await;
+    if job.is_cancelled() {
+        return Ok(CopyOutcome::GivenUp);
+    }
     job.enter(Status::Pending);
     if !job.settings.auto_finalize {
         let data = json!({"type": job.settings.kind, "id": job.settings.id});

@@ -1,0 +1,147 @@
+//! Commands of QEMU's developers about the graph: what it looks like, which thread a node runs in,
+//! children that come and go.
+
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+
+use crate::Nodes;
+use crate::nodes::{Changes, RequiredAccess, User, unknown};
+use crate::qmp::{Arguments, Failure, Outcome};
+
+use super::{Daemon, done};
+
+/// A node of the graph: what it is, and its name.
+type Vertex = (&'static str, String);
+
+fn permissions(changes: Changes, is_shared: bool) -> Vec<&'static str> {
+    let all = [
+        ("resize", changes.size),
+        ("write-unchanged", is_shared),
+        ("write", changes.content),
+        ("consistent-read", true),
+    ];
+    let named = all.iter().filter(|(_, is_in)| *is_in);
+    named.map(|(name, _)| *name).collect()
+}
+
+fn vertex(user: &User) -> Vertex {
+    match user {
+        User::Node(name) => ("block-driver", name.clone()),
+        User::Export(_) => ("block-backend", String::new()),
+        User::Job { id, .. } => ("block-job", id.clone()),
+    }
+}
+
+/// The graph as `x-debug-query-block-graph` shows it.
+pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    Ok(describe(&parts.nodes))
+}
+
+fn describe(nodes: &Nodes) -> Value {
+    let uses = nodes.uses();
+    // Exports, then jobs, then nodes, those below first; each export is one of its own.
+    let mut vertices: Vec<(Option<u64>, Vertex)> = Vec::new();
+    for kind in ["block-backend", "block-job"] {
+        for (id, user, _, _) in &uses {
+            let one = (matches!(user, User::Export(_)).then_some(*id), vertex(user));
+            if one.1.0 == kind && !vertices.contains(&one) {
+                vertices.push(one);
+            }
+        }
+    }
+    let names = nodes.bottom_up().into_iter();
+    vertices.extend(names.map(|name| (None, ("block-driver", name))));
+    let number = |wanted: &(Option<u64>, Vertex)| {
+        let at = vertices.iter().position(|one| one == wanted);
+        at.map_or(0, |at| at + 1)
+    };
+    let edge = |(id, user, node, wanted): &(u64, User, String, RequiredAccess)| {
+        let parent = (matches!(user, User::Export(_)).then_some(*id), vertex(user));
+        let shared = Changes {
+            content: !wanted.keeps.content,
+            size: !wanted.keeps.size,
+        };
+        json!({
+            "parent": number(&parent),
+            "child": number(&(None, ("block-driver", node.clone()))),
+            "name": wanted.role,
+            "perm": permissions(wanted.changes, false),
+            "shared-perm": permissions(shared, true),
+        })
+    };
+    let shown = |(at, (_, (kind, name))): (usize, &(Option<u64>, Vertex))| json!({"id": at + 1, "type": kind, "name": name});
+    json!({
+        "nodes": vertices.iter().enumerate().rev().map(shown).collect::<Vec<_>>(),
+        "edges": uses.iter().rev().map(edge).collect::<Vec<_>>(),
+    })
+}
+
+/// `x-blockdev-set-iothread`: nodes run in the lanes of whoever uses them, so there is nothing to
+/// move.
+pub(super) async fn set_iothread(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("node-name")?;
+    let iothread = match arguments.need_any("iothread")? {
+        Value::Null => None,
+        Value::String(id) => Some(id),
+        _ => {
+            return Err(Failure::new(
+                "Invalid parameter type for 'iothread', expected: StrOrNull",
+            ));
+        }
+    };
+    let is_forced = arguments.switch("force")?.unwrap_or(false);
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    if !parts.nodes.contains(&name) {
+        return Err(Failure::new(format!(
+            "Failed to find node with node-name='{name}'"
+        )));
+    }
+    let is_export = |user: &User| matches!(user, User::Export(_));
+    if !is_forced && parts.nodes.is_used_by(&name, is_export) {
+        return Err(Failure::new(format!(
+            "Node {name} is associated with a BlockBackend and could be in use (use force=true to \
+             override this check)"
+        )));
+    }
+    match iothread.filter(|id| !parts.iothreads.contains(id)) {
+        Some(id) => Err(Failure::new(format!("Cannot find iothread {id}"))),
+        None => done(),
+    }
+}
+
+/// `x-blockdev-change`: no node here has children that come and go.
+pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let parent = arguments.need_text("parent")?;
+    let child = arguments.text("child")?;
+    let node = arguments.text("node")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    if !nodes.contains(&parent) {
+        return Err(unknown(&parent).into());
+    }
+    let text = match (child, node) {
+        (Some(_), Some(_)) => "The parameters child and node are in conflict".to_owned(),
+        (None, None) => "Either child or node must be specified".to_owned(),
+        (Some(child), None) => {
+            let is_child = |user: &User, wanted: &RequiredAccess| {
+                *user == User::Node(parent.clone()) && wanted.role == child
+            };
+            match nodes
+                .uses()
+                .iter()
+                .any(|(_, user, _, wanted)| is_child(user, wanted))
+            {
+                true => format!("The node {parent} does not support removing a child"),
+                false => format!("Node '{parent}' does not have child '{child}'"),
+            }
+        }
+        (None, Some(node)) if !nodes.contains(&node) => format!("Node '{node}' not found"),
+        (None, Some(_)) => format!("The node {parent} does not support adding a child"),
+    };
+    Err(Failure::new(text))
+}

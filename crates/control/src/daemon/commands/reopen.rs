@@ -1,0 +1,95 @@
+//! `blockdev-reopen`.
+
+use std::rc::Rc;
+
+use crate::drivers;
+use crate::options::{Options, Scalar};
+use crate::qmp::{Arguments, Failure, Outcome};
+
+use super::{Daemon, done};
+
+/// Drivers that stand on nothing.
+const BOTTOM: [&str; 6] = [
+    "file",
+    "host_device",
+    "host_cdrom",
+    "nbd",
+    "null-co",
+    "null-aio",
+];
+
+pub(super) async fn reopen(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let items = arguments.need_objects("options")?;
+    arguments.finish()?;
+    let mut all = Vec::with_capacity(items.len());
+    for (at, item) in items.into_iter().enumerate() {
+        all.push(check(item.into_options()?, &format!("options[{at}]."))?);
+    }
+    let parts = daemon.parts.lock().await;
+    parts.nodes.reopen(all).await?;
+    done()
+}
+
+/// Refuses what is no description of a node.
+fn check(options: Options, prefix: &str) -> Result<Options, Failure> {
+    let missing = |key: &str| {
+        Err(Failure::new(format!(
+            "Parameter '{prefix}{key}' is missing"
+        )))
+    };
+    let Some(driver) = options.get_text("driver") else {
+        return missing("driver");
+    };
+    if !drivers::driver_names().contains(&driver) {
+        return Err(Failure::new(format!(
+            "Parameter 'driver' does not accept value '{driver}'"
+        )));
+    }
+    let has = |name: &str| {
+        let group = format!("{name}.");
+        options
+            .keys()
+            .any(|key| key == name || key.starts_with(&group))
+    };
+    let is_null = |name: &str| {
+        let value = options.iter().find(|(key, _)| *key == name);
+        matches!(value, Some((_, Scalar::Null)))
+    };
+    let below = if driver == "blkdebug" {
+        "image"
+    } else {
+        "file"
+    };
+    if is_null(below) {
+        return Err(Failure::new(format!(
+            "Invalid parameter type for '{below}', expected: BlockdevRef"
+        )));
+    }
+    if matches!(driver, "throttle") && !has("throttle-group") {
+        return missing("throttle-group");
+    }
+    if matches!(driver, "file" | "host_device" | "host_cdrom") && !has("filename") {
+        return missing("filename");
+    }
+    if !BOTTOM.contains(&driver) && driver != "blkverify" && !has(below) {
+        return missing(below);
+    }
+    let known: Vec<&str> = drivers::option_names(driver).collect();
+    let is_known = |key: &str| {
+        let first = key.split('.').next().unwrap_or_default();
+        known
+            .iter()
+            .any(|known| known.split('.').next() == Some(first))
+            || matches!(first, "image" | "data-file" | "server" | "encrypt")
+            || first.starts_with("inject-error")
+            || first.starts_with("set-state")
+            || first.contains("child-perms")
+    };
+    let unknown = options.keys().find(|key| !is_known(key)).map(str::to_owned);
+    match unknown {
+        Some(key) => Err(Failure::new(format!(
+            "Parameter '{prefix}{key}' is unexpected"
+        ))),
+        None => Ok(options),
+    }
+}

@@ -1,0 +1,298 @@
+//! Nodes that are opened anew under their users: several at one moment, all or none.
+//!
+//! A node that another one stands on without a link (a file below a format, whatever is below a
+//! filter) cannot be exchanged under it: so that one is opened anew too.
+//!
+//! Invariants:
+//! - Users are held up from the top down, and what a node has is durable before those of the node
+//!   below it are: while it is written there it may still be read there.
+//! - A file is the same one afterwards, whatever its name leads to, and its locks are never given
+//!   up in between: it stays open until the new one has its own.
+//! - Where the new nodes cannot be opened the old ones are opened again; no user has run meanwhile.
+
+use std::sync::Arc;
+
+use vellum::Result;
+use vellum::nodes::absent;
+use vellum_storage::file::FileStorage;
+
+use super::changes::DrainedUsers;
+use super::{Nodes, Origin, User, invalid, unknown_node};
+use crate::graph::{self, NodeKind, OpenedNode};
+use crate::options::{Options, Scalar};
+
+/// What of a node is to be another one when it is opened anew.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReopenChanges {
+    pub(super) writable: Option<bool>,
+    /// What it stands on by a role: another node, or nothing.
+    pub(super) children: Vec<(String, Option<String>)>,
+    /// All its options, in the place of those that it was opened with.
+    pub(super) options: Option<Options>,
+}
+
+impl ReopenChanges {
+    /// Another node below it, or none.
+    pub(super) fn child(role: &str, below: Option<&str>) -> ReopenChanges {
+        ReopenChanges {
+            children: vec![(role.to_owned(), below.map(str::to_owned))],
+            ..ReopenChanges::default()
+        }
+    }
+}
+
+/// A node that is opened anew: as it was, and as it will be.
+#[derive(Debug, Clone)]
+pub(super) struct Renewed {
+    pub(super) name: String,
+    old: Origin,
+    pub(super) new: Origin,
+}
+
+/// Nodes that are about to be opened anew, from the top down, with their users held up.
+#[derive(Debug)]
+pub(super) struct HeldNodes(Vec<DrainedUsers>);
+
+impl HeldNodes {
+    pub(super) fn nodes(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|held| held.node.clone())
+    }
+
+    fn users_of(&self, name: &str) -> Option<&DrainedUsers> {
+        self.0.iter().find(|held| held.node == name)
+    }
+}
+
+/// Whether a node with these options stands on another one by its name.
+fn refers_to(options: &Options, name: &str) -> bool {
+    let mut entries = options.iter();
+    entries.any(|(key, value)| {
+        let is_role = !matches!(key, "driver" | "node-name" | "filename");
+        is_role && matches!(value, Scalar::Text(text) if text == name)
+    })
+}
+
+impl Nodes {
+    /// Closes a node and opens it anew with some things changed, under its users.
+    pub(super) async fn renew(&self, name: &str, changes: &ReopenChanges) -> Result<()> {
+        self.renew_all(vec![(name.to_owned(), changes.clone())])
+            .await
+    }
+
+    /// As [`Nodes::renew`], several at one moment.
+    pub(super) async fn renew_all(&self, changes: Vec<(String, ReopenChanges)>) -> Result<()> {
+        let names: Vec<String> = changes.iter().map(|(name, _)| name.clone()).collect();
+        let held = self.begin_renewal(&names).await?;
+        self.renew_held(&held, changes).await
+    }
+
+    /// Holds up the users of some nodes and of those that have to be opened anew with them; all
+    /// that they have written is durable.
+    pub(super) async fn begin_renewal(&self, names: &[String]) -> Result<HeldNodes> {
+        let names = {
+            let named = self.lock();
+            for name in names {
+                named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
+            }
+            let names = named.standing_directly(&named.with_own_children(names));
+            named.check_renewable(&names, None)?;
+            names
+        };
+        let inside: Vec<User> = names.iter().cloned().map(User::Node).collect();
+        let mut held = Vec::with_capacity(names.len());
+        for name in &names {
+            held.push(self.hold_but(name, &inside).await?);
+            self.flush_node(name).await?;
+        }
+        Ok(HeldNodes(held))
+    }
+
+    /// Opens nodes anew whose users are held up. After a failure they are as they were.
+    pub(super) async fn renew_held(
+        &self,
+        held: &HeldNodes,
+        changes: Vec<(String, ReopenChanges)>,
+    ) -> Result<()> {
+        let mut renewed = self.plan(held, &changes)?;
+        let mut kept = Vec::new();
+        let mut closed = Vec::new();
+        let mut result = Ok(());
+        for one in &renewed {
+            match self.let_go(&one.name, held).await {
+                Ok(files) => kept.extend(files),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+            closed.push(one.name.clone());
+        }
+        for one in &mut renewed {
+            one.old.around.place.kept.clone_from(&kept);
+            one.new.around.place.kept.clone_from(&kept);
+        }
+        renewed.retain(|one| closed.contains(&one.name));
+        // Each after those that it stands on.
+        renewed.reverse();
+        if result.is_ok() {
+            result = self.open_all_anew(&renewed, held).await;
+        }
+        if result.is_err() {
+            for one in &renewed {
+                let old = one.old.clone();
+                self.open_anew(&one.name, old, held).await?;
+            }
+        }
+        self.forget_old_files();
+        result
+    }
+
+    /// How each node was opened, and how it is to be.
+    fn plan(&self, held: &HeldNodes, changes: &[(String, ReopenChanges)]) -> Result<Vec<Renewed>> {
+        let named = self.lock();
+        let mut renewed: Vec<Renewed> = Vec::new();
+        let none = ReopenChanges::default();
+        for name in held.nodes() {
+            let node = named.nodes.get(&name).ok_or_else(|| unknown_node(&name))?;
+            let origin = node.origin.clone();
+            let origin =
+                origin.ok_or_else(|| invalid(format!("Node '{name}' cannot be opened anew")))?;
+            let change = changes.iter().find(|(changed, _)| *changed == name);
+            let change = change.map_or(&none, |(_, change)| change);
+            let mut new = named.origin_now(&name, &origin, change);
+            if let Some(flags) = named.inherited(&name, &renewed) {
+                new.around.flags = flags;
+            }
+            renewed.push(Renewed {
+                old: named.origin_now(&name, &origin, &none),
+                name,
+                new,
+            });
+        }
+        Ok(renewed)
+    }
+
+    /// Opens nodes, each after those that it will stand on. After a failure none is open.
+    async fn open_all_anew(&self, renewed: &[Renewed], held: &HeldNodes) -> Result<()> {
+        let mut pending: Vec<&Renewed> = renewed.iter().collect();
+        let mut opened: Vec<&str> = Vec::new();
+        let mut result = Ok(());
+        while !pending.is_empty() && result.is_ok() {
+            let is_next = |one: &&Renewed| {
+                let below = |other: &&Renewed| {
+                    other.name != one.name && refers_to(&one.new.options, &other.name)
+                };
+                !pending.iter().any(below)
+            };
+            // There are no circles: those who ask have looked.
+            let next = pending.remove(pending.iter().position(is_next).unwrap_or_default());
+            result = self.open_anew(&next.name, next.new.clone(), held).await;
+            if result.is_ok() {
+                opened.push(&next.name);
+            }
+        }
+        if result.is_err() {
+            for name in opened.into_iter().rev() {
+                // Nothing was written to it.
+                let _ = self.let_go(name, held).await;
+            }
+        }
+        result
+    }
+
+    /// Makes durable what has been written to a node, as it is.
+    async fn flush_node(&self, name: &str) -> Result<()> {
+        match self.open_kind(name)? {
+            NodeKind::Device(device) if device.info().read_only => Ok(()),
+            NodeKind::Device(device) => device.flush().await,
+            NodeKind::Storage(storage) if storage.capabilities().read_only => Ok(()),
+            NodeKind::Storage(storage) => storage.flush().await,
+        }
+    }
+
+    /// What a node is, as its users have it.
+    fn open_kind(&self, name: &str) -> Result<NodeKind> {
+        let named = self.lock();
+        let node = named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
+        Ok(match &node.device {
+            Some(device) => NodeKind::Device(device.clone()),
+            None => node.opened.kind.clone(),
+        })
+    }
+
+    /// Closes a node; its files, which stay open and locked as long as somebody has them.
+    async fn let_go(&self, name: &str, held: &HeldNodes) -> Result<Vec<Arc<FileStorage>>> {
+        // What cannot be made durable stays as it is, with its users: a close that fails
+        // half way would not leave them what they can use.
+        self.flush_node(name).await?;
+        let kind = self.open_kind(name)?;
+        let away = match &kind {
+            NodeKind::Device(device) => absent(&**device),
+            NodeKind::Storage(storage) => {
+                let storage = storage.clone();
+                let opened = OpenedNode {
+                    driver: "file",
+                    kind: NodeKind::Storage(storage),
+                    filtered: None,
+                    files: Vec::new(),
+                    writable: false,
+                };
+                absent(&*opened.into_device_at_once(&crate::OpenFlags::default())?)
+            }
+        };
+        match &kind {
+            NodeKind::Device(device) => device.close().await?,
+            NodeKind::Storage(storage) => storage.close().await?,
+        }
+        drop(kind);
+        if let Some(users) = held.users_of(name) {
+            users.set(&away);
+        }
+        let mut named = self.lock();
+        let files = named.files_of(name);
+        named.forget_below(name);
+        if let Some(node) = named.nodes.get_mut(name) {
+            node.device = None;
+            node.opened = OpenedNode::device(node.opened.driver, away);
+        }
+        Ok(files)
+    }
+
+    async fn open_anew(&self, name: &str, origin: Origin, held: &HeldNodes) -> Result<()> {
+        let opened = graph::open(origin.options.clone(), origin.role, &origin.around).await;
+        let mut named = self.lock();
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                named.forget_below(name);
+                return Err(error);
+            }
+        };
+        let Some(node) = named.nodes.get_mut(name) else {
+            return Err(unknown_node(name));
+        };
+        node.opened = opened.recorded(&node.bitmaps.recorder);
+        node.device = None;
+        node.front = None;
+        let mut origin = origin;
+        origin.around.place.kept.clear();
+        node.origin = Some(Arc::new(origin));
+        let users = held.users_of(name).filter(|users| !users.links.is_empty());
+        let Some(users) = users else {
+            return Ok(());
+        };
+        let device = node.device()?;
+        drop(named);
+        users.set(&device);
+        Ok(())
+    }
+
+    /// Lets the files go that nodes had before they were opened anew.
+    fn forget_old_files(&self) {
+        let mut named = self.lock();
+        let files = named.nodes.values_mut();
+        files
+            .flat_map(|node| &mut node.opened.files)
+            .for_each(|file| file.forget_old());
+    }
+}
