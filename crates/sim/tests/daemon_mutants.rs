@@ -48,6 +48,18 @@ fn leaving_what_is_not_durable() {
     assert!(is_loss(&killed(Mutant::LeaveUnflushed, 20, &sound())));
 }
 
+/// Users go on with the target of a mirror as if all of it were durable.
+#[test]
+fn switching_to_what_is_not_durable() {
+    assert!(is_loss(&killed(Mutant::SwitchUnflushed, 20, &sound())));
+}
+
+/// What is zeroed while a mirror runs shows old bytes in its target.
+#[test]
+fn forgetting_to_mark_zeroes() {
+    assert!(is_loss(&killed(Mutant::ForgetDirtyZeroes, 0, &sound())));
+}
+
 /// The kernel drops what it could not make durable, tells that once, and so do descriptors
 /// here: the image must know.
 #[test]

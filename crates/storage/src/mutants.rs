@@ -9,6 +9,10 @@
 pub enum Mutant {
     /// Users are led to another node before what they have written to the old one is durable.
     LeaveUnflushed,
+    /// Users are led to the target of a mirror before it is durable.
+    SwitchUnflushed,
+    /// What is zeroed or discarded while a mirror runs is not noted for it.
+    ForgetDirtyZeroes,
     /// The first error of several requests is told while the others still run.
     TellTheFirstError,
     /// A barrier that fails for lack of space is forgotten.

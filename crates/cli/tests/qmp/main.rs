@@ -9,6 +9,8 @@ mod create;
 mod create;
 mod fleecing;
 mod hostile;
+mod link;
+mod mirror;
 mod objects;
 mod place;
 mod reopen;

@@ -182,6 +182,29 @@ impl Daemon {
         }
     }
 
+    /// As [`Daemon::wait`], but not longer than `limit`; whether the job got there.
+    pub fn wait_within(&mut self, id: &str, status: &str, limit: Duration) -> bool {
+        let wanted = json!({"status": status, "id": id});
+        let end = Instant::now() + limit;
+        while !self.events.iter().any(|event| event["data"] == wanted) {
+            let left = end.saturating_duration_since(Instant::now());
+            let Ok(line) = self.lines.recv_timeout(left) else {
+                return false;
+            };
+            let mut message: Value = serde_json::from_str(&line).expect("JSON");
+            let members = message.as_object_mut().expect("an object");
+            members.remove("timestamp");
+            self.events.push(message);
+        }
+        true
+    }
+
+    /// Ends it as it is.
+    pub fn kill(mut self) {
+        self.child.kill().expect("a child");
+        self.child.wait().expect("a child");
+    }
+
     /// Ends it; what it has said.
     pub fn end(mut self) -> (Vec<Value>, Vec<Value>) {
         self.ask("quit", json!({}));

@@ -89,7 +89,8 @@ impl Nodes {
             )));
         };
         let mut users = named.uses.iter().filter(|one| one.node == name);
-        if users.any(|one| matches!(one.user, User::Export(_))) {
+        // QEMU's mirror has a device of its own for its target, as exports have.
+        if users.any(|one| matches!(one.user, User::Export(_)) || one.is_target_of_mirror()) {
             return Err(invalid(format!("Node {name} is in use")));
         }
         if let Some(why) = named.blocker(name) {

@@ -15,6 +15,7 @@ mod bitmaps;
 mod borrowed;
 mod changes;
 mod describe;
+mod filters;
 mod named;
 mod renew;
 mod reopen;
@@ -64,6 +65,8 @@ struct Node {
     front: Option<Arc<dyn BlockDevice>>,
     origin: Option<Arc<Origin>>,
     bitmaps: NodeBitmaps,
+    /// A job has put it in front of another one.
+    is_filter: bool,
 }
 
 #[derive(Debug, Default)]
@@ -201,34 +204,52 @@ impl Nodes {
         let Some(name) = options.get_text("node-name").map(str::to_owned) else {
             return Err(invalid("'node-name' must be specified for the root node"));
         };
-        if !is_well_formed(&name) {
-            return Err(invalid(format!("Invalid node-name: '{name}'")));
-        }
-        if self.lock().nodes.contains_key(&name) {
-            return Err(duplicate(&name));
-        }
+        self.check_new_name(&name)?;
         crate::drivers::find(&driver).map_err(|_| {
             invalid(format!(
                 "Parameter 'driver' does not accept value '{driver}'"
             ))
         })?;
+        self.open_root(&name, options).await
+    }
+
+    /// Opens a node that a command needs for itself, as [`Nodes::add`] does. Without a name it
+    /// is given one, and without a driver it is an image of a format that its content tells.
+    /// Returns its name.
+    ///
+    /// # Errors
+    /// As [`Nodes::add`].
+    pub async fn add_unlisted(&self, mut options: Options) -> Result<String> {
+        let name = match options.get_text("node-name").map(str::to_owned) {
+            Some(name) => {
+                self.check_new_name(&name)?;
+                name
+            }
+            None => self.make_up_name(),
+        };
+        options.set_text("node-name", &*name);
+        self.open_root(&name, options).await?;
+        Ok(name)
+    }
+
+    async fn open_root(&self, name: &str, options: Options) -> Result<()> {
         let around = OpenContext {
             flags: OpenFlags {
                 writable: true,
                 ..OpenFlags::default()
             },
             policy: FilePolicy::Any,
-            place: Ancestry::among(self.clone(), &name),
+            place: Ancestry::among(self.clone(), name),
         };
         // It names itself, as does every node below it that wants to.
         match graph::open(options, Role::Image, &around).await {
             Ok(_) => {
-                self.lock().roots.push(name);
+                self.lock().roots.push(name.to_owned());
                 Ok(())
             }
             Err(error) => {
                 // Nothing of it was ever used; the first failure is the one to tell.
-                let _ = self.close_owned(&name).await;
+                let _ = self.close_owned(name).await;
                 Err(error)
             }
         }
@@ -274,6 +295,7 @@ impl Nodes {
             front: None,
             origin: origin.map(Arc::new),
             bitmaps,
+            is_filter: false,
         };
         named.nodes.insert(name.to_owned(), node);
         Ok(opened)
@@ -320,6 +342,7 @@ impl Nodes {
 
     /// The node that another one refers to, for that one.
     pub(crate) fn referred(&self, name: &str) -> Result<OpenedNode> {
+        self.check_no_filter(name)?;
         let node = self.known(name)?;
         Ok(match self.live {
             true => node.borrowed(),
@@ -369,6 +392,7 @@ impl Nodes {
         wanted: RequiredAccess,
         owner: Option<&str>,
     ) -> Result<NodeUse> {
+        self.check_no_filter(name)?;
         let mut named = self.lock();
         let node = named.nodes.get_mut(name);
         let node = node.ok_or_else(|| unknown_node(name))?;

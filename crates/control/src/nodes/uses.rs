@@ -131,6 +131,12 @@ impl Use {
         )
     }
 
+    /// Whether it is written to by a mirror.
+    pub(super) fn is_target_of_mirror(&self) -> bool {
+        let by_mirror = matches!(self.user, User::Job { kind: "mirror", .. });
+        by_mirror && self.wanted.role == "target"
+    }
+
     /// That a job uses the node.
     pub(super) fn job(&self) -> Option<String> {
         match &self.user {

@@ -42,6 +42,8 @@ pub enum Verb {
     Dismiss,
     /// Be faster or slower.
     SetSpeed,
+    /// Work in another way.
+    Change,
 }
 
 impl Status {
@@ -72,7 +74,8 @@ impl Status {
             Verb::Pause | Verb::Resume | Verb::SetSpeed => {
                 matches!(self, Created | Running | Paused | Ready | Standby)
             }
-            Verb::Complete => self == Ready,
+            Verb::Change => matches!(self, Running | Paused | Ready | Standby),
+            Verb::Complete => matches!(self, Ready | Standby),
             Verb::Finalize => self == Pending,
             Verb::Dismiss => self == Status::Concluded,
         }
@@ -90,6 +93,7 @@ impl Verb {
             Verb::Finalize => "finalize",
             Verb::Dismiss => "dismiss",
             Verb::SetSpeed => "set-speed",
+            Verb::Change => "change",
         }
     }
 }

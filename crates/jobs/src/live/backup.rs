@@ -7,9 +7,8 @@ use std::sync::Arc;
 use futures_util::future::select;
 use vellum::{BlockDevice, Result};
 
-use super::commit::CopyOutcome;
 use super::copy_before_write::CopyBeforeWrite;
-use super::parallel::{self, NextPiece};
+use super::parallel::{self, CopyOutcome, NextPiece};
 use crate::copy::{CopyError, Observer, Step};
 use crate::job::{JobCommand, JobControl};
 

@@ -8,7 +8,6 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::bits::{Bits, MIN_GRAIN_BYTES, grain_bytes_for};
 use super::mirror::Mirror;
-use super::parallel::PIECE_BYTES;
 
 /// What was written, in grains.
 #[derive(Debug)]
@@ -78,8 +77,8 @@ impl DirtyMap {
         mirror.keeps_pace().then_some(mirror)
     }
 
-    /// The first dirty range from `from` on, in whole grains and a piece at most.
-    pub(super) fn next_from(&self, from: u64) -> Option<Range<u64>> {
+    /// The first dirty range from `from` on, in whole grains: one, or so many bytes at most.
+    pub(super) fn next_from(&self, from: u64, limit_bytes: u64) -> Option<Range<u64>> {
         let bits = self.lock();
         let grains = self.size_bytes.div_ceil(self.grain_bytes);
         let mut start = from / self.grain_bytes;
@@ -89,7 +88,7 @@ impl DirtyMap {
         if start >= grains {
             return None;
         }
-        let limit = grains.min(start + (PIECE_BYTES / self.grain_bytes).max(1));
+        let limit = grains.min(start + (limit_bytes / self.grain_bytes).max(1));
         let end = bits.run_end(start, limit) * self.grain_bytes;
         Some(start * self.grain_bytes..end.min(self.size_bytes))
     }
@@ -99,6 +98,18 @@ impl DirtyMap {
         let mut bits = self.lock();
         for grain in range.start / self.grain_bytes..range.end.div_ceil(self.grain_bytes) {
             bits.clear(grain);
+        }
+    }
+
+    /// Calls clean what lies in a range with all of its grain.
+    pub(super) fn clean_within(&self, range: &Range<u64>) {
+        let end = match range.end >= self.size_bytes {
+            true => self.size_bytes.next_multiple_of(self.grain_bytes),
+            false => range.end / self.grain_bytes * self.grain_bytes,
+        };
+        let start = range.start.next_multiple_of(self.grain_bytes);
+        if start < end {
+            self.clean(&(start..end));
         }
     }
 

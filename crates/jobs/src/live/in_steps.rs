@@ -5,7 +5,7 @@ use std::pin::pin;
 use futures_util::future::select;
 use vellum_io::lane::yield_now;
 
-use super::commit::CopyOutcome;
+use super::parallel::CopyOutcome;
 use crate::job::{JobCommand, JobControl};
 use crate::rate::RateLimit;
 

@@ -6,12 +6,20 @@ use std::pin::pin;
 use futures_util::future::select;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::commit::CopyOutcome;
 use crate::job::{JobCommand, JobControl};
 use crate::rate::RateLimit;
 
 /// Bytes of a piece at most.
 pub(super) const PIECE_BYTES: u64 = 1 << 20;
+
+/// How a copy ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyOutcome {
+    /// All of it was copied.
+    All,
+    /// It was given up, as it was told to.
+    GivenUp,
+}
 
 /// What a job finds when it looks for something to do.
 pub(super) enum NextPiece {

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
 
-use super::commit::CopyOutcome;
-use super::parallel::{self, NextPiece, PIECE_BYTES};
+use super::parallel::{self, CopyOutcome, NextPiece, PIECE_BYTES};
 use crate::copy::Observer;
 use crate::job::JobControl;
 

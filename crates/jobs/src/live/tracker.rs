@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, delegate};
+use vellum_storage::mutants::{self, Mutant};
 
 use super::dirty::DirtyMap;
 
@@ -68,6 +69,9 @@ impl BlockDevice for Tracker {
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        if mutants::is(Mutant::ForgetDirtyZeroes) {
+            return self.device.write_zeroes(offset_bytes, len_bytes, request);
+        }
         self.change(offset_bytes, len_bytes, move |device| {
             device.write_zeroes(offset_bytes, len_bytes, request)
         })

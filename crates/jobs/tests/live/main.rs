@@ -16,15 +16,18 @@ use vellum_io::spawn;
 use vellum_jobs::copy::Silent;
 use vellum_jobs::job::{JobCommand, JobControl};
 use vellum_jobs::live::{
-    CopyOutcome, DirtyMap, LiveCommit, LiveCommitOptions, LiveStream, Tracker,
+    CopyOutcome, DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, LiveStream, MirrorPart,
+    Tracker,
 };
 
 use world::{SIZE_BYTES, World, image, new_file};
 
-fn options(layers: u32) -> LiveCommitOptions {
-    LiveCommitOptions {
-        layers,
+fn options(part: MirrorPart) -> LiveMirrorOptions {
+    LiveMirrorOptions {
+        part,
         parallel: 4,
+        unmap: true,
+        write_blocking: false,
     }
 }
 
@@ -78,7 +81,8 @@ async fn commit_once(
     let tracker = Tracker::new(source.clone(), dirty.clone());
     world.disk.drain().await.set(tracker);
     let target = world.slow(base.clone());
-    let job = LiveCommit::new(source.clone(), target, dirty, options(1)).await;
+    let how = options(MirrorPart::Layers(1));
+    let job = LiveMirror::new(source.clone(), target, dirty, how).await;
     let job = job.expect("a job");
     let control = Rc::new(JobControl::new());
     let leader = {
@@ -94,7 +98,8 @@ async fn commit_once(
             }
         })
     };
-    let mut copied = job.copy_all(&control, &mut Silent).await.expect("a copy");
+    let begun = job.begin(InitialSync::Layers(1), &control).await;
+    let mut copied = begun.expect("a beginning");
     if copied == CopyOutcome::All {
         copied = job.catch_up(&control).await.expect("a copy");
     }
@@ -102,10 +107,94 @@ async fn commit_once(
     let drained = world.disk.drain().await;
     if copied == CopyOutcome::GivenUp || world.dice.below(4) == 0 {
         drained.set(source);
+        drop(drained);
+        if !job.end().await {
+            job.left_target().await;
+        }
         return false;
     }
     job.finish().await.expect("the last round");
     drained.set(base.clone());
+    true
+}
+
+/// Mirrors of a disk in use, one after the other: some are given up, the others take its place.
+async fn mirrors(seed: u64) {
+    let file = new_file(65536).await;
+    let mut current = image(&file, Backing::None).await;
+    let mut world = World::new(seed, current.clone());
+    world.pass(400).await;
+    for number in 0..4 {
+        let target = new_file(if number % 2 == 0 { 4096 } else { 65536 }).await;
+        let target = image(&target, Backing::None).await;
+        if mirror_once(&world, &current, &target).await {
+            current = target;
+        }
+        world.pass(100).await;
+    }
+    world.end().await;
+    world.check(&current, "what is in use last").await;
+}
+
+/// One mirror; whether users go on with its target.
+async fn mirror_once(
+    world: &World,
+    source: &Arc<dyn BlockDevice>,
+    target: &Arc<dyn BlockDevice>,
+) -> bool {
+    let dirty = DirtyMap::in_grains_of(4096 << world.dice.below(5), SIZE_BYTES);
+    let slow = world.slow(source.clone());
+    world
+        .disk
+        .drain()
+        .await
+        .set(Tracker::new(slow.clone(), dirty.clone()));
+    let how = LiveMirrorOptions {
+        write_blocking: world.dice.below(2) == 0,
+        ..options(MirrorPart::All)
+    };
+    let job = LiveMirror::new(slow.clone(), world.slow(target.clone()), dirty, how).await;
+    let job = job.expect("a job");
+    let control = Rc::new(JobControl::new());
+    let given_up = world.dice.below(3) == 0;
+    let leader = {
+        let (control, dice) = (control.clone(), world.dice.clone());
+        spawn(async move {
+            for _ in 0..dice.below(600) {
+                yield_now().await;
+            }
+            if given_up {
+                control.set(JobCommand::Cancel);
+            }
+        })
+    };
+    let mut copied = job.zero_target(&control).await.expect("zeroes");
+    if copied == CopyOutcome::All {
+        let begun = job.begin(InitialSync::Present, &control).await;
+        copied = begun.expect("a beginning");
+    }
+    if copied == CopyOutcome::All {
+        copied = job.catch_up(&control).await.expect("a copy");
+    }
+    if copied == CopyOutcome::All && world.dice.below(2) == 0 {
+        job.handle().block_writes();
+        copied = job.keep_up(&control).await.expect("a copy");
+    }
+    leader.await;
+    if copied == CopyOutcome::GivenUp {
+        job.handle().release();
+        world.disk.drain().await.set(source.clone());
+        if !job.end().await {
+            job.left_target().await;
+        }
+        return false;
+    }
+    job.draw_near().await.expect("a copy");
+    let drained = world.disk.drain().await;
+    job.finish().await.expect("the last round");
+    drained.set(target.clone());
+    drop(drained);
+    assert!(job.end().await);
     true
 }
 
@@ -145,6 +234,13 @@ async fn streams(seed: u64) {
 fn no_byte_is_lost_by_snapshots_and_commits() {
     for seed in 0..24 {
         block_on(commits(seed));
+    }
+}
+
+#[test]
+fn no_byte_is_lost_by_mirrors() {
+    for seed in 0..24 {
+        block_on(mirrors(seed));
     }
 }
 

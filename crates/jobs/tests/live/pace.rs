@@ -4,17 +4,21 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
 
 use vellum::gate::DenyAll;
 use vellum::nodes::Link;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, Io, Raw, RawOptions, RequestFlags, ZeroRequest, delegate};
-use vellum_io::lane::{block_on, yield_now};
+use vellum_io::lane::{block_on, sleep, yield_now};
 use vellum_io::spawn;
-use vellum_jobs::copy::Silent;
-use vellum_jobs::job::JobControl;
-use vellum_jobs::live::{CopyOutcome, DirtyMap, LiveCommit, LiveCommitOptions, Tracker};
+use vellum_jobs::job::{JobCommand, JobControl};
+use vellum_jobs::live::{
+    CopyOutcome, DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart, Tracker,
+};
 use vellum_storage::{MemStorage, Storage};
 
 const SIZE_BYTES: u64 = 32 << 20;
@@ -125,14 +129,18 @@ fn a_commit_is_ready_in_the_end_though_guests_write_faster_than_is_copied() {
             device: base.clone(),
             written_bytes: AtomicU64::new(0),
         });
-        let options = LiveCommitOptions {
-            layers: 1,
+        let options = LiveMirrorOptions {
+            part: MirrorPart::Layers(1),
             parallel: 4,
+            unmap: true,
+            write_blocking: false,
         };
-        let job = LiveCommit::new(top.clone(), target.clone(), dirty.clone(), options).await;
+        let job = LiveMirror::new(top.clone(), target.clone(), dirty.clone(), options).await;
         let job = job.expect("a job");
         let control = JobControl::new();
-        let copied = job.copy_all(&control, &mut Silent).await.expect("a copy");
+        let begun = job.begin(InitialSync::Layers(1), &control).await;
+        assert_eq!(begun.expect("a beginning"), CopyOutcome::All);
+        let copied = job.keep_up(&control).await.expect("a copy");
         assert_eq!(copied, CopyOutcome::All);
         assert!(dirty.dirty_bytes() > SHORT_BYTES, "guests are fast");
         job.catch_up(&control).await.expect("a copy");
@@ -148,5 +156,65 @@ fn a_commit_is_ready_in_the_end_though_guests_write_faster_than_is_copied() {
         for guest in guests {
             guest.await;
         }
+    });
+}
+
+/// What a guest's write meets in a mirror whose target does not answer: whether it ends
+/// within some seconds.
+async fn write_beside_a_stalled_target(write_blocking: bool) -> bool {
+    let memory = || Arc::new(MemStorage::with_bytes(vec![1; 8 << 20]));
+    let device = || -> Arc<dyn BlockDevice> {
+        Raw::open(memory(), RawOptions::default()).expect("a device")
+    };
+    let (source, target) = (device(), Link::new(device()));
+    let stalled = target.drain().await;
+    let dirty = DirtyMap::new(8 << 20);
+    let tracker = Tracker::new(source.clone(), dirty.clone());
+    let options = LiveMirrorOptions {
+        part: MirrorPart::All,
+        parallel: 4,
+        unmap: true,
+        write_blocking,
+    };
+    let job = LiveMirror::new(source, target, dirty, options).await;
+    let job = Rc::new(job.expect("a job"));
+    let control = Rc::new(JobControl::new());
+    let begun = job.begin(InitialSync::Nothing, &control).await;
+    assert_eq!(begun.expect("a beginning"), CopyOutcome::All);
+    let writing = spawn(async move {
+        let bytes = Buffer::copy_of(&[2; 4096]);
+        let write = tracker.write(4096, bytes, RequestFlags::default());
+        write.await.expect("a write");
+    });
+    let copying = {
+        let (job, control) = (job.clone(), control.clone());
+        spawn(async move { job.catch_up(&control).await })
+    };
+    let limit = sleep(Duration::from_secs(3));
+    let (ended, writing) = match select(writing, limit).await {
+        Either::Left(_) => (true, None),
+        Either::Right((_, writing)) => (false, Some(writing)),
+    };
+    // Given up, it holds nobody up, whatever becomes of the target.
+    let since = std::time::Instant::now();
+    control.set(JobCommand::Cancel);
+    job.handle().release();
+    if let Some(writing) = writing {
+        writing.await;
+    }
+    let copied = copying.await.expect("no error");
+    assert!(!ended || copied == CopyOutcome::GivenUp || write_blocking);
+    assert!(!job.end().await, "a request is on its way");
+    assert!(since.elapsed() < Duration::from_secs(1));
+    drop(stalled);
+    job.left_target().await;
+    ended
+}
+
+#[test]
+fn a_target_that_does_not_answer_holds_guests_up_only_if_that_was_asked_for() {
+    block_on(async {
+        assert!(write_beside_a_stalled_target(false).await);
+        assert!(!write_beside_a_stalled_target(true).await);
     });
 }

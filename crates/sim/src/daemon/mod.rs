@@ -25,6 +25,7 @@ mod files;
 mod fleece;
 mod greedy;
 mod lanes;
+mod mirror;
 mod monitor;
 mod network;
 mod remote;

@@ -10,14 +10,14 @@ use vellum::qcow2::create::CreateOptions;
 
 use super::files::{blank, is_raw};
 use super::setup::{ExpectedFile, GuestDisk, Setup};
-use super::{bitmaps, fleece, series, sessions};
+use super::{bitmaps, fleece, mirror, series, sessions};
 use crate::failure::{Failure, FailureKind};
 use crate::sparse_bytes::SparseBytes;
 
 /// Layers of a chain at most.
 const MAX_LAYERS: usize = 5;
 
-const OVER: &[&str] = &["BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"];
+pub(super) const OVER: &[&str] = &["BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"];
 
 /// How a job has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
         };
         let chain = setup.nodes.chain(&top);
         let deep = chain.len() > 1;
-        match setup.draw(|rng| rng.below(25)) {
+        match setup.draw(|rng| rng.below(29)) {
             0..=4 if chain.len() < MAX_LAYERS => snapshot(&setup, &disk, &top).await,
             0..=6 if deep => active_commit(&setup, &disk, &chain).await,
             7 if chain.len() > 2 => commit(&setup, &disk, &chain).await,
@@ -50,6 +50,7 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
             15 => refused_resize(&setup, &disk, &top).await,
             16..=18 if !is_raw(&top) => series::go_on(&setup, &disk, &top).await,
             21..=24 if !is_raw(&top) => bitmaps::change(&setup, &disk, &top).await,
+            25..=28 => mirror::mirror(&setup, &disk, &chain).await,
             19 | 20 => fleece::fleece(&setup, &disk, &top).await,
             _ => snapshot(&setup, &disk, &top).await,
         }
@@ -173,7 +174,7 @@ async fn snapshot(setup: &Setup, disk: &GuestDisk, top: &str) {
 }
 
 /// Waits for the end of a job, which is cancelled now and then.
-async fn end_of_job(setup: &Setup, job: &str) -> End {
+pub(super) async fn end_of_job(setup: &Setup, job: &str) -> End {
     if setup.draw(|rng| rng.chance(1, 6)) {
         pause(setup).await;
         // It may be over.
@@ -187,7 +188,7 @@ pub(super) async fn end_of(setup: &Setup, job: &str) -> End {
     judge(setup, job, &setup.heard.wait(OVER, job).await)
 }
 
-fn judge(setup: &Setup, job: &str, event: &Value) -> End {
+pub(super) fn judge(setup: &Setup, job: &str, event: &Value) -> End {
     let end = match (event["event"].as_str(), event["data"]["error"].as_str()) {
         (Some("BLOCK_JOB_CANCELLED"), _) => End::Cancelled,
         (_, None) => End::Done,
@@ -397,7 +398,7 @@ async fn refused_resize(setup: &Setup, disk: &GuestDisk, top: &str) {
 }
 
 /// Drops the nodes of a disk that nothing stands on any more.
-async fn drop_unused(setup: &Setup, disk: &GuestDisk) {
+pub(super) async fn drop_unused(setup: &Setup, disk: &GuestDisk) {
     let Some(top) = setup.top(disk) else {
         return;
     };

@@ -79,6 +79,7 @@ pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
         kind: create::KIND,
         auto_finalize: true,
         auto_dismiss: false,
+        filter: None,
     };
     let job = jobs::create(&daemon, (job, 0))?;
     jobs::begin(&daemon, job, Ok(Create::new(nodes, made, settings)))

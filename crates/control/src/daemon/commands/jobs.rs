@@ -7,8 +7,10 @@ use crate::nodes::{User, unknown, unknown_node};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
 use vellum_jobs::job::{JobCommand, Status, Verb};
 
-use super::super::jobs::active_commit::ActiveCommit;
+use super::super::jobs::active_commit;
 use super::super::jobs::commit::Commit;
+use super::super::jobs::failures::{ErrorPolicies, OnError};
+use super::super::jobs::mirror;
 use super::super::jobs::scrub::{self, Scrub};
 use super::super::jobs::stream::{Stream, Streamed};
 use super::super::jobs::{self, Completion, Job, JobNodes, Settings};
@@ -23,13 +25,13 @@ pub(super) fn take_settings(
     let speed = arguments.number("speed")?.unwrap_or(0);
     let auto_finalize = arguments.switch("auto-finalize")?.unwrap_or(true);
     let auto_dismiss = arguments.switch("auto-dismiss")?.unwrap_or(true);
-    // There are no nodes that only a job has, and so none to name.
-    arguments.text("filter-node-name")?;
+    let filter = arguments.text("filter-node-name")?;
     let settings = Settings {
         id,
         kind,
         auto_finalize,
         auto_dismiss,
+        filter,
     };
     Ok((settings, speed))
 }
@@ -37,6 +39,26 @@ pub(super) fn take_settings(
 /// Takes what a job is to do when a request fails: there is only one thing that it does.
 pub(super) fn take_policy(arguments: &mut Arguments, key: &str) -> Result<(), Failure> {
     arguments.choice(key, &[("report", ())]).map(drop)
+}
+
+/// Takes what a job is to do when a request fails.
+pub(super) fn take_on_error(arguments: &mut Arguments, key: &str) -> Result<OnError, Failure> {
+    let choices = [
+        ("report", OnError::Report),
+        ("ignore", OnError::Ignore),
+        ("enospc", OnError::Enospc),
+        ("stop", OnError::Stop),
+        ("auto", OnError::Enospc),
+    ];
+    Ok(arguments.choice(key, &choices)?.unwrap_or_default())
+}
+
+/// Refuses a filter that cannot be called as it is to be. Nodes are held meanwhile.
+pub(super) fn check_filter(nodes: &Nodes, settings: &Settings) -> Result<(), Failure> {
+    match &settings.filter {
+        None => Ok(()),
+        Some(name) => Ok(nodes.check_new_name(name)?),
+    }
 }
 
 pub(super) fn create(
@@ -92,6 +114,18 @@ pub(super) fn begin(
     }
 }
 
+/// What users of a node do about its mirror.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum CopyMode {
+    Background,
+    WriteBlocking,
+}
+
+pub(super) const COPY_MODES: [(&str, CopyMode); 2] = [
+    ("background", CopyMode::Background),
+    ("write-blocking", CopyMode::WriteBlocking),
+];
+
 fn not_in_chain(name: &str) -> Failure {
     Failure::new(format!("'{name}' is not in this backing file chain"))
 }
@@ -121,22 +155,28 @@ fn check_alone(nodes: &Nodes, chain: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Refuses a node that others stand on, or that a job works on.
+pub(super) fn check_root(nodes: &Nodes, device: &str) -> Result<(), Failure> {
+    match !nodes.overlays_of(device).is_empty() || nodes.is_used_by(device, User::is_job) {
+        true => Err(Failure::new("Need a root block node")),
+        false => Ok(()),
+    }
+}
+
 pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let device = arguments.need_text("device")?;
     let settings = take_settings(&mut arguments, "commit")?;
     let top = arguments.text("top-node")?;
     let base = arguments.text("base-node")?;
     let backing_file = arguments.text("backing-file")?;
-    take_policy(&mut arguments, "on-error")?;
+    let on_error = take_on_error(&mut arguments, "on-error")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&device) {
         return Err(no_device(&device));
     }
-    if !nodes.overlays_of(&device).is_empty() || nodes.is_used_by(&device, User::is_job) {
-        return Err(Failure::new("Need a root block node"));
-    }
+    check_root(nodes, &device)?;
     let chain = nodes.chain(&device);
     let top_at = match &top {
         Some(top) => place_in(nodes, &chain, top)?,
@@ -159,14 +199,20 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         ));
     }
     check_alone(nodes, &chain[..=base_at])?;
+    check_filter(nodes, &settings.0)?;
+    let policies = ErrorPolicies {
+        source: on_error,
+        target: on_error,
+    };
     let job = create(&daemon, settings)?;
     let (stake, layers) = (JobNodes::new(nodes), chain[top_at..=base_at].to_vec());
     if top_at == 0 {
-        let prepared = ActiveCommit::prepare(stake, &job, &layers).await;
+        let prepared = active_commit::prepare(stake, &job, &layers, policies).await;
         return begin(&daemon, job, prepared);
     }
     let overlay = chain[top_at - 1].clone();
-    let prepared = Commit::prepare(stake, &job, overlay, layers, backing_file).await;
+    let file = backing_file;
+    let prepared = Commit::prepare(stake, &job, overlay, layers, (file, policies)).await;
     begin(&daemon, job, prepared)
 }
 
@@ -201,6 +247,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         // An image may be streamed under others: what it shows does not change.
         if above && !by_job { Ok(()) } else { Err(error) }
     })?;
+    check_filter(nodes, &settings.0)?;
     let job = create(&daemon, settings)?;
     let what = Streamed {
         image: device,
@@ -299,6 +346,11 @@ pub(super) async fn apply_verb(
     let job = by.find(&daemon, &id)?;
     check(&job, verb)?;
     match verb {
+        Verb::Cancel if !force && job.is_paused() => {
+            return Err(Failure::new(format!(
+                "The block job for device '{id}' is currently paused"
+            )));
+        }
         Verb::Cancel if !force && job.status() == Status::Ready => {
             job.complete(Completion::Apart);
         }
@@ -315,6 +367,41 @@ pub(super) async fn apply_verb(
         Verb::Finalize => job.finalize(),
         Verb::Dismiss => daemon.jobs.dismiss(&job),
         Verb::SetSpeed => limit(&job, speed)?,
+        // Another command says what to change.
+        Verb::Change => {}
+    }
+    done()
+}
+
+/// Changes how a job works that has begun.
+pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let id = arguments.need_text("id")?;
+    let kinds = ["commit", "stream", "mirror", "backup", "create", "amend"];
+    let others = ["snapshot-load", "snapshot-save", "snapshot-delete"];
+    let kinds: Vec<_> = kinds
+        .iter()
+        .chain(&others)
+        .map(|kind| (*kind, *kind))
+        .collect();
+    let kind = arguments.need_choice("type", &kinds)?;
+    let mode = match kind {
+        mirror::KIND => Some(arguments.need_choice("copy-mode", &COPY_MODES)?),
+        _ => None,
+    };
+    arguments.finish()?;
+    let job = JobKey::Device.find(&daemon, &id)?;
+    check(&job, Verb::Change)?;
+    if job.settings.kind != mirror::KIND {
+        return Err(Failure::new("Job type does not support change"));
+    }
+    let is_blocking = job.is_write_blocking();
+    match mode {
+        Some(CopyMode::WriteBlocking) => job.block_writes(),
+        _ if is_blocking => {
+            let text = "Change to copy mode 'background' is not implemented";
+            return Err(Failure::new(text));
+        }
+        _ => {}
     }
     done()
 }

@@ -12,6 +12,7 @@ mod create;
 mod exports;
 mod graph;
 mod jobs;
+mod mirror;
 mod nodes;
 mod objects;
 mod reopen;
@@ -62,6 +63,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block-job-cancel", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Cancel))
     }),
+    ("block-job-change", |d, a| Box::pin(jobs::change(d, a))),
     ("block-job-complete", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Complete))
     }),
@@ -92,6 +94,9 @@ const COMMANDS: &[(&str, Command)] = &[
     ("blockdev-backup", |d, a| Box::pin(backup::begin(d, a))),
     ("blockdev-create", |d, a| Box::pin(create::begin(d, a))),
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
+    ("blockdev-mirror", |d, a| {
+        Box::pin(mirror::blockdev_mirror(d, a))
+    }),
     ("blockdev-reopen", |d, a| Box::pin(reopen::reopen(d, a))),
     ("blockdev-snapshot", |d, a| {
         Box::pin(snapshots::overlay(d, a))
@@ -114,6 +119,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("chardev-send-break", |d, a| {
         Box::pin(chardevs::send_break(d, a))
     }),
+    ("drive-mirror", |d, a| Box::pin(mirror::drive_mirror(d, a))),
     ("job-cancel", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Cancel))
     }),

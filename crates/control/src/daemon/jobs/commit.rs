@@ -4,11 +4,15 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::Nodes;
 use crate::nodes::Changes;
 use vellum::{Error, ErrorKind};
-use vellum_jobs::live::{CopyOutcome, DirtyMap, LiveCommit, LiveCommitOptions};
+use vellum_jobs::live::{
+    CopyOutcome, DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart,
+};
 
-use super::{Job, JobNodes, PARALLEL, ProgressReporter, Settings, Work};
+use super::failures::ErrorPolicies;
+use super::{Job, JobNodes, PARALLEL, Settings, Work};
 
 /// A commit of layers in the middle of a chain.
 pub(in crate::daemon) struct Commit {
@@ -19,8 +23,9 @@ pub(in crate::daemon) struct Commit {
     chain: Vec<String>,
     /// What the image above is to call the base.
     backing_file: Option<String>,
-    commit: LiveCommit,
+    copier: LiveMirror,
     size_bytes: u64,
+    policies: ErrorPolicies,
 }
 
 /// What a layer is that users write to.
@@ -57,21 +62,35 @@ pub(super) fn join_all(
     Ok((top.clone(), base.clone()))
 }
 
-/// What copies a chain, from its top, into its base.
+/// How many layers of a chain are committed.
+pub(super) fn layers(chain: &[String]) -> u32 {
+    chain.len() as u32 - 1
+}
+
+/// The grain in which is noted what has to be copied to a node, in bytes: QEMU's.
+///
+/// # Errors
+/// If there is no such node.
+pub(super) fn grain_bytes(nodes: &Nodes, target: &str) -> vellum::Result<u64> {
+    let cluster_bytes = nodes.device(target)?.info().cluster_size_bytes;
+    Ok(cluster_bytes.map_or(64 << 10, |bytes| bytes.clamp(4 << 10, 64 << 10)))
+}
+
+/// What copies one node into another one.
 pub(super) async fn copier(
     job_nodes: &JobNodes,
-    chain: &[String],
+    (top, base): (&str, &str),
+    part: MirrorPart,
     dirty: Arc<DirtyMap>,
-) -> vellum::Result<LiveCommit> {
-    let [top, .., base] = chain else {
-        return Err(no_base());
-    };
+) -> vellum::Result<LiveMirror> {
     let (source, target) = (job_nodes.nodes.device(top)?, job_nodes.nodes.device(base)?);
-    let options = LiveCommitOptions {
-        layers: chain.len() as u32 - 1,
+    let options = LiveMirrorOptions {
+        part,
         parallel: PARALLEL,
+        unmap: true,
+        write_blocking: false,
     };
-    LiveCommit::new(source, target, dirty, options).await
+    LiveMirror::new(source, target, dirty, options).await
 }
 
 impl Commit {
@@ -81,17 +100,18 @@ impl Commit {
         job: &Rc<Job>,
         overlay: String,
         chain: Vec<String>,
-        backing_file: Option<String>,
+        (backing_file, policies): (Option<String>, ErrorPolicies),
     ) -> vellum::Result<Commit> {
         let prepared = Commit::try_prepare(&mut job_nodes, job, &overlay, &chain).await;
-        let (commit, size_bytes) = job_nodes.or_leave(prepared).await?;
+        let (copier, size_bytes) = job_nodes.or_leave(prepared).await?;
         Ok(Commit {
             job_nodes,
             overlay,
             chain,
             backing_file,
-            commit,
+            copier,
             size_bytes,
+            policies,
         })
     }
 
@@ -100,40 +120,58 @@ impl Commit {
         job: &Rc<Job>,
         overlay: &str,
         chain: &[String],
-    ) -> vellum::Result<(LiveCommit, u64)> {
+    ) -> vellum::Result<(LiveMirror, u64)> {
         let none = Changes::NONE;
         job_nodes.join(&job.settings, overlay, "overlay", none, none)?;
         let (top, base) = join_all(job_nodes, &job.settings, chain, "intermediate node")?;
         job_nodes.open(&base).await?;
         job_nodes.open(overlay).await?;
-        let size_bytes = job_nodes.nodes.device(&top)?.size_bytes();
-        // Nobody writes, so nothing becomes dirty.
-        let commit = copier(job_nodes, chain, DirtyMap::new(0)).await?;
-        Ok((commit, size_bytes))
+        let device = job_nodes.nodes.device(&top)?;
+        let size_bytes = device.size_bytes();
+        let dirty = DirtyMap::in_grains_of(grain_bytes(&job_nodes.nodes, &base)?, size_bytes);
+        let part = MirrorPart::Layers(layers(chain));
+        let copier = copier(job_nodes, (&top, &base), part, dirty).await?;
+        job_nodes.show_filter(&job.settings, "commit_top", &top, device)?;
+        Ok((copier, size_bytes))
     }
 }
 
 impl Work for Commit {
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
         job.set_progress(0, self.size_bytes);
-        let mut reporter = ProgressReporter { job, exact: false };
-        let copied = self.commit.copy_all(&job.control, &mut reporter).await;
-        let copied = copied.map_err(|error| job.report_failure(error))?;
-        if copied == CopyOutcome::All {
-            job.set_progress(self.size_bytes, self.size_bytes);
+        let mut begun = false;
+        loop {
+            let done = match begun {
+                false => {
+                    let initial = InitialSync::Layers(layers(&self.chain));
+                    self.copier.begin(initial, &job.control).await
+                }
+                true => self.copier.catch_up(&job.control).await,
+            };
+            match done {
+                Ok(CopyOutcome::All) if !begun => begun = true,
+                Ok(CopyOutcome::All) => break,
+                Ok(CopyOutcome::GivenUp) => return Ok(CopyOutcome::GivenUp),
+                Err(error) => job.survive(error, self.policies).await?,
+            }
         }
-        Ok(copied)
+        job.set_progress(self.size_bytes, self.size_bytes);
+        Ok(CopyOutcome::All)
     }
 
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
-        self.commit.finish().await?;
+        self.copier.finish().await?;
         let base = self.chain.last().map(String::as_str);
         let file = self.backing_file.take();
         self.job_nodes.nodes.rebase(&self.overlay, base, file).await
     }
 
     async fn leave(mut self) {
-        drop(self.commit);
+        if !self.copier.end().await {
+            // Nobody may have the base while something is on its way to it.
+            self.copier.left_target().await;
+        }
+        drop(self.copier);
         self.job_nodes.leave().await;
         self.job_nodes.nodes.drop_unused(&self.chain).await;
     }

@@ -11,21 +11,27 @@ pub(super) mod active_commit;
 pub(super) mod backup;
 pub(super) mod commit;
 pub(super) mod create;
+pub(super) mod failures;
 pub(super) mod fleece;
+pub(super) mod mirror;
+pub(super) mod mirroring;
 pub(super) mod scrub;
 pub(super) mod stream;
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::Nodes;
 use crate::nodes::{Changes, RequiredAccess, User};
 use event_listener::Event;
 use serde_json::{Value, json};
+use vellum::BlockDevice;
 use vellum_io::spawn;
-use vellum_jobs::copy::{CopyError, Observer, Step};
+use vellum_jobs::copy::Observer;
 use vellum_jobs::job::{JobCommand, JobControl, Status, Verb};
-use vellum_jobs::live::CopyOutcome;
+use vellum_jobs::live::{CopyOutcome, MirrorHandle};
 
 use super::Daemon;
 use super::events::Events;
@@ -38,12 +44,14 @@ const PARALLEL: usize = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) id: String,
-    /// `backup`, `commit`, `create`, `stream`, `x-vellum-scrub`.
+    /// `backup`, `commit`, `create`, `mirror`, `stream`, `x-vellum-scrub`.
     pub(super) kind: &'static str,
     /// Put the result in force without being told to.
     pub(super) auto_finalize: bool,
     /// Be forgotten without being told to.
     pub(super) auto_dismiss: bool,
+    /// How the filter is called that it puts in front of a node; otherwise it has no name.
+    pub(super) filter: Option<String>,
 }
 
 /// A job.
@@ -62,6 +70,14 @@ pub(super) struct Job {
     error: RefCell<Option<String>>,
     /// The other jobs of a transaction, of which all succeed or none.
     group: RefCell<Vec<Weak<Job>>>,
+    /// Whether the requests of its nodes go well: `ok`, `failed`, `nospace`.
+    io_status: Cell<&'static str>,
+    /// What it copies, if users write to that meanwhile.
+    mirror: RefCell<Option<MirrorHandle>>,
+    /// The target had all that the source shows, and writers waited for it.
+    in_sync: Cell<bool>,
+    /// How long users were held up when it ended.
+    held: Cell<Option<Duration>>,
     events: Events,
     changed: Event,
 }
@@ -126,6 +142,10 @@ impl Jobs {
             bitmap: RefCell::default(),
             error: RefCell::default(),
             group: RefCell::default(),
+            io_status: Cell::new("ok"),
+            mirror: RefCell::default(),
+            in_sync: Cell::default(),
+            held: Cell::default(),
             events,
             changed: Event::new(),
         });
@@ -185,21 +205,6 @@ impl Job {
         self.bitmap.replace(Some(bitmap));
     }
 
-    /// Reports where a copy failed; returns why.
-    pub(super) fn report_failure(&self, error: CopyError) -> vellum::Error {
-        let operation = match error.step {
-            Step::Write => "write",
-            Step::Status | Step::Read | Step::ReadShown => "read",
-        };
-        let data = json!({
-            "device": self.settings.id,
-            "operation": operation,
-            "action": "report",
-        });
-        self.events.emit("BLOCK_JOB_ERROR", data);
-        error.cause
-    }
-
     /// Waits until something is so of the job.
     pub(super) async fn until(&self, is_so: impl Fn(&Job) -> bool) {
         loop {
@@ -230,6 +235,61 @@ impl Job {
         self.control.command() == JobCommand::Cancel
     }
 
+    pub(super) fn is_paused(&self) -> bool {
+        self.control.command() == JobCommand::Pause
+    }
+
+    /// What it copies while users write to it.
+    pub(super) fn follow(&self, mirror: MirrorHandle) {
+        self.mirror.replace(Some(mirror));
+    }
+
+    /// Whether writers wait for copies because somebody asked for that.
+    pub(super) fn is_write_blocking(&self) -> bool {
+        let mirror = self.mirror.borrow();
+        mirror.as_ref().is_some_and(MirrorHandle::is_write_blocking)
+    }
+
+    /// Has writers wait for copies.
+    pub(super) fn block_writes(&self) {
+        if let Some(mirror) = &*self.mirror.borrow() {
+            mirror.block_writes();
+        }
+        // What is left is copied now, not with the next write.
+        self.changed.notify(usize::MAX);
+    }
+
+    pub(super) fn note_sync(&self, is_in_sync: bool) {
+        self.in_sync.set(is_in_sync);
+    }
+
+    pub(super) fn note_hold(&self, held: Duration) {
+        self.held.set(Some(held));
+    }
+
+    /// Keeps what there was to tell of what it copied.
+    fn unfollow(&self) {
+        self.progress.set(self.progress());
+        self.in_sync.set(self.is_in_sync());
+        self.mirror.take();
+    }
+
+    fn progress(&self) -> (u64, u64) {
+        match &*self.mirror.borrow() {
+            None => self.progress.get(),
+            Some(mirror) => {
+                let (done_bytes, left_bytes) = mirror.progress();
+                (done_bytes, done_bytes + left_bytes)
+            }
+        }
+    }
+
+    fn is_in_sync(&self) -> bool {
+        let mirror = self.mirror.borrow();
+        let holds = |mirror: &MirrorHandle| mirror.is_write_blocking() && mirror.progress().1 == 0;
+        self.in_sync.get() && mirror.as_ref().is_none_or(holds)
+    }
+
     pub(super) fn pause(&self) {
         self.control.set(JobCommand::Pause);
         self.enter(match self.status() {
@@ -243,6 +303,7 @@ impl Job {
             Status::Standby => Status::Ready,
             _ => Status::Running,
         });
+        self.io_status.set("ok");
         self.control.set(JobCommand::Run);
     }
 
@@ -309,7 +370,7 @@ impl Job {
 
     /// What its events tell.
     fn describe_as_event(&self) -> Value {
-        let (offset, len) = self.progress.get();
+        let (offset, len) = self.progress();
         json!({
             "type": self.settings.kind,
             "device": self.settings.id,
@@ -321,7 +382,7 @@ impl Job {
 
     /// The job as `query-jobs` describes it.
     pub(super) fn describe(&self) -> Value {
-        let (done, total) = self.progress.get();
+        let (done, total) = self.progress();
         let mut described = json!({
             "id": self.settings.id,
             "type": self.settings.kind,
@@ -339,14 +400,22 @@ impl Job {
     pub(super) fn describe_block_job(&self) -> Value {
         let mut described = self.describe_as_event();
         let status = self.status();
-        let paused = matches!(status, Status::Paused | Status::Standby);
+        // Users of what was copied are held up while it is pending in QEMU, and so is the job.
+        let is_held = status == Status::Pending && self.mirror.borrow().is_some();
+        let paused = matches!(status, Status::Paused | Status::Standby) || is_held;
         described["busy"] = json!(status == Status::Running);
         described["paused"] = json!(paused);
         described["ready"] = json!(matches!(status, Status::Ready | Status::Standby));
-        described["io-status"] = json!("ok");
+        described["io-status"] = json!(self.io_status.get());
         described["status"] = json!(status.name());
         described["auto-finalize"] = json!(self.settings.auto_finalize);
         described["auto-dismiss"] = json!(self.settings.auto_dismiss);
+        if self.settings.kind == mirror::KIND {
+            described["actively-synced"] = json!(self.is_in_sync());
+        }
+        if let Some(held) = self.held.get() {
+            described["x-vellum-held-ms"] = json!(held.as_secs_f64() * 1e3);
+        }
         if let Some(error) = &*self.error.borrow() {
             described["error"] = json!(error);
         }
@@ -371,7 +440,11 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
         job.enter(Status::Aborting);
     }
     let parts = daemon.parts.lock().await;
+    job.unfollow();
     work.leave().await;
+    if let Some(filter) = &job.settings.filter {
+        parts.nodes.forget_filter(filter);
+    }
     job.bitmap.take();
     drop(parts);
     let mut described = job.describe_as_event();
@@ -415,8 +488,10 @@ async fn finalize(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::R
     if job.is_cancelled() {
         return Ok(CopyOutcome::GivenUp);
     }
-    work.conclude(job).await?;
-    Ok(CopyOutcome::All)
+    match work.conclude(job).await {
+        Err(_) if job.is_cancelled() => Ok(CopyOutcome::GivenUp),
+        concluded => concluded.map(|()| CopyOutcome::All),
+    }
 }
 
 /// Tells the job how far a copy is.
@@ -440,7 +515,7 @@ impl Observer for ProgressReporter<'_> {
 #[derive(Debug)]
 pub(super) struct JobNodes {
     pub(super) nodes: Nodes,
-    uses: Vec<u64>,
+    uses: Vec<(u64, String)>,
     /// Nodes that were made writable for the job.
     opened: Vec<String>,
 }
@@ -472,7 +547,7 @@ impl JobNodes {
             keeps,
         };
         let joined = self.nodes.join(User::Job { id, kind }, node, wanted)?;
-        self.uses.push(joined.id);
+        self.uses.push((joined.id, node.to_owned()));
         Ok(())
     }
 
@@ -498,10 +573,45 @@ impl JobNodes {
         self.opened.retain(|other| other != node);
     }
 
+    /// Shows the filter in front of a node among the nodes, if it is to have a name.
+    pub(super) fn show_filter(
+        &self,
+        settings: &Settings,
+        driver: &'static str,
+        node: &str,
+        device: Arc<dyn BlockDevice>,
+    ) -> vellum::Result<()> {
+        match &settings.filter {
+            None => Ok(()),
+            Some(name) => self.nodes.show_filter(name, driver, node, device),
+        }
+    }
+
+    /// Leaves all nodes but one, as they were found but for those that were made writable: they
+    /// stay so. What is returned uses the one.
+    pub(super) fn leave_all_but(&mut self, kept: &str) -> JobNodes {
+        let mut rest = JobNodes::new(&self.nodes);
+        for (id, node) in self.uses.drain(..) {
+            match node == kept {
+                true => rest.uses.push((id, node)),
+                false => self.nodes.leave(id),
+            }
+        }
+        self.opened.clear();
+        rest
+    }
+
+    /// Uses no node any more.
+    pub(super) fn leave_uses(mut self) {
+        for (id, _) in self.uses.drain(..) {
+            self.nodes.leave(id);
+        }
+    }
+
     /// Leaves all nodes as they were found. A node that cannot be opened read-only again
     /// stays writable, which nobody has to know.
     pub(super) async fn leave(&mut self) {
-        for id in self.uses.drain(..) {
+        for (id, _) in self.uses.drain(..) {
             self.nodes.leave(id);
         }
         for node in std::mem::take(&mut self.opened) {

@@ -68,6 +68,8 @@ impl Stream {
             .nodes
             .insert_filter(&what.image, Some(front))
             .await?;
+        let shown = filter.clone();
+        job_nodes.show_filter(&job.settings, "copy-on-read", &what.image, shown)?;
         Ok(LiveStream {
             image,
             filter,

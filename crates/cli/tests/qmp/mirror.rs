@@ -1,0 +1,320 @@
+//! `blockdev-mirror`, as whoever moves a disk uses it.
+
+use serde_json::{Value, json};
+
+use crate::place::Step::{Ask, Wait};
+use crate::place::{Daemon, Place, Step, add, qcow2, same};
+
+fn with(base: Value, more: Value) -> Value {
+    let mut arguments = base;
+    for (key, value) in more.as_object().expect("members") {
+        arguments[key] = value.clone();
+    }
+    arguments
+}
+
+fn mirror(more: Value) -> Step {
+    let usual = json!({"device": "top", "target": "to", "sync": "full", "job-id": "j"});
+    Ask("blockdev-mirror", with(usual, more))
+}
+
+fn job(command: &'static str) -> Step {
+    job_of(command, "j")
+}
+
+fn job_of(command: &'static str, id: &str) -> Step {
+    let key = if command.starts_with("block-job") {
+        "device"
+    } else {
+        "id"
+    };
+    Ask(command, json!({key: id}))
+}
+
+fn change(id: &str, mode: &str) -> Step {
+    let arguments = json!({"id": id, "type": "mirror", "copy-mode": mode});
+    Ask("block-job-change", arguments)
+}
+
+/// The chain of a place and a target for it.
+fn start() -> Vec<Step> {
+    let mut to = qcow2("to", "o", json!(null));
+    to["discard"] = json!("unmap");
+    vec![
+        add("base", "b", json!(null)),
+        add("top", "m", json!("base")),
+        Ask("blockdev-add", to),
+    ]
+}
+
+#[test]
+fn what_is_wrong_with_a_mirror_is_told_alike() {
+    let small = json!({"driver": "null-co", "node-name": "small", "size": 65536});
+    let mut read_only = qcow2("ro", "t", json!("base"));
+    read_only["read-only"] = json!(true);
+    let mut script = start();
+    script.extend([
+        Ask("blockdev-add", small),
+        Ask("blockdev-mirror", json!({"device": "top", "target": "to"})),
+        Ask("blockdev-mirror", json!({"device": "top", "sync": "full"})),
+        Ask(
+            "blockdev-mirror",
+            json!({"device": "top", "target": "to", "sync": "full"}),
+        ),
+        mirror(json!({"device": "no"})),
+        mirror(json!({"target": "no"})),
+        mirror(json!({"target": "top"})),
+        mirror(json!({"target": "base"})),
+        mirror(json!({"device": "base"})),
+        mirror(json!({"sync": "incremental"})),
+        mirror(json!({"sync": "bitmap"})),
+        mirror(json!({"sync": "bad"})),
+        mirror(json!({"granularity": 100})),
+        mirror(json!({"granularity": 3000})),
+        mirror(json!({"granularity": 1 << 30})),
+        mirror(json!({"buf-size": -1})),
+        mirror(json!({"speed": -1})),
+        mirror(json!({"on-source-error": "bad"})),
+        mirror(json!({"on-target-error": "bad"})),
+        mirror(json!({"copy-mode": "bad"})),
+        mirror(json!({"replaces": "no"})),
+        mirror(json!({"replaces": "base"})),
+        mirror(json!({"replaces": "small"})),
+        mirror(json!({"filter-node-name": "top"})),
+        mirror(json!({"filter-node-name": "1"})),
+        mirror(json!({"other": 1})),
+        mirror(json!({"target": "small"})),
+        Wait("j", "null"),
+        Ask("blockdev-add", read_only),
+        Ask("blockdev-del", json!({"node-name": "ro"})),
+    ]);
+    same(&[], &script);
+}
+
+#[test]
+fn mirrors_are_made_alike() {
+    let mut script = start();
+    script.extend([
+        mirror(json!({"filter-node-name": "filter"})),
+        Wait("j", "ready"),
+        Ask("query-block-jobs", json!({})),
+        Ask("query-jobs", json!({})),
+        mirror(json!({"job-id": "k"})),
+        mirror(json!({"job-id": "k", "device": "to", "target": "base"})),
+        Ask("blockdev-del", json!({"node-name": "to"})),
+        Ask("blockdev-del", json!({"node-name": "top"})),
+        Ask("block_resize", json!({"node-name": "top", "size": 2097152})),
+        Ask("block_resize", json!({"node-name": "to", "size": 2097152})),
+        change("no", "background"),
+        change("j", "bad"),
+        change("j", "background"),
+        Ask("block-job-change", json!({"id": "j", "type": "mirror"})),
+        job("job-cancel"),
+        Wait("j", "null"),
+        // Ended without going on with the target.
+        mirror(json!({"job-id": "full"})),
+        Wait("full", "ready"),
+        job_of("block-job-cancel", "full"),
+        Wait("full", "null"),
+        mirror(json!({"job-id": "top", "sync": "top", "granularity": 4096})),
+        Wait("top", "ready"),
+        job_of("block-job-cancel", "top"),
+        Wait("top", "null"),
+        // Held up when it is ready.
+        mirror(with(
+            json!({"job-id": "none", "sync": "none"}),
+            json!({"replaces": "top", "copy-mode": "write-blocking"}),
+        )),
+        Wait("none", "ready"),
+        Ask("query-block-jobs", json!({})),
+        change("none", "write-blocking"),
+        change("none", "background"),
+        job_of("job-pause", "none"),
+        Wait("none", "standby"),
+        change("none", "background"),
+        job_of("block-job-cancel", "none"),
+        job_of("job-complete", "none"),
+        job_of("job-resume", "none"),
+        Wait("none", "null"),
+        Ask("query-jobs", json!({})),
+        Ask("blockdev-del", json!({"node-name": "top"})),
+    ]);
+    same(&[], &script);
+}
+
+#[test]
+fn a_mirror_waits_to_be_finalized_alike() {
+    let mut script = start();
+    script.extend([
+        mirror(json!({"auto-finalize": false, "auto-dismiss": false, "sync": "top"})),
+        Wait("j", "ready"),
+        job("job-complete"),
+        Wait("j", "pending"),
+        Ask("query-block-jobs", json!({})),
+        change("j", "background"),
+        job("job-finalize"),
+        Wait("j", "concluded"),
+        job("job-dismiss"),
+        Ask("blockdev-del", json!({"node-name": "top"})),
+        Ask("blockdev-del", json!({"node-name": "to"})),
+    ]);
+    same(&[], &script);
+}
+
+/// A target, once a write to which fails.
+fn failing_target(errno: u64) -> Step {
+    let node = json!({
+        "driver": "raw",
+        "node-name": "bad",
+        "file": {
+            "driver": "blkdebug",
+            "inject-error": [{"event": "write_aio", "errno": errno, "once": true}],
+            "image": {"driver": "file", "filename": "r"},
+        },
+    });
+    Ask("blockdev-add", node)
+}
+
+#[test]
+fn failures_of_a_mirror_are_met_alike() {
+    for (errno, policy, is_held) in [
+        (28, "enospc", true),
+        (5, "stop", true),
+        (5, "ignore", false),
+        (5, "report", false),
+        (5, "enospc", false),
+    ] {
+        let mut script = vec![
+            Ask(
+                "blockdev-create",
+                json!({"job-id": "c", "options": {"driver": "file", "filename": "r", "size": 1 << 20}}),
+            ),
+            Wait("c", "concluded"),
+            Ask("job-dismiss", json!({"id": "c"})),
+            failing_target(errno),
+        ];
+        script.extend(start());
+        // One request writes all that there is, so it is known how far others have come.
+        let arguments = json!({"target": "bad", "on-target-error": policy, "sync": "top"});
+        script.push(mirror(arguments));
+        if is_held {
+            script.extend([Wait("j", "paused"), job("job-resume")]);
+        }
+        if is_held || policy == "ignore" {
+            script.extend([
+                Wait("j", "ready"),
+                Ask("query-block-jobs", json!({})),
+                job("block-job-cancel"),
+            ]);
+        }
+        script.extend([Wait("j", "null"), Ask("query-jobs", json!({}))]);
+        same(&[], &script);
+    }
+}
+
+const EXPORT: &[&str] = &[
+    "--nbd-server",
+    "addr.type=unix,addr.path=sock",
+    "--blockdev",
+    "driver=qcow2,node-name=top,file.driver=file,file.filename=t",
+    "--export",
+    "nbd,id=e,node-name=top,name=,writable=on",
+];
+const URI: &str = "nbd+unix:///?socket=sock";
+
+fn begin(daemon: &mut Daemon, more: Value) {
+    daemon.must("blockdev-add", qcow2("to", "o", json!(null)));
+    let usual = json!({"device": "top", "target": "to", "sync": "full", "job-id": "j"});
+    daemon.must("blockdev-mirror", with(usual, more));
+}
+
+/// What is written before, during and after a mirror.
+const READS: [&str; 6] = [
+    "read -P 5 0 64k",
+    "read -P 1 64k 64k",
+    "read -P 6 256k 64k",
+    "read -P 0 320k 64k",
+    "read -P 7 448k 64k",
+    "read -P 8 512k 64k",
+];
+
+fn move_a_disk(more: Value) {
+    let place = Place::new();
+    let mut daemon = place.ours(EXPORT);
+    place.io(URI, &["write -P 5 0 64k", "write -P 9 320k 64k"]);
+    begin(&mut daemon, more);
+    daemon.wait("j", "ready");
+    place.io(
+        URI,
+        &[
+            "write -P 6 256k 64k",
+            "write -z 320k 64k",
+            "write -P 7 448k 64k",
+        ],
+    );
+    daemon.must("job-complete", json!({"id": "j"}));
+    daemon.wait("j", "null");
+    let exports = daemon.must("query-block-exports", json!({}));
+    assert_eq!(exports[0]["node-name"], "to");
+    daemon.must("blockdev-del", json!({"node-name": "top"}));
+    place.io(URI, &["write -P 8 512k 64k"]);
+    place.io(URI, &READS);
+    daemon.end();
+    place.img("check -q o");
+    place.io("o", &READS);
+}
+
+#[test]
+fn a_client_goes_on_with_the_target_of_a_mirror() {
+    move_a_disk(json!({}));
+    move_a_disk(json!({"copy-mode": "write-blocking", "granularity": 512}));
+}
+
+#[test]
+fn what_is_written_is_in_both_where_writes_are_blocking() {
+    let place = Place::new();
+    let mut daemon = place.ours(EXPORT);
+    begin(&mut daemon, json!({"copy-mode": "write-blocking"}));
+    daemon.wait("j", "ready");
+    place.io(URI, &["write -P 6 256k 64k", "flush"]);
+    let jobs = daemon.must("query-block-jobs", json!({}));
+    assert_eq!(jobs[0]["actively-synced"], true, "{jobs}");
+    daemon.must("job-cancel", json!({"id": "j"}));
+    daemon.wait("j", "null");
+    daemon.end();
+    place.io("o", &["read -P 6 256k 64k"]);
+}
+
+#[test]
+fn filters_of_jobs_are_nodes_while_these_run() {
+    let names = |daemon: &mut Daemon| -> Vec<String> {
+        let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+        let nodes = nodes.as_array().expect("nodes").iter();
+        let filters = nodes.filter(|node| node["node-name"] == "filter");
+        filters
+            .map(|node| node["drv"].as_str().expect("a text").to_owned())
+            .collect()
+    };
+    let place = Place::new();
+    let mut daemon = place.ours(EXPORT);
+    begin(&mut daemon, json!({"filter-node-name": "filter"}));
+    daemon.wait("j", "ready");
+    assert_eq!(names(&mut daemon), ["mirror_top"]);
+    let export = json!({"type": "nbd", "id": "f", "node-name": "filter", "name": "f"});
+    assert!(
+        daemon
+            .ask("block-export-add", export)
+            .get("error")
+            .is_some()
+    );
+    daemon.must("job-cancel", json!({"id": "j"}));
+    daemon.wait("j", "null");
+    assert!(names(&mut daemon).is_empty());
+    let stream = json!({"device": "top", "job-id": "s", "speed": 1, "filter-node-name": "filter"});
+    daemon.must("block-stream", stream);
+    assert_eq!(names(&mut daemon), ["copy-on-read"]);
+    daemon.must("job-cancel", json!({"id": "s"}));
+    daemon.wait("s", "null");
+    assert!(names(&mut daemon).is_empty());
+    daemon.end();
+}

@@ -1,0 +1,296 @@
+//! `blockdev-mirror` and `drive-mirror`.
+
+use std::rc::Rc;
+
+use crate::Nodes;
+use crate::create::{self, CreateRequest};
+use crate::nodes::unknown;
+use crate::options::{Options, Scalar};
+use crate::qmp::{Arguments, Failure, Outcome};
+
+use super::super::jobs::failures::ErrorPolicies;
+use super::super::jobs::mirror::{self, Mirrored, Sync};
+use super::super::jobs::{JobNodes, Settings};
+use super::jobs::{COPY_MODES, CopyMode};
+use super::{Daemon, jobs};
+
+/// QEMU's pieces are of this size at most, and so are ours.
+const PIECE_BYTES: u64 = 1 << 20;
+/// And so many are in flight.
+const MAX_IN_FLIGHT: u64 = 16;
+const DEFAULT_BUFFER_BYTES: u64 = 10 << 20;
+
+/// What the word of `sync` means, if that is supported.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SyncWord {
+    Known(Sync),
+    Unsupported(&'static str),
+}
+
+const SYNC_WORDS: [(&str, SyncWord); 5] = [
+    ("top", SyncWord::Known(Sync::Top)),
+    ("full", SyncWord::Known(Sync::Full)),
+    ("none", SyncWord::Known(Sync::None)),
+    ("incremental", SyncWord::Unsupported("incremental")),
+    ("bitmap", SyncWord::Unsupported("bitmap")),
+];
+
+/// Where a target comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TargetKind {
+    /// It is a node.
+    Named,
+    /// A file that was there.
+    Existing,
+    /// A file that was made for it, and reads as zeroes.
+    New,
+}
+
+/// What mirrors of all kinds are asked for with, and how it is meant.
+struct MirrorArguments {
+    source: String,
+    target: String,
+    sync: SyncWord,
+    replaces: Option<String>,
+    granularity_bytes: u64,
+    buffer_bytes: i64,
+    unmap: bool,
+    write_blocking: bool,
+    policies: ErrorPolicies,
+    settings: (Settings, i64),
+}
+
+impl MirrorArguments {
+    fn take(arguments: &mut Arguments, takes_unmap: bool) -> Result<MirrorArguments, Failure> {
+        let source = arguments.need_text("device")?;
+        let target = arguments.need_text("target")?;
+        let sync = arguments.need_choice("sync", &SYNC_WORDS)?;
+        let replaces = arguments.text("replaces")?;
+        let granularity = arguments.number("granularity")?.unwrap_or(0);
+        let buffer_bytes = arguments.number("buf-size")?.unwrap_or(0);
+        let unmap = match takes_unmap {
+            true => arguments.switch("unmap")?.unwrap_or(true),
+            false => true,
+        };
+        let policies = ErrorPolicies {
+            source: jobs::take_on_error(arguments, "on-source-error")?,
+            target: jobs::take_on_error(arguments, "on-target-error")?,
+        };
+        let mode = arguments.choice("copy-mode", &COPY_MODES)?;
+        let granularity_bytes = u32::try_from(granularity)
+            .map_err(|_| Failure::new("Parameter 'granularity' expects uint32_t"))?;
+        Ok(MirrorArguments {
+            source,
+            target,
+            sync,
+            replaces,
+            granularity_bytes: u64::from(granularity_bytes),
+            buffer_bytes,
+            unmap,
+            write_blocking: mode == Some(CopyMode::WriteBlocking),
+            policies,
+            settings: jobs::take_settings(arguments, mirror::KIND)?,
+        })
+    }
+
+    /// The grain in which is noted what has to be copied, if it is given.
+    fn check_granularity(&self) -> Result<Option<u64>, Failure> {
+        let bytes = self.granularity_bytes;
+        if bytes == 0 {
+            return Ok(None);
+        }
+        if !(512..=64 << 20).contains(&bytes) {
+            return Err(Failure::new(
+                "Parameter 'granularity' expects a value in range [512B, 64MB]",
+            ));
+        }
+        match bytes.is_power_of_two() {
+            true => Ok(Some(bytes)),
+            false => Err(Failure::new("Parameter 'granularity' expects a power of 2")),
+        }
+    }
+
+    /// How many pieces may be in flight in the memory that is given for that.
+    fn parallel(&self) -> Result<usize, Failure> {
+        let bytes = u64::try_from(self.buffer_bytes)
+            .map_err(|_| Failure::new("Invalid parameter 'buf-size'"))?;
+        let bytes = if bytes == 0 {
+            DEFAULT_BUFFER_BYTES
+        } else {
+            bytes
+        };
+        Ok((bytes / PIECE_BYTES).clamp(1, MAX_IN_FLIGHT) as usize)
+    }
+
+    /// Whether the node can be replaced that is to be.
+    fn check_replaced(&self, nodes: &Nodes) -> Result<(), Failure> {
+        let Some(replaced) = &self.replaces else {
+            return Ok(());
+        };
+        if !nodes.contains(replaced) {
+            return Err(Failure::new(format!(
+                "Failed to find node with node-name='{replaced}'"
+            )));
+        }
+        nodes.check_free(replaced)?;
+        // The source itself has the size of the source.
+        match *replaced == self.source {
+            true => Ok(()),
+            false => Err(Failure::new(format!(
+                "Cannot replace '{replaced}' by a node mirrored from '{}', because it cannot be \
+                 guaranteed that doing so would not lead to an abrupt change of visible data",
+                self.source
+            ))),
+        }
+    }
+
+    /// Has the job begin whose nodes are there.
+    async fn begin(self, daemon: &Rc<Daemon>, nodes: &Nodes, of: TargetKind) -> Outcome {
+        let granularity_bytes = self.check_granularity()?;
+        nodes.check_no_job(&self.source)?;
+        nodes.check_free(&self.target)?;
+        self.check_replaced(nodes)?;
+        let sync = match self.sync {
+            SyncWord::Known(Sync::Top) if nodes.backing_of(&self.source).is_none() => Sync::Full,
+            SyncWord::Known(sync) => sync,
+            SyncWord::Unsupported(word) => {
+                return Err(Failure::new(format!("Sync mode '{word}' not supported")));
+            }
+        };
+        let parallel = self.parallel()?;
+        if self.source == self.target {
+            return Err(Failure::new("Can't mirror node into itself"));
+        }
+        jobs::check_filter(nodes, &self.settings.0)?;
+        let job = jobs::create(daemon, self.settings)?;
+        let what = Mirrored {
+            source: self.source,
+            target: self.target,
+            sync,
+            zero: of != TargetKind::New,
+            owns_target: of != TargetKind::Named,
+            granularity_bytes,
+            parallel,
+            unmap: self.unmap,
+            write_blocking: self.write_blocking,
+            policies: self.policies,
+        };
+        let prepared = mirror::prepare(JobNodes::new(nodes), &job, what).await;
+        jobs::begin(daemon, job, prepared)
+    }
+}
+
+pub(super) async fn blockdev_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let asked = MirrorArguments::take(&mut arguments, false)?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = parts.nodes.clone();
+    if !nodes.contains(&asked.source) {
+        return Err(unknown(&asked.source).into());
+    }
+    jobs::check_root(&nodes, &asked.source)?;
+    if !nodes.contains(&asked.target) {
+        return Err(unknown(&asked.target).into());
+    }
+    asked.begin(&daemon, &nodes, TargetKind::Named).await
+}
+
+/// What `drive-mirror` is asked for beside.
+struct NewTarget {
+    format: Option<String>,
+    node_name: Option<String>,
+    is_there: bool,
+}
+
+pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let mut asked = MirrorArguments::take(&mut arguments, true)?;
+    let modes = [("existing", true), ("absolute-paths", false)];
+    let target = NewTarget {
+        format: arguments.text("format")?,
+        node_name: arguments.text("node-name")?,
+        is_there: arguments.choice("mode", &modes)?.unwrap_or(false),
+    };
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = parts.nodes.clone();
+    if !nodes.contains(&asked.source) {
+        return Err(unknown(&asked.source).into());
+    }
+    jobs::check_root(&nodes, &asked.source)?;
+    if asked.replaces.is_some() && target.node_name.is_none() {
+        return Err(Failure::new(
+            "a node-name must be provided when replacing a named node of the graph",
+        ));
+    }
+    asked.target = open_target(&nodes, &asked, &target).await?;
+    let name = asked.target.clone();
+    let kind = match target.is_there {
+        true => TargetKind::Existing,
+        false => TargetKind::New,
+    };
+    let begun = asked.begin(&daemon, &nodes, kind).await;
+    if begun.is_err() {
+        // Nobody has used it.
+        let _ = nodes.remove(&name).await;
+    }
+    begun
+}
+
+/// Makes the file that is to be a target, if it is not there, and opens it.
+async fn open_target(
+    nodes: &Nodes,
+    asked: &MirrorArguments,
+    target: &NewTarget,
+) -> Result<String, Failure> {
+    let source = nodes.device(&asked.source)?;
+    let sync = match asked.sync {
+        SyncWord::Known(sync) => sync,
+        SyncWord::Unsupported(_) => Sync::Full,
+    };
+    if sync == Sync::None && !target.is_there {
+        return Err(Failure::new(
+            "drive-mirror with 'sync': 'none' needs an image that is there ('mode': 'existing')",
+        ));
+    }
+    let backing = match sync {
+        Sync::Top => nodes.backing_of(&asked.source),
+        Sync::Full | Sync::None => None,
+    };
+    let format = match (&target.format, target.is_there) {
+        (None, false) => Some(source.info().format.to_owned()),
+        (format, _) => format.clone(),
+    };
+    if let (Some(format), false) = (&format, target.is_there) {
+        let below = match &backing {
+            Some(backing) => Some(nodes.device(backing)?.info()),
+            None => None,
+        };
+        let request = CreateRequest {
+            filename: asked.target.clone(),
+            format: format.clone(),
+            size_bytes: Some(source.size_bytes()),
+            backing: below.as_ref().map(|info| info.name.clone()),
+            backing_format: below.map(|info| info.format.to_owned()),
+            unchecked_backing: true,
+            ..CreateRequest::default()
+        };
+        let settings = create::prepare(&request).await?;
+        create::make(&asked.target, format, &settings).await?;
+    }
+    let mut options = Options::default();
+    if let Some(format) = &format {
+        options.set_text("driver", &**format);
+    }
+    if let Some(name) = &target.node_name {
+        options.set_text("node-name", &**name);
+    }
+    options.set_text("file.filename", &*asked.target);
+    if format.as_deref() == Some("qcow2") {
+        match backing {
+            Some(backing) => options.set_text("backing", &*backing),
+            None if !target.is_there => options.set("backing", Scalar::Null),
+            None => {}
+        }
+    }
+    Ok(nodes.add_unlisted(options).await?)
+}

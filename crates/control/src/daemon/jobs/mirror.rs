@@ -1,0 +1,102 @@
+//! `blockdev-mirror` and `drive-mirror`: what a node shows, in another one that users may go
+//! on with.
+
+use std::rc::Rc;
+
+use crate::nodes::Changes;
+use vellum_jobs::live::{
+    DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart, Tracker,
+};
+
+use super::failures::ErrorPolicies;
+use super::mirroring::Mirroring;
+use super::{Job, JobNodes, commit};
+
+/// The kind of job that QEMU calls so.
+pub(in crate::daemon) const KIND: &str = "mirror";
+
+/// What is copied of what is there when the job begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::daemon) enum Sync {
+    /// All that the source shows.
+    Full,
+    /// What it holds itself.
+    Top,
+    /// Nothing.
+    None,
+}
+
+/// What a mirror is about.
+#[derive(Debug, Clone)]
+pub(in crate::daemon) struct Mirrored {
+    pub(in crate::daemon) source: String,
+    pub(in crate::daemon) target: String,
+    pub(in crate::daemon) sync: Sync,
+    /// The target does not read as zeroes yet.
+    pub(in crate::daemon) zero: bool,
+    /// The target is there for the job alone.
+    pub(in crate::daemon) owns_target: bool,
+    pub(in crate::daemon) granularity_bytes: Option<u64>,
+    pub(in crate::daemon) parallel: usize,
+    pub(in crate::daemon) unmap: bool,
+    pub(in crate::daemon) write_blocking: bool,
+    pub(in crate::daemon) policies: ErrorPolicies,
+}
+
+/// Prepares a mirror.
+pub(in crate::daemon) async fn prepare(
+    mut job_nodes: JobNodes,
+    job: &Rc<Job>,
+    what: Mirrored,
+) -> vellum::Result<Mirroring> {
+    let prepared = try_prepare(&mut job_nodes, job, &what).await;
+    let copier = job_nodes.or_leave(prepared).await?;
+    let zeroes_target =
+        what.sync == Sync::Full && what.zero && job_nodes.nodes.gives_space_back(&what.target);
+    let initial = match what.sync {
+        Sync::None => InitialSync::Nothing,
+        Sync::Top => InitialSync::Layers(1),
+        Sync::Full if what.zero && !zeroes_target => InitialSync::Everything,
+        Sync::Full => InitialSync::Present,
+    };
+    Ok(Mirroring {
+        job_nodes,
+        source: what.source,
+        target: what.target,
+        copier,
+        initial,
+        zeroes_target,
+        policies: what.policies,
+        watching: true,
+        owns_target: what.owns_target,
+    })
+}
+
+async fn try_prepare(
+    job_nodes: &mut JobNodes,
+    job: &Rc<Job>,
+    what: &Mirrored,
+) -> vellum::Result<LiveMirror> {
+    let (none, size) = (Changes::NONE, Changes::SIZE);
+    let settings = &job.settings;
+    job_nodes.join(settings, &what.source, "main node", none, size)?;
+    let (content, all) = (Changes::CONTENT, Changes::ALL);
+    job_nodes.join(settings, &what.target, "target", content, all)?;
+    let nodes = job_nodes.nodes.clone();
+    let (source, target) = (nodes.device(&what.source)?, nodes.device(&what.target)?);
+    let usual = commit::grain_bytes(&nodes, &what.target)?;
+    let grain_bytes = what.granularity_bytes.unwrap_or(usual);
+    let dirty = DirtyMap::in_grains_of(grain_bytes, source.size_bytes());
+    let tracker = Tracker::new(source.clone(), dirty.clone());
+    let options = LiveMirrorOptions {
+        part: MirrorPart::All,
+        parallel: what.parallel,
+        unmap: what.unmap,
+        write_blocking: what.write_blocking,
+    };
+    let copier = LiveMirror::new(source, target, dirty, options).await?;
+    let front = tracker.clone();
+    nodes.insert_filter(&what.source, Some(front)).await?;
+    job_nodes.show_filter(settings, "mirror_top", &what.source, tracker)?;
+    Ok(copier)
+}
