@@ -15,12 +15,23 @@ use crate::daemon::DaemonState;
 use crate::nodes::{NodeInfo, Nodes};
 use crate::qmp::{Arguments, Failure, Outcome};
 
-/// What `query-blockstats` calls an operation, and the argument of its histogram.
-const OPERATIONS: [(Operation, &str, &str); 4] = [
-    (Operation::Read, "rd", "boundaries-read"),
-    (Operation::Write, "wr", "boundaries-write"),
-    (Operation::Flush, "flush", "boundaries-flush"),
-    (Operation::Discard, "unmap", "boundaries-unmap"),
+/// What `query-blockstats` calls an operation.
+const OPERATIONS: [(Operation, &str); 4] = [
+    (Operation::Read, "rd"),
+    (Operation::Write, "wr"),
+    (Operation::Flush, "flush"),
+    (Operation::Discard, "unmap"),
+];
+
+/// The arguments of the histograms of operations; as in QEMU, discards have none.
+const HISTOGRAMS: [(Operation, &str, &str); 3] = [
+    (Operation::Read, "rd_latency_histogram", "boundaries-read"),
+    (Operation::Write, "wr_latency_histogram", "boundaries-write"),
+    (
+        Operation::Flush,
+        "flush_latency_histogram",
+        "boundaries-flush",
+    ),
 ];
 
 /// Most boundaries of a histogram: clients say them, and each is memory.
@@ -70,9 +81,9 @@ impl Statistics<'_> {
             if let Some(idle) = accounting.idle() {
                 stats["idle_time_ns"] = json!(idle.as_nanos() as u64);
             }
-            for (operation, name, _) in OPERATIONS {
+            for (operation, name, _) in HISTOGRAMS {
                 if let Some(histogram) = accounting.histogram(operation) {
-                    stats[format!("{name}_latency_histogram")] = describe_histogram(histogram);
+                    stats[name] = describe_histogram(histogram);
                 }
             }
             let mut export = json!({"device": id, "node-name": node, "stats": stats});
@@ -131,7 +142,7 @@ impl Statistics<'_> {
 fn counted(accountings: &[&Arc<Accounting>]) -> Value {
     let mut stats = Map::new();
     let mut set = |key: String, number: u64| drop(stats.insert(key, json!(number)));
-    for (operation, name, _) in OPERATIONS {
+    for (operation, name) in OPERATIONS {
         let (mut requests, mut bytes, mut failed, mut time_ns) = (0, 0, 0, 0);
         for accounting in accountings {
             let totals = accounting.totals(operation);
@@ -176,7 +187,7 @@ pub(super) async fn set_histogram(daemon: Rc<Daemon>, mut arguments: Arguments) 
     let id = arguments.need_text("id")?;
     let all = take_boundaries(&mut arguments, "boundaries")?;
     let mut of_each = Vec::new();
-    for (operation, _, key) in OPERATIONS {
+    for (operation, _, key) in HISTOGRAMS {
         of_each.push((operation, take_boundaries(&mut arguments, key)?));
     }
     arguments.finish()?;
