@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::images;
+use common::{images, xfs_image};
 use vellum_files::{Contents, FileSystem, Id, Kind, ROOT, ReadAt, Source, detect};
 
 /// What a look at one damaged image may take.
@@ -239,7 +239,7 @@ fn damaged_xfs_ends_with_errors_at_most() {
         ("4", &["-m", "crc=0", "-n", "ftype=0"][..], 1500),
         ("5", &[], 300),
     ] {
-        images::small_xfs(options, folder.path(), &image);
+        xfs_image::small_xfs(options, folder.path(), &image);
         damage_xfs(name, fs::read(&image).expect("an image"), seeds);
     }
 }

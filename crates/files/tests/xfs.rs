@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use common::images::{self, run};
 use common::listing::{self, Listing, Node};
+use common::xfs_image;
 use vellum_files::{Contents, Error, FileSystem, Id, Kind, ROOT, detect};
 
 fn open(image: &Path) -> Arc<dyn FileSystem> {
@@ -180,7 +181,7 @@ fn version_4_shows_what_it_was_made_from() {
     ] {
         let folder = tempfile::tempdir().expect("a folder");
         let image = folder.path().join("image");
-        let expected = images::small_xfs(options, folder.path(), &image);
+        let expected = xfs_image::small_xfs(options, folder.path(), &image);
         let files = open(&image);
         assert_eq!(files.remarks(), [""; 0], "{options:?}");
         let found = common::listing(&*files);
@@ -254,7 +255,7 @@ fn change(image: &Path, place: &str, what: &str) {
 fn absurd_structures_are_errors_of_their_own_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = folder.path().join("image");
-    images::small_xfs(&[], folder.path(), &image);
+    xfs_image::small_xfs(&[], folder.path(), &image);
     let inode = |path: &str| {
         let files = open(&image);
         let id = find(&*files, path);
@@ -324,7 +325,7 @@ fn absurd_structures_are_errors_of_their_own_files() {
 fn checksums_are_compared() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = folder.path().join("image");
-    images::small_xfs(&[], folder.path(), &image);
+    xfs_image::small_xfs(&[], folder.path(), &image);
     let sound = fs::read(&image).expect("an image");
     let files = open(&image);
     let inode = files
@@ -386,7 +387,7 @@ fn checksums_are_compared() {
 fn what_is_not_known_is_refused_by_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = folder.path().join("image");
-    images::small_xfs(&[], folder.path(), &image);
+    xfs_image::small_xfs(&[], folder.path(), &image);
     let sound = fs::read(&image).expect("an image");
     for (at, number, text) in [
         (0xd8, 0x10b_u64, "XFS with directories of metadata"),

@@ -6,7 +6,6 @@ mod bitmaps;
 mod block_stats;
 mod chardev;
 mod create;
-mod create;
 mod fleecing;
 mod hostile;
 mod link;

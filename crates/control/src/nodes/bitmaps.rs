@@ -48,7 +48,8 @@ impl Nodes {
     /// What records the writes to a node, if there is one of this name.
     pub(crate) fn recorder(&self, node: &str) -> Option<Arc<Recorder>> {
         let named = self.lock();
-        let node = named.nodes.get(node)?;
+        // What a job's filter passes on is told to the node behind it alone.
+        let node = named.nodes.get(node).filter(|node| !node.is_filter)?;
         Some(node.bitmaps.recorder.clone())
     }
 

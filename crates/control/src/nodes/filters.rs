@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Result};
 
+use super::bitmaps::NodeBitmaps;
 use super::{Node, Nodes, duplicate, invalid, is_well_formed};
 use crate::graph::OpenedNode;
 
@@ -41,6 +42,7 @@ impl Nodes {
             device: None,
             front: None,
             origin: None,
+            bitmaps: NodeBitmaps::default(),
             is_filter: true,
         };
         self.lock().nodes.insert(name.to_owned(), node);

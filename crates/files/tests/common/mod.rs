@@ -3,6 +3,7 @@
 
 pub mod images;
 pub mod listing;
+pub mod xfs_image;
 
 use std::fs::File;
 use std::io;

@@ -107,7 +107,7 @@ pub(super) async fn set_iothread(daemon: Rc<Daemon>, mut arguments: Arguments) -
              override this check)"
         )));
     }
-    match iothread.filter(|id| !parts.iothreads.contains(id)) {
+    match iothread.filter(|id| !parts.objects.iothreads().contains(id)) {
         Some(id) => Err(Failure::new(format!("Cannot find iothread {id}"))),
         None => done(),
     }
