@@ -71,7 +71,7 @@ fn what_cannot_change_is_refused_alike() {
         reopen(&[with(null.clone(), json!({"read-only": true}))]),
         reopen(&[null]),
         Ask("blockdev-add", debug.clone()),
-        reopen(&[debug.clone()]),
+        reopen(std::slice::from_ref(&debug)),
         reopen(&[with(debug.clone(), json!({"align": 4096}))]),
         reopen(&[with(debug, json!({"image": "q"}))]),
         Ask("blockdev-add", reading.clone()),

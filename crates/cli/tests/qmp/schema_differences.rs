@@ -24,7 +24,7 @@
     ("blockdev-backup.x-vellum-fleecing is ours", "beyond QEMU's"),
     ("query-block-jobs->[].x-vellum-held-ms is ours", "beyond QEMU's"),
     (
-        "transaction.actions.[].type = theirs",
+        "transaction.actions[].type = theirs",
         "drive-backup is not there yet",
     ),
     ("blockdev-add.driver = theirs", "drivers that are not there"),
@@ -39,6 +39,10 @@
     ),
     (
         "query-named-block-nodes->[].image.format-specific.type = theirs",
+        "formats that are not there",
+    ),
+    (
+        "query-block->[].inserted.image.format-specific.type = theirs",
         "formats that are not there",
     ),
 ]
