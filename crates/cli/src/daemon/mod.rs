@@ -91,6 +91,8 @@ async fn run(
         };
         made.map_err(|failure| failure.with_prefix(item))?;
     }
+    // Before anybody is told that it has started: what it takes then is what it will take.
+    program::discard_startup_pages();
     if let Some(path) = &arguments.pid_file {
         server::write_pid_file(path)
             .map_err(|failure| failure.with_prefix("cannot create PID file"))?;
@@ -103,7 +105,6 @@ async fn run(
     if !has(Part::Export) && !has(Part::Monitor) {
         hint::give("nothing is exported (--export) and nobody can change that (--monitor): Ctrl-C");
     }
-    program::discard_startup_pages();
     program.daemon.forward_notices();
     program.daemon.parts.lock().await.start_server();
     program.monitors.replace(program.daemon.start_monitors());
