@@ -38,10 +38,6 @@
         "objects that are refused by name, or that QEMU's daemon does not have either; authz-listfile is made as authz-list-file",
     ),
     (
-        "query-named-block-nodes->[].image.format-specific.type = theirs",
-        "formats that are not there",
-    ),
-    (
         "query-block->[].inserted.image.format-specific.type = theirs",
         "formats that are not there",
     ),

@@ -76,7 +76,8 @@ impl Killed {
     }
 
     fn resize(&self, size_bytes: usize) {
-        block_on(self.device.truncate(size_bytes as u64)).expect("another size");
+        let resized = block_on(async { self.device.truncate(size_bytes as u64).await });
+        resized.expect("another size");
     }
 
     /// Goes on with another server; what the disk holds then.

@@ -15,6 +15,8 @@ pub struct Seen {
     writes: AtomicUsize,
     durable: AtomicUsize,
     stalls: Arc<AtomicBool>,
+    /// Flushes stall, too.
+    is_dead: AtomicBool,
 }
 
 impl Seen {
@@ -24,6 +26,7 @@ impl Seen {
             writes: AtomicUsize::new(0),
             durable: AtomicUsize::new(0),
             stalls: Arc::default(),
+            is_dead: AtomicBool::new(false),
         }
     }
 
@@ -59,6 +62,7 @@ impl Seen {
     /// From now on nothing is done, as after a kill.
     pub fn stall(&self) {
         self.stalls.store(true, Ordering::SeqCst);
+        self.is_dead.store(true, Ordering::SeqCst);
     }
 
     pub fn go_on(&self) {
@@ -81,7 +85,7 @@ impl BlockDevice for Seen {
     }
 
     fn flush(&self) -> Io<()> {
-        match self.stalls.load(Ordering::SeqCst) {
+        match self.is_dead.load(Ordering::SeqCst) {
             true => self.wait_and(()),
             false => self.device.flush(),
         }

@@ -86,6 +86,9 @@ impl Mirroring {
                 limit *= 2;
                 continue;
             }
+            // The target is a copy of this moment, or what users write to from now on: nothing
+            // of the source may land there any more.
+            self.copier.handle().release();
             if job.completion() == Some(Completion::InForce) {
                 nodes.redirect_to(held, &self.target).await?;
                 self.watching = false;
