@@ -117,7 +117,7 @@ async fn act(rest: &mut &[u8], clients: &mut Vec<Client>, daemon: &Rc<Daemon>) {
         }
         _ if count < MOST_CLIENTS => {
             // The one before goes on, or is gone.
-            if next(rest) % 2 == 0 {
+            if next(rest).is_multiple_of(2) {
                 client.hang_up();
             }
             clients.push(Client::connect(daemon));

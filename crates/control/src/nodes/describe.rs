@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 
 use super::{Nodes, RequiredAccess, User};
-use crate::graph::NodeKind;
+use crate::graph::{NodeKind, OpenedNode};
 
 /// A node, as far as all nodes are alike.
 #[derive(Debug, Clone)]
@@ -24,6 +24,20 @@ pub struct NodeInfo {
     pub writable: bool,
     /// The node that it stands on by its backing file.
     pub backing: Option<String>,
+}
+
+impl OpenedNode {
+    /// The name of what it shows, and its size in bytes.
+    pub(super) fn name_and_size(&self) -> (String, u64) {
+        match &self.kind {
+            NodeKind::Device(device) => (device.info().name, device.size_bytes()),
+            // What cannot be asked has no size to tell.
+            NodeKind::Storage(storage) => (
+                storage.name().to_owned(),
+                storage.len_bytes().unwrap_or_default(),
+            ),
+        }
+    }
 }
 
 impl Nodes {

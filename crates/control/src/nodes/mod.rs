@@ -146,20 +146,6 @@ impl Node {
     }
 }
 
-impl OpenedNode {
-    /// The name of what it shows, and its size in bytes.
-    fn name_and_size(&self) -> (String, u64) {
-        match &self.kind {
-            NodeKind::Device(device) => (device.info().name, device.size_bytes()),
-            // What cannot be asked has no size to tell.
-            NodeKind::Storage(storage) => (
-                storage.name().to_owned(),
-                storage.len_bytes().unwrap_or_default(),
-            ),
-        }
-    }
-}
-
 impl Nodes {
     /// No nodes.
     pub fn new() -> Self {

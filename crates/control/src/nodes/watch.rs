@@ -158,15 +158,16 @@ mod tests {
             let written = device.write(0, data, RequestFlags::default());
             written.await.unwrap();
             device.flush().await.unwrap();
+            let heard = std::mem::take(&mut *told.lock());
             let [
                 NodeNotice::WriteThreshold {
                     node,
                     exceeded_bytes,
                     ..
                 },
-            ] = &told.lock()[..]
+            ] = &heard[..]
             else {
-                panic!("{:?}", told.lock());
+                panic!("{heard:?}");
             };
             assert_eq!((&**node, *exceeded_bytes > 0), ("f", true));
             assert!(watch.highest_written_bytes() > 512 << 10);

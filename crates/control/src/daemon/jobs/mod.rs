@@ -13,6 +13,7 @@ pub(super) mod commit;
 pub(super) mod create;
 pub(super) mod failures;
 pub(super) mod fleece;
+mod job_nodes;
 pub(super) mod mirror;
 pub(super) mod mirroring;
 pub(super) mod scrub;
@@ -20,14 +21,10 @@ pub(super) mod stream;
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Nodes;
-use crate::nodes::{Changes, RequiredAccess, User};
 use event_listener::Event;
 use serde_json::{Value, json};
-use vellum::BlockDevice;
 use vellum_io::spawn;
 use vellum_jobs::copy::Observer;
 use vellum_jobs::job::{JobCommand, JobControl, Status, Verb};
@@ -36,6 +33,7 @@ use vellum_jobs::live::{CopyOutcome, MirrorHandle};
 use super::Daemon;
 use super::events::Events;
 use crate::error_text;
+pub(super) use job_nodes::JobNodes;
 
 /// How many pieces of a copy are in flight at once.
 const PARALLEL: usize = 8;
@@ -508,114 +506,5 @@ impl Observer for ProgressReporter<'_> {
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
         self.job.set_progress(done_bytes, total_bytes);
-    }
-}
-
-/// The nodes that a job uses, while it does.
-#[derive(Debug)]
-pub(super) struct JobNodes {
-    pub(super) nodes: Nodes,
-    uses: Vec<(u64, String)>,
-    /// Nodes that were made writable for the job.
-    opened: Vec<String>,
-}
-
-impl JobNodes {
-    /// Uses no node yet.
-    pub(super) fn new(nodes: &Nodes) -> Self {
-        JobNodes {
-            nodes: nodes.clone(),
-            uses: Vec::new(),
-            opened: Vec::new(),
-        }
-    }
-
-    /// Uses a node.
-    pub(super) fn join(
-        &mut self,
-        settings: &Settings,
-        node: &str,
-        role: &str,
-        changes: Changes,
-        keeps: Changes,
-    ) -> vellum::Result<()> {
-        let (id, kind) = (settings.id.clone(), settings.kind);
-        let role = role.to_owned();
-        let wanted = RequiredAccess {
-            role,
-            changes,
-            keeps,
-        };
-        let joined = self.nodes.join(User::Job { id, kind }, node, wanted)?;
-        self.uses.push((joined.id, node.to_owned()));
-        Ok(())
-    }
-
-    /// Makes a node writable, for as long as the job needs it.
-    pub(super) async fn open(&mut self, node: &str) -> vellum::Result<()> {
-        if self.nodes.device(node)?.info().read_only {
-            self.nodes.set_writable(node, true).await?;
-            self.opened.push(node.to_owned());
-        }
-        Ok(())
-    }
-
-    /// Passes on what was prepared with the nodes; if that failed, they are left.
-    async fn or_leave<T>(&mut self, prepared: vellum::Result<T>) -> vellum::Result<T> {
-        if prepared.is_err() {
-            self.leave().await;
-        }
-        prepared
-    }
-
-    /// Keeps a node writable that was made so.
-    pub(super) fn keep_open(&mut self, node: &str) {
-        self.opened.retain(|other| other != node);
-    }
-
-    /// Shows the filter in front of a node among the nodes, if it is to have a name.
-    pub(super) fn show_filter(
-        &self,
-        settings: &Settings,
-        driver: &'static str,
-        node: &str,
-        device: Arc<dyn BlockDevice>,
-    ) -> vellum::Result<()> {
-        match &settings.filter {
-            None => Ok(()),
-            Some(name) => self.nodes.show_filter(name, driver, node, device),
-        }
-    }
-
-    /// Leaves all nodes but one, as they were found but for those that were made writable: they
-    /// stay so. What is returned uses the one.
-    pub(super) fn leave_all_but(&mut self, kept: &str) -> JobNodes {
-        let mut rest = JobNodes::new(&self.nodes);
-        for (id, node) in self.uses.drain(..) {
-            match node == kept {
-                true => rest.uses.push((id, node)),
-                false => self.nodes.leave(id),
-            }
-        }
-        self.opened.clear();
-        rest
-    }
-
-    /// Uses no node any more.
-    pub(super) fn leave_uses(mut self) {
-        for (id, _) in self.uses.drain(..) {
-            self.nodes.leave(id);
-        }
-    }
-
-    /// Leaves all nodes as they were found. A node that cannot be opened read-only again
-    /// stays writable, which nobody has to know.
-    pub(super) async fn leave(&mut self) {
-        for (id, _) in self.uses.drain(..) {
-            self.nodes.leave(id);
-        }
-        for node in std::mem::take(&mut self.opened) {
-            let _ = self.nodes.set_writable(&node, false).await;
-        }
     }
 }

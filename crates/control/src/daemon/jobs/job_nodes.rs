@@ -1,0 +1,122 @@
+//! The nodes that a job uses: joined before it begins, left as they were found when it is over.
+
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+
+use crate::Nodes;
+use crate::nodes::{Changes, RequiredAccess, User};
+
+use super::Settings;
+
+/// The nodes that a job uses, while it does.
+#[derive(Debug)]
+pub(in crate::daemon) struct JobNodes {
+    pub(in crate::daemon) nodes: Nodes,
+    uses: Vec<(u64, String)>,
+    /// Nodes that were made writable for the job.
+    opened: Vec<String>,
+}
+
+impl JobNodes {
+    /// Uses no node yet.
+    pub(in crate::daemon) fn new(nodes: &Nodes) -> Self {
+        JobNodes {
+            nodes: nodes.clone(),
+            uses: Vec::new(),
+            opened: Vec::new(),
+        }
+    }
+
+    /// Uses a node.
+    pub(in crate::daemon) fn join(
+        &mut self,
+        settings: &Settings,
+        node: &str,
+        role: &str,
+        changes: Changes,
+        keeps: Changes,
+    ) -> vellum::Result<()> {
+        let (id, kind) = (settings.id.clone(), settings.kind);
+        let role = role.to_owned();
+        let wanted = RequiredAccess {
+            role,
+            changes,
+            keeps,
+        };
+        let joined = self.nodes.join(User::Job { id, kind }, node, wanted)?;
+        self.uses.push((joined.id, node.to_owned()));
+        Ok(())
+    }
+
+    /// Makes a node writable, for as long as the job needs it.
+    pub(in crate::daemon) async fn open(&mut self, node: &str) -> vellum::Result<()> {
+        if self.nodes.device(node)?.info().read_only {
+            self.nodes.set_writable(node, true).await?;
+            self.opened.push(node.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Passes on what was prepared with the nodes; if that failed, they are left.
+    pub(in crate::daemon) async fn or_leave<T>(
+        &mut self,
+        prepared: vellum::Result<T>,
+    ) -> vellum::Result<T> {
+        if prepared.is_err() {
+            self.leave().await;
+        }
+        prepared
+    }
+
+    /// Keeps a node writable that was made so.
+    pub(in crate::daemon) fn keep_open(&mut self, node: &str) {
+        self.opened.retain(|other| other != node);
+    }
+
+    /// Shows the filter in front of a node among the nodes, if it is to have a name.
+    pub(in crate::daemon) fn show_filter(
+        &self,
+        settings: &Settings,
+        driver: &'static str,
+        node: &str,
+        device: Arc<dyn BlockDevice>,
+    ) -> vellum::Result<()> {
+        match &settings.filter {
+            None => Ok(()),
+            Some(name) => self.nodes.show_filter(name, driver, node, device),
+        }
+    }
+
+    /// Leaves all nodes but one, as they were found but for those that were made writable: they
+    /// stay so. What is returned uses the one.
+    pub(in crate::daemon) fn leave_all_but(&mut self, kept: &str) -> JobNodes {
+        let mut rest = JobNodes::new(&self.nodes);
+        for (id, node) in self.uses.drain(..) {
+            match node == kept {
+                true => rest.uses.push((id, node)),
+                false => self.nodes.leave(id),
+            }
+        }
+        self.opened.clear();
+        rest
+    }
+
+    /// Uses no node any more.
+    pub(in crate::daemon) fn leave_uses(mut self) {
+        for (id, _) in self.uses.drain(..) {
+            self.nodes.leave(id);
+        }
+    }
+
+    /// Leaves all nodes as they were found. A node that cannot be opened read-only again
+    /// stays writable, which nobody has to know.
+    pub(in crate::daemon) async fn leave(&mut self) {
+        for (id, _) in self.uses.drain(..) {
+            self.nodes.leave(id);
+        }
+        for node in std::mem::take(&mut self.opened) {
+            let _ = self.nodes.set_writable(&node, false).await;
+        }
+    }
+}
