@@ -369,7 +369,8 @@ impl LiveMirror {
                 }
             })
         };
-        let bring = |range| self.mirror.bring(range);
+        let number = self.mirror.next_round();
+        let bring = |range| self.mirror.bring(range, number);
         let round = parallel::run(self.options.parallel, control, look, bring);
         let out_of_patience = async {
             given_up(control).await;

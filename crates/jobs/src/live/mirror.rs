@@ -4,6 +4,8 @@
 //! - A range is copied while it is held, and called clean before the copy looks at it. So
 //!   of two copies of one range none runs into the other, and what is written meanwhile is
 //!   called dirty afterwards.
+//! - A copy that has not begun when the next round does never begins. So once a round has
+//!   ended, and all that is held was let go, nothing is on its way to the target.
 //! - Who keeps pace writes to the device first, and copies from there: the target never
 //!   shows bytes that the device does not.
 //! - Who need not wait for a copy any longer leaves the range dirty; the copy goes on, and
@@ -67,6 +69,8 @@ pub(super) struct Mirror {
     spans: Arc<RangeQueue>,
     pace: Mutex<Pace>,
     pace_changed: Event,
+    /// The number of the latest round.
+    round: AtomicU64,
     copied_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
     /// How many requests the target has answered to.
@@ -91,6 +95,7 @@ impl Mirror {
             spans: Arc::default(),
             pace: Mutex::new(Pace::Free),
             pace_changed: Event::new(),
+            round: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             in_flight_bytes: AtomicU64::new(0),
             answers: AtomicU64::new(0),
@@ -132,12 +137,22 @@ impl Mirror {
         }
     }
 
-    /// Brings a dirty range into the target.
-    pub(super) fn bring(self: &Arc<Self>, range: Range<u64>) -> JoinHandle<Result<(), CopyError>> {
+    /// Begins another round: its number. What an earlier one has not begun yet, since
+    /// nobody waited for its end, is left to this one.
+    pub(super) fn next_round(&self) -> u64 {
+        self.round.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Brings a dirty range into the target, unless its round is over by then.
+    pub(super) fn bring(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        round: u64,
+    ) -> JoinHandle<Result<(), CopyError>> {
         let mirror = self.clone();
         spawn(async move {
             let held = mirror.spans.lock_range(range.clone()).await;
-            if mirror.pace() == Pace::Over {
+            if mirror.pace() == Pace::Over || mirror.round.load(Ordering::SeqCst) != round {
                 return Ok(());
             }
             mirror.dirty.clean(&range);

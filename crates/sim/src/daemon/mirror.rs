@@ -60,8 +60,9 @@ async fn end(setup: &Setup, disk: &GuestDisk, job: &str, target: &str) {
     let begun = disk.model.borrow_mut().begin_watch();
     let _ = setup.ask("block-job-cancel", json!({"device": job})).await;
     let end = end_of_job(setup, job).await;
+    let copy = setup.nodes.chain(target);
     let arguments = json!({"node-name": target});
     if setup.demand("blockdev-del", arguments).await && end == End::Done {
-        disk.keep(target, begun, "a mirror");
+        disk.keep(&copy, begun, "a mirror");
     }
 }

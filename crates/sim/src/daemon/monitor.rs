@@ -169,7 +169,7 @@ async fn snapshot(setup: &Setup, disk: &GuestDisk, top: &str) {
     let arguments = json!({"node": top, "overlay": overlay});
     if setup.demand("blockdev-snapshot", arguments).await {
         // Whoever took it may copy the base from now on.
-        disk.keep(top, begun, "the base of a snapshot");
+        disk.keep(&setup.nodes.chain(top), begun, "the base of a snapshot");
     }
 }
 
@@ -312,6 +312,7 @@ pub(super) async fn back_up(
     if end == End::Done {
         disk.kept.borrow_mut().push(ExpectedFile {
             file: target.to_owned(),
+            stands_on: Vec::new(),
             model: moment,
             begun,
             what: "a backup",

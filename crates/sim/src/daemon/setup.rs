@@ -26,6 +26,8 @@ use crate::rng::Rng;
 #[derive(Debug, Clone)]
 pub(super) struct ExpectedFile {
     pub(super) file: String,
+    /// The images below it: it shows what they hold.
+    pub(super) stands_on: Vec<String>,
     /// As it was when the moment was over.
     pub(super) model: Rc<Model>,
     pub(super) begun: LogicalTime,
@@ -92,10 +94,12 @@ impl GuestDisk {
         }
     }
 
-    /// Notes that a file must hold what the disk has shown at some moment since `begun`.
-    pub(super) fn keep(&self, file: &str, begun: LogicalTime, what: &'static str) {
+    /// Notes that the first image of a chain must show what the disk has shown at some moment
+    /// since `begun`.
+    pub(super) fn keep(&self, chain: &[String], begun: LogicalTime, what: &'static str) {
         let kept = ExpectedFile {
-            file: file.to_owned(),
+            file: chain[0].clone(),
+            stands_on: chain[1..].to_vec(),
             model: Rc::new(self.model.borrow().clone()),
             begun,
             what,
@@ -105,7 +109,10 @@ impl GuestDisk {
 
     /// Notes that a file may hold anything from now on.
     pub(super) fn forget(&self, file: &str) {
-        self.kept.borrow_mut().retain(|kept| kept.file != file);
+        let shows = |kept: &ExpectedFile| {
+            kept.file == file || kept.stands_on.iter().any(|below| below == file)
+        };
+        self.kept.borrow_mut().retain(|kept| !shows(kept));
     }
 }
 
