@@ -179,6 +179,7 @@ pub(crate) async fn open(
     if let Some(messages) = messages_of(&around.place) {
         open.messages = messages;
     }
+    open.cache_budget = around.place.nodes.cache_budget().cloned();
     let warn = flags.warn;
     open.verify = open.verify.or(flags.verify);
     if open.compression == CompressionOptions::default() {

@@ -12,6 +12,7 @@ enum Id {
     Help,
     Version,
     Part(Part),
+    CacheBudget,
     Daemonize,
     PidFile,
 }
@@ -33,6 +34,7 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
     OptionSpec::new(Id::Part(Part::Trace), 'T', "trace", Takes::Value),
     OptionSpec::long(Id::Part(Part::Blockdev), "blockdev", Takes::Value),
+    OptionSpec::long(Id::CacheBudget, "cache-budget", Takes::Value),
     OptionSpec::long(Id::Part(Part::Chardev), "chardev", Takes::Value),
     OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
     OptionSpec::long(Id::Part(Part::Export), "export", Takes::Value),
@@ -81,6 +83,8 @@ pub(super) struct Arguments {
     pub(super) items: Vec<Item>,
     pub(super) daemonize: bool,
     pub(super) pid_file: Option<String>,
+    /// What the caches of all images may take together.
+    pub(super) cache_budget_bytes: Option<u64>,
 }
 
 impl Arguments {
@@ -92,6 +96,7 @@ impl Arguments {
             match id {
                 Id::Help => arguments.action = Action::Help,
                 Id::Version => arguments.action = Action::Version,
+                Id::CacheBudget => arguments.cache_budget_bytes = Some(parse_budget(&text)?),
                 Id::Daemonize => arguments.daemonize = true,
                 Id::PidFile if arguments.pid_file.is_some() => {
                     return Err(Failure::message("--pidfile can only be specified once"));
@@ -111,6 +116,18 @@ impl Arguments {
             Some(word) => Err(Failure::message(format!("{word}: Unexpected argument"))),
             None => Ok(arguments),
         }
+    }
+}
+
+/// The smallest budget that is of any use: it would be reading tables all the time.
+const MIN_CACHE_BUDGET_BYTES: u64 = 1 << 20;
+
+fn parse_budget(text: &str) -> Result<u64, Failure> {
+    match crate::size::parse(text) {
+        Ok(bytes) if bytes >= MIN_CACHE_BUDGET_BYTES => Ok(bytes),
+        _ => Err(Failure::message(format!(
+            "--cache-budget is a size of 1M or more, not '{text}'"
+        ))),
     }
 }
 
@@ -182,6 +199,7 @@ What there is, each made in the order given:
 Values may be JSON objects as well.
 
 How to run:
+  --cache-budget SIZE        what the caches of all images may take together (K, M, G)
   --daemonize                go to the background once everything is there
   --pidfile PATH             write the process id to PATH
 ",
@@ -199,6 +217,16 @@ mod tests {
             Failure::Message(text) => text,
             other => format!("{other:?}"),
         })
+    }
+
+    #[test]
+    fn a_cache_budget_is_a_size() {
+        let arguments = parse("--cache-budget 64M").unwrap();
+        assert_eq!(arguments.cache_budget_bytes, Some(64 << 20));
+        for wrong in ["4k", "much", "-1"] {
+            let error = parse(&format!("--cache-budget {wrong}")).unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
     }
 
     #[test]

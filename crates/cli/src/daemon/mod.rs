@@ -131,6 +131,10 @@ impl Program {
             true => Nodes::live(),
             false => Nodes::sharing(),
         };
+        let nodes = match arguments.cache_budget_bytes {
+            Some(bytes) => nodes.with_cache_budget(bytes),
+            None => nodes,
+        };
         Program {
             daemon: Daemon::new(nodes, server_environment()),
             monitors: RefCell::default(),

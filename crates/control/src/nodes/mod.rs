@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use vellum::nodes::Link;
+use vellum::qcow2::CacheBudget;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_storage::nodes::watch::WriteWatch;
 
@@ -91,6 +92,8 @@ pub struct Nodes {
     /// Backing files that several of them stand on, where these are shared.
     bases: Option<Arc<shared::SharedBases>>,
     notices: Notices,
+    /// What the caches of all images may take together.
+    cache_budget: Option<Arc<CacheBudget>>,
 }
 
 /// A use of a live node.
@@ -172,6 +175,19 @@ impl Nodes {
 
     pub(crate) fn files(&self) -> Option<&Arc<dyn Files>> {
         self.files.as_ref()
+    }
+
+    /// Has the caches of all images that are opened from now on take no more than so many
+    /// bytes together.
+    #[must_use]
+    pub fn with_cache_budget(mut self, total_bytes: u64) -> Self {
+        self.cache_budget = Some(CacheBudget::new(total_bytes));
+        self
+    }
+
+    /// What the caches of all images may take together, if that is bounded.
+    pub fn cache_budget(&self) -> Option<&Arc<CacheBudget>> {
+        self.cache_budget.as_ref()
     }
 
     /// Whether nodes can be changed while they are used.

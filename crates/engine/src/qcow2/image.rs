@@ -19,6 +19,7 @@ use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
 use crate::qcow2::bitmap::state::BitmapState;
+use crate::qcow2::cache_budget::CacheShare;
 use crate::qcow2::checksums::pages::Checksums;
 use crate::qcow2::commit::epochs::Epochs;
 use crate::qcow2::commit::write_order::Commits;
@@ -35,7 +36,6 @@ use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{CacheOptions, Discards};
 use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::seal::state::SealedReads;
-use crate::qcow2::table_cache::cache::Budget;
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
 use crate::qcow2::write_log::log::WriteLog;
@@ -150,6 +150,8 @@ pub(crate) struct Image {
     pub(crate) preallocated: std::sync::OnceLock<bool>,
     /// See `OpenOptions`.
     pub(crate) reproducible: bool,
+    /// What the caches take of a bound for many images.
+    pub(crate) cache_share: Arc<CacheShare>,
 }
 
 /// A change that has begun, until it is dropped.
@@ -394,22 +396,6 @@ impl Image {
     #[inline]
     pub(crate) fn size_bytes(&self) -> u64 {
         self.size.addressable_bytes()
-    }
-
-    /// Sizes the metadata caches for the device as it is now.
-    ///
-    /// # Errors
-    /// Where the options contradict themselves; nothing has changed then.
-    pub(crate) fn set_cache_sizes(&self, options: &CacheOptions) -> Result<()> {
-        let mut current = self.cache_options.lock();
-        let sizes = options.resolve(&self.geometry, self.size.visible_bytes())?;
-        *current = *options;
-        self.l2.set_budget(sizes.l2);
-        self.allocator.refcounts.cache.set_budget(Budget {
-            max_bytes: sizes.refcount_bytes,
-            adaptive: false,
-        });
-        Ok(())
     }
 
     /// Takes the guest range that covers whole clusters around `range`.

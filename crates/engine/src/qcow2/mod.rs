@@ -37,6 +37,8 @@ pub mod survey;
 
 mod alloc;
 mod bitmap;
+mod cache_budget;
+mod caches;
 pub mod checksums;
 mod close;
 mod commit;
@@ -61,6 +63,7 @@ mod write_log;
 
 pub use alloc::prealloc::PreallocateAhead;
 pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
+pub use cache_budget::CacheBudget;
 pub use compressed::compress::CompressionOptions;
 pub use device::{AsQcow2, CacheUsage, Qcow2};
 pub use header::backing::BackingName;

@@ -21,6 +21,7 @@ use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::alloc::refcounts::{RefcountTable, Refcounts};
 use crate::qcow2::bitmap::state::BitmapState;
+use crate::qcow2::cache_budget::CacheShare;
 use crate::qcow2::check;
 use crate::qcow2::checksums;
 use crate::qcow2::checksums::pages::Checksums;
@@ -38,7 +39,9 @@ use crate::qcow2::mapping::l1::L1Table;
 use crate::qcow2::mapping::lookup::L2Cache;
 use crate::qcow2::mapping::packed::L2Codec;
 use crate::qcow2::messages::Messages;
-use crate::qcow2::options::{Backing, CacheOptions, L2_SLICE_BYTES, OpenOptions, OpenPurpose};
+use crate::qcow2::options::{
+    Backing, CacheOptions, CacheSizes, L2_SLICE_BYTES, OpenOptions, OpenPurpose,
+};
 use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::seal::area::refuse_sealed;
 use crate::qcow2::seal::state::SealedReads;
@@ -414,6 +417,29 @@ impl Beside {
     }
 }
 
+/// The refcounts of the image; of one that is only read they are not looked at.
+async fn refcounts(
+    file: &Arc<dyn Storage>,
+    header: &Header,
+    options: &OpenOptions,
+    sizes: CacheSizes,
+    overlap: &Arc<OverlapMap>,
+) -> Result<Refcounts> {
+    let geometry = header.geometry();
+    let table = match options.accepts_changes() {
+        false => RefcountTable::new(header.refcount_table_offset, 0, Vec::new()),
+        true => read_refcount_table(file, header, &geometry).await?,
+    };
+    let (file, overlap) = (file.clone(), overlap.clone());
+    Ok(Refcounts::new(
+        geometry,
+        file,
+        sizes.refcount_bytes,
+        table,
+        overlap,
+    ))
+}
+
 async fn assemble(
     file: Arc<dyn Storage>,
     (data, encryption): (Arc<dyn Storage>, Encryption),
@@ -425,11 +451,6 @@ async fn assemble(
     let geometry = header.geometry();
     let size_bytes = header.guest_size_bytes();
     let sizes = options.cache.resolve(&geometry, size_bytes)?;
-    let read_only = !options.accepts_changes();
-    let table = match read_only {
-        true => RefcountTable::new(header.refcount_table_offset, 0, Vec::new()),
-        false => read_refcount_table(&file, &header, &geometry).await?,
-    };
     let l1 = read_l1(&file, &header, options).await?;
     let slice_bytes = geometry.cluster_size_bytes().min(L2_SLICE_BYTES) as usize;
     let lazy = LazyRefcounts::new(&header, options.lazy_refcounts);
@@ -440,29 +461,30 @@ async fn assemble(
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
     let listener = file.event_listener();
     let is_watched = listener.is_some();
-    let cache_bytes = sizes.refcount_bytes;
-    let refcounts = Refcounts::new(geometry, file.clone(), cache_bytes, table, overlap.clone());
-    Ok(Arc::new(Image {
+    let share = CacheShare::new(options.cache_budget.clone());
+    let mut refcounts = refcounts(&file, &header, options, sizes, &overlap).await?;
+    refcounts.cache.share_with(&share);
+    let mut l2 = L2Cache::with_codec(L2Codec::new(geometry), slice_bytes, sizes.l2);
+    l2.share_with(&share);
+    let chain_index_bytes = options.chain_index_bytes();
+    let decompressed_bytes = options.decompressed_cache_bytes(&geometry);
+    let image = Arc::new(Image {
         name: file.name().to_owned(),
-        write_buffer: WriteBuffer::new(options.write_buffer_bytes(is_watched)),
+        write_buffer: WriteBuffer::new(options.write_buffer_bytes(is_watched)).sharing(&share),
         write_log: std::sync::OnceLock::new(),
         listener,
         geometry,
         size: Size::new(size_bytes),
         resizing: async_lock::Mutex::new(()),
-        read_only,
+        read_only: !options.accepts_changes(),
         discards: options.discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
-        l2: L2Cache::with_codec(L2Codec::new(geometry), slice_bytes, sizes.l2),
+        l2,
         cache_options: Mutex::new(options.cache),
         readahead: Readahead::default(),
         lazy_refcounts: lazy,
         allocator: Allocator::new(refcounts, ahead(is_watched, options))?,
-        compressed_reads: CompressedReads::new(
-            &geometry,
-            size_bytes,
-            options.decompressed_cache_bytes(&geometry),
-        ),
+        compressed_reads: CompressedReads::new(&geometry, size_bytes, decompressed_bytes, &share),
         compressed_writes: CompressedWrites::new(&geometry, &data, codec),
         messages: options.messages.clone(),
         overlap,
@@ -475,7 +497,7 @@ async fn assemble(
         encryption,
         seal: beside.seal,
         checksums: beside.checksums,
-        backing_chain: BackingChain::new(beside.backing.as_ref(), options.chain_index_bytes()),
+        backing_chain: BackingChain::new(beside.backing.as_ref(), chain_index_bytes, &share),
         backing: beside.backing,
         guest_ranges: Arc::default(),
         l1_entries: Arc::default(),
@@ -489,5 +511,9 @@ async fn assemble(
         preparing: async_lock::Mutex::new(()),
         preallocated: std::sync::OnceLock::new(),
         reproducible: options.reproducible,
-    }))
+        cache_share: share,
+    });
+    let owner = Arc::downgrade(&image);
+    image.cache_share.join(owner);
+    Ok(image)
 }

@@ -9,6 +9,7 @@ use vellum_storage::Storage;
 use crate::BlockDevice;
 use crate::luks::Passphrase;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
+use crate::qcow2::cache_budget::CacheBudget;
 use crate::qcow2::checksums::options::ChecksumOptions;
 use crate::qcow2::compressed::compress::CompressionOptions;
 use crate::qcow2::integrity::overlap::OverlapChecks;
@@ -82,6 +83,9 @@ vellum_io::with_setters! {
         pub purpose: OpenPurpose,
         /// Budgets of the metadata caches.
         pub cache: CacheOptions,
+        /// A bound for the caches of all images that are opened with it, below the limits of
+        /// their own. Default: none.
+        pub cache_budget: Option<Arc<CacheBudget>>,
         /// `decompressed-cache-size`, an option of our own: bytes for decompressed
         /// clusters that are likely to be read again, taken as they are needed; 0 for
         /// none. Default: 4 MiB, or two clusters if that is more.

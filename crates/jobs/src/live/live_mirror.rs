@@ -464,6 +464,24 @@ mod tests {
     }
 
     #[test]
+    fn what_a_round_that_took_too_long_has_not_begun_is_left_to_the_next_one() {
+        block_on(async {
+            let (source, target) = (BlockedDevice::new(1, true), BlockedDevice::new(2, false));
+            let job = mirror(&source, &target).await;
+            let short = Duration::from_millis(10);
+            for _ in 0..3 {
+                job.dirty.mark(0, 4096);
+                assert!(!job.finish_within(short).await.expect("no failure"));
+            }
+            target.open();
+            job.finish().await.expect("a copy");
+            // The one that was on its way, and the one that is needed.
+            assert_eq!(job.handle().progress(), (2 * 4096, 0));
+            assert_eq!(target.first_byte().await, 1);
+        });
+    }
+
+    #[test]
     fn what_was_not_read_yet_is_never_written_once_the_job_is_given_up() {
         block_on(async {
             let (source, target) = (BlockedDevice::new(1, false), BlockedDevice::new(2, true));

@@ -4,8 +4,8 @@
 //! - A range is copied while it is held, and called clean before the copy looks at it. So
 //!   of two copies of one range none runs into the other, and what is written meanwhile is
 //!   called dirty afterwards.
-//! - A copy that has not begun when the next round does never begins. So once a round has
-//!   ended, and all that is held was let go, nothing is on its way to the target.
+//! - A copy that has not begun when the next round does never begins: users who are held up
+//!   wait for no copy of what the last round copies anyway.
 //! - Who keeps pace writes to the device first, and copies from there: the target never
 //!   shows bytes that the device does not.
 //! - Who need not wait for a copy any longer leaves the range dirty; the copy goes on, and

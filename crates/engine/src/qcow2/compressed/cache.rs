@@ -25,6 +25,8 @@ use vellum_format::geometry::Geometry;
 use vellum_io::Buffer;
 use vellum_io::buffer::ALIGNMENT_BYTES;
 
+use crate::qcow2::cache_budget::CacheShare;
+
 /// What a cached cluster costs beside its bytes: its place in the clock, in the index
 /// and in the list of misses, rounded up.
 const ENTRY_BYTES: u64 = 256;
@@ -46,6 +48,8 @@ pub(crate) struct ClusterCache {
     most_clusters: usize,
     /// How far before a host cluster data that reaches into it may begin.
     reach_bytes: u64,
+    entry_bytes: usize,
+    share: Arc<CacheShare>,
     state: Mutex<State>,
 }
 
@@ -101,7 +105,12 @@ pub(crate) struct Loader<'a> {
 impl ClusterCache {
     /// A cache of at most `budget_bytes` bytes for a device of `size_bytes`; too few
     /// for one cluster, and nothing is ever cached.
-    pub(crate) fn new(geometry: &Geometry, size_bytes: u64, budget_bytes: u64) -> Self {
+    pub(crate) fn new(
+        geometry: &Geometry,
+        size_bytes: u64,
+        budget_bytes: u64,
+        share: &Arc<CacheShare>,
+    ) -> Self {
         let cluster_bytes = geometry.cluster_size_bytes();
         let entry_bytes = cluster_bytes.max(ALIGNMENT_BYTES as u64) + ENTRY_BYTES;
         let most = (budget_bytes / entry_bytes).min(geometry.clusters_for(size_bytes));
@@ -109,6 +118,8 @@ impl ClusterCache {
             most_clusters: most as usize,
             // As many sectors as a descriptor can count.
             reach_bytes: 2 * cluster_bytes,
+            entry_bytes: entry_bytes as usize,
+            share: share.clone(),
             state: Mutex::default(),
         }
     }
@@ -154,17 +165,40 @@ impl ClusterCache {
         let start = host_bytes.start.saturating_sub(self.reach_bytes);
         let keys = (start, 0)..(host_bytes.end, 0);
         let mut state = self.lock();
+        let before = state.clock.len();
         while let Some((_, &place)) = state.index.range(keys.clone()).next() {
             state.remove(place);
         }
         for loading in &mut state.loading {
             loading.stale |= keys.contains(&loading.key);
         }
+        self.account(before, &state);
+    }
+
+    fn account(&self, clusters_before: usize, state: &State) {
+        let bytes = |clusters: usize| clusters * self.entry_bytes;
+        self.share
+            .account(bytes(clusters_before), bytes(state.clock.len()));
+    }
+
+    /// Bytes that the cached clusters take.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.lock().clock.len() * self.entry_bytes
+    }
+
+    /// Drops clusters until so many bytes are free.
+    pub(crate) fn evict(&self, wanted_bytes: usize) {
+        let mut state = self.lock();
+        let before = state.clock.len();
+        let goal = before.saturating_sub(wanted_bytes.div_ceil(self.entry_bytes));
+        state.make_room(goal);
+        self.account(before, &state);
     }
 
     /// Drops clusters that were not read since the last call.
     pub(crate) fn drop_unused(&self) {
         let mut state = self.lock();
+        let before = state.clock.len();
         let mut place = 0;
         while place < state.clock.len() {
             if std::mem::replace(&mut state.clock[place].idle, true) {
@@ -173,6 +207,7 @@ impl ClusterCache {
                 place += 1;
             }
         }
+        self.account(before, &state);
     }
 
     #[cfg(test)]
@@ -206,14 +241,7 @@ impl State {
         if self.index.contains_key(&key) {
             return;
         }
-        while self.clock.len() >= most_clusters {
-            self.hand %= self.clock.len();
-            if std::mem::take(&mut self.clock[self.hand].used) {
-                self.hand += 1;
-            } else {
-                self.remove(self.hand);
-            }
-        }
+        self.make_room(most_clusters.saturating_sub(1));
         self.index.insert(key, self.clock.len());
         self.clock.push(CachedCluster {
             key,
@@ -221,6 +249,18 @@ impl State {
             used: false,
             idle: false,
         });
+    }
+
+    /// Drops clusters until there are so many at most.
+    fn make_room(&mut self, most_clusters: usize) {
+        while self.clock.len() > most_clusters {
+            self.hand %= self.clock.len();
+            if std::mem::take(&mut self.clock[self.hand].used) {
+                self.hand += 1;
+            } else {
+                self.remove(self.hand);
+            }
+        }
     }
 
     fn remove(&mut self, place: usize) {
@@ -241,8 +281,11 @@ impl Loader<'_> {
     /// Keeps the cluster for the next request.
     pub(crate) fn keep(self, cluster: Buffer) {
         if self.with_loading(|loading| !loading.stale) {
-            let most = self.cache.most_clusters;
-            self.cache.lock().insert(self.key, Arc::new(cluster), most);
+            self.cache.share.make_room(self.cache.entry_bytes);
+            let mut state = self.cache.lock();
+            let before = state.clock.len();
+            state.insert(self.key, Arc::new(cluster), self.cache.most_clusters);
+            self.cache.account(before, &state);
         }
     }
 
@@ -282,7 +325,12 @@ mod tests {
             version: 3,
             external_data: false,
         };
-        ClusterCache::new(&geometry, 1 << 40, clusters * (CLUSTER + ENTRY_BYTES))
+        ClusterCache::new(
+            &geometry,
+            1 << 40,
+            clusters * (CLUSTER + ENTRY_BYTES),
+            &Arc::default(),
+        )
     }
 
     fn at(host_bytes: u64) -> CompressedDescriptor {

@@ -1,7 +1,9 @@
 //! [`CompressedReads`]: what the reads of an image's compressed clusters share.
 
 use super::cache::ClusterCache;
+use crate::qcow2::cache_budget::CacheShare;
 use async_lock::{Semaphore, SemaphoreGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use vellum_format::geometry::Geometry;
 use vellum_io::lane::compute_threads;
@@ -30,11 +32,16 @@ pub(crate) struct CompressedReads {
 
 impl CompressedReads {
     /// For an image of `size_bytes`; `budget_bytes` are for decompressed clusters.
-    pub(crate) fn new(geometry: &Geometry, size_bytes: u64, budget_bytes: u64) -> Self {
+    pub(crate) fn new(
+        geometry: &Geometry,
+        size_bytes: u64,
+        budget_bytes: u64,
+        share: &Arc<CacheShare>,
+    ) -> Self {
         let read_bytes = geometry.cluster_size_bytes().max(MAX_BATCH_BYTES);
         let reads = (MAX_HELD_BYTES / read_bytes) as usize;
         CompressedReads {
-            cache: ClusterCache::new(geometry, size_bytes, budget_bytes),
+            cache: ClusterCache::new(geometry, size_bytes, budget_bytes, share),
             reads: Semaphore::new(reads.clamp(compute_threads().min(MAX_READS), MAX_READS)),
             wanted: AtomicUsize::new(0),
             ns_per_kib: AtomicU32::new(FIRST_NS_PER_KIB),

@@ -24,6 +24,7 @@ use super::chain_index::{ChainIndex, ChainRun, Place, Region};
 use super::data;
 use super::layers::{BackingChain, Layer, Layers};
 use crate::BlockDevice;
+use crate::qcow2::cache_budget::CacheShare;
 use crate::qcow2::device::Qcow2;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
@@ -221,14 +222,18 @@ fn read_only_image(device: &Arc<dyn BlockDevice>) -> Option<&Arc<Image>> {
 
 impl BackingChain {
     /// The chain that begins with the device `below`.
-    pub(crate) fn new(below: Option<&Arc<dyn BlockDevice>>, budget_bytes: usize) -> Self {
+    pub(crate) fn new(
+        below: Option<&Arc<dyn BlockDevice>>,
+        budget_bytes: usize,
+        share: &Arc<CacheShare>,
+    ) -> Self {
         let first = below.and_then(read_only_image);
         let second = first.and_then(|image| image.backing.as_ref());
         BackingChain {
             below: below.cloned(),
             is_indexed: second.and_then(read_only_image).is_some(),
             may_heal: first.is_some_and(|image| image.may_heal()),
-            index: ChainIndex::new(budget_bytes),
+            index: ChainIndex::new(budget_bytes, share),
             layers: OnceLock::new(),
         }
     }

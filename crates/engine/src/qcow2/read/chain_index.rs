@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::qcow2::cache_budget::CacheShare;
+
 /// Where a run's bytes lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -132,13 +134,15 @@ struct Shard {
 #[derive(Debug)]
 pub(crate) struct ChainIndex {
     shard_budget_bytes: usize,
+    share: Arc<CacheShare>,
     shards: [Mutex<Shard>; SHARDS],
 }
 
 impl ChainIndex {
-    pub(crate) fn new(budget_bytes: usize) -> Self {
+    pub(crate) fn new(budget_bytes: usize, share: &Arc<CacheShare>) -> Self {
         ChainIndex {
             shard_budget_bytes: budget_bytes / SHARDS,
+            share: share.clone(),
             shards: Default::default(),
         }
     }
@@ -176,24 +180,41 @@ impl ChainIndex {
         if size_bytes > self.shard_budget_bytes {
             return;
         }
+        self.share.make_room(size_bytes);
         let mut shard = self.shard(number);
         if shard.regions.contains_key(&number) {
             return;
         }
+        let before = shard.bytes;
         while shard.bytes + size_bytes > self.shard_budget_bytes && shard.turn() {}
         shard.bytes += size_bytes;
         shard.clock.push_back(number);
         let used = false;
         shard.regions.insert(number, CachedRegion { region, used });
+        self.share.account(before, shard.bytes);
     }
 
     /// Drops the regions that were not used since the last call.
     pub(crate) fn drop_unused(&self) {
         for number in 0..SHARDS as u64 {
             let mut shard = self.shard(number);
+            let before = shard.bytes;
             for _ in 0..shard.clock.len() {
                 shard.turn();
             }
+            self.share.account(before, shard.bytes);
+        }
+    }
+
+    /// Drops regions until so many bytes are free.
+    pub(crate) fn evict(&self, wanted_bytes: usize) {
+        let mut freed_bytes = 0;
+        for number in 0..SHARDS as u64 {
+            let mut shard = self.shard(number);
+            let before = shard.bytes;
+            while freed_bytes + before - shard.bytes < wanted_bytes && shard.turn() {}
+            freed_bytes += before - shard.bytes;
+            self.share.account(before, shard.bytes);
         }
     }
 
@@ -263,7 +284,7 @@ mod tests {
 
     #[test]
     fn memory_stays_within_the_budget() {
-        let index = ChainIndex::new(64 << 10);
+        let index = ChainIndex::new(64 << 10, &Arc::default());
         for number in 0..10_000 {
             index.insert(number, region(number as usize % 100 + 1));
             assert!(index.used_bytes() <= 64 << 10);
@@ -275,7 +296,7 @@ mod tests {
 
     #[test]
     fn what_is_used_stays_and_a_full_index_admits_only_what_comes_again() {
-        let index = ChainIndex::new(64 << 10);
+        let index = ChainIndex::new(64 << 10, &Arc::default());
         assert!(index.admits(0));
         for number in 0..2000 {
             index.insert(number, region(10));
@@ -284,6 +305,6 @@ mod tests {
         assert!(index.get(8).is_none());
         assert!(!index.admits(4000));
         assert!(index.admits(4000));
-        assert!(!ChainIndex::new(0).admits(1));
+        assert!(!ChainIndex::new(0, &Arc::default()).admits(1));
     }
 }

@@ -39,6 +39,11 @@ impl BackingChain {
         self.index.used_bytes()
     }
 
+    /// Drops parts of the index until so many bytes are free.
+    pub(crate) fn evict(&self, wanted_bytes: usize) {
+        self.index.evict(wanted_bytes);
+    }
+
     /// Drops what was not used since the last call.
     pub(crate) fn drop_unused(&self) {
         self.index.drop_unused();

@@ -36,6 +36,8 @@ use shard::{Origin, Shard, Stored, TableState, hash};
 use smallvec::SmallVec;
 use vellum_io::{Buffer, Result};
 
+use crate::qcow2::cache_budget::CacheShare;
+
 /// How much memory a cache may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget {
@@ -65,6 +67,9 @@ pub(crate) struct TableCache<C: Codec = RawTables> {
     used_bytes: AtomicUsize,
     tables: AtomicUsize,
     dirty: AtomicUsize,
+    share: Arc<CacheShare>,
+    /// Where others that need room begin to take it.
+    next_shard: AtomicUsize,
     shards: Box<[Mutex<Shard<C>>]>,
 }
 
@@ -112,10 +117,17 @@ impl<C: Codec> TableCache<C> {
             used_bytes: AtomicUsize::new(0),
             tables: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
+            share: Arc::default(),
+            next_shard: AtomicUsize::new(0),
             shards: (0..shards).map(|_| Mutex::default()).collect(),
         };
         cache.set_budget(budget);
         cache
+    }
+
+    /// Has what the cache takes count as a part of what many take together.
+    pub(crate) fn share_with(&mut self, share: &Arc<CacheShare>) {
+        self.share = share.clone();
     }
 
     /// Changes the budget; what is too much now is evicted.
@@ -141,6 +153,7 @@ impl<C: Codec> TableCache<C> {
     fn is_dirty_beyond(&self, percent: usize) -> bool {
         let dirty_bytes = self.dirty.load(Ordering::Relaxed) * self.table_bytes;
         let max_bytes = self.max_bytes.load(Ordering::Relaxed);
+        let max_bytes = self.share.part_of(max_bytes);
         dirty_bytes > max_bytes.max(2 * self.table_bytes) / 100 * percent
     }
 
@@ -184,6 +197,7 @@ impl<C: Codec> TableCache<C> {
         // Wrapping: the difference may be negative.
         self.used_bytes
             .fetch_add(real.wrapping_sub(counted), Ordering::Relaxed);
+        self.share.account(counted, real);
         self.tables
             .fetch_add(shard.len().wrapping_sub(tables_before), Ordering::Relaxed);
     }
@@ -214,6 +228,7 @@ impl<C: Codec> TableCache<C> {
             drop(shard);
             self.hold_dirty();
             self.make_room(index, 0);
+            self.share.make_room(0);
         }
         Some(result)
     }
@@ -240,15 +255,34 @@ impl<C: Codec> TableCache<C> {
     /// Evicts clean tables until `need_bytes` more are within the budget, or one
     /// clean table is left; those of shard `first` go first.
     fn make_room(&self, first: usize, need_bytes: usize) {
+        self.evict_while(first, || {
+            let used = self.used_bytes.load(Ordering::Relaxed);
+            used.saturating_add(need_bytes) > self.limit_bytes.load(Ordering::Relaxed)
+        });
+    }
+
+    /// Evicts clean tables until so many bytes are free, or one clean table is left.
+    pub(crate) fn evict(&self, wanted_bytes: usize) {
+        let goal = self.used_bytes().saturating_sub(wanted_bytes);
+        // Not always the same shard.
+        let first = self.next_shard.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+        self.evict_while(first, || self.used_bytes() > goal);
+        for index in 0..self.shards.len() {
+            let mut shard = self.lock(index);
+            shard.give_spare_back();
+            let tables = shard.len();
+            self.account(&mut shard, tables);
+        }
+    }
+
+    /// Evicts clean tables, those of shard `first` first, while that is wanted and more than one
+    /// is left.
+    fn evict_while(&self, first: usize, is_wanted: impl Fn() -> bool) {
         let per_table = match self.adaptive.load(Ordering::Relaxed) {
             true => ADAPTIVE_GHOSTS_PER_TABLE,
             false => 1,
         };
-        let too_much = || {
-            let used = self.used_bytes.load(Ordering::Relaxed);
-            used.saturating_add(need_bytes) > self.limit_bytes.load(Ordering::Relaxed)
-                && self.tables.load(Ordering::Relaxed) > 1
-        };
+        let too_much = || is_wanted() && self.tables.load(Ordering::Relaxed) > 1;
         for offset in 0..self.shards.len() {
             if !too_much() {
                 return;
@@ -286,6 +320,7 @@ impl<C: Codec> TableCache<C> {
             self.grow(stored_bytes);
         }
         self.make_room(index, stored_bytes);
+        self.share.make_room(stored_bytes);
         let mut shard = self.lock(index);
         // `forget` while we were reading: the bytes are of no use to anybody, not
         // even to those who are loading the table anew.
@@ -430,6 +465,7 @@ impl<C: Codec> TableCache<C> {
             }
         }
         self.make_room(0, 0);
+        self.share.make_room(0);
     }
 
     /// Drops every clean table that was not used since the last call, and packs

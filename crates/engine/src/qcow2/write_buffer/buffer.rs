@@ -22,12 +22,14 @@ mod pieces;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use event_listener::{Event, EventListener};
 use parking_lot::{Mutex, MutexGuard};
 use vellum_io::{Buffer, Error, Result};
 
+use crate::qcow2::cache_budget::CacheShare;
 use pieces::{Pieces, memory_for};
 
 /// Ends of recent writes that are remembered to recognise sequential ones.
@@ -155,6 +157,7 @@ pub(crate) struct WriteBuffer {
     budget_bytes: AtomicUsize,
     /// See [`WriteBuffer::defer`].
     is_deferring: AtomicBool,
+    share: Arc<CacheShare>,
 }
 
 impl WriteBuffer {
@@ -166,7 +169,14 @@ impl WriteBuffer {
             changed: Event::new(),
             budget_bytes: AtomicUsize::new(budget_bytes),
             is_deferring: AtomicBool::new(false),
+            share: Arc::default(),
         }
+    }
+
+    /// Has it take no more than an equal part of what the caches of many images take together.
+    pub(crate) fn sharing(mut self, share: &Arc<CacheShare>) -> Self {
+        self.share = share.clone();
+        self
     }
 
     /// From now on a cluster waits for more bytes until half of the budget is used or no writes
@@ -181,7 +191,8 @@ impl WriteBuffer {
     }
 
     fn budget_bytes(&self) -> usize {
-        self.budget_bytes.load(Ordering::Acquire)
+        self.share
+            .part_of(self.budget_bytes.load(Ordering::Acquire))
     }
 
     /// Whether clusters wait, as [`WriteBuffer::defer`] says.

@@ -444,6 +444,16 @@ impl<C: Codec> Shard<C> {
         true
     }
 
+    /// Gives memory back that far more tables needed to be found, and to be missed.
+    pub(super) fn give_spare_back(&mut self) {
+        let tables = self.tables.len();
+        if self.tables.capacity() > 2 * tables + MIN_SPARE_TABLES {
+            self.tables.shrink_to(tables + tables / 2);
+            self.by_key.shrink_to(tables + tables / 2);
+            self.ghosts = None;
+        }
+    }
+
     /// Drops every clean table that was not used since the last call, packs the
     /// others, and gives back what memory this frees.
     pub(super) fn drop_unused(&mut self, codec: &C) {
@@ -467,6 +477,9 @@ impl<C: Codec> Shard<C> {
         self.ghosts = None;
     }
 }
+
+/// So many places for tables are never too many.
+const MIN_SPARE_TABLES: usize = 8;
 
 /// Why a table comes into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
