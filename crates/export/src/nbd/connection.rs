@@ -36,6 +36,11 @@ use vellum_nbd::request::{Command, Framing, RequestHeader, SessionLimits};
 /// that the connection stays usable.
 const MAX_SKIPPED_BYTES: u64 = 2 * proto::MAX_PAYLOAD_BYTES;
 
+/// So many requests are begun one after the other, of those that have come, before other
+/// connections have their turn: one with a deep queue delays one with a single request by no
+/// more than that.
+const TURN_REQUESTS: u32 = 16;
+
 /// What the handshake agreed on.
 #[derive(Debug)]
 pub(super) struct NegotiatedSession {
@@ -106,7 +111,13 @@ async fn read_requests(
 ) -> Result<(), Disconnect> {
     let framing = connection.agreement.framing;
     let header_bytes = framing.request_header_bytes();
+    let mut begun = 0;
     loop {
+        if begun == TURN_REQUESTS {
+            begun = 0;
+            lane::yield_now().await;
+        }
+        begun += 1;
         input
             .need(&connection.agreement.channel, header_bytes)
             .await?;
