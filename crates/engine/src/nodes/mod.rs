@@ -53,6 +53,7 @@ mod copy_on_read;
 mod device_storage;
 mod filter;
 mod link;
+mod quorum;
 mod recorder;
 
 pub use absent::absent;
@@ -60,4 +61,7 @@ pub use copy_on_read::CopyOnRead;
 pub use device_storage::DeviceStorage;
 pub use filter::Filter;
 pub use link::{Drained, Link, nothing};
+pub use quorum::{
+    Quorum, QuorumChild, QuorumListener, QuorumOperation, QuorumOptions, QuorumReport, ReadPattern,
+};
 pub use recorder::{RecordedDevice, RecordedStorage, Recorder};
