@@ -42,7 +42,6 @@ const DRIVERS: &[&str] = &[
     "null-co",
     "nvme",
     "preallocate",
-    "quorum",
     "rbd",
     "replication",
     "snapshot-access",

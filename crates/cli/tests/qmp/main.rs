@@ -12,6 +12,7 @@ mod link;
 mod mirror;
 mod objects;
 mod place;
+mod quorum;
 mod reopen;
 mod schema;
 mod scrub;

@@ -2,7 +2,6 @@
     ("blockdev-set-active is theirs", "the command is not there yet"),
     ("drive-backup is theirs", "the command is not there yet"),
     ("x-blockdev-amend is theirs", "the command is not there yet"),
-    ("QUORUM_", "there is no quorum yet"),
     (
         "VSERPORT_CHANGE is theirs",
         "only machines have serial ports; QEMU's daemon never emits it",

@@ -6,18 +6,22 @@
 //! - Memory is bounded: where nobody takes events for a while, the newest are dropped.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use event_listener::Event;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use vellum::nodes::{QuorumOperation, QuorumReport};
 use vellum_export::accounting::{FailedRequest, Operation};
 use vellum_io::lane;
 
 use super::events::Events;
 use crate::nodes::NodeNotice;
 
+/// In events offsets are told in these.
+const SECTOR_BYTES: u64 = 512;
 /// So many events wait at most.
 const MOST_EVENTS: usize = 1024;
 /// Of the failures of one export one is told in this time, as in QEMU.
@@ -71,6 +75,7 @@ impl Notices {
                     "amount-exceeded": exceeded_bytes,
                 }),
             ),
+            NodeNotice::Quorum { node, report } => self.of_quorum(&node, report),
             NodeNotice::Corrupted {
                 node,
                 message,
@@ -87,6 +92,44 @@ impl Notices {
                     data["offset"] = json!(offset_bytes);
                 }
                 self.post("BLOCK_IMAGE_CORRUPTED", data);
+            }
+        }
+    }
+
+    fn of_quorum(&self, node: &str, report: QuorumReport) {
+        // In sectors, as events have it.
+        let place = |range: &Range<u64>| {
+            let first = range.start / SECTOR_BYTES;
+            (first, range.end.div_ceil(SECTOR_BYTES) - first)
+        };
+        match report {
+            QuorumReport::Failure { range } => {
+                let (first, count) = place(&range);
+                let data = json!({"reference": node, "sector-num": first, "sectors-count": count});
+                self.post("QUORUM_FAILURE", data);
+            }
+            QuorumReport::Bad {
+                child,
+                operation,
+                range,
+                error,
+            } => {
+                let (first, count) = place(&range);
+                let kind = match operation {
+                    QuorumOperation::Read => "read",
+                    QuorumOperation::Write => "write",
+                    QuorumOperation::Flush => "flush",
+                };
+                let mut data = json!({
+                    "type": kind,
+                    "node-name": child,
+                    "sector-num": first,
+                    "sectors-count": count,
+                });
+                if let Some(error) = error {
+                    data["error"] = json!(error);
+                }
+                self.post("QUORUM_REPORT_BAD", data);
             }
         }
     }

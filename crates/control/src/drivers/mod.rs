@@ -17,6 +17,7 @@ mod names;
 mod nbd;
 mod null;
 mod preallocate;
+mod quorum;
 mod throttle;
 
 use std::future::Future;
@@ -99,6 +100,7 @@ static DRIVERS: &[Driver] = &[
     format("qcow2", |o, c, a| {
         Box::pin(open_format(Some(Format::Qcow2), o, c, a))
     }),
+    protocol("quorum", |o, c, a| Box::pin(quorum::open(o, c, a))),
     format("raw", |o, c, a| {
         Box::pin(open_format(Some(Format::Raw { probed: false }), o, c, a))
     }),

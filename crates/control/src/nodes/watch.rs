@@ -6,13 +6,14 @@
 use std::sync::{Arc, OnceLock};
 
 use vellum::Result;
+use vellum::nodes::QuorumReport;
 use vellum_storage::nodes::watch::{WatchedStorage, WriteWatch};
 
 use super::{Nodes, unknown};
 use crate::graph::{NodeKind, OpenedNode};
 
 /// Something that has happened to a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum NodeNotice {
     /// A write reaches beyond the threshold, which is gone now.
     WriteThreshold {
@@ -22,6 +23,13 @@ pub enum NodeNotice {
         threshold_bytes: u64,
         /// How far beyond it the write ends, in bytes.
         exceeded_bytes: u64,
+    },
+    /// Children of a quorum do not agree, or fail.
+    Quorum {
+        /// The node.
+        node: String,
+        /// What was found.
+        report: QuorumReport,
     },
     /// The metadata of an image contradicts itself.
     Corrupted {

@@ -242,9 +242,6 @@ impl Core {
             (self.listener)(QuorumReport::Failure { range });
             return Err(ballot.into_failure());
         }
-        for child in ballot.outvoted() {
-            self.report_bad(child, QuorumOperation::Read, &range, None);
-        }
         if ballot.votes() < self.options.threshold {
             let message = format!(
                 "only {} of {} children agree on what is there, and {} must",
@@ -257,6 +254,9 @@ impl Core {
             return Err(error.target("quorum"));
         }
         let outvoted = ballot.outvoted();
+        for &child in &outvoted {
+            self.report_bad(child, QuorumOperation::Read, &range, None);
+        }
         let winner = ballot.into_winner();
         if self.options.rewrites && !outvoted.is_empty() {
             let rewrites = outvoted.iter().map(|&child| {
