@@ -36,11 +36,6 @@ pub(super) fn take_settings(
     Ok((settings, speed))
 }
 
-/// Takes what a job is to do when a request fails: there is only one thing that it does.
-pub(super) fn take_policy(arguments: &mut Arguments, key: &str) -> Result<(), Failure> {
-    arguments.choice(key, &[("report", ())]).map(drop)
-}
-
 /// Takes what a job is to do when a request fails.
 pub(super) fn take_on_error(arguments: &mut Arguments, key: &str) -> Result<OnError, Failure> {
     let choices = [
@@ -221,7 +216,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let settings = take_settings(&mut arguments, "stream")?;
     let base = arguments.text("base-node")?;
     let backing_file = arguments.text("backing-file")?;
-    take_policy(&mut arguments, "on-error")?;
+    let on_error = take_on_error(&mut arguments, "on-error")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
@@ -254,6 +249,10 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         between: chain[1..base_at].to_vec(),
         base,
         backing_file,
+        policies: ErrorPolicies {
+            source: on_error,
+            target: on_error,
+        },
     };
     let prepared = Stream::prepare(JobNodes::new(nodes), &job, what).await;
     begin(&daemon, job, prepared)

@@ -17,6 +17,7 @@ mod nodes;
 mod objects;
 mod reopen;
 mod snapshots;
+mod targets;
 mod transaction;
 
 use std::future::Future;
@@ -91,7 +92,9 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
     ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
     ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),
-    ("blockdev-backup", |d, a| Box::pin(backup::begin(d, a))),
+    ("blockdev-backup", |d, a| {
+        Box::pin(backup::blockdev_backup(d, a))
+    }),
     ("blockdev-create", |d, a| Box::pin(create::begin(d, a))),
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
     ("blockdev-mirror", |d, a| {
@@ -119,6 +122,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("chardev-send-break", |d, a| {
         Box::pin(chardevs::send_break(d, a))
     }),
+    ("drive-backup", |d, a| Box::pin(backup::drive_backup(d, a))),
     ("drive-mirror", |d, a| Box::pin(mirror::drive_mirror(d, a))),
     ("job-cancel", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Cancel))

@@ -440,9 +440,6 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     let parts = daemon.parts.lock().await;
     job.unfollow();
     work.leave().await;
-    if let Some(filter) = &job.settings.filter {
-        parts.nodes.forget_filter(filter);
-    }
     job.bitmap.take();
     drop(parts);
     let mut described = job.describe_as_event();
