@@ -259,6 +259,7 @@ fn unreadable(errno: u64) -> Step {
 const WITHOUT_OFFSETS: Tolerance = Tolerance {
     left_out: &["offset"],
     by_job: false,
+    events: false,
 };
 
 /// The rest of a script with a job that meets a failure.

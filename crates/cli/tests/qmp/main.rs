@@ -9,6 +9,7 @@ mod create;
 mod drive_backup;
 mod fleecing;
 mod hostile;
+mod inactive;
 mod link;
 mod mirror;
 mod objects;

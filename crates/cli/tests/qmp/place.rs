@@ -265,6 +265,8 @@ pub struct Tolerance {
     pub left_out: &'static [&'static str],
     /// The order of events of different jobs.
     pub by_job: bool,
+    /// Events.
+    pub events: bool,
 }
 
 /// As [`same`], but for what may differ.
@@ -298,6 +300,9 @@ pub fn alike(words: &[&str], script: &[Step], tolerance: &Tolerance) {
         let left_out = tolerance.left_out;
         let (ours, theirs) = (without(left_out, ours), without(left_out, theirs));
         assert_eq!(sorted(&ours), sorted(&theirs), "answer {at}");
+    }
+    if tolerance.events {
+        return;
     }
     let told = |events: Vec<Value>| -> Vec<Value> {
         let events = calm(events).into_iter();

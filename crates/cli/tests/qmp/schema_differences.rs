@@ -1,5 +1,4 @@
 &[
-    ("blockdev-set-active is theirs", "the command is not there yet"),
     ("x-blockdev-amend is theirs", "the command is not there yet"),
     ("QUORUM_", "there is no quorum yet"),
     (

@@ -139,9 +139,6 @@ fn take_tuning(mut tuning: Arguments) -> Result<Tuning, Failure> {
     })
 }
 
-/// What its refusals of a filter begin with.
-const NO_FILTER: &str = "Could not create node";
-
 impl BackupArguments {
     /// Opens the target, which is made if it is not there.
     async fn open_target(&mut self, nodes: &Nodes, target: &NewTarget) -> Result<String, Failure> {
@@ -219,6 +216,15 @@ impl BackupArguments {
         }))
     }
 
+    /// Whether its filter can stand where it is to.
+    fn check_filter(&self, nodes: &Nodes, settings: &Settings) -> Result<(), Failure> {
+        let active = |name, role| jobs::check_active(nodes, settings, (name, role));
+        let checked = jobs::check_filter(nodes, settings)
+            .and_then(|()| active(&self.source, "file"))
+            .and_then(|()| active(&self.target, "target"));
+        checked.map_err(|failure| Failure::new(format!("{}: {}", jobs::NO_FILTER, failure.text)))
+    }
+
     /// Whether its nodes are fit for it.
     fn check_nodes(&self, nodes: &Nodes) -> Result<(), Failure> {
         if self.source == self.target {
@@ -242,7 +248,7 @@ impl BackupArguments {
         if source.size_bytes() != target.size_bytes() {
             return Err(Failure::new("Source and target image have different sizes"));
         }
-        match target.info().read_only {
+        match target.info().read_only && !nodes.is_inactive(&self.target) {
             true => Err(Failure::new(
                 "Could not create node: Block node is read-only",
             )),
@@ -337,10 +343,8 @@ impl BackupRequest {
         let bitmap = wanted.check_bitmap(daemon, nodes).await?;
         wanted.check_nodes(nodes)?;
         let min_grain_bytes = check_min_cluster(wanted.tuning.min_cluster_bytes)
-            .map_err(|error| error.context("backup", NO_FILTER))?;
-        if let Err(failure) = jobs::check_filter(nodes, &settings.0) {
-            return Err(Failure::new(format!("{NO_FILTER}: {}", failure.text)));
-        }
+            .map_err(|error| error.context("backup", jobs::NO_FILTER))?;
+        wanted.check_filter(nodes, &settings.0)?;
         let job = jobs::create(daemon, settings)?;
         if let Some(bitmap) = &bitmap {
             job.keep_bitmap(&wanted.source, &bitmap.bitmap.name);

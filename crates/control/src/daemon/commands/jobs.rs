@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::nodes::{User, unknown, unknown_node};
+use crate::nodes::{User, inactive_child, unknown, unknown_node};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
 use vellum_jobs::job::{JobCommand, Status, Verb};
 
@@ -48,12 +48,29 @@ pub(super) fn take_on_error(arguments: &mut Arguments, key: &str) -> Result<OnEr
     Ok(arguments.choice(key, &choices)?.unwrap_or_default())
 }
 
+/// What refusals of filters that are nodes begin with.
+pub(super) const NO_FILTER: &str = "Could not create node";
+
 /// Refuses a filter that cannot be called as it is to be. Nodes are held meanwhile.
 pub(super) fn check_filter(nodes: &Nodes, settings: &Settings) -> Result<(), Failure> {
     match &settings.filter {
         None => Ok(()),
         Some(name) => Ok(nodes.check_new_name(name)?),
     }
+}
+
+/// Refuses an inactive node, in front of which a job's filter cannot be. Nodes are held meanwhile.
+pub(super) fn check_active(
+    nodes: &Nodes,
+    settings: &Settings,
+    (name, role): (&str, &str),
+) -> Result<(), Failure> {
+    if !nodes.is_inactive(name) {
+        return Ok(());
+    }
+    let filter = settings.filter.clone();
+    let filter = filter.unwrap_or_else(|| nodes.make_up_name());
+    Err(inactive_child(name, role, &filter).into())
 }
 
 pub(super) fn create(
@@ -195,6 +212,7 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     }
     check_alone(nodes, &chain[..=base_at])?;
     check_filter(nodes, &settings.0)?;
+    check_active(nodes, &settings.0, (&chain[top_at], "backing"))?;
     let policies = ErrorPolicies {
         source: on_error,
         target: on_error,
@@ -243,6 +261,8 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         if above && !by_job { Ok(()) } else { Err(error) }
     })?;
     check_filter(nodes, &settings.0)?;
+    check_active(nodes, &settings.0, (&device, "file"))
+        .map_err(|failure| Failure::new(format!("{NO_FILTER}: {}", failure.text)))?;
     let job = create(&daemon, settings)?;
     let what = Streamed {
         image: device,

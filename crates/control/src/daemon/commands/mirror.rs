@@ -161,6 +161,7 @@ impl MirrorArguments {
             return Err(Failure::new("Can't mirror node into itself"));
         }
         jobs::check_filter(nodes, &self.settings.0)?;
+        jobs::check_active(nodes, &self.settings.0, (&self.source, "backing"))?;
         let job = jobs::create(daemon, self.settings)?;
         let what = Mirrored {
             source: self.source,

@@ -101,6 +101,9 @@ const COMMANDS: &[(&str, Command)] = &[
         Box::pin(mirror::blockdev_mirror(d, a))
     }),
     ("blockdev-reopen", |d, a| Box::pin(reopen::reopen(d, a))),
+    ("blockdev-set-active", |d, a| {
+        Box::pin(nodes::set_active(d, a))
+    }),
     ("blockdev-snapshot", |d, a| {
         Box::pin(snapshots::overlay(d, a))
     }),
