@@ -1,6 +1,7 @@
 //! The monitor of `qemu-storage-daemon` beside the real one: the same scripts, the same
 //! answers and events.
 
+mod amend;
 mod backup;
 mod bitmaps;
 mod block_stats;

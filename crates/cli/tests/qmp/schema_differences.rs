@@ -1,5 +1,4 @@
 &[
-    ("x-blockdev-amend is theirs", "the command is not there yet"),
     ("QUORUM_", "there is no quorum yet"),
     (
         "VSERPORT_CHANGE is theirs",

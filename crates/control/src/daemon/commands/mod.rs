@@ -4,6 +4,7 @@
 //!
 //! Invariant: commands run one at a time, whichever monitor they come from.
 
+mod amend;
 mod backup;
 mod bitmaps;
 mod block_stats;
@@ -191,6 +192,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("ringbuf-read", |d, a| Box::pin(chardevs::ring_read(d, a))),
     ("ringbuf-write", |d, a| Box::pin(chardevs::ring_write(d, a))),
     ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
+    ("x-blockdev-amend", |d, a| Box::pin(amend::begin(d, a))),
     ("x-blockdev-change", |d, a| Box::pin(graph::change(d, a))),
     ("x-blockdev-set-iothread", |d, a| {
         Box::pin(graph::set_iothread(d, a))
