@@ -11,6 +11,7 @@ mod drive_backup;
 mod fleecing;
 mod hostile;
 mod inactive;
+mod libvirt;
 mod link;
 mod mirror;
 mod objects;

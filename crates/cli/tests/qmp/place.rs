@@ -59,6 +59,9 @@ impl Place {
         if name.starts_with("nbd") {
             words.extend(["-f", "raw"]);
         }
+        if commands.iter().all(|command| command.starts_with("read")) {
+            words.push("-r");
+        }
         words.extend(commands.iter().flat_map(|command| ["-c", command]));
         words.push(name);
         let said = self.must("qemu-io", &words);
