@@ -24,6 +24,23 @@ pub(crate) fn is_asked_for(settings: &CreateSettings, prefix: &str) -> bool {
         .any(|name| settings.is_given(&format!("{prefix}{name}")))
 }
 
+/// As [`key_change`], unlocked by a secret of its own where one is named.
+///
+/// # Errors
+/// As [`key_change`].
+pub(crate) fn key_change_by(
+    settings: &CreateSettings,
+    prefix: &str,
+    force: bool,
+    unlocked_by: Option<&str>,
+) -> Result<KeyChange> {
+    let mut change = key_change(settings, prefix, force)?;
+    if let (KeyChange::Add { known, .. }, Some(id)) = (&mut change, unlocked_by) {
+        *known = Some(secret::passphrase(id)?);
+    }
+    Ok(change)
+}
+
 /// The change of key slots that settings ask for.
 ///
 /// # Errors
@@ -55,6 +72,7 @@ pub(crate) fn key_change(
             Ok(KeyChange::Add {
                 slot,
                 new: secret::passphrase(new)?,
+                known: None,
                 iteration_time: IterationTime::Milliseconds(milliseconds),
                 force,
             })

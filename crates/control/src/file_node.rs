@@ -208,8 +208,9 @@ impl CommonOptions {
             },
             Some(_) => return Err(invalid("Invalid discard option")),
         };
+        let is_writable = !read_only && !inherited.inactive;
         let common = CommonOptions {
-            writable: !read_only,
+            writable: is_writable,
             direct: options
                 .take_bool("cache.direct")?
                 .unwrap_or(inherited.cache.direct),
@@ -221,12 +222,15 @@ impl CommonOptions {
                 .take_bool("force-share")?
                 .unwrap_or(inherited.force_share),
         };
-        if common.force_share && common.writable {
+        if common.force_share && !read_only {
             return Err(invalid(
                 "force-share=on can only be used with read-only images",
             ));
         }
-        Ok(common)
+        Ok(CommonOptions {
+            force_share: common.force_share || inherited.inactive,
+            ..common
+        })
     }
 
     /// The flags that nodes below inherit.
@@ -278,7 +282,8 @@ fn permissions(flags: &OpenFlags, common: &CommonOptions, user: FileUse) -> Perm
     if flags.metadata_only {
         permissions.used = permissions.used.without(PermissionSet::CONSISTENT_READ);
     }
-    if common.force_share {
+    // A file with a name may be active below an inactive format.
+    if common.force_share || flags.inactive {
         permissions.shared = PermissionSet::ALL;
     }
     permissions

@@ -77,6 +77,9 @@ pub struct OpenFlags {
     pub detect_zeroes: DetectZeroes,
     /// Take no lock that another process could conflict with (`-U`).
     pub force_share: bool,
+    /// Somebody else may write to the image: nothing is written here, and no lock is taken that
+    /// would keep him away. Of nodes that can be changed while they are used.
+    pub inactive: bool,
     /// Keep writers away even where the format would let them be (the source of
     /// a conversion).
     pub no_share: bool,
@@ -119,6 +122,7 @@ impl Default for OpenFlags {
             discard: false,
             detect_zeroes: DetectZeroes::Off,
             force_share: false,
+            inactive: false,
             no_share: false,
             resize: false,
             unlocked_from: None,

@@ -17,7 +17,7 @@ use crate::drivers::{self, Driver};
 use crate::file_node::{CommonOptions, FileUse, UnlockedFile};
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::FilePolicy;
-use crate::nodes::Origin;
+use crate::nodes::{Origin, inactive_child};
 use crate::open::{self, Ancestry};
 use crate::options::{Options, Scalar};
 
@@ -171,6 +171,7 @@ pub(crate) async fn open(
     role: Role,
     around: &OpenContext,
 ) -> Result<OpenedNode> {
+    let around = &with_activity(&mut options, around)?;
     let place = &around.place;
     let node_name = match options.get_text("node-name") {
         None if place.names_all() => Some(place.nodes.make_up_name()),
@@ -218,6 +219,25 @@ pub(crate) async fn open(
     Ok(opened)
 }
 
+/// How a node is opened that may be inactive. One that is opened anew stays what it is.
+fn with_activity(options: &mut Options, around: &OpenContext) -> Result<OpenContext> {
+    let mut around = around.clone();
+    if around.place.nodes.are_live() {
+        let active = options.take_bool("active")?;
+        match (active, &around.place.parent) {
+            _ if around.place.renewal => {}
+            (Some(false), Some(above)) if !around.flags.inactive => {
+                let name = options.get_text("node-name").unwrap_or_default();
+                return Err(inactive_child(name, "file", above));
+            }
+            // What its options describe below a node is as active as that is.
+            (None, _) | (_, Some(_)) => {}
+            (Some(active), None) => around.flags.inactive = !active,
+        }
+    }
+    Ok(around)
+}
+
 fn take_detect_zeroes(options: &mut Options) -> Result<DetectZeroes> {
     match options.take_text("detect-zeroes")? {
         None => Ok(DetectZeroes::Off),
@@ -253,6 +273,7 @@ pub(crate) async fn optional_child(
     match options.take(key) {
         Some(Scalar::Text(name)) => {
             let node = around.place.nodes.referred(&name)?;
+            around.place.check_activity(&name, key, &around.flags)?;
             let node = node.for_user(around.flags.writable)?;
             around.place.note_use(&name, key)?;
             return Ok(Some(node));

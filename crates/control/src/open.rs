@@ -15,7 +15,7 @@ use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, OpenedNode, Role};
-use crate::nodes::{Nodes, Origin, RequiredAccess, User};
+use crate::nodes::{Nodes, Origin, RequiredAccess, User, inactive_child};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::probed_raw::ProbedRaw;
@@ -341,6 +341,15 @@ impl Ancestry {
         Ancestry {
             role: Some(role.to_owned()),
             ..self.clone()
+        }
+    }
+
+    /// Refuses a node as `role` of an active one, if it is inactive.
+    pub(crate) fn check_activity(&self, name: &str, role: &str, flags: &OpenFlags) -> Result<()> {
+        let above = self.parent.as_deref().unwrap_or_default();
+        match !flags.inactive && self.nodes.is_inactive(name) {
+            true => Err(inactive_child(name, role, above)),
+            false => Ok(()),
         }
     }
 

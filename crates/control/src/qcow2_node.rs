@@ -317,6 +317,7 @@ fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Ancestry) -> R
         Some(Scalar::Null) => return Ok(Override::None),
         Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
         Some(Scalar::Text(text)) => {
+            place.check_activity(&text, "backing", flags)?;
             return match place.nodes.stand_on(place, &text, flags) {
                 Ok(device) => Ok(Override::Node(device)),
                 Err(error) if flags.metadata_only => Err(error),

@@ -18,6 +18,7 @@ pub(crate) async fn change(device: Arc<dyn BlockDevice>) -> Result<(), Failure> 
     };
     let failed = |error: Error| Failure::error(FailureKind::Request, "change keys", &error);
     let add = KeyChange::Add {
+        known: None,
         slot: None,
         new: OTHER.into(),
         iteration_time: IterationTime::Iterations(1),

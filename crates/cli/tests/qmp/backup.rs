@@ -126,7 +126,7 @@ fn serve(place: &Place, to: Value) -> Daemon {
     daemon
 }
 
-fn disk() -> Place {
+pub fn disk() -> Place {
     let place = Place::new();
     place.img("create -q -f qcow2 d 8M");
     place.img("create -q -f qcow2 full 8M");

@@ -1,13 +1,17 @@
 //! The monitor of `qemu-storage-daemon` beside the real one: the same scripts, the same
 //! answers and events.
 
+mod amend;
 mod backup;
 mod bitmaps;
 mod block_stats;
 mod chardev;
 mod create;
+mod drive_backup;
 mod fleecing;
 mod hostile;
+mod inactive;
+mod libvirt;
 mod link;
 mod mirror;
 mod objects;

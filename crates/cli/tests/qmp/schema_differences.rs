@@ -1,7 +1,4 @@
 &[
-    ("blockdev-set-active is theirs", "the command is not there yet"),
-    ("drive-backup is theirs", "the command is not there yet"),
-    ("x-blockdev-amend is theirs", "the command is not there yet"),
     (
         "VSERPORT_CHANGE is theirs",
         "only machines have serial ports; QEMU's daemon never emits it",
@@ -21,11 +18,8 @@
     ("block-export-add<vhost-user-blk>.poll-max-ns is ours", "beyond QEMU's"),
     ("block-export-add<vhost-user-blk>.serial is ours", "beyond QEMU's"),
     ("blockdev-backup.x-vellum-fleecing is ours", "beyond QEMU's"),
+    ("drive-backup.x-vellum-fleecing is ours", "beyond QEMU's"),
     ("query-block-jobs->[].x-vellum-held-ms is ours", "beyond QEMU's"),
-    (
-        "transaction.actions[].type = theirs",
-        "drive-backup is not there yet",
-    ),
     ("blockdev-add.driver = theirs", "drivers that are not there"),
     ("blockdev-add<qcow2>", "options beyond QEMU's"),
     (

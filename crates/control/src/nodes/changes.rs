@@ -20,7 +20,7 @@ use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
 use super::renew::ReopenChanges;
-use super::{MADE_UP, Nodes, Use, User, invalid, unknown, unknown_node};
+use super::{MADE_UP, Nodes, Use, User, activity, invalid, unknown, unknown_node};
 use crate::throttle_groups;
 
 /// The users of a node, held up until this is dropped.
@@ -290,12 +290,19 @@ impl Nodes {
         self.check_snapshot(node, overlay)?;
         // What cannot be made durable is left alone before anything is changed.
         self.flush(node).await?;
+        // An overlay over an inactive node is inactive, as in QEMU.
+        let inactivated = match self.is_inactive(node) {
+            true => self.affected_by_activity(Some(overlay), false)?,
+            false => Vec::new(),
+        };
         let renewal = ReopenChanges::child("backing", Some(node));
-        self.renew(overlay, &renewal).await?;
+        self.renew_with_activity(overlay, renewal, &inactivated)
+            .await?;
         let led = self.lead_over(node, overlay).await;
         if led.is_err() {
             // The overlay holds nothing and nobody uses it: it stands on nothing, as before.
             let _ = self.stand_on_another(overlay, None).await;
+            let _ = self.set_activity(&inactivated, true).await;
         }
         led
     }
@@ -359,6 +366,10 @@ impl Nodes {
         if named.nodes[overlay].opened.driver != "qcow2" {
             return Err(invalid("The overlay does not support backing images"));
         }
+        let is_written = |one: &Use| one.node == node && one.wanted.changes.content;
+        if named.is_inactive(overlay) && named.uses.iter().any(is_written) {
+            return Err(activity::unavailable("write"));
+        }
         // Better now than when the overlay stands on it.
         named.check_renewable(&named.standing_directly(&[node.to_owned()]), Some(node))
     }
@@ -374,6 +385,9 @@ impl Nodes {
         };
         if is_writable == writable {
             return Ok(());
+        }
+        if writable && self.is_inactive(name) {
+            return Err(activity::unavailable("write"));
         }
         let renewal = ReopenChanges {
             writable: Some(writable),

@@ -22,6 +22,8 @@ pub struct NodeInfo {
     pub device: Option<Arc<dyn BlockDevice>>,
     /// Whether it is open for writing.
     pub writable: bool,
+    /// Whether it is active; otherwise it is written to only once it is.
+    pub active: bool,
     /// The node that it stands on by its backing file.
     pub backing: Option<String>,
 }
@@ -81,7 +83,8 @@ impl Nodes {
                     filename,
                     size_bytes,
                     device,
-                    writable: node.opened.writable,
+                    writable: node.is_writable_when_active(),
+                    active: !node.is_inactive(),
                     backing: None,
                 }
             };

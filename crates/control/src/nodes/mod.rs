@@ -11,6 +11,7 @@
 //!   is not closed by them: others may stand on it later.
 //! - What a failed change has made is gone, and its names are free again.
 
+mod activity;
 mod bitmaps;
 mod borrowed;
 mod changes;
@@ -39,6 +40,7 @@ use crate::graph::{self, NodeKind, OpenContext, OpenedNode, Role};
 use crate::open::Ancestry;
 use crate::options::Options;
 
+pub(crate) use activity::inactive_child;
 use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
@@ -398,6 +400,7 @@ impl Nodes {
         let mut named = self.lock();
         let node = named.nodes.get_mut(name);
         let node = node.ok_or_else(|| unknown_node(name))?;
+        node.check_access(&user, &wanted)?;
         let device = node.device()?;
         let link = Link::new(node.front.clone().unwrap_or(device));
         let id = named.note(Use {

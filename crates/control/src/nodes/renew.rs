@@ -27,6 +27,8 @@ pub(super) struct ReopenChanges {
     pub(super) writable: Option<bool>,
     /// What it stands on by a role: another node, or nothing.
     pub(super) children: Vec<(String, Option<String>)>,
+    /// Whether it is active.
+    pub(super) active: Option<bool>,
     /// All its options, in the place of those that it was opened with.
     pub(super) options: Option<Options>,
 }
@@ -160,9 +162,14 @@ impl Nodes {
             let change = changes.iter().find(|(changed, _)| *changed == name);
             let change = change.map_or(&none, |(_, change)| change);
             let mut new = named.origin_now(&name, &origin, change);
+            let was_inactive = new.around.flags.inactive;
             if let Some(flags) = named.inherited(&name, &renewed) {
                 new.around.flags = flags;
             }
+            new.around.flags.inactive = match change.active {
+                Some(active) => !active,
+                None => was_inactive,
+            };
             renewed.push(Renewed {
                 old: named.origin_now(&name, &origin, &none),
                 name,

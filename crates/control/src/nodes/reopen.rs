@@ -129,6 +129,7 @@ impl Nodes {
             let change = |one: Wanted| {
                 let changes = ReopenChanges {
                     writable: None,
+                    active: None,
                     children: one.children,
                     options: Some(one.options),
                 };
@@ -157,6 +158,11 @@ impl Nodes {
 impl NamedNode {
     /// What options say of a node, and of those below it that were opened with it.
     fn gather(&self, name: &str, mut options: Options, all: &mut Vec<Wanted>) -> Result<()> {
+        if let Some(active) = options.take_bool("active")?
+            && active == self.is_inactive(name)
+        {
+            return Err(cannot_change("active"));
+        }
         let mut below = Vec::new();
         for role in ROLES {
             let group = options.take_group(role);

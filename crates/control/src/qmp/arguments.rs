@@ -80,6 +80,14 @@ impl Arguments {
         }
     }
 
+    /// A switch that must be there.
+    ///
+    /// # Errors
+    /// If it is not, or something else.
+    pub fn need_switch(&mut self, key: &str) -> Result<bool, Failure> {
+        self.switch(key)?.ok_or_else(|| self.missing(key))
+    }
+
     /// A whole number that must be there.
     ///
     /// # Errors

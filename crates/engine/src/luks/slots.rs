@@ -36,6 +36,9 @@ pub enum KeyChange {
         slot: Option<u64>,
         /// The new passphrase.
         new: Passphrase,
+        /// What unlocks the volume for that; the passphrase it was opened with where none is
+        /// given.
+        known: Option<Passphrase>,
         /// How long it takes to try it.
         iteration_time: IterationTime,
         /// Replace what `slot` holds, even if it is active: a crash then may lose what
@@ -84,9 +87,11 @@ pub async fn change_keys(
         KeyChange::Add {
             slot,
             new,
+            known: given,
             iteration_time,
             force,
         } => {
+            let known = given.as_ref().unwrap_or(known);
             let index = slots.index_to_add(slot, force)?;
             slots.add(index, known, new, iteration_time).await?;
         }

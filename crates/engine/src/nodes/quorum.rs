@@ -318,7 +318,13 @@ impl BlockDevice for Quorum {
         let mut info = all
             .next()
             .unwrap_or_else(|| unreachable!("there is a child"));
+        let directory = |name: &str| name.rsplit_once('/').map(|(front, _)| front.to_owned());
+        let first = directory(&info.name);
         for other in all {
+            // What an image names without a directory lies in the one that all are in.
+            if directory(&other.name) != first {
+                info.name = r#"json:{"driver": "quorum"}"#.to_owned();
+            }
             info.read_only |= other.read_only;
             info.has_zero_init &= other.has_zero_init;
             info.request_alignment_bytes = info

@@ -187,6 +187,7 @@ fn passphrases_come_and_go() {
         write(&*device, 0, b"kept").await;
         for slot in [None, Some(6)] {
             let added = KeyChange::Add {
+                known: None,
                 slot,
                 new: "other".into(),
                 iteration_time: QUICK,
@@ -218,6 +219,7 @@ fn the_last_passphrase_stays_and_refusals_are_qemus() {
         storage.write(0, buffers, Default::default()).await.unwrap();
         let header = read_header(&storage, 0, false).await.unwrap();
         let add = |slot| KeyChange::Add {
+            known: None,
             slot,
             new: "new".into(),
             iteration_time: QUICK,
@@ -336,6 +338,7 @@ fn passphrases_of_volumes_come_and_go() {
         storage.write(0, buffers, Default::default()).await.unwrap();
         let device = luks_device(storage.clone()).await;
         let added = KeyChange::Add {
+            known: None,
             slot: None,
             new: "other".into(),
             iteration_time: QUICK,

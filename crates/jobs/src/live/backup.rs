@@ -116,6 +116,11 @@ impl LiveBackup {
         })
     }
 
+    /// Whether old bytes are lost: it never succeeds then.
+    pub fn is_broken(&self) -> bool {
+        self.filter.check().is_err()
+    }
+
     /// What there is to copy now, in bytes.
     pub fn todo_bytes(&self) -> u64 {
         self.filter.todo_bytes()

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum::nodes::CopyOnRead;
-use vellum::{BlockDevice, Result};
+use vellum::{BlockDevice, Error, Result};
 
 use super::parallel::{self, CopyOutcome, NextPiece, PIECE_BYTES};
-use crate::copy::Observer;
+use crate::copy::{CopyError, Observer, Step};
 use crate::job::JobControl;
 
 /// What is brought up.
@@ -24,24 +24,36 @@ pub struct LiveStream {
     pub parallel: usize,
 }
 
+/// A failure of a piece.
+fn failed(step: Step, offset_bytes: u64) -> impl Fn(Error) -> CopyError {
+    move |cause| CopyError {
+        step,
+        offset_bytes,
+        cause,
+    }
+}
+
 impl LiveStream {
-    /// Brings everything up, and makes it durable. From then on the image shows the same
-    /// with the layers left out.
+    /// Brings everything up from a byte on. Once that is so from the first one on, and durable,
+    /// the image shows the same with the layers left out.
     ///
     /// # Errors
-    /// What reading and writing meet. The image shows what it did.
+    /// What reading and writing meet, at the begin of a piece. The image shows what it did. It may
+    /// be tried again.
     pub async fn run(
         &self,
+        from_bytes: u64,
         control: &JobControl,
         observer: &mut dyn Observer,
-    ) -> Result<CopyOutcome> {
+    ) -> Result<CopyOutcome, CopyError> {
         let size_bytes = self.image.size_bytes();
-        let mut at = 0;
+        let mut at = from_bytes;
         let look = async || {
             if at >= size_bytes {
                 return Ok(NextPiece::End);
             }
-            let (range, hidden) = self.look(at, size_bytes).await?;
+            let looked = self.look(at, size_bytes).await;
+            let (range, hidden) = looked.map_err(failed(Step::Status, at))?;
             at = range.end;
             observer.progress(at, size_bytes);
             Ok(match hidden {
@@ -49,12 +61,17 @@ impl LiveStream {
                 false => NextPiece::Nothing,
             })
         };
-        let fetch = |range| self.filter.fetch(range);
-        let result = parallel::run(self.parallel, control, look, fetch).await;
-        if matches!(result, Ok(CopyOutcome::All)) {
-            self.image.flush().await?;
-        }
-        result
+        let fetch = |range: Range<u64>| {
+            let start = range.start;
+            let fetched = self.filter.fetch(range);
+            async move { fetched.await.map_err(failed(Step::Read, start)) }
+        };
+        parallel::run(self.parallel, control, look, fetch).await
+    }
+
+    /// Where the piece ends that begins at a byte.
+    pub fn end_of_piece(&self, start_bytes: u64) -> u64 {
+        (start_bytes / PIECE_BYTES + 1) * PIECE_BYTES
     }
 
     /// A piece from `at` on, and whether a layer that is brought up decides what it shows.

@@ -1,4 +1,4 @@
-//! `blockdev-backup`.
+//! `blockdev-backup` and `drive-backup`.
 
 use std::rc::Rc;
 use vellum::qcow2::AsQcow2;
@@ -11,8 +11,10 @@ use crate::qmp::{Arguments, Failure, Outcome};
 use vellum_jobs::live::WhenFull;
 
 use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
+use super::super::jobs::failures::ErrorPolicies;
 use super::super::jobs::fleece::Fleecing;
 use super::super::jobs::{Job, JobNodes, Settings};
+use super::targets::{Backing, NewTarget};
 use super::{Daemon, bitmaps, jobs};
 
 /// How a backup is asked for. The words are those of the command.
@@ -26,6 +28,7 @@ struct BackupArguments {
     tuning: Tuning,
     discard_source: bool,
     fleecing: Option<Fleecing>,
+    policies: ErrorPolicies,
 }
 
 /// What of `x-perf` has a meaning.
@@ -54,8 +57,10 @@ fn take(arguments: &mut Arguments) -> Result<BackupArguments, Failure> {
     let sync = arguments.need_choice("sync", &kinds)?;
     let modes = [ON_SUCCESS, ALWAYS, NEVER].map(|mode| (mode.0, mode));
     let mode = arguments.choice("bitmap-mode", &modes)?;
-    jobs::take_policy(arguments, "on-source-error")?;
-    jobs::take_policy(arguments, "on-target-error")?;
+    let policies = ErrorPolicies {
+        source: jobs::take_on_error(arguments, "on-source-error")?,
+        target: jobs::take_on_error(arguments, "on-target-error")?,
+    };
     let tuning = match arguments.object("x-perf")? {
         None => Tuning::default(),
         Some(tuning) => take_tuning(tuning)?,
@@ -74,6 +79,7 @@ fn take(arguments: &mut Arguments) -> Result<BackupArguments, Failure> {
         tuning,
         discard_source: arguments.switch("discard-source")?.unwrap_or(false),
         fleecing,
+        policies,
     })
 }
 
@@ -134,6 +140,22 @@ fn take_tuning(mut tuning: Arguments) -> Result<Tuning, Failure> {
 }
 
 impl BackupArguments {
+    /// Opens the target, which is made if it is not there.
+    async fn open_target(&mut self, nodes: &Nodes, target: &NewTarget) -> Result<String, Failure> {
+        let below = nodes.backing_of(&self.source);
+        if self.sync == TOP && below.is_none() {
+            self.sync = FULL;
+        }
+        let backing = match (self.sync.1, below) {
+            // It is to show what the source showed.
+            (Sync::None, _) => Backing::Needed(self.source.clone()),
+            (Sync::Top, Some(below)) if !target.is_there => Backing::Needed(below),
+            _ => Backing::Own,
+        };
+        let rest = [("discard", "unmap"), ("detect-zeroes", "unmap")];
+        target.open(nodes, &self.source, &backing, &rest).await
+    }
+
     /// How its words go together: what becomes of the bitmap.
     async fn check_bitmap(
         &self,
@@ -194,6 +216,15 @@ impl BackupArguments {
         }))
     }
 
+    /// Whether its filter can stand where it is to.
+    fn check_filter(&self, nodes: &Nodes, settings: &Settings) -> Result<(), Failure> {
+        let active = |name, role| jobs::check_active(nodes, settings, (name, role));
+        let checked = jobs::check_filter(nodes, settings)
+            .and_then(|()| active(&self.source, "file"))
+            .and_then(|()| active(&self.target, "target"));
+        checked.map_err(|failure| Failure::new(format!("{}: {}", jobs::NO_FILTER, failure.text)))
+    }
+
     /// Whether its nodes are fit for it.
     fn check_nodes(&self, nodes: &Nodes) -> Result<(), Failure> {
         if self.source == self.target {
@@ -217,7 +248,7 @@ impl BackupArguments {
         if source.size_bytes() != target.size_bytes() {
             return Err(Failure::new("Source and target image have different sizes"));
         }
-        match target.info().read_only {
+        match target.info().read_only && !nodes.is_inactive(&self.target) {
             true => Err(Failure::new(
                 "Could not create node: Block node is read-only",
             )),
@@ -230,38 +261,90 @@ impl BackupArguments {
 pub(super) struct BackupRequest {
     wanted: BackupArguments,
     settings: (Settings, i64),
+    /// The target, where that is no node yet.
+    new_target: Option<NewTarget>,
 }
 
 impl BackupRequest {
-    /// Takes all arguments.
+    /// Takes all arguments of `blockdev-backup`.
     pub(super) fn take(mut arguments: Arguments) -> Result<BackupRequest, Failure> {
         let wanted = take(&mut arguments)?;
         let settings = jobs::take_settings(&mut arguments, "backup")?;
         arguments.finish()?;
-        Ok(BackupRequest { wanted, settings })
+        Ok(BackupRequest {
+            wanted,
+            settings,
+            new_target: None,
+        })
     }
 
-    /// The node that is backed up, and the one that it is backed up to.
-    pub(super) fn nodes(&self) -> (&str, &str) {
-        (&self.wanted.source, &self.wanted.target)
+    /// Takes all arguments of `drive-backup`.
+    pub(super) fn take_drive(mut arguments: Arguments) -> Result<BackupRequest, Failure> {
+        let wanted = take(&mut arguments)?;
+        let new_target = NewTarget::take(&mut arguments, &wanted.target)?;
+        let settings = jobs::take_settings(&mut arguments, "backup")?;
+        arguments.finish()?;
+        Ok(BackupRequest {
+            wanted,
+            settings,
+            new_target: Some(new_target),
+        })
+    }
+
+    /// The node that is backed up.
+    pub(super) fn source(&self) -> &str {
+        &self.wanted.source
+    }
+
+    /// The node that it is backed up to, where there is one already.
+    pub(super) fn target(&self) -> Option<&str> {
+        match &self.new_target {
+            None => Some(&self.wanted.target),
+            Some(_) => None,
+        }
     }
 
     /// Prepares the job.
     pub(super) async fn prepare(
+        mut self,
+        daemon: &Daemon,
+        nodes: &Nodes,
+    ) -> Result<(Rc<Job>, Backup), Failure> {
+        if !nodes.contains(&self.wanted.source) {
+            return Err(unknown(&self.wanted.source).into());
+        }
+        let Some(new_target) = self.new_target.take() else {
+            return self.prepare_on(daemon, nodes, false).await;
+        };
+        nodes.check_no_job(&self.wanted.source)?;
+        let target = self.wanted.open_target(nodes, &new_target).await?;
+        self.wanted.target.clone_from(&target);
+        let prepared = self.prepare_on(daemon, nodes, true).await;
+        if prepared.is_err() {
+            // Nobody has used it.
+            let _ = nodes.remove(&target).await;
+        }
+        prepared
+    }
+
+    /// Prepares the job whose target is a node.
+    async fn prepare_on(
         self,
         daemon: &Daemon,
         nodes: &Nodes,
-    ) -> Result<(Rc<Job>, vellum::Result<Backup>), Failure> {
-        let BackupRequest { wanted, settings } = self;
-        for name in [&wanted.source, &wanted.target] {
-            if !nodes.contains(name) {
-                return Err(unknown(name).into());
-            }
+        owns_target: bool,
+    ) -> Result<(Rc<Job>, Backup), Failure> {
+        let BackupRequest {
+            wanted, settings, ..
+        } = self;
+        if !nodes.contains(&wanted.target) {
+            return Err(unknown(&wanted.target).into());
         }
         let bitmap = wanted.check_bitmap(daemon, nodes).await?;
         wanted.check_nodes(nodes)?;
         let min_grain_bytes = check_min_cluster(wanted.tuning.min_cluster_bytes)
-            .map_err(|error| error.context("backup", "Could not create node"))?;
+            .map_err(|error| error.context("backup", jobs::NO_FILTER))?;
+        wanted.check_filter(nodes, &settings.0)?;
         let job = jobs::create(daemon, settings)?;
         if let Some(bitmap) = &bitmap {
             job.keep_bitmap(&wanted.source, &bitmap.bitmap.name);
@@ -276,15 +359,29 @@ impl BackupRequest {
             min_grain_bytes,
             discard_source: wanted.discard_source,
             fleecing: wanted.fleecing,
+            policies: wanted.policies,
+            owns_target,
         };
-        let prepared = Backup::prepare(JobNodes::new(nodes), &job, what).await;
-        Ok((job, prepared))
+        match Backup::prepare(JobNodes::new(nodes), &job, what).await {
+            Ok(backup) => Ok((job, backup)),
+            Err(error) => {
+                daemon.jobs.dismiss(&job);
+                Err(error.into())
+            }
+        }
     }
 }
 
-pub(super) async fn begin(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    let asked = BackupRequest::take(arguments)?;
+async fn begin(daemon: Rc<Daemon>, asked: BackupRequest) -> Outcome {
     let parts = daemon.parts.lock().await;
-    let (job, prepared) = asked.prepare(&daemon, &parts.nodes).await?;
-    jobs::begin(&daemon, job, prepared)
+    let (job, backup) = asked.prepare(&daemon, &parts.nodes).await?;
+    jobs::begin(&daemon, job, Ok(backup))
+}
+
+pub(super) async fn blockdev_backup(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    begin(daemon, BackupRequest::take(arguments)?).await
+}
+
+pub(super) async fn drive_backup(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    begin(daemon, BackupRequest::take_drive(arguments)?).await
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::nodes::{User, unknown, unknown_node};
+use crate::nodes::{User, inactive_child, unknown, unknown_node};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
 use vellum_jobs::job::{JobCommand, Status, Verb};
 
@@ -36,11 +36,6 @@ pub(super) fn take_settings(
     Ok((settings, speed))
 }
 
-/// Takes what a job is to do when a request fails: there is only one thing that it does.
-pub(super) fn take_policy(arguments: &mut Arguments, key: &str) -> Result<(), Failure> {
-    arguments.choice(key, &[("report", ())]).map(drop)
-}
-
 /// Takes what a job is to do when a request fails.
 pub(super) fn take_on_error(arguments: &mut Arguments, key: &str) -> Result<OnError, Failure> {
     let choices = [
@@ -53,12 +48,29 @@ pub(super) fn take_on_error(arguments: &mut Arguments, key: &str) -> Result<OnEr
     Ok(arguments.choice(key, &choices)?.unwrap_or_default())
 }
 
+/// What refusals of filters that are nodes begin with.
+pub(super) const NO_FILTER: &str = "Could not create node";
+
 /// Refuses a filter that cannot be called as it is to be. Nodes are held meanwhile.
 pub(super) fn check_filter(nodes: &Nodes, settings: &Settings) -> Result<(), Failure> {
     match &settings.filter {
         None => Ok(()),
         Some(name) => Ok(nodes.check_new_name(name)?),
     }
+}
+
+/// Refuses an inactive node, in front of which a job's filter cannot be. Nodes are held meanwhile.
+pub(super) fn check_active(
+    nodes: &Nodes,
+    settings: &Settings,
+    (name, role): (&str, &str),
+) -> Result<(), Failure> {
+    if !nodes.is_inactive(name) {
+        return Ok(());
+    }
+    let filter = settings.filter.clone();
+    let filter = filter.unwrap_or_else(|| nodes.make_up_name());
+    Err(inactive_child(name, role, &filter).into())
 }
 
 pub(super) fn create(
@@ -200,6 +212,7 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     }
     check_alone(nodes, &chain[..=base_at])?;
     check_filter(nodes, &settings.0)?;
+    check_active(nodes, &settings.0, (&chain[top_at], "backing"))?;
     let policies = ErrorPolicies {
         source: on_error,
         target: on_error,
@@ -221,7 +234,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let settings = take_settings(&mut arguments, "stream")?;
     let base = arguments.text("base-node")?;
     let backing_file = arguments.text("backing-file")?;
-    take_policy(&mut arguments, "on-error")?;
+    let on_error = take_on_error(&mut arguments, "on-error")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
@@ -248,12 +261,18 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         if above && !by_job { Ok(()) } else { Err(error) }
     })?;
     check_filter(nodes, &settings.0)?;
+    check_active(nodes, &settings.0, (&device, "file"))
+        .map_err(|failure| Failure::new(format!("{NO_FILTER}: {}", failure.text)))?;
     let job = create(&daemon, settings)?;
     let what = Streamed {
         image: device,
         between: chain[1..base_at].to_vec(),
         base,
         backing_file,
+        policies: ErrorPolicies {
+            source: on_error,
+            target: on_error,
+        },
     };
     let prepared = Stream::prepare(JobNodes::new(nodes), &job, what).await;
     begin(&daemon, job, prepared)

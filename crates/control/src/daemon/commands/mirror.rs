@@ -3,15 +3,14 @@
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::create::{self, CreateRequest};
 use crate::nodes::unknown;
-use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::failures::ErrorPolicies;
 use super::super::jobs::mirror::{self, Mirrored, Sync};
 use super::super::jobs::{JobNodes, Settings};
 use super::jobs::{COPY_MODES, CopyMode};
+use super::targets::{Backing, NewTarget};
 use super::{Daemon, jobs};
 
 /// QEMU's pieces are of this size at most, and so are ours.
@@ -162,6 +161,7 @@ impl MirrorArguments {
             return Err(Failure::new("Can't mirror node into itself"));
         }
         jobs::check_filter(nodes, &self.settings.0)?;
+        jobs::check_active(nodes, &self.settings.0, (&self.source, "backing"))?;
         let job = jobs::create(daemon, self.settings)?;
         let what = Mirrored {
             source: self.source,
@@ -195,21 +195,10 @@ pub(super) async fn blockdev_mirror(daemon: Rc<Daemon>, mut arguments: Arguments
     asked.begin(&daemon, &nodes, TargetKind::Named).await
 }
 
-/// What `drive-mirror` is asked for beside.
-struct NewTarget {
-    format: Option<String>,
-    node_name: Option<String>,
-    is_there: bool,
-}
-
 pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let mut asked = MirrorArguments::take(&mut arguments, true)?;
-    let modes = [("existing", true), ("absolute-paths", false)];
-    let target = NewTarget {
-        format: arguments.text("format")?,
-        node_name: arguments.text("node-name")?,
-        is_there: arguments.choice("mode", &modes)?.unwrap_or(false),
-    };
+    let mut target = NewTarget::take(&mut arguments, &asked.target)?;
+    target.node_name = arguments.text("node-name")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = parts.nodes.clone();
@@ -222,7 +211,17 @@ pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -
             "a node-name must be provided when replacing a named node of the graph",
         ));
     }
-    asked.target = open_target(&nodes, &asked, &target).await?;
+    if asked.sync == SyncWord::Known(Sync::None) && !target.is_there {
+        return Err(Failure::new(
+            "drive-mirror with 'sync': 'none' needs an image that is there ('mode': 'existing')",
+        ));
+    }
+    let below = match asked.sync {
+        SyncWord::Known(Sync::Top) => nodes.backing_of(&asked.source),
+        SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => None,
+    };
+    let backing = below.map_or(Backing::Own, Backing::Usual);
+    asked.target = target.open(&nodes, &asked.source, &backing, &[]).await?;
     let name = asked.target.clone();
     let kind = match target.is_there {
         true => TargetKind::Existing,
@@ -234,63 +233,4 @@ pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -
         let _ = nodes.remove(&name).await;
     }
     begun
-}
-
-/// Makes the file that is to be a target, if it is not there, and opens it.
-async fn open_target(
-    nodes: &Nodes,
-    asked: &MirrorArguments,
-    target: &NewTarget,
-) -> Result<String, Failure> {
-    let source = nodes.device(&asked.source)?;
-    let sync = match asked.sync {
-        SyncWord::Known(sync) => sync,
-        SyncWord::Unsupported(_) => Sync::Full,
-    };
-    if sync == Sync::None && !target.is_there {
-        return Err(Failure::new(
-            "drive-mirror with 'sync': 'none' needs an image that is there ('mode': 'existing')",
-        ));
-    }
-    let backing = match sync {
-        Sync::Top => nodes.backing_of(&asked.source),
-        Sync::Full | Sync::None => None,
-    };
-    let format = match (&target.format, target.is_there) {
-        (None, false) => Some(source.info().format.to_owned()),
-        (format, _) => format.clone(),
-    };
-    if let (Some(format), false) = (&format, target.is_there) {
-        let below = match &backing {
-            Some(backing) => Some(nodes.device(backing)?.info()),
-            None => None,
-        };
-        let request = CreateRequest {
-            filename: asked.target.clone(),
-            format: format.clone(),
-            size_bytes: Some(source.size_bytes()),
-            backing: below.as_ref().map(|info| info.name.clone()),
-            backing_format: below.map(|info| info.format.to_owned()),
-            unchecked_backing: true,
-            ..CreateRequest::default()
-        };
-        let settings = create::prepare(&request).await?;
-        create::make(&asked.target, format, &settings).await?;
-    }
-    let mut options = Options::default();
-    if let Some(format) = &format {
-        options.set_text("driver", &**format);
-    }
-    if let Some(name) = &target.node_name {
-        options.set_text("node-name", &**name);
-    }
-    options.set_text("file.filename", &*asked.target);
-    if format.as_deref() == Some("qcow2") {
-        match backing {
-            Some(backing) => options.set_text("backing", &*backing),
-            None if !target.is_there => options.set("backing", Scalar::Null),
-            None => {}
-        }
-    }
-    Ok(nodes.add_unlisted(options).await?)
 }

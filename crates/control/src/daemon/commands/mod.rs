@@ -4,6 +4,7 @@
 //!
 //! Invariant: commands run one at a time, whichever monitor they come from.
 
+mod amend;
 mod backup;
 mod bitmaps;
 mod block_stats;
@@ -17,6 +18,7 @@ mod nodes;
 mod objects;
 mod reopen;
 mod snapshots;
+mod targets;
 mod transaction;
 
 use std::future::Future;
@@ -91,13 +93,18 @@ const COMMANDS: &[(&str, Command)] = &[
     ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
     ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
     ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),
-    ("blockdev-backup", |d, a| Box::pin(backup::begin(d, a))),
+    ("blockdev-backup", |d, a| {
+        Box::pin(backup::blockdev_backup(d, a))
+    }),
     ("blockdev-create", |d, a| Box::pin(create::begin(d, a))),
     ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
     ("blockdev-mirror", |d, a| {
         Box::pin(mirror::blockdev_mirror(d, a))
     }),
     ("blockdev-reopen", |d, a| Box::pin(reopen::reopen(d, a))),
+    ("blockdev-set-active", |d, a| {
+        Box::pin(nodes::set_active(d, a))
+    }),
     ("blockdev-snapshot", |d, a| {
         Box::pin(snapshots::overlay(d, a))
     }),
@@ -119,6 +126,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("chardev-send-break", |d, a| {
         Box::pin(chardevs::send_break(d, a))
     }),
+    ("drive-backup", |d, a| Box::pin(backup::drive_backup(d, a))),
     ("drive-mirror", |d, a| Box::pin(mirror::drive_mirror(d, a))),
     ("job-cancel", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Cancel))
@@ -184,6 +192,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("ringbuf-read", |d, a| Box::pin(chardevs::ring_read(d, a))),
     ("ringbuf-write", |d, a| Box::pin(chardevs::ring_write(d, a))),
     ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
+    ("x-blockdev-amend", |d, a| Box::pin(amend::begin(d, a))),
     ("x-blockdev-change", |d, a| Box::pin(graph::change(d, a))),
     ("x-blockdev-set-iothread", |d, a| {
         Box::pin(graph::set_iothread(d, a))

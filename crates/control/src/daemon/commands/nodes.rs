@@ -28,6 +28,23 @@ pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
     done()
 }
 
+/// Makes a node, or every one, active or inactive.
+pub(super) async fn set_active(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.text("node-name")?;
+    let active = arguments.need_switch("active")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    let affected = nodes.affected_by_activity(name.as_deref(), active)?;
+    if !active && parts.exports.need_active(nodes, &affected) {
+        return Err(Failure::new(
+            "Failed to inactivate node: Operation not permitted",
+        ));
+    }
+    nodes.set_activity(&affected, active).await?;
+    done()
+}
+
 pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let device = arguments.text("device")?;
     let node = arguments.text("node-name")?;
@@ -45,7 +62,7 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         return Err(Failure::new("Parameter 'size' expects a >0 size"));
     };
     parts.nodes.check_free(&name)?;
-    if device.info().read_only {
+    if device.info().read_only && !parts.nodes.is_inactive(&name) {
         return Err(Failure::new("Block node is read-only"));
     }
     let resizing = RequiredAccess {
@@ -100,7 +117,7 @@ fn describe(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
         "file": node.filename,
         "backing_file_depth": 0,
         "detect_zeroes": "off",
-        "active": true,
+        "active": node.active,
         "encrypted": false,
         "write_threshold": 0,
         "cache": {"writeback": true, "direct": false, "no-flush": false},

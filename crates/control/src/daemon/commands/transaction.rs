@@ -42,6 +42,7 @@ enum Type {
     Abort,
     Backup,
     Bitmap(Kind),
+    DriveBackup,
     Internal,
     NewOverlay,
     Overlay,
@@ -59,6 +60,7 @@ const TYPES: &[(&str, Type)] = &[
     ("blockdev-snapshot", Type::Overlay),
     ("blockdev-snapshot-internal-sync", Type::Internal),
     ("blockdev-snapshot-sync", Type::NewOverlay),
+    ("drive-backup", Type::DriveBackup),
 ];
 
 /// The name of a type.
@@ -78,6 +80,7 @@ impl Action {
                 Action::Abort
             }
             Type::Backup => Action::Backup(BackupRequest::take(data)?),
+            Type::DriveBackup => Action::Backup(BackupRequest::take_drive(data)?),
             Type::Bitmap(kind) => Action::Bitmap(Change::take(kind, data)?),
             Type::Internal => Action::Internal(InternalRequest::take(data)?),
             Type::NewOverlay => Action::Overlay(OverlayRequest::take_new(data)?),
@@ -101,7 +104,7 @@ impl Action {
     fn disk(&self) -> Option<&str> {
         match self {
             Action::Abort => None,
-            Action::Backup(asked) => Some(asked.nodes().0),
+            Action::Backup(asked) => Some(asked.source()),
             Action::Bitmap(change) => Some(change.node()),
             Action::Internal(asked) => Some(asked.node()),
             Action::Overlay(asked) => Some(asked.node()),
@@ -118,14 +121,8 @@ impl Action {
                 .await
                 .map(CompletedAction::Bitmap),
             Action::Backup(asked) => {
-                let (job, prepared) = asked.prepare(daemon, nodes).await?;
-                match prepared {
-                    Ok(backup) => Ok(CompletedAction::Backup(job, Box::new(backup))),
-                    Err(error) => {
-                        daemon.jobs.dismiss(&job);
-                        Err(error.into())
-                    }
-                }
+                let (job, backup) = asked.prepare(daemon, nodes).await?;
+                Ok(CompletedAction::Backup(job, Box::new(backup)))
             }
         }
     }
@@ -153,7 +150,7 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
     for action in actions {
         disks.extend(action.disk());
         if let Action::Backup(asked) = action {
-            targets.push(asked.nodes().1);
+            targets.extend(asked.target());
         }
     }
     disks.sort_unstable();

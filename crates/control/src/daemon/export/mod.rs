@@ -7,7 +7,7 @@ mod vhost_user_blk;
 
 use std::sync::Arc;
 
-use crate::nodes::User;
+use crate::nodes::{User, unknown_node};
 use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
 use vellum::BlockDevice;
@@ -112,6 +112,8 @@ struct ExportEntry {
     node: String,
     /// The number of its use of a live node.
     joined: Option<u64>,
+    /// It writes to the node, and does not put up with one that is inactive.
+    needs_active: bool,
     served: Served,
     /// The bitmaps that it shows.
     bitmaps: Vec<BitmapUse>,
@@ -235,14 +237,26 @@ impl ServerExports {
         self.check(&wanted, server)?;
         let Description { id, node: name, .. } = &wanted;
         let (id, name) = (id.clone(), name.clone());
-        let node = nodes.device(&name).map_err(failure)?;
+        if !nodes.contains(&name) {
+            return Err(failure(unknown_node(&name)));
+        }
         if wanted.allow_inactive && !matches!(wanted.kind, Wanted::Nbd(_)) {
             return Err(message("Export type does not support inactive exports"));
         }
         if let Wanted::Nbd(nbd) = &wanted.kind {
             check_name(&nbd.name, server)?;
         }
-        if wanted.writable && node.info().read_only {
+        if nodes.is_inactive(&name) && !wanted.allow_inactive {
+            let inactive = nodes.affected_by_activity(Some(&name), true);
+            let inactive = inactive.map_err(failure)?;
+            nodes.set_activity(&inactive, true).await.map_err(failure)?;
+        }
+        let node = nodes.device(&name).map_err(failure)?;
+        let is_read_only = match nodes.is_inactive(&name) {
+            true => !nodes.is_writable_when_active(&name),
+            false => node.info().read_only,
+        };
+        if wanted.writable && is_read_only {
             return Err(message("Cannot export read-only node as writable"));
         }
         let (device, joined) = match nodes.are_live() {
@@ -258,6 +272,7 @@ impl ServerExports {
                 (joined.link as Arc<dyn BlockDevice>, Some(joined.id))
             }
         };
+        let needs_active = wanted.writable && !wanted.allow_inactive;
         let places = (server, environment);
         match serve(wanted, device, nodes, joined, places).await {
             Ok((served, bitmaps)) => {
@@ -268,6 +283,7 @@ impl ServerExports {
                     id,
                     node: name,
                     joined,
+                    needs_active,
                     served,
                     bitmaps,
                 });
@@ -296,6 +312,13 @@ impl ServerExports {
             }))?;
         }
         Ok(())
+    }
+
+    /// Whether an export needs one of some nodes to be active.
+    pub(super) fn need_active(&self, nodes: &Nodes, names: &[String]) -> bool {
+        let shown = |one: &ExportEntry| one.joined.and_then(|joined| nodes.used_by(joined));
+        let mut needing = self.0.iter().filter(|one| one.needs_active);
+        needing.any(|one| shown(one).is_some_and(|node| names.contains(&node)))
     }
 
     /// Has guests told of disks whose size is another one.

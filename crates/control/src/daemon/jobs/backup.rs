@@ -7,10 +7,12 @@ use std::sync::Arc;
 use crate::node_bitmap::NodeBitmap;
 use crate::nodes::{Changes, DrainedUsers};
 use vellum::BlockDevice;
+use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{
     CopyBeforeWrite, CopyBeforeWriteOptions, CopyOutcome, DirtyMap, LiveBackup,
 };
 
+use super::failures::ErrorPolicies;
 use super::fleece::Fleecing;
 use super::{Job, JobNodes, PARALLEL, ProgressReporter, Work};
 
@@ -61,6 +63,9 @@ pub(in crate::daemon) struct BackedUp {
     pub(in crate::daemon) discard_source: bool,
     /// Where old bytes wait for the target; otherwise those who overwrite them do.
     pub(in crate::daemon) fleecing: Option<Fleecing>,
+    pub(in crate::daemon) policies: ErrorPolicies,
+    /// The target was opened for the job, and goes with it.
+    pub(in crate::daemon) owns_target: bool,
 }
 
 /// A backup.
@@ -120,8 +125,16 @@ impl Backup {
             written,
             is_settled: false,
         };
-        if let Err(error) = backup.take_up().await {
+        let mut taken_up = backup.take_up().await;
+        if taken_up.is_ok() {
+            let (source, front) = (&backup.what.source, backup.backup.filter.clone());
+            let nodes = &mut backup.job_nodes;
+            taken_up = nodes.show_filter(&job.settings, "copy-before-write", source, front);
+        }
+        if let Err(error) = taken_up {
             backup.is_settled = true;
+            // Whoever has opened the target does not know yet that there is a job.
+            backup.what.owns_target = false;
             backup.leave().await;
             return Err(error);
         }
@@ -195,6 +208,28 @@ impl Backup {
         set
     }
 
+    /// Copies what there is to copy. It may be tried again.
+    async fn copy(&self, job: &Job, begun: &mut Option<u64>) -> Result<CopyOutcome, CopyError> {
+        let mut reporter = ProgressReporter { job, exact: true };
+        let backup = &self.backup;
+        if self.what.sync == Sync::None {
+            backup.wait(&job.control, &mut reporter).await?;
+            return Ok(CopyOutcome::GivenUp);
+        }
+        let total_bytes = match *begun {
+            Some(total_bytes) => total_bytes,
+            None => {
+                if self.what.sync == Sync::Top
+                    && backup.keep_only_top(&job.control).await? == CopyOutcome::GivenUp
+                {
+                    return Ok(CopyOutcome::GivenUp);
+                }
+                *begun.insert(backup.todo_bytes())
+            }
+        };
+        backup.run(&job.control, &mut reporter, total_bytes).await
+    }
+
     fn mode(&self) -> BitmapMode {
         let bitmap = self.what.bitmap.as_ref();
         bitmap.map_or(BitmapMode::Never, |bitmap| bitmap.mode)
@@ -221,23 +256,15 @@ impl Backup {
 
 impl Work for Backup {
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
-        let mut reporter = ProgressReporter { job, exact: true };
-        let backup = &self.backup;
-        let failed = |error| job.report_failure(error);
-        if self.what.sync == Sync::None {
-            let waited = backup.wait(&job.control, &mut reporter).await;
-            waited.map_err(failed)?;
-            return Ok(CopyOutcome::GivenUp);
-        }
-        if self.what.sync == Sync::Top {
-            let kept = backup.keep_only_top(&job.control).await.map_err(failed)?;
-            if kept == CopyOutcome::GivenUp {
-                return Ok(kept);
+        let mut begun = None;
+        loop {
+            match self.copy(job, &mut begun).await {
+                Ok(outcome) => return Ok(outcome),
+                // Old bytes that are lost do not come back.
+                Err(error) if self.backup.is_broken() => return Err(job.report_failure(error)),
+                Err(error) => job.survive(error, self.what.policies).await?,
             }
         }
-        let total_bytes = backup.todo_bytes();
-        let copied = backup.run(&job.control, &mut reporter, total_bytes).await;
-        copied.map_err(failed)
     }
 
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
@@ -259,5 +286,9 @@ impl Work for Backup {
         let _ = self.let_go().await;
         drop(self.backup);
         self.job_nodes.leave().await;
+        if self.what.owns_target {
+            // It is used, or closed well enough: nobody is told of either.
+            let _ = self.job_nodes.nodes.remove(&self.what.target).await;
+        }
     }
 }

@@ -36,9 +36,12 @@ pub(in crate::daemon) struct ErrorPolicies {
 
 /// What is done about a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Action {
+pub(super) enum Action {
+    /// The job fails.
     Report,
+    /// It goes on.
     Ignore,
+    /// It waits until it is resumed.
     Stop,
 }
 
@@ -75,6 +78,24 @@ impl Job {
         error: CopyError,
         policies: ErrorPolicies,
     ) -> vellum::Result<()> {
+        match self.meet(&error, policies) {
+            Action::Report => return Err(error.cause),
+            Action::Ignore => sleep(RETRY).await,
+            Action::Stop => self.wait_for_resume().await,
+        }
+        Ok(())
+    }
+
+    /// Waits while the job is held up.
+    pub(super) async fn wait_for_resume(&self) {
+        self.control
+            .wait_until(|command| command != JobCommand::Pause)
+            .await;
+    }
+
+    /// Reports that a request failed; what the policies say about that. The job is held up where
+    /// it is to be.
+    pub(super) fn meet(&self, error: &CopyError, policies: ErrorPolicies) -> Action {
         let (operation, policy) = match error.step {
             Step::Write => ("write", policies.target),
             Step::Status | Step::Read | Step::ReadShown => ("read", policies.source),
@@ -86,37 +107,21 @@ impl Job {
             "action": action.name(),
         });
         self.events.emit("BLOCK_JOB_ERROR", data);
-        match action {
-            Action::Report => return Err(error.cause),
-            Action::Ignore => sleep(RETRY).await,
-            Action::Stop => {
-                self.io_status.set(match error.cause.kind() {
-                    ErrorKind::NoSpace => "nospace",
-                    _ => "failed",
-                });
-                if self.control.command() == JobCommand::Run {
-                    self.pause();
-                }
-                self.control
-                    .wait_until(|command| command != JobCommand::Pause)
-                    .await;
+        if action == Action::Stop {
+            self.io_status.set(match error.cause.kind() {
+                ErrorKind::NoSpace => "nospace",
+                _ => "failed",
+            });
+            if self.control.command() == JobCommand::Run {
+                self.pause();
             }
         }
-        Ok(())
+        action
     }
 
-    /// As [`Job::survive`], of a job that knows no policies.
+    /// As [`Job::survive`], where no policy helps.
     pub(super) fn report_failure(&self, error: CopyError) -> Error {
-        let operation = match error.step {
-            Step::Write => "write",
-            Step::Status | Step::Read | Step::ReadShown => "read",
-        };
-        let data = json!({
-            "device": self.settings.id,
-            "operation": operation,
-            "action": "report",
-        });
-        self.events.emit("BLOCK_JOB_ERROR", data);
+        self.meet(&error, ErrorPolicies::default());
         error.cause
     }
 }

@@ -16,6 +16,8 @@ pub(in crate::daemon) struct JobNodes {
     uses: Vec<(u64, String)>,
     /// Nodes that were made writable for the job.
     opened: Vec<String>,
+    /// The filter that is listed among the nodes.
+    filter: Option<String>,
 }
 
 impl JobNodes {
@@ -25,6 +27,7 @@ impl JobNodes {
             nodes: nodes.clone(),
             uses: Vec::new(),
             opened: Vec::new(),
+            filter: None,
         }
     }
 
@@ -74,23 +77,32 @@ impl JobNodes {
         self.opened.retain(|other| other != node);
     }
 
-    /// Shows the filter in front of a node among the nodes, if it is to have a name.
+    /// Shows the filter in front of a node among the nodes, if it is to have a name, until the
+    /// nodes are left.
     pub(in crate::daemon) fn show_filter(
-        &self,
+        &mut self,
         settings: &Settings,
         driver: &'static str,
         node: &str,
         device: Arc<dyn BlockDevice>,
     ) -> vellum::Result<()> {
-        match &settings.filter {
-            None => Ok(()),
-            Some(name) => self.nodes.show_filter(name, driver, node, device),
+        if let Some(name) = &settings.filter {
+            self.nodes.show_filter(name, driver, node, device)?;
+            self.filter = Some(name.clone());
+        }
+        Ok(())
+    }
+
+    fn forget_filter(&mut self) {
+        if let Some(name) = self.filter.take() {
+            self.nodes.forget_filter(&name);
         }
     }
 
     /// Leaves all nodes but one, as they were found but for those that were made writable: they
     /// stay so. What is returned uses the one.
     pub(in crate::daemon) fn leave_all_but(&mut self, kept: &str) -> JobNodes {
+        self.forget_filter();
         let mut rest = JobNodes::new(&self.nodes);
         for (id, node) in self.uses.drain(..) {
             match node == kept {
@@ -112,6 +124,7 @@ impl JobNodes {
     /// Leaves all nodes as they were found. A node that cannot be opened read-only again
     /// stays writable, which nobody has to know.
     pub(in crate::daemon) async fn leave(&mut self) {
+        self.forget_filter();
         for (id, _) in self.uses.drain(..) {
             self.nodes.leave(id);
         }

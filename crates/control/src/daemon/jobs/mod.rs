@@ -8,6 +8,7 @@
 //! command meets a change half made.
 
 pub(super) mod active_commit;
+pub(super) mod amend;
 pub(super) mod backup;
 pub(super) mod commit;
 pub(super) mod create;
@@ -42,7 +43,7 @@ const PARALLEL: usize = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) id: String,
-    /// `backup`, `commit`, `create`, `mirror`, `stream`, `x-vellum-scrub`.
+    /// `amend`, `backup`, `commit`, `create`, `mirror`, `stream`, `x-vellum-scrub`.
     pub(super) kind: &'static str,
     /// Put the result in force without being told to.
     pub(super) auto_finalize: bool,
@@ -194,7 +195,7 @@ impl Job {
 
     /// Whether it has the events of block jobs, and is listed among them.
     pub(super) fn is_block_job(&self) -> bool {
-        self.settings.kind != create::KIND
+        !matches!(self.settings.kind, create::KIND | amend::KIND)
     }
 
     /// Keeps a bitmap of a node to itself, until it is over.
@@ -440,9 +441,6 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     let parts = daemon.parts.lock().await;
     job.unfollow();
     work.leave().await;
-    if let Some(filter) = &job.settings.filter {
-        parts.nodes.forget_filter(filter);
-    }
     job.bitmap.take();
     drop(parts);
     let mut described = job.describe_as_event();

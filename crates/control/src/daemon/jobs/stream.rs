@@ -6,6 +6,7 @@ use crate::nodes::Changes;
 use vellum::nodes::CopyOnRead;
 use vellum_jobs::live::{CopyOutcome, LiveStream};
 
+use super::failures::{Action, ErrorPolicies};
 use super::{Job, JobNodes, PARALLEL, ProgressReporter, Work};
 
 /// A stream.
@@ -18,6 +19,7 @@ pub(in crate::daemon) struct Stream {
     base: Option<String>,
     /// What it is to call that.
     backing_file: Option<String>,
+    policies: ErrorPolicies,
     stream: LiveStream,
 }
 
@@ -28,6 +30,7 @@ pub(in crate::daemon) struct Streamed {
     pub(in crate::daemon) between: Vec<String>,
     pub(in crate::daemon) base: Option<String>,
     pub(in crate::daemon) backing_file: Option<String>,
+    pub(in crate::daemon) policies: ErrorPolicies,
 }
 
 impl Stream {
@@ -45,6 +48,7 @@ impl Stream {
             between: what.between,
             base: what.base,
             backing_file: what.backing_file,
+            policies: what.policies,
             stream,
         })
     }
@@ -86,7 +90,30 @@ impl Work for Stream {
         }
         job.set_progress(0, self.stream.image.size_bytes());
         let mut reporter = ProgressReporter { job, exact: false };
-        self.stream.run(&job.control, &mut reporter).await
+        let (mut from_bytes, mut ignored) = (0, None);
+        loop {
+            let streamed = self.stream.run(from_bytes, &job.control, &mut reporter);
+            let error = match (streamed.await, ignored.take()) {
+                (Ok(CopyOutcome::All), Some(error)) => return Err(error),
+                (Ok(CopyOutcome::All), None) => break,
+                (Ok(CopyOutcome::GivenUp), _) => return Ok(CopyOutcome::GivenUp),
+                (Err(error), before) => {
+                    ignored = before;
+                    error
+                }
+            };
+            match job.meet(&error, self.policies) {
+                Action::Report => return Err(error.cause),
+                Action::Stop => job.wait_for_resume().await,
+                // What is left out is missed in the end.
+                Action::Ignore => {
+                    from_bytes = self.stream.end_of_piece(error.offset_bytes);
+                    ignored.get_or_insert(error.cause);
+                }
+            }
+        }
+        self.stream.image.flush().await?;
+        Ok(CopyOutcome::All)
     }
 
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
