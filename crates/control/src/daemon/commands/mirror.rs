@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use crate::Nodes;
 use crate::create::{self, CreateRequest};
+use crate::filename;
 use crate::nodes::unknown;
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure, Outcome};
@@ -284,7 +285,7 @@ async fn open_target(
     if let Some(name) = &target.node_name {
         options.set_text("node-name", &**name);
     }
-    options.set_text("file.filename", &*asked.target);
+    options.set_group("file", filename::node_options(&asked.target)?);
     if format.as_deref() == Some("qcow2") {
         match backing {
             Some(backing) => options.set_text("backing", &*backing),
