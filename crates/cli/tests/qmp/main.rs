@@ -6,6 +6,7 @@ mod bitmaps;
 mod block_stats;
 mod chardev;
 mod create;
+mod filenames;
 mod fleecing;
 mod hostile;
 mod link;

@@ -17,6 +17,7 @@ mod changes;
 mod describe;
 mod filters;
 mod named;
+mod names;
 mod renew;
 mod reopen;
 mod shared;
@@ -65,6 +66,8 @@ struct Node {
     front: Option<Arc<dyn BlockDevice>>,
     origin: Option<Arc<Origin>>,
     bitmaps: NodeBitmaps,
+    /// What it said that it stands on when it was opened.
+    backing_text: Option<String>,
     /// A job has put it in front of another one.
     is_filter: bool,
 }
@@ -281,6 +284,7 @@ impl Nodes {
             front: None,
             origin: origin.map(Arc::new),
             bitmaps,
+            backing_text: opened.backing_text(),
             is_filter: false,
         };
         named.nodes.insert(name.to_owned(), node);
