@@ -2,12 +2,14 @@
 
 use std::rc::Rc;
 
+use crate::daemon::schema::check::{Notation, check_blockdev};
 use crate::nodes::{Changes, RequiredAccess, User};
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::{Daemon, done, no_device};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    check_blockdev(&arguments.to_value(), Notation::Json).map_err(Failure::new)?;
     let parts = daemon.parts.lock().await;
     let added = parts.nodes.add(arguments.into_options()?);
     match daemon.stop.or_give_up(added).await {
