@@ -10,15 +10,23 @@ use super::place::{Daemon, NAME, Place, Step, same};
 /// the answer.
 fn told(daemon: &mut Daemon, flat: bool) -> Vec<Value> {
     let answer = daemon.must("query-named-block-nodes", json!({"flat": flat}));
+    let members = |object: &Value, keys: &[&str]| -> Vec<Value> {
+        keys.iter().map(|key| object[*key].clone()).collect()
+    };
     let describe = |node: &Value| {
         let image = &node["image"];
+        let keys = ["file", "drv", "backing_file", "backing_file_depth"];
+        let own = members(node, &[&keys[..], &["cache", "detect_zeroes"]].concat());
+        let keys = ["filename", "format", "virtual-size", "dirty-flag"];
+        let backing = ["backing-filename", "full-backing-filename"];
+        let of_image = members(image, &[&keys[..], &backing].concat());
+        let below = &image["backing-image"];
+        let name = node["node-name"].as_str();
         json!({
-            "name": node["node-name"].as_str().filter(|name| !name.starts_with('#')),
-            "told": ["file", "drv", "backing_file", "backing_file_depth", "cache", "detect_zeroes"]
-                .map(|key| &node[key]),
-            "image": ["filename", "format", "virtual-size", "dirty-flag", "backing-filename",
-                "full-backing-filename", "backing-filename-format"].map(|key| &image[key]),
-            "below": ["filename", "backing-image"].map(|key| &image["backing-image"][key])[0],
+            "name": name.filter(|name| !name.starts_with('#')),
+            "own": own,
+            "image": of_image,
+            "below": [&below["filename"], &below["backing-image"]["filename"]],
         })
     };
     let nodes = answer.as_array().expect("a list");

@@ -89,7 +89,7 @@ impl Listed<'_> {
             description["backing_file"] = json!(self.filename(backing));
         }
         let mut depth = 0;
-        let mut below = self.shown_below(node);
+        let mut below = self.shown_below(node).filter(|_| !self.is_flat);
         while let Some(next) = below {
             depth += 1;
             below = self.shown_below(next);
