@@ -11,6 +11,8 @@ use crate::create_options::CreateSettings;
 use crate::encryption;
 
 const SECTOR_BYTES: u64 = 512;
+/// What a node of QEMU's has at most: whole GiB below the end of its offsets.
+const MOST_BYTES: u64 = i64::MAX as u64 / (1 << 30) * (1 << 30);
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, "create", message)
@@ -48,8 +50,20 @@ pub(crate) async fn qcow2(
         return Err(invalid("Image size must be a multiple of 512 bytes"));
     }
     let options = qcow2_options(settings)?;
-    options.validate()?;
-    create::create(storage, data, &options).await
+    let valid = options.validate();
+    valid.map_err(|error| too_large(size_bytes, error))?;
+    create::create_over(storage, data, &options).await
+}
+
+/// QEMU makes an empty image, and says why that cannot have the size.
+fn too_large(size_bytes: u64, error: Error) -> Error {
+    let why = match size_bytes {
+        _ if error.errno() != libc::EFBIG => return error,
+        size if i64::try_from(size).is_err() => "Image size cannot be negative".to_owned(),
+        size if size > MOST_BYTES => format!("offset({size}) exceeds maximum({MOST_BYTES})"),
+        _ => "Failed to grow the L1 table: File too large".to_owned(),
+    };
+    invalid(format!("Could not resize image: {why}"))
 }
 
 /// Makes a luks volume in a storage.

@@ -80,7 +80,8 @@ pub fn child_keys(driver: &str) -> &'static [&'static str] {
 }
 
 /// The name of a node.
-struct Name {
+#[derive(Debug, Clone)]
+pub(crate) struct Name {
     /// One that opens the node again.
     plain: Option<String>,
     /// Whether that is the name of a protocol: what a format may stand on unsaid.
@@ -93,11 +94,48 @@ pub fn display_name(spec: &ImageSpec, format: &str) -> String {
     let name = node_options(spec).ok();
     match name.and_then(|options| name_of(options, format)) {
         None => spec.name.clone(),
-        Some(Name {
-            plain: Some(plain), ..
-        }) => plain,
-        Some(Name { json, .. }) => format!("json:{}", json::compact(&Value::Object(json))),
+        Some(name) => name.text(),
     }
+}
+
+impl Name {
+    pub(crate) fn text(&self) -> String {
+        match &self.plain {
+            Some(plain) => plain.clone(),
+            None => {
+                let json = Value::Object(self.json.clone());
+                format!("json:{}", json::compact(&json))
+            }
+        }
+    }
+
+    /// The options that say what is seen.
+    pub(crate) fn json(&self) -> Value {
+        Value::Object(self.json.clone())
+    }
+}
+
+/// The name of an open node, by the names of those that it stands on. `backing`: what it shows
+/// where it has nothing, if that is not what it would be opened with; null for nothing.
+pub(crate) fn name_of_node(
+    driver: &str,
+    options: &Options,
+    child: impl Fn(&str) -> Option<Name>,
+    backing: Option<Value>,
+) -> Option<Name> {
+    if let Some(name) = name_of_leaf(driver, options) {
+        return Some(name);
+    }
+    let naming = NAMINGS.iter().find(|naming| naming.driver == driver)?;
+    let mut children = Vec::new();
+    for key in naming.children {
+        match child(key) {
+            Some(child) => children.push((*key, child)),
+            None if is_optional(key) => {}
+            None => return None,
+        }
+    }
+    Some(composed(naming, options, children, backing))
 }
 
 /// The name of the node that options describe; `None` for what has none here.
@@ -107,27 +145,10 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
         Some(Scalar::Text(driver)) => driver,
         Some(_) => return None,
     };
-    let mut json = Map::new();
-    json.insert("driver".to_owned(), driver.as_str().into());
-    if matches!(driver.as_str(), "file" | "host_device" | "host_cdrom") {
-        let filename = options.take_text("filename").ok()??;
-        json.insert("filename".to_owned(), filename.as_str().into());
-        return Some(Name {
-            plain: Some(filename),
-            is_protocol: true,
-            json,
-        });
-    }
-    if driver == "nbd" {
-        json.extend(nbd_naming_options(&options));
-        return Some(Name {
-            plain: nbd_name::name_of(&options),
-            is_protocol: true,
-            json,
-        });
+    if let Some(name) = name_of_leaf(&driver, &options) {
+        return Some(name);
     }
     let naming = NAMINGS.iter().find(|naming| naming.driver == driver)?;
-    let has_options = take_naming_options(naming, &options, &mut json);
     let mut children = Vec::new();
     for key in naming.children {
         // A format that stands on no child of its own was named by its file.
@@ -136,23 +157,61 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
             below if below.is_empty() && naming.kind == Kind::Format => options.clone(),
             below => below,
         };
-        let child = name_of(below, "file")?;
-        json.insert((*key).to_owned(), Value::Object(child.json.clone()));
-        children.push(child);
+        children.push((*key, name_of(below, "file")?));
     }
     let backing = options.take_group("backing");
-    let overridden = !backing.is_empty();
-    if overridden {
-        json.insert("backing".to_owned(), backing.to_json());
-    }
+    let backing = (!backing.is_empty()).then(|| backing.to_json());
+    Some(composed(naming, &options, children, backing))
+}
+
+/// The name of a node that stands on none.
+fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
+    let mut json = Map::new();
+    json.insert("driver".to_owned(), driver.into());
+    let plain = match driver {
+        "file" | "host_device" | "host_cdrom" => {
+            let filename = options.get_text("filename")?;
+            json.insert("filename".to_owned(), filename.into());
+            Some(filename.to_owned())
+        }
+        "nbd" => {
+            json.extend(nbd_naming_options(options));
+            nbd_name::name_of(options)
+        }
+        _ => return None,
+    };
     Some(Name {
-        plain: match overridden {
-            true => None,
-            false => plain(naming, &options, &children, has_options),
-        },
-        is_protocol: naming.kind == Kind::Protocol,
+        plain,
+        is_protocol: true,
         json,
     })
+}
+
+fn composed(
+    naming: &Naming,
+    options: &Options,
+    children: Vec<(&str, Name)>,
+    backing: Option<Value>,
+) -> Name {
+    let mut json = Map::new();
+    json.insert("driver".to_owned(), naming.driver.into());
+    let has_options = take_naming_options(naming, options, &mut json);
+    for (key, child) in &children {
+        json.insert((*key).to_owned(), child.json());
+    }
+    let children: Vec<Name> = children.into_iter().map(|(_, child)| child).collect();
+    let plain = match &backing {
+        Some(_) => None,
+        None => plain(naming, options, &children, has_options),
+    };
+    if let Some(backing) = backing {
+        json.insert("backing".to_owned(), backing);
+    }
+    Name {
+        plain,
+        is_protocol: naming.kind == Kind::Protocol,
+        json,
+    }
 }
 
 /// What says which export a node is.

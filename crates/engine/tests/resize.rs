@@ -8,11 +8,12 @@ use std::sync::Arc;
 use common::{open, qemu_ok, qemu_verdict};
 use vellum::Preallocation;
 use vellum::gate::DenyAll;
+use vellum::qcow2::create::{CreateOptions, create_over};
 use vellum::qcow2::{Backing, OpenOptions, PreallocateAhead, Qcow2};
-use vellum::{BlockDevice, Buffer, Raw, RequestFlags, Storage};
+use vellum::{BlockDevice, Buffer, Buffers, Raw, RequestFlags, Storage};
 use vellum_io::lane;
-use vellum_storage::MemStorage;
 use vellum_storage::file::Create;
+use vellum_storage::{MemStorage, WriteFlags};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -188,4 +189,34 @@ fn shrinking_leaves_no_refcount_block_that_counts_nothing() {
             assert_ne!(counts, [0; 512], "block at {block}");
         }
     }
+}
+
+/// A raw data file is the disk: what somebody has put behind its end shows as the disk grows.
+#[test]
+fn a_longer_raw_data_file_is_kept() {
+    lane::block_on(async {
+        let image: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let data: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let write = |at: u64, fill: u8| {
+            let mut buffer = Buffer::zeroed(MIB as usize);
+            buffer.fill(fill);
+            data.write(at, Buffers::from_iter([buffer]), WriteFlags::default())
+        };
+        drop(write(0, 42).await.expect("written"));
+        let options = CreateOptions::default()
+            .size_bytes(MIB)
+            .data_file(Some("data".to_owned()))
+            .data_file_raw(true);
+        let created = create_over(image.clone(), Some(data.clone()), &options).await;
+        created.expect("an image");
+        drop(write(MIB, 84).await.expect("written"));
+        let options = OpenOptions::default().data_file(Some(data.clone()));
+        let opened = Qcow2::open(image, Arc::new(DenyAll), options).await;
+        let opened = opened.expect("opened");
+        expect(&opened, 0, MIB, 42).await;
+        opened.truncate(3 * MIB).await.expect("longer");
+        expect(&opened, MIB, MIB, 84).await;
+        expect(&opened, 2 * MIB, MIB, 0).await;
+        opened.close().await.expect("closed");
+    });
 }

@@ -158,7 +158,7 @@ impl Program {
         let made = match item.part {
             Part::Blockdev => {
                 let options = parse_options(&item.text, Some("driver"))?;
-                return Ok(daemon.parts.lock().await.nodes.add(options).await?);
+                daemon.parts.lock().await.add_node(options).await
             }
             Part::Object => {
                 let options = parse_options(&item.text, Some("qom-type"))?;

@@ -8,6 +8,7 @@ mod block_stats;
 mod chardev;
 mod create;
 mod drive_backup;
+mod filenames;
 mod fleecing;
 mod hostile;
 mod inactive;

@@ -43,6 +43,7 @@ use jobs::Jobs;
 use notices::Notices;
 use objects::Objects;
 pub use objects::object_help;
+use schema::check::{Notation, check_blockdev};
 pub use server::{Notice, Server, ServerEnvironment};
 
 /// Why something cannot be: what the user should read.
@@ -211,6 +212,18 @@ pub struct DaemonState {
 }
 
 impl DaemonState {
+    /// Opens a node that the command line describes.
+    ///
+    /// # Errors
+    /// What QEMU says of options that no node has, and as [`Nodes::add`].
+    pub async fn add_node(&self, options: Options) -> Result<(), Failure> {
+        let tree = options.to_json();
+        if !tree.is_null() {
+            check_blockdev(&tree, Notation::KeyValue).map_err(Failure)?;
+        }
+        self.nodes.add(options).await.map_err(failure)
+    }
+
     /// Listens for clients; they are served once it has started.
     ///
     /// # Errors

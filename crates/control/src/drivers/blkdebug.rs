@@ -1,7 +1,7 @@
 //! `blkdebug`: errors, breakpoints and limits on demand.
 //!
 //! Rules come from a configuration file (`config`) and from the options
-//! `inject-error.N.KEY` and `set-state.N.KEY`; both know the same keys.
+//! `inject-error.N.KEY` and `set-state.N.KEY` (without `N` if there is one); both know the same keys.
 
 use std::sync::Arc;
 
@@ -114,6 +114,10 @@ fn take_rules(options: &mut Options) -> Result<Vec<Rule>> {
             sections.push((name, section));
             index += 1;
         }
+        // A single one needs no number.
+        if index == 0 && !list.is_empty() {
+            sections.push((name, list));
+        }
     }
     // All errors come before all changes of the state, as in QEMU.
     sections.sort_by_key(|(name, _)| *name);
@@ -192,6 +196,13 @@ mod tests {
     }
 
     #[test]
+    fn a_single_rule_needs_no_number() {
+        let (one, first) = ("inject-error.event=l2_load", "inject-error.0.event=l2_load");
+        assert_eq!(rules(one), rules(first));
+        assert_eq!(rules(one).map(|rules| rules.len()), Ok(1));
+    }
+
+    #[test]
     fn options_become_rules() {
         let found = rules(
             "set-state.0.event=write_aio,set-state.0.new_state=2,inject-error.0.event=l2_load,\
@@ -243,6 +254,7 @@ mod tests {
     fn wrong_rules_are_named() {
         for (text, message) in [
             ("inject-error.0.errno=5", "Missing event name for rule"),
+            ("set-state.new_state=5", "Missing event name for rule"),
             ("inject-error.0.event=x", "invalid parameter value: x"),
             (
                 "inject-error.0.event=none,inject-error.0.bad=1",

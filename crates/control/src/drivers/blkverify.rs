@@ -6,6 +6,7 @@ use vellum::Result;
 use vellum_storage::nodes::verify::VerifyStorage;
 
 use crate::file_node::CommonOptions;
+use crate::filename;
 use crate::graph::{OpenContext, OpenedNode, Role, child, refuse_unknown};
 use crate::options::Options;
 
@@ -14,6 +15,12 @@ pub(super) async fn open(
     _common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
+    // A name without a prefix is that of the image: the rest was said in options.
+    if let Some(name) = options.take_text("filename")? {
+        for (key, value) in filename::node_options(&name)?.iter() {
+            options.set(&format!("test.file.{key}"), value.clone());
+        }
+    }
     let raw = child(&mut options, "raw", Role::Protocol, &around).await?;
     let test = child(&mut options, "test", Role::Image, &around).await?;
     refuse_unknown(&options, "blkverify")?;

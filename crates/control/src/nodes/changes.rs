@@ -454,7 +454,12 @@ impl Nodes {
             format: Some(format.to_owned()),
         });
         let _held = self.hold_linked(name).await;
-        image.set_backing_file(backing).await
+        image.set_backing_file(backing).await?;
+        if let Some(node) = self.lock().nodes.get_mut(name) {
+            // The name that it had was opened; this one need not lead to the same.
+            node.backing_text = None;
+        }
+        Ok(())
     }
 
     /// Holds up those users of a node that can be held up.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 
-use super::{Nodes, RequiredAccess, User};
+use super::{Node, Nodes, RequiredAccess, User};
+use crate::CacheMode;
+use crate::file_node::CommonOptions;
 use crate::graph::{NodeKind, OpenedNode};
 
 /// A node, as far as all nodes are alike.
@@ -26,6 +28,12 @@ pub struct NodeInfo {
     pub active: bool,
     /// The node that it stands on by its backing file.
     pub backing: Option<String>,
+    /// Bytes that it takes on its disk, where that is known.
+    pub allocated_bytes: Option<u64>,
+    /// The mode that it was opened with.
+    pub cache: CacheMode,
+    /// What becomes of writes of zeroes: `off`, `on`, `unmap`.
+    pub detect_zeroes: String,
 }
 
 impl OpenedNode {
@@ -39,6 +47,31 @@ impl OpenedNode {
                 storage.len_bytes().unwrap_or_default(),
             ),
         }
+    }
+}
+
+impl OpenedNode {
+    fn allocated_bytes(&self) -> Option<u64> {
+        let bytes = match &self.kind {
+            NodeKind::Device(device) => device.allocated_bytes(),
+            NodeKind::Storage(storage) => storage.allocated_bytes(),
+        };
+        bytes.ok().flatten()
+    }
+}
+
+impl Node {
+    fn cache(&self) -> CacheMode {
+        let Some(origin) = &self.origin else {
+            return CacheMode::default();
+        };
+        let flags = &origin.around.flags;
+        let common = CommonOptions::take(&mut origin.options.clone(), flags);
+        common.map_or(flags.cache, |common| common.child_flags(flags).cache)
+    }
+
+    fn detect_zeroes(&self) -> Option<&str> {
+        self.origin.as_ref()?.options.get_text("detect-zeroes")
     }
 }
 
@@ -86,6 +119,9 @@ impl Nodes {
                     writable: node.is_writable_when_active(),
                     active: !node.is_inactive(),
                     backing: None,
+                    allocated_bytes: node.opened.allocated_bytes(),
+                    cache: node.cache(),
+                    detect_zeroes: node.detect_zeroes().unwrap_or("off").to_owned(),
                 }
             };
             named.nodes.iter().map(describe).collect()

@@ -43,6 +43,7 @@ impl Nodes {
             front: None,
             origin: None,
             bitmaps: NodeBitmaps::default(),
+            backing_text: None,
             is_filter: true,
         };
         self.lock().nodes.insert(name.to_owned(), node);

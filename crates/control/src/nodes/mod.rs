@@ -18,6 +18,7 @@ mod changes;
 mod describe;
 mod filters;
 mod named;
+mod names;
 mod renew;
 mod reopen;
 mod shared;
@@ -68,6 +69,8 @@ struct Node {
     front: Option<Arc<dyn BlockDevice>>,
     origin: Option<Arc<Origin>>,
     bitmaps: NodeBitmaps,
+    /// What it said that it stands on when it was opened.
+    backing_text: Option<String>,
     /// A job has put it in front of another one.
     is_filter: bool,
 }
@@ -299,6 +302,7 @@ impl Nodes {
             front: None,
             origin: origin.map(Arc::new),
             bitmaps,
+            backing_text: opened.backing_text(),
             is_filter: false,
         };
         named.nodes.insert(name.to_owned(), node);

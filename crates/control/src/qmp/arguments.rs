@@ -238,6 +238,11 @@ impl Arguments {
         }
     }
 
+    /// All that is left, as it came.
+    pub fn to_value(&self) -> Value {
+        Value::Object(self.members.clone())
+    }
+
     /// All that is left, as the options of a command line.
     ///
     /// # Errors

@@ -299,7 +299,7 @@ impl Request {
 
     fn fail(self, errno: Errno) {
         if let Some(started) = &self.started {
-            let reason = std::io::Error::from_raw_os_error(errno).to_string();
+            let reason = vellum_io::error::errno_text(errno);
             self.file().accounting.fail(started, errno, &reason);
         }
         let header = proto::reply_header(self.unique, errno, 0);

@@ -24,6 +24,9 @@ const MAX_SKIPPED_BYTES: u32 = 32 << 20;
 
 const CLIENT_FLAGS: u32 = proto::FLAG_C_FIXED_NEWSTYLE | proto::FLAG_C_NO_ZEROES;
 
+/// Names are repeated to clients only up to here, in bytes.
+const MAX_REPEATED_BYTES: usize = 80;
+
 /// The state of one handshake.
 struct Handshake<'a> {
     channel: Channel,
@@ -284,7 +287,7 @@ impl Handshake<'_> {
     }
 
     async fn unknown_export(&self, number: u32, name: &str) -> Result<OptionOutcome, Disconnect> {
-        let text = format!("export '{name}' not present");
+        let text = format!("export '{}' not present", shortened(name));
         self.reply(number, proto::REP_ERR_UNKNOWN, text.as_bytes())
             .await
     }
@@ -380,5 +383,32 @@ impl Handshake<'_> {
             framing: self.framing,
             contexts,
         }
+    }
+}
+
+/// A name that a client said, as it is repeated to it.
+fn shortened(name: &str) -> String {
+    if name.len() < MAX_REPEATED_BYTES {
+        return name.to_owned();
+    }
+    let ends = name.char_indices().map(|(at, char)| at + char.len_utf8());
+    let end = ends.take_while(|end| *end <= MAX_REPEATED_BYTES).last();
+    format!("{}...", &name[..end.unwrap_or(0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_are_not_repeated_whole() {
+        let (whole, cut) = ("a".repeat(79), "a".repeat(80));
+        assert_eq!(shortened(&whole), whole);
+        assert_eq!(shortened(&"a".repeat(4000)), format!("{cut}..."));
+        assert_eq!(shortened(&"ä".repeat(41)), format!("{}...", "ä".repeat(40)));
+        assert_eq!(
+            shortened(&format!("a{}", "ä".repeat(40))),
+            format!("a{}...", "ä".repeat(39))
+        );
     }
 }

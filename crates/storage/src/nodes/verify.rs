@@ -41,7 +41,7 @@ impl Request {
         let verb = if self.is_write { "write" } else { "read" };
         let (offset, len) = (self.offset_bytes, self.len_bytes);
         (self.tell)(&format!(
-            "blkverify: {verb} offset={offset} bytes={len} {what}"
+            "blkverify: {verb} offset={offset} bytes={len} {what}\n"
         ));
         Error::new(ErrorKind::Io, "verify", what).at(offset)
     }

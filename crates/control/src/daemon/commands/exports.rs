@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::export::Removal;
 use super::{Daemon, done, failed};
+use crate::nodes::unknown;
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::{Options, Scalar};
 
@@ -87,6 +88,9 @@ pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, mut arguments: Arguments)
     let device = arguments.need_text("device")?;
     let name = arguments.text("name")?.unwrap_or_else(|| device.clone());
     let bitmap = arguments.text("bitmap")?;
+    if !daemon.parts.lock().await.nodes.contains(&device) {
+        return Err(unknown(&device).into());
+    }
     let mut options = arguments.into_options()?;
     if let Some(key) = options
         .keys()

@@ -14,6 +14,7 @@ use super::super::jobs::mirror;
 use super::super::jobs::scrub::{self, Scrub};
 use super::super::jobs::stream::{Stream, Streamed};
 use super::super::jobs::{self, Completion, Job, JobNodes, Settings};
+use super::layers::{CommitRange, StreamBase};
 use super::{Daemon, done, no_device};
 
 /// Takes what every job is begun with: its settings, and its speed.
@@ -138,12 +139,12 @@ pub(super) const COPY_MODES: [(&str, CopyMode); 2] = [
     ("write-blocking", CopyMode::WriteBlocking),
 ];
 
-fn not_in_chain(name: &str) -> Failure {
+pub(super) fn not_in_chain(name: &str) -> Failure {
     Failure::new(format!("'{name}' is not in this backing file chain"))
 }
 
 /// Where a node stands in a chain.
-fn place_in(nodes: &Nodes, chain: &[String], name: &str) -> Result<usize, Failure> {
+pub(super) fn place_in(nodes: &Nodes, chain: &[String], name: &str) -> Result<usize, Failure> {
     if !nodes.contains(name) {
         return Err(unknown_node(name).into());
     }
@@ -178,9 +179,10 @@ pub(super) fn check_root(nodes: &Nodes, device: &str) -> Result<(), Failure> {
 pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let device = arguments.need_text("device")?;
     let settings = take_settings(&mut arguments, "commit")?;
-    let top = arguments.text("top-node")?;
-    let base = arguments.text("base-node")?;
+    let range = CommitRange::take(&mut arguments)?;
     let backing_file = arguments.text("backing-file")?;
+    // A protocol is never named as the format of a backing file.
+    arguments.switch("backing-mask-protocol")?;
     let on_error = take_on_error(&mut arguments, "on-error")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
@@ -190,21 +192,7 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     }
     check_root(nodes, &device)?;
     let chain = nodes.chain(&device);
-    let top_at = match &top {
-        Some(top) => place_in(nodes, &chain, top)?,
-        None => 0,
-    };
-    let base_at = match &base {
-        Some(base) => place_in(nodes, &chain, base)?,
-        None => chain.len() - 1,
-    };
-    match base_at.cmp(&top_at) {
-        std::cmp::Ordering::Greater => {}
-        std::cmp::Ordering::Equal => {
-            return Err(Failure::new("cannot commit an image into itself"));
-        }
-        std::cmp::Ordering::Less => return Err(not_in_chain(&chain[base_at])),
-    }
+    let (top_at, base_at) = range.find(nodes, &chain)?;
     if top_at == 0 && backing_file.is_some() {
         return Err(Failure::new(
             "'backing-file' specified, but 'top' is the active layer",
@@ -232,9 +220,11 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
 pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let device = arguments.need_text("device")?;
     let settings = take_settings(&mut arguments, "stream")?;
-    let base = arguments.text("base-node")?;
+    let base = StreamBase::take(&mut arguments)?;
     let backing_file = arguments.text("backing-file")?;
     let on_error = take_on_error(&mut arguments, "on-error")?;
+    // A protocol is never named as the format of a backing file.
+    arguments.switch("backing-mask-protocol")?;
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
@@ -242,13 +232,8 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         return Err(unknown(&device).into());
     }
     let chain = nodes.chain(&device);
-    let base_at = match &base {
-        Some(base) => match place_in(nodes, &chain, base)? {
-            0 => return Err(not_in_chain(base)),
-            at => at,
-        },
-        None => chain.len(),
-    };
+    let base_at = base.find(nodes, &chain)?;
+    let base = chain.get(base_at).cloned();
     if base.is_none() && backing_file.is_some() {
         return Err(Failure::new(
             "backing file specified, but streaming the entire chain",

@@ -13,7 +13,9 @@ mod create;
 mod exports;
 mod graph;
 mod jobs;
+mod layers;
 mod mirror;
+mod named_block_nodes;
 mod nodes;
 mod objects;
 mod reopen;
@@ -184,7 +186,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("query-commands", |_, a| Box::pin(query_commands(a))),
     ("query-jobs", |d, a| Box::pin(jobs::query_jobs(d, a))),
     ("query-named-block-nodes", |d, a| {
-        Box::pin(nodes::query(d, a))
+        Box::pin(named_block_nodes::query(d, a))
     }),
     ("query-qmp-schema", |_, a| Box::pin(query_schema(a))),
     ("query-version", |_, a| Box::pin(query_version(a))),

@@ -1,16 +1,15 @@
-//! Commands that make, change and describe nodes.
+//! Commands that make and change nodes.
 
 use std::rc::Rc;
-use vellum::qcow2::AsQcow2;
 
-use crate::nodes::{Changes, NodeInfo, RequiredAccess, User};
+use crate::daemon::schema::check::{Notation, check_blockdev};
+use crate::nodes::{Changes, RequiredAccess, User};
 use crate::qmp::{Arguments, Failure, Outcome};
-use serde_json::{Value, json};
-use vellum_io::lane;
 
-use super::{Daemon, bitmaps, done, no_device};
+use super::{Daemon, done, no_device};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    check_blockdev(&arguments.to_value(), Notation::Json).map_err(Failure::new)?;
     let parts = daemon.parts.lock().await;
     let added = parts.nodes.add(arguments.into_options()?);
     match daemon.stop.or_give_up(added).await {
@@ -79,76 +78,4 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     parts.exports.update_sizes().await;
     resized?;
     done()
-}
-
-pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    // Without it QEMU tells of every image of the chain below each node once more.
-    arguments.switch("flat")?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    let nodes = parts.nodes.list();
-    let mut described = Vec::with_capacity(nodes.len());
-    for node in &nodes {
-        let mut description = describe(node, &nodes);
-        if let Ok(Some(watch)) = parts.nodes.write_watch(&node.name) {
-            description["write_threshold"] = json!(watch.threshold_bytes());
-        }
-        let bitmaps = bitmaps::describe(&daemon, &parts.nodes, node).await?;
-        if !bitmaps.is_empty() {
-            description["dirty-bitmaps"] = json!(bitmaps);
-        }
-        described.push(description);
-        lane::yield_now().await;
-    }
-    Ok(Value::Array(described))
-}
-
-fn describe(node: &NodeInfo, nodes: &[NodeInfo]) -> Value {
-    let mut image = json!({
-        "filename": node.filename,
-        "format": node.driver,
-        "virtual-size": node.size_bytes,
-        "dirty-flag": false,
-    });
-    let mut description = json!({
-        "node-name": node.name,
-        "drv": node.driver,
-        "ro": !node.writable,
-        "file": node.filename,
-        "backing_file_depth": 0,
-        "detect_zeroes": "off",
-        "active": node.active,
-        "encrypted": false,
-        "write_threshold": 0,
-        "cache": {"writeback": true, "direct": false, "no-flush": false},
-    });
-    for key in ["iops", "iops_rd", "iops_wr", "bps", "bps_rd", "bps_wr"] {
-        description[key] = json!(0);
-    }
-    if let Some(device) = &node.device {
-        if let Some(cluster_size_bytes) = device.info().cluster_size_bytes {
-            image["cluster-size"] = json!(cluster_size_bytes);
-        }
-        if let Ok(Some(bytes)) = device.allocated_bytes() {
-            image["actual-size"] = json!(bytes);
-        }
-        if let Some(qcow2) = device.as_qcow2() {
-            let header = qcow2.header();
-            description["encrypted"] = json!(header.crypt_method != Default::default());
-            if let Some(name) = header.backing_file_text() {
-                image["backing-filename"] = json!(name);
-            }
-            if let Some(format) = header.backing_format() {
-                image["backing-filename-format"] = json!(format);
-            }
-        }
-    }
-    let below = nodes
-        .iter()
-        .find(|other| Some(&other.name) == node.backing.as_ref());
-    if let Some(below) = below {
-        description["backing_file"] = json!(below.filename);
-    }
-    description["image"] = image;
-    description
 }

@@ -298,6 +298,9 @@ impl ServerExports {
 
     /// Refuses what cannot be beside what there is.
     fn check(&self, wanted: &Description, server: Option<&Server>) -> Result<(), Failure> {
+        if !is_well_formed(&wanted.id) {
+            return Err(message("Invalid block export id"));
+        }
         if matches!(wanted.kind, Wanted::Nbd(_)) && server.is_none() {
             return Err(message("NBD server not running"));
         }
@@ -366,6 +369,13 @@ impl ServerExports {
         }
         Ok(())
     }
+}
+
+fn is_well_formed(id: &str) -> bool {
+    id.starts_with(|c: char| c.is_ascii_alphabetic())
+        && id
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
 }
 
 /// Refuses a name that clients know already.

@@ -83,7 +83,9 @@ impl Wanted {
         let mut shown = Vec::with_capacity(self.bitmaps.len());
         for bitmap in self.bitmaps {
             let from = bitmap.node.as_deref().unwrap_or(node);
-            let (holder, view) = find(nodes, from, &bitmap.name, !writable).await?;
+            // What other nodes' bitmaps tell is not of the content that clients see.
+            let is_own = bitmap.node.is_none();
+            let (holder, view) = find(nodes, from, &bitmap.name, is_own && !writable).await?;
             export.bitmaps.push((bitmap.name.clone(), view));
             shown.push(BitmapUse {
                 node: holder,

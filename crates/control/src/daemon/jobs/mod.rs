@@ -226,6 +226,12 @@ impl Job {
     }
 
     pub(super) fn cancel(&self) {
+        // What is paused goes on first.
+        match self.status() {
+            Status::Paused => self.enter(Status::Running),
+            Status::Standby => self.enter(Status::Ready),
+            _ => {}
+        }
         self.control.set(JobCommand::Cancel);
         self.changed.notify(usize::MAX);
     }

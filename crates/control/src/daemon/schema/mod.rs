@@ -14,6 +14,7 @@
 //!
 //! Invariant: what is told can be asked. A test compares every entry with the real daemon's.
 
+pub(super) mod check;
 mod parse;
 
 use std::collections::{BTreeMap, VecDeque};

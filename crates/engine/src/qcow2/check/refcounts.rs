@@ -100,21 +100,25 @@ async fn outside(
         findings.corruption_or_repair(false, what);
         return Ok(());
     }
-    if !outcome.tally.is_free(image.cluster_of(offset)) {
-        // What else points there reads as zeroes, and must go on doing so.
-        findings.corruption_or_repair(false, what);
-        outcome.must_rebuild = true;
-        return Ok(());
-    }
     let cluster_size = image.geometry.cluster_size_bytes();
     let end = offset
         .checked_add(cluster_size)
         .filter(|&end| end <= i64::MAX as u64);
     let most = image.longest_bytes();
-    let extended = match end {
+    let end = match end {
         None => Err(EINVAL),
         Some(end) if end > most => Err(EFBIG),
-        Some(end) => image.extend(end).await.map_err(|error| error.errno()),
+        Some(end) => Ok(end),
+    };
+    if end.is_ok() && !outcome.tally.is_free(image.cluster_of(offset)) {
+        // What else points there reads as zeroes, and must go on doing so.
+        findings.corruption_or_repair(false, what);
+        outcome.must_rebuild = true;
+        return Ok(());
+    }
+    let extended = match end {
+        Err(errno) => Err(errno),
+        Ok(end) => image.extend(end).await.map_err(|error| error.errno()),
     };
     if let Err(errno) = extended {
         findings.report(FindingKind::Corruption, 1, || {

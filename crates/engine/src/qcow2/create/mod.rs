@@ -328,13 +328,46 @@ pub async fn create(
     data: Option<Arc<dyn Storage>>,
     options: &CreateOptions,
 ) -> Result<()> {
+    create_on(storage, data, options, Before::Emptied).await
+}
+
+/// As [`create`], on files that keep their length and, where the image has nothing, their content:
+/// an external data file may hold the disk already, and not every file that can be made shorter
+/// can grow again.
+///
+/// # Errors
+/// As [`create`].
+pub async fn create_over(
+    storage: Arc<dyn Storage>,
+    data: Option<Arc<dyn Storage>>,
+    options: &CreateOptions,
+) -> Result<()> {
+    create_on(storage, data, options, Before::Kept).await
+}
+
+/// What becomes of that which the files hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Emptied,
+    Kept,
+}
+
+async fn create_on(
+    storage: Arc<dyn Storage>,
+    data: Option<Arc<dyn Storage>>,
+    options: &CreateOptions,
+    before: Before,
+) -> Result<()> {
     let layout = options.layout()?;
     let luks = encrypted::new_volume(options).await?;
     let header = options.encoded_header(&layout, luks.as_ref())?;
     if data.is_some() != options.data_file.is_some() {
         return Err(refuse("An external data file must be both named and given"));
     }
-    write::empty(&storage, layout.file_size_bytes()).await?;
+    // The guest would see what lies in clusters that are preallocated.
+    if before == Before::Emptied || !layout.data_range().is_empty() {
+        write::empty(&storage, layout.file_size_bytes()).await?;
+    }
     write::first_cluster(&storage, &header, &layout.geometry).await?;
     write::tables(&storage, &layout, options.encryption.is_some()).await?;
     write::lengthen(&storage, layout.file_size_bytes()).await?;
@@ -343,9 +376,16 @@ pub async fn create(
     }
     match &data {
         Some(data) => {
-            write::empty(data, layout.guest_size_bytes).await?;
+            if before == Before::Emptied {
+                write::empty(data, layout.guest_size_bytes).await?;
+            }
+            let kept_bytes = match before {
+                Before::Emptied => 0,
+                Before::Kept => data.len_bytes()?.min(layout.guest_size_bytes),
+            };
             write::lengthen(data, layout.guest_size_bytes).await?;
-            write::space(data, 0..layout.guest_size_bytes, options.preallocation).await?;
+            let new = kept_bytes..layout.guest_size_bytes;
+            write::space(data, new, options.preallocation).await?;
             data.flush().await?;
         }
         None => {

@@ -206,17 +206,22 @@ impl Image {
         preallocation: Preallocation,
     ) -> Result<()> {
         let len_bytes = self.data.len_bytes()?;
-        let mapped = self.data_is_raw() || preallocation != Preallocation::Off;
-        if mapped && old_bytes < len_bytes.min(new_bytes) {
-            // The file was longer than the disk: what it holds there is not the guest's.
+        let is_raw = self.data_is_raw();
+        if !is_raw && preallocation != Preallocation::Off && old_bytes < len_bytes.min(new_bytes) {
+            // The file was longer than the disk: what it holds there is not the guest's. A raw one
+            // is the disk itself, and somebody may have made it longer first.
             let there = len_bytes.min(new_bytes) - old_bytes;
             self.zero_data(old_bytes, old_bytes, there).await?;
         }
-        let exact = self.data_is_raw() && self.data.capabilities().growable;
+        let exact = is_raw && self.data.capabilities().growable;
         if len_bytes < new_bytes || (exact && len_bytes != new_bytes) {
             self.data.truncate(new_bytes).await.map_err(no_room)?;
         }
-        space_in(&self.data, old_bytes..new_bytes, preallocation)
+        let from = match is_raw {
+            true => len_bytes.clamp(old_bytes, new_bytes),
+            false => old_bytes,
+        };
+        space_in(&self.data, from..new_bytes, preallocation)
             .await
             .map_err(no_room)
     }

@@ -1,0 +1,142 @@
+//! What the files of open nodes are called, as these stand on each other now, and the order in
+//! which nodes were made.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use vellum::qcow2::AsQcow2;
+
+use super::{MADE_UP, NamedNode, Node, Nodes, User};
+use crate::display::{Name, name_of_node};
+use crate::graph::{NodeKind, OpenedNode};
+use crate::options::Options;
+
+impl OpenedNode {
+    /// What an image says that it stands on.
+    pub(super) fn backing_text(&self) -> Option<String> {
+        match &self.kind {
+            NodeKind::Device(device) => {
+                let header = device.as_qcow2()?.header();
+                header.backing_file_text().map(|text| text.to_string())
+            }
+            NodeKind::Storage(_) => None,
+        }
+    }
+}
+
+impl Nodes {
+    /// The names of files, by those of the nodes. A node that stands on others than its file name
+    /// would open is called `json:{...}`.
+    pub fn filenames(&self) -> BTreeMap<String, String> {
+        let named = self.lock();
+        let mut names: BTreeMap<String, Name> = BTreeMap::new();
+        let mut order = named.top_down(named.nodes.keys().cloned().collect());
+        order.reverse();
+        for name in order {
+            if let Some(found) = named.name_of(&name, &names) {
+                names.insert(name, found);
+            }
+        }
+        let text = |(node, name): (String, Name)| (node, name.text());
+        names.into_iter().map(text).collect()
+    }
+
+    /// What a node of a format says that it stands on.
+    pub fn backing_text(&self, name: &str) -> Option<String> {
+        self.lock().nodes.get(name)?.opened.backing_text()
+    }
+
+    /// The names of all nodes in the order in which QEMU makes them: a file before the image in it, and
+    /// what an image names after it.
+    pub fn in_order_of_making(&self) -> Vec<String> {
+        let named = self.lock();
+        let mut order = Vec::with_capacity(named.nodes.len());
+        for root in &named.roots {
+            named.made_with(root, root, &mut order);
+        }
+        let others = named.nodes.keys();
+        let others: Vec<String> = others
+            .filter(|name| !order.contains(name))
+            .cloned()
+            .collect();
+        order.extend(others);
+        order
+    }
+}
+
+impl NamedNode {
+    fn children<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let own = move |user: &User| matches!(user, User::Node(user) if user == name);
+        let below = self.uses.iter().filter(move |one| own(&one.user));
+        below.map(|one| (&*one.wanted.role, &*one.node))
+    }
+
+    /// Adds a node of `owner`'s and those that were made with it.
+    fn made_with(&self, name: &str, owner: &str, order: &mut Vec<String>) {
+        let is_own = self.nodes.get(name).is_some_and(|node| node.owner == owner);
+        if !is_own || order.iter().any(|known| known == name) {
+            return;
+        }
+        let (later, before): (Vec<_>, Vec<_>) = self
+            .children(name)
+            .partition(|(role, _)| *role == "backing");
+        for (_, child) in before {
+            self.made_with(child, owner, order);
+        }
+        order.push(name.to_owned());
+        for (_, child) in later {
+            self.made_with(child, owner, order);
+        }
+    }
+
+    /// The filter of a job in front of a node, if it has a name.
+    fn filter_of(&self, name: &str) -> Option<&Node> {
+        let mut nodes = self.nodes.values();
+        nodes.find(|node| node.is_filter && node.owner == name)
+    }
+
+    fn name_of(&self, name: &str, known: &BTreeMap<String, Name>) -> Option<Name> {
+        let node = self.nodes.get(name)?;
+        let none = Options::default();
+        let options = node.origin.as_ref().map_or(&none, |origin| &origin.options);
+        let child = |role: &str| {
+            let (_, child) = self.children(name).find(|(key, _)| *key == role)?;
+            known.get(child).cloned()
+        };
+        name_of_node(
+            node.opened.driver,
+            options,
+            child,
+            self.other_backing(name, node, known),
+        )
+    }
+
+    /// What a node shows where it has nothing, if that is not what its header names.
+    fn other_backing(
+        &self,
+        name: &str,
+        node: &Node,
+        known: &BTreeMap<String, Name>,
+    ) -> Option<Value> {
+        let text = node.opened.backing_text();
+        let Some((_, backing)) = self.children(name).find(|(role, _)| *role == "backing") else {
+            return text.map(|_| Value::Null);
+        };
+        let options = node.origin.as_ref().map(|origin| &origin.options);
+        let by_header = backing.starts_with(MADE_UP)
+            && text.is_some()
+            && text == node.backing_text
+            && options.is_some_and(|options| !options.keys().any(names_backing));
+        let filter = self.filter_of(backing);
+        let backing = known.get(backing)?;
+        if let Some(filter) = filter {
+            return Some(json!({"driver": filter.opened.driver, "backing": backing.json()}));
+        }
+        let same = by_header || (text.is_some() && text == Some(backing.text()));
+        (!same).then(|| backing.json())
+    }
+}
+
+fn names_backing(key: &str) -> bool {
+    key == "backing" || key.starts_with("backing.")
+}
