@@ -162,7 +162,16 @@ impl Raw {
             true => i64::MAX as u64 - self.offset_bytes,
             false => size_bytes,
         };
-        self.check_range(operation, offset_bytes, len_bytes, limit_bytes)?;
+        let checked = self.check_range(operation, offset_bytes, len_bytes, limit_bytes);
+        checked.map_err(|error| match error.kind() {
+            // As on a disk of that size, nothing more fits.
+            ErrorKind::OutOfRange if self.fixed_size => {
+                let message = "the window ends before the request does";
+                self.error(ErrorKind::NoSpace, operation, message)
+                    .at(offset_bytes)
+            }
+            _ => error,
+        })?;
         self.note_change();
         Ok(offset_bytes + len_bytes > size_bytes)
     }
@@ -542,6 +551,10 @@ mod tests {
                 beyond.expect_err("beyond the window").kind(),
                 ErrorKind::OutOfRange
             );
+            let ones = Buffer::copy_of(&[1; 512]);
+            let beyond = raw.write(512, ones, RequestFlags::default()).await;
+            let beyond = beyond.expect_err("no room");
+            assert_eq!(beyond.kind(), ErrorKind::NoSpace);
             let resized = raw.truncate(1024).await;
             assert_eq!(resized.expect_err("fixed").kind(), ErrorKind::Unsupported);
         });

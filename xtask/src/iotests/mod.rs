@@ -4,8 +4,11 @@
 //! With `--protocol fuse` the images of the tests are exports of the storage daemon's, files on
 //! which the image's own bytes appear.
 //!
+//! With `--machine PROGRAM` the tests are run that start a machine and need none: PROGRAM takes its
+//! command line, and starts the storage daemon that `QSD_PROG` names.
+//!
 //! The suite comes from Debian's source package at run time; nothing of it is kept
-//! in this repository. `tests/iotests.txt` and `tests/iotests-fuse.txt` say which of its
+//! in this repository. `tests/iotests.txt`, `tests/iotests-fuse.txt` and `tests/iotests-qsd.txt` say which of its
 //! tests are run, which of them fail and why, and which cannot apply. The task fails if a
 //! test that should pass does not, and also if one that should fail passes: then the list
 //! is stale.
@@ -35,6 +38,9 @@ use tools::{Program, Tools};
 const TIME_LIMIT: Duration = Duration::from_secs(180);
 /// Where the suite's images lie: on a disk, because it asks for direct I/O.
 const WORK_PARENT: &str = "/var/tmp";
+
+/// The tests in which the storage daemon can stand for a machine.
+const MACHINE_LIST_FILE: &str = "tests/iotests-qsd.txt";
 
 /// Between the format and the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +81,7 @@ impl FromStr for Protocol {
 
 struct Arguments {
     protocol: Protocol,
+    machine: Option<PathBuf>,
     vellum: Option<PathBuf>,
     real: BTreeSet<Program>,
     source: Option<PathBuf>,
@@ -87,7 +94,11 @@ struct Arguments {
 pub fn run(parser: lexopt::Parser) -> Result<()> {
     let arguments = parse(parser)?;
     let workspace = Workspace::locate()?;
-    let list = List::read(&workspace.root.join(arguments.protocol.list_file()))?;
+    let list_file = match arguments.machine {
+        Some(_) => MACHINE_LIST_FILE,
+        None => arguments.protocol.list_file(),
+    };
+    let list = List::read(&workspace.root.join(list_file))?;
     setup::ensure()?;
     let vellum = match &arguments.vellum {
         Some(path) => std::path::absolute(path)?,
@@ -98,7 +109,9 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
         .prefix("vellum-iotests-")
         .tempdir_in(WORK_PARENT)
         .with_context(|| format!("cannot make a folder in {WORK_PARENT}"))?;
-    let tools = Tools::lay_out(&work.path().join("tools"), &vellum, &arguments.real)?;
+    let folder = work.path().join("tools");
+    let machine = arguments.machine.as_deref();
+    let tools = Tools::lay_out(&folder, &vellum, &arguments.real, machine)?;
     let campaign = Campaign {
         suite: &suite,
         tools: &tools,
@@ -106,6 +119,7 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
         results: workspace.fresh_folder("iotests")?,
         leftovers: Leftovers::adopt()?,
         protocol: arguments.protocol,
+        list_file,
         image_options: arguments.image_options.as_deref(),
         time_limit: arguments.time_limit,
     };
@@ -119,6 +133,7 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
 fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
     let mut arguments = Arguments {
         protocol: Protocol::File,
+        machine: None,
         vellum: None,
         real: BTreeSet::new(),
         source: None,
@@ -130,6 +145,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
         match argument {
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
             Arg::Long("protocol") => arguments.protocol = parser.value()?.parse()?,
+            Arg::Long("machine") => arguments.machine = Some(parser.value()?.into()),
             Arg::Long("source") => arguments.source = Some(parser.value()?.into()),
             Arg::Long("real") => {
                 for name in parser.value()?.string()?.split(',') {
@@ -156,6 +172,7 @@ struct Campaign<'a> {
     results: PathBuf,
     leftovers: Leftovers,
     protocol: Protocol,
+    list_file: &'static str,
     image_options: Option<&'a str>,
     time_limit: Duration,
 }
@@ -177,7 +194,7 @@ impl Campaign<'_> {
             println!("{}", line(name, &outcome));
             tally.add(name, &outcome, list.expectation(name));
         }
-        tally.report(&self.results, self.protocol.list_file())
+        tally.report(&self.results, self.list_file)
     }
 }
 

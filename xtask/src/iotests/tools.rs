@@ -87,7 +87,13 @@ pub struct Tools {
 
 impl Tools {
     /// Makes `folder`, with links to `vellum` except for the programs in `real`, which are QEMU's.
-    pub fn lay_out(folder: &Path, vellum: &Path, real: &BTreeSet<Program>) -> Result<Self> {
+    /// What stands for a machine is `machine`, or else says only what can be asked without one.
+    pub fn lay_out(
+        folder: &Path,
+        vellum: &Path,
+        real: &BTreeSet<Program>,
+        machine: Option<&Path>,
+    ) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let mut variables = Vec::new();
         for program in Program::ALL {
@@ -102,8 +108,13 @@ impl Tools {
             variables.push((program.variable(), link));
         }
         let emulator = folder.join("qemu-system-x86_64");
-        std::fs::write(&emulator, EMULATOR)?;
-        std::fs::set_permissions(&emulator, PermissionsExt::from_mode(0o755))?;
+        match machine {
+            Some(machine) => symlink(std::path::absolute(machine)?, &emulator)?,
+            None => {
+                std::fs::write(&emulator, EMULATOR)?;
+                std::fs::set_permissions(&emulator, PermissionsExt::from_mode(0o755))?;
+            }
+        }
         variables.push(("QEMU_PROG", emulator));
         Ok(Self { variables })
     }

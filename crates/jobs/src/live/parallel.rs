@@ -68,6 +68,11 @@ where
             pin!(control.wait_until(|command| command == JobCommand::Cancel)),
         )
         .await;
+        if control.command() == JobCommand::Cancel {
+            // The piece was not due yet.
+            result = Ok(CopyOutcome::GivenUp);
+            break;
+        }
         running.push(begin(range));
         if running.len() >= parallel.max(1)
             && let Some(Err(error)) = running.next().await
@@ -82,4 +87,31 @@ where
         }
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use vellum_io::lane::block_on;
+
+    use super::*;
+
+    #[test]
+    fn no_piece_is_begun_early_because_the_job_is_cancelled() {
+        block_on(async {
+            let control = JobControl::new();
+            control.speed().set(1);
+            let begun = std::cell::Cell::new(0);
+            let look = async || Ok::<_, ()>(NextPiece::Piece(0..1 << 20));
+            let begin = |_| {
+                begun.set(begun.get() + 1);
+                async { Ok(()) }
+            };
+            let mut copy = pin!(run(1, &control, look, begin));
+            assert_eq!(copy.as_mut().now_or_never(), None);
+            control.set(JobCommand::Cancel);
+            assert_eq!(copy.await, Ok(CopyOutcome::GivenUp));
+            assert_eq!(begun.get(), 1);
+        });
+    }
 }
