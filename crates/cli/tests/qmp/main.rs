@@ -15,6 +15,7 @@ mod libvirt;
 mod link;
 mod mirror;
 mod objects;
+mod own_exports;
 mod place;
 mod reopen;
 mod schema;
