@@ -218,7 +218,7 @@ async fn streams(seed: u64) {
         layers: 1,
         parallel: 4,
     };
-    let copied = stream.run(&JobControl::new(), &mut Silent).await;
+    let copied = stream.run(0, &JobControl::new(), &mut Silent).await;
     assert_eq!(copied.expect("a stream"), CopyOutcome::All);
     below.drain().await.set(nothing().expect("a device"));
     world.disk.drain().await.set(top.clone());
@@ -273,7 +273,7 @@ fn a_slow_stream_is_given_up_at_once() {
         let control = Rc::new(JobControl::new());
         control.speed().set(1);
         let running = control.clone();
-        let streaming = spawn(async move { stream.run(&running, &mut Silent).await });
+        let streaming = spawn(async move { stream.run(0, &running, &mut Silent).await });
         for _ in 0..50 {
             yield_now().await;
         }

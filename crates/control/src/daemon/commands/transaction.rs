@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// What a transaction consists of.
 enum Action {
     Abort,
-    Backup(BackupRequest),
+    Backup(Box<BackupRequest>),
     Bitmap(Change),
     Internal(InternalRequest),
     Overlay(OverlayRequest),
@@ -88,8 +88,8 @@ impl Action {
                 data.finish()?;
                 Action::Abort
             }
-            Type::Backup => Action::Backup(BackupRequest::take(data)?),
-            Type::DriveBackup => Action::Backup(BackupRequest::take_drive(data)?),
+            Type::Backup => Action::Backup(Box::new(BackupRequest::take(data)?)),
+            Type::DriveBackup => Action::Backup(Box::new(BackupRequest::take_drive(data)?)),
             Type::Bitmap(kind) => Action::Bitmap(Change::take(kind, data)?),
             Type::Internal => Action::Internal(InternalRequest::take(data)?),
             Type::NewOverlay => Action::Overlay(OverlayRequest::take_new(data)?),
