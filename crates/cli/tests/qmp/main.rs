@@ -16,6 +16,7 @@ mod libvirt;
 mod link;
 mod mirror;
 mod objects;
+mod own_exports;
 mod place;
 mod quorum;
 mod reopen;

@@ -5,9 +5,15 @@
 //!   that backups and bitmaps of several disks begin at one moment.
 //! - An action that cannot be taken back comes after all that may fail before it.
 //! - No disk of a transaction stands on another one: who is held up there would wait for
-//!   who is held up here.
+//!   who is held up here. Where one does so by a way that the graph does not show, it is held
+//!   first.
 
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use vellum_io::lane::sleep;
 
 use crate::Nodes;
 use crate::nodes::DrainedUsers;
@@ -19,6 +25,9 @@ use super::backup::BackupRequest;
 use super::bitmaps::{BitmapUndo, Change, Kind};
 use super::snapshots::{InternalRequest, MadeInternal, MadeOverlay, OverlayRequest};
 use super::{Daemon, done};
+
+/// So long may requests to a disk take to end, at first, while another one is held up.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a transaction consists of.
 enum Action {
@@ -174,11 +183,43 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
         let below = nodes.chain(target);
         nodes.contains(target) && below[1..].iter().any(|it| disks.contains(&it.as_str()))
     });
-    let mut held = Vec::new();
-    for name in targets.into_iter().chain(disks) {
-        held.push(nodes.drain(name).await?);
+    hold_all(targets.into_iter().chain(disks).collect(), nodes).await
+}
+
+/// Holds up the users of several nodes, one after the other. Where requests to one of them do not
+/// end while others are held, they may wait for these, by a way that the graph does not show: an
+/// export of ours that is a node here. So that one is held first then.
+async fn hold_all(mut names: Vec<&str>, nodes: &Nodes) -> Result<Vec<DrainedUsers>, Failure> {
+    let (mut patience, attempts) = (PATIENCE, 2 * names.len() + 1);
+    for _ in 0..attempts {
+        let mut held = Vec::with_capacity(names.len());
+        let mut waiting = None;
+        for (at, name) in names.iter().enumerate() {
+            let drained = pin!(nodes.drain(name));
+            // Nobody waits for what is held, if nothing is.
+            if at == 0 {
+                held.push(drained.await?);
+                continue;
+            }
+            match select(drained, pin!(sleep(patience))).await {
+                Either::Left((drained, _)) => held.push(drained?),
+                Either::Right(_) => {
+                    waiting = Some(at);
+                    break;
+                }
+            }
+        }
+        let Some(at) = waiting else {
+            return Ok(held);
+        };
+        drop(held);
+        let name = names.remove(at);
+        names.insert(0, name);
+        patience *= 2;
     }
-    Ok(held)
+    Err(Failure::new(format!(
+        "Requests to the disks {names:?} do not end while others are held up"
+    )))
 }
 
 /// Carries actions out, one after the other; of these that succeeded all are told, also
