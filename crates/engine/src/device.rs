@@ -394,7 +394,8 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 
     /// As [`BlockDevice::format_device`], where requests from above may also read past
     /// this device: nothing that it does beside that would be missed. A device around
-    /// another one must not pass this on unless it changes and watches nothing.
+    /// another one must not pass this on unless it changes nothing and watches no reads. What a
+    /// [`crate::nodes::Link`] leads to can be exchanged, so it answers with itself.
     fn transparent_device(&self) -> Option<&dyn Any> {
         None
     }

@@ -19,6 +19,8 @@ pub enum Mutant {
     ForgetFullBarriers,
     /// Links are taken to be drained while requests run.
     DrainNothing,
+    /// Ways past a link stay open while it is drained.
+    KeepShortcuts,
     /// Links pass writes on without FUA.
     IgnoreFua,
     /// Clusters are used again while somebody may still read what they held.

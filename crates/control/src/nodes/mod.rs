@@ -161,8 +161,7 @@ impl Nodes {
     }
 
     /// No nodes; those that will be can be changed while they are used. That has its
-    /// price: requests to a node below another one are counted, and do not take the short
-    /// way through a long chain.
+    /// price: requests to a node below another one are counted.
     pub fn live() -> Self {
         Nodes {
             live: true,

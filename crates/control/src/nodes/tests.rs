@@ -1,5 +1,6 @@
 pub(crate) mod durable;
 mod led;
+mod merged;
 mod reopened;
 pub(crate) mod volatile;
 

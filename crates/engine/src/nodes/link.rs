@@ -11,14 +11,19 @@
 //! - While a link is drained none of its requests runs and none begins.
 //! - Links that are drained at the same time lead to one device. The device below a link
 //!   never waits for that link, so the drain of any number of them ends.
-//! - Nobody else relies on what is below staying the same: a link is no layer, tells of
-//!   no storage, and no place on the host (another device may own it a moment later).
+//! - Nobody else relies on what is below staying the same, but as a [`Shortcut`], which a
+//!   drain ends: a link tells of no storage, and no place on the host (another device may own it a
+//!   moment later).
 //!
-//! A request through a link takes a short lock twice. A long chain below a link has no merged mapping
-//! (`qcow2/read/chain.rs`): that would be a second user of every link it looks through, and would
-//! have to be dropped before a device is exchanged.
+//! A request through a link takes a short lock twice. One that reads through the merged mapping of a
+//! long chain (`qcow2/read/chain.rs`) passes all links of it, with two short locks more.
+//!
+//! [`Shortcut`]: shortcut::Shortcut
 
-use std::sync::Arc;
+pub(crate) mod shortcut;
+
+use std::any::Any;
+use std::sync::{Arc, Weak};
 
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::spawn;
@@ -26,6 +31,7 @@ use vellum_io::sync::{Event, Mutex, MutexGuard};
 use vellum_storage::MemStorage;
 use vellum_storage::mutants::{self, Mutant};
 
+use self::shortcut::{PastLinks, Stretch};
 use crate::Preallocation;
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Extent, Io, Raw, RawOptions, RequestFlags, Result, ZeroRequest,
@@ -51,6 +57,8 @@ struct State {
     running: usize,
     /// How many drains hold requests up.
     drains: usize,
+    /// Those that were found through this link, as long as they are of use or in use.
+    shortcuts: Vec<(Weak<dyn PastLinks>, Stretch)>,
 }
 
 /// A request that is counted until this is dropped.
@@ -71,6 +79,7 @@ impl Link {
                     target,
                     running: 0,
                     drains: 0,
+                    shortcuts: Vec::new(),
                 }),
                 changed: Event::new(),
             }),
@@ -88,8 +97,16 @@ impl Link {
     pub async fn drain(&self) -> Drained {
         self.core.lock().drains += 1;
         let drained = Drained(self.core.clone());
+        // None is added while this holds requests up.
+        let shortcuts = match mutants::is(Mutant::KeepShortcuts) {
+            false => self.core.end_shortcuts(),
+            true => Vec::new(),
+        };
         if mutants::is(Mutant::DrainNothing) {
             return drained;
+        }
+        for passing in &shortcuts {
+            shortcut::over(&**passing).await;
         }
         while self.core.lock().running > 0 {
             let changed = self.core.changed.listen();
@@ -98,6 +115,29 @@ impl Link {
             }
         }
         drained
+    }
+
+    /// Notes a shortcut, which ends with the next drain; `false` if requests are held up, or
+    /// the link does not lead to `target` any more.
+    fn lead_past(
+        &self,
+        target: &Arc<dyn BlockDevice>,
+        shortcut: Weak<dyn PastLinks>,
+        stretch: Stretch,
+    ) -> bool {
+        let mut state = self.core.lock();
+        if state.drains > 0 || !Arc::ptr_eq(&state.target, target) {
+            return false;
+        }
+        // Whatever this holds for the last time is dropped outside the lock.
+        let mut seen = Vec::with_capacity(state.shortcuts.len());
+        state.shortcuts.retain(|(one, _)| {
+            seen.extend(one.upgrade());
+            one.strong_count() > 0 && seen.last().is_some_and(|last| !last.is_over())
+        });
+        state.shortcuts.push((shortcut, stretch));
+        drop(state);
+        true
     }
 
     /// Starts a request on the target: now, or when the link is not drained any more.
@@ -136,6 +176,23 @@ impl Link {
 impl Core {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Ends all shortcuts, and tells of those whose requests pass the link. They stay noted: another
+    /// drain waits for their requests too.
+    fn end_shortcuts(&self) -> Vec<Arc<dyn PastLinks>> {
+        let known = self.lock().shortcuts.clone();
+        let mut passing = Vec::new();
+        for (shortcut, stretch) in known {
+            let Some(shortcut) = shortcut.upgrade() else {
+                continue;
+            };
+            shortcut.end();
+            if stretch == Stretch::Past {
+                passing.push(shortcut);
+            }
+        }
+        passing
     }
 
     /// Counts a request, unless requests are held up.
@@ -293,6 +350,11 @@ impl BlockDevice for Link {
 
     fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {
         Some(self.target())
+    }
+
+    /// The link: what it leads to can be read past it only with a shortcut.
+    fn transparent_device(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

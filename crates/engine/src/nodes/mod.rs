@@ -60,6 +60,7 @@ pub use absent::absent;
 pub use copy_on_read::CopyOnRead;
 pub use device_storage::DeviceStorage;
 pub use filter::Filter;
+pub(crate) use link::shortcut;
 pub use link::{Drained, Link, nothing};
 pub use quorum::{
     Quorum, QuorumChild, QuorumListener, QuorumOperation, QuorumOptions, QuorumReport, ReadPattern,

@@ -11,30 +11,26 @@
 //!   changes. What is not (raw files, devices that do more than map, an image that
 //!   somebody writes to) is the *rest*: it is asked anew each time.
 //! - Reads beyond the end of a layer are zeroes, whatever lies below.
+//! - Layers that stand on links are in the mapping as long as these lead to them: it is a
+//!   [`Shortcut`](crate::nodes::shortcut::Shortcut), which a link that is drained takes away with all that was
+//!   found, and which is found anew when something is read after that. Reads meanwhile go from image to
+//!   image, and wait at the link.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
 use vellum_io::{Buffer, Buffers, Error, Result};
 use vellum_storage::Storage;
 
-use super::chain_index::{ChainIndex, ChainRun, Place, Region};
+use super::chain_index::{ChainRun, Place, Region};
 use super::data;
-use super::layers::{BackingChain, Layer, Layers};
+use super::layers::{BackingChain, DataInUse, Layer, Layers, LayersInUse, read_only_image};
 use crate::BlockDevice;
-use crate::qcow2::cache_budget::CacheShare;
-use crate::qcow2::device::Qcow2;
-use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 use crate::qcow2::options::OpenOptions;
 
-const MAX_LAYERS: usize = u16::MAX as usize;
-/// Clusters of the finest layer in a region: as many as an L2 slice usually maps.
-const REGION_CLUSTERS: u64 = 512;
-const MIN_REGION_BYTES: u64 = 256 << 10;
-const MAX_REGION_BYTES: u64 = 64 << 20;
 /// Pieces of one request read at the same time.
 const MAX_PARALLEL_PIECES: usize = 64;
 const DEFAULT_INDEX_BYTES: u64 = 8 << 20;
@@ -88,36 +84,6 @@ async fn locate_in(
 }
 
 impl Layers {
-    fn below(device: &Arc<dyn BlockDevice>) -> Layers {
-        let mut images = Vec::new();
-        let mut next = Some(device.clone());
-        let mut rest = None;
-        while let Some(device) = next.take() {
-            match read_only_image(&device) {
-                Some(image) if images.len() < MAX_LAYERS => {
-                    next = image.backing.clone();
-                    let plain = image.reads_as_stored();
-                    let image = image.clone();
-                    images.push(Layer { image, plain });
-                }
-                _ => rest = Some(device),
-            }
-        }
-        debug_assert!(
-            images.len() >= 2,
-            "nothing is indexed where fewer lie below"
-        );
-        let clusters = images.iter().map(|l| l.image.geometry.cluster_size_bytes());
-        let finest_bytes = clusters.min().unwrap_or(MIN_REGION_BYTES);
-        let region_bytes =
-            (finest_bytes * REGION_CLUSTERS).clamp(MIN_REGION_BYTES, MAX_REGION_BYTES);
-        Layers {
-            images,
-            rest,
-            region_bytes,
-        }
-    }
-
     /// Asks layer after layer for what it holds of a range.
     async fn resolve(&self, range: Range<u64>) -> Result<Region> {
         let mut found: Vec<(u64, ChainRun)> = Vec::new();
@@ -150,16 +116,15 @@ impl Layers {
         Ok(Region::new(range.start, runs))
     }
 
-    async fn read(&self, place: Place, offset: u64, mut piece: Buffer) -> Result<Buffer> {
+    async fn read_place(&self, place: Place, offset: u64, mut piece: Buffer) -> Result<Buffer> {
         match place {
             Place::Zero => {
                 piece.fill(0);
                 Ok(piece)
             }
             Place::Data { layer, host } => {
-                let data = &self.images[usize::from(layer)].image.data;
                 let buffers = Buffers::from_iter([piece]);
-                data.read(host, buffers).into_single().await
+                self.data(layer).read(host, buffers).into_single().await
             }
             Place::Layer(layer) => {
                 let image = &self.images[usize::from(layer)].image;
@@ -213,70 +178,57 @@ impl Layer {
     }
 }
 
-/// The image that a device is, if its mapping does not change.
-fn read_only_image(device: &Arc<dyn BlockDevice>) -> Option<&Arc<Image>> {
-    let image = device.transparent_device()?.downcast_ref();
-    let image = image.map(|Qcow2 { image }| image);
-    image.filter(|image| image.read_only)
-}
-
 impl BackingChain {
-    /// The chain that begins with the device `below`.
-    pub(crate) fn new(
-        below: Option<&Arc<dyn BlockDevice>>,
-        budget_bytes: usize,
-        share: &Arc<CacheShare>,
-    ) -> Self {
-        let first = below.and_then(read_only_image);
-        let second = first.and_then(|image| image.backing.as_ref());
-        BackingChain {
-            below: below.cloned(),
-            is_indexed: second.and_then(read_only_image).is_some(),
-            may_heal: first.is_some_and(|image| image.may_heal()),
-            index: ChainIndex::new(budget_bytes, share),
-            layers: OnceLock::new(),
-        }
-    }
-
-    fn layers(&self) -> Option<&Layers> {
-        let layers = self.layers.get_or_init(|| {
-            self.below
-                .as_ref()
-                .filter(|_| self.is_indexed)
-                .map(Layers::below)
-        });
-        layers.as_ref()
-    }
-
     /// Where a range lies, if memory knows it and it is one piece of a layer's file.
-    pub(crate) fn place(&self, offset: u64, len_bytes: u64) -> Option<(&Arc<dyn Storage>, u64)> {
+    pub(crate) fn place(&self, offset: u64, len_bytes: u64) -> Option<(DataInUse<'_>, u64)> {
         let layers = self.layers()?;
-        let region = self.index.get(offset / layers.region_bytes)?;
+        let region = layers.index.get(offset / layers.region_bytes)?;
         let run = region.find(offset)?;
         match run.place {
             Place::Data { layer, host } if run.end >= offset + len_bytes => {
-                Some((&layers.images[usize::from(layer)].image.data, host))
+                Some((layers.into_data(layer), host))
             }
             _ => None,
         }
     }
 
+    /// Where the first of a range's bytes lie, if they lie somewhere as they are.
+    pub(crate) async fn locate(&self, offset: u64, len_bytes: u64) -> Result<Option<Located>> {
+        // Where a link leads to a storage may be another one's a moment later.
+        let Some(LayersInUse::Fixed(layers)) = self.layers() else {
+            return locate_in(self.below.as_ref(), offset, len_bytes).await;
+        };
+        let region = layers.region(offset..offset + len_bytes).await?;
+        let Some(run) = region.find(offset) else {
+            return Ok(None);
+        };
+        let len_bytes = len_bytes.min(run.end - offset);
+        match run.place {
+            Place::Data { layer, host } => Ok(Some(Located {
+                storage: layers.data(layer).clone(),
+                offset_bytes: host,
+                len_bytes,
+            })),
+            Place::Rest => locate_in(layers.rest.as_ref(), offset, len_bytes).await,
+            Place::Zero | Place::Layer(_) => Ok(None),
+        }
+    }
+}
+
+impl Layers {
     /// Reads what lies below an image; beyond its end there are zeroes.
     pub(crate) async fn read(&self, offset: u64, piece: Buffer) -> Result<Buffer> {
-        let Some(layers) = self.layers() else {
-            return data::read_padded(self.below.as_ref(), offset, piece).await;
-        };
         let mut at = offset;
         let mut rest = piece;
         let mut done: Vec<(u64, Buffer)> = Vec::new();
         let mut running = FuturesUnordered::new();
         while !rest.is_empty() {
             let end = at + rest.len() as u64;
-            let region = self.region(layers, at..end).await?;
+            let region = self.region(at..end).await?;
             while let Some(run) = region.find(at).filter(|_| !rest.is_empty()) {
                 let len_bytes = run.end.min(end) - at;
                 if len_bytes == rest.len() as u64 && at == offset {
-                    return layers.read(run.place, at, rest).await;
+                    return self.read_place(run.place, at, rest).await;
                 }
                 let piece = rest.split_to(len_bytes as usize);
                 if running.len() >= MAX_PARALLEL_PIECES
@@ -286,7 +238,7 @@ impl BackingChain {
                 }
                 let start = at;
                 running.push(async move {
-                    let read = layers.read(run.place, start, piece).await?;
+                    let read = self.read_place(run.place, start, piece).await?;
                     Ok::<_, Error>((start, read))
                 });
                 at += len_bytes;
@@ -300,40 +252,19 @@ impl BackingChain {
         Ok(Buffer::join_all(done.into_iter().map(|(_, piece)| piece)))
     }
 
-    /// Where the first of a range's bytes lie, if they lie somewhere as they are.
-    pub(crate) async fn locate(&self, offset: u64, len_bytes: u64) -> Result<Option<Located>> {
-        let Some(layers) = self.layers() else {
-            return locate_in(self.below.as_ref(), offset, len_bytes).await;
-        };
-        let region = self.region(layers, offset..offset + len_bytes).await?;
-        let Some(run) = region.find(offset) else {
-            return Ok(None);
-        };
-        let len_bytes = len_bytes.min(run.end - offset);
-        match run.place {
-            Place::Data { layer, host } => Ok(Some(Located {
-                storage: layers.images[usize::from(layer)].image.data.clone(),
-                offset_bytes: host,
-                len_bytes,
-            })),
-            Place::Rest => locate_in(layers.rest.as_ref(), offset, len_bytes).await,
-            Place::Zero | Place::Layer(_) => Ok(None),
-        }
-    }
-
     /// The mapping of the beginning of a range, perhaps of more.
-    async fn region(&self, layers: &Layers, range: Range<u64>) -> Result<Arc<Region>> {
-        let number = range.start / layers.region_bytes;
+    async fn region(&self, range: Range<u64>) -> Result<Arc<Region>> {
+        let number = range.start / self.region_bytes;
         if let Some(region) = self.index.get(number) {
             return Ok(region);
         }
-        let start = number * layers.region_bytes;
-        let end = start.saturating_add(layers.region_bytes);
+        let start = number * self.region_bytes;
+        let end = start.saturating_add(self.region_bytes);
         if !self.index.admits(number) {
             let range = range.start..range.end.min(end);
-            return layers.resolve(range).await.map(Arc::new);
+            return self.resolve(range).await.map(Arc::new);
         }
-        let region = Arc::new(layers.resolve(start..end).await?);
+        let region = Arc::new(self.resolve(start..end).await?);
         self.index.insert(number, region.clone());
         Ok(region)
     }

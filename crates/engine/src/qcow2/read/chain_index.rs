@@ -224,6 +224,12 @@ impl ChainIndex {
     }
 }
 
+impl Drop for ChainIndex {
+    fn drop(&mut self) {
+        self.share.account(self.used_bytes(), 0);
+    }
+}
+
 impl Shard {
     /// Looks at one region: drops it, or lets it stay for another round. `false` if there
     /// are none.

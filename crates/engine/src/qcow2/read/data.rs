@@ -7,7 +7,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum_format::types::GuestOffset;
 use vellum_io::shared_memory::{SharedBuffer, total_len};
 use vellum_io::{Buffer, Buffers, Io, Result};
-use vellum_storage::{Event, Storage};
+use vellum_storage::Event;
 
 use crate::BlockDevice;
 use crate::qcow2::checksums::heal::is_mismatch;
@@ -15,6 +15,7 @@ use crate::qcow2::commit::epochs::EpochGuard;
 use crate::qcow2::compressed::read::{Batch, Piece, batches};
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{Lookup, MappingRun, RunKind};
+use crate::qcow2::read::layers::{DataInUse, LayersInUse};
 
 /// Runs of one request read at the same time.
 const MAX_PARALLEL_RUNS: usize = 64;
@@ -47,7 +48,15 @@ pub(crate) fn read(image: &Arc<Image>, offset_bytes: u64, buffer: Buffer) -> Io<
     }
     if let Some((data, host)) = one_piece(image, guest, buffer.len() as u64) {
         let len = buffer.len();
-        let io = data.read(host, Buffers::from_iter([buffer]));
+        let io = data.storage().read(host, Buffers::from_iter([buffer]));
+        if let Some(passage) = data.into_passage() {
+            // Others wait for its end: so it does not wait to be polled.
+            return Io::start(async move {
+                let read = io.into_single().await;
+                drop((passage, reading));
+                read
+            });
+        }
         let image = image.may_heal().then(|| image.clone());
         return Io::boxed(async move {
             match (io.into_single().await, image) {
@@ -82,20 +91,20 @@ pub(crate) fn read_into(
         return None;
     }
     let (data, host) = one_piece(image, GuestOffset(offset_bytes), len_bytes)?;
-    let io = data.read_into(host, into)?;
-    Some(Io::boxed(async move {
+    let io = data.storage().read_into(host, into)?;
+    let read = |passage| async move {
         let read = io.await;
-        drop(reading);
+        drop((passage, reading));
         read
-    }))
+    };
+    Some(match data.into_passage() {
+        Some(passage) => Io::start(read(Some(passage))),
+        None => Io::boxed(read(None)),
+    })
 }
 
 /// The file and the place in it where a range lies in one piece, as far as memory knows.
-fn one_piece(
-    image: &Image,
-    guest: GuestOffset,
-    len_bytes: u64,
-) -> Option<(&Arc<dyn Storage>, u64)> {
+fn one_piece(image: &Image, guest: GuestOffset, len_bytes: u64) -> Option<(DataInUse<'_>, u64)> {
     if image.listener.is_some() {
         return None; // who watches events is told of every read, and may hold it
     }
@@ -105,7 +114,7 @@ fn one_piece(
     match view[..] {
         [run] if run.len_bytes == len_bytes => match run.kind {
             RunKind::Data { .. } if !image.reads_as_stored() => None,
-            RunKind::Data { host, .. } => Some((&image.data, host.bytes())),
+            RunKind::Data { host, .. } => Some((DataInUse::Fixed(&image.data), host.bytes())),
             RunKind::Unallocated { .. } => image.backing_chain.place(guest.bytes(), len_bytes),
             _ => None,
         },
@@ -235,9 +244,10 @@ impl Image {
                     self.emit(Event::ReadBackingAio).await;
                 }
                 let (guest, len) = (run.guest.bytes(), piece.len());
-                if self.backing_chain.is_indexed {
-                    let read = self.backing_chain.read(guest, piece).await;
-                    if !read.as_ref().is_err_and(is_mismatch) {
+                if let Some(layers) = self.backing_chain.layers() {
+                    let read = layers.read(guest, piece).await;
+                    let is_final = matches!(layers, LayersInUse::Passed(_));
+                    if is_final || !read.as_ref().is_err_and(is_mismatch) {
                         return read;
                     }
                     // The layer itself knows what to do about it.
