@@ -14,6 +14,7 @@
 mod activity;
 mod bitmaps;
 mod borrowed;
+mod cache_budget;
 mod changes;
 mod describe;
 mod filters;
@@ -179,19 +180,6 @@ impl Nodes {
 
     pub(crate) fn files(&self) -> Option<&Arc<dyn Files>> {
         self.files.as_ref()
-    }
-
-    /// Has the caches of all images that are opened from now on take no more than so many
-    /// bytes together.
-    #[must_use]
-    pub fn with_cache_budget(mut self, total_bytes: u64) -> Self {
-        self.cache_budget = Some(CacheBudget::new(total_bytes));
-        self
-    }
-
-    /// What the caches of all images may take together, if that is bounded.
-    pub fn cache_budget(&self) -> Option<&Arc<CacheBudget>> {
-        self.cache_budget.as_ref()
     }
 
     /// Whether nodes can be changed while they are used.

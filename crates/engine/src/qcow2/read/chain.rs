@@ -26,7 +26,8 @@ use vellum_storage::Storage;
 
 use super::chain_index::{ChainRun, Place, Region};
 use super::data;
-use super::layers::{BackingChain, DataInUse, Layer, Layers, LayersInUse, read_only_image};
+use super::find_layers::read_only_image;
+use super::layers::{BackingChain, DataInUse, Layer, Layers, LayersInUse};
 use crate::BlockDevice;
 use crate::qcow2::mapping::lookup::RunKind;
 use crate::qcow2::options::OpenOptions;
