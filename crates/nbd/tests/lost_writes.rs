@@ -22,6 +22,8 @@ struct Export {
     /// Fails so many flushes.
     failing_flushes: u32,
     connections: Vec<UnixStream>,
+    /// Takes leave of whoever asks something.
+    takes_leave: bool,
     /// Whoever connects next ends the listener.
     ending: bool,
 }
@@ -46,6 +48,7 @@ impl Server {
             cache: vec![0; SIZE_BYTES],
             failing_flushes: 0,
             connections: Vec::new(),
+            takes_leave: false,
             ending: false,
         };
         let mut server = Server {
@@ -129,6 +132,10 @@ fn serve(mut stream: UnixStream, export: &Mutex<Export>) {
         return;
     }
     while stream.read_exact(&mut head).is_ok() {
+        if lock(export).takes_leave {
+            drop(stream.shutdown(std::net::Shutdown::Both));
+            return;
+        }
         let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
         let (flags, command) = (word(4), word(6));
         let from = u64::from_be_bytes(head[16..24].try_into().expect("eight")) as usize;
@@ -170,10 +177,15 @@ fn serve(mut stream: UnixStream, export: &Mutex<Export>) {
 }
 
 async fn open(socket: &Path) -> Arc<NbdStorage> {
+    open_with_delay(socket, Duration::ZERO).await
+}
+
+async fn open_with_delay(socket: &Path, reconnect_delay: Duration) -> Arc<NbdStorage> {
     let address = Address::Unix(socket.display().to_string());
     let mut options = ClientOptions::new("nbd", address);
     options.writable = true;
     options.max_connections = 16;
+    options.reconnect_delay = reconnect_delay;
     NbdStorage::open(options).await.expect("a server")
 }
 
@@ -329,4 +341,25 @@ fn after_a_flush_that_the_server_failed_none_succeeds() {
     assert_eq!(flush(&disk).expect_err("it failed").errno(), libc::ENOSPC);
     let disk = block_on(open(&server.socket));
     flush(&disk).expect("another opening");
+}
+
+#[test]
+fn a_server_that_takes_leave_of_whoever_asks_is_given_up_in_the_time_that_one_has_that_is_away() {
+    let server = Server::start();
+    let disk = block_on(open_with_delay(&server.socket, Duration::from_millis(300)));
+    let lane = Lane::new();
+    let shared = disk.clone();
+    lane.run(move || write(&shared, 7, false))
+        .expect("a server");
+    lock(&server.export).takes_leave = true;
+    // The lane waits for half a minute at most.
+    let shared = disk.clone();
+    lane.run(move || read(&shared))
+        .expect_err("it is never read");
+    let shared = disk.clone();
+    lane.run(move || flush(&shared))
+        .expect_err("it is never durable");
+    let shared = disk.clone();
+    lane.run(move || block_on(async { shared.close().await }))
+        .expect("it was told already");
 }

@@ -101,6 +101,30 @@ enum Availability {
     UseFirst,
 }
 
+/// How often, and for how long, connections were lost under one request: a server may take
+/// leave of whoever asks it something, time and again.
+#[derive(Default)]
+struct Losses {
+    first: Option<Instant>,
+    pause: Duration,
+}
+
+impl Losses {
+    /// Waits a little longer each time; `false` once that is as long as users wait for a server
+    /// that is away.
+    async fn may_try_again(&mut self, options: &ClientOptions) -> bool {
+        let first = *self.first.get_or_insert_with(lane::now);
+        if lane::now() + self.pause >= first + options.reconnect_delay {
+            return false;
+        }
+        if !self.pause.is_zero() {
+            lane::sleep(self.pause).await;
+        }
+        self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        true
+    }
+}
+
 /// The right to connect, given back if it is dropped.
 struct ConnectGuard<'a> {
     slot: &'a Slot,
@@ -213,6 +237,7 @@ impl ConnectionPool {
             buffers: Buffers::new(),
             ..question
         };
+        let mut losses = Losses::default();
         loop {
             let tracked = self.wait_for_connection(index).await?;
             let command = question.command;
@@ -227,7 +252,7 @@ impl ConnectionPool {
                 Outcome::Failed(error) => return Err(self.failure(error)),
                 Outcome::Lost(buffers) => buffers,
             };
-            if self.options.reconnect_delay.is_zero() {
+            if !losses.may_try_again(&self.options).await {
                 return Err(unreachable_server(&self.options.name));
             }
             let buffers = match buffers {
@@ -257,6 +282,7 @@ impl ConnectionPool {
     pub(super) async fn flush(&self) -> Result<()> {
         // Connections that are found gone make nothing fail where they have lost nothing.
         let mut attempts = 0..=self.slots.len();
+        let mut losses = Losses::default();
         loop {
             self.flush_tracker.check()?;
             let first = self
@@ -271,7 +297,7 @@ impl ConnectionPool {
                 // Another one may have failed meanwhile, of the same writes.
                 return self.flush_tracker.check();
             }
-            if attempts.next().is_none() && !self.outlives_reconnects() {
+            if attempts.next().is_none() && !losses.may_try_again(&self.options).await {
                 return Err(unreachable_server(&self.options.name));
             }
         }
