@@ -57,6 +57,8 @@ fn what_is_no_request_is_answered_alike() {
             Say("}"),
             Say("]"),
             Say("{]"),
+            Say(r#"{"execute": "query-jobs", "execute": "quit"}"#),
+            Say(r#"{"execute": "query-jobs", "arguments": {"a": {"b": 1, "b": 2}}}"#),
             Say(r#"{"execute": "blockdev-del"}"#),
             Say(r#"{"execute": "blockdev-del", "arguments": {"node-name": 1}}"#),
         ],

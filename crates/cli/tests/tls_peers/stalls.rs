@@ -149,7 +149,10 @@ fn whoever_waits_for_a_silent_server_can_be_ended() {
         let meets = silent_server(&socket, silence);
         let object = object(&place, "client");
         let node = format!("driver=nbd,path={socket},tls-creds=c,tls-hostname=localhost");
-        let named = format!("{node},node-name=n");
+        let named = format!(
+            "driver=nbd,server.type=unix,server.path={socket},tls-creds=c,tls-hostname=localhost,\
+             node-name=n"
+        );
         let listens = place.name("listens");
         let image: &[&str] = &["--object", &object, "--image-opts", &node];
         for (program, words, signal) in [

@@ -13,6 +13,7 @@
 mod arguments;
 mod request;
 mod stream;
+mod unique_keys;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

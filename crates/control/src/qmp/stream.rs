@@ -10,6 +10,7 @@
 use serde_json::Value;
 
 use super::Failure;
+use super::unique_keys::{DUPLICATE_KEY, UniqueKeys};
 use crate::options::double_quoted;
 
 /// Longer messages are refused.
@@ -119,11 +120,14 @@ fn parse(bytes: &[u8]) -> Result<Value, Failure> {
     let text = std::str::from_utf8(bytes)
         .map_err(|_| failed("invalid UTF-8 sequence in string"))?
         .trim();
-    serde_json::from_str(&double_quoted(text)).map_err(|error| {
+    let parsed = serde_json::from_str(&double_quoted(text));
+    parsed.map(|UniqueKeys(value)| value).map_err(|error| {
         let is_word = text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let why = error.to_string();
         match is_word {
             true => failed(&format!("invalid keyword '{text}'")),
-            false => failed(&error.to_string()),
+            false if why.starts_with(DUPLICATE_KEY) => failed(DUPLICATE_KEY),
+            false => failed(&why),
         }
     })
 }
