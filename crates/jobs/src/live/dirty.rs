@@ -81,7 +81,11 @@ impl DirtyMap {
     pub(super) fn next_from(&self, from: u64, limit_bytes: u64) -> Option<Range<u64>> {
         let bits = self.lock();
         let grains = self.size_bytes.div_ceil(self.grain_bytes);
-        let mut start = from / self.grain_bytes;
+        // The last grain may be longer than what is left of the device.
+        let mut start = match from < self.size_bytes {
+            true => from / self.grain_bytes,
+            false => grains,
+        };
         while start < grains && !bits.is_set(start) {
             start = bits.run_end(start, grains);
         }
