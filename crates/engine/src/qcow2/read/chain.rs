@@ -26,9 +26,10 @@ use vellum_storage::Storage;
 
 use super::chain_index::{ChainRun, Place, Region};
 use super::data;
-use super::find_layers::read_only_image;
 use super::layers::{BackingChain, DataInUse, Layer, Layers, LayersInUse};
 use crate::BlockDevice;
+use crate::qcow2::device::Qcow2;
+use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 use crate::qcow2::options::OpenOptions;
 
@@ -50,6 +51,13 @@ pub(crate) struct Located {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
+}
+
+/// The image that a device is, if its mapping does not change.
+pub(super) fn read_only_image(device: &Arc<dyn BlockDevice>) -> Option<&Arc<Image>> {
+    let image = device.transparent_device()?.downcast_ref();
+    let image = image.map(|Qcow2 { image }| image);
+    image.filter(|image| image.read_only)
 }
 
 /// Where the first of a range's bytes lie in a device's own file.

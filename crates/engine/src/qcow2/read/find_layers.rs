@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 
 use vellum_io::sync::Mutex;
 
+use super::chain::read_only_image;
 use super::chain_index::ChainIndex;
 use super::layers::{BackingChain, IndexLimits, Layer, Layers, LayersInUse, Merged};
 use crate::BlockDevice;
 use crate::nodes::Link;
 use crate::nodes::shortcut::{Entered, Shortcut, Stretch};
 use crate::qcow2::cache_budget::CacheShare;
-use crate::qcow2::device::Qcow2;
 use crate::qcow2::image::Image;
 
 const MAX_LAYERS: usize = u16::MAX as usize;
@@ -21,13 +21,6 @@ const MIN_LAYERS: usize = 2;
 const REGION_CLUSTERS: u64 = 512;
 const MIN_REGION_BYTES: u64 = 256 << 10;
 const MAX_REGION_BYTES: u64 = 64 << 20;
-
-/// The image that a device is, if its mapping does not change.
-pub(super) fn read_only_image(device: &Arc<dyn BlockDevice>) -> Option<&Arc<Image>> {
-    let image = device.transparent_device()?.downcast_ref();
-    let image = image.map(|Qcow2 { image }| image);
-    image.filter(|image| image.read_only)
-}
 
 fn as_link(device: &Arc<dyn BlockDevice>) -> Option<&Link> {
     device.transparent_device()?.downcast_ref()
