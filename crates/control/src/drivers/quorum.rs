@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use vellum::Result;
 use vellum::nodes::{Quorum, QuorumChild, QuorumOptions, QuorumReport, ReadPattern};
-use vellum::{Error, ErrorKind, Result};
 
 use crate::file_node::CommonOptions;
 use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
@@ -85,15 +85,6 @@ pub(super) async fn open(
         });
     }
     refuse_unknown(&options, DRIVER)?;
-    let size_bytes = children[0].device.size_bytes();
-    if children
-        .iter()
-        .any(|it| it.device.size_bytes() != size_bytes)
-    {
-        let message = "Could not refresh total sector count: Input/output error: the children of \
-                       a quorum must all have the same size";
-        return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
-    }
     let notices = around.place.nodes.notices().clone();
     let node = around.place.parent.clone().unwrap_or_default();
     let tell = move |report: QuorumReport| {

@@ -133,7 +133,10 @@ impl Quorum {
             .iter()
             .any(|it| it.device.size_bytes() != size_bytes)
         {
-            return invalid("The children of a quorum must all have the same size");
+            return invalid(
+                "Could not refresh total sector count: Input/output error: the children of a \
+                 quorum must all have the same size",
+            );
         }
         Ok(Arc::new(Quorum {
             core: Arc::new(Core {
