@@ -7,6 +7,7 @@ use std::sync::Arc;
 use vellum::{Result, Storage};
 
 /// Opens the files that `file` nodes and images name; a simulation or an embedder implements it.
+/// A name leads to the same file as long as nodes stand on it.
 pub trait Files: fmt::Debug + Send + Sync {
     /// Opens a file.
     ///

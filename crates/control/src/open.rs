@@ -252,7 +252,7 @@ pub(crate) async fn open_spec(
 
 /// Opens what the image at a place stands on.
 pub(crate) async fn open_below(
-    mut options: Options,
+    options: Options,
     around: &OpenContext,
 ) -> Result<Arc<dyn BlockDevice>> {
     let place = &around.place;
@@ -270,12 +270,25 @@ pub(crate) async fn open_below(
         }
         return Ok(device);
     }
-    let name = match options.get_text("node-name") {
-        Some(name) => name.to_owned(),
-        None => place.nodes.make_up_name(),
-    };
-    options.set_text("node-name", &*name);
-    Box::pin(graph::open(options, Role::Image, around)).await?;
+    if let Some(name) = options.get_text("node-name").map(str::to_owned) {
+        Box::pin(graph::open(options, Role::Image, around)).await?;
+        return place.nodes.stand_on(place, &name, &around.flags);
+    }
+    let key = place.nodes.base_key(&options, around);
+    if let Some(name) = key.as_ref().and_then(|key| place.nodes.shared_node(key))
+        && let Ok(shared) = place.nodes.stand_on(place, &name, &around.flags)
+    {
+        return Ok(shared);
+    }
+    let name = place.nodes.make_up_name();
+    let mut named = options.clone();
+    named.set_text("node-name", &*name);
+    Box::pin(graph::open(named, Role::Image, around)).await?;
+    // Unless another file has got the name meanwhile.
+    let key = key.filter(|key| place.nodes.base_key(&options, around).as_ref() == Some(key));
+    if let Some(key) = key {
+        place.nodes.share_node(key, &name);
+    }
     place.nodes.stand_on(place, &name, &around.flags)
 }
 

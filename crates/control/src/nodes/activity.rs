@@ -74,9 +74,8 @@ impl NamedNode {
         let mut all = names.to_vec();
         let mut at = 0;
         while let Some(name) = all.get(at).cloned() {
-            for one in &self.uses {
-                let is_own = matches!(&one.user, User::Node(user) if *user == name);
-                if is_own && !all.contains(&one.node) {
+            for one in self.uses.by(&name) {
+                if !all.contains(&one.node) {
                     all.push(one.node.clone());
                 }
             }
@@ -87,8 +86,7 @@ impl NamedNode {
 
     /// Whether a node stands on one that is active, but for some.
     fn has_active_parent(&self, name: &str, but: &[String]) -> bool {
-        let mut uses = self.uses.iter().filter(|one| one.node == name);
-        uses.any(|one| match &one.user {
+        self.uses.of(name).any(|one| match &one.user {
             User::Node(above) => !self.is_inactive(above) && !but.contains(above),
             _ => false,
         })
@@ -111,11 +109,11 @@ impl NamedNode {
 
     /// Whether a node is opened by the options of the one above it, and only there.
     fn is_inside_another(&self, name: &str) -> bool {
-        let is_backing = |one: &Use| one.node == name && one.wanted.role == "backing";
-        let is_below = |one: &Use| one.node == name && matches!(one.user, User::Node(_));
+        let is_backing = |one: &Use| one.wanted.role == "backing";
+        let is_below = |one: &Use| matches!(one.user, User::Node(_));
         name.starts_with(MADE_UP)
-            && self.uses.iter().any(is_below)
-            && !self.uses.iter().any(is_backing)
+            && self.uses.of(name).any(is_below)
+            && !self.uses.of(name).any(is_backing)
     }
 }
 

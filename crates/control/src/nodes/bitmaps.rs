@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
 
-use super::{Nodes, User};
+use super::Nodes;
 use crate::graph::{NodeKind, OpenedNode};
 
 /// A node's bitmaps.
@@ -107,13 +107,10 @@ impl Nodes {
     pub(crate) fn shown_below(&self, name: &str) -> Option<String> {
         let named = self.lock();
         let is_filter = FILTERS.contains(&named.nodes.get(name)?.opened.driver);
-        let mut below = named.uses.iter().filter(|one| {
-            matches!(&one.user, User::Node(user) if user == name)
-                && match &*one.wanted.role {
-                    "backing" => true,
-                    "file" | "image" | "raw" => is_filter,
-                    _ => false,
-                }
+        let mut below = named.uses.by(name).filter(|one| match &*one.wanted.role {
+            "backing" => true,
+            "file" | "image" | "raw" => is_filter,
+            _ => false,
         });
         // An image below a verifying filter is named beside what it is compared with.
         let found = below.clone().find(|one| one.wanted.role == "image");

@@ -88,7 +88,7 @@ impl Nodes {
                 "Failed to find node with node-name='{name}'"
             )));
         };
-        let mut users = named.uses.iter().filter(|one| one.node == name);
+        let mut users = named.uses.of(name);
         // QEMU's mirror has a device of its own for its target, as exports have.
         if users.any(|one| matches!(one.user, User::Export(_)) || one.is_target_of_mirror()) {
             return Err(invalid(format!("Node {name} is in use")));
@@ -99,12 +99,14 @@ impl Nodes {
         if node.owner != name {
             return Err(invalid(format!("Node {name} is not owned by the monitor")));
         }
-        let owner = |name: &str| named.nodes.get(name).map(|node| node.owner.as_str());
-        let used = named.uses.iter().any(|one| {
-            let own = matches!(&one.user, User::Node(user) if owner(user) == Some(name));
-            owner(&one.node) == Some(name) && !own
-        });
-        match used {
+        let is_own = |one: &Use| match one.user {
+            User::Node(_) => !named.is_foreign(one, name),
+            _ => false,
+        };
+        let is_kept =
+            |node: &str| named.uses.of(node).any(|one| !is_own(one)) && !named.has_heir(node, name);
+        let is_used = named.owned(name).any(is_kept);
+        match is_used {
             true => Err(invalid(format!("Block device {name} is in use"))),
             false => Ok(()),
         }
@@ -118,8 +120,8 @@ impl Nodes {
     /// The node that is `role` to another one: `file`, `backing`.
     pub fn child_of(&self, name: &str, role: &str) -> Option<String> {
         let named = self.lock();
-        let index = named.use_as(name, role)?;
-        Some(named.uses[index].node.clone())
+        let found = named.uses.by_as(name, role)?;
+        Some(found.node.clone())
     }
 
     /// A node and all that it stands on, from the top down.
@@ -135,19 +137,16 @@ impl Nodes {
     pub fn overlays_of(&self, name: &str) -> Vec<String> {
         let named = self.lock();
         let overlay = |one: &Use| match &one.user {
-            User::Node(user) if one.node == name && one.wanted.role == "backing" => {
-                Some(user.clone())
-            }
+            User::Node(user) if one.wanted.role == "backing" => Some(user.clone()),
             _ => None,
         };
-        named.uses.iter().filter_map(overlay).collect()
+        named.uses.of(name).filter_map(overlay).collect()
     }
 
     /// Whether a node has a user of a kind.
     pub fn is_used_by(&self, name: &str, kind: impl Fn(&User) -> bool) -> bool {
         let named = self.lock();
-        let mut uses = named.uses.iter();
-        uses.any(|one| one.node == name && kind(&one.user))
+        named.uses.of(name).any(|one| kind(&one.user))
     }
 
     /// Holds up all users of a node but some, those of the nodes above it first.
@@ -188,11 +187,7 @@ impl Nodes {
         let mut names = vec![name.to_owned()];
         let mut at = 0;
         while let Some(above) = names.get(at).cloned() {
-            let below = named
-                .uses
-                .iter()
-                .filter(|one| matches!(&one.user, User::Node(user) if *user == above));
-            for one in below {
+            for one in named.uses.by(&above) {
                 if !names.contains(&one.node) {
                     names.push(one.node.clone());
                 }
@@ -263,7 +258,12 @@ impl Nodes {
     /// # Errors
     /// If there is none, or the old one cannot be made durable: then they stay with it.
     pub async fn redirect_to(&self, held: DrainedUsers, name: &str) -> Result<()> {
-        self.lock().check_exchangeable(&held.node)?;
+        {
+            let mut named = self.lock();
+            named.check_exchangeable(&held.node)?;
+            named.check_not_shared(&held.node, Some(name))?;
+            named.stop_sharing(std::slice::from_ref(&held.node));
+        }
         let device = self.device(name)?;
         if !mutants::is(Mutant::LeaveUnflushed) {
             self.flush(&held.node).await?;
@@ -273,8 +273,8 @@ impl Nodes {
         if let Some(node) = named.nodes.get_mut(&held.node) {
             node.front = None;
         }
-        for one in named.uses.iter_mut().filter(|one| ids.contains(&one.id)) {
-            name.clone_into(&mut one.node);
+        for id in ids {
+            named.uses.lead(id, name);
         }
         drop(named);
         held.set(&device);
@@ -356,8 +356,9 @@ impl Nodes {
             }
         }
         named.check_no_job(node)?;
-        let mut users = named.uses.iter().filter(|one| one.node == overlay);
-        if named.backing_use(overlay).is_some() {
+        named.check_not_shared(node, None)?;
+        let mut users = named.uses.of(overlay);
+        if named.uses.by_as(overlay, "backing").is_some() {
             return Err(invalid("The overlay already has a backing image"));
         }
         if users.next().is_some() || node == overlay {
@@ -366,8 +367,8 @@ impl Nodes {
         if named.nodes[overlay].opened.driver != "qcow2" {
             return Err(invalid("The overlay does not support backing images"));
         }
-        let is_written = |one: &Use| one.node == node && one.wanted.changes.content;
-        if named.is_inactive(overlay) && named.uses.iter().any(is_written) {
+        let is_written = |one: &Use| one.wanted.changes.content;
+        if named.is_inactive(overlay) && named.uses.of(node).any(is_written) {
             return Err(activity::unavailable("write"));
         }
         // Better now than when the overlay stands on it.
@@ -467,7 +468,7 @@ impl Nodes {
         let _lifted = self.lift_limits(name);
         let links: Vec<_> = {
             let named = self.lock();
-            let uses = named.uses.iter().filter(|one| one.node == name);
+            let uses = named.uses.of(name);
             uses.filter_map(|one| one.link.clone()).collect()
         };
         let mut drained = Vec::with_capacity(links.len());
@@ -485,9 +486,11 @@ impl Nodes {
             Some(below) => self.device(below)?,
         };
         let link = {
-            let named = self.lock();
-            let index = named.backing_use(name);
-            index.and_then(|index| named.uses[index].link.clone())
+            let mut named = self.lock();
+            named.check_not_shared(name, None)?;
+            named.stop_sharing(&[name.to_owned()]);
+            let backing = named.uses.by_as(name, "backing");
+            backing.and_then(|one| one.link.clone())
         };
         let Some(link) = link else {
             return Ok(());
@@ -497,10 +500,10 @@ impl Nodes {
         drop(lifted);
         drained.set(target);
         let mut named = self.lock();
-        if let Some(index) = named.backing_use(name) {
+        if let Some(id) = named.uses.by_as(name, "backing").map(|one| one.id) {
             match below {
-                Some(below) => below.clone_into(&mut named.uses[index].node),
-                None => drop(named.uses.remove(index)),
+                Some(below) => named.uses.lead(id, below),
+                None => named.uses.remove(id),
             }
         }
         Ok(())
@@ -512,7 +515,7 @@ impl Nodes {
         for name in names {
             let unused = {
                 let named = self.lock();
-                name.starts_with(MADE_UP) && named.uses.iter().all(|one| one.node != *name)
+                name.starts_with(MADE_UP) && named.uses.of(name).next().is_none()
             };
             if !unused {
                 continue;
@@ -520,6 +523,7 @@ impl Nodes {
             let node = {
                 let mut named = self.lock();
                 named.forget_below(name);
+                named.shared.forget(name);
                 named.nodes.remove(name)
             };
             if let Some(device) = node.and_then(|node| node.device) {

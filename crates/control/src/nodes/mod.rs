@@ -26,7 +26,7 @@ mod shared;
 mod uses;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -46,8 +46,9 @@ pub(crate) use activity::inactive_child;
 use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
-use uses::Use;
+use shared::SharedNodes;
 pub use uses::{Changes, RequiredAccess, User};
+use uses::{Use, Uses};
 use watch::Notices;
 pub use watch::{NodeNotice, NoticeSink};
 
@@ -81,10 +82,11 @@ struct NamedNode {
     nodes: BTreeMap<String, Node>,
     /// Those that were asked for, in the order in which they were added.
     roots: Vec<String>,
-    uses: Vec<Use>,
+    uses: Uses,
+    /// Those that other images may stand on too.
+    shared: SharedNodes,
     /// What is noted of writes, by the name of the node; some may be gone.
     watches: BTreeMap<String, Arc<WriteWatch>>,
-    next_use: u64,
     next_name: u64,
 }
 
@@ -319,7 +321,7 @@ impl Nodes {
     /// Has the next user of a node ask for its size again, if it has none now.
     pub(crate) fn forget_size(&self, name: &str) {
         let mut named = self.lock();
-        let is_used = named.uses.iter().any(|one| one.node == name);
+        let is_used = named.uses.of(name).next().is_some();
         if let Some(node) = named.nodes.get_mut(name)
             && !is_used
             && matches!(node.opened.kind, NodeKind::Storage(_))
@@ -394,7 +396,7 @@ impl Nodes {
         node.check_access(&user, &wanted)?;
         let device = node.device()?;
         let link = Link::new(node.front.clone().unwrap_or(device));
-        let id = named.note(Use {
+        let id = named.uses.add(Use {
             id: 0,
             user,
             node: name.to_owned(),
@@ -430,14 +432,13 @@ impl Nodes {
             // It would not see what stands in front.
             named.check_no_job(name)?;
         }
-        named.note(new).map(drop)
+        named.uses.add(new).map(drop)
     }
 
     /// The node to which a use leads now.
     pub fn used_by(&self, id: u64) -> Option<String> {
         let named = self.lock();
-        let found = named.uses.iter().find(|one| one.id == id);
-        found.map(|one| one.node.clone())
+        named.uses.get(id).map(|one| one.node.clone())
     }
 
     /// Has the live node at `place`, a format with metadata, keep the file that it stands
@@ -459,17 +460,16 @@ impl Nodes {
             return;
         };
         let mut named = self.lock();
-        let is_file = |one: &&mut Use| {
-            matches!(&one.user, User::Node(user) if user == above) && one.wanted.role == "file"
-        };
-        if let Some(kept) = named.uses.iter_mut().find(is_file) {
-            kept.wanted.keeps = Changes::ALL;
+        if let Some(file) = named.uses.by_as(above, "file") {
+            let (id, mut wanted) = (file.id, file.wanted.clone());
+            wanted.keeps = Changes::ALL;
+            named.uses.want(id, wanted);
         }
     }
 
     /// Ends a use.
     pub fn leave(&self, id: u64) {
-        self.lock().uses.retain(|one| one.id != id);
+        self.lock().uses.remove(id);
     }
 
     /// Closes all nodes, each before those that it stands on.
@@ -494,7 +494,11 @@ impl Nodes {
 
     /// Closes a node and all that it owns, and forgets them.
     async fn close_owned(&self, owner: &str) -> Result<()> {
-        let owned = self.lock().take_owned(owner, self.live);
+        let owned = {
+            let mut named = self.lock();
+            named.hand_over(owner);
+            named.take_owned(owner, self.live)
+        };
         let mut result = Ok(());
         for kind in owned {
             result = result.and(match kind {
@@ -507,81 +511,89 @@ impl Nodes {
 }
 
 impl NamedNode {
-    /// Notes a use, and numbers it.
-    fn note(&mut self, mut new: Use) -> Result<u64> {
-        uses::check(&new, self.uses.iter().filter(|one| one.node == new.node))?;
-        new.id = self.next_use;
-        self.next_use += 1;
-        self.uses.push(new);
-        Ok(self.next_use - 1)
-    }
-
     fn keep_file(&mut self, format: &str, writes: bool) -> Result<()> {
-        let is_file = |one: &Use| {
-            matches!(&one.user, User::Node(user) if user == format) && one.wanted.role == "file"
-        };
-        let Some(at) = self.uses.iter().position(is_file) else {
+        let Some(file) = self.uses.by_as(format, "file") else {
             return Ok(());
         };
-        let mut kept = self.uses[at].clone();
+        let mut kept = file.clone();
         kept.wanted.changes = match writes {
             true => Changes::ALL,
             false => Changes::NONE,
         };
         kept.wanted.keeps = Changes::ALL;
-        let others = self.uses.iter();
-        let others = others.filter(|one| one.node == kept.node && one.id != kept.id);
-        uses::check(&kept, others)?;
-        self.uses[at] = kept;
+        let others = self.uses.of(&kept.node);
+        uses::check(&kept, others.filter(|one| one.id != kept.id))?;
+        self.uses.want(kept.id, kept.wanted);
         Ok(())
     }
 
     /// Which of some roots nobody stands on but itself; the last one of these.
     fn next_to_close(&self, roots: &[String]) -> usize {
-        let owner = |name: &str| self.nodes.get(name).map(|node| node.owner.as_str());
-        let is_free = |root: &String| {
-            self.uses.iter().all(|one| match &one.user {
-                User::Node(user) => {
-                    owner(&one.node) != Some(root.as_str()) || owner(user) == Some(root.as_str())
-                }
-                _ => true,
-            })
+        let is_used = |root: &String| {
+            let mut owned = self.owned(root);
+            owned.any(|node| self.uses.of(node).any(|one| self.is_foreign(one, root)))
         };
         let last = roots.len() - 1;
-        roots.iter().rposition(is_free).unwrap_or(last)
+        let free = roots.iter().rposition(|root| !is_used(root));
+        free.unwrap_or(last)
     }
 
-    /// Names in an order in which each node comes before those that it stands on.
-    fn top_down(&self, mut names: Vec<String>) -> Vec<String> {
-        let mut ordered = Vec::with_capacity(names.len());
-        while !names.is_empty() {
-            let is_top = |name: &String| {
-                !self.uses.iter().any(|one| match &one.user {
-                    User::Node(user) => one.node == *name && names.contains(user),
-                    _ => false,
-                })
-            };
-            let top = names.iter().position(is_top).unwrap_or_default();
-            ordered.push(names.remove(top));
+    /// Names in an order in which each node comes before those that it stands on, and otherwise
+    /// as they are.
+    fn top_down(&self, names: Vec<String>) -> Vec<String> {
+        let places: BTreeMap<&str, usize> = names.iter().map(String::as_str).zip(0..).collect();
+        let mut above = vec![0_usize; names.len()];
+        for name in &names {
+            let below = self.uses.by(name).filter_map(|one| places.get(&*one.node));
+            below.for_each(|&place| above[place] += 1);
         }
+        let is_top = |place: &usize| above[*place] == 0;
+        let mut tops: BTreeSet<usize> = (0..names.len()).filter(is_top).collect();
+        let mut ordered = Vec::with_capacity(names.len());
+        while let Some(top) = tops.pop_first() {
+            ordered.push(names[top].clone());
+            for one in self.uses.by(&names[top]) {
+                let Some(&place) = places.get(&*one.node) else {
+                    continue;
+                };
+                above[place] -= 1;
+                if above[place] == 0 {
+                    tops.insert(place);
+                }
+            }
+        }
+        debug_assert_eq!(
+            ordered.len(),
+            names.len(),
+            "nodes stand on each other in a circle"
+        );
         ordered
+    }
+
+    /// A node and all that it owns.
+    fn owned(&self, owner: &str) -> impl Iterator<Item = &str> {
+        let nodes = self.nodes.iter();
+        nodes.filter_map(move |(name, node)| (node.owner == owner).then_some(name.as_str()))
+    }
+
+    /// Whether a use is that of a node of another owner.
+    fn is_foreign(&self, one: &Use, owner: &str) -> bool {
+        match &one.user {
+            User::Node(user) => self.nodes.get(user).is_none_or(|node| node.owner != owner),
+            _ => false,
+        }
     }
 
     /// Takes a node and all that it owns out, itself first, then what stands below it.
     fn take_owned(&mut self, owner: &str, is_live: bool) -> Vec<NodeKind> {
-        let owned: Vec<String> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.owner == owner)
-            .map(|(name, _)| name.clone())
-            .collect();
-        let owned = self.top_down(owned);
-        self.uses.retain(|one| one.owner.as_deref() != Some(owner));
+        let owned = self.top_down(self.owned(owner).map(str::to_owned).collect());
+        self.uses.remove_owned(owner);
         let mut taken = Vec::new();
         for name in owned {
             let Some(node) = self.nodes.remove(&name) else {
                 continue;
             };
+            self.shared.forget(&name);
             // Storages below are closed by what stands on them, if it alone knows them.
             let is_kept = is_live && !name.starts_with(MADE_UP);
             let used = node.device.map(NodeKind::Device);

@@ -24,8 +24,8 @@ impl NamedNode {
         if !self.nodes.contains_key(name) {
             return Err(unknown_node(name));
         }
-        let users = self.uses.iter();
-        let users = users.filter(|one| one.node == name && !spared.contains(&one.user));
+        let users = self.uses.of(name);
+        let users = users.filter(|one| !spared.contains(&one.user));
         let link = |one: &Use| Some((one.id, one.link.clone()?));
         Ok(users.filter_map(link).collect())
     }
@@ -35,25 +35,14 @@ impl NamedNode {
         users.filter(|user| user.is_job()).cloned().collect()
     }
 
-    pub(super) fn backing_use(&self, name: &str) -> Option<usize> {
-        self.use_as(name, "backing")
-    }
-
-    /// A node's use of the one that is `role` to it.
-    pub(super) fn use_as(&self, name: &str, role: &str) -> Option<usize> {
-        self.uses.iter().position(|one| {
-            matches!(&one.user, User::Node(user) if user == name) && one.wanted.role == role
-        })
-    }
-
     pub(super) fn blocker(&self, name: &str) -> Option<String> {
-        let mut users = self.uses.iter().filter(|one| one.node == name);
+        let mut users = self.uses.of(name);
         users.find_map(Use::blocker)
     }
 
     /// Refuses a node that a job works on.
     pub(super) fn check_no_job(&self, name: &str) -> Result<()> {
-        let mut users = self.uses.iter().filter(|one| one.node == name);
+        let mut users = self.uses.of(name);
         match users.find_map(Use::job) {
             None => Ok(()),
             Some(why) => Err(invalid(format!("Node '{name}' is busy: {why}"))),
@@ -63,8 +52,8 @@ impl NamedNode {
     /// Why nothing new can stand on a node whose content a job is changing: it would not
     /// stay what it was.
     pub(super) fn changed_by_job(&self, name: &str) -> Option<String> {
-        let users = self.uses.iter();
-        let mut changing = users.filter(|one| one.node == name && one.wanted.changes.content);
+        let users = self.uses.of(name);
+        let mut changing = users.filter(|one| one.wanted.changes.content);
         changing.find_map(Use::job)
     }
 
@@ -92,12 +81,10 @@ impl NamedNode {
     /// The nodes that stand on one without a link, and what it is to them.
     pub(super) fn direct_users(&self, name: &str) -> Vec<(String, String)> {
         let direct = |one: &Use| match (&one.user, &one.link) {
-            (User::Node(above), None) if one.node == name => {
-                Some((above.clone(), one.wanted.role.clone()))
-            }
+            (User::Node(above), None) => Some((above.clone(), one.wanted.role.clone())),
             _ => None,
         };
-        self.uses.iter().filter_map(direct).collect()
+        self.uses.of(name).filter_map(direct).collect()
     }
 
     /// Refuses a node on which others stand without a link.
@@ -170,16 +157,15 @@ impl NamedNode {
 
     /// Names in a node's options what it stands on now.
     fn fill_children(&self, name: &str, options: &mut Options) {
-        let below = self.uses.iter().filter(|one| {
-            let own = matches!(&one.user, User::Node(user) if user == name);
-            // What nobody else can know is opened anew with it.
-            own && (one.wanted.role == "backing" || !one.node.starts_with(MADE_UP))
-        });
+        // What nobody else can know is opened anew with it.
+        let below = self.uses.by(name);
+        let below =
+            below.filter(|one| one.wanted.role == "backing" || !one.node.starts_with(MADE_UP));
         for child in below {
             options.take_group(&child.wanted.role);
             options.set_text(&child.wanted.role, &*child.node);
         }
-        if self.backing_use(name).is_none() && self.takes_backing(name) {
+        if self.uses.by_as(name, "backing").is_none() && self.takes_backing(name) {
             options.take_group("backing");
             options.set("backing", Scalar::Null);
         }
@@ -191,10 +177,8 @@ impl NamedNode {
         let mut all = names.to_vec();
         let mut at = 0;
         while let Some(name) = all.get(at).cloned() {
-            for one in &self.uses {
-                let is_own = matches!(&one.user, User::Node(user) if *user == name);
-                if is_own
-                    && self.inherits(&one.node, &name, &one.wanted.role)
+            for one in self.uses.by(&name) {
+                if self.inherits(&one.node, &name, &one.wanted.role)
                     && !one.node.starts_with(MADE_UP)
                     && !all.contains(&one.node)
                 {
@@ -220,10 +204,10 @@ impl NamedNode {
     /// The flags that a node inherits from one that is opened anew with it.
     pub(super) fn inherited(&self, name: &str, above: &[Renewed]) -> Option<OpenFlags> {
         let parent = |one: &&Use| match &one.user {
-            User::Node(user) => one.node == name && self.inherits(name, user, &one.wanted.role),
+            User::Node(user) => self.inherits(name, user, &one.wanted.role),
             _ => false,
         };
-        let User::Node(parent) = &self.uses.iter().find(parent)?.user else {
+        let User::Node(parent) = &self.uses.of(name).find(parent)?.user else {
             return None;
         };
         let new = &above.iter().find(|one| one.name == *parent)?.new;
@@ -242,9 +226,8 @@ impl NamedNode {
             .iter()
             .map(|one| one.file.clone())
             .collect();
-        for one in &self.uses {
-            let own = matches!(&one.user, User::Node(user) if user == name);
-            if own && one.wanted.role != "backing" && one.node.starts_with(MADE_UP) {
+        for one in self.uses.by(name) {
+            if one.wanted.role != "backing" && one.node.starts_with(MADE_UP) {
                 files.extend(self.files_of(&one.node));
             }
         }
@@ -259,14 +242,11 @@ impl NamedNode {
 
     /// Forgets what a node stands on: the uses, and files that only it knows.
     pub(super) fn forget_below(&mut self, name: &str) {
-        let is_own = |user: &User| matches!(user, User::Node(user) if user == name);
-        let below: Vec<_> = self
-            .uses
-            .iter()
-            .filter(|one| is_own(&one.user))
+        let below = self.uses.by(name);
+        let below: Vec<_> = below
             .map(|one| (one.node.clone(), one.wanted.role.clone()))
             .collect();
-        self.uses.retain(|one| !is_own(&one.user));
+        self.uses.remove_by(name);
         for (below, role) in below {
             if role != "backing" && below.starts_with(MADE_UP) {
                 self.forget_below(&below);

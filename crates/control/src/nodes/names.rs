@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use vellum::qcow2::AsQcow2;
 
-use super::{MADE_UP, NamedNode, Node, Nodes, User};
+use super::{MADE_UP, NamedNode, Node, Nodes};
 use crate::display::{Name, name_of_node};
 use crate::graph::{NodeKind, OpenedNode};
 use crate::options::Options;
@@ -66,8 +66,7 @@ impl Nodes {
 
 impl NamedNode {
     fn children<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let own = move |user: &User| matches!(user, User::Node(user) if user == name);
-        let below = self.uses.iter().filter(move |one| own(&one.user));
+        let below = self.uses.by(name);
         below.map(|one| (&*one.wanted.role, &*one.node))
     }
 

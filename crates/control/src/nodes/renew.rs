@@ -34,6 +34,11 @@ pub(super) struct ReopenChanges {
 }
 
 impl ReopenChanges {
+    /// Whether somebody else who stands on the node may notice.
+    fn shows(&self) -> bool {
+        self.writable == Some(true) || self.options.is_some() || !self.children.is_empty()
+    }
+
     /// Another node below it, or none.
     pub(super) fn child(role: &str, below: Option<&str>) -> ReopenChanges {
         ReopenChanges {
@@ -92,12 +97,13 @@ impl Nodes {
     /// that they have written is durable.
     pub(super) async fn begin_renewal(&self, names: &[String]) -> Result<HeldNodes> {
         let names = {
-            let named = self.lock();
+            let mut named = self.lock();
             for name in names {
                 named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
             }
             let names = named.standing_directly(&named.with_own_children(names));
             named.check_renewable(&names, None)?;
+            named.stop_sharing(&names);
             names
         };
         let inside: Vec<User> = names.iter().cloned().map(User::Node).collect();
@@ -152,6 +158,9 @@ impl Nodes {
     /// How each node was opened, and how it is to be.
     fn plan(&self, held: &HeldNodes, changes: &[(String, ReopenChanges)]) -> Result<Vec<Renewed>> {
         let named = self.lock();
+        for (name, _) in changes.iter().filter(|(_, change)| change.shows()) {
+            named.check_not_shared(name, None)?;
+        }
         let mut renewed: Vec<Renewed> = Vec::new();
         let none = ReopenChanges::default();
         for name in held.nodes() {

@@ -169,7 +169,7 @@ impl NamedNode {
             if group.is_empty() {
                 continue;
             }
-            let child = self.child(name, role).map(|one| one.node.clone());
+            let child = self.uses.by_as(name, role).map(|one| one.node.clone());
             let child = child.filter(|child| self.is_part_of(child, name));
             let Some(child) = child else {
                 return Err(cannot_change(&format!("{role}.driver")));
@@ -198,13 +198,6 @@ impl NamedNode {
             self.gather(&child, group, all)?;
         }
         Ok(())
-    }
-
-    /// What a node stands on by a role.
-    fn child(&self, name: &str, role: &str) -> Option<&Use> {
-        self.uses.iter().find(|one| {
-            matches!(&one.user, User::Node(user) if user == name) && one.wanted.role == role
-        })
     }
 
     /// Refuses to change what cannot change of a node that only the one above it knows.
@@ -254,7 +247,7 @@ impl NamedNode {
     /// Looks at what a node is to stand on by a role, and notes it.
     fn check_child(&self, at: usize, role: &str, driver: &str, all: &mut [Wanted]) -> Result<()> {
         let name = all[at].name.clone();
-        let current = self.child(&name, role).map(|one| one.node.clone());
+        let current = self.uses.by_as(&name, role).map(|one| one.node.clone());
         let wanted = match all[at].options.take(role) {
             None if role == "backing" && driver == "qcow2" => {
                 if current.is_some() || self.names_backing(&name) {
@@ -325,10 +318,10 @@ impl NamedNode {
         };
         let new = wanted.into_iter().flat_map(|one| &one.children);
         let new = new.filter_map(|(_, below)| below.as_deref());
-        let old = self.uses.iter().filter_map(|one| {
-            let own = matches!(&one.user, User::Node(user) if user == name);
-            (own && !is_new(&one.wanted.role)).then_some(one.node.as_str())
-        });
+        let old = self.uses.by(name);
+        let old = old
+            .filter(|one| !is_new(&one.wanted.role))
+            .map(|one| one.node.as_str());
         new.chain(old)
             .any(|below| self.will_stand_on(below, other, all))
     }
@@ -348,9 +341,9 @@ impl NamedNode {
         }
         let writes = |user: &Use| {
             let above_too = matches!(&user.user, User::Node(above) if is_read_only(above));
-            user.node == one.name && user.wanted.changes.content && !above_too
+            user.wanted.changes.content && !above_too
         };
-        match self.uses.iter().any(writes) {
+        match self.uses.of(&one.name).any(writes) {
             true => Err(invalid(format!(
                 "Read-only block node '{}' cannot support read-write users",
                 one.name

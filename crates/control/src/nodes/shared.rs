@@ -1,24 +1,33 @@
 //! Backing files that several images stand on: opened once, with one set of caches and one
 //! descriptor.
 //!
+//! Where nodes can be changed while they are used ([`super::Nodes::live`]), the images stand on one
+//! node, with links of their own; elsewhere on one device without a name.
+//!
 //! Invariants:
 //! - Only what is open for reading is shared, by those who ask for the same: the same file (by
-//!   device and inode, not by name alone), options and flags.
-//! - Nothing shared has a name, so nobody can exchange it, write it or remove it: nodes that can be
-//!   changed while they are used ([`super::Nodes::live`]) share nothing.
-//! - An image does not close what it stands on; it goes with the last image.
+//!   device and inode, not by name alone), options and flags. What somebody has named is not.
+//! - An image does not close what it stands on; it goes with the last image. A node belongs to
+//!   one of the images, and to another one when that is removed.
+//! - Whoever comes finds what the file shows: a node is shared until it, or what it stands on, is
+//!   opened anew or exchanged.
+//! - A change of one image's chain does not show in that of another one: what they share, and
+//!   what that stands on, is neither made writable nor exchanged.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use vellum::BlockDevice;
+use vellum::{BlockDevice, Result};
 
 use crate::filename;
+use crate::files::Files;
 use crate::flags::OpenFlags;
 use crate::graph::OpenContext;
 use crate::options::Options;
+
+use super::{MADE_UP, NamedNode, Use, User, invalid};
 
 /// What must be the same for a backing file to be shared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,16 +43,23 @@ const PLAIN: [&str; 3] = ["driver", "file.driver", "file.filename"];
 
 impl BaseKey {
     /// The key of a backing file that is described so; `None` if it is not to be shared.
-    pub(crate) fn of(options: &Options, flags: &OpenFlags) -> Option<BaseKey> {
+    fn of(options: &Options, flags: &OpenFlags, files: Option<&dyn Files>) -> Option<BaseKey> {
         let is_plain = options.keys().all(|key| PLAIN.contains(&key));
         if flags.writable || !is_plain {
             return None;
         }
         let name = options.get_text("file.filename")?;
-        let file = std::fs::metadata(filename::local_path(name).ok()?).ok()?;
-        file.is_file().then(|| BaseKey {
-            device: file.dev(),
-            inode: file.ino(),
+        let (device, inode) = match files {
+            // The name, among the options, says which one it is.
+            Some(_) => (0, 0),
+            None => {
+                let file = std::fs::metadata(filename::local_path(name).ok()?).ok()?;
+                file.is_file().then(|| (file.dev(), file.ino()))?
+            }
+        };
+        Some(BaseKey {
+            device,
+            inode,
             options: options.to_json().to_string(),
             flags: format!("{flags:?}"),
         })
@@ -53,6 +69,16 @@ impl BaseKey {
 /// The backing files that images of a process stand on, by what they were opened as.
 #[derive(Debug, Default)]
 pub(super) struct SharedBases(Mutex<BTreeMap<BaseKey, Weak<dyn BlockDevice>>>);
+
+/// The nodes of backing files that images may share.
+#[derive(Debug, Default)]
+pub(super) struct SharedNodes(BTreeMap<BaseKey, String>);
+
+impl SharedNodes {
+    pub(super) fn forget(&mut self, name: &str) {
+        self.0.retain(|_, node| node != name);
+    }
+}
 
 impl super::Nodes {
     /// No nodes; those that will be cannot be changed while they are used, and share the backing
@@ -66,8 +92,20 @@ impl super::Nodes {
 
     /// The key under which a backing file may be shared, where backing files are.
     pub(crate) fn base_key(&self, options: &Options, around: &OpenContext) -> Option<BaseKey> {
-        self.bases.as_ref()?;
-        BaseKey::of(options, &around.flags)
+        match self.live || self.bases.is_some() {
+            true => BaseKey::of(options, &around.flags, self.files.as_deref()),
+            false => None,
+        }
+    }
+
+    /// The live node of a backing file that may be shared.
+    pub(crate) fn shared_node(&self, key: &BaseKey) -> Option<String> {
+        self.lock().shared.0.get(key).cloned()
+    }
+
+    /// Lets others stand on the live node of a backing file.
+    pub(crate) fn share_node(&self, key: BaseKey, name: &str) {
+        self.lock().shared.0.insert(key, name.to_owned());
     }
 
     /// A backing file that is open already.
@@ -83,6 +121,84 @@ impl super::Nodes {
             bases.retain(|_, device| device.strong_count() > 0);
             bases.insert(key, Arc::downgrade(device));
         }
+    }
+}
+
+impl NamedNode {
+    /// Has nobody new stand on shared nodes that are about to be others, or stand on such.
+    pub(super) fn stop_sharing(&mut self, changed: &[String]) {
+        let over = |name: &String| {
+            let mut below = Some(name.clone());
+            while let Some(node) = below {
+                if changed.contains(&node) {
+                    return true;
+                }
+                let backing = self.uses.by_as(&node, "backing");
+                below = backing.map(|one| one.node.clone());
+            }
+            false
+        };
+        let names = self.shared.0.values();
+        let over: Vec<String> = names.filter(|name| over(name)).cloned().collect();
+        for name in over {
+            self.shared.forget(&name);
+        }
+    }
+
+    /// Refuses to change what the chains of several images, but one, have in common and nobody
+    /// has named.
+    pub(super) fn check_not_shared(&self, name: &str, but: Option<&str>) -> Result<()> {
+        let mut images: Vec<&str> = Vec::new();
+        let mut nodes = vec![name];
+        while let Some(node) = nodes.pop().filter(|node| node.starts_with(MADE_UP)) {
+            for one in self.uses.of(node) {
+                match &one.user {
+                    User::Node(above) if but == Some(above) => {}
+                    User::Node(above) if above.starts_with(MADE_UP) => nodes.push(above),
+                    User::Node(above) if !images.contains(&&**above) => images.push(above),
+                    _ => {}
+                }
+            }
+        }
+        match images[..] {
+            [one, other, ..] => Err(invalid(format!(
+                "Node '{name}' is busy: the backing chains of '{one}' and '{other}' share it. Open \
+                 one of them with 'backing' naming a node of its own to change that"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the nodes of `owner` on which images of others stand to these.
+    pub(super) fn hand_over(&mut self, owner: &str) {
+        while let Some((name, heir)) = self.heir_of_one(owner) {
+            self.uses.own_by(&name, &heir);
+            if let Some(node) = self.nodes.get_mut(&name) {
+                node.owner = heir;
+            }
+        }
+    }
+
+    /// Whether a node goes to another image when the one that owns it is removed.
+    pub(super) fn has_heir(&self, name: &str, owner: &str) -> bool {
+        name != owner
+            && self.uses.of(name).any(|one| match &one.user {
+                User::Node(above) => self.is_foreign(one, owner) || self.has_heir(above, owner),
+                _ => false,
+            })
+    }
+
+    fn heir_of_one(&self, owner: &str) -> Option<(String, String)> {
+        let heir = |one: &Use| match &one.user {
+            User::Node(above) if self.is_foreign(one, owner) => {
+                Some(self.nodes.get(above)?.owner.clone())
+            }
+            _ => None,
+        };
+        let below = self.owned(owner).filter(|name| *name != owner);
+        let mut found =
+            below.filter_map(|name| Some((name.to_owned(), self.uses.of(name).find_map(heir)?)));
+        found.next()
     }
 }
 
@@ -166,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_goes_with_the_last_image_and_live_nodes_share_nothing() {
+    fn what_is_shared_goes_with_the_last_image() {
         block_on(async {
             let folder = folder(&["a", "b"]).await;
             let nodes = Nodes::sharing();
@@ -174,11 +290,79 @@ mod tests {
             let base_of_a = Arc::downgrade(&base(&nodes, "a"));
             nodes.remove("a").await.unwrap();
             assert_eq!(base_of_a.strong_count(), 0);
-            let live = Nodes::live();
-            add(&live, &folder, "a", "").await;
-            add(&live, &folder, "b", "").await;
-            assert!(!Arc::ptr_eq(&base(&live, "a"), &base(&live, "b")));
-            live.close().await.unwrap();
+        });
+    }
+
+    async fn read(nodes: &Nodes, name: &str) -> u8 {
+        let device = nodes.device(name).unwrap();
+        device.read(0, Buffer::for_read(512)).await.unwrap()[0]
+    }
+
+    #[test]
+    fn live_images_stand_on_one_node_that_belongs_to_one_that_is_there() {
+        block_on(async {
+            let folder = folder(&["a", "b", "c"]).await;
+            let nodes = Nodes::live();
+            for name in ["a", "b", "c"] {
+                add(&nodes, &folder, name, "").await;
+            }
+            let base = nodes.backing_of("a").unwrap();
+            assert_eq!(nodes.backing_of("b").as_ref(), Some(&base));
+            for (gone, left) in [("a", "b"), ("c", "b")] {
+                nodes.remove(gone).await.unwrap();
+                assert!(nodes.contains(&base));
+                assert_eq!(read(&nodes, left).await, 7);
+            }
+            nodes.remove("b").await.unwrap();
+            assert!(nodes.is_empty(), "{nodes:?}");
+            // What is gone is not found again.
+            add(&nodes, &folder, "a", "").await;
+            assert_eq!(read(&nodes, "a").await, 7);
+            nodes.close().await.unwrap();
+        });
+    }
+
+    #[test]
+    fn what_live_images_share_is_not_changed_for_one_of_them() {
+        block_on(async {
+            let folder = folder(&["a", "b", "over"]).await;
+            let nodes = Nodes::live();
+            add(&nodes, &folder, "a", "").await;
+            let base = nodes.backing_of("a").unwrap();
+            add(&nodes, &folder, "b", "").await;
+            add(&nodes, &folder, "over", ",backing=").await;
+            let refused = |result: Result<()>| {
+                let text = result.unwrap_err().to_string();
+                assert!(text.contains("share it"), "{text}");
+            };
+            refused(nodes.set_writable(&base, true).await);
+            refused(nodes.snapshot(&base, "over").await);
+            // Of one image alone everything can be changed.
+            nodes.snapshot("a", "over").await.unwrap();
+            nodes.remove("b").await.unwrap();
+            nodes.set_writable(&base, true).await.unwrap();
+            nodes.set_writable(&base, false).await.unwrap();
+            nodes.close().await.unwrap();
+        });
+    }
+
+    #[test]
+    fn a_live_node_that_was_changed_is_not_shared_any_more() {
+        block_on(async {
+            let folder = folder(&["a", "b", "over"]).await;
+            let nodes = Nodes::live();
+            add(&nodes, &folder, "a", "").await;
+            let base = nodes.backing_of("a").unwrap();
+            add(&nodes, &folder, "over", ",backing=").await;
+            nodes.snapshot(&base, "over").await.unwrap();
+            let over = nodes.device("over").unwrap();
+            let ones = Buffer::copy_of(&[1; 512]);
+            over.write(0, ones, Default::default()).await.unwrap();
+            drop(over);
+            add(&nodes, &folder, "b", "").await;
+            assert_ne!(nodes.backing_of("b").as_ref(), Some(&base));
+            assert_eq!((read(&nodes, "a").await, read(&nodes, "b").await), (1, 7));
+            nodes.close().await.unwrap();
         });
     }
 }

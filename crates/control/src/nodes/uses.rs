@@ -4,7 +4,9 @@
 //! - Of the users of one node none changes what another one needs to stay as it
 //!   is; who would is refused.
 //! - What a job watches is not opened anew.
+//! - Uses are in the order in which they began, and found by who uses and by what is used.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vellum::nodes::Link;
@@ -154,6 +156,125 @@ impl Use {
                 Some(format!("node is used as backing hd of '{name}'"))
             }
             _ => None,
+        }
+    }
+}
+
+/// Who uses what: all of it.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    by_id: BTreeMap<u64, Use>,
+    /// Numbers of the uses of each node.
+    of: BTreeMap<String, BTreeSet<u64>>,
+    /// Numbers of the uses that each node makes of others.
+    by: BTreeMap<String, BTreeSet<u64>>,
+    next_id: u64,
+}
+
+impl Uses {
+    /// All uses.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Use> {
+        self.by_id.values()
+    }
+
+    /// The uses of a node.
+    pub(super) fn of<'a>(&'a self, node: &str) -> impl Iterator<Item = &'a Use> + Clone {
+        let ids = self.of.get(node).into_iter().flatten();
+        ids.filter_map(|id| self.by_id.get(id))
+    }
+
+    /// What a node makes use of.
+    pub(super) fn by<'a>(&'a self, node: &str) -> impl Iterator<Item = &'a Use> + Clone {
+        let ids = self.by.get(node).into_iter().flatten();
+        ids.filter_map(|id| self.by_id.get(id))
+    }
+
+    /// A node's use of the one that is `role` to it.
+    pub(super) fn by_as(&self, node: &str, role: &str) -> Option<&Use> {
+        self.by(node).find(|one| one.wanted.role == role)
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&Use> {
+        self.by_id.get(&id)
+    }
+
+    /// Notes a use, and numbers it.
+    ///
+    /// # Errors
+    /// If it gets in the way of others.
+    pub(super) fn add(&mut self, mut new: Use) -> Result<u64> {
+        check(&new, self.of(&new.node))?;
+        new.id = self.next_id;
+        self.next_id += 1;
+        self.of.entry(new.node.clone()).or_default().insert(new.id);
+        if let User::Node(user) = &new.user {
+            self.by.entry(user.clone()).or_default().insert(new.id);
+        }
+        let id = new.id;
+        self.by_id.insert(id, new);
+        Ok(id)
+    }
+
+    pub(super) fn remove(&mut self, id: u64) {
+        let Some(gone) = self.by_id.remove(&id) else {
+            return;
+        };
+        forget(&mut self.of, &gone.node, id);
+        if let User::Node(user) = &gone.user {
+            forget(&mut self.by, user, id);
+        }
+    }
+
+    /// Ends what a node makes use of.
+    pub(super) fn remove_by(&mut self, node: &str) {
+        for id in self.by.get(node).cloned().unwrap_or_default() {
+            self.remove(id);
+        }
+    }
+
+    /// Ends what the nodes of an owner make use of.
+    pub(super) fn remove_owned(&mut self, owner: &str) {
+        let owned = self
+            .iter()
+            .filter(|one| one.owner.as_deref() == Some(owner));
+        let owned: Vec<u64> = owned.map(|one| one.id).collect();
+        for id in owned {
+            self.remove(id);
+        }
+    }
+
+    /// Has a use lead to another node.
+    pub(super) fn lead(&mut self, id: u64, node: &str) {
+        let Some(one) = self.by_id.get_mut(&id) else {
+            return;
+        };
+        let old = std::mem::replace(&mut one.node, node.to_owned());
+        forget(&mut self.of, &old, id);
+        self.of.entry(node.to_owned()).or_default().insert(id);
+    }
+
+    /// Has a use want something else; nobody is asked.
+    pub(super) fn want(&mut self, id: u64, wanted: RequiredAccess) {
+        if let Some(one) = self.by_id.get_mut(&id) {
+            one.wanted = wanted;
+        }
+    }
+
+    /// Gives what a node makes use of to another owner.
+    pub(super) fn own_by(&mut self, node: &str, owner: &str) {
+        for id in self.by.get(node).into_iter().flatten() {
+            if let Some(one) = self.by_id.get_mut(id) {
+                one.owner = Some(owner.to_owned());
+            }
+        }
+    }
+}
+
+fn forget(index: &mut BTreeMap<String, BTreeSet<u64>>, name: &str, id: u64) {
+    if let Some(ids) = index.get_mut(name) {
+        ids.remove(&id);
+        if ids.is_empty() {
+            index.remove(name);
         }
     }
 }
