@@ -270,6 +270,42 @@ fn a_client_goes_on_with_the_target_of_a_mirror() {
     move_a_disk(json!({"copy-mode": "write-blocking", "granularity": 512}));
 }
 
+fn drive_mirror_of_nothing(target: &Place) -> Value {
+    let target = target.path("n");
+    json!({"device": "top", "target": target, "format": "qcow2", "sync": "none", "job-id": "j"})
+}
+
+#[test]
+fn a_client_goes_on_with_an_overlay_that_a_mirror_has_made() {
+    let place = Place::new();
+    let mut daemon = place.ours(EXPORT);
+    place.io(URI, &["write -P 5 0 64k", "write -P 9 320k 64k"]);
+    let more = json!({"granularity": 512});
+    daemon.must("drive-mirror", with(drive_mirror_of_nothing(&place), more));
+    daemon.wait("j", "ready");
+    // Parts of clusters whose rest is the source's.
+    place.io(
+        URI,
+        &["write -P 6 20k 512", "write -z 384k 64k", "write -P 7 448k 64k"],
+    );
+    daemon.must("job-complete", json!({"id": "j"}));
+    daemon.wait("j", "null");
+    place.io(URI, &["write -P 8 512k 512"]);
+    let reads = [
+        "read -P 5 0 20k",
+        "read -P 6 20k 512",
+        "read -P 5 41472 24064",
+        "read -P 9 320k 64k",
+        "read -P 0 384k 64k",
+        "read -P 7 448k 64k",
+        "read -P 8 512k 512",
+    ];
+    place.io(URI, &reads);
+    daemon.end();
+    place.img("check -q n");
+    place.io("n", &reads);
+}
+
 #[test]
 fn what_is_written_is_in_both_where_writes_are_blocking() {
     let place = Place::new();

@@ -307,6 +307,16 @@ impl Nodes {
         led
     }
 
+    /// Has an image that stands on nothing stand on the node `below`, which shows what the image
+    /// does not hold.
+    ///
+    /// # Errors
+    /// What opening the image anew meets; it stands on nothing then.
+    pub async fn put_over(&self, image: &str, below: &str) -> Result<()> {
+        self.renew(image, &ReopenChanges::child("backing", Some(below)))
+            .await
+    }
+
     /// Takes a snapshot back of which no user has written anything since: users use the node
     /// again, and the overlay stands on nothing.
     ///

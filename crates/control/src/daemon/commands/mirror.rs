@@ -43,6 +43,8 @@ enum TargetKind {
     Existing,
     /// A file that was made for it, and reads as zeroes.
     New,
+    /// A file that was made for it, and that stands on the source once users go on with it.
+    Overlay,
 }
 
 /// What mirrors of all kinds are asked for with, and how it is meant.
@@ -167,8 +169,9 @@ impl MirrorArguments {
             source: self.source,
             target: self.target,
             sync,
-            zero: of != TargetKind::New,
+            zero: !matches!(of, TargetKind::New | TargetKind::Overlay),
             owns_target: of != TargetKind::Named,
+            stands_on_source: of == TargetKind::Overlay,
             granularity_bytes,
             parallel,
             unmap: self.unmap,
@@ -211,21 +214,19 @@ pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -
             "a node-name must be provided when replacing a named node of the graph",
         ));
     }
-    if asked.sync == SyncWord::Known(Sync::None) && !target.is_there {
-        return Err(Failure::new(
-            "drive-mirror with 'sync': 'none' needs an image that is there ('mode': 'existing')",
-        ));
-    }
-    let below = match asked.sync {
-        SyncWord::Known(Sync::Top) => nodes.backing_of(&asked.source),
-        SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => None,
+    let backing = match asked.sync {
+        SyncWord::Known(Sync::Top) => nodes
+            .backing_of(&asked.source)
+            .map_or(Backing::Own, Backing::Usual),
+        SyncWord::Known(Sync::None) if !target.is_there => Backing::Later(asked.source.clone()),
+        SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => Backing::Own,
     };
-    let backing = below.map_or(Backing::Own, Backing::Usual);
     asked.target = target.open(&nodes, &asked.source, &backing, &[]).await?;
     let name = asked.target.clone();
-    let kind = match target.is_there {
-        true => TargetKind::Existing,
-        false => TargetKind::New,
+    let kind = match (target.is_there, backing) {
+        (true, _) => TargetKind::Existing,
+        (false, Backing::Later(_)) => TargetKind::Overlay,
+        (false, _) => TargetKind::New,
     };
     let begun = asked.begin(&daemon, &nodes, kind).await;
     if begun.is_err() {

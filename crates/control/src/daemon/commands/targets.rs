@@ -24,13 +24,15 @@ pub(super) enum Backing {
     Usual(String),
     /// This node: the target is of no use without it.
     Needed(String),
+    /// This node, once the job has ended: until then the target stands on nothing.
+    Later(String),
 }
 
 impl Backing {
     fn node(&self) -> Option<&str> {
         match self {
             Backing::Own => None,
-            Backing::Usual(node) | Backing::Needed(node) => Some(node),
+            Backing::Usual(node) | Backing::Needed(node) | Backing::Later(node) => Some(node),
         }
     }
 }
@@ -78,6 +80,7 @@ impl NewTarget {
         match backing {
             Backing::Needed(node) => options.set_text("backing", &**node),
             Backing::Usual(node) if takes_backing => options.set_text("backing", &**node),
+            Backing::Later(_) => options.set("backing", Scalar::Null),
             Backing::Own if takes_backing && !self.is_there => {
                 options.set("backing", Scalar::Null);
             }

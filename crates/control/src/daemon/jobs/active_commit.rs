@@ -27,6 +27,7 @@ pub(in crate::daemon) async fn prepare(
         policies,
         watching: true,
         owns_target: false,
+        stands_on_source: false,
     })
 }
 

@@ -36,6 +36,8 @@ pub(in crate::daemon) struct Mirrored {
     pub(in crate::daemon) zero: bool,
     /// The target is there for the job alone.
     pub(in crate::daemon) owns_target: bool,
+    /// The target stands on the source once users go on with it: it has only what they write.
+    pub(in crate::daemon) stands_on_source: bool,
     pub(in crate::daemon) granularity_bytes: Option<u64>,
     pub(in crate::daemon) parallel: usize,
     pub(in crate::daemon) unmap: bool,
@@ -69,6 +71,7 @@ pub(in crate::daemon) async fn prepare(
         policies: what.policies,
         watching: true,
         owns_target: what.owns_target,
+        stands_on_source: what.stands_on_source,
     })
 }
 
@@ -85,7 +88,12 @@ async fn try_prepare(
     let nodes = job_nodes.nodes.clone();
     let (source, target) = (nodes.device(&what.source)?, nodes.device(&what.target)?);
     let usual = commit::grain_bytes(&nodes, &what.target)?;
-    let grain_bytes = what.granularity_bytes.unwrap_or(usual);
+    let grain_bytes = match what.granularity_bytes {
+        // What is around a part of a cluster would be missing until the target stands on it.
+        Some(bytes) if what.stands_on_source => bytes.max(usual),
+        Some(bytes) => bytes,
+        None => usual,
+    };
     let dirty = DirtyMap::in_grains_of(grain_bytes, source.size_bytes());
     let tracker = Tracker::new(source.clone(), dirty.clone());
     let options = LiveMirrorOptions {

@@ -39,6 +39,8 @@ pub(in crate::daemon) struct Mirroring {
     pub(super) watching: bool,
     /// The target was opened for the job, and goes with it unless somebody uses it then.
     pub(super) owns_target: bool,
+    /// The target stands on the source before users go on with it.
+    pub(super) stands_on_source: bool,
 }
 
 impl Mirroring {
@@ -90,6 +92,9 @@ impl Mirroring {
             // of the source may land there any more.
             self.copier.handle().release();
             if job.completion() == Some(Completion::InForce) {
+                if self.stands_on_source {
+                    nodes.put_over(&self.target, &self.source).await?;
+                }
                 nodes.redirect_to(held, &self.target).await?;
                 self.watching = false;
                 self.job_nodes.keep_open(&self.target);
