@@ -23,6 +23,7 @@ mod reopen;
 mod schema;
 mod scrub;
 mod snapshots;
+mod stalled;
 mod throttle;
 mod transaction;
 mod users;

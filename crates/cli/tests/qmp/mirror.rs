@@ -286,7 +286,11 @@ fn a_client_goes_on_with_an_overlay_that_a_mirror_has_made() {
     // Parts of clusters whose rest is the source's.
     place.io(
         URI,
-        &["write -P 6 20k 512", "write -z 384k 64k", "write -P 7 448k 64k"],
+        &[
+            "write -P 6 20k 512",
+            "write -z 384k 64k",
+            "write -P 7 448k 64k",
+        ],
     );
     daemon.must("job-complete", json!({"id": "j"}));
     daemon.wait("j", "null");

@@ -20,6 +20,7 @@ mod describe;
 mod filters;
 mod named;
 mod names;
+mod owned;
 mod renew;
 mod reopen;
 mod shared;
@@ -472,41 +473,9 @@ impl Nodes {
         self.lock().uses.remove(id);
     }
 
-    /// Closes all nodes, each before those that it stands on.
-    ///
-    /// # Errors
-    /// The first failure. All nodes are closed all the same.
-    pub async fn close(self) -> Result<()> {
-        let mut roots = std::mem::take(&mut self.lock().roots);
-        let mut result = Ok(());
-        while !roots.is_empty() {
-            let next = self.lock().next_to_close(&roots);
-            let name = roots.remove(next);
-            result = result.and(self.close_owned(&name).await);
-        }
-        result
-    }
-
     /// Whether a node has a name that others know too.
     pub(crate) fn is_kept(&self, name: &str) -> bool {
         self.live && !name.starts_with(MADE_UP)
-    }
-
-    /// Closes a node and all that it owns, and forgets them.
-    async fn close_owned(&self, owner: &str) -> Result<()> {
-        let owned = {
-            let mut named = self.lock();
-            named.hand_over(owner);
-            named.take_owned(owner, self.live)
-        };
-        let mut result = Ok(());
-        for kind in owned {
-            result = result.and(match kind {
-                NodeKind::Device(device) => device.close().await,
-                NodeKind::Storage(storage) => storage.close().await,
-            });
-        }
-        result
     }
 }
 
@@ -525,17 +494,6 @@ impl NamedNode {
         uses::check(&kept, others.filter(|one| one.id != kept.id))?;
         self.uses.want(kept.id, kept.wanted);
         Ok(())
-    }
-
-    /// Which of some roots nobody stands on but itself; the last one of these.
-    fn next_to_close(&self, roots: &[String]) -> usize {
-        let is_used = |root: &String| {
-            let mut owned = self.owned(root);
-            owned.any(|node| self.uses.of(node).any(|one| self.is_foreign(one, root)))
-        };
-        let last = roots.len() - 1;
-        let free = roots.iter().rposition(|root| !is_used(root));
-        free.unwrap_or(last)
     }
 
     /// Names in an order in which each node comes before those that it stands on, and otherwise
@@ -568,43 +526,6 @@ impl NamedNode {
             "nodes stand on each other in a circle"
         );
         ordered
-    }
-
-    /// A node and all that it owns.
-    fn owned(&self, owner: &str) -> impl Iterator<Item = &str> {
-        let nodes = self.nodes.iter();
-        nodes.filter_map(move |(name, node)| (node.owner == owner).then_some(name.as_str()))
-    }
-
-    /// Whether a use is that of a node of another owner.
-    fn is_foreign(&self, one: &Use, owner: &str) -> bool {
-        match &one.user {
-            User::Node(user) => self.nodes.get(user).is_none_or(|node| node.owner != owner),
-            _ => false,
-        }
-    }
-
-    /// Takes a node and all that it owns out, itself first, then what stands below it.
-    fn take_owned(&mut self, owner: &str, is_live: bool) -> Vec<NodeKind> {
-        let owned = self.top_down(self.owned(owner).map(str::to_owned).collect());
-        self.uses.remove_owned(owner);
-        let mut taken = Vec::new();
-        for name in owned {
-            let Some(node) = self.nodes.remove(&name) else {
-                continue;
-            };
-            self.shared.forget(&name);
-            // Storages below are closed by what stands on them, if it alone knows them.
-            let is_kept = is_live && !name.starts_with(MADE_UP);
-            let used = node.device.map(NodeKind::Device);
-            match (node.opened.kind, name == owner) {
-                (kind, true) => taken.insert(0, used.unwrap_or(kind)),
-                (NodeKind::Device(device), false) => taken.push(NodeKind::Device(device)),
-                (kind @ NodeKind::Storage(_), false) if is_kept => taken.push(kind),
-                (NodeKind::Storage(_), false) => {}
-            }
-        }
-        taken
     }
 }
 

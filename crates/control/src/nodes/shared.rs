@@ -27,7 +27,7 @@ use crate::flags::OpenFlags;
 use crate::graph::OpenContext;
 use crate::options::Options;
 
-use super::{MADE_UP, NamedNode, Use, User, invalid};
+use super::{MADE_UP, NamedNode, User, invalid};
 
 /// What must be the same for a backing file to be shared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,38 +167,6 @@ impl NamedNode {
             ))),
             _ => Ok(()),
         }
-    }
-
-    /// Gives the nodes of `owner` on which images of others stand to these.
-    pub(super) fn hand_over(&mut self, owner: &str) {
-        while let Some((name, heir)) = self.heir_of_one(owner) {
-            self.uses.own_by(&name, &heir);
-            if let Some(node) = self.nodes.get_mut(&name) {
-                node.owner = heir;
-            }
-        }
-    }
-
-    /// Whether a node goes to another image when the one that owns it is removed.
-    pub(super) fn has_heir(&self, name: &str, owner: &str) -> bool {
-        name != owner
-            && self.uses.of(name).any(|one| match &one.user {
-                User::Node(above) => self.is_foreign(one, owner) || self.has_heir(above, owner),
-                _ => false,
-            })
-    }
-
-    fn heir_of_one(&self, owner: &str) -> Option<(String, String)> {
-        let heir = |one: &Use| match &one.user {
-            User::Node(above) if self.is_foreign(one, owner) => {
-                Some(self.nodes.get(above)?.owner.clone())
-            }
-            _ => None,
-        };
-        let below = self.owned(owner).filter(|name| *name != owner);
-        let mut found =
-            below.filter_map(|name| Some((name.to_owned(), self.uses.of(name).find_map(heir)?)));
-        found.next()
     }
 }
 

@@ -8,7 +8,7 @@ use futures_util::future::select;
 use vellum::{BlockDevice, Result};
 
 use super::copy_before_write::CopyBeforeWrite;
-use super::parallel::{self, CopyOutcome, NextPiece};
+use super::parallel::{self, CopyOutcome, NextPiece, or_given_up, with_grace};
 use crate::copy::{CopyError, Observer, Step};
 use crate::job::{JobCommand, JobControl};
 
@@ -18,8 +18,6 @@ use crate::job::{JobCommand, JobControl};
 pub struct LiveBackup {
     /// The device as it is below the filter.
     pub source: Arc<dyn BlockDevice>,
-    /// Where it is copied to.
-    pub target: Arc<dyn BlockDevice>,
     /// What the users of the source go through from before the job begins.
     pub filter: Arc<CopyBeforeWrite>,
     /// How many pieces are in flight at once.
@@ -95,25 +93,20 @@ impl LiveBackup {
             })
         };
         let copy = |range| self.filter.copy(range);
-        let copied = parallel::run(self.parallel, control, look, copy).await?;
+        let copy = parallel::run(self.parallel, control, look, copy);
+        let copied = with_grace(control, copy).await?;
         self.filter.check()?;
         observer.progress(
             total_bytes.saturating_sub(self.filter.todo_bytes()),
             total_bytes,
         );
-        if copied == CopyOutcome::All {
-            self.flush().await?;
+        if copied == CopyOutcome::GivenUp {
+            return Ok(copied);
         }
-        Ok(copied)
-    }
-
-    async fn flush(&self) -> Result<(), CopyError> {
-        let flushed = self.target.flush().await;
-        flushed.map_err(|cause| CopyError {
-            step: Step::Write,
-            offset_bytes: 0,
-            cause,
-        })
+        match or_given_up(control, self.filter.flush_target()).await {
+            Some(flushed) => flushed.map(|()| CopyOutcome::All),
+            None => Ok(CopyOutcome::GivenUp),
+        }
     }
 
     /// Whether old bytes are lost: it never succeeds then.
@@ -149,8 +142,7 @@ impl LiveBackup {
             Ok(NextPiece::Nothing)
         };
         let copy = |range| self.filter.copy(range);
-        parallel::run(self.parallel, control, look, copy)
-            .await
-            .map(drop)
+        let copy = parallel::run(self.parallel, control, look, copy);
+        with_grace(control, copy).await.map(drop)
     }
 }

@@ -27,7 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, pending, select};
+use vellum::nodes::nothing;
 use vellum::{
     BlockDevice, Buffer, Error, ErrorKind, Io, Preallocation, RequestFlags, Result, ZeroRequest,
     delegate,
@@ -39,6 +40,7 @@ use self::core::{Broken, Core};
 use self::snapshot::{SnapshotAccess, SnapshotView};
 use super::bits::Bits;
 use super::dirty::DirtyMap;
+use super::parallel::GRACE;
 use crate::copy::{CopyError, Step};
 
 /// A device, what it showed when this was made being kept in a target.
@@ -191,12 +193,45 @@ impl CopyBeforeWrite {
         }
     }
 
-    /// Copies nothing any more: users write as without it.
-    pub fn end(&self) {
+    /// Copies nothing any more: users write as without it, those too who wait for copies. Returns
+    /// the ranges that the target lacks.
+    pub fn end(&self) -> Vec<Range<u64>> {
+        let left = self.todo();
         let grains = self.core.grain_count();
         let mut state = self.core.lock();
         state.todo = Bits::none(grains);
         state.kept = Bits::none(grains);
+        state.is_over = true;
+        drop(state);
+        self.core.changed.notify(usize::MAX);
+        left
+    }
+
+    /// Waits, after the end, until none of its requests touches the source any more, and a moment
+    /// for those on their way to the target. Whether there are none; otherwise
+    /// [`CopyBeforeWrite::left_target`] waits for them.
+    pub async fn left(&self) -> bool {
+        if let Ok(nothing) = nothing() {
+            self.core.view.drain().await.set(nothing);
+        }
+        let left = pin!(self.left_target());
+        matches!(select(left, pin!(sleep(GRACE))).await, Either::Left(_))
+    }
+
+    /// Waits, after the end, until no request is on its way to the target.
+    pub async fn left_target(&self) {
+        if let Ok(nothing) = nothing() {
+            self.core.target.drain().await.set(nothing);
+        }
+    }
+
+    pub(super) async fn flush_target(&self) -> Result<(), CopyError> {
+        let flushed = self.core.target.flush().await;
+        flushed.map_err(|cause| CopyError {
+            step: Step::Write,
+            offset_bytes: 0,
+            cause,
+        })
     }
 
     /// What the target lacks, in bytes.
@@ -288,18 +323,25 @@ impl CopyBeforeWrite {
     }
 }
 
-/// Has old bytes safe, within the time that there is for that.
+/// Has old bytes safe, within the time that there is for that and as long as somebody wants them.
 async fn secure_in_time(core: &Arc<Core>, grains: Range<u64>) -> Result<()> {
     const ETIMEDOUT: i32 = 110;
-    let Some(timeout) = core.timeout else {
-        let secured = core.clone().secure(grains).await;
-        return secured.map_err(|error| error.cause);
+    let timeout = async {
+        match core.timeout {
+            Some(timeout) => sleep(timeout).await,
+            None => pending().await,
+        }
     };
+    let (over, timeout) = (pin!(core.over()), pin!(timeout));
+    let given_up = select(over, timeout);
     // What has begun goes on: others may wait for it.
     let secured = spawn(core.clone().secure(grains));
-    match select(pin!(secured), pin!(sleep(timeout))).await {
+    match select(secured, given_up).await {
         Either::Left((secured, _)) => secured.map_err(|error| error.cause),
-        Either::Right(_) => Err(Error::from_errno("copy before write", ETIMEDOUT)),
+        Either::Right((Either::Left(_), _)) => Ok(()),
+        Either::Right((Either::Right(_), _)) => {
+            Err(Error::from_errno("copy before write", ETIMEDOUT))
+        }
     }
 }
 

@@ -13,9 +13,9 @@ use vellum_storage::mutants::{self, Mutant};
 
 use super::dirty::DirtyMap;
 use super::mirror::{Mirror, Pace};
-use super::parallel::{self, CopyOutcome, NextPiece};
+use super::parallel::{self, CopyOutcome, GRACE, NextPiece, or_given_up, with_grace};
 use crate::copy::{CopyError, Step};
-use crate::job::{JobCommand, JobControl};
+use crate::job::JobControl;
 use crate::scan::Content;
 use crate::scope::look_above;
 
@@ -25,8 +25,6 @@ const SHORT_ROUND_BYTES: u64 = 4 << 20;
 /// So many rounds are made beside users who go on at full speed; then they wait for copies
 /// of what they write.
 const MAX_ROUNDS: u32 = 8;
-/// So long does a job that is given up wait for what it has begun.
-const GRACE: Duration = Duration::from_millis(300);
 /// Bytes that are zeroed at once.
 const ZEROED_BYTES: u64 = 256 << 20;
 
@@ -372,28 +370,7 @@ impl LiveMirror {
         let number = self.mirror.next_round();
         let bring = |range| self.mirror.bring(range, number);
         let round = parallel::run(self.options.parallel, control, look, bring);
-        let out_of_patience = async {
-            given_up(control).await;
-            sleep(GRACE).await;
-        };
-        match select(pin!(round), pin!(out_of_patience)).await {
-            Either::Left((copied, _)) => copied,
-            Either::Right(_) => Ok(CopyOutcome::GivenUp),
-        }
-    }
-}
-
-async fn given_up(control: &JobControl) {
-    control
-        .wait_until(|command| command == JobCommand::Cancel)
-        .await;
-}
-
-/// Waits for something unless the job is given up. What was begun goes on.
-async fn or_given_up<T: 'static>(control: &JobControl, work: impl Future<Output = T>) -> Option<T> {
-    match select(pin!(work), pin!(given_up(control))).await {
-        Either::Left((done, _)) => Some(done),
-        Either::Right(_) => None,
+        with_grace(control, round).await
     }
 }
 
@@ -403,6 +380,7 @@ mod tests {
     use vellum_io::spawn;
 
     use super::*;
+    use crate::job::JobCommand;
     use crate::live::blocked_device::BlockedDevice;
 
     async fn some_turns() {

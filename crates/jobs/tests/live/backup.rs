@@ -106,7 +106,6 @@ impl Begun {
         Begun {
             backup: LiveBackup {
                 source,
-                target: slow_target,
                 filter,
                 parallel: 4,
             },
@@ -367,7 +366,6 @@ fn a_target_that_fails_for_a_while_costs_neither_guests_nor_the_backup() {
         let filter = CopyBeforeWrite::new(source.clone(), target.clone(), options);
         let backup = LiveBackup {
             source: source.clone(),
-            target: target.clone(),
             filter: filter.clone(),
             parallel: 4,
         };
@@ -410,7 +408,6 @@ fn a_fleece_without_room_ends_the_backup_where_guests_are_not_to_wait() {
         fill(&*filter, 2).await;
         let backup = LiveBackup {
             source,
-            target,
             filter,
             parallel: 4,
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::node_bitmap::NodeBitmap;
 use crate::nodes::{Changes, DrainedUsers};
 use vellum::BlockDevice;
+use vellum_io::spawn;
 use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{
     CopyBeforeWrite, CopyBeforeWriteOptions, CopyOutcome, DirtyMap, LiveBackup,
@@ -117,7 +118,6 @@ impl Backup {
             job_nodes,
             backup: LiveBackup {
                 source,
-                target,
                 filter,
                 parallel: what.parallel.unwrap_or(PARALLEL),
             },
@@ -235,10 +235,10 @@ impl Backup {
         bitmap.map_or(BitmapMode::Never, |bitmap| bitmap.mode)
     }
 
-    /// As [`Backup::settle`], for a backup that is not complete.
-    async fn update_bitmap_of_incomplete(&mut self) -> vellum::Result<()> {
+    /// As [`Backup::conclude`], for a backup that has ended and is not complete: the target lacks
+    /// `left`.
+    async fn update_bitmap_of_incomplete(&mut self, left: Vec<Range<u64>>) -> vellum::Result<()> {
         let _held = self.hold().await?;
-        let left = self.backup.filter.todo();
         self.update_bitmap(left).await
     }
 
@@ -277,14 +277,29 @@ impl Work for Backup {
     }
 
     async fn leave(mut self) {
+        // From here on no user waits for a copy, so holding them up ends.
+        let left = self.backup.filter.end();
         if !self.is_settled && self.mode() == BitmapMode::Always {
             // Otherwise it goes on calling dirty what it did, which is more.
-            let _ = self.update_bitmap_of_incomplete().await;
+            let _ = self.update_bitmap_of_incomplete(left).await;
         }
-        self.backup.filter.end();
         // There is nothing to do about it: the filter lets everything pass.
         let _ = self.let_go().await;
-        drop(self.backup);
+        let filter = self.backup.filter;
+        if self.what.discard_source {
+            // What is discarded must not meet what the next user writes.
+            filter.left_target().await;
+        }
+        if !filter.left().await {
+            let rest = self.job_nodes.leave_all_but(&self.what.target);
+            drop(spawn(async move {
+                filter.left_target().await;
+                drop(filter);
+                rest.leave_uses();
+            }));
+            return;
+        }
+        drop(filter);
         self.job_nodes.leave().await;
         if self.what.owns_target {
             // It is used, or closed well enough: nobody is told of either.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use event_listener::Event;
 use parking_lot::{Mutex, MutexGuard};
+use vellum::nodes::Link;
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, Extent, RequestFlags, Result, ZeroRequest};
 
 use super::fleece::Fleece;
@@ -25,7 +26,9 @@ const EACCES: i32 = 13;
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) source: Arc<dyn BlockDevice>,
-    pub(super) target: Arc<dyn BlockDevice>,
+    /// The source, for copies.
+    pub(super) view: Arc<Link>,
+    pub(super) target: Arc<Link>,
     pub(super) size_bytes: u64,
     pub(super) grain_bytes: u64,
     compress: bool,
@@ -56,6 +59,8 @@ pub(super) struct State {
     reads: Vec<Range<u64>>,
     /// Grains that nobody may see as they were.
     pub(super) hidden: Option<Bits>,
+    /// Nobody wants old bytes any more.
+    pub(super) is_over: bool,
     /// Why what the source showed is not known any more.
     pub(super) broken: Option<Broken>,
     /// Grains that the target lacked then.
@@ -166,8 +171,9 @@ impl Core {
         (0..grains).for_each(|grain| todo.set(grain));
         let fleece = options.fleece.filter(|_| grain_bytes <= 4 * PIECE_BYTES);
         Core {
+            view: Link::new(source.clone()),
             source,
-            target,
+            target: Link::new(target),
             size_bytes,
             grain_bytes,
             compress: options.compress,
@@ -183,6 +189,7 @@ impl Core {
                 claims: Vec::new(),
                 reads: Vec::new(),
                 hidden: None,
+                is_over: false,
                 broken: None,
                 lost: None,
             }),
@@ -295,6 +302,17 @@ impl Core {
         self.changed.notify(usize::MAX);
     }
 
+    /// Waits until nobody wants old bytes any more.
+    pub(super) async fn over(&self) {
+        loop {
+            let changed = self.changed.listen();
+            if self.lock().is_over {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// How much of a range is read at once, and whether that is zeroes.
     fn step(&self, extent: &Extent, rest_bytes: u64) -> (u64, bool) {
         let len_bytes = match self.compress {
@@ -392,7 +410,7 @@ impl Core {
     async fn copy(&self, range: Range<u64>) -> Result<(), CopyError> {
         let mut at = range.start;
         while at < range.end {
-            let piece = self.read_piece(&*self.source, at..range.end).await?;
+            let piece = self.read_piece(&*self.view, at..range.end).await?;
             let written = match piece.data {
                 Some(data) => self.write_data(at, data).await,
                 None => self.write_zeroes(&piece).await,
@@ -412,7 +430,7 @@ impl Core {
         if self.discard_source.load(Ordering::Relaxed) {
             // It is a hint: what stays takes only space.
             let len_bytes = range.end - range.start;
-            let _ = self.source.discard(range.start, len_bytes).await;
+            let _ = self.view.discard(range.start, len_bytes).await;
         }
     }
 

@@ -64,7 +64,7 @@ impl Fleece {
             }
             return false;
         }
-        let kept = match core.read_all(&*core.source, core.bytes(grains)).await {
+        let kept = match core.read_all(&*core.view, core.bytes(grains)).await {
             Ok(pieces) => self.put(&pieces).await.is_ok(),
             // Whoever copies it straight to the target tells of it.
             Err(_) => false,
@@ -139,7 +139,7 @@ impl Fleece {
     async fn send_from_source(&self, core: &Arc<Core>, claim: CopyGuard) -> Result<(), CopyError> {
         let grains = claim.grains.clone();
         let range = core.bytes(&grains);
-        let pieces = core.read_all(&*core.source, range.clone()).await?;
+        let pieces = core.read_all(&*core.view, range.clone()).await?;
         {
             let mut state = core.lock();
             if state.broken.is_none() {

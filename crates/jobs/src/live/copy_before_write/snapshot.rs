@@ -63,7 +63,7 @@ pub(super) struct SnapshotAccess(pub(super) Arc<Core>);
 
 impl Core {
     /// Where a run of old bytes lies, and where it ends; whoever asks keeps it from changing.
-    fn place(&self, at: u64, end: u64) -> vellum::Result<(&Arc<dyn BlockDevice>, u64)> {
+    fn place(&self, at: u64, end: u64) -> vellum::Result<(&dyn BlockDevice, u64)> {
         let grains = self.grains(at, end - at);
         let state = self.lock();
         if state.broken.is_some() {
@@ -79,9 +79,9 @@ impl Core {
             }
         }
         drop(state);
-        let device = match is_todo {
-            true => &self.source,
-            false => &self.target,
+        let device: &dyn BlockDevice = match is_todo {
+            true => &*self.source,
+            false => &*self.target,
         };
         Ok((device, self.bytes(&run).end.min(end)))
     }

@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_listener::Event;
+use futures_util::FutureExt;
 use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
@@ -9,6 +10,7 @@ use vellum_io::lane::{block_on, yield_now};
 use vellum_storage::{MemStorage, Storage};
 
 use super::*;
+use crate::live::blocked_device::BlockedDevice;
 
 const SIZE_BYTES: u64 = 256 << 10;
 
@@ -112,5 +114,32 @@ fn a_question_about_all_of_a_disk_does_not_hold_up_writers_of_all_of_it() {
         write.await.expect("a write beside the question");
         below.answer();
         assert!(asked.await.expect("an answer").len_bytes < 512 << 20);
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_target_that_does_not_answer_once_it_is_over() {
+    block_on(async {
+        let (source, target) = (BlockedDevice::new(1, true), BlockedDevice::new(2, false));
+        let keeping = CopyBeforeWriteOptions::new(4096, DirtyMap::new(4096));
+        let filter = CopyBeforeWrite::new(source.clone(), target.clone(), keeping);
+        let twos = Buffer::copy_of(&[2; 512]);
+        let mut write = filter.write(0, twos, RequestFlags::default());
+        for _ in 0..50 {
+            yield_now().await;
+            assert!(
+                (&mut write).now_or_never().is_none(),
+                "old bytes are safe nowhere"
+            );
+        }
+        assert_eq!(filter.end(), [0..4096], "the target has nothing yet");
+        write.await.expect("a write");
+        assert!(!filter.left().await, "a write may land at any time");
+        let mut left = Box::pin(filter.left_target());
+        assert!(left.as_mut().now_or_never().is_none());
+        target.open();
+        left.await;
+        assert_eq!(target.first_byte().await, 1, "what the source showed");
+        assert_eq!(source.first_byte().await, 2);
     });
 }

@@ -1,0 +1,127 @@
+//! Which node belongs to which: the one that was asked for owns those that were made with it, and
+//! they are closed with it.
+//!
+//! Invariants:
+//! - A node is closed after those that stand on it.
+//! - A node that images of others stand on goes to one of these when its owner is closed.
+
+use vellum::Result;
+
+use super::{MADE_UP, NamedNode, Nodes, Use, User};
+use crate::graph::NodeKind;
+
+impl Nodes {
+    /// Closes all nodes, each before those that it stands on.
+    ///
+    /// # Errors
+    /// The first failure. All nodes are closed all the same.
+    pub async fn close(self) -> Result<()> {
+        let mut roots = std::mem::take(&mut self.lock().roots);
+        let mut result = Ok(());
+        while !roots.is_empty() {
+            let next = self.lock().next_to_close(&roots);
+            let name = roots.remove(next);
+            result = result.and(self.close_owned(&name).await);
+        }
+        result
+    }
+
+    /// Closes a node and all that it owns, and forgets them.
+    pub(super) async fn close_owned(&self, owner: &str) -> Result<()> {
+        let owned = {
+            let mut named = self.lock();
+            named.hand_over(owner);
+            named.take_owned(owner, self.live)
+        };
+        let mut result = Ok(());
+        for kind in owned {
+            result = result.and(match kind {
+                NodeKind::Device(device) => device.close().await,
+                NodeKind::Storage(storage) => storage.close().await,
+            });
+        }
+        result
+    }
+}
+
+impl NamedNode {
+    /// Which of some roots nobody stands on but itself; the last one of these.
+    fn next_to_close(&self, roots: &[String]) -> usize {
+        let is_used = |root: &String| {
+            let mut owned = self.owned(root);
+            owned.any(|node| self.uses.of(node).any(|one| self.is_foreign(one, root)))
+        };
+        let last = roots.len() - 1;
+        let free = roots.iter().rposition(|root| !is_used(root));
+        free.unwrap_or(last)
+    }
+
+    /// A node and all that it owns.
+    pub(super) fn owned(&self, owner: &str) -> impl Iterator<Item = &str> {
+        let nodes = self.nodes.iter();
+        nodes.filter_map(move |(name, node)| (node.owner == owner).then_some(name.as_str()))
+    }
+
+    /// Whether a use is that of a node of another owner.
+    pub(super) fn is_foreign(&self, one: &Use, owner: &str) -> bool {
+        match &one.user {
+            User::Node(user) => self.nodes.get(user).is_none_or(|node| node.owner != owner),
+            _ => false,
+        }
+    }
+
+    /// Takes a node and all that it owns out, itself first, then what stands below it.
+    fn take_owned(&mut self, owner: &str, is_live: bool) -> Vec<NodeKind> {
+        let owned = self.top_down(self.owned(owner).map(str::to_owned).collect());
+        self.uses.remove_owned(owner);
+        let mut taken = Vec::new();
+        for name in owned {
+            let Some(node) = self.nodes.remove(&name) else {
+                continue;
+            };
+            self.shared.forget(&name);
+            // Storages below are closed by what stands on them, if it alone knows them.
+            let is_kept = is_live && !name.starts_with(MADE_UP);
+            let used = node.device.map(NodeKind::Device);
+            match (node.opened.kind, name == owner) {
+                (kind, true) => taken.insert(0, used.unwrap_or(kind)),
+                (NodeKind::Device(device), false) => taken.push(NodeKind::Device(device)),
+                (kind @ NodeKind::Storage(_), false) if is_kept => taken.push(kind),
+                (NodeKind::Storage(_), false) => {}
+            }
+        }
+        taken
+    }
+
+    /// Gives the nodes of `owner` on which images of others stand to these.
+    fn hand_over(&mut self, owner: &str) {
+        while let Some((name, heir)) = self.heir_of_one(owner) {
+            self.uses.own_by(&name, &heir);
+            if let Some(node) = self.nodes.get_mut(&name) {
+                node.owner = heir;
+            }
+        }
+    }
+
+    /// Whether a node goes to another image when the one that owns it is removed.
+    pub(super) fn has_heir(&self, name: &str, owner: &str) -> bool {
+        name != owner
+            && self.uses.of(name).any(|one| match &one.user {
+                User::Node(above) => self.is_foreign(one, owner) || self.has_heir(above, owner),
+                _ => false,
+            })
+    }
+
+    fn heir_of_one(&self, owner: &str) -> Option<(String, String)> {
+        let heir = |one: &Use| match &one.user {
+            User::Node(above) if self.is_foreign(one, owner) => {
+                Some(self.nodes.get(above)?.owner.clone())
+            }
+            _ => None,
+        };
+        let below = self.owned(owner).filter(|name| *name != owner);
+        let mut found =
+            below.filter_map(|name| Some((name.to_owned(), self.uses.of(name).find_map(heir)?)));
+        found.next()
+    }
+}
