@@ -306,6 +306,17 @@ pub(crate) async fn child(
     found.ok_or_else(|| missing(key))
 }
 
+/// As [`child`], for a filter under which a node of a format that others know too can be exchanged.
+pub(crate) async fn exchangeable_child(
+    options: &mut Options,
+    key: &str,
+    role: Role,
+    around: &OpenContext,
+) -> Result<OpenedNode> {
+    let found = child(options, key, role, around).await?;
+    around.place.nodes.linked(&around.place, key, found)
+}
+
 /// The refusal of a node without a child that it needs.
 pub(crate) fn missing(key: &str) -> Error {
     invalid(format!("A block device must be specified for \"{key}\""))

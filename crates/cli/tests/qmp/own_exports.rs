@@ -119,7 +119,7 @@ fn jobs_write_to_an_export_of_the_same_daemon() {
         daemon.wait("j", "null");
         end_all(clients);
         // Whoever goes on with its own export ends before that does.
-        daemon.must("block-export-del", json!({"id": "top"}));
+        daemon.must("block-export-del", json!({"id": "top", "mode": "hard"}));
         daemon.must("blockdev-del", json!({"node-name": "far"}));
         daemon.end();
         place.img("check -q o");

@@ -124,7 +124,10 @@ impl Daemon {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => Some(serde_json::from_str(&line).expect("JSON")),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing comes; so far: {:?}", self.events),
+            Err(RecvTimeoutError::Timeout) => {
+                let (answers, events) = (&self.answers, &self.events);
+                panic!("nothing comes; so far: {answers:?}, {events:?}")
+            }
         }
     }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::place::Step::Ask;
-use super::place::{NAME, PATIENCE, Place, Step, same};
+use super::place::Step::{Ask, Io, Wait};
+use super::place::{NAME, PATIENCE, Place, Step, add, qcow2, same};
 
 fn group(id: &str, more: Value) -> Step {
     let mut arguments = json!({"qom-type": "throttle-group", "id": id});
@@ -219,4 +219,65 @@ fn rates_are_those_of_the_real_daemon() {
     let (ours, theirs) = (seconds(false), seconds(true));
     assert!(ours > 1.0, "{ours}");
     assert!((ours / theirs - 1.0).abs() < 0.25, "{ours} {theirs}");
+}
+
+/// As Proxmox has its disks: the limit stands on top, and jobs work below it.
+#[test]
+fn what_stands_below_a_limit_is_managed_alike() {
+    let limited = |file: Value| {
+        let node = json!({
+            "driver": "throttle",
+            "node-name": "limited",
+            "throttle-group": "g",
+            "file": file,
+        });
+        Ask("blockdev-add", node)
+    };
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "limited", "name": "e", "writable": true});
+    let job = |command, id, arguments: Value| {
+        let mut all = json!({"job-id": id});
+        for (key, value) in arguments.as_object().expect("members") {
+            all[key] = value.clone();
+        }
+        Ask(command, all)
+    };
+    let reads: &[&str] = &[
+        "read -P 5 0 64k",
+        "read -P 2 64k 128k",
+        "read -P 3 192k 192k",
+        "read -P 6 512k 64k",
+    ];
+    let socket = json!({"addr": {"type": "unix", "data": {"path": "sock"}}});
+    same(
+        &[],
+        &[
+            group("g", json!({})),
+            Ask("nbd-server-start", socket),
+            add("base", "b", json!(null)),
+            limited(qcow2("top", "m", json!("base"))),
+            Ask("block-export-add", export),
+            Io("e", &["write -P 5 0 64k"]),
+            job("block-stream", "stream", json!({"device": "top"})),
+            Wait("stream", "null"),
+            Io("e", &["write -P 6 512k 64k", "read -P 5 0 64k"]),
+            add("over", "o", json!(null)),
+            Ask(
+                "blockdev-snapshot",
+                json!({"node": "top", "overlay": "over"}),
+            ),
+            Io("e", reads),
+            Io("e", &["write -P 7 768k 64k"]),
+            job(
+                "block-commit",
+                "commit",
+                json!({"device": "limited", "base-node": "top"}),
+            ),
+            Wait("commit", "ready"),
+            Ask("job-complete", json!({"id": "commit"})),
+            Wait("commit", "null"),
+            Io("e", &["read -P 7 768k 64k"]),
+            Io("e", reads),
+        ],
+    );
 }

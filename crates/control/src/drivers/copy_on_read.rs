@@ -6,7 +6,7 @@ use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
 
 use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
+use crate::graph::{OpenContext, OpenedNode, Role, exchangeable_child, invalid, refuse_unknown};
 use crate::options::Options;
 
 pub(super) async fn open(
@@ -14,7 +14,7 @@ pub(super) async fn open(
     _common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
-    let file = child(&mut options, "file", Role::Protocol, &around).await?;
+    let file = exchangeable_child(&mut options, "file", Role::Protocol, &around).await?;
     let bottom = options.take_text("bottom")?;
     refuse_unknown(&options, "copy-on-read")?;
     if !file.writable {

@@ -6,7 +6,7 @@ use vellum::Result;
 use vellum_storage::nodes::throttle::ThrottleStorage;
 
 use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
+use crate::graph::{OpenContext, OpenedNode, Role, exchangeable_child, invalid, refuse_unknown};
 use crate::options::Options;
 use crate::throttle_groups;
 
@@ -16,7 +16,7 @@ pub(super) async fn open(
     around: OpenContext,
 ) -> Result<OpenedNode> {
     let name = options.take_text("throttle-group")?;
-    let file = child(&mut options, "file", Role::Protocol, &around).await?;
+    let file = exchangeable_child(&mut options, "file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "throttle")?;
     let Some(name) = name else {
         // The monitor looks at the options before the driver does.

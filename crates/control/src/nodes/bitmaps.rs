@@ -103,6 +103,19 @@ impl Nodes {
         shown.is_some_and(|shown| shown.iter().any(|other| other == name))
     }
 
+    /// The node that a filter shows, whatever filters are between; one that is no filter is itself.
+    pub fn skip_filters(&self, name: &str) -> String {
+        let named = self.lock();
+        let mut shown = name;
+        while let Some(node) = named.nodes.get(shown)
+            && FILTERS.contains(&node.opened.driver)
+            && let Some(below) = named.uses.by_as(shown, "file")
+        {
+            shown = &below.node;
+        }
+        shown.to_owned()
+    }
+
     /// The node that another one shows: its backing file, or what a filter stands on.
     pub(crate) fn shown_below(&self, name: &str) -> Option<String> {
         let named = self.lock();

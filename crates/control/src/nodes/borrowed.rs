@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Io};
+use vellum::nodes::Link;
+use vellum::{BlockDevice, Io, Result};
 use vellum_storage::Storage;
 
+use super::Nodes;
 use crate::graph::{NodeKind, OpenedNode};
+use crate::open::Ancestry;
 
 /// A storage that is closed by its node alone.
 #[derive(Debug)]
@@ -47,6 +50,34 @@ impl BlockDevice for BorrowedDevice {
             true => Io::ready(Ok(())),
             false => self.0.flush(),
         }
+    }
+}
+
+impl Nodes {
+    /// What the node at `place` stands on as `role`: behind a link if it is of a format and others
+    /// know it too, so that it can be exchanged.
+    pub(crate) fn linked(
+        &self,
+        place: &Ancestry,
+        role: &str,
+        node: OpenedNode,
+    ) -> Result<OpenedNode> {
+        let above = place.parent.as_deref().filter(|_| self.live);
+        let mut named = self.lock();
+        let Some(used) = above.and_then(|above| named.uses.by_as(above, role)) else {
+            return Ok(node);
+        };
+        let (id, name) = (used.id, used.node.clone());
+        let (true, NodeKind::Device(_), Some(below)) =
+            (self.is_kept(&name), &node.kind, named.nodes.get_mut(&name))
+        else {
+            return Ok(node);
+        };
+        let device = below.device()?;
+        let link = Link::new(below.front.clone().unwrap_or(device));
+        named.uses.go_through(id, link.clone());
+        let kind = NodeKind::Device(link);
+        Ok(OpenedNode { kind, ..node }.borrowed())
     }
 }
 

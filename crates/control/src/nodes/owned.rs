@@ -47,10 +47,8 @@ impl Nodes {
 impl NamedNode {
     /// Which of some roots nobody stands on but itself; the last one of these.
     fn next_to_close(&self, roots: &[String]) -> usize {
-        let is_used = |root: &String| {
-            let mut owned = self.owned(root);
-            owned.any(|node| self.uses.of(node).any(|one| self.is_foreign(one, root)))
-        };
+        // What stands on other nodes of a root gets these.
+        let is_used = |root: &String| self.uses.of(root).any(|one| self.is_foreign(one, root));
         let last = roots.len() - 1;
         let free = roots.iter().rposition(|root| !is_used(root));
         free.unwrap_or(last)

@@ -260,6 +260,13 @@ impl Uses {
         }
     }
 
+    /// Has a use go through a link.
+    pub(super) fn go_through(&mut self, id: u64, link: Arc<Link>) {
+        if let Some(one) = self.by_id.get_mut(&id) {
+            one.link = Some(link);
+        }
+    }
+
     /// Gives what a node makes use of to another owner.
     pub(super) fn own_by(&mut self, node: &str, owner: &str) {
         for id in self.by.get(node).into_iter().flatten() {

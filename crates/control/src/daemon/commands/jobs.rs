@@ -191,7 +191,7 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         return Err(no_device(&device));
     }
     check_root(nodes, &device)?;
-    let chain = nodes.chain(&device);
+    let chain = nodes.chain(&nodes.skip_filters(&device));
     let (top_at, base_at) = range.find(nodes, &chain)?;
     if top_at == 0 && backing_file.is_some() {
         return Err(Failure::new(
@@ -231,6 +231,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     if !nodes.contains(&device) {
         return Err(unknown(&device).into());
     }
+    let device = nodes.skip_filters(&device);
     let chain = nodes.chain(&device);
     let base_at = base.find(nodes, &chain)?;
     let base = chain.get(base_at).cloned();
