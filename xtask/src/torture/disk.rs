@@ -49,6 +49,8 @@ pub struct Disk {
     pub files: u64,
     /// Where changes of the top's file are recorded. Then nothing may exchange the top.
     pub log: Option<String>,
+    /// Over which file the disk appears as one, too.
+    pub mountpoint: Option<PathBuf>,
 }
 
 impl Layer {
@@ -86,6 +88,7 @@ impl Disk {
             old_size_bytes: None,
             files: 0,
             log: None,
+            mountpoint: None,
         };
         let size_bytes = (model.granules() * GRANULE_BYTES) as u64;
         if random.chance(60) {

@@ -34,6 +34,8 @@ pub struct Load<'a> {
     pub returns: bool,
     /// Requests that were answered.
     pub answered: AtomicU64,
+    /// Those of them that went through a file.
+    pub answered_by_file: AtomicU64,
     /// What went wrong first.
     pub failure: Mutex<Option<String>>,
 }
@@ -51,7 +53,8 @@ impl Load<'_> {
         failure.get_or_insert(what);
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether the server is dead, or about to be.
+    pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
@@ -223,7 +226,7 @@ impl Load<'_> {
     }
 
     /// Where the next request goes: much of it to one place, mostly aligned somehow.
-    fn range(&self, random: &mut Random, hot: u64, size_bytes: u64) -> std::ops::Range<usize> {
+    pub fn range(&self, random: &mut Random, hot: u64, size_bytes: u64) -> std::ops::Range<usize> {
         let all = (size_bytes / GRANULE_BYTES as u64).min(self.model.granules() as u64);
         let near = random.chance(60);
         let start = match near {

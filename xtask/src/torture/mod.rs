@@ -15,6 +15,7 @@
 
 mod changes;
 mod disk;
+mod file;
 mod load;
 mod model;
 mod monitor;
@@ -71,6 +72,7 @@ struct Tally {
     passed: AtomicU64,
     failed: AtomicU64,
     answered: AtomicU64,
+    answered_by_file: AtomicU64,
     flushes: AtomicU64,
     changes: AtomicU64,
     backups: AtomicU64,
@@ -170,12 +172,13 @@ impl Tally {
     fn shown(&self, started: Instant) -> String {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         format!(
-            "{} kills in {} s, {} failed; {} requests, {} flushes, {} commands to monitors, \
+            "{} kills in {} s, {} failed; {} requests ({} through files), {} flushes, {} commands to monitors, \
              {} backups compared, {} power cuts",
             get(&self.passed) + get(&self.failed),
             started.elapsed().as_secs(),
             get(&self.failed),
             get(&self.answered),
+            get(&self.answered_by_file),
             get(&self.flushes),
             get(&self.changes),
             get(&self.backups),
@@ -273,6 +276,7 @@ impl Worker<'_> {
     fn count(&self, report: &Report) {
         let count = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed);
         count(&self.tally.answered, report.answered);
+        count(&self.tally.answered_by_file, report.answered_by_file);
         count(&self.tally.flushes, report.flushes);
         count(&self.tally.changes, report.history.len() as u64);
         count(&self.tally.backups, report.backups);

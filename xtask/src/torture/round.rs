@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::changes::{Backup, Changes, export};
 use super::disk::{Disk, Layer, Programs};
+use super::file;
 use super::load::Load;
 use super::model::{GRANULE_BYTES, Model};
 use super::monitor::Monitor;
@@ -30,6 +31,8 @@ const ANSWERS_LIMIT: Duration = Duration::from_secs(20);
 pub struct Report {
     /// Requests that were answered.
     pub answered: u64,
+    /// Those of them that went through a file.
+    pub answered_by_file: u64,
     /// Flushes that were acknowledged.
     pub flushes: u64,
     /// Changes of the graph, in words.
@@ -49,6 +52,8 @@ pub struct Server {
     child: Child,
     socket: PathBuf,
     log: PathBuf,
+    /// What is mounted over, until it is dead.
+    mountpoint: Option<PathBuf>,
 }
 
 impl Drop for Server {
@@ -56,6 +61,11 @@ impl Drop for Server {
         // It is dead already, unless something failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(mountpoint) = &self.mountpoint {
+            let mut unmount = Command::new("fusermount3");
+            // If it fails, the folder cannot be removed, which says so.
+            let _ = unmount.args(["-u", "-z"]).arg(mountpoint).output();
+        }
     }
 }
 
@@ -67,7 +77,12 @@ impl Server {
             std::fs::remove_file(&socket)?;
         }
         let child = process::spawn_piped(command.stderr(File::create(&log)?).current_dir(folder))?;
-        Ok(Server { child, socket, log })
+        Ok(Server {
+            child,
+            socket,
+            log,
+            mountpoint: None,
+        })
     }
 
     /// Waits until a client may come.
@@ -152,7 +167,15 @@ fn daemon_command(disk: &Disk, programs: &Programs) -> Result<Command> {
             path.display()
         ))
         .arg("--export")
-        .arg(export(&top.node()).to_string())
+        .arg(export(&top.node()).to_string());
+    if let Some(mountpoint) = &disk.mountpoint {
+        let export = json!({
+            "type": "fuse", "id": "file", "node-name": top.node(), "writable": true,
+            "mountpoint": mountpoint,
+        });
+        command.arg("--export").arg(export.to_string());
+    }
+    command
         .args(["--chardev", "stdio,id=m", "--monitor", "m"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
@@ -186,6 +209,7 @@ fn start(
 /// Starts a daemon of the disk, with its monitor.
 pub fn start_daemon(disk: &Disk, programs: &Programs) -> Result<(Server, Option<Monitor>)> {
     let mut server = Server::start(daemon_command(disk, programs)?, &disk.folder)?;
+    server.mountpoint = disk.mountpoint.clone();
     let mut monitor = Monitor::take(&mut server.child)?;
     server.wait()?;
     if monitor.greet().is_err() {
@@ -232,14 +256,21 @@ pub fn torment(
         over: AtomicBool::new(false),
         returns: monitor.is_some(),
         answered: AtomicU64::new(0),
+        answered_by_file: AtomicU64::new(0),
         failure: Mutex::new(None),
     };
     let mut lifetime = life.time;
     let clients = random.between(2, 5);
     let backups = std::thread::scope(|scope| {
-        for _ in 0..clients {
+        for number in 0..clients {
             let random = random.fork();
-            scope.spawn(|| load.run(random));
+            let load = &load;
+            match disk.mountpoint.clone() {
+                Some(mountpoint) if number % 2 == 0 => {
+                    scope.spawn(move || file::run(load, &mountpoint, random))
+                }
+                _ => scope.spawn(move || load.run(random)),
+            };
         }
         let changes = monitor.map(|monitor| {
             let random = random.fork();
@@ -277,6 +308,7 @@ pub fn torment(
         }
     });
     report.answered = load.answered.load(Ordering::Relaxed);
+    report.answered_by_file = load.answered_by_file.load(Ordering::Relaxed);
     report.flushes = model.counts().1;
     report.history.push(format!("killed after {lifetime:?}"));
     report.failure = load.failure.into_inner().unwrap_or_default();

@@ -2,7 +2,8 @@
 //!
 //! The image that a daemon serves lies on a `blklogwrites` node: every change of its file, and
 //! every flush, stands in a log. Clients note how long the log was when something was sent and
-//! when it was acknowledged. Afterwards the power fails at many places of the log: everything
+//! when it was acknowledged. In most rounds some of them use the disk as a file ([`super::file`]).
+//! Afterwards the power fails at many places of the log: everything
 //! before a flush that had ended is there, of the rest any part, torn at sectors. Each image
 //! that is left must be sound (leaks at worst) and hold what clients had been promised when
 //! the log was so long, or what was written later, but not what was sent later than that.
@@ -25,6 +26,8 @@ use log::{Kept, Log, Window};
 
 /// The log's name in the disk's folder.
 const LOG: &str = "log.writes";
+/// The file over which the disk appears, in the same folder.
+const FILE: &str = "file";
 /// Of what no flush has covered, the last changes may be torn.
 const MAY_BE_TORN: usize = 12;
 /// One cut in so many is looked at by QEMU's programs, the others by ours.
@@ -63,6 +66,11 @@ pub fn play(
     drop(File::create(&path)?);
     model.record(File::open(&path)?);
     disk.log = Some(LOG.to_owned());
+    if random.chance(60) {
+        let file = disk.folder.join(FILE);
+        drop(File::create(&file)?);
+        disk.mountpoint = Some(file);
+    }
     let served = round::start_daemon(&disk, programs)?;
     let life = Life {
         time: Duration::from_millis(random.between(50, 300)),
@@ -210,6 +218,7 @@ impl Replay<'_> {
             old_size_bytes: None,
             files: disk.files,
             log: None,
+            mountpoint: None,
         })
     }
 }
