@@ -203,7 +203,11 @@ impl Uses {
     /// # Errors
     /// If it gets in the way of others.
     pub(super) fn add(&mut self, mut new: Use) -> Result<u64> {
-        check(&new, self.of(&new.node))?;
+        let wanted = &new.wanted;
+        // Whoever only reads is in nobody's way, and a backing file has many who do.
+        if (wanted.changes, wanted.keeps) != (Changes::NONE, Changes::NONE) {
+            check(&new, self.of(&new.node))?;
+        }
         new.id = self.next_id;
         self.next_id += 1;
         self.of.entry(new.node.clone()).or_default().insert(new.id);
