@@ -20,6 +20,7 @@
 //! Equal seeds give equal scenarios.
 
 mod bitmaps;
+mod changes;
 mod clients;
 mod files;
 mod fleece;

@@ -10,12 +10,12 @@ use vellum::qcow2::create::CreateOptions;
 
 use super::files::{blank, is_raw};
 use super::setup::{ExpectedFile, GuestDisk, Setup};
-use super::{bitmaps, fleece, mirror, series, sessions};
+use super::{bitmaps, changes, fleece, mirror, series, sessions};
 use crate::failure::{Failure, FailureKind};
 use crate::sparse_bytes::SparseBytes;
 
 /// Layers of a chain at most.
-const MAX_LAYERS: usize = 5;
+pub(super) const MAX_LAYERS: usize = 5;
 
 pub(super) const OVER: &[&str] = &["BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"];
 
@@ -39,7 +39,7 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
         };
         let chain = setup.nodes.chain(&top);
         let deep = chain.len() > 1;
-        match setup.draw(|rng| rng.below(29)) {
+        match setup.draw(|rng| rng.below(37)) {
             0..=4 if chain.len() < MAX_LAYERS => snapshot(&setup, &disk, &top).await,
             0..=6 if deep => active_commit(&setup, &disk, &chain).await,
             7 if chain.len() > 2 => commit(&setup, &disk, &chain).await,
@@ -51,6 +51,7 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
             16..=18 if !is_raw(&top) => series::go_on(&setup, &disk, &top).await,
             21..=24 if !is_raw(&top) => bitmaps::change(&setup, &disk, &top).await,
             25..=28 => mirror::mirror(&setup, &disk, &chain).await,
+            29..=36 => changes::change(&setup, &disk, &chain).await,
             19 | 20 => fleece::fleece(&setup, &disk, &top).await,
             _ => snapshot(&setup, &disk, &top).await,
         }
@@ -65,7 +66,12 @@ pub(super) async fn pause(setup: &Setup) {
 }
 
 /// Makes an image file as long as the disk.
-fn make_image(setup: &Setup, disk: &GuestDisk, name: &str, backing: Option<&str>) -> bool {
+pub(super) fn make_image(
+    setup: &Setup,
+    disk: &GuestDisk,
+    name: &str,
+    backing: Option<&str>,
+) -> bool {
     let format = |backing| if is_raw(backing) { "raw" } else { "qcow2" };
     let made = blank(
         CreateOptions::default()
@@ -85,7 +91,7 @@ fn make_image(setup: &Setup, disk: &GuestDisk, name: &str, backing: Option<&str>
 }
 
 /// A node of an image, which stands on what the image says.
-fn node_of(setup: &Setup, name: &str) -> Value {
+pub(super) fn node_of(setup: &Setup, name: &str) -> Value {
     let mut node = json!({
         "driver": "qcow2",
         "node-name": name,
@@ -306,7 +312,8 @@ pub(super) async fn back_up(
         false => End::Failed,
     };
     let arguments = json!({"node-name": target});
-    if !setup.demand("blockdev-del", arguments).await {
+    // A target that the command has opened it closes too.
+    if command != "drive-backup" && !setup.demand("blockdev-del", arguments).await {
         return End::Failed;
     }
     if end == End::Done {
@@ -347,6 +354,9 @@ async fn export_anew(setup: &Setup, disk: &GuestDisk, top: &str) {
     disk.until(|disk| disk.running.get() == 0).await;
     disk.hung_up_on.set(false);
     pause(setup).await;
+    if setup.draw(|rng| rng.chance(1, 2)) {
+        changes::hand_around(setup, top).await;
+    }
     export(setup, disk, top).await;
 }
 

@@ -1,0 +1,126 @@
+//! Changes of nodes that stay where they are: opened anew with other options, with snapshots
+//! inside, with another spelling of what they stand on, inactive for a while; and snapshots and
+//! backups whose files the command opens itself.
+
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+
+use super::files::is_raw;
+use super::monitor::{MAX_LAYERS, back_up, make_image, node_of, pause};
+use super::setup::{GuestDisk, Setup};
+
+/// One of them.
+pub(super) async fn change(setup: &Setup, disk: &Rc<GuestDisk>, chain: &[String]) {
+    let top = &chain[0];
+    match setup.draw(|rng| rng.below(12)) {
+        0..=3 => reopen(setup, chain).await,
+        4..=6 if !is_raw(top) => snapshot_inside(setup, disk, top).await,
+        7 if chain.len() > 1 => name_backing(setup, chain).await,
+        8 | 9 if chain.len() < MAX_LAYERS => snapshot_sync(setup, disk, chain).await,
+        _ => drive_backup(setup, disk, top).await,
+    }
+}
+
+/// Opens nodes of a chain anew: one, or several at one moment.
+async fn reopen(setup: &Setup, chain: &[String]) {
+    let first = setup.draw(|rng| rng.below(chain.len() as u64)) as usize;
+    let count = setup.draw(|rng| rng.between(1, (chain.len() - first) as u64)) as usize;
+    let options: Vec<Value> = (first..first + count)
+        .map(|at| {
+            let mut options = match is_raw(&chain[at]) {
+                true => json!({
+                    "driver": "raw",
+                    "node-name": chain[at],
+                    "file": {"driver": "file", "filename": chain[at]},
+                    "discard": "unmap",
+                }),
+                false => node_of(setup, &chain[at]),
+            };
+            if !is_raw(&chain[at]) {
+                options["backing"] = json!(chain.get(at + 1));
+            }
+            // Nobody writes to what others stand on.
+            if at > 0 && setup.draw(|rng| rng.chance(1, 2)) {
+                options["read-only"] = json!(true);
+            }
+            options
+        })
+        .collect();
+    setup
+        .demand("blockdev-reopen", json!({"options": options}))
+        .await;
+}
+
+/// A snapshot inside the image, which is gone after a while, or stays.
+async fn snapshot_inside(setup: &Setup, disk: &GuestDisk, top: &str) {
+    let name = disk.new_name("s");
+    let arguments = json!({"device": top, "name": name});
+    let taken = setup.demand("blockdev-snapshot-internal-sync", arguments.clone());
+    if !taken.await || setup.draw(|rng| rng.chance(1, 3)) {
+        return;
+    }
+    pause(setup).await;
+    setup
+        .demand("blockdev-snapshot-delete-internal-sync", arguments)
+        .await;
+}
+
+/// Writes once more into a header what the image stands on.
+async fn name_backing(setup: &Setup, chain: &[String]) {
+    let at = setup.draw(|rng| rng.below(chain.len() as u64 - 1)) as usize;
+    let arguments = json!({
+        "device": chain[0],
+        "image-node-name": chain[at],
+        "backing-file": chain[at + 1],
+    });
+    setup.demand("change-backing-file", arguments).await;
+}
+
+/// A snapshot whose file is opened by the command.
+async fn snapshot_sync(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
+    let overlay = disk.new_name("n");
+    if !make_image(setup, disk, &overlay, Some(&chain[0])) {
+        return;
+    }
+    let begun = disk.model.borrow_mut().begin_watch();
+    let arguments = json!({
+        "node-name": chain[0],
+        "snapshot-file": overlay,
+        "snapshot-node-name": overlay,
+        "mode": "existing",
+        "format": "qcow2",
+    });
+    if setup.demand("blockdev-snapshot-sync", arguments).await {
+        disk.keep(chain, begun, "the base of a snapshot");
+    }
+}
+
+/// A backup to a file that the command opens, and closes at the end.
+async fn drive_backup(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
+    let target = disk.new_name("b");
+    if !make_image(setup, disk, &target, None) {
+        return;
+    }
+    let job = disk.new_name("j");
+    let arguments = json!({
+        "job-id": job,
+        "device": top,
+        "target": target,
+        "sync": "full",
+        "mode": "existing",
+        "format": "qcow2",
+    });
+    back_up(setup, disk, (&job, &target), "drive-backup", arguments).await;
+}
+
+/// Has a node that nobody uses be another program's for a while.
+pub(super) async fn hand_around(setup: &Setup, node: &str) {
+    for active in [false, true] {
+        let arguments = json!({"node-name": node, "active": active});
+        if !setup.demand("blockdev-set-active", arguments).await {
+            return;
+        }
+        pause(setup).await;
+    }
+}
