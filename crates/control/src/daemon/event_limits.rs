@@ -25,13 +25,19 @@ pub(super) struct Posted {
 impl Posted {
     /// What tells its place from others, if such events are limited.
     fn place(&self) -> Option<String> {
-        let member = match self.name {
-            "BLOCK_IO_ERROR" => "device",
-            "QUORUM_FAILURE" => "reference",
-            "QUORUM_REPORT_BAD" => "node-name",
+        let members: &[&str] = match self.name {
+            // A node that nobody exports any more has no device.
+            "BLOCK_IO_ERROR" => &["device", "node-name"],
+            "QUORUM_FAILURE" => &["reference"],
+            "QUORUM_REPORT_BAD" => &["node-name"],
             _ => return None,
         };
-        self.data[member].as_str().map(str::to_owned)
+        Some(
+            members
+                .iter()
+                .map(|member| self.data[member].to_string())
+                .collect(),
+        )
     }
 }
 

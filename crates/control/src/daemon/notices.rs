@@ -14,8 +14,10 @@ use event_listener::Event;
 use futures_util::future::select;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use vellum::Error;
 use vellum::nodes::{QuorumOperation, QuorumReport};
 use vellum_export::accounting::{FailedRequest, Operation};
+use vellum_io::error::errno_text;
 use vellum_io::lane;
 
 use super::event_limits::{EventLimits, Posted};
@@ -117,6 +119,17 @@ impl Notices {
         }
     }
 
+    /// Posts that a node went without all that was written to it.
+    pub(super) fn of_loss(&self, node: &str, error: &Error) {
+        let errno = error.errno();
+        let failed = FailedRequest {
+            operation: Operation::Flush,
+            errno,
+            reason: &errno_text(errno),
+        };
+        self.post("BLOCK_IO_ERROR", io_error("", node, &failed));
+    }
+
     fn of_quorum(&self, node: &str, report: QuorumReport) {
         // In sectors, as events have it.
         let place = |range: &Range<u64>| {
@@ -163,24 +176,25 @@ impl Notices {
     ) -> impl Fn(&FailedRequest<'_>) + Send + Sync + 'static {
         let (notices, id, node) = (self.clone(), id.to_owned(), node.to_owned());
         move |failed| {
-            let operation = match failed.operation {
-                Operation::Read => "read",
-                Operation::Write | Operation::Flush | Operation::Discard => "write",
-            };
-            notices.post(
-                "BLOCK_IO_ERROR",
-                json!({
-                    "device": id,
-                    "qom-path": "",
-                    "node-name": node,
-                    "operation": operation,
-                    "action": "report",
-                    "nospace": failed.errno == libc::ENOSPC,
-                    "reason": failed.reason,
-                }),
-            );
+            notices.post("BLOCK_IO_ERROR", io_error(&id, &node, failed));
         }
     }
+}
+
+fn io_error(device: &str, node: &str, failed: &FailedRequest<'_>) -> Value {
+    let operation = match failed.operation {
+        Operation::Read => "read",
+        Operation::Write | Operation::Flush | Operation::Discard => "write",
+    };
+    json!({
+        "device": device,
+        "qom-path": "",
+        "node-name": node,
+        "operation": operation,
+        "action": "report",
+        "nospace": failed.errno == libc::ENOSPC,
+        "reason": failed.reason,
+    })
 }
 
 #[cfg(test)]
