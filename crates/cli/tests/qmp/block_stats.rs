@@ -170,3 +170,35 @@ fn a_request_that_fails_is_an_event() {
     assert_eq!(stats[0]["stats"]["failed_wr_operations"], json!(1));
     daemon.end();
 }
+
+/// It is gone, so its name is free; as in QEMU that is no error of the command.
+#[test]
+fn a_node_that_loses_what_was_written_goes_and_that_is_an_event() {
+    let place = Place::new();
+    let node = json!({
+        "driver": "blkdebug",
+        "node-name": "d",
+        "image": {"driver": "null-co", "size": 1 << 20},
+        "inject-error": [{"event": "none", "iotype": "flush", "errno": 28, "once": false}],
+    });
+    let mut daemon = place.ours(&[]);
+    daemon.must("blockdev-add", node.clone());
+    serve(&mut daemon, "d");
+    let client = std::process::Command::new("qemu-io")
+        .current_dir(place.folder.path())
+        .args(["-f", "raw", "-c", "write 0 4k", CLIENT])
+        .output();
+    client.expect("the program of `cargo xtask setup`");
+    daemon.must("block-export-del", json!({"id": "e"}));
+    daemon.must("blockdev-del", json!({"node-name": "d"}));
+    daemon.must("blockdev-add", node);
+    let (_, events) = daemon.end();
+    let lost = events.iter().find(|event| {
+        event["event"] == json!("BLOCK_IO_ERROR") && event["data"]["device"] == json!("")
+    });
+    let data = &lost.expect("it is told")["data"];
+    assert_eq!(
+        (&data["node-name"], &data["nospace"], &data["operation"]),
+        (&json!("d"), &json!(true), &json!("write"))
+    );
+}

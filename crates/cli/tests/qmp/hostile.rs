@@ -81,6 +81,36 @@ fn others_are_served_whatever_a_client_sends() {
     daemon.end();
 }
 
+/// As deep as QEMU takes them, wherever they end up: as an `id`, and as what an option is.
+#[test]
+fn messages_may_nest_deep() {
+    let place = Place::new();
+    let mut daemon = place.ours(&[]);
+    let lists = "[".repeat(1023) + &"]".repeat(1023);
+    daemon.send(&format!(
+        "{{\"execute\": \"query-jobs\", \"id\": {lists}}}\n"
+    ));
+    // Deeper than the tests' own reader goes.
+    let answer = daemon.lines.recv_timeout(PATIENCE).expect("an answer");
+    assert!(answer.contains(&lists), "{answer}");
+    let objects = "{\"file\": ".repeat(1022) + "1" + &"}".repeat(1022);
+    let add = "\"execute\": \"blockdev-add\", \"arguments\"";
+    for (arguments, complaint) in [
+        (objects, "'driver' is missing"),
+        (
+            format!("{{\"x\": {lists}}}"),
+            "nesting depth limit exceeded",
+        ),
+    ] {
+        daemon.send(&format!("{{{add}: {arguments}}}\n"));
+        let answer = daemon.answer();
+        let text = answer["error"]["desc"].as_str().unwrap_or_default();
+        assert!(text.contains(complaint), "{answer}");
+    }
+    check_served(&mut daemon);
+    daemon.end();
+}
+
 #[test]
 fn a_client_that_reads_nothing_holds_up_nobody() {
     let place = Place::new();

@@ -113,7 +113,7 @@ impl Place {
 pub struct Daemon {
     pub child: Child,
     pub input: Option<ChildStdin>,
-    lines: Receiver<String>,
+    pub lines: Receiver<String>,
     answers: Vec<Value>,
     events: Vec<Value>,
 }

@@ -34,8 +34,13 @@ impl Events {
 
     /// Emits an event to all.
     pub(super) fn emit(&self, name: &str, data: Value) {
+        self.emit_of(name, data, SystemTime::now());
+    }
+
+    /// Emits an event that happened at a time.
+    pub(super) fn emit_of(&self, name: &str, data: Value, time: SystemTime) {
         debug_assert!(schema::has_event(name), "{name} is missing in events.txt");
-        let event = qmp::event(name, data, SystemTime::now());
+        let event = qmp::event(name, data, time);
         for listener in self.0.borrow().iter() {
             listener.hear(&event);
         }

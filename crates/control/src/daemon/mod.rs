@@ -11,6 +11,7 @@
 
 mod chardev;
 mod commands;
+mod event_limits;
 mod events;
 mod export;
 mod inherited;

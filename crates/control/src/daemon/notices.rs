@@ -8,15 +8,19 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Instant, SystemTime};
 
 use event_listener::Event;
+use futures_util::future::select;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use vellum::Error;
 use vellum::nodes::{QuorumOperation, QuorumReport};
 use vellum_export::accounting::{FailedRequest, Operation};
+use vellum_io::error::errno_text;
 use vellum_io::lane;
 
+use super::event_limits::{EventLimits, Posted};
 use super::events::Events;
 use crate::nodes::NodeNotice;
 
@@ -24,12 +28,16 @@ use crate::nodes::NodeNotice;
 const SECTOR_BYTES: u64 = 512;
 /// So many events wait at most.
 const MOST_EVENTS: usize = 1024;
-/// Of the failures of one export one is told in this time, as in QEMU.
-const FAILURE_INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    events: VecDeque<Posted>,
+    limits: EventLimits,
+}
 
 #[derive(Debug, Default)]
 struct Queue {
-    events: Mutex<VecDeque<(&'static str, Value)>>,
+    waiting: Mutex<Waiting>,
     posted: Event,
 }
 
@@ -39,10 +47,15 @@ pub(super) struct Notices(Arc<Queue>);
 
 impl Notices {
     fn post(&self, name: &'static str, data: Value) {
-        let mut events = self.0.events.lock();
-        if events.len() < MOST_EVENTS {
-            events.push_back((name, data));
-            drop(events);
+        let time = SystemTime::now();
+        let mut waiting = self.0.waiting.lock();
+        let event = Posted { name, data, time };
+        let Some(event) = waiting.limits.admit(event, lane::now()) else {
+            return;
+        };
+        if waiting.events.len() < MOST_EVENTS {
+            waiting.events.push_back(event);
+            drop(waiting);
             self.0.posted.notify(usize::MAX);
         }
     }
@@ -51,13 +64,23 @@ impl Notices {
     pub(super) async fn forward(self, events: Events) {
         loop {
             let posted = self.0.posted.listen();
-            loop {
-                let next = self.0.events.lock().pop_front();
-                let Some((name, data)) = next else { break };
-                events.emit(name, data);
+            let (ready, next) = self.take_ready();
+            for Posted { name, data, time } in ready {
+                events.emit_of(name, data, time);
             }
-            posted.await;
+            match next {
+                Some(next) => drop(select(posted, lane::sleep_until(next)).await),
+                None => posted.await,
+            }
         }
+    }
+
+    /// What is to be told now, and when to look again although nothing is posted.
+    fn take_ready(&self) -> (Vec<Posted>, Option<Instant>) {
+        let mut waiting = self.0.waiting.lock();
+        let mut ready: Vec<Posted> = waiting.events.drain(..).collect();
+        ready.extend(waiting.limits.due(lane::now()));
+        (ready, waiting.limits.next())
     }
 
     /// Posts what has happened to a node.
@@ -94,6 +117,17 @@ impl Notices {
                 self.post("BLOCK_IMAGE_CORRUPTED", data);
             }
         }
+    }
+
+    /// Posts that a node went without all that was written to it.
+    pub(super) fn of_loss(&self, node: &str, error: &Error) {
+        let errno = error.errno();
+        let failed = FailedRequest {
+            operation: Operation::Flush,
+            errno,
+            reason: &errno_text(errno),
+        };
+        self.post("BLOCK_IO_ERROR", io_error("", node, &failed));
     }
 
     fn of_quorum(&self, node: &str, report: QuorumReport) {
@@ -141,40 +175,40 @@ impl Notices {
         node: &str,
     ) -> impl Fn(&FailedRequest<'_>) + Send + Sync + 'static {
         let (notices, id, node) = (self.clone(), id.to_owned(), node.to_owned());
-        let last = Mutex::new(None::<Instant>);
         move |failed| {
-            let now = lane::now();
-            let mut last = last.lock();
-            if last.is_some_and(|last| now.saturating_duration_since(last) < FAILURE_INTERVAL) {
-                return;
-            }
-            *last = Some(now);
-            let operation = match failed.operation {
-                Operation::Read => "read",
-                Operation::Write | Operation::Flush | Operation::Discard => "write",
-            };
-            notices.post(
-                "BLOCK_IO_ERROR",
-                json!({
-                    "device": id,
-                    "qom-path": "",
-                    "node-name": node,
-                    "operation": operation,
-                    "action": "report",
-                    "nospace": failed.errno == libc::ENOSPC,
-                    "reason": failed.reason,
-                }),
-            );
+            notices.post("BLOCK_IO_ERROR", io_error(&id, &node, failed));
         }
     }
 }
 
+fn io_error(device: &str, node: &str, failed: &FailedRequest<'_>) -> Value {
+    let operation = match failed.operation {
+        Operation::Read => "read",
+        Operation::Write | Operation::Flush | Operation::Discard => "write",
+    };
+    json!({
+        "device": device,
+        "qom-path": "",
+        "node-name": node,
+        "operation": operation,
+        "action": "report",
+        "nospace": failed.errno == libc::ENOSPC,
+        "reason": failed.reason,
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::cell::RefCell;
+    use std::pin::pin;
+    use std::rc::Rc;
+    use std::time::Duration;
 
-    fn posted(notices: &Notices) -> Vec<(&'static str, Value)> {
-        notices.0.events.lock().drain(..).collect()
+    use super::*;
+    use crate::daemon::events::Listener;
+
+    fn posted(notices: &Notices) -> Vec<Posted> {
+        notices.take_ready().0
     }
 
     #[test]
@@ -188,7 +222,7 @@ mod tests {
         };
         (0..1000).for_each(|_| hear(&failed));
         let events = posted(&notices);
-        let [(name, data)] = &events[..] else {
+        let [Posted { name, data, .. }] = &events[..] else {
             panic!("{events:?}");
         };
         assert_eq!(*name, "BLOCK_IO_ERROR");
@@ -204,5 +238,62 @@ mod tests {
             });
         }
         assert_eq!(posted(&notices).len(), MOST_EVENTS);
+    }
+
+    #[test]
+    fn a_guest_that_reads_on_where_children_differ_floods_nobody() {
+        let notices = Notices::default();
+        for _ in 0..1000 {
+            for child in ["a", "b"] {
+                let report = QuorumReport::Bad {
+                    child: child.to_owned(),
+                    operation: QuorumOperation::Read,
+                    range: 0..512,
+                    error: None,
+                };
+                let node = "q".to_owned();
+                notices.of_node(NodeNotice::Quorum { node, report });
+            }
+        }
+        let events = posted(&notices);
+        let nodes: Vec<_> = events
+            .iter()
+            .map(|event| &event.data["node-name"])
+            .collect();
+        assert_eq!(nodes, ["a", "b"]);
+    }
+
+    struct Heard(RefCell<Vec<Value>>);
+
+    impl Listener for Heard {
+        fn hear(&self, event: &Value) {
+            self.0.borrow_mut().push(event["data"]["reference"].clone());
+        }
+    }
+
+    #[test]
+    fn the_last_event_of_a_second_is_told_when_it_is_over() {
+        let heard = Rc::new(Heard(RefCell::default()));
+        let (notices, events) = (Notices::default(), Events::default());
+        events.join(heard.clone());
+        let fail = |node: &str, times: usize| {
+            for _ in 0..times {
+                let report = QuorumReport::Failure { range: 0..512 };
+                let node = node.to_owned();
+                notices.of_node(NodeNotice::Quorum { node, report });
+            }
+        };
+        lane::block_on(async {
+            let forward = pin!(notices.clone().forward(events));
+            let script = pin!(async {
+                fail("q", 1);
+                lane::sleep(Duration::from_millis(50)).await;
+                assert_eq!(*heard.0.borrow(), ["q"]);
+                fail("q", 100);
+                lane::sleep(Duration::from_millis(1500)).await;
+            });
+            select(forward, script).await;
+        });
+        assert_eq!(*heard.0.borrow(), ["q", "q"]);
     }
 }

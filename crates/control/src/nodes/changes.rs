@@ -81,7 +81,8 @@ impl Nodes {
         self.close_owned(name).await
     }
 
-    fn check_removal(&self, name: &str) -> Result<()> {
+    /// Refuses what somebody needs.
+    pub(crate) fn check_removal(&self, name: &str) -> Result<()> {
         let named = self.lock();
         let Some(node) = named.nodes.get(name) else {
             return Err(invalid(format!(

@@ -13,7 +13,7 @@
 mod arguments;
 mod request;
 mod stream;
-mod unique_keys;
+mod value;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
