@@ -6,7 +6,9 @@ use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
 
 use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, exchangeable_child, invalid, refuse_unknown};
+use crate::graph::{
+    OpenContext, OpenedNode, Role, child, exchangeable_child, invalid, refuse_unknown,
+};
 use crate::options::Options;
 
 pub(super) async fn open(
@@ -14,8 +16,12 @@ pub(super) async fn open(
     _common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
-    let file = exchangeable_child(&mut options, "file", Role::Protocol, &around).await?;
     let bottom = options.take_text("bottom")?;
+    let file = match bottom {
+        None => exchangeable_child(&mut options, "file", Role::Protocol, &around).await?,
+        // How deep that lies is found out once.
+        Some(_) => child(&mut options, "file", Role::Protocol, &around).await?,
+    };
     refuse_unknown(&options, "copy-on-read")?;
     if !file.writable {
         // What is read is written, so somebody must be allowed to.

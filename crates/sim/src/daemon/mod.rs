@@ -22,6 +22,7 @@
 mod bitmaps;
 mod changes;
 mod clients;
+mod clones;
 mod files;
 mod fleece;
 mod greedy;

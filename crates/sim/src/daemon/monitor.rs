@@ -10,7 +10,7 @@ use vellum::qcow2::create::CreateOptions;
 
 use super::files::{blank, is_raw};
 use super::setup::{ExpectedFile, GuestDisk, Setup};
-use super::{bitmaps, changes, fleece, mirror, series, sessions};
+use super::{bitmaps, changes, clones, fleece, mirror, series, sessions};
 use crate::failure::{Failure, FailureKind};
 use crate::sparse_bytes::SparseBytes;
 
@@ -39,7 +39,7 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
         };
         let chain = setup.nodes.chain(&top);
         let deep = chain.len() > 1;
-        match setup.draw(|rng| rng.below(37)) {
+        match setup.draw(|rng| rng.below(40)) {
             0..=4 if chain.len() < MAX_LAYERS => snapshot(&setup, &disk, &top).await,
             0..=6 if deep => active_commit(&setup, &disk, &chain).await,
             7 if chain.len() > 2 => commit(&setup, &disk, &chain).await,
@@ -51,6 +51,7 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
             16..=18 if !is_raw(&top) => series::go_on(&setup, &disk, &top).await,
             21..=24 if !is_raw(&top) => bitmaps::change(&setup, &disk, &top).await,
             25..=28 => mirror::mirror(&setup, &disk, &chain).await,
+            37..=39 => clones::clones(&setup, &disk).await,
             29..=36 => changes::change(&setup, &disk, &chain).await,
             19 | 20 => fleece::fleece(&setup, &disk, &top).await,
             _ => snapshot(&setup, &disk, &top).await,
