@@ -80,6 +80,27 @@ fn an_image_stands_on_an_export_of_the_same_daemon() {
 }
 
 #[test]
+fn a_daemon_ends_well_that_is_its_own_client() {
+    let place = Place::new();
+    place.img("create -q -f raw far 8M");
+    let mut daemon = place.ours(SERVER);
+    let far = json!({"driver": "file", "node-name": "file", "filename": "far"});
+    daemon.must("blockdev-add", far);
+    export(&mut daemon, "file");
+    place.img("create -q -f qcow2 nbd+unix:///file?socket=sock 1M");
+    let mut image = qcow2("image", "", json!(null));
+    image["file"] = own_export("file");
+    daemon.must("blockdev-add", image);
+    export(&mut daemon, "image");
+    // What is not flushed yet: it is written, at the latest, when the image is closed.
+    let uri = "nbd+unix:///image?socket=sock";
+    place.io(uri, &["write -P 7 4k 4k"]);
+    daemon.end();
+    place.io("far", &["read -P 7 4k 4k"]);
+    place.must("qemu-img", &["check", "-q", "-f", "qcow2", "far"]);
+}
+
+#[test]
 fn both_ends_of_an_own_export_are_held_at_one_moment() {
     let place = Place::new();
     let mut daemon = on_own_export(&place);

@@ -188,11 +188,25 @@ impl Daemon {
     pub async fn shut_down(&self) -> vellum::Result<()> {
         // What waits for a limit would hold the end up.
         let _lifted = throttle_groups::lift(None);
-        self.parts.lock().await.end_exports().await;
+        // What stands on a server may stand on this one: it is closed while that serves.
+        let (clients, exports) = {
+            let parts = self.parts.lock().await;
+            let server = parts.server.as_ref();
+            let is_own = |name: &str| server.is_some_and(|server| server.may_be(name));
+            let clients = parts.nodes.roots_over("nbd", is_own);
+            let exports = parts.nodes.exports_of(&clients);
+            (clients, exports)
+        };
+        self.parts.lock().await.end_some(exports).await;
+        if clients.is_empty() {
+            self.parts.lock().await.end_exports().await;
+        }
         // They hold the parts when they end.
         self.jobs.cancel_all().await;
-        let parts = self.parts.lock().await;
-        let closed = parts.nodes.clone().close().await;
+        let mut parts = self.parts.lock().await;
+        let closed = parts.nodes.close_some(&clients).await;
+        parts.end_exports().await;
+        let closed = closed.and(parts.nodes.clone().close().await);
         drop(parts);
         self.ended.request();
         closed
@@ -283,19 +297,20 @@ impl DaemonState {
 
     /// Ends all exports, and the server.
     async fn end_exports(&mut self) {
-        for id in self.exports.ids(false) {
+        self.end_some(self.exports.ids(false)).await;
+        self.end_server().await;
+    }
+
+    async fn end_some(&mut self, exports: Vec<String>) {
+        for id in exports {
             // Each is there, as long as nobody else changes anything.
             let _ = self.remove_export(&id, Removal::Hard).await;
         }
-        self.end_server().await;
     }
 
     /// Ends the server and its exports.
     async fn end_server(&mut self) {
-        for id in self.exports.ids(true) {
-            // As above.
-            let _ = self.remove_export(&id, Removal::Hard).await;
-        }
+        self.end_some(self.exports.ids(true)).await;
         if let Some(server) = self.server.take() {
             server.end().await;
         }

@@ -72,6 +72,8 @@ pub struct Server {
     pub(super) exports: Exports,
     /// Several connections may use an export at once.
     pub(super) several: bool,
+    /// The last part of its address: the name of a socket, or a port.
+    place: String,
     state: State,
 }
 
@@ -92,6 +94,7 @@ impl Server {
         Server {
             exports: Exports::default(),
             several: true,
+            place: String::new(),
             state: State::Ended,
         }
     }
@@ -109,6 +112,14 @@ impl Server {
             }
             other => self.state = other,
         }
+    }
+
+    /// Whether what a node is called may be an export of this server.
+    pub(super) fn may_be(&self, name: &str) -> bool {
+        let (address, socket) = name.split_once("socket=").unwrap_or((name, ""));
+        let socket = socket.rsplit('/').next().unwrap_or_default();
+        let port = format!(":{}/", self.place);
+        !self.place.is_empty() && (socket == self.place || address.contains(&port))
     }
 
     /// Ends it; everything that clients have begun is complete on return.
@@ -140,12 +151,13 @@ pub(super) fn listen(
         .map_err(failure)?;
     let mut address = options.take_group("addr");
     refuse_rest(&options)?;
-    let listener = match need(&mut address, "type")?.as_str() {
+    let (listener, place) = match need(&mut address, "type")?.as_str() {
         "unix" => {
             let path = address.take_text("path").map_err(failure)?;
             let path = path.ok_or_else(|| message("Parameter 'addr.path' is missing"))?;
             refuse_rest(&address)?;
-            (environment.listen_unix)(&path)?
+            let place = path.rsplit('/').next().unwrap_or_default();
+            ((environment.listen_unix)(&path)?, place.to_owned())
         }
         "inet" => {
             let mut part = |key: &str| {
@@ -154,7 +166,7 @@ pub(super) fn listen(
             };
             let (name, port) = (part("host")?, part("port")?);
             refuse_rest(&address)?;
-            (environment.listen_tcp)(&name, &port)?
+            ((environment.listen_tcp)(&name, &port)?, port)
         }
         kind @ ("vsock" | "fd") => {
             return Err(message(format!(
@@ -185,6 +197,7 @@ pub(super) fn listen(
     Ok(Server {
         exports: Exports::default(),
         several: max_connections != 1,
+        place,
         state: State::Listening(listener, options),
     })
 }

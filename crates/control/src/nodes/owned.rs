@@ -5,9 +5,11 @@
 //! - A node is closed after those that stand on it.
 //! - A node that images of others stand on goes to one of these when its owner is closed.
 
+use std::collections::BTreeSet;
+
 use vellum::Result;
 
-use super::{MADE_UP, NamedNode, Nodes, Use, User};
+use super::{MADE_UP, NamedNode, Node, Nodes, Use, User};
 use crate::graph::NodeKind;
 
 impl Nodes {
@@ -16,7 +18,27 @@ impl Nodes {
     /// # Errors
     /// The first failure. All nodes are closed all the same.
     pub async fn close(self) -> Result<()> {
-        let mut roots = std::mem::take(&mut self.lock().roots);
+        let roots = std::mem::take(&mut self.lock().roots);
+        self.close_roots(roots).await
+    }
+
+    /// Closes some of the nodes that were asked for, and those made with them.
+    ///
+    /// # Errors
+    /// As [`Nodes::close`].
+    pub async fn close_some(&self, names: &[String]) -> Result<()> {
+        let roots = {
+            let mut named = self.lock();
+            let (roots, kept) = std::mem::take(&mut named.roots)
+                .into_iter()
+                .partition(|root| names.contains(root));
+            named.roots = kept;
+            roots
+        };
+        self.close_roots(roots).await
+    }
+
+    async fn close_roots(&self, mut roots: Vec<String>) -> Result<()> {
         let mut result = Ok(());
         while !roots.is_empty() {
             let next = self.lock().next_to_close(&roots);
@@ -24,6 +46,49 @@ impl Nodes {
             result = result.and(self.close_owned(&name).await);
         }
         result
+    }
+
+    /// The nodes that were asked for and that are of a driver and called as `is_called` says, or
+    /// stand on such, by whatever is between.
+    pub fn roots_over(&self, driver: &str, is_called: impl Fn(&str) -> bool) -> Vec<String> {
+        let named = self.lock();
+        let is_wanted = |(name, node): (&String, &Node)| {
+            let found = node.opened.driver == driver && is_called(&node.opened.name_and_size().0);
+            found.then(|| name.clone())
+        };
+        let mut over: Vec<String> = named.nodes.iter().filter_map(is_wanted).collect();
+        let mut at = 0;
+        while let Some(below) = over.get(at).cloned() {
+            for one in named.uses.of(&below) {
+                if let User::Node(above) = &one.user
+                    && !over.contains(above)
+                {
+                    over.push(above.clone());
+                }
+            }
+            at += 1;
+        }
+        let owner = |name: &String| Some(named.nodes.get(name)?.owner.clone());
+        let owners: BTreeSet<String> = over.iter().filter_map(owner).collect();
+        let roots = named.roots.iter();
+        roots
+            .filter(|root| owners.contains(*root))
+            .cloned()
+            .collect()
+    }
+
+    /// The exports of nodes that some others own.
+    pub fn exports_of(&self, roots: &[String]) -> Vec<String> {
+        let named = self.lock();
+        let is_owned = |node: &str| {
+            let node = named.nodes.get(node);
+            node.is_some_and(|node| roots.contains(&node.owner))
+        };
+        let export = |one: &Use| match &one.user {
+            User::Export(id) if is_owned(&one.node) => Some(id.clone()),
+            _ => None,
+        };
+        named.uses.iter().filter_map(export).collect()
     }
 
     /// Closes a node and all that it owns, and forgets them.
