@@ -193,6 +193,34 @@ fn a_client_goes_on_over_overlays_that_are_made_for_it() {
 }
 
 #[test]
+fn what_is_below_an_overlay_can_be_copied_by_others() {
+    let place = Place::new();
+    let mut daemon = serve(&place);
+    let copied = std::process::Command::new("qemu-img")
+        .current_dir(place.folder.path())
+        .args(["convert", "-O", "raw", "b", "copy"])
+        .output()
+        .expect("qemu-img");
+    assert!(!copied.status.success(), "it is written to");
+    daemon.must("blockdev-add", qcow2("over", "o", json!(null)));
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    let actions = json!([{"type": "blockdev-snapshot", "data": snapshot}]);
+    daemon.must("transaction", json!({"actions": actions}));
+    place.io(DISK, &["write -P 9 0 64k"]);
+    place.img("convert -O raw b copy");
+    place.io("copy", &["read -P 0 0 128k", "read -P 3 128k 256k"]);
+    // Who commits to it may write again.
+    let commit = json!({"device": "over", "job-id": "c"});
+    daemon.must("block-commit", commit);
+    daemon.wait("c", "ready");
+    daemon.must("job-complete", json!({"id": "c"}));
+    daemon.wait("c", "null");
+    place.io(DISK, &["read -P 9 0 64k", "write -P 8 64k 64k"]);
+    daemon.end();
+    place.io("b", &["read -P 9 0 64k", "read -P 8 64k 64k"]);
+}
+
+#[test]
 fn a_snapshot_inside_an_image_has_what_was_written() {
     let place = Place::new();
     let mut daemon = serve(&place);

@@ -103,13 +103,15 @@ impl Nodes {
         shown.is_some_and(|shown| shown.iter().any(|other| other == name))
     }
 
-    /// The node that a filter shows, whatever filters are between; one that is no filter is itself.
+    /// The node that a filter shows, whatever filters are between, as far as these let it be
+    /// exchanged; one that is no filter is itself.
     pub fn skip_filters(&self, name: &str) -> String {
         let named = self.lock();
         let mut shown = name;
         while let Some(node) = named.nodes.get(shown)
             && FILTERS.contains(&node.opened.driver)
             && let Some(below) = named.uses.by_as(shown, "file")
+            && below.link.is_some()
         {
             shown = &below.node;
         }

@@ -408,6 +408,18 @@ impl Nodes {
         self.renew(name, &renewal).await
     }
 
+    /// Opens a node read-only that nobody writes to any more, so that others may read its file. It
+    /// stays writable where that cannot be.
+    pub async fn stop_writing(&self, name: &str) {
+        let is_written = {
+            let named = self.lock();
+            named.uses.of(name).any(|one| one.wanted.changes.content)
+        };
+        if !is_written {
+            let _ = self.set_writable(name, false).await;
+        }
+    }
+
     /// Has an image stand on the node `below`, or on nothing, from now on: in its header,
     /// where that names a backing file, and in the graph. It must show the same there,
     /// durably.

@@ -130,6 +130,11 @@ impl OverlayRequest {
 }
 
 impl MadeOverlay {
+    /// The users stay with the overlay: the node is only read from now on, as in QEMU.
+    pub(super) async fn settle(&self, nodes: &Nodes) {
+        nodes.stop_writing(&self.node).await;
+    }
+
     /// Has the users use the node again, who have written nothing since.
     pub(super) async fn undo(self, nodes: &Nodes) {
         // What cannot be taken back stays: the overlay shows the same.
@@ -193,7 +198,8 @@ pub(super) async fn new_overlay(daemon: Rc<Daemon>, arguments: Arguments) -> Out
 
 async fn carry_out(daemon: &Daemon, request: OverlayRequest) -> Outcome {
     let parts = daemon.parts.lock().await;
-    request.make(&parts.nodes).await?;
+    let made = request.make(&parts.nodes).await?;
+    made.settle(&parts.nodes).await;
     done()
 }
 

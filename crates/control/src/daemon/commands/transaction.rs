@@ -293,8 +293,10 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> O
     }
     // As in QEMU, the last one begins first.
     for it in made.into_iter().rev() {
-        if let CompletedAction::Backup(job, backup) = it {
-            jobs::start(daemon.clone(), job, *backup);
+        match it {
+            CompletedAction::Backup(job, backup) => jobs::start(daemon.clone(), job, *backup),
+            CompletedAction::Overlay(made) => made.settle(nodes).await,
+            CompletedAction::Internal(_) | CompletedAction::Bitmap(_) => {}
         }
     }
     done()

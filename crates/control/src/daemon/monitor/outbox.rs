@@ -1,7 +1,7 @@
 //! What a monitor has to say to its client, until that takes it.
 //!
-//! Invariant: what waits is bounded. Answers are waited for before the next request is
-//! read; a client that takes no events while more and more of them come is given up.
+//! Invariant: what waits is bounded. Beyond some bytes the next request is not carried out before
+//! the client has read; a client that takes no events while more and more of them come is given up.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,6 +12,10 @@ use serde_json::Value;
 
 /// A client that leaves more bytes than this behind does not listen.
 const MAX_WAITING_BYTES: usize = 4 << 20;
+
+/// A client may leave so many bytes behind and go on asking, as scripts do that look at some of the
+/// answers only.
+const MAX_AHEAD_BYTES: usize = 1 << 20;
 
 /// Texts on their way to a client.
 #[derive(Debug)]
@@ -38,17 +42,27 @@ impl Outbox {
         }
     }
 
-    /// Puts a message in.
+    /// Puts an answer in, however long.
+    pub(super) fn answer(&self, message: &Value) {
+        self.put(qmp::text(message, self.pretty));
+    }
+
+    /// Puts an event in.
     pub(super) fn push(&self, message: &Value) {
-        if self.given_up.get() {
-            return;
-        }
         let text = qmp::text(message, self.pretty);
         let waiting_bytes = self.waiting_bytes.get() + text.len();
         if waiting_bytes > MAX_WAITING_BYTES && !self.texts.borrow().is_empty() {
             return self.give_up();
         }
-        self.waiting_bytes.set(waiting_bytes);
+        self.put(text);
+    }
+
+    fn put(&self, text: String) {
+        if self.given_up.get() {
+            return;
+        }
+        self.waiting_bytes
+            .set(self.waiting_bytes.get() + text.len());
         self.texts.borrow_mut().push_back(text);
         self.changed.notify(usize::MAX);
     }
@@ -79,9 +93,18 @@ impl Outbox {
 
     /// Waits until everything is sent, or nothing will be.
     pub(super) async fn drained(&self) {
+        self.at_most(0).await;
+    }
+
+    /// Waits until the client has read enough to ask for more.
+    pub(super) async fn caught_up(&self) {
+        self.at_most(MAX_AHEAD_BYTES).await;
+    }
+
+    async fn at_most(&self, len_bytes: usize) {
         loop {
             let changed = self.changed.listen();
-            if self.given_up.get() || self.waiting_bytes.get() == 0 {
+            if self.given_up.get() || self.waiting_bytes.get() <= len_bytes {
                 return;
             }
             changed.await;
@@ -115,6 +138,7 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use serde_json::json;
     use vellum_io::lane;
 
@@ -134,5 +158,25 @@ mod tests {
         }
         assert!(lane::block_on(outbox.next()).is_none());
         lane::block_on(outbox.lost());
+    }
+
+    #[test]
+    fn a_client_may_leave_some_answers_behind_and_a_long_one() {
+        let outbox = Outbox::new(false);
+        let part = json!("x".repeat(MAX_AHEAD_BYTES / 4));
+        for _ in 0..3 {
+            outbox.answer(&part);
+            lane::block_on(outbox.caught_up());
+        }
+        outbox.answer(&json!("x".repeat(2 * MAX_WAITING_BYTES)));
+        assert_eq!(outbox.caught_up().now_or_never(), None, "that is too much");
+        for _ in 0..3 {
+            let sent = lane::block_on(outbox.next()).expect("nobody was given up");
+            outbox.sent(sent.len());
+        }
+        assert_eq!(outbox.caught_up().now_or_never(), None);
+        let sent = lane::block_on(outbox.next()).expect("the long one");
+        outbox.sent(sent.len());
+        lane::block_on(outbox.drained());
     }
 }

@@ -91,7 +91,8 @@ impl Session {
             while let Some(message) = messages.next_message() {
                 match message {
                     Ok(message) if Request::is_out_of_band(&message) => {
-                        self.dispatch(message).await
+                        self.dispatch(message).await;
+                        self.outbox.caught_up().await;
                     }
                     message => self.put(message).await,
                 }
@@ -124,12 +125,12 @@ impl Session {
                 Some(message) => {
                     match message {
                         Ok(message) => self.dispatch(message).await,
-                        Err(error) => self.outbox.push(&qmp::answer(Err(error), None)),
+                        Err(error) => self.outbox.answer(&qmp::answer(Err(error), None)),
                     }
-                    self.outbox.drained().await;
                     if self.daemon.stop.is_requested() {
-                        return;
+                        return self.outbox.drained().await;
                     }
+                    self.outbox.caught_up().await;
                     self.queue.borrow_mut().pop_front();
                     self.changed.notify(usize::MAX);
                 }
@@ -144,7 +145,7 @@ impl Session {
             Ok(request) => self.carry_out(request).await,
             Err(error) => Err(error),
         };
-        self.outbox.push(&qmp::answer(outcome, id));
+        self.outbox.answer(&qmp::answer(outcome, id));
     }
 
     async fn carry_out(&self, request: Request) -> Outcome {
