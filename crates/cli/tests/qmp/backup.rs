@@ -282,7 +282,7 @@ fn a_target_on_the_disk_itself_shows_it_as_it_was() {
         "qemu-img",
         &["convert", "-f", "raw", "-O", "qcow2", was, "pulled"],
     );
-    daemon.must("block-export-del", json!({"id": "f"}));
+    daemon.must("block-export-del", json!({"id": "f", "mode": "hard"}));
     daemon.must("job-cancel", json!({"id": "j"}));
     daemon.wait("j", "null");
     daemon.must("blockdev-del", json!({"node-name": "to"}));

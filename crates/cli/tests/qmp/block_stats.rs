@@ -189,7 +189,7 @@ fn a_node_that_loses_what_was_written_goes_and_that_is_an_event() {
         .args(["-f", "raw", "-c", "write 0 4k", CLIENT])
         .output();
     client.expect("the program of `cargo xtask setup`");
-    daemon.must("block-export-del", json!({"id": "e"}));
+    daemon.must("block-export-del", json!({"id": "e", "mode": "hard"}));
     daemon.must("blockdev-del", json!({"node-name": "d"}));
     daemon.must("blockdev-add", node);
     let (_, events) = daemon.end();

@@ -249,7 +249,7 @@ fn what_was_copied_may_be_discarded_only_if_nobody_else_writes() {
     let refused = daemon.ask("blockdev-backup", backup.clone());
     let text = refused["error"]["desc"].as_str().expect("a refusal");
     assert!(text.contains("Permission conflict on node 'top'"), "{text}");
-    daemon.must("block-export-del", json!({"id": "e"}));
+    daemon.must("block-export-del", json!({"id": "e", "mode": "hard"}));
     daemon.must("blockdev-backup", backup);
     daemon.wait("j", "null");
     daemon.end();

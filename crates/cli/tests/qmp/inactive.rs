@@ -34,7 +34,7 @@ fn export(more: Value) -> Step {
 }
 
 fn unexport() -> Step {
-    Ask("block-export-del", json!({"id": "e"}))
+    Ask("block-export-del", json!({"id": "e", "mode": "hard"}))
 }
 
 /// Files with names, on them an inactive disk and an active target, and a server.

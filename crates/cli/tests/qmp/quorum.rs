@@ -36,7 +36,7 @@ fn what_most_children_hold_is_shown_and_who_differs_is_an_event() {
     script.extend(serve("q"));
     script.push(Io("x", &["read -P 0 256k 64k", "read -P 0 64k 64k"]));
     script.push(Io("x", &["write -P 9 0 1M", "read -P 9 0 1M", "flush"]));
-    script.push(Ask("block-export-del", json!({"id": "e"})));
+    script.push(Ask("block-export-del", json!({"id": "e", "mode": "hard"})));
     script.push(Ask("blockdev-del", json!({"node-name": "q"})));
     same(&[], &script);
 }
