@@ -120,9 +120,23 @@ pub fn event(name: &str, data: Value, time: SystemTime) -> Value {
     })
 }
 
+/// What nests deeper is written as one line: each level adds to the indentation of all in it, and a
+/// client decides how deep an `id` is. What the daemon has to say is far from it.
+const MAX_PRETTY_DEPTH: usize = 64;
+
+/// Whether a message nests so many levels at most.
+fn is_within(message: &Value, depth: usize) -> bool {
+    let mut inside: Box<dyn Iterator<Item = &Value>> = match message {
+        Value::Array(items) => Box::new(items.iter()),
+        Value::Object(members) => Box::new(members.values()),
+        _ => return true,
+    };
+    depth > 0 && inside.all(|item| is_within(item, depth - 1))
+}
+
 /// A message as it goes to a client: a line, or several of them.
 pub fn text(message: &Value, pretty: bool) -> String {
-    let text = match pretty {
+    let text = match pretty && is_within(message, MAX_PRETTY_DEPTH) {
         true => json::pretty(message),
         false => json::compact(message),
     };
@@ -134,6 +148,17 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_deep_id_makes_no_long_answer() {
+        let nested = |depth: usize| {
+            let wide = json!(vec![0; 1000]);
+            (0..depth).fold(wide, |inside, _| json!([inside]))
+        };
+        let long = |depth| text(&answer(Ok(json!({})), Some(nested(depth))), true).len();
+        assert!(long(1000) < 10_000, "{}", long(1000));
+        assert!(text(&answer(Ok(json!({})), Some(nested(3))), true).contains("\r\n"));
+    }
 
     #[test]
     fn messages_look_like_qemus() {
