@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::backup::{DISK, SERVER};
 use crate::place::Step::{Ask, Wait};
-use crate::place::{Daemon, Place, Step, same};
+use crate::place::{Daemon, Place, Step, same, with};
 
 fn secret(id: &str, data: &str) -> Step {
     Ask(
@@ -49,10 +49,7 @@ fn amend(id: &str, options: Value) -> Step {
 }
 
 fn slots(more: Value) -> Value {
-    let mut encrypt = json!({"format": "luks"});
-    for (key, value) in more.as_object().expect("members") {
-        encrypt[key] = value.clone();
-    }
+    let encrypt = with(json!({"format": "luks"}), more);
     json!({"driver": "qcow2", "encrypt": encrypt})
 }
 

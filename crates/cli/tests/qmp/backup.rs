@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Wait};
-use crate::place::{Daemon, Place, Step, add, qcow2, same};
+use crate::place::{Daemon, Place, Step, add, qcow2, same, with};
 
 fn backup(more: Value) -> Step {
-    let mut arguments = json!({"device": "top", "target": "to", "sync": "full", "job-id": "j"});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
+    let arguments = with(
+        json!({"device": "top", "target": "to", "sync": "full", "job-id": "j"}),
+        more,
+    );
     Ask("blockdev-backup", arguments)
 }
 

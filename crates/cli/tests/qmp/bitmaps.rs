@@ -3,15 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Io, Wait};
-use crate::place::{Place, Step, add, qcow2, same};
+use crate::place::{Place, Step, add, qcow2, same, with};
 
 const SERVER: &[&str] = &["--nbd-server", "addr.type=unix,addr.path=sock"];
 
 fn new(node: &str, name: &str, more: Value) -> Step {
-    let mut arguments = json!({"node": node, "name": name});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
+    let arguments = with(json!({"node": node, "name": name}), more);
     Ask("block-dirty-bitmap-add", arguments)
 }
 
@@ -29,10 +26,10 @@ fn merge(node: &str, target: &str, sources: Value) -> Step {
 }
 
 fn export(node: &str, more: Value) -> Step {
-    let mut arguments = json!({"type": "nbd", "id": node, "node-name": node, "writable": true});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
+    let arguments = with(
+        json!({"type": "nbd", "id": node, "node-name": node, "writable": true}),
+        more,
+    );
     Ask("block-export-add", arguments)
 }
 
@@ -151,10 +148,10 @@ fn bitmaps_follow_the_size_of_their_node_alike() {
 #[test]
 fn backups_by_bitmaps_in_memory_are_made_alike() {
     let backup = |id: &str, more: Value| {
-        let mut arguments = json!({"device": "r", "target": "to", "job-id": id, "bitmap": "a"});
-        for (key, value) in more.as_object().expect("members") {
-            arguments[key] = value.clone();
-        }
+        let arguments = with(
+            json!({"device": "r", "target": "to", "job-id": id, "bitmap": "a"}),
+            more,
+        );
         Ask("blockdev-backup", arguments)
     };
     let size = 65536 * 64;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::place::{Daemon, NAME, Place, same};
+use super::place::{Daemon, NAME, Place, same, with};
 
 use super::place::Step::{self, Ask, Wait};
 
@@ -23,11 +23,10 @@ fn create(options: Value) -> Step {
 
 /// Options of a qcow2 image in the node `f`, and more.
 fn qcow2(more: Value) -> Value {
-    let mut options = json!({"driver": "qcow2", "file": "f", "size": 67_108_864});
-    for (key, value) in more.as_object().expect("members") {
-        options[key] = value.clone();
-    }
-    options
+    with(
+        json!({"driver": "qcow2", "file": "f", "size": 67_108_864}),
+        more,
+    )
 }
 
 /// What creations say that never become a job.

@@ -4,15 +4,7 @@ use serde_json::{Value, json};
 
 use crate::backup::{DISK, SERVER, disk};
 use crate::place::Step::{Ask, Event, Wait};
-use crate::place::{Daemon, Place, Step, Tolerance, add, alike, qcow2, same};
-
-fn with(base: Value, more: Value) -> Value {
-    let mut arguments = base;
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
-    arguments
-}
+use crate::place::{Daemon, Place, Step, Tolerance, add, alike, qcow2, same, with};
 
 fn backup(more: Value) -> Step {
     let usual = json!({"device": "top", "target": "new", "sync": "full", "job-id": "j"});

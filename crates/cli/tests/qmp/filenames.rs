@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::place::{Daemon, NAME, Place, Step, same};
+use super::place::{Daemon, NAME, Place, Step, same, with};
 
 /// What is told of each node that depends on how nodes stand on each other, in the order of
 /// the answer.
@@ -89,17 +89,11 @@ fn layers_are_named_by_their_files_alike() {
     let top =
         json!({"driver": "qcow2", "node-name": "t", "file": {"driver": "file", "filename": "t"}});
     let commit = |more: Value| {
-        let mut arguments = json!({"job-id": "c", "device": "t"});
-        for (key, value) in more.as_object().expect("members") {
-            arguments[key] = value.clone();
-        }
+        let arguments = with(json!({"job-id": "c", "device": "t"}), more);
         Step::Ask("block-commit", arguments)
     };
     let stream = |more: Value| {
-        let mut arguments = json!({"job-id": "s", "device": "t"});
-        for (key, value) in more.as_object().expect("members") {
-            arguments[key] = value.clone();
-        }
+        let arguments = with(json!({"job-id": "s", "device": "t"}), more);
         Step::Ask("block-stream", arguments)
     };
     let script = [

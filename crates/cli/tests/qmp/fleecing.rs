@@ -6,24 +6,23 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Io};
-use crate::place::{Place, Step, add, qcow2, same};
+use crate::place::{Place, Step, add, qcow2, same, with};
 
 const SERVER: &[&str] = &["--nbd-server", "addr.type=unix,addr.path=sock"];
 
 fn filter(more: Value) -> Step {
-    let mut arguments =
-        json!({"driver": "copy-before-write", "node-name": "cbw", "file": "top", "target": "tmp"});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
+    let arguments = with(
+        json!({"driver": "copy-before-write", "node-name": "cbw", "file": "top", "target": "tmp"}),
+        more,
+    );
     Ask("blockdev-add", arguments)
 }
 
 fn snapshot(more: Value) -> Step {
-    let mut arguments = json!({"driver": "snapshot-access", "node-name": "snap", "file": "cbw"});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
+    let arguments = with(
+        json!({"driver": "snapshot-access", "node-name": "snap", "file": "cbw"}),
+        more,
+    );
     Ask("blockdev-add", arguments)
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Io};
-use crate::place::{Daemon, Place, Step, Tolerance, alike};
+use crate::place::{Daemon, Place, Step, Tolerance, alike, with};
 
 fn set(node: &str, active: bool) -> Step {
     let arguments = json!({"node-name": node, "active": active});
@@ -16,20 +16,18 @@ fn file(name: &str, filename: &str) -> Step {
 }
 
 fn format(name: &str, file: &str, backing: Value, more: Value) -> Step {
-    let mut options =
-        json!({"driver": "qcow2", "node-name": name, "file": file, "backing": backing});
-    for (key, value) in more.as_object().expect("members") {
-        options[key] = value.clone();
-    }
+    let options = with(
+        json!({"driver": "qcow2", "node-name": name, "file": file, "backing": backing}),
+        more,
+    );
     Ask("blockdev-add", options)
 }
 
 fn export(more: Value) -> Step {
-    let mut options =
-        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "e", "writable": true});
-    for (key, value) in more.as_object().expect("members") {
-        options[key] = value.clone();
-    }
+    let options = with(
+        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "e", "writable": true}),
+        more,
+    );
     Ask("block-export-add", options)
 }
 

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Io, Wait};
-use crate::place::{Step, Tolerance, alike};
+use crate::place::{Step, Tolerance, alike, with};
 
 /// Jobs may be at different places when they are asked; their events are in order for each.
 const TOLERANCE: Tolerance = Tolerance {
@@ -49,10 +49,10 @@ fn create(id: &'static str, options: Value) -> [Step; 3] {
 /// A new image in a file of its own, added but for what it stands on.
 fn create_image(number: u32, file: &str, more: Value) -> Vec<Step> {
     let made = json!({"driver": "file", "filename": file, "size": 0});
-    let mut image = json!({"driver": "qcow2", "file": storage(number), "size": 1 << 20});
-    for (key, value) in more.as_object().expect("members") {
-        image[key] = value.clone();
-    }
+    let image = with(
+        json!({"driver": "qcow2", "file": storage(number), "size": 1 << 20}),
+        more,
+    );
     // An earlier job of the same name would be taken for this one.
     let (first, second) = match number {
         4 => ("create-libvirt-4-storage", "create-libvirt-4-format"),
@@ -115,11 +115,10 @@ fn del(number: u32) -> [Step; 2] {
 
 /// A job's arguments with what libvirt gives all of them.
 fn job(id: &str, more: Value) -> Value {
-    let mut arguments = json!({"job-id": id, "auto-finalize": true, "auto-dismiss": false});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
-    arguments
+    with(
+        json!({"job-id": id, "auto-finalize": true, "auto-dismiss": false}),
+        more,
+    )
 }
 
 fn transaction(actions: Value) -> Step {
@@ -177,10 +176,10 @@ fn blockcopy_that_is_shallow_and_given_up() {
 #[test]
 fn backup_begin_that_pushes_all_and_then_what_is_new() {
     let backup = |id: &str, target: u32, more: Value| {
-        let mut data = job(id, json!({"device": format(1), "target": format(target)}));
-        for (key, value) in more.as_object().expect("members") {
-            data[key] = value.clone();
-        }
+        let data = with(
+            job(id, json!({"device": format(1), "target": format(target)})),
+            more,
+        );
         json!({"type": "blockdev-backup", "data": data})
     };
     let bitmap = |name: &str, persistent: bool| {

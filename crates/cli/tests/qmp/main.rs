@@ -35,7 +35,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use place::Step::{Ask, Say, Wait};
-use place::{Daemon, Place, Step, add, qcow2, same};
+use place::{Daemon, Place, Step, add, qcow2, same, with};
 
 #[test]
 fn what_is_no_request_is_answered_alike() {
@@ -204,10 +204,7 @@ fn chain() -> Vec<Step> {
 fn snapshots_and_commits_are_made_alike() {
     let job = |id: &str| json!({"id": id});
     let commit = |more: Value| {
-        let mut arguments = json!({"device": "over", "job-id": "j"});
-        for (key, value) in more.as_object().expect("members") {
-            arguments[key] = value.clone();
-        }
+        let arguments = with(json!({"device": "over", "job-id": "j"}), more);
         Ask("block-commit", arguments)
     };
     let snapshot = |node: &str, overlay: &str| {

@@ -3,15 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Wait};
-use crate::place::{Daemon, Place, Step, add, qcow2, same};
-
-fn with(base: Value, more: Value) -> Value {
-    let mut arguments = base;
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
-    arguments
-}
+use crate::place::{Daemon, Place, Step, add, qcow2, same, with};
 
 fn mirror(more: Value) -> Step {
     let usual = json!({"device": "top", "target": "to", "sync": "full", "job-id": "j"});

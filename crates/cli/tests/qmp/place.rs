@@ -330,6 +330,14 @@ fn job_of(event: &Value) -> &str {
     name.unwrap_or_default()
 }
 
+/// An object with the members of another one, which win.
+pub fn with(mut object: Value, more: Value) -> Value {
+    for (key, value) in more.as_object().expect("members") {
+        object[key] = value.clone();
+    }
+    object
+}
+
 /// A value without some members, wherever they are.
 fn without(left_out: &[&str], value: &Value) -> Value {
     match value {

@@ -6,18 +6,10 @@ use serde_json::{Value, json};
 
 use crate::backup::{DISK, SERVER};
 use crate::place::Step::Ask;
-use crate::place::{Daemon, Place, Step, add, qcow2, same};
+use crate::place::{Daemon, Place, Step, add, qcow2, same, with};
 
 fn reopen(nodes: &[Value]) -> Step {
     Ask("blockdev-reopen", json!({"options": nodes}))
-}
-
-/// Options with some more.
-fn with(mut options: Value, more: Value) -> Value {
-    for (key, value) in more.as_object().expect("members") {
-        options[key] = value.clone();
-    }
-    options
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::place::{Daemon, Place};
+use super::place::{Daemon, Place, with};
 
 const URI: &str = "nbd+unix:///?socket=sock";
 const CLUSTER: u64 = 65536;
@@ -60,11 +60,7 @@ fn damage(place: &Place, inside: u64) {
 }
 
 fn scrub(members: Value) -> Value {
-    let mut arguments = json!({"job-id": "s", "device": "top"});
-    for (key, value) in members.as_object().expect("an object") {
-        arguments[key] = value.clone();
-    }
-    arguments
+    with(json!({"job-id": "s", "device": "top"}), members)
 }
 
 fn named(events: &[Value], name: &str) -> Vec<Value> {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::backup::{DISK, SERVER};
 use crate::place::Step::Ask;
-use crate::place::{Daemon, Place, Step, add, qcow2, same};
+use crate::place::{Daemon, Place, Step, add, qcow2, same, with};
 
 fn sync(more: Value) -> Step {
     Ask("blockdev-snapshot-sync", more)
@@ -17,11 +17,10 @@ fn all(actions: Value) -> Step {
 #[test]
 fn what_cannot_be_put_over_a_node_is_told_alike() {
     let new = |more: Value| {
-        let mut arguments =
-            json!({"node-name": "top", "snapshot-file": "s", "snapshot-node-name": "s"});
-        for (key, value) in more.as_object().expect("members") {
-            arguments[key] = value.clone();
-        }
+        let arguments = with(
+            json!({"node-name": "top", "snapshot-file": "s", "snapshot-node-name": "s"}),
+            more,
+        );
         sync(arguments)
     };
     let script = [

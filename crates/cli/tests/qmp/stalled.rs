@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::place::{Daemon, Place};
+use crate::place::{Daemon, Place, with};
 
 /// Of which a job that is told to end must have ended.
 const SOON: Duration = Duration::from_secs(2);
@@ -56,11 +56,10 @@ fn cancel_in_the_middle(command: &str, more: Value) {
     let place = Place::new();
     let target = Target::start(&place);
     let mut daemon = with_disk(&place);
-    let mut arguments =
-        json!({"device": "disk", "target": "to", "sync": "full", "job-id": "j", "speed": 4 << 20});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
+    let arguments = with(
+        json!({"device": "disk", "target": "to", "sync": "full", "job-id": "j", "speed": 4 << 20}),
+        more,
+    );
     daemon.must(command, arguments);
     let begun = Instant::now();
     while daemon.must("query-block-jobs", json!({}))[0]["offset"] == 0 {

@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::place::Step::{Ask, Io, Wait};
-use super::place::{NAME, PATIENCE, Place, Step, add, qcow2, same};
+use super::place::{NAME, PATIENCE, Place, Step, add, qcow2, same, with};
 
 fn group(id: &str, more: Value) -> Step {
-    let mut arguments = json!({"qom-type": "throttle-group", "id": id});
-    for (key, value) in more.as_object().expect("members") {
-        arguments[key] = value.clone();
-    }
+    let arguments = with(json!({"qom-type": "throttle-group", "id": id}), more);
     Ask("object-add", arguments)
 }
 
@@ -236,10 +233,7 @@ fn what_stands_below_a_limit_is_managed_alike() {
     let export =
         json!({"type": "nbd", "id": "e", "node-name": "limited", "name": "e", "writable": true});
     let job = |command, id, arguments: Value| {
-        let mut all = json!({"job-id": id});
-        for (key, value) in arguments.as_object().expect("members") {
-            all[key] = value.clone();
-        }
+        let all = with(json!({"job-id": id}), arguments);
         Ask(command, all)
     };
     let reads: &[&str] = &[
