@@ -7,7 +7,7 @@ use std::rc::Rc;
 use serde_json::{Value, json};
 
 use super::files::is_raw;
-use super::monitor::{MAX_LAYERS, back_up, make_image, node_of, pause};
+use super::monitor::{MAX_LAYERS, back_up, make_image, node_of, pause, raw_node_of};
 use super::setup::{GuestDisk, Setup};
 
 /// One of them.
@@ -29,12 +29,7 @@ async fn reopen(setup: &Setup, chain: &[String]) {
     let options: Vec<Value> = (first..first + count)
         .map(|at| {
             let mut options = match is_raw(&chain[at]) {
-                true => json!({
-                    "driver": "raw",
-                    "node-name": chain[at],
-                    "file": {"driver": "file", "filename": chain[at]},
-                    "discard": "unmap",
-                }),
+                true => raw_node_of(&chain[at]),
                 false => node_of(setup, &chain[at]),
             };
             if !is_raw(&chain[at]) {

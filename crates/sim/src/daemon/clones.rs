@@ -19,28 +19,29 @@ pub(super) async fn clones(setup: &Setup, disk: &Rc<GuestDisk>) {
     if !add_overlay(setup, disk, &one, &base).await {
         return;
     }
-    if add_overlay(setup, disk, &other, &base).await {
-        let below = |name: &str| setup.nodes.backing_of(name);
-        if below(&one) != below(&other) {
-            let message = format!("{one} and {other} do not share {base}");
-            setup.fail(Failure::new(FailureKind::Request, message));
-        }
-        let shown = content(setup, &other).await;
-        let over = change(setup, disk, &one).await;
-        same(setup, &other, shown.as_ref()).await;
-        if setup.draw(|rng| rng.chance(1, 2)) {
-            // The other one gets what they have in common.
-            remove(setup, over.iter().chain([&one])).await;
-            pause(setup).await;
-            same(setup, &other, shown.as_ref()).await;
-            remove(setup, [&other]).await;
-            return;
-        }
-        remove(setup, [&other]).await;
-        remove(setup, over.iter().chain([&one])).await;
+    if !add_overlay(setup, disk, &other, &base).await {
+        remove(setup, [&one]).await;
         return;
     }
-    remove(setup, [&one]).await;
+    let below = |name: &str| setup.nodes.backing_of(name);
+    if below(&one) != below(&other) {
+        let message = format!("{one} and {other} do not share {base}");
+        setup.fail(Failure::new(FailureKind::Request, message));
+    }
+    let shown = content(setup, &other).await;
+    let over = change(setup, disk, &one).await;
+    let changed = || over.iter().chain([&one]);
+    same(setup, &other, shown.as_ref()).await;
+    if setup.draw(|rng| rng.chance(1, 2)) {
+        // The other one gets what they have in common.
+        remove(setup, changed()).await;
+        pause(setup).await;
+        same(setup, &other, shown.as_ref()).await;
+        remove(setup, [&other]).await;
+    } else {
+        remove(setup, [&other]).await;
+        remove(setup, changed()).await;
+    }
 }
 
 /// The file of a backup that nobody changes any more.

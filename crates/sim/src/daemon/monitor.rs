@@ -91,6 +91,16 @@ pub(super) fn make_image(
     true
 }
 
+/// Options of the node of a raw image, in a file of the same name.
+pub(super) fn raw_node_of(name: &str) -> Value {
+    json!({
+        "driver": "raw",
+        "node-name": name,
+        "file": {"driver": "file", "filename": name},
+        "discard": "unmap",
+    })
+}
+
 /// A node of an image, which stands on what the image says.
 pub(super) fn node_of(setup: &Setup, name: &str) -> Value {
     let mut node = json!({
@@ -158,13 +168,7 @@ pub(super) async fn add_node_on(
 pub(super) async fn add_raw(setup: &Setup, disk: &GuestDisk, name: &str) -> bool {
     let size = disk.model.borrow().size_bytes();
     setup.files.add(name, SparseBytes::device(size, 0));
-    let node = json!({
-        "driver": "raw",
-        "node-name": name,
-        "file": {"driver": "file", "filename": name},
-        "discard": "unmap",
-    });
-    setup.demand("blockdev-add", node).await
+    setup.demand("blockdev-add", raw_node_of(name)).await
 }
 
 async fn snapshot(setup: &Setup, disk: &GuestDisk, top: &str) {
