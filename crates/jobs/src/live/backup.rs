@@ -8,7 +8,8 @@ use futures_util::future::select;
 use vellum::{BlockDevice, Result};
 
 use super::copy_before_write::CopyBeforeWrite;
-use super::parallel::{self, CopyOutcome, NextPiece, or_given_up, with_grace};
+use super::given_up::{or_given_up, with_grace};
+use super::parallel::{self, CopyOutcome, NextPiece};
 use crate::copy::{CopyError, Observer, Step};
 use crate::job::{JobCommand, JobControl};
 

@@ -28,7 +28,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{Either, pending, select};
-use vellum::nodes::nothing;
 use vellum::{
     BlockDevice, Buffer, Error, ErrorKind, Io, Preallocation, RequestFlags, Result, ZeroRequest,
     delegate,
@@ -40,7 +39,7 @@ use self::core::{Broken, Core};
 use self::snapshot::{SnapshotAccess, SnapshotView};
 use super::bits::Bits;
 use super::dirty::DirtyMap;
-use super::parallel::GRACE;
+use super::given_up;
 use crate::copy::{CopyError, Step};
 
 /// A device, what it showed when this was made being kept in a target.
@@ -211,18 +210,12 @@ impl CopyBeforeWrite {
     /// for those on their way to the target. Whether there are none; otherwise
     /// [`CopyBeforeWrite::left_target`] waits for them.
     pub async fn left(&self) -> bool {
-        if let Ok(nothing) = nothing() {
-            self.core.view.drain().await.set(nothing);
-        }
-        let left = pin!(self.left_target());
-        matches!(select(left, pin!(sleep(GRACE))).await, Either::Left(_))
+        given_up::leave(&self.core.view, &self.core.target).await
     }
 
     /// Waits, after the end, until no request is on its way to the target.
     pub async fn left_target(&self) {
-        if let Ok(nothing) = nothing() {
-            self.core.target.drain().await.set(nothing);
-        }
+        given_up::cut_off(&self.core.target).await;
     }
 
     pub(super) async fn flush_target(&self) -> Result<(), CopyError> {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use vellum::nodes::nothing;
 use vellum::{BlockDevice, Result, ZeroRequest};
 use vellum_io::lane::sleep;
 use vellum_storage::mutants::{self, Mutant};
 
 use super::dirty::DirtyMap;
+use super::given_up::{self, or_given_up, with_grace};
 use super::mirror::{Mirror, Pace};
-use super::parallel::{self, CopyOutcome, GRACE, NextPiece, or_given_up, with_grace};
+use super::parallel::{self, CopyOutcome, NextPiece};
 use crate::copy::{CopyError, Step};
 use crate::job::JobControl;
 use crate::scan::Content;
@@ -70,8 +70,6 @@ pub struct LiveMirror {
     dirty: Arc<DirtyMap>,
     mirror: Arc<Mirror>,
     options: LiveMirrorOptions,
-    /// Where requests go of a job that was given up.
-    nowhere: Arc<dyn BlockDevice>,
 }
 
 /// What others may ask of a mirror, and have it do, while it runs.
@@ -126,7 +124,6 @@ impl LiveMirror {
             dirty,
             mirror,
             options,
-            nowhere: nothing()?,
         })
     }
 
@@ -334,14 +331,12 @@ impl LiveMirror {
     /// gets to be so later, which [`LiveMirror::left_target`] waits for.
     pub async fn end(&self) -> bool {
         self.handle().release();
-        self.mirror.view.drain().await.set(self.nowhere.clone());
-        let left = pin!(self.left_target());
-        matches!(select(left, pin!(sleep(GRACE))).await, Either::Left(_))
+        given_up::leave(&self.mirror.view, &self.mirror.target).await
     }
 
     /// Waits until no request of an ended mirror is on its way to the target.
     pub async fn left_target(&self) {
-        self.mirror.target.drain().await.set(self.nowhere.clone());
+        given_up::cut_off(&self.mirror.target).await;
     }
 
     /// How long the next piece may be: less where there is little in a second.
@@ -376,6 +371,7 @@ impl LiveMirror {
 
 #[cfg(test)]
 mod tests {
+    use vellum_io::lane::sleep;
     use vellum_io::lane::{block_on, yield_now};
     use vellum_io::spawn;
 
@@ -469,7 +465,7 @@ mod tests {
             some_turns().await;
             let opening = source.clone();
             drop(spawn(async move {
-                sleep(2 * GRACE).await;
+                sleep(2 * given_up::GRACE).await;
                 opening.open();
             }));
             let (copied, ended, _job) = copying.await;

@@ -36,6 +36,7 @@ mod bits;
 mod blocked_device;
 mod copy_before_write;
 mod dirty;
+mod given_up;
 mod in_steps;
 mod live_mirror;
 mod mirror;

@@ -2,20 +2,15 @@
 
 use std::ops::Range;
 use std::pin::pin;
-use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use vellum_io::lane::sleep;
 
 use crate::job::{JobCommand, JobControl};
 use crate::rate::RateLimit;
 
 /// Bytes of a piece at most.
 pub(super) const PIECE_BYTES: u64 = 1 << 20;
-
-/// So long does a job that is given up wait for what it has begun.
-pub(super) const GRACE: Duration = Duration::from_millis(300);
 
 /// How a copy ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,39 +87,6 @@ where
         }
     }
     result
-}
-
-async fn given_up(control: &JobControl) {
-    control
-        .wait_until(|command| command == JobCommand::Cancel)
-        .await;
-}
-
-/// Waits for something unless the job is given up. What was begun goes on.
-pub(super) async fn or_given_up<T>(
-    control: &JobControl,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    match select(pin!(work), pin!(given_up(control))).await {
-        Either::Left((done, _)) => Some(done),
-        Either::Right(_) => None,
-    }
-}
-
-/// Waits for a copy to end, and no longer than a moment once the job is given up. What was begun
-/// goes on.
-pub(super) async fn with_grace<E>(
-    control: &JobControl,
-    copy: impl Future<Output = Result<CopyOutcome, E>>,
-) -> Result<CopyOutcome, E> {
-    let out_of_patience = async {
-        given_up(control).await;
-        sleep(GRACE).await;
-    };
-    match select(pin!(copy), pin!(out_of_patience)).await {
-        Either::Left((copied, _)) => copied,
-        Either::Right(_) => Ok(CopyOutcome::GivenUp),
-    }
 }
 
 #[cfg(test)]

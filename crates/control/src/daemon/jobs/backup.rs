@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::node_bitmap::NodeBitmap;
 use crate::nodes::{Changes, DrainedUsers};
 use vellum::BlockDevice;
-use vellum_io::spawn;
 use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{
     CopyBeforeWrite, CopyBeforeWriteOptions, CopyOutcome, DirtyMap, LiveBackup,
@@ -291,13 +290,8 @@ impl Work for Backup {
             filter.left_target().await;
         }
         if !filter.left().await {
-            let rest = self.job_nodes.leave_all_but(&self.what.target);
-            drop(spawn(async move {
-                filter.left_target().await;
-                drop(filter);
-                rest.leave_uses();
-            }));
-            return;
+            let left = async move { filter.left_target().await };
+            return self.job_nodes.leave_before(&self.what.target, left);
         }
         drop(filter);
         self.job_nodes.leave().await;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum_io::spawn;
 
 use crate::Nodes;
 use crate::nodes::{Changes, RequiredAccess, User};
@@ -99,37 +100,36 @@ impl JobNodes {
         }
     }
 
-    /// Leaves all nodes but one, as they were found but for those that were made writable: they
-    /// stay so. What is returned uses the one.
-    pub(in crate::daemon) fn leave_all_but(&mut self, kept: &str) -> JobNodes {
+    /// Leaves all nodes, as they were found but for those that were made writable: they stay so.
+    /// The `target` is in use until `left` says that nothing is on its way there any more.
+    pub(in crate::daemon) fn leave_before(
+        mut self,
+        target: &str,
+        left: impl Future<Output = ()> + 'static,
+    ) {
         self.forget_filter();
-        let mut rest = JobNodes::new(&self.nodes);
-        for (id, node) in self.uses.drain(..) {
-            match node == kept {
-                true => rest.uses.push((id, node)),
-                false => self.nodes.leave(id),
-            }
-        }
+        let (kept, others) = self.uses.drain(..).partition(|(_, node)| node == target);
+        leave(&self.nodes, others);
         self.opened.clear();
-        rest
-    }
-
-    /// Uses no node any more.
-    pub(in crate::daemon) fn leave_uses(mut self) {
-        for (id, _) in self.uses.drain(..) {
-            self.nodes.leave(id);
-        }
+        drop(spawn(async move {
+            left.await;
+            leave(&self.nodes, kept);
+        }));
     }
 
     /// Leaves all nodes as they were found. A node that cannot be opened read-only again
     /// stays writable, which nobody has to know.
     pub(in crate::daemon) async fn leave(&mut self) {
         self.forget_filter();
-        for (id, _) in self.uses.drain(..) {
-            self.nodes.leave(id);
-        }
+        leave(&self.nodes, std::mem::take(&mut self.uses));
         for node in std::mem::take(&mut self.opened) {
             let _ = self.nodes.set_writable(&node, false).await;
         }
+    }
+}
+
+fn leave(nodes: &Nodes, uses: Vec<(u64, String)>) {
+    for (id, _) in uses {
+        nodes.leave(id);
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use vellum::{Error, ErrorKind};
-use vellum_io::{lane, spawn};
+use vellum_io::lane;
 use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{CopyOutcome, InitialSync, LiveMirror};
 
@@ -173,12 +173,8 @@ impl Work for Mirroring {
             }
             return;
         }
-        let rest = self.job_nodes.leave_all_but(&self.target);
         let copier = self.copier;
-        drop(spawn(async move {
-            copier.left_target().await;
-            drop(copier);
-            rest.leave_uses();
-        }));
+        let left = async move { copier.left_target().await };
+        self.job_nodes.leave_before(&self.target, left);
     }
 }
