@@ -256,40 +256,36 @@ pub(crate) async fn open_below(
     around: &OpenContext,
 ) -> Result<Arc<dyn BlockDevice>> {
     let place = &around.place;
-    if !place.names_all() {
-        let key = place.nodes.base_key(&options, around);
-        if let Some(device) = key.as_ref().and_then(|key| place.nodes.shared_base(key)) {
-            return Ok(device);
-        }
-        let node = Box::pin(graph::open(options.clone(), Role::Image, around)).await?;
-        let device = node.into_device(&around.flags).await?;
-        // Unless another file has got the name meanwhile.
-        let key = key.filter(|key| place.nodes.base_key(&options, around).as_ref() == Some(key));
-        if let Some(key) = key {
-            place.nodes.share_base(key, &device);
-        }
-        return Ok(device);
-    }
-    if let Some(name) = options.get_text("node-name").map(str::to_owned) {
+    let nodes = &place.nodes;
+    if place.names_all()
+        && let Some(name) = options.get_text("node-name").map(str::to_owned)
+    {
         Box::pin(graph::open(options, Role::Image, around)).await?;
-        return place.nodes.stand_on(place, &name, &around.flags);
+        return nodes.stand_on(place, &name, &around.flags);
     }
-    let key = place.nodes.base_key(&options, around);
-    if let Some(name) = key.as_ref().and_then(|key| place.nodes.shared_node(key))
-        && let Ok(shared) = place.nodes.stand_on(place, &name, &around.flags)
+    let key = nodes.base_key(&options, around);
+    if let Some(key) = &key
+        && let Some(shared) = nodes.shared(key, around)
     {
         return Ok(shared);
     }
-    let name = place.nodes.make_up_name();
-    let mut named = options.clone();
-    named.set_text("node-name", &*name);
-    Box::pin(graph::open(named, Role::Image, around)).await?;
-    // Unless another file has got the name meanwhile.
-    let key = key.filter(|key| place.nodes.base_key(&options, around).as_ref() == Some(key));
-    if let Some(key) = key {
-        place.nodes.share_node(key, &name);
+    let mut own = options.clone();
+    let name = place.names_all().then(|| nodes.make_up_name());
+    if let Some(name) = &name {
+        own.set_text("node-name", &**name);
     }
-    place.nodes.stand_on(place, &name, &around.flags)
+    let node = Box::pin(graph::open(own, Role::Image, around)).await?;
+    let device = match &name {
+        Some(name) => nodes.stand_on(place, name, &around.flags)?,
+        None => node.into_device(&around.flags).await?,
+    };
+    // Unless another file has got the name meanwhile.
+    if let Some(key) = key
+        && nodes.base_key(&options, around).as_ref() == Some(&key)
+    {
+        nodes.share(key, name, &device);
+    }
+    Ok(device)
 }
 
 /// Opens a format, found out from the content if none is given, with the file under it.

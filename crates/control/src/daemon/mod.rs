@@ -189,18 +189,20 @@ impl Daemon {
         // What waits for a limit would hold the end up.
         let _lifted = throttle_groups::lift(None);
         // What stands on a server may stand on this one: it is closed while that serves.
-        let (clients, exports) = {
-            let parts = self.parts.lock().await;
+        let clients = {
+            let mut parts = self.parts.lock().await;
             let server = parts.server.as_ref();
             let is_own = |name: &str| server.is_some_and(|server| server.may_be(name));
             let clients = parts.nodes.roots_over("nbd", is_own);
-            let exports = parts.nodes.exports_of(&clients);
-            (clients, exports)
+            match clients.is_empty() {
+                true => parts.end_exports().await,
+                false => {
+                    let exports = parts.nodes.exports_of(&clients);
+                    parts.end_some(exports).await;
+                }
+            }
+            clients
         };
-        self.parts.lock().await.end_some(exports).await;
-        if clients.is_empty() {
-            self.parts.lock().await.end_exports().await;
-        }
         // They hold the parts when they end.
         self.jobs.cancel_all().await;
         let mut parts = self.parts.lock().await;

@@ -77,11 +77,16 @@ impl Nodes {
     /// is gone too.
     pub async fn remove(&self, name: &str) -> Result<()> {
         self.check_removal(name)?;
+        self.close_root(name).await
+    }
+
+    /// Closes a node of which [`Nodes::check_removal`] says that it may go; it is gone in any case.
+    pub(crate) async fn close_root(&self, name: &str) -> Result<()> {
         self.lock().roots.retain(|root| root != name);
         self.close_owned(name).await
     }
 
-    /// Refuses what somebody needs.
+    /// Refuses what was not added, or somebody needs.
     pub(crate) fn check_removal(&self, name: &str) -> Result<()> {
         let named = self.lock();
         let Some(node) = named.nodes.get(name) else {
@@ -100,10 +105,7 @@ impl Nodes {
         if node.owner != name {
             return Err(invalid(format!("Node {name} is not owned by the monitor")));
         }
-        let is_own = |one: &Use| match one.user {
-            User::Node(_) => !named.is_foreign(one, name),
-            _ => false,
-        };
+        let is_own = |one: &Use| matches!(one.user, User::Node(_)) && !named.is_foreign(one, name);
         let is_kept =
             |node: &str| named.uses.of(node).any(|one| !is_own(one)) && !named.has_heir(node, name);
         let is_used = named.owned(name).any(is_kept);

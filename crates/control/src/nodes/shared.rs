@@ -92,31 +92,31 @@ impl super::Nodes {
 
     /// The key under which a backing file may be shared, where backing files are.
     pub(crate) fn base_key(&self, options: &Options, around: &OpenContext) -> Option<BaseKey> {
-        match self.live || self.bases.is_some() {
+        match self.bases.is_some() || around.place.names_all() {
             true => BaseKey::of(options, &around.flags, self.files.as_deref()),
             false => None,
         }
     }
 
-    /// The live node of a backing file that may be shared.
-    pub(crate) fn shared_node(&self, key: &BaseKey) -> Option<String> {
-        self.lock().shared.0.get(key).cloned()
-    }
-
-    /// Lets others stand on the live node of a backing file.
-    pub(crate) fn share_node(&self, key: BaseKey, name: &str) {
-        self.lock().shared.0.insert(key, name.to_owned());
-    }
-
-    /// A backing file that is open already.
-    pub(crate) fn shared_base(&self, key: &BaseKey) -> Option<Arc<dyn BlockDevice>> {
-        let bases = self.bases.as_ref()?.0.lock();
-        bases.get(key)?.upgrade()
-    }
-
-    /// Lets others stand on a backing file.
-    pub(crate) fn share_base(&self, key: BaseKey, device: &Arc<dyn BlockDevice>) {
+    /// A backing file that is open already, for the image at a place.
+    pub(crate) fn shared(
+        &self,
+        key: &BaseKey,
+        around: &OpenContext,
+    ) -> Option<Arc<dyn BlockDevice>> {
         if let Some(bases) = &self.bases {
+            return bases.0.lock().get(key)?.upgrade();
+        }
+        let name = self.lock().shared.0.get(key).cloned()?;
+        // One that a job is changing is nobody else's.
+        self.stand_on(&around.place, &name, &around.flags).ok()
+    }
+
+    /// Lets others stand on a backing file: the node of a name, where it has one.
+    pub(crate) fn share(&self, key: BaseKey, name: Option<String>, device: &Arc<dyn BlockDevice>) {
+        if let Some(name) = name {
+            self.lock().shared.0.insert(key, name);
+        } else if let Some(bases) = &self.bases {
             let mut bases = bases.0.lock();
             bases.retain(|_, device| device.strong_count() > 0);
             bases.insert(key, Arc::downgrade(device));
@@ -127,22 +127,18 @@ impl super::Nodes {
 impl NamedNode {
     /// Has nobody new stand on shared nodes that are about to be others, or stand on such.
     pub(super) fn stop_sharing(&mut self, changed: &[String]) {
-        let over = |name: &String| {
-            let mut below = Some(name.clone());
+        let uses = &self.uses;
+        let is_over = |name: &String| {
+            let mut below = Some(name);
             while let Some(node) = below {
-                if changed.contains(&node) {
+                if changed.contains(node) {
                     return true;
                 }
-                let backing = self.uses.by_as(&node, "backing");
-                below = backing.map(|one| one.node.clone());
+                below = uses.by_as(node, "backing").map(|one| &one.node);
             }
             false
         };
-        let names = self.shared.0.values();
-        let over: Vec<String> = names.filter(|name| over(name)).cloned().collect();
-        for name in over {
-            self.shared.forget(&name);
-        }
+        self.shared.0.retain(|_, name| !is_over(name));
     }
 
     /// Refuses to change what the chains of several images, but one, have in common and nobody

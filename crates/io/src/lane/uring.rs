@@ -181,7 +181,7 @@ impl Uring {
     /// to do waits for no one, and gets them in fewer calls.
     fn is_batch(&mut self) -> bool {
         let queued = self.ring.submission().len();
-        let in_kernel = self.in_kernel - queued.min(self.in_kernel);
+        let in_kernel = self.in_kernel.saturating_sub(queued);
         queued >= (in_kernel / 4).clamp(2, MAX_BATCH)
     }
 

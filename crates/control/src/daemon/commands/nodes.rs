@@ -25,7 +25,7 @@ pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
     let parts = daemon.parts.lock().await;
     parts.nodes.check_removal(&name)?;
     // The node goes whatever its end brings, as in QEMU: an error would say that it is there.
-    if let Err(error) = parts.nodes.remove(&name).await {
+    if let Err(error) = parts.nodes.close_root(&name).await {
         parts.notices.of_loss(&name, &error);
     }
     done()

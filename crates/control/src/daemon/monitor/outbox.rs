@@ -44,11 +44,16 @@ impl Outbox {
 
     /// Puts an answer in, however long.
     pub(super) fn answer(&self, message: &Value) {
-        self.put(qmp::text(message, self.pretty));
+        if !self.given_up.get() {
+            self.put(qmp::text(message, self.pretty));
+        }
     }
 
     /// Puts an event in.
     pub(super) fn push(&self, message: &Value) {
+        if self.given_up.get() {
+            return;
+        }
         let text = qmp::text(message, self.pretty);
         let waiting_bytes = self.waiting_bytes.get() + text.len();
         if waiting_bytes > MAX_WAITING_BYTES && !self.texts.borrow().is_empty() {
@@ -58,9 +63,6 @@ impl Outbox {
     }
 
     fn put(&self, text: String) {
-        if self.given_up.get() {
-            return;
-        }
         self.waiting_bytes
             .set(self.waiting_bytes.get() + text.len());
         self.texts.borrow_mut().push_back(text);
