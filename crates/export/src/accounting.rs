@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use vellum_io::lane;
 
+use crate::fair_depth::{ExportDepth, FairDepth, StreamDepth};
+
 /// So many lanes count apart from each other; more of them share.
 const SHARDS: usize = 8;
 
@@ -112,6 +114,7 @@ pub struct Accounting {
     has_histograms: AtomicBool,
     histograms: RwLock<[Option<Bins>; 4]>,
     failures: OnceLock<Arc<FailureSink>>,
+    pub(crate) depth: ExportDepth,
 }
 
 /// A request that is to be counted when it is answered.
@@ -121,6 +124,8 @@ pub struct StartedRequest {
     offset_bytes: u64,
     len_bytes: u64,
     at: Instant,
+    /// Little else was in flight.
+    shallow: bool,
 }
 
 /// The shard of the calling thread.
@@ -143,35 +148,43 @@ fn nanoseconds(time: Duration) -> u64 {
 
 impl Default for Accounting {
     fn default() -> Self {
+        Accounting::among(&FairDepth::default())
+    }
+}
+
+impl Accounting {
+    /// Counts for an export that shares what is below it with others.
+    pub fn among(neighbours: &FairDepth) -> Self {
         Accounting {
             shards: Box::default(),
             begun: lane::now(),
             has_histograms: AtomicBool::new(false),
             histograms: RwLock::default(),
             failures: OnceLock::new(),
+            depth: ExportDepth::new(neighbours),
         }
     }
-}
 
-impl Accounting {
     /// Has `sink` hear of each request that fails, on the lane of the request. The first sink
     /// stays.
     pub fn on_failure(&self, sink: impl Fn(&FailedRequest<'_>) + Send + Sync + 'static) {
         let _ = self.failures.set(Arc::new(sink));
     }
 
-    /// Notes that a request begins.
+    /// Notes that a request begins in a stream, which counts it already.
     pub(crate) fn start(
         &self,
         operation: Operation,
-        offset_bytes: u64,
-        len_bytes: u64,
+        (offset_bytes, len_bytes): (u64, u64),
+        stream: &StreamDepth,
     ) -> StartedRequest {
+        let at = lane::now();
         StartedRequest {
             operation,
             offset_bytes,
             len_bytes,
-            at: lane::now(),
+            at,
+            shallow: self.depth.begins(stream.get(), at),
         }
     }
 
@@ -191,6 +204,9 @@ impl Accounting {
             shard.highest_written.fetch_max(end, Ordering::Relaxed);
         }
         self.note_end(shard, now);
+        if request.shallow {
+            self.depth.ended(request.at, now);
+        }
         if self.has_histograms.load(Ordering::Relaxed)
             && let Some(bins) = &self.histograms.read()[request.operation as usize]
         {
@@ -300,10 +316,12 @@ mod tests {
             .map(|number| {
                 let accounting = accounting.clone();
                 std::thread::spawn(move || {
+                    let stream = StreamDepth::new(&accounting);
                     for _ in 0..100 {
-                        let read = accounting.start(Operation::Read, 0, 10);
+                        let read = accounting.start(Operation::Read, (0, 10), &stream);
                         accounting.succeed(&read);
-                        let write = accounting.start(Operation::Write, number * 512, 512);
+                        let write =
+                            accounting.start(Operation::Write, (number * 512, 512), &stream);
                         accounting.succeed(&write);
                     }
                 })
@@ -325,14 +343,15 @@ mod tests {
 
     #[test]
     fn failures_are_counted_and_told() {
-        let accounting = Accounting::default();
+        let accounting = Arc::new(Accounting::default());
+        let stream = StreamDepth::new(&accounting);
         let told = Arc::new(Mutex::new(Vec::new()));
         let sink = told.clone();
         accounting.on_failure(move |failed| {
             let line = format!("{:?} {} {}", failed.operation, failed.errno, failed.reason);
             sink.lock().push(line);
         });
-        let flush = accounting.start(Operation::Flush, 0, 0);
+        let flush = accounting.start(Operation::Flush, (0, 0), &stream);
         accounting.fail(&flush, 5, "Input/output error");
         let totals = accounting.totals(Operation::Flush);
         assert_eq!((totals.requests, totals.failed), (0, 1));
@@ -341,9 +360,10 @@ mod tests {
 
     #[test]
     fn a_histogram_has_a_bin_more_than_boundaries_and_begins_anew() {
-        let accounting = Accounting::default();
+        let accounting = Arc::new(Accounting::default());
+        let stream = StreamDepth::new(&accounting);
         let write = |age: Duration| {
-            let mut write = accounting.start(Operation::Write, 0, 1);
+            let mut write = accounting.start(Operation::Write, (0, 1), &stream);
             write.at -= age;
             accounting.succeed(&write);
         };

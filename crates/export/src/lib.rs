@@ -8,6 +8,7 @@
 #![deny(clippy::missing_errors_doc)]
 
 pub mod accounting;
+pub mod fair_depth;
 pub mod fuse;
 pub mod nbd;
 mod slice;

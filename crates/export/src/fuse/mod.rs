@@ -30,6 +30,7 @@ use vellum_io::lane::message::MessageDevice;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 
 use crate::accounting::Accounting;
+use crate::fair_depth::FairDepth;
 use crate::nbd::Stop;
 use crate::nbd::lanes::{self, LaneSlot, Lanes};
 use file::{File, Rights};
@@ -68,6 +69,8 @@ vellum_io::with_setters! {
         pub allow_other: AllowOther,
         /// Most threads that serve it.
         pub max_lanes: usize,
+        /// Exports that it must not keep waiting.
+        pub fair_depth: FairDepth,
     }
 }
 
@@ -81,6 +84,7 @@ impl Default for ExportOptions {
             resizable: false,
             allow_other: AllowOther::Auto,
             max_lanes: processors,
+            fair_depth: FairDepth::default(),
         }
     }
 }

@@ -23,6 +23,7 @@ use super::proto::{
     self, Body, HEAD_BYTES, HEADER_BYTES, Header, Operation, REPLY_HEADER_BYTES, ROOT_ID, Transfer,
 };
 use crate::accounting::{Operation as Counted, StartedRequest};
+use crate::fair_depth::StreamDepth;
 use crate::nbd::Stop;
 
 /// Most data in flight in bytes; one request always fits.
@@ -46,7 +47,7 @@ pub(super) enum End {
 pub(super) struct Session {
     device: MessageDevice,
     file: Arc<File>,
-    requests: Cell<usize>,
+    requests: StreamDepth,
     bytes: Cell<usize>,
     /// Waits for requests to end; only the session itself does.
     waiter: RefCell<Option<Waker>>,
@@ -64,7 +65,7 @@ struct Request {
 impl Drop for Request {
     fn drop(&mut self) {
         let session = &self.session;
-        session.requests.set(session.requests.get() - 1);
+        session.requests.leave();
         session.bytes.set(session.bytes.get() - self.bytes);
         if let Some(waiter) = session.waiter.take() {
             waiter.wake();
@@ -88,8 +89,8 @@ impl Session {
     pub(super) fn new(device: MessageDevice, file: Arc<File>) -> Rc<Session> {
         Rc::new(Session {
             device,
+            requests: StreamDepth::new(&file.accounting),
             file,
-            requests: Cell::new(0),
             bytes: Cell::new(0),
             waiter: RefCell::new(None),
         })
@@ -100,8 +101,7 @@ impl Session {
         let mut stopped = pin!(stop.wait());
         let mut buffers = receive_buffers();
         let end = loop {
-            self.wait_until(|| self.bytes.get() <= MAX_IN_FLIGHT_BYTES)
-                .await;
+            self.wait_until(|| self.has_room()).await;
             let message = match select(self.device.recv(buffers), stopped.as_mut()).await {
                 Either::Left((message, _)) => message,
                 Either::Right(_) => break End::Stopped,
@@ -117,6 +117,10 @@ impl Session {
         };
         self.wait_until(|| self.requests.get() == 0).await;
         end
+    }
+
+    fn has_room(&self) -> bool {
+        self.bytes.get() <= MAX_IN_FLIGHT_BYTES && self.requests.has_room()
     }
 
     async fn wait_until(&self, condition: impl Fn() -> bool) {
@@ -166,7 +170,7 @@ impl Session {
             _ => 0,
         };
         let bytes = (bytes as usize).min(MAX_TRANSFER_BYTES);
-        self.requests.set(self.requests.get() + 1);
+        self.requests.enter();
         self.bytes.set(self.bytes.get() + bytes);
         Request {
             session: self.clone(),
@@ -197,7 +201,7 @@ impl Session {
             _ => return None,
         };
         let accounting = &self.file.accounting;
-        Some(accounting.start(counted, offset_bytes, len_bytes))
+        Some(accounting.start(counted, (offset_bytes, len_bytes), &self.requests))
     }
 }
 

@@ -83,9 +83,9 @@ pub(super) async fn serve(
     guest: ClientHandle,
 ) -> Disconnect {
     let connection = Rc::new(Connection {
-        agreement,
         pool: Pool::default(),
-        window: InFlightLimit::default(),
+        window: InFlightLimit::new(&agreement.export.accounting),
+        agreement,
         replies: ReplyQueue::default(),
         mute: Cell::new(false),
         guest,
@@ -270,7 +270,9 @@ impl Request {
     /// Counts the request from now on to its answer.
     pub(super) fn account(&mut self, operation: Operation, offset_bytes: u64, len_bytes: u64) {
         let accounting = &self.export().accounting;
-        self.started = Some(accounting.start(operation, offset_bytes, len_bytes));
+        let stream = self.connection.window.depth();
+        let range = (offset_bytes, len_bytes);
+        self.started = Some(accounting.start(operation, range, stream));
     }
 
     fn push(&self, head: ReplyHeader, payload: Option<Buffer>, last: bool) {

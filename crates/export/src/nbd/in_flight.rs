@@ -2,9 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use vellum_nbd::proto;
+
+use crate::accounting::Accounting;
+use crate::fair_depth::StreamDepth;
 
 /// Most requests of one connection in flight.
 const MAX_REQUESTS: usize = 128;
@@ -14,18 +18,33 @@ const MAX_BYTES: u64 = proto::MAX_PAYLOAD_BYTES / 2;
 
 /// Counts requests from their header to the moment their last reply is sent.
 /// A client that does not read its replies therefore stops being read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct InFlightLimit {
-    requests: Cell<usize>,
+    requests: StreamDepth,
     bytes: Cell<u64>,
     /// Only the reader of the connection ever waits.
     waiter: RefCell<Option<Waker>>,
 }
 
 impl InFlightLimit {
+    /// The limit of a connection to an export.
+    pub(super) fn new(export: &Arc<Accounting>) -> Self {
+        InFlightLimit {
+            requests: StreamDepth::new(export),
+            bytes: Cell::new(0),
+            waiter: RefCell::new(None),
+        }
+    }
+
+    /// The requests in flight.
+    pub(super) fn depth(&self) -> &StreamDepth {
+        &self.requests
+    }
+
     fn has_room(&self, bytes: u64) -> bool {
         let requests = self.requests.get();
-        requests == 0 || (requests < MAX_REQUESTS && self.bytes.get() + bytes <= MAX_BYTES)
+        let fits = requests < MAX_REQUESTS && self.bytes.get() + bytes <= MAX_BYTES;
+        requests == 0 || fits && self.requests.has_room()
     }
 
     /// Waits for space for a request with `bytes` bytes of payload and takes it.
@@ -33,13 +52,13 @@ impl InFlightLimit {
         if !self.has_room(bytes) {
             self.wait_until(|| self.has_room(bytes)).await;
         }
-        self.requests.set(self.requests.get() + 1);
+        self.requests.enter();
         self.bytes.set(self.bytes.get() + bytes);
     }
 
     /// Gives back what a request took; returns whether nothing is in flight now.
     pub(super) fn leave(&self, bytes: u64) -> bool {
-        self.requests.set(self.requests.get() - 1);
+        self.requests.leave();
         self.bytes.set(self.bytes.get() - bytes);
         if let Some(waiter) = self.waiter.take() {
             waiter.wake();
@@ -77,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_full_window_waits_and_a_big_request_fits_alone() {
-        let window = InFlightLimit::default();
+        let window = InFlightLimit::new(&Arc::default());
         let mut context = Context::from_waker(Waker::noop());
         assert!(
             pin!(window.enter(10 * MAX_BYTES))

@@ -72,7 +72,7 @@ impl Disk {
                 && device.bytes_in().is_none(),
             // Never that of memory that nobody had.
             server: RandomState::new().hash_one(0) | 1,
-            accounting: Arc::default(),
+            accounting: Arc::new(Accounting::among(&options.fair_depth)),
             device,
             fixed,
             writes_through: options.write_through,

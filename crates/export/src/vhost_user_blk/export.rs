@@ -18,6 +18,7 @@ use super::config::SERIAL_BYTES;
 use super::disk::{Disk, Log};
 use super::session::{Shared, serve};
 use crate::accounting::Accounting;
+use crate::fair_depth::FairDepth;
 use crate::nbd::{Listener, Stop};
 
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
@@ -39,6 +40,8 @@ pub struct Options {
     /// How long a queue looks for requests at most before it sleeps. Within that it finds out by
     /// itself how long is worth it; zero: not at all.
     pub poll_limit: Duration,
+    /// Exports that it must not keep waiting.
+    pub fair_depth: FairDepth,
 }
 
 impl Default for Options {
@@ -50,6 +53,7 @@ impl Default for Options {
             write_through: false,
             serial: "vellum".to_owned(),
             poll_limit: Duration::from_micros(32),
+            fair_depth: FairDepth::default(),
         }
     }
 }

@@ -104,7 +104,7 @@ fn account(queue: &Queue, work: &Work) -> Option<StartedRequest> {
             _ => (first, sum + range.len_bytes),
         })
     };
-    let (operation, (offset_bytes, len_bytes)) = match work {
+    let (operation, range) = match work {
         Work::Read { offset_bytes, into } => {
             (Operation::Read, (*offset_bytes, total_len(into) as u64))
         }
@@ -120,7 +120,7 @@ fn account(queue: &Queue, work: &Work) -> Option<StartedRequest> {
         Work::GetId { .. } => return None,
     };
     let accounting = &queue.disk.accounting;
-    Some(accounting.start(operation, offset_bytes, len_bytes))
+    Some(accounting.start(operation, range, &queue.in_flight))
 }
 
 /// Has `answer` called when `io` is complete: at once if it is already.

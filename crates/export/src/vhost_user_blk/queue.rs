@@ -30,6 +30,7 @@ use super::perform;
 use super::request::{StatusPlace, parse};
 use super::ring::{Ring, RingPlace};
 use super::unflushed::{Log, Unflushed};
+use crate::fair_depth::StreamDepth;
 
 /// Bytes that the requests of a queue may move at a time, and may have copies of; more wait in the ring.
 const MAX_COPIED_BYTES: usize = 64 << 20;
@@ -131,7 +132,7 @@ pub(super) struct Queue {
     notes: RefCell<Option<QueueInFlight>>,
     pub(super) log: Option<(RefCell<Log>, Arc<Unflushed>)>,
     control: Arc<QueueControl>,
-    in_flight: Cell<usize>,
+    pub(super) in_flight: StreamDepth,
     copied_bytes: Cell<usize>,
     /// Something was used that the guest was not told of.
     unsignalled: Cell<bool>,
@@ -224,6 +225,7 @@ impl Queue {
             ring.skip_in_flight(left.len() as u16);
             pending = left;
         }
+        let in_flight = StreamDepth::new(&setup.disk.accounting);
         let queue = Queue {
             disk: setup.disk,
             number: setup.number,
@@ -232,7 +234,7 @@ impl Queue {
             notes: RefCell::new(notes),
             log: setup.log.map(|(log, all)| (RefCell::new(log), all)),
             control,
-            in_flight: Cell::new(0),
+            in_flight,
             copied_bytes: Cell::new(0),
             // A server that died may have used requests and told nobody.
             unsignalled: Cell::new(true),
@@ -296,7 +298,7 @@ impl Queue {
     fn begin(self: &Rc<Self>, head: u16) -> Result<()> {
         let chain = walk(&self.ring.borrow(), &self.memory, head, self.indirect)?;
         let request = parse(chain, &self.disk.geometry())?;
-        self.in_flight.set(self.in_flight.get() + 1);
+        self.in_flight.enter();
         perform::start(self.clone(), head, request);
         Ok(())
     }
@@ -318,7 +320,7 @@ impl Queue {
 
     /// Ends a request that is not answered: nobody is there, and whoever comes may do it again.
     pub(super) fn leave(&self) {
-        self.in_flight.set(self.in_flight.get().saturating_sub(1));
+        self.in_flight.leave();
         if let Some(sleeper) = self.sleeper.borrow_mut().take() {
             sleeper.wake();
         }
@@ -341,7 +343,9 @@ impl Queue {
     }
 
     fn has_room(&self) -> bool {
-        self.copied_bytes.get() < MAX_COPIED_BYTES && self.in_flight.get() < usize::from(u16::MAX)
+        self.copied_bytes.get() < MAX_COPIED_BYTES
+            && self.in_flight.get() < usize::from(u16::MAX)
+            && self.in_flight.has_room()
     }
 
     fn take_news(&self) {

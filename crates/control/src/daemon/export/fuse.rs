@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Io, Preallocation, delegate};
+use vellum_export::fair_depth::FairDepth;
 use vellum_export::fuse::{AllowOther, Export, ExportOptions};
 use vellum_io::error::io_text;
 
@@ -78,9 +79,11 @@ impl Wanted {
         self,
         device: Arc<dyn BlockDevice>,
         writable: bool,
+        neighbours: &FairDepth,
     ) -> Result<Export, Failure> {
         let options = ExportOptions::default()
             .writable(writable)
+            .fair_depth(neighbours.clone())
             .growable(self.growable)
             .resizable(true)
             .allow_other(self.allow_other);

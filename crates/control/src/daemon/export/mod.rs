@@ -12,6 +12,7 @@ use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
 use vellum::BlockDevice;
 use vellum_export::accounting::Accounting;
+use vellum_export::fair_depth::FairDepth;
 
 use super::server::{Server, ServerEnvironment};
 use super::{Failure, failure, message, need, refuse_rest};
@@ -189,12 +190,16 @@ pub(super) struct ExportInfo {
 
 /// The exports of the daemon.
 #[derive(Debug, Default)]
-pub(super) struct ServerExports(Vec<ExportEntry>);
+pub(super) struct ServerExports {
+    entries: Vec<ExportEntry>,
+    /// None keeps the others waiting with a deep queue.
+    neighbours: FairDepth,
+}
 
 impl ServerExports {
     /// The ids of all exports, or of those that NBD clients use.
     pub(super) fn ids(&self, only_nbd: bool) -> Vec<String> {
-        let entries = self.0.iter();
+        let entries = self.entries.iter();
         entries
             .filter(|one| !only_nbd || matches!(one.served, Served::Nbd(_)))
             .map(|one| one.id.clone())
@@ -204,7 +209,7 @@ impl ServerExports {
     /// All exports.
     pub(super) fn list(&self, nodes: &Nodes) -> Vec<ExportInfo> {
         let node = |one: &ExportEntry| one.joined.and_then(|joined| nodes.used_by(joined));
-        let entries = self.0.iter();
+        let entries = self.entries.iter();
         entries
             .map(|one| ExportInfo {
                 id: one.id.clone(),
@@ -216,13 +221,13 @@ impl ServerExports {
 
     /// All exports, with what their clients have asked for.
     pub(super) fn accounted(&self, nodes: &Nodes) -> Vec<(ExportInfo, Arc<Accounting>)> {
-        let accounting = self.0.iter().map(|one| one.served.accounting());
+        let accounting = self.entries.iter().map(|one| one.served.accounting());
         self.list(nodes).into_iter().zip(accounting).collect()
     }
 
     /// What the clients of an export have asked for.
     pub(super) fn accounting(&self, id: &str) -> Option<Arc<Accounting>> {
-        let export = self.0.iter().find(|one| one.id == id)?;
+        let export = self.entries.iter().find(|one| one.id == id)?;
         Some(export.served.accounting())
     }
 
@@ -273,13 +278,17 @@ impl ServerExports {
             }
         };
         let needs_active = wanted.writable && !wanted.allow_inactive;
-        let places = (server, environment);
-        match serve(wanted, device, nodes, joined, places).await {
+        let around = Surroundings {
+            server,
+            environment,
+            neighbours: &self.neighbours,
+        };
+        match serve(wanted, device, nodes, joined, around).await {
             Ok((served, bitmaps)) => {
                 for bitmap in &bitmaps {
                     nodes.show_bitmap(&bitmap.node, &bitmap.name);
                 }
-                self.0.push(ExportEntry {
+                self.entries.push(ExportEntry {
                     id,
                     node: name,
                     joined,
@@ -304,12 +313,12 @@ impl ServerExports {
         if matches!(wanted.kind, Wanted::Nbd(_)) && server.is_none() {
             return Err(message("NBD server not running"));
         }
-        if self.0.iter().any(|other| other.id == wanted.id) {
+        if self.entries.iter().any(|other| other.id == wanted.id) {
             let id = &wanted.id;
             return Err(message(format!("Block export id '{id}' is already in use")));
         }
         if let Wanted::Fuse(fuse) = &wanted.kind {
-            fuse.check_free(self.0.iter().filter_map(|other| match &other.served {
+            fuse.check_free(self.entries.iter().filter_map(|other| match &other.served {
                 Served::Fuse(export) => Some(export.mountpoint()),
                 Served::Nbd(_) | Served::VhostUserBlk(_) => None,
             }))?;
@@ -320,13 +329,13 @@ impl ServerExports {
     /// Whether an export needs one of some nodes to be active.
     pub(super) fn need_active(&self, nodes: &Nodes, names: &[String]) -> bool {
         let shown = |one: &ExportEntry| one.joined.and_then(|joined| nodes.used_by(joined));
-        let mut needing = self.0.iter().filter(|one| one.needs_active);
+        let mut needing = self.entries.iter().filter(|one| one.needs_active);
         needing.any(|one| shown(one).is_some_and(|node| names.contains(&node)))
     }
 
     /// Has guests told of disks whose size is another one.
     pub(super) async fn update_sizes(&self) {
-        for entry in &self.0 {
+        for entry in &self.entries {
             if let Served::VhostUserBlk(export) = &entry.served {
                 export.update_size().await;
             }
@@ -335,13 +344,13 @@ impl ServerExports {
 
     /// Takes an export out.
     fn take(&mut self, id: &str, removal: Removal) -> Result<ExportEntry, Failure> {
-        let Some(at) = self.0.iter().position(|one| one.id == id) else {
+        let Some(at) = self.entries.iter().position(|one| one.id == id) else {
             return Err(message(format!("Export '{id}' is not found")));
         };
-        if removal == Removal::Safe && self.0[at].served.is_in_use() {
+        if removal == Removal::Safe && self.entries[at].served.is_in_use() {
             return Err(message(format!("export '{id}' still in use")));
         }
-        Ok(self.0.remove(at))
+        Ok(self.entries.remove(at))
     }
 
     /// Ends an export; what its clients have begun is complete on return.
@@ -388,13 +397,20 @@ fn check_name(name: &str, server: Option<&Server>) -> Result<(), Failure> {
     }
 }
 
+/// What there is beside an export.
+struct Surroundings<'a> {
+    server: Option<&'a Server>,
+    environment: &'a ServerEnvironment,
+    neighbours: &'a FairDepth,
+}
+
 /// Serves a device, which stands for a node.
 async fn serve(
     wanted: Description,
     device: Arc<dyn BlockDevice>,
     nodes: &Nodes,
     joined: Option<u64>,
-    (server, environment): (Option<&Server>, &ServerEnvironment),
+    around: Surroundings<'_>,
 ) -> Result<(Served, Vec<BitmapUse>), Failure> {
     let device = match wanted.writethrough {
         true => WriteThrough::new(device),
@@ -402,8 +418,11 @@ async fn serve(
     };
     match wanted.kind {
         Wanted::Nbd(nbd) => {
+            let server = around.server;
             let server = server.ok_or_else(|| message("NBD server not running"))?;
-            let export = nbd.serve(device, &wanted.node, wanted.writable, nodes, server);
+            let access = (wanted.writable, nodes);
+            let counts = Accounting::among(around.neighbours);
+            let export = nbd.serve(device, &wanted.node, access, server, counts);
             let (export, bitmaps) = export.await?;
             Ok((Served::Nbd(export), bitmaps))
         }
@@ -412,12 +431,15 @@ async fn serve(
                 Some(joined) => ResizeInTurn::new(device, nodes, &wanted.id, joined),
                 None => device,
             };
-            let export = fuse.serve(device, wanted.writable);
+            let export = fuse.serve(device, wanted.writable, around.neighbours);
             Ok((Served::Fuse(export.await?), Vec::new()))
         }
         Wanted::VhostUserBlk(disk) => {
-            let (id, through) = (&wanted.id, wanted.writethrough);
-            let export = disk.serve(device, id, wanted.writable, through, environment);
+            let mut disk = disk;
+            disk.options.read_only = !wanted.writable;
+            disk.options.write_through = wanted.writethrough;
+            disk.options.fair_depth = around.neighbours.clone();
+            let export = disk.serve(device, &wanted.id, around.environment);
             Ok((Served::VhostUserBlk(export?), Vec::new()))
         }
     }

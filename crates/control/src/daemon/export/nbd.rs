@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum::qcow2::BitmapView;
+use vellum_export::accounting::Accounting;
 use vellum_export::nbd::Export;
 use vellum_nbd::proto::MAX_STRING_BYTES;
 
@@ -72,11 +73,12 @@ impl Wanted {
         self,
         device: Arc<dyn BlockDevice>,
         node: &str,
-        writable: bool,
-        nodes: &Nodes,
+        (writable, nodes): (bool, &Nodes),
         server: &Server,
+        accounting: Accounting,
     ) -> Result<(Arc<Export>, Vec<BitmapUse>), Failure> {
         let mut export = Export::new(self.name, device);
+        export.accounting = Arc::new(accounting);
         export.description = self.description;
         export.read_only = !writable;
         export.allocation_depth = self.allocation_depth;

@@ -22,7 +22,7 @@ const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 512..=65536;
 #[derive(Debug)]
 pub(super) struct Wanted {
     address: Options,
-    options: ExportOptions,
+    pub(super) options: ExportOptions,
 }
 
 impl Wanted {
@@ -75,17 +75,10 @@ impl Wanted {
         self,
         device: Arc<dyn BlockDevice>,
         id: &str,
-        writable: bool,
-        write_through: bool,
         environment: &ServerEnvironment,
     ) -> Result<Export, Failure> {
         let listener = listen(self.address, environment)?;
-        let options = ExportOptions {
-            read_only: !writable,
-            write_through,
-            ..self.options
-        };
-        Export::start(device, &options, listener, Some(log_of(id))).map_err(failure)
+        Export::start(device, &self.options, listener, Some(log_of(id))).map_err(failure)
     }
 }
 
