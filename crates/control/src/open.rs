@@ -15,7 +15,7 @@ use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, OpenedNode, Role};
-use crate::nodes::{Nodes, Origin, RequiredAccess, User, inactive_child};
+use crate::nodes::{Changes, ChildAccess, Nodes, Origin, RequiredAccess, User, inactive_child};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::probed_raw::ProbedRaw;
@@ -302,6 +302,10 @@ pub(crate) async fn open_format(
     if format.user() == FileUse::Format {
         let nodes = &around.place.nodes;
         nodes.keep_file(&around.place, common.writable)?;
+    } else if options.contains("offset") || options.contains("size") {
+        // A part of a file has to lie inside it.
+        let kept = ChildAccess::keeping(Changes::SIZE);
+        around.place.nodes.require(&around.place, "file", kept)?;
     }
     file.lock(&around.flags, format.user()).await?;
     let storage = file.storage();

@@ -16,7 +16,7 @@ use crate::file_node::{CommonOptions, FileUse};
 use crate::flags::OpenFlags;
 use crate::gate::{FileGate, FilePolicy};
 use crate::graph::{OpenContext, Role, optional_child};
-use crate::nodes::NodeNotice;
+use crate::nodes::{Changes, ChildAccess, NodeNotice};
 use crate::open::{Ancestry, backing_flags, open_below, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
@@ -203,6 +203,9 @@ pub(crate) async fn open(
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
     refuse_unknown(&options, "qcow2")?;
     if let Some(data_file) = data_file {
+        let nodes = &around.place.nodes;
+        let kept = ChildAccess::keeping(Changes::SIZE);
+        nodes.require(&around.place, "data-file", kept)?;
         open.data_file = Some(data_file.into_storage(flags, FileUse::Format).await?);
     }
     match backing {

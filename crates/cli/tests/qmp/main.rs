@@ -17,6 +17,7 @@ mod link;
 mod mirror;
 mod objects;
 mod own_exports;
+mod permissions;
 mod place;
 mod quorum;
 mod reopen;

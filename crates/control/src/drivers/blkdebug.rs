@@ -17,6 +17,7 @@ use crate::file_node::CommonOptions;
 use crate::filename;
 use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::ini;
+use crate::nodes::{Changes, ChildAccess};
 use crate::options::Options;
 
 /// The kinds of rules, by the names of their sections.
@@ -40,6 +41,12 @@ pub(super) async fn open(
     }
     let take = take_permissions(&mut options, "take-child-perms")?;
     let unshare = take_permissions(&mut options, "unshare-child-perms")?;
+    let wanted = ChildAccess {
+        changes: changes_by(take),
+        ..ChildAccess::keeping(changes_by(unshare))
+    };
+    let nodes = &around.place.nodes;
+    nodes.require(&around.place, "image", wanted)?;
     refuse_unknown(&options, "blkdebug")?;
     let debugger = Debugger::new(rules, around.flags.print);
     let storage = DebugStorage::new(storage, debugger, limits);
@@ -95,6 +102,14 @@ fn take_permissions(options: &mut Options, key: &str) -> Result<PermissionSet> {
         index += 1;
     }
     Ok(permissions)
+}
+
+/// What somebody with such permissions changes.
+fn changes_by(permissions: PermissionSet) -> Changes {
+    Changes {
+        content: permissions.contains(PermissionSet::WRITE),
+        size: permissions.contains(PermissionSet::RESIZE),
+    }
 }
 
 /// All rules: those of the file first.

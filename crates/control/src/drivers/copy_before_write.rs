@@ -10,6 +10,7 @@ use vellum_jobs::live::{CopyBeforeWrite, CopyBeforeWriteOptions, DirtyMap, OnCop
 use crate::file_node::CommonOptions;
 use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::node_bitmap;
+use crate::nodes::{Changes, ChildAccess, Passes};
 use crate::options::Options;
 
 const DRIVER: &str = "copy-before-write";
@@ -137,7 +138,19 @@ pub(super) async fn open(
     if let Some(shown) = shown {
         filter.show_only(shown.ranges());
     }
-    nodes.keep_file_from_now(&around.place);
+    let through_filter = ChildAccess {
+        passes: Passes::AllAndKeeps,
+        ..ChildAccess::keeping(Changes::NONE)
+    };
+    nodes.require(&around.place, "file", through_filter)?;
+    // Others may write there too: what the guest has changed, say, below an image that shows
+    // what it was.
+    let kept = ChildAccess {
+        changes: Changes::CONTENT,
+        keeps: Changes::SIZE,
+        passes: Passes::Nothing,
+    };
+    nodes.require(&around.place, "target", kept)?;
     let device: Arc<dyn BlockDevice> = filter;
     Ok(OpenedNode::device(DRIVER, device))
 }
@@ -151,6 +164,12 @@ pub(super) async fn open_snapshot(
     const NAME: &str = "snapshot-access";
     check(&options, &["file"])?;
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
+    let reading = ChildAccess {
+        passes: Passes::Nothing,
+        ..ChildAccess::keeping(Changes::NONE)
+    };
+    let nodes = &around.place.nodes;
+    nodes.require(&around.place, "file", reading)?;
     refuse_unknown(&options, NAME)?;
     let device = file.into_device(&around.flags).await?;
     let filter = device.format_device().and_then(|it| it.downcast_ref());

@@ -7,7 +7,7 @@ use vellum::nodes::{Quorum, QuorumChild, QuorumOptions, QuorumReport, ReadPatter
 
 use crate::file_node::CommonOptions;
 use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
-use crate::nodes::NodeNotice;
+use crate::nodes::{Changes, ChildAccess, NodeNotice};
 use crate::options::Options;
 
 const DRIVER: &str = "quorum";
@@ -78,6 +78,9 @@ pub(super) async fn open(
         let key = format!("children.{number}");
         let named = options.get_text(&key).map(str::to_owned);
         let node = child(&mut options, &key, Role::Image, &around).await?;
+        let alone = ChildAccess::keeping(Changes::ALL);
+        let nodes = &around.place.nodes;
+        nodes.require(&around.place, &key, alone)?;
         let device = node.into_device(&around.flags).await?;
         children.push(QuorumChild {
             name: named.unwrap_or_else(|| device.info().name),

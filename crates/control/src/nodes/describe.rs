@@ -77,19 +77,12 @@ impl Node {
 
 impl Nodes {
     /// Who uses which node, and for what: the number of the use, the user, the node, and what is
-    /// wanted of it.
+    /// wanted of it, also by those who use it through the user.
     pub fn uses(&self) -> Vec<(u64, User, String, RequiredAccess)> {
         let named = self.lock();
-        let uses = named.uses.iter();
-        uses.map(|one| {
-            (
-                one.id,
-                one.user.clone(),
-                one.node.clone(),
-                one.wanted.clone(),
-            )
-        })
-        .collect()
+        let uses = named.uses_with_reach().into_iter();
+        uses.map(|one| (one.id, one.user, one.node, one.wanted))
+            .collect()
     }
 
     /// The names of all nodes, each after those that it stands on.

@@ -11,6 +11,7 @@
 //!   is not closed by them: others may stand on it later.
 //! - What a failed change has made is gone, and its names are free again.
 
+mod access;
 mod activity;
 mod bitmaps;
 mod borrowed;
@@ -43,11 +44,13 @@ use crate::graph::{self, NodeKind, OpenContext, OpenedNode, Role};
 use crate::open::Ancestry;
 use crate::options::Options;
 
+pub(crate) use access::ChildAccess;
 pub(crate) use activity::inactive_child;
 use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
 use shared::SharedNodes;
+pub(crate) use uses::Passes;
 pub use uses::{Changes, RequiredAccess, User};
 use uses::{Use, Uses};
 use watch::Notices;
@@ -397,13 +400,9 @@ impl Nodes {
         node.check_access(&user, &wanted)?;
         let device = node.device()?;
         let link = Link::new(node.front.clone().unwrap_or(device));
-        let id = named.uses.add(Use {
-            id: 0,
-            user,
-            node: name.to_owned(),
-            wanted,
-            owner: owner.map(str::to_owned),
+        let id = named.add_use(Use {
             link: Some(link.clone()),
+            ..Use::new(user, name, wanted, owner)
         })?;
         Ok(NodeUse { id, link })
     }
@@ -416,14 +415,6 @@ impl Nodes {
         wanted: RequiredAccess,
         owner: Option<&str>,
     ) -> Result<()> {
-        let new = Use {
-            id: 0,
-            user,
-            node: name.to_owned(),
-            wanted,
-            owner: owner.map(str::to_owned),
-            link: None,
-        };
         let mut named = self.lock();
         if named
             .nodes
@@ -433,7 +424,7 @@ impl Nodes {
             // It would not see what stands in front.
             named.check_no_job(name)?;
         }
-        named.uses.add(new).map(drop)
+        named.add_use(Use::new(user, name, wanted, owner)).map(drop)
     }
 
     /// The node to which a use leads now.
@@ -448,24 +439,14 @@ impl Nodes {
     /// # Errors
     /// If somebody else writes to the file, or keeps it to himself.
     pub(crate) fn keep_file(&self, place: &Ancestry, writes: bool) -> Result<()> {
-        match &place.parent {
-            Some(format) if self.live => self.lock().keep_file(format, writes),
-            _ => Ok(()),
-        }
-    }
-
-    /// Has nobody begin to change the file that the live node at `place` stands on but by this
-    /// node; who does so already goes on.
-    pub(crate) fn keep_file_from_now(&self, place: &Ancestry) {
-        let Some(above) = &place.parent else {
-            return;
+        let access = ChildAccess {
+            changes: match writes {
+                true => Changes::ALL,
+                false => Changes::NONE,
+            },
+            ..ChildAccess::keeping(Changes::ALL)
         };
-        let mut named = self.lock();
-        if let Some(file) = named.uses.by_as(above, "file") {
-            let (id, mut wanted) = (file.id, file.wanted.clone());
-            wanted.keeps = Changes::ALL;
-            named.uses.want(id, wanted);
-        }
+        self.require(place, "file", access)
     }
 
     /// Ends a use.
@@ -480,22 +461,6 @@ impl Nodes {
 }
 
 impl NamedNode {
-    fn keep_file(&mut self, format: &str, writes: bool) -> Result<()> {
-        let Some(file) = self.uses.by_as(format, "file") else {
-            return Ok(());
-        };
-        let mut kept = file.clone();
-        kept.wanted.changes = match writes {
-            true => Changes::ALL,
-            false => Changes::NONE,
-        };
-        kept.wanted.keeps = Changes::ALL;
-        let others = self.uses.of(&kept.node);
-        uses::check(&kept, others.filter(|one| one.id != kept.id))?;
-        self.uses.want(kept.id, kept.wanted);
-        Ok(())
-    }
-
     /// Names in an order in which each node comes before those that it stands on, and otherwise
     /// as they are.
     fn top_down(&self, names: Vec<String>) -> Vec<String> {

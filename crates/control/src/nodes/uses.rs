@@ -1,8 +1,7 @@
 //! Who uses which node, and for what: what a node's fate depends on.
 //!
 //! Invariants:
-//! - Of the users of one node none changes what another one needs to stay as it
-//!   is; who would is refused.
+//! - Nothing is noted here that gets in another one's way: that is asked before (`access.rs`).
 //! - What a job watches is not opened anew.
 //! - Uses are in the order in which they began, and found by who uses and by what is used.
 
@@ -10,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vellum::nodes::Link;
-use vellum::{Error, ErrorKind, Result};
 
 /// Somebody who uses a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,8 +83,16 @@ impl Changes {
         size: true,
     };
 
+    /// What is in one of them.
+    pub(super) fn or(self, other: Changes) -> Changes {
+        Changes {
+            content: self.content || other.content,
+            size: self.size || other.size,
+        }
+    }
+
     /// The names of the permissions of QEMU that are in both; none if there are none.
-    fn both(self, other: Changes) -> Option<String> {
+    pub(super) fn both(self, other: Changes) -> Option<String> {
         let names = [
             ("write", self.content && other.content),
             ("resize", self.size && other.size),
@@ -110,13 +116,31 @@ impl RequiredAccess {
     }
 }
 
+/// What a node passes on to one that it stands on, of what its own users want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passes {
+    /// All of it.
+    All,
+    /// All of it; and while it has users, nobody else changes anything.
+    AllAndKeeps,
+    /// It only reads there: if its content is to stay, that of the other has to.
+    Reading,
+    /// Nothing.
+    Nothing,
+}
+
 /// A user's use of a node.
 #[derive(Debug, Clone)]
 pub(super) struct Use {
     pub(super) id: u64,
     pub(super) user: User,
     pub(super) node: String,
+    /// What the user wants itself.
     pub(super) wanted: RequiredAccess,
+    /// What of the wants of its users is wanted too, where the user is a node.
+    pub(super) passes: Passes,
+    /// Of a job: others must not change what lies below the node either.
+    pub(super) keeps_all_below: bool,
     /// The node to which the user belongs, where that is a node.
     pub(super) owner: Option<String>,
     /// What the user holds, if the node can be exchanged under it.
@@ -124,7 +148,38 @@ pub(super) struct Use {
 }
 
 impl Use {
-    fn describe(&self) -> String {
+    /// A use without a link. It is numbered when it is noted.
+    pub(super) fn new(user: User, node: &str, wanted: RequiredAccess, owner: Option<&str>) -> Use {
+        let passes = match wanted.role.as_str() {
+            "backing" => Passes::Reading,
+            _ => Passes::All,
+        };
+        Use {
+            id: 0,
+            user,
+            node: node.to_owned(),
+            wanted,
+            passes,
+            keeps_all_below: false,
+            owner: owner.map(str::to_owned),
+            link: None,
+        }
+    }
+
+    /// What others must not change of what lies below the node. A job that writes to layers of a
+    /// chain keeps the content of others above, which read what it writes.
+    pub(super) fn kept_below(&self) -> Changes {
+        match self.user.is_job() {
+            true if self.keeps_all_below => Changes::ALL,
+            true => Changes {
+                content: false,
+                ..self.wanted.keeps
+            },
+            false => self.wanted.keeps,
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
         format!(
             "{} (uses node '{}' as '{}' child)",
             self.user.describe(),
@@ -198,16 +253,12 @@ impl Uses {
         self.by_id.get(&id)
     }
 
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Use> {
+        self.by_id.get_mut(&id)
+    }
+
     /// Notes a use, and numbers it.
-    ///
-    /// # Errors
-    /// If it gets in the way of others.
-    pub(super) fn add(&mut self, mut new: Use) -> Result<u64> {
-        let wanted = &new.wanted;
-        // Whoever only reads is in nobody's way, and a backing file has many who do.
-        if (wanted.changes, wanted.keeps) != (Changes::NONE, Changes::NONE) {
-            check(&new, self.of(&new.node))?;
-        }
+    pub(super) fn add(&mut self, mut new: Use) -> u64 {
         new.id = self.next_id;
         self.next_id += 1;
         self.of.entry(new.node.clone()).or_default().insert(new.id);
@@ -216,7 +267,7 @@ impl Uses {
         }
         let id = new.id;
         self.by_id.insert(id, new);
-        Ok(id)
+        id
     }
 
     pub(super) fn remove(&mut self, id: u64) {
@@ -257,13 +308,6 @@ impl Uses {
         self.of.entry(node.to_owned()).or_default().insert(id);
     }
 
-    /// Has a use want something else; nobody is asked.
-    pub(super) fn want(&mut self, id: u64, wanted: RequiredAccess) {
-        if let Some(one) = self.by_id.get_mut(&id) {
-            one.wanted = wanted;
-        }
-    }
-
     /// Has a use go through a link.
     pub(super) fn go_through(&mut self, id: u64, link: Arc<Link>) {
         if let Some(one) = self.by_id.get_mut(&id) {
@@ -287,76 +331,5 @@ fn forget(index: &mut BTreeMap<String, BTreeSet<u64>>, name: &str, id: u64) {
         if ids.is_empty() {
             index.remove(name);
         }
-    }
-}
-
-/// Refuses a use that gets in the way of others.
-pub(super) fn check<'a>(new: &Use, others: impl IntoIterator<Item = &'a Use>) -> Result<()> {
-    for other in others {
-        let change = new.wanted.changes.both(other.wanted.keeps);
-        let keep = other.wanted.changes.both(new.wanted.keeps);
-        // Which of two conflicts is told shows in scripts: an export keeps the size only
-        // once it is there.
-        let change_first = matches!(new.user, User::Export(_));
-        let (what, changer, keeper) = match (change, keep) {
-            (Some(what), _) if change_first => (what, new, other),
-            (_, Some(what)) => (what, other, new),
-            (Some(what), None) => (what, new, other),
-            (None, None) => continue,
-        };
-        let message = format!(
-            "Permission conflict on node '{}': permissions '{what}' are both required by {} and \
-             unshared by {}.",
-            new.node,
-            changer.describe(),
-            keeper.describe()
-        );
-        return Err(Error::new(ErrorKind::Denied, "use node", message).target(&*new.node));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_writer_and_one_who_needs_rest_are_told_apart() {
-        let one = |user, role: &str, changes, keeps| Use {
-            id: 0,
-            user,
-            node: "n".into(),
-            wanted: RequiredAccess {
-                role: role.into(),
-                changes,
-                keeps,
-            },
-            owner: None,
-            link: None,
-        };
-        let export = one(
-            User::Export("e".into()),
-            "root",
-            Changes::CONTENT,
-            Changes::SIZE,
-        );
-        let id = "j".to_owned();
-        let job = User::Job { id, kind: "stream" };
-        let job = one(job, "intermediate node", Changes::NONE, Changes::CONTENT);
-        let above = one(
-            User::Node("above".into()),
-            "backing",
-            Changes::NONE,
-            Changes::NONE,
-        );
-        let expected = "Permission conflict on node 'n': permissions 'write' are both required by \
-                        an unnamed block device (uses node 'n' as 'root' child) and unshared by \
-                        stream job 'j' (uses node 'n' as 'intermediate node' child).";
-        assert_eq!(
-            check(&job, [&above, &export]).unwrap_err().message(),
-            expected
-        );
-        assert_eq!(check(&export, [&job]).unwrap_err().message(), expected);
-        assert!(check(&above, [&export, &job]).is_ok());
     }
 }

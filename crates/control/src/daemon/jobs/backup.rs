@@ -150,7 +150,14 @@ impl Backup {
             true => (Changes::CONTENT, Changes::ALL),
             false => (none, size),
         };
+        let has_users = job_nodes.nodes.is_used_by(&what.source, |_| true);
         job_nodes.join(&job.settings, &what.source, "main node", changes, keeps)?;
+        // What is written below by others comes past no filter.
+        let kept = job_nodes.keep_below(&what.source);
+        kept.map_err(|error| match has_users {
+            true => error.context("backup", "Could not replace node"),
+            false => error,
+        })?;
         let (content, all) = (Changes::CONTENT, Changes::ALL);
         job_nodes.join(&job.settings, &what.target, "target", content, all)?;
         let nodes = &job_nodes.nodes;

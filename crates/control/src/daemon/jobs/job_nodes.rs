@@ -53,6 +53,12 @@ impl JobNodes {
         Ok(())
     }
 
+    /// Has nobody change what lies below a node, but by that node.
+    pub(in crate::daemon) fn keep_below(&self, node: &str) -> vellum::Result<()> {
+        let mut uses = self.uses.iter().filter(|(_, used)| used == node);
+        uses.try_for_each(|(id, _)| self.nodes.keep_below(*id))
+    }
+
     /// Makes a node writable, for as long as the job needs it.
     pub(in crate::daemon) async fn open(&mut self, node: &str) -> vellum::Result<()> {
         if self.nodes.device(node)?.info().read_only {

@@ -1,0 +1,300 @@
+//! Whether what users want of nodes goes together: also what they want by way of the nodes that lie
+//! between.
+//!
+//! Whoever wants something of a node wants it of what that node stands on too, as far as
+//! [`Passes`] says. So a use has two sides: what its user wants itself ([`Use::wanted`]), and what
+//! those want who reach the node through it.
+//!
+//! Invariants:
+//! - Of the users of one node none changes what another one needs to stay as it is, whichever
+//!   way they reach it; who would is refused, and what was noted of him is gone.
+//! - Nothing is wanted through an inactive node: nobody changes it, or relies on it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use vellum::{Error, ErrorKind, Result};
+
+use super::uses::{Passes, Use};
+use super::{Changes, NamedNode, Nodes, User};
+use crate::open::Ancestry;
+
+/// What the users of a node want, for what it stands on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reach {
+    changes: Changes,
+    keeps: Changes,
+    is_used: bool,
+}
+
+/// What a node wants of one that it stands on, whoever its users are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChildAccess {
+    pub(crate) changes: Changes,
+    pub(crate) keeps: Changes,
+    pub(crate) passes: Passes,
+}
+
+impl ChildAccess {
+    /// It keeps this, and passes on what its users want.
+    pub(crate) fn keeping(keeps: Changes) -> ChildAccess {
+        ChildAccess {
+            changes: Changes::NONE,
+            keeps,
+            passes: Passes::All,
+        }
+    }
+}
+
+impl Reach {
+    fn add(&mut self, one: &Use) {
+        self.changes = self.changes.or(one.wanted.changes);
+        self.keeps = self.keeps.or(one.kept_below());
+        self.is_used = true;
+    }
+
+    /// What of it reaches what is below a use of that kind.
+    fn through(self, passes: Passes) -> (Changes, Changes) {
+        let (changes, keeps) = (self.changes, self.keeps);
+        match passes {
+            Passes::All => (changes, keeps),
+            Passes::AllAndKeeps if self.is_used => (changes, Changes::ALL),
+            Passes::AllAndKeeps | Passes::Nothing => (Changes::NONE, Changes::NONE),
+            // Whoever needs content to stay needs all that it is made of.
+            Passes::Reading if keeps.content => (Changes::NONE, Changes::ALL),
+            Passes::Reading => (Changes::NONE, Changes::NONE),
+        }
+    }
+}
+
+impl NamedNode {
+    /// Notes a use, and numbers it.
+    ///
+    /// # Errors
+    /// If it gets in the way of others.
+    pub(super) fn add_use(&mut self, new: Use) -> Result<u64> {
+        let id = self.uses.add(new);
+        if let Err(error) = self.check_use(id) {
+            self.uses.remove(id);
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    /// Changes a use; if that gets in the way of others, it stays as it was.
+    pub(super) fn change_use(&mut self, id: u64, change: impl FnOnce(&mut Use)) -> Result<()> {
+        let Some(one) = self.uses.get_mut(id) else {
+            return Ok(());
+        };
+        let old = one.clone();
+        change(one);
+        let checked = self.check_use(id);
+        if checked.is_err()
+            && let Some(one) = self.uses.get_mut(id)
+        {
+            *one = old;
+        }
+        checked
+    }
+
+    /// Refuses what a use wants, of its node and of those below, where it gets in the way of others.
+    fn check_use(&self, id: u64) -> Result<()> {
+        let Some(one) = self.uses.get(id) else {
+            return Ok(());
+        };
+        // An export keeps the size only once it is there, which shows in what is told.
+        let change_first = matches!(one.user, User::Export(_));
+        let mut known = BTreeMap::new();
+        let mut reached: BTreeMap<u64, (Changes, Changes)> = BTreeMap::new();
+        let mut todo = VecDeque::from([self.with_reach(one, &mut known)]);
+        while let Some(one) = todo.pop_front() {
+            let keeps = one.wanted.keeps.or(one.kept_below());
+            // Whoever only reads is in nobody's way, and a backing file has many who do.
+            if (one.wanted.changes, keeps) == (Changes::NONE, Changes::NONE) {
+                continue;
+            }
+            for other in self.uses.of(&one.node).filter(|other| other.id != one.id) {
+                let other = self.with_reach(other, &mut known);
+                check(&one, &other, change_first || one.id < other.id)?;
+            }
+            if self.is_inactive(&one.node) {
+                continue;
+            }
+            let mut reach = Reach::default();
+            reach.add(&one);
+            for child in self.uses.by(&one.node) {
+                let (changes, keeps) = reach.through(child.passes);
+                let before = reached.entry(child.id).or_default();
+                let now = (before.0.or(changes), before.1.or(keeps));
+                if std::mem::replace(before, now) != now {
+                    let mut below = child.clone();
+                    (below.wanted.changes, below.wanted.keeps) = now;
+                    todo.push_back(below);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All uses, each with all that is wanted by way of it.
+    pub(super) fn uses_with_reach(&self) -> Vec<Use> {
+        let mut known = BTreeMap::new();
+        let uses = self.uses.iter();
+        uses.map(|one| self.with_reach(one, &mut known)).collect()
+    }
+
+    /// A use with all that is wanted by way of it. `known` is what was found out before.
+    fn with_reach(&self, one: &Use, known: &mut BTreeMap<String, Reach>) -> Use {
+        let mut whole = one.clone();
+        if let User::Node(above) = &one.user {
+            let (changes, keeps) = self.reach(above, known).through(one.passes);
+            whole.wanted.changes = whole.wanted.changes.or(changes);
+            whole.wanted.keeps = whole.wanted.keeps.or(keeps);
+        }
+        whole
+    }
+
+    /// What the users of a node want of what it stands on.
+    fn reach(&self, name: &str, known: &mut BTreeMap<String, Reach>) -> Reach {
+        if let Some(reach) = known.get(name) {
+            return *reach;
+        }
+        let mut all = vec![name.to_owned()];
+        let mut seen = BTreeSet::from([name.to_owned()]);
+        let mut at = 0;
+        while let Some(below) = all.get(at).cloned() {
+            for one in self.uses.of(&below) {
+                if let User::Node(above) = &one.user
+                    && !known.contains_key(above)
+                    && seen.insert(above.clone())
+                {
+                    all.push(above.clone());
+                }
+            }
+            at += 1;
+        }
+        let mut last = Reach::default();
+        for name in self.top_down(all) {
+            last = Reach::default();
+            if !self.is_inactive(&name) {
+                for one in self.uses.of(&name) {
+                    last.add(&self.with_reach(one, known));
+                }
+            }
+            known.insert(name, last);
+        }
+        // All others stand above it.
+        last
+    }
+}
+
+impl Nodes {
+    /// Has the live node at `place` want more of the one that is `role` to it.
+    ///
+    /// # Errors
+    /// If that gets in the way of others.
+    pub(crate) fn require(&self, place: &Ancestry, role: &str, access: ChildAccess) -> Result<()> {
+        let above = match &place.parent {
+            Some(above) if self.live => above,
+            _ => return Ok(()),
+        };
+        let mut named = self.lock();
+        let Some(id) = named.uses.by_as(above, role).map(|one| one.id) else {
+            return Ok(());
+        };
+        named.change_use(id, |one| {
+            one.wanted.changes = access.changes;
+            one.wanted.keeps = access.keeps;
+            one.passes = access.passes;
+        })
+    }
+
+    /// Has nobody change what lies below a node that a job uses, but by that node.
+    ///
+    /// # Errors
+    /// If somebody does.
+    pub(crate) fn keep_below(&self, id: u64) -> Result<()> {
+        self.lock().change_use(id, |one| one.keeps_all_below = true)
+    }
+}
+
+/// Refuses a use that gets in the way of another one. Of two conflicts, one is told: what `new`
+/// changes, or else what it keeps. Of two uses the later one is asked first, as in QEMU, what it
+/// leaves to the other.
+fn check(new: &Use, other: &Use, change_first: bool) -> Result<()> {
+    let change = new.wanted.changes.both(other.wanted.keeps);
+    let keep = other.wanted.changes.both(new.wanted.keeps);
+    let (what, changer, keeper) = match (change, keep) {
+        (Some(what), _) if change_first => (what, new, other),
+        (_, Some(what)) => (what, other, new),
+        (Some(what), None) => (what, new, other),
+        (None, None) => return Ok(()),
+    };
+    let message = format!(
+        "Permission conflict on node '{}': permissions '{what}' are both required by {} and \
+         unshared by {}.",
+        new.node,
+        changer.describe(),
+        keeper.describe()
+    );
+    Err(Error::new(ErrorKind::Denied, "use node", message).target(&*new.node))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RequiredAccess;
+    use super::*;
+
+    fn one(user: User, node: &str, role: &str, changes: Changes, keeps: Changes) -> Use {
+        let wanted = RequiredAccess {
+            role: role.into(),
+            changes,
+            keeps,
+        };
+        Use::new(user, node, wanted, None)
+    }
+
+    #[test]
+    fn a_writer_and_one_who_needs_rest_are_told_apart() {
+        let export = User::Export("e".into());
+        let export = one(export, "n", "root", Changes::CONTENT, Changes::SIZE);
+        let id = "j".to_owned();
+        let job = User::Job { id, kind: "stream" };
+        let role = "intermediate node";
+        let job = one(job, "n", role, Changes::NONE, Changes::CONTENT);
+        let above = User::Node("above".into());
+        let above = one(above, "n", "backing", Changes::NONE, Changes::NONE);
+        let expected = "Permission conflict on node 'n': permissions 'write' are both required by \
+                        an unnamed block device (uses node 'n' as 'root' child) and unshared by \
+                        stream job 'j' (uses node 'n' as 'intermediate node' child).";
+        let text = |checked: Result<()>| checked.unwrap_err().message().to_owned();
+        assert_eq!(text(check(&job, &export, false)), expected);
+        assert_eq!(text(check(&export, &job, true)), expected);
+        check(&above, &export, false).unwrap();
+        check(&above, &job, false).unwrap();
+    }
+
+    /// Each node of a ladder is reached by two ways from the one above it: as many paths as no
+    /// walk over all of them would end.
+    #[test]
+    fn many_ways_to_a_node_are_looked_at_once() {
+        let mut named = NamedNode::default();
+        let none = Changes::NONE;
+        for step in 0..64 {
+            for side in ["left", "right"] {
+                let above = User::Node(step.to_string());
+                let below = (step + 1).to_string();
+                named.add_use(one(above, &below, side, none, none)).unwrap();
+            }
+        }
+        let writer = User::Export("writer".into());
+        let writes = one(writer, "0", "root", Changes::CONTENT, none);
+        let id = named.add_use(writes.clone()).unwrap();
+        let keeper = User::Export("keeper".into());
+        let keeps = one(keeper, "64", "root", none, Changes::CONTENT);
+        let refused = named.add_use(keeps.clone()).unwrap_err();
+        assert!(refused.message().contains("node '63'"), "{refused}");
+        named.uses.remove(id);
+        named.add_use(keeps).unwrap();
+        named.add_use(writes).unwrap_err();
+    }
+}
