@@ -89,7 +89,11 @@ impl UnlockedFile {
         permissions.used = permissions.used.with(self.extra.used);
         let refused = PermissionSet::ALL.without(self.extra.shared);
         permissions.shared = permissions.shared.without(refused);
-        Some(permissions)
+        match (user, self.file.permissions()) {
+            // A format that stands on the same file needs its own still.
+            (FileUse::Raw, Some(held)) => Some(permissions.both(held)),
+            _ => Some(permissions),
+        }
     }
 }
 

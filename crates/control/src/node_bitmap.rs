@@ -8,6 +8,8 @@ use vellum::qcow2::{AsQcow2, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
 use vellum::{Error, ErrorKind, Result};
 
 use crate::Nodes;
+use crate::graph::NodeKind;
+use crate::nodes::unknown_node;
 
 /// A bitmap by its name, wherever it is.
 #[derive(Debug, Clone)]
@@ -39,11 +41,14 @@ pub(crate) struct BitmapState {
 /// # Errors
 /// If there is no such node, or the directory of its image cannot be read.
 pub(crate) async fn list(nodes: &Nodes, node: &str) -> Result<Vec<(NodeBitmap, BitmapState)>> {
-    let device = nodes.device(node)?;
-    let is_image = nodes.known(node)?.driver == "qcow2";
-    let mut found = Vec::new();
     // A filter over an image shows it, and has bitmaps of its own.
-    if let Some(image) = device.as_qcow2().filter(|_| is_image) {
+    let known = nodes.known(node).map_err(|_| unknown_node(node))?;
+    let image = match known.kind {
+        NodeKind::Device(device) if known.driver == "qcow2" => Some(device),
+        _ => None,
+    };
+    let mut found = Vec::new();
+    if let Some(image) = image.as_ref().and_then(|image| image.as_qcow2()) {
         for info in image.bitmaps().list().await? {
             let state = BitmapState {
                 granularity_bytes: info.granularity_bytes,

@@ -95,6 +95,17 @@ pub struct Permissions {
 }
 
 impl Permissions {
+    /// Those of two openers in one.
+    #[must_use]
+    pub const fn both(self, other: Self) -> Self {
+        Permissions {
+            used: self.used.with(other.used),
+            shared: self
+                .shared
+                .without(PermissionSet::ALL.without(other.shared)),
+        }
+    }
+
     /// Nothing used, everything shared: no byte is locked.
     pub const NONE: Self = Permissions {
         used: PermissionSet::NONE,

@@ -1,9 +1,12 @@
 //! Who may change a node while others need it as it is, also where nodes lie between them.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
 use serde_json::{Value, json};
 
 use crate::place::Step::Ask;
-use crate::place::{Step, Tolerance, alike};
+use crate::place::{NAME, Place, Step, Tolerance, add, alike};
 
 const SERVER: &[&str] = &["--nbd-server", "addr.type=unix,addr.path=sock"];
 
@@ -253,4 +256,48 @@ fn debuggers_take_and_keep_what_they_are_told() {
         debug("keeper", json!("file"), "unshare-child-perms"),
     ];
     told_alike(&script);
+}
+
+/// What QEMU's program says that makes a file anew.
+fn make_anew(folder: &Path, name: &str) -> String {
+    let output = Command::new("qemu-img")
+        .args(["create", "-f", "raw", name, "1M"])
+        .current_dir(folder)
+        .output()
+        .expect("the program of `cargo xtask setup`");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Asking for a node must not change who else may open its file.
+#[test]
+fn nodes_that_are_asked_for_keep_their_locks() {
+    let bitmap = |node: &str| {
+        let arguments = json!({"node": node, "name": "dirty"});
+        Ask("block-dirty-bitmap-add", arguments)
+    };
+    let script = [
+        add("image", "o", json!(null)),
+        file("file", "b"),
+        over("qcow2", "over", "file"),
+        file("unused", "t"),
+        Ask("query-named-block-nodes", json!({"flat": true})),
+        bitmap("file"),
+    ];
+    for program in [None, Some(PathBuf::from(NAME))] {
+        let place = Place::new();
+        let program = program.unwrap_or_else(|| place.path(NAME));
+        let mut daemon = place.start(&program, &[]);
+        for step in &script {
+            let Ask(command, arguments) = step else {
+                panic!("no question")
+            };
+            daemon.must(command, arguments.clone());
+        }
+        for used in ["o", "b"] {
+            let said = make_anew(place.folder.path(), used);
+            assert!(said.contains("Failed to get \"write\" lock"), "{said}");
+        }
+        assert_eq!(make_anew(place.folder.path(), "t"), "", "{program:?}");
+        daemon.end();
+    }
 }

@@ -168,6 +168,11 @@ impl FileStorage {
         Ok(Arc::new(storage))
     }
 
+    /// What this opener does and lets others do; `None`: nothing is locked.
+    pub fn permissions(&self) -> Option<Permissions> {
+        self.locks.wanted()
+    }
+
     /// Changes what this opener does and lets others do.
     ///
     /// # Errors

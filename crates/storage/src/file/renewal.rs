@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::open::OpenedFile;
 use super::{FileOptions, FileStorage};
-use crate::lock::{self, LockConflict, PermissionSet, Permissions};
+use crate::lock::{self, LockConflict, Permissions};
 use vellum_io::Result;
 
 impl FileStorage {
@@ -64,12 +64,7 @@ impl FileStorage {
             // They are in the way of those of the old file, which has the same.
             lock::release(fd, own, Permissions::NONE);
         }
-        let refused = PermissionSet::ALL.without(permissions.shared);
-        let both = Permissions {
-            used: held.used.with(permissions.used),
-            shared: held.shared.without(refused),
-        };
-        let taken = old.locks.change(both);
+        let taken = old.locks.change(held.both(permissions));
         let taken = taken.and_then(|()| lock::take_beside(fd, self.file.name(), permissions));
         if let Err(conflict) = taken {
             // A failure leaves `old` with more than it had, which harms nobody.
