@@ -1,5 +1,7 @@
 //! What was asked of disks: `query-blockstats`, histograms, thresholds, and events about them.
 
+use std::os::unix::fs::FileExt;
+
 use serde_json::{Value, json};
 
 use super::place::Step::Ask;
@@ -169,6 +171,36 @@ fn a_request_that_fails_is_an_event() {
     let stats = daemon.must("query-blockstats", json!({}));
     assert_eq!(stats[0]["stats"]["failed_wr_operations"], json!(1));
     daemon.end();
+}
+
+/// What a client may not do never reaches the disk, which has not failed.
+#[test]
+fn what_a_file_refuses_is_no_failure_of_the_disk() {
+    let place = Place::new();
+    let mut daemon = place.ours(&DISK);
+    for (id, writable) in [("read", false), ("write", true)] {
+        std::fs::write(place.path(id), "").expect("a file");
+        let export = json!({
+            "type": "fuse", "id": id, "node-name": "d", "mountpoint": place.path(id),
+            "writable": writable, "growable": false,
+        });
+        daemon.must("block-export-add", export);
+    }
+    let write = |name: &str, at: u64| {
+        let file = std::fs::File::options().write(true).open(place.path(name));
+        file.expect("a file").write_at(&[1; 4096], at)
+    };
+    let errno = |written: std::io::Result<usize>| written.expect_err("refused").raw_os_error();
+    assert_eq!(errno(write("read", 0)), Some(libc::EACCES));
+    assert_eq!(errno(write("write", 1 << 20)), Some(libc::EIO));
+    assert_eq!(write("write", 0).expect("written"), 4096);
+    let stats = daemon.must("query-blockstats", json!({}));
+    for one in stats.as_array().expect("a list") {
+        assert_eq!(one["stats"]["failed_wr_operations"], json!(0), "{one}");
+    }
+    let (_, events) = daemon.end();
+    let mut failed = events.iter().map(|event| &event["event"]);
+    assert!(!failed.any(|name| name == "BLOCK_IO_ERROR"), "{events:?}");
 }
 
 /// It is gone, so its name is free; as in QEMU that is no error of the command.

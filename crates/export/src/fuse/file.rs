@@ -15,7 +15,7 @@ use vellum_io::{Buffer, Error, ErrorKind, Io, lane};
 
 use crate::accounting::Accounting;
 
-use super::proto::{Allocate, Attributes, Seek, SetAttributes, Time, Transfer, set};
+use super::proto::{Allocate, Attributes, Operation, Seek, SetAttributes, Time, Transfer, set};
 
 /// Why a request fails.
 pub(super) type Errno = i32;
@@ -206,6 +206,18 @@ impl File {
         match self.rights.writable {
             true => Ok(()),
             false => Err(libc::EACCES),
+        }
+    }
+
+    /// Whether an operation changes nothing, or something that may be changed.
+    pub(super) fn takes(&self, operation: &Operation) -> bool {
+        let rights = &self.rights;
+        match operation {
+            Operation::Write(transfer) => {
+                rights.writable && (rights.growable || self.left(transfer.offset_bytes) > 0)
+            }
+            Operation::Allocate(_) => rights.writable,
+            _ => true,
         }
     }
 

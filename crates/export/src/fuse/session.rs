@@ -176,7 +176,10 @@ impl Session {
             session: self.clone(),
             unique: header.unique,
             bytes,
-            started: operation.and_then(|operation| self.account(&operation)),
+            // What is refused never reaches the device, which does not fail then.
+            started: operation
+                .filter(|operation| self.file.takes(operation))
+                .and_then(|operation| self.account(&operation)),
         }
     }
 
