@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::place::{Daemon, NAME, Place, Step, same, with};
+use super::place::{Daemon, NAME, Place, Step, qcow2, same, with};
 
 /// What is told of each node that depends on how nodes stand on each other, in the order of
 /// the answer.
@@ -112,6 +112,31 @@ fn layers_are_named_by_their_files_alike() {
         Step::Wait("c", "null"),
         stream(json!({"base": "b"})),
         Step::Wait("s", "null"),
+    ];
+    same(&[], &script);
+}
+
+/// The words of an image's header do not name what it was put on instead.
+#[test]
+fn a_layer_is_not_named_by_a_file_that_it_is_not() {
+    let step = |command, arguments| Step::Ask(command, arguments);
+    let below = json!({"driver": "qcow2", "file": {"driver": "file", "filename": "o"}});
+    let top = qcow2("top", "t", below);
+    let ask = |command, name: &str, id: &str| {
+        let arguments = json!({"job-id": id, "device": "top", "base": name});
+        step(command, arguments)
+    };
+    let script = [
+        step("blockdev-add", top),
+        ask("block-commit", "m", "one"),
+        ask("block-commit", "./m", "two"),
+        ask("block-stream", "m", "three"),
+        ask("block-stream", "o", "four"),
+        Step::Wait("four", "null"),
+        ask("block-commit", "o", "five"),
+        Step::Wait("five", "ready"),
+        step("job-complete", json!({"id": "five"})),
+        Step::Wait("five", "null"),
     ];
     same(&[], &script);
 }

@@ -41,9 +41,13 @@ impl Nodes {
         names.into_iter().map(text).collect()
     }
 
-    /// What a node of a format says that it stands on.
+    /// What a node of a format says that it stands on, if that is what it does stand on.
     pub fn backing_text(&self, name: &str) -> Option<String> {
-        self.lock().nodes.get(name)?.opened.backing_text()
+        let named = self.lock();
+        let below = named.uses.by_as(name, "backing")?;
+        let node = named.nodes.get(name)?;
+        let text = node.opened.backing_text();
+        text.filter(|_| node.stands_by_header(&below.node))
     }
 
     /// The names of all nodes in the order in which QEMU makes them: a file before the image in it, and
@@ -61,6 +65,18 @@ impl Nodes {
             .collect();
         order.extend(others);
         order
+    }
+}
+
+impl Node {
+    /// Whether it is its header that names the node which it stands on.
+    fn stands_by_header(&self, backing: &str) -> bool {
+        let options = self.origin.as_ref().map(|origin| &origin.options);
+        let text = self.opened.backing_text();
+        backing.starts_with(MADE_UP)
+            && text.is_some()
+            && text == self.backing_text
+            && options.is_some_and(|options| !options.keys().any(names_backing))
     }
 }
 
@@ -121,11 +137,7 @@ impl NamedNode {
         let Some((_, backing)) = self.children(name).find(|(role, _)| *role == "backing") else {
             return text.map(|_| Value::Null);
         };
-        let options = node.origin.as_ref().map(|origin| &origin.options);
-        let by_header = backing.starts_with(MADE_UP)
-            && text.is_some()
-            && text == node.backing_text
-            && options.is_some_and(|options| !options.keys().any(names_backing));
+        let by_header = node.stands_by_header(backing);
         let filter = self.filter_of(backing);
         let backing = known.get(backing)?;
         if let Some(filter) = filter {
