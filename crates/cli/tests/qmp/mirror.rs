@@ -1,9 +1,11 @@
 //! `blockdev-mirror`, as whoever moves a disk uses it.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Wait};
-use crate::place::{Daemon, Place, Step, add, qcow2, same, with};
+use crate::place::{Daemon, NAME, Place, Step, add, qcow2, same, with};
 
 fn mirror(more: Value) -> Step {
     let usual = json!({"device": "top", "target": "to", "sync": "full", "job-id": "j"});
@@ -78,6 +80,7 @@ fn what_is_wrong_with_a_mirror_is_told_alike() {
         mirror(json!({"target": "small"})),
         Wait("j", "null"),
         Ask("blockdev-add", read_only),
+        mirror(json!({"target": "ro"})),
         Ask("blockdev-del", json!({"node-name": "ro"})),
     ]);
     same(&[], &script);
@@ -132,6 +135,41 @@ fn mirrors_are_made_alike() {
         Ask("blockdev-del", json!({"node-name": "top"})),
     ]);
     same(&[], &script);
+}
+
+/// Of an image below a filter, too, only what it holds itself is copied.
+#[test]
+fn the_top_below_a_filter_is_mirrored_alike() {
+    let maps = [None, Some(PathBuf::from(NAME))].map(|program| {
+        let place = Place::new();
+        let program = program.unwrap_or_else(|| place.path(NAME));
+        let mut daemon = place.start(&program, &[]);
+        for step in start() {
+            let Ask(command, arguments) = step else {
+                panic!("no question")
+            };
+            daemon.must(command, arguments);
+        }
+        let filter = json!({"driver": "copy-on-read", "node-name": "filter", "file": "top"});
+        daemon.must("blockdev-add", filter);
+        let arguments = json!({"device": "filter", "target": "to", "sync": "top", "job-id": "j"});
+        daemon.must("blockdev-mirror", arguments);
+        daemon.wait("j", "ready");
+        daemon.must("job-complete", json!({"id": "j"}));
+        daemon.wait("j", "null");
+        daemon.end();
+        let present = |name: &str| -> Vec<Value> {
+            let map = place.must("qemu-img", &["map", "--output=json", name]);
+            let map: Vec<Value> = serde_json::from_str(&map).expect("JSON");
+            let runs = map
+                .iter()
+                .filter(|run| run["depth"] == 0 && run["data"] == true);
+            runs.map(|run| json!([run["start"], run["length"]]))
+                .collect()
+        };
+        [present("o"), present("m")]
+    });
+    assert_eq!(maps[0], maps[1]);
 }
 
 #[test]

@@ -118,6 +118,11 @@ impl Nodes {
         shown.to_owned()
     }
 
+    /// The backing file of a node, or of the image that it filters.
+    pub fn below_filters(&self, name: &str) -> Option<String> {
+        self.backing_of(&self.skip_filters(name))
+    }
+
     /// The node that another one shows: its backing file, or what a filter stands on.
     pub(crate) fn shown_below(&self, name: &str) -> Option<String> {
         let named = self.lock();

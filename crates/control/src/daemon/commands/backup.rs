@@ -142,7 +142,7 @@ fn take_tuning(mut tuning: Arguments) -> Result<Tuning, Failure> {
 impl BackupArguments {
     /// Opens the target, which is made if it is not there.
     async fn open_target(&mut self, nodes: &Nodes, target: &NewTarget) -> Result<String, Failure> {
-        let below = nodes.backing_of(&self.source);
+        let below = nodes.below_filters(&self.source);
         if self.sync == TOP && below.is_none() {
             self.sync = FULL;
         }

@@ -152,7 +152,7 @@ impl MirrorArguments {
         nodes.check_free(&self.target)?;
         self.check_replaced(nodes)?;
         let sync = match self.sync {
-            SyncWord::Known(Sync::Top) if nodes.backing_of(&self.source).is_none() => Sync::Full,
+            SyncWord::Known(Sync::Top) if nodes.below_filters(&self.source).is_none() => Sync::Full,
             SyncWord::Known(sync) => sync,
             SyncWord::Unsupported(word) => {
                 return Err(Failure::new(format!("Sync mode '{word}' not supported")));
@@ -216,7 +216,7 @@ pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -
     }
     let backing = match asked.sync {
         SyncWord::Known(Sync::Top) => nodes
-            .backing_of(&asked.source)
+            .below_filters(&asked.source)
             .map_or(Backing::Own, Backing::Usual),
         SyncWord::Known(Sync::None) if !target.is_there => Backing::Later(asked.source.clone()),
         SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => Backing::Own,

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use crate::nodes::Changes;
+use vellum::{Error, ErrorKind};
 use vellum_jobs::live::{
     DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart, Tracker,
 };
@@ -88,6 +89,10 @@ async fn try_prepare(
     job_nodes.keep_below(&what.target)?;
     let nodes = job_nodes.nodes.clone();
     let (source, target) = (nodes.device(&what.source)?, nodes.device(&what.target)?);
+    if target.info().read_only {
+        let message = "Block node is read-only";
+        return Err(Error::new(ErrorKind::InvalidArgument, "mirror", message).target(&*what.target));
+    }
     let usual = commit::grain_bytes(&nodes, &what.target)?;
     let grain_bytes = match what.granularity_bytes {
         // What is around a part of a cluster would be missing until the target stands on it.
