@@ -206,13 +206,15 @@ impl<'a> Scan<'a> {
         {
             return Ok((content, self.at_bytes + len));
         }
-        let depth = if self.backing.is_some() { 0 } else { u32::MAX };
+        let shows_through = self.backing.is_some() && !beyond_backing;
+        let depth = if shows_through { 0 } else { u32::MAX };
         let extent = self.status(&*device, within, limit_bytes, depth).await?;
-        let content = match self.backing {
-            // Zeroes beyond the target's backing file are there already.
-            Some(_) if extent.kind.is_zero() && beyond_backing => Content::Backing,
-            Some(_) if !extent.kind.is_present() => Content::Backing,
-            _ if extent.kind.is_zero() => Content::Zero,
+        let content = match extent.kind {
+            // Where nothing shows through in the source, it is zeroes.
+            ExtentKind::Absent if shows_through => Content::Backing,
+            // They are there already.
+            kind if kind.is_zero() && beyond_backing => Content::Backing,
+            kind if kind.is_zero() => Content::Zero,
             _ => Content::Data,
         };
         let len_bytes = self.aligned_len(within, extent.len_bytes, limit_bytes);

@@ -64,6 +64,64 @@ fn overlays_keep_their_backing_file() {
     converts(&twins, "-O qcow2 -o backing_file=a,backing_fmt=qcow2 b");
 }
 
+/// Where nothing shows through in the source, the target's backing file must not.
+#[test]
+fn zeroes_of_a_source_without_a_backing_file_stay_zeroes() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f qcow2 below 4M",
+        "qemu-io below: write -P 7 0 4M",
+        "qemu-img create -q -f qcow2 short 2M",
+        "qemu-io short: write -P 8 0 2M",
+        "qemu-img create -q -f qcow2 alone 4M",
+        "qemu-io alone: write -P 1 64k 64k; write -z 1M 64k",
+        "qemu-img snapshot -c x alone",
+        "qemu-img create -q -f qcow2 -o compat=0.10 v2 4M",
+        "qemu-io v2: write -P 2 64k 64k",
+        "qemu-img create -q -f qcow2 -o extended_l2=on extended 4M",
+        "qemu-io extended: write -P 3 64k 2k",
+        "qemu-img create -q -f qcow2 -o data_file=d,data_file_raw=off apart 4M",
+        "qemu-io apart: write -P 4 64k 64k",
+        "qemu-img create -q -f qcow2 -b short -F qcow2 on-short 4M",
+        "qemu-io on-short: write -P 5 3M 64k",
+        "qemu-img create -q -f qcow2 -b below -F qcow2 out 4M",
+    ]);
+    for source in ["alone", "v2", "extended", "apart", "on-short"] {
+        for options in ["-n", "-S 0", "-W", "-c", ""] {
+            let backing = match source {
+                "on-short" => "short",
+                _ => "below",
+            };
+            let words = format!("-O qcow2 -B {backing} -F qcow2 {options} {source}");
+            if options == "-n" && backing == "short" {
+                continue;
+            }
+            converts(&twins, &words);
+        }
+    }
+    converts(&twins, "-O qcow2 -B below -F qcow2 -l x alone");
+}
+
+/// The real tool takes any backing file of the target for the source's own; we do where its size
+/// does not tell otherwise.
+#[test]
+fn a_target_on_a_backing_file_of_another_size_holds_the_same() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f qcow2 long 4M",
+        "qemu-io long: write -P 7 0 4M",
+        "qemu-img create -q -f qcow2 short 2M",
+        "qemu-io short: write -P 7 0 2M",
+        "qemu-img create -q -f qcow2 -b long -F qcow2 on-long 4M",
+        "qemu-img create -q -f qcow2 -b short -F qcow2 on-short 4M",
+    ]);
+    for [source, backing] in [["on-long", "short"], ["on-short", "long"]] {
+        let words = format!("convert -O qcow2 -B {backing} -F qcow2 {source} out");
+        let words: Vec<&str> = words.split_whitespace().collect();
+        assert_eq!(twins.run_ours(&words).code, Some(0), "{source}");
+        let compared = twins.run_theirs_on_ours(&["compare", source, "out"]);
+        assert_eq!(compared.code, Some(0), "{source}: {compared:?}");
+    }
+}
+
 /// Converts with `-c` and both tools, and compares content and map.
 #[track_caller]
 fn compresses(twins: &Twins, arguments: &str) {
