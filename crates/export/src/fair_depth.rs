@@ -4,7 +4,7 @@
 //!
 //! An export that is alone, or beside others that are as deep, is never held up. One whose
 //! neighbour has few requests in flight is held to as many as leave that one half of the speed
-//! that it would have alone; [`controller`] finds out how many those are.
+//! that it would have alone; `controller` finds out how many those are.
 //!
 //! Invariants:
 //! - A stream with nothing in flight may always begin a request, and one that was held up looks
