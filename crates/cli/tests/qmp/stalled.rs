@@ -1,4 +1,4 @@
-//! Jobs whose target is at a server that does not answer any more.
+//! Jobs and exports of a server that does not answer any more.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -50,6 +50,24 @@ fn with_disk(place: &Place) -> Daemon {
     daemon
 }
 
+/// Has the job `j` wait for the server.
+fn stall_in_the_middle(daemon: &mut Daemon, target: &Target, place: &Place) {
+    until("the job copies", || {
+        daemon.must("query-block-jobs", json!({}))[0]["offset"] != 0
+    });
+    target.signal(place, "-STOP");
+    daemon.must("block-job-set-speed", json!({"device": "j", "speed": 0}));
+    std::thread::sleep(Duration::from_millis(300));
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A job to a server that stops answering in the middle is cancelled: it ends soon, whoever
 /// waits for it goes on, and the target may be written to until it answers.
 fn cancel_in_the_middle(command: &str, more: Value) {
@@ -61,17 +79,7 @@ fn cancel_in_the_middle(command: &str, more: Value) {
         more,
     );
     daemon.must(command, arguments);
-    let begun = Instant::now();
-    while daemon.must("query-block-jobs", json!({}))[0]["offset"] == 0 {
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "{command}: no progress"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    target.signal(&place, "-STOP");
-    daemon.must("block-job-set-speed", json!({"device": "j", "speed": 0}));
-    std::thread::sleep(Duration::from_millis(300));
+    stall_in_the_middle(&mut daemon, &target, &place);
     // A guest's write, which may wait for what it overwrites.
     let mut guest = Command::new("qemu-io")
         .current_dir(place.folder.path())
@@ -94,13 +102,9 @@ fn cancel_in_the_middle(command: &str, more: Value) {
     let busy = daemon.ask("blockdev-del", json!({"node-name": "to"}));
     assert!(busy["error"].is_object(), "{busy}");
     target.signal(&place, "-CONT");
-    while daemon.ask("blockdev-del", json!({"node-name": "to"}))["error"].is_object() {
-        assert!(
-            asked.elapsed() < Duration::from_secs(20),
-            "{command}: the target is kept"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the target is left", || {
+        daemon.ask("blockdev-del", json!({"node-name": "to"}))["error"].is_null()
+    });
     place.io(GUEST, &["read -P 9 60M 64k", "read -P 1 0 60M"]);
     daemon.end();
     target.0.end();
@@ -121,4 +125,83 @@ fn so_is_one_for_which_the_guest_waits() {
 fn a_mirror_to_a_stalled_server_is_cancelled_soon() {
     cancel_in_the_middle("blockdev-mirror", json!({}));
     cancel_in_the_middle("blockdev-mirror", json!({"copy-mode": "write-blocking"}));
+}
+
+/// A target that was opened for a job goes with it, also where it answers after the end of the job.
+fn target_goes(command: &str) {
+    let place = Place::new();
+    let target = Target::start(&place);
+    let mut daemon = with_disk(&place);
+    daemon.must("blockdev-del", json!({"node-name": "to"}));
+    let nodes = |daemon: &mut Daemon| {
+        let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+        nodes.as_array().expect("a list").len()
+    };
+    let before = nodes(&mut daemon);
+    let to = json!({"target": "nbd+unix:///?socket=theirs", "mode": "existing", "format": "raw"});
+    let job = json!({"device": "disk", "sync": "full", "job-id": "j", "speed": 4 << 20});
+    daemon.must(command, with(job, to));
+    stall_in_the_middle(&mut daemon, &target, &place);
+    daemon.must("block-job-cancel", json!({"device": "j", "force": true}));
+    assert!(
+        daemon.wait_within("j", "null", SOON),
+        "{command}: it goes on"
+    );
+    assert!(nodes(&mut daemon) > before, "{command}: the server has it");
+    target.signal(&place, "-CONT");
+    until("the target is closed", || nodes(&mut daemon) == before);
+    daemon.end();
+    target.0.end();
+}
+
+#[test]
+fn what_was_opened_for_a_job_is_closed_when_it_answers() {
+    target_goes("drive-backup");
+    target_goes("drive-mirror");
+}
+
+#[test]
+fn an_export_of_a_stalled_server_ends_behind_the_answer() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    let mut daemon = with_disk(&place);
+    let export =
+        json!({"type": "nbd", "id": "x", "node-name": "to", "name": "x", "writable": true});
+    daemon.must("block-export-add", export.clone());
+    target.signal(&place, "-STOP");
+    let mut guest = Command::new("qemu-io")
+        .current_dir(place.folder.path())
+        .args(["-f", "raw", "-c", "write -P 9 0 64k"])
+        .arg("nbd+unix:///x?socket=sock")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("qemu-io");
+    std::thread::sleep(Duration::from_millis(500));
+    let asked = Instant::now();
+    daemon.must("block-export-del", json!({"id": "x", "mode": "hard"}));
+    let ending = daemon.must("query-block-exports", json!({}));
+    assert!(asked.elapsed() < 2 * SOON, "monitors wait");
+    let find = |exports: &Value| {
+        let mut exports = exports.as_array().expect("a list").iter();
+        exports.find(|one| one["id"] == "x").cloned()
+    };
+    let found = find(&ending).expect("it ends, and has not ended");
+    assert_eq!(found["shutting-down"], true, "{found}");
+    for (command, arguments) in [
+        ("block-export-add", export),
+        ("block-export-del", json!({"id": "x"})),
+        ("blockdev-del", json!({"node-name": "to"})),
+    ] {
+        let refused = daemon.ask(command, arguments);
+        assert!(refused["error"].is_object(), "{command}: {refused}");
+    }
+    target.signal(&place, "-CONT");
+    assert_eq!(daemon.event("BLOCK_EXPORT_DELETED")["id"], "x");
+    assert!(find(&daemon.must("query-block-exports", json!({}))).is_none());
+    daemon.must("blockdev-del", json!({"node-name": "to"}));
+    guest.kill().expect("a child");
+    guest.wait().expect("a child");
+    daemon.end();
+    target.0.end();
 }

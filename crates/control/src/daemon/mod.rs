@@ -25,8 +25,9 @@ mod server;
 use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use futures_util::lock::Mutex;
 use serde_json::json;
 use vellum_export::nbd::{Exports, Stop};
@@ -103,7 +104,13 @@ pub struct Daemon {
     pub stop: Stop,
     /// Everything but the monitors has ended.
     pub ended: Stop,
+    /// Those of `parts`, for whoever cannot wait for these.
+    nodes: Nodes,
 }
+
+/// So long is a server waited for that does not answer while the daemon ends: less than what
+/// ends daemons by force waits for them.
+const SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Daemon {
     /// A daemon with these nodes. They can be changed later if they are live.
@@ -113,6 +120,7 @@ impl Daemon {
         let of_node = notices.clone();
         nodes.on_notice(move |notice| of_node.of_node(notice));
         Rc::new(Daemon {
+            nodes: nodes.clone(),
             parts: Mutex::new(DaemonState {
                 nodes,
                 objects: Objects::default(),
@@ -181,11 +189,20 @@ impl Daemon {
         self.chardevs.clear();
     }
 
-    /// Ends everything in order: nobody uses what is closed.
+    /// Ends everything in order: nobody uses what is closed. A server that does not answer for
+    /// a minute is given up: other disks must not stay open for its sake.
     ///
     /// # Errors
     /// The first failure of a node that is closed; all are closed.
     pub async fn shut_down(&self) -> vellum::Result<()> {
+        let silent = self.nodes.give_up_silent_servers(SERVER_PATIENCE);
+        match select(pin!(self.end_all()), pin!(silent)).await {
+            Either::Left((closed, _)) => closed,
+            Either::Right((_, end)) => end.await,
+        }
+    }
+
+    async fn end_all(&self) -> vellum::Result<()> {
         // What waits for a limit would hold the end up.
         let _lifted = throttle_groups::lift(None);
         // What stands on a server may stand on this one: it is closed while that serves.
@@ -198,7 +215,7 @@ impl Daemon {
                 true => parts.end_exports().await,
                 false => {
                     let exports = parts.nodes.exports_of(&clients);
-                    parts.end_some(exports).await;
+                    parts.end_some((exports, Vec::new())).await;
                 }
             }
             clients
@@ -290,11 +307,17 @@ impl DaemonState {
         Ok(())
     }
 
-    async fn remove_export(&mut self, id: &str, removal: Removal) -> Result<(), Failure> {
+    /// Has nobody use an export any more; the future waits until it has ended.
+    fn begin_removal(
+        &mut self,
+        id: &str,
+        removal: Removal,
+    ) -> Result<impl Future<Output = ()> + 'static, Failure> {
+        let (events, named) = (self.events.clone(), id.to_owned());
+        let tell = move || events.emit("BLOCK_EXPORT_DELETED", json!({"id": named}));
         let (exports, server) = (&mut self.exports, self.server.as_ref());
-        exports.remove(id, removal, &self.nodes, server).await?;
-        self.events.emit("BLOCK_EXPORT_DELETED", json!({"id": id}));
-        Ok(())
+        exports.begin_removal(id, removal, &self.nodes, server, tell)?;
+        Ok(exports.ended(id))
     }
 
     /// Ends all exports, and the server.
@@ -303,10 +326,16 @@ impl DaemonState {
         self.end_server().await;
     }
 
-    async fn end_some(&mut self, exports: Vec<String>) {
+    /// Ends some exports, and waits for others that end already.
+    async fn end_some(&mut self, (exports, mut ending): (Vec<String>, Vec<String>)) {
         for id in exports {
             // Each is there, as long as nobody else changes anything.
-            let _ = self.remove_export(&id, Removal::Hard).await;
+            if self.begin_removal(&id, Removal::Hard).is_ok() {
+                ending.push(id);
+            }
+        }
+        for id in ending {
+            self.exports.ended(&id).await;
         }
     }
 

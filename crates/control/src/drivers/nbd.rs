@@ -19,7 +19,7 @@ const DRIVER: &str = "nbd";
 pub(super) async fn open(
     mut options: Options,
     common: CommonOptions,
-    _around: OpenContext,
+    around: OpenContext,
 ) -> Result<OpenedNode> {
     take_filename(&mut options)?;
     let name = nbd_name::name_of(&options);
@@ -51,6 +51,7 @@ pub(super) async fn open(
         storage.close().await?;
         return Err(invalid("Could not open image: Permission denied"));
     }
+    around.place.nodes.note_server(&storage);
     Ok(OpenedNode {
         driver: DRIVER,
         kind: NodeKind::Storage(storage),

@@ -24,6 +24,7 @@ mod names;
 mod owned;
 mod renew;
 mod reopen;
+mod servers;
 mod shared;
 mod uses;
 mod watch;
@@ -104,6 +105,8 @@ pub struct Nodes {
     /// Backing files that several of them stand on, where these are shared.
     bases: Option<Arc<shared::SharedBases>>,
     notices: Notices,
+    /// Servers that they stand on.
+    servers: servers::Servers,
     /// What the caches of all images may take together.
     cache_budget: Option<Arc<CacheBudget>>,
 }

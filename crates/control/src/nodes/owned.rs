@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use vellum::Result;
+use vellum::{Error, Result};
 
 use super::{MADE_UP, NamedNode, Node, Nodes, Use, User};
 use crate::graph::NodeKind;
@@ -43,7 +43,8 @@ impl Nodes {
         while !roots.is_empty() {
             let next = self.lock().next_to_close(&roots);
             let name = roots.remove(next);
-            result = result.and(self.close_owned(&name).await);
+            let closed = self.close_owned(&name).await;
+            result = result.and(closed.map_err(|error| not_closed(&name, &error)));
         }
         result
     }
@@ -107,6 +108,12 @@ impl Nodes {
         }
         result
     }
+}
+
+/// Says of which node a failure is, whatever below it has failed.
+fn not_closed(name: &str, error: &Error) -> Error {
+    let message = format!("Node '{name}' was not closed cleanly: {error}");
+    Error::new(error.kind(), "close", message).with_errno(error.errno())
 }
 
 impl NamedNode {

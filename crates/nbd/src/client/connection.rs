@@ -36,7 +36,7 @@ use super::super::reply_decode::{Coverage, StatusExtent};
 use super::super::request::{Framing, RequestHeader};
 use super::handshake::Session;
 use vellum_io::Buffers;
-use vellum_io::sync::atomic::{AtomicBool, Ordering};
+use vellum_io::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use vellum_io::sync::{Event, Mutex, MutexGuard};
 
 /// Most requests in flight; others wait for their turn.
@@ -86,6 +86,8 @@ pub struct Connection {
     state: Mutex<State>,
     /// As [`State::broken`], for those who only ask.
     broken: AtomicBool,
+    /// How often something has gone out or come in.
+    transfers: AtomicU64,
     /// A request has left, or the connection is over.
     left: Event,
 }
@@ -165,6 +167,7 @@ impl Connection {
                 broken: false,
             }),
             broken: AtomicBool::new(false),
+            transfers: AtomicU64::new(0),
             left: Event::new(),
         })
     }
@@ -177,6 +180,12 @@ impl Connection {
     /// Whether the connection is gone.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::SeqCst)
+    }
+
+    /// How often something has gone out or come in, if somebody waits for an answer.
+    pub fn progress(&self) -> Option<u64> {
+        let is_waited_for = !self.lock().waiting.is_empty();
+        is_waited_for.then(|| self.transfers.load(Ordering::Relaxed))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -248,7 +257,7 @@ impl Connection {
     }
 
     /// Ends the connection: everybody learns of it.
-    fn fail(&self) {
+    pub fn fail(&self) {
         let mut state = self.lock();
         state.broken = true;
         self.broken.store(true, Ordering::SeqCst);

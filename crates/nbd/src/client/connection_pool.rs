@@ -43,6 +43,7 @@ pub(super) struct ConnectionPool {
     slots: Vec<Slot>,
     flush_tracker: FlushTracker,
     closed: AtomicBool,
+    given_up: AtomicBool,
 }
 
 /// A place for one connection.
@@ -146,10 +147,6 @@ impl Drop for ConnectGuard<'_> {
     }
 }
 
-fn unreachable_server(name: &str) -> Error {
-    Error::from_errno("connect", libc::EIO).target(name)
-}
-
 /// Connects and negotiates once.
 async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
     let channel = match &options.dial {
@@ -217,6 +214,7 @@ impl ConnectionPool {
             slots,
             flush_tracker,
             closed: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
         })
     }
 
@@ -253,12 +251,12 @@ impl ConnectionPool {
                 Outcome::Lost(buffers) => buffers,
             };
             if !losses.may_try_again(&self.options).await {
-                return Err(unreachable_server(&self.options.name));
+                return Err(self.unreachable_server());
             }
             let buffers = match buffers {
                 Some(buffers) => buffers,
                 None if command == proto::CMD_WRITE => {
-                    return Err(unreachable_server(&self.options.name));
+                    return Err(self.unreachable_server());
                 }
                 None => shape.iter().map(|len| Buffer::for_read(*len)).collect(),
             };
@@ -298,7 +296,7 @@ impl ConnectionPool {
                 return self.flush_tracker.check();
             }
             if attempts.next().is_none() && !losses.may_try_again(&self.options).await {
-                return Err(unreachable_server(&self.options.name));
+                return Err(self.unreachable_server());
             }
         }
     }
@@ -330,6 +328,17 @@ impl ConnectionPool {
         !self.options.reconnect_delay.is_zero()
     }
 
+    fn unreachable_server(&self) -> Error {
+        let error = match self.given_up.load(Ordering::Acquire) {
+            true => {
+                let message = "the server did not answer, and was given up";
+                Error::new(ErrorKind::Io, "request", message).with_errno(libc::EIO)
+            }
+            false => Error::from_errno("connect", libc::EIO),
+        };
+        error.target(&*self.options.name)
+    }
+
     fn lost_writes(&self) -> Error {
         let message = "the connection was lost with writes that were not flushed";
         let error = Error::new(ErrorKind::Io, "flush", message).with_errno(libc::EIO);
@@ -355,7 +364,7 @@ impl ConnectionPool {
             };
             let until = disconnect.since + self.options.reconnect_delay;
             if self.closed.load(Ordering::Acquire) || lane::now() + pause > until {
-                return Err(unreachable_server(&self.options.name));
+                return Err(self.unreachable_server());
             }
             lane::sleep(pause).await;
             pause = (2 * pause).min(LONGEST_PAUSE);
@@ -474,6 +483,24 @@ impl ConnectionPool {
                 guard.finish(SlotState::Connected(self.flush_tracker.track(connection)))
             }
             Some(Err(_)) | None => guard.finish(SlotState::Shared),
+        }
+    }
+
+    /// How often something has gone over the connections, if somebody waits for an answer.
+    pub(super) fn progress(&self) -> Option<u64> {
+        let connections = self.connections();
+        let waited_for = connections
+            .iter()
+            .filter_map(|tracked| tracked.connection.progress());
+        waited_for.reduce(|sum, one| sum.wrapping_add(one))
+    }
+
+    /// Ends all connections, now: what waits for an answer fails, and so does what comes.
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Release);
+        for tracked in self.connections() {
+            tracked.connection.fail();
         }
     }
 

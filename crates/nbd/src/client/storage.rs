@@ -86,6 +86,18 @@ impl NbdStorage {
         &self.export.link.options().address
     }
 
+    /// How often something has gone to the server or come from it, if somebody waits for an
+    /// answer: a number that stays the same is that of a server that does not answer.
+    pub fn progress(&self) -> Option<u64> {
+        self.export.link.progress()
+    }
+
+    /// Gives the server up: what waits for an answer fails at once, and so does whatever is asked
+    /// from now on. What was not flushed may be lost.
+    pub fn give_up(&self) {
+        self.export.link.give_up();
+    }
+
     fn has(&self, flag: u16) -> bool {
         self.export.has(flag)
     }

@@ -1,14 +1,21 @@
 //! Commands about exports, and the server that they are served by.
 
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
+use futures_util::future::select;
 use serde_json::{Value, json};
+use vellum_io::lane::sleep;
 
 use super::super::export::Removal;
 use super::{Daemon, done, failed};
 use crate::nodes::unknown;
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::{Options, Scalar};
+
+/// So long does the removal of an export wait for its end.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     add_by(&daemon, arguments.into_options()?).await
@@ -34,7 +41,11 @@ fn take_mode(arguments: &mut Arguments) -> Result<Removal, Failure> {
 
 async fn remove(daemon: &Daemon, id: &str, removal: Removal) -> Outcome {
     let mut parts = daemon.parts.lock().await;
-    parts.remove_export(id, removal).await.map_err(failed)?;
+    let ended = parts.begin_removal(id, removal).map_err(failed)?;
+    drop(parts);
+    // Most have ended by then, and whoever asked may go on to remove the node. A disk that does
+    // not answer keeps no monitor waiting.
+    select(pin!(ended), pin!(sleep(REMOVAL_PATIENCE))).await;
     done()
 }
 
@@ -47,7 +58,7 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
             "id": export.id,
             "node-name": export.node,
             "type": export.kind,
-            "shutting-down": false,
+            "shutting-down": export.shutting_down,
         })
     });
     Ok(exports.collect::<Vec<Value>>().into())

@@ -1,10 +1,12 @@
 //! `--export`, `block-export-add`: what all types have in common. Each type has a file, and a
 //! variant of [`Wanted`] and of [`Served`].
 
+mod ending;
 mod fuse;
 mod nbd;
 mod vhost_user_blk;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::nodes::{User, unknown_node};
@@ -13,9 +15,11 @@ use crate::{Nodes, Options};
 use vellum::BlockDevice;
 use vellum_export::accounting::Accounting;
 use vellum_export::fair_depth::FairDepth;
+use vellum_export::nbd::Exports;
 
 use super::server::{Server, ServerEnvironment};
 use super::{Failure, failure, message, need, refuse_rest};
+use ending::{EndingExport, EndingExports};
 use fuse::ResizeInTurn;
 
 /// An export as the options describe it.
@@ -163,13 +167,21 @@ impl Served {
         }
     }
 
+    /// The file that it is mounted over.
+    fn mountpoint(&self) -> Option<&Path> {
+        match self {
+            Served::Fuse(export) => Some(export.mountpoint()),
+            Served::Nbd(_) | Served::VhostUserBlk(_) => None,
+        }
+    }
+
     /// Ends it; what its clients have begun is complete on return.
-    async fn end(self, server: Option<&Server>) {
+    async fn end(self, offered: Option<Exports>) {
         match self {
             Served::Nbd(export) => {
-                // It is there as long as its exports are.
-                if let Some(server) = server {
-                    server.exports.remove(&export).await;
+                // The server is there as long as its exports are.
+                if let Some(offered) = offered {
+                    offered.remove(&export).await;
                 }
             }
             Served::Fuse(export) => export.end().await,
@@ -186,43 +198,51 @@ pub(super) struct ExportInfo {
     pub(super) node: String,
     /// QEMU's name of the type.
     pub(super) kind: &'static str,
+    /// It ends: what its clients have begun is still on its way.
+    pub(super) shutting_down: bool,
 }
 
 /// The exports of the daemon.
 #[derive(Debug, Default)]
 pub(super) struct ServerExports {
     entries: Vec<ExportEntry>,
+    ending: EndingExports,
     /// None keeps the others waiting with a deep queue.
     neighbours: FairDepth,
 }
 
 impl ServerExports {
-    /// The ids of all exports, or of those that NBD clients use.
-    pub(super) fn ids(&self, only_nbd: bool) -> Vec<String> {
+    /// The ids of all exports, or of those that NBD clients use, and of those that end.
+    pub(super) fn ids(&self, only_nbd: bool) -> (Vec<String>, Vec<String>) {
+        let is_wanted = |kind: &str| !only_nbd || kind == "nbd";
         let entries = self.entries.iter();
-        entries
-            .filter(|one| !only_nbd || matches!(one.served, Served::Nbd(_)))
-            .map(|one| one.id.clone())
-            .collect()
+        let entries = entries.filter(|one| is_wanted(one.served.kind()));
+        let ending = self.ending.list().into_iter();
+        let ending = ending.filter(|one| is_wanted(one.kind));
+        (
+            entries.map(|one| one.id.clone()).collect(),
+            ending.map(|one| one.id).collect(),
+        )
     }
 
     /// All exports.
     pub(super) fn list(&self, nodes: &Nodes) -> Vec<ExportInfo> {
-        let node = |one: &ExportEntry| one.joined.and_then(|joined| nodes.used_by(joined));
-        let entries = self.entries.iter();
-        entries
-            .map(|one| ExportInfo {
-                id: one.id.clone(),
-                node: node(one).unwrap_or_else(|| one.node.clone()),
-                kind: one.served.kind(),
-            })
-            .collect()
+        let entries = self.entries.iter().map(|one| one.info(nodes));
+        let ending = self.ending.list().into_iter().map(|one| ExportInfo {
+            node: shown(&one.node, one.joined, nodes),
+            id: one.id,
+            kind: one.kind,
+            shutting_down: true,
+        });
+        entries.chain(ending).collect()
     }
 
-    /// All exports, with what their clients have asked for.
+    /// All exports but those that end, with what their clients have asked for.
     pub(super) fn accounted(&self, nodes: &Nodes) -> Vec<(ExportInfo, Arc<Accounting>)> {
-        let accounting = self.entries.iter().map(|one| one.served.accounting());
-        self.list(nodes).into_iter().zip(accounting).collect()
+        let entries = self.entries.iter();
+        entries
+            .map(|one| (one.info(nodes), one.served.accounting()))
+            .collect()
     }
 
     /// What the clients of an export have asked for.
@@ -313,24 +333,34 @@ impl ServerExports {
         if matches!(wanted.kind, Wanted::Nbd(_)) && server.is_none() {
             return Err(message("NBD server not running"));
         }
-        if self.entries.iter().any(|other| other.id == wanted.id) {
+        let is_used = self.entries.iter().any(|other| other.id == wanted.id);
+        if is_used || self.ending.contains(&wanted.id) {
             let id = &wanted.id;
             return Err(message(format!("Block export id '{id}' is already in use")));
         }
         if let Wanted::Fuse(fuse) = &wanted.kind {
-            fuse.check_free(self.entries.iter().filter_map(|other| match &other.served {
-                Served::Fuse(export) => Some(export.mountpoint()),
-                Served::Nbd(_) | Served::VhostUserBlk(_) => None,
-            }))?;
+            let ending = self.ending.list();
+            let ending = ending.iter().filter_map(|one| one.mountpoint.as_deref());
+            let entries = self.entries.iter();
+            fuse.check_free(
+                entries
+                    .filter_map(|other| other.served.mountpoint())
+                    .chain(ending),
+            )?;
         }
         Ok(())
     }
 
     /// Whether an export needs one of some nodes to be active.
     pub(super) fn need_active(&self, nodes: &Nodes, names: &[String]) -> bool {
-        let shown = |one: &ExportEntry| one.joined.and_then(|joined| nodes.used_by(joined));
-        let mut needing = self.entries.iter().filter(|one| one.needs_active);
-        needing.any(|one| shown(one).is_some_and(|node| names.contains(&node)))
+        let needing = self.entries.iter().filter(|one| one.needs_active);
+        let ending = self.ending.list().into_iter();
+        let ending = ending.filter(|one| one.needs_active);
+        let mut uses = needing
+            .map(|one| one.joined)
+            .chain(ending.map(|one| one.joined));
+        let shown = |joined: Option<u64>| nodes.used_by(joined?);
+        uses.any(|joined| shown(joined).is_some_and(|node| names.contains(&node)))
     }
 
     /// Has guests told of disks whose size is another one.
@@ -345,7 +375,10 @@ impl ServerExports {
     /// Takes an export out.
     fn take(&mut self, id: &str, removal: Removal) -> Result<ExportEntry, Failure> {
         let Some(at) = self.entries.iter().position(|one| one.id == id) else {
-            return Err(message(format!("Export '{id}' is not found")));
+            return Err(message(match self.ending.contains(id) {
+                true => format!("Export '{id}' is already shutting down"),
+                false => format!("Export '{id}' is not found"),
+            }));
         };
         if removal == Removal::Safe && self.entries[at].served.is_in_use() {
             return Err(message(format!("export '{id}' still in use")));
@@ -353,31 +386,66 @@ impl ServerExports {
         Ok(self.entries.remove(at))
     }
 
-    /// Ends an export; what its clients have begun is complete on return.
-    pub(super) async fn remove(
+    /// Has nobody use an export any more, and `tell` called when what its clients have begun is
+    /// complete: [`ServerExports::ended`] waits for that.
+    pub(super) fn begin_removal(
         &mut self,
         id: &str,
         removal: Removal,
         nodes: &Nodes,
         server: Option<&Server>,
+        tell: impl FnOnce() + 'static,
     ) -> Result<(), Failure> {
         let entry = self.take(id, removal)?;
-        let ExportEntry {
-            joined,
-            served,
-            bitmaps,
-            ..
-        } = entry;
-        let node = joined.and_then(|joined| nodes.used_by(joined));
-        let lifted = nodes.lift_limits(&node.unwrap_or(entry.node));
-        served.end(server).await;
-        drop(lifted);
-        joined.into_iter().for_each(|joined| nodes.leave(joined));
-        for bitmap in &bitmaps {
-            nodes.hide_bitmap(&bitmap.node, &bitmap.name);
-        }
+        let ending = EndingExport {
+            id: entry.id.clone(),
+            node: entry.node.clone(),
+            joined: entry.joined,
+            kind: entry.served.kind(),
+            needs_active: entry.needs_active,
+            mountpoint: entry.served.mountpoint().map(Path::to_owned),
+        };
+        let offered = server.map(|server| server.exports.clone());
+        let end = entry.end(nodes.clone(), offered);
+        self.ending.begin(ending, end, tell);
         Ok(())
     }
+
+    /// Waits for the end of an export, without a hold on the others.
+    pub(super) fn ended(&self, id: &str) -> impl Future<Output = ()> + 'static {
+        let (ending, id) = (self.ending.clone(), id.to_owned());
+        async move { ending.ended(&id).await }
+    }
+}
+
+impl ExportEntry {
+    fn info(&self, nodes: &Nodes) -> ExportInfo {
+        ExportInfo {
+            id: self.id.clone(),
+            node: shown(&self.node, self.joined, nodes),
+            kind: self.served.kind(),
+            shutting_down: false,
+        }
+    }
+
+    /// Ends it; what its clients have begun is complete on return.
+    async fn end(self, nodes: Nodes, offered: Option<Exports>) {
+        let lifted = nodes.lift_limits(&shown(&self.node, self.joined, &nodes));
+        self.served.end(offered).await;
+        drop(lifted);
+        self.joined
+            .into_iter()
+            .for_each(|joined| nodes.leave(joined));
+        for bitmap in &self.bitmaps {
+            nodes.hide_bitmap(&bitmap.node, &bitmap.name);
+        }
+    }
+}
+
+/// The node that an export shows now, which was made for `node`.
+fn shown(node: &str, joined: Option<u64>, nodes: &Nodes) -> String {
+    let used = joined.and_then(|joined| nodes.used_by(joined));
+    used.unwrap_or_else(|| node.to_owned())
 }
 
 fn is_well_formed(id: &str) -> bool {

@@ -26,7 +26,6 @@ pub(in crate::daemon) async fn prepare(
         zeroes_target: false,
         policies,
         watching: true,
-        owns_target: false,
         stands_on_source: false,
     })
 }

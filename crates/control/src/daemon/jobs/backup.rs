@@ -132,10 +132,12 @@ impl Backup {
         }
         if let Err(error) = taken_up {
             backup.is_settled = true;
-            // Whoever has opened the target does not know yet that there is a job.
-            backup.what.owns_target = false;
             backup.leave().await;
             return Err(error);
+        }
+        // Until here whoever has opened the target does not know yet that there is a job.
+        if backup.what.owns_target {
+            backup.job_nodes.own(&backup.what.target);
         }
         Ok(backup)
     }
@@ -302,9 +304,5 @@ impl Work for Backup {
         }
         drop(filter);
         self.job_nodes.leave().await;
-        if self.what.owns_target {
-            // It is used, or closed well enough: nobody is told of either.
-            let _ = self.job_nodes.nodes.remove(&self.what.target).await;
-        }
     }
 }

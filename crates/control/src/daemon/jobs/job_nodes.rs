@@ -19,6 +19,8 @@ pub(in crate::daemon) struct JobNodes {
     opened: Vec<String>,
     /// The filter that is listed among the nodes.
     filter: Option<String>,
+    /// The node that was opened for the job, and goes with it unless somebody uses it then.
+    owned: Option<String>,
 }
 
 impl JobNodes {
@@ -29,6 +31,7 @@ impl JobNodes {
             uses: Vec::new(),
             opened: Vec::new(),
             filter: None,
+            owned: None,
         }
     }
 
@@ -66,6 +69,11 @@ impl JobNodes {
             self.opened.push(node.to_owned());
         }
         Ok(())
+    }
+
+    /// Closes a node when the job leaves it, unless somebody uses it then.
+    pub(in crate::daemon) fn own(&mut self, node: &str) {
+        self.owned = Some(node.to_owned());
     }
 
     /// Passes on what was prepared with the nodes; if that failed, they are left.
@@ -120,6 +128,7 @@ impl JobNodes {
         drop(spawn(async move {
             left.await;
             leave(&self.nodes, kept);
+            self.close_owned().await;
         }));
     }
 
@@ -130,6 +139,14 @@ impl JobNodes {
         leave(&self.nodes, std::mem::take(&mut self.uses));
         for node in std::mem::take(&mut self.opened) {
             let _ = self.nodes.set_writable(&node, false).await;
+        }
+        self.close_owned().await;
+    }
+
+    async fn close_owned(&mut self) {
+        if let Some(node) = self.owned.take() {
+            // It is used, or closed well enough: nobody is told of either.
+            let _ = self.nodes.remove(&node).await;
         }
     }
 }

@@ -54,6 +54,9 @@ pub(in crate::daemon) async fn prepare(
 ) -> vellum::Result<Mirroring> {
     let prepared = try_prepare(&mut job_nodes, job, &what).await;
     let copier = job_nodes.or_leave(prepared).await?;
+    if what.owns_target {
+        job_nodes.own(&what.target);
+    }
     let zeroes_target =
         what.sync == Sync::Full && what.zero && job_nodes.nodes.gives_space_back(&what.target);
     let initial = match what.sync {
@@ -71,7 +74,6 @@ pub(in crate::daemon) async fn prepare(
         zeroes_target,
         policies: what.policies,
         watching: true,
-        owns_target: what.owns_target,
         stands_on_source: what.stands_on_source,
     })
 }

@@ -37,8 +37,6 @@ pub(in crate::daemon) struct Mirroring {
     pub(super) policies: ErrorPolicies,
     /// A tracker stands in front of the source.
     pub(super) watching: bool,
-    /// The target was opened for the job, and goes with it unless somebody uses it then.
-    pub(super) owns_target: bool,
     /// The target stands on the source before users go on with it.
     pub(super) stands_on_source: bool,
 }
@@ -166,12 +164,7 @@ impl Work for Mirroring {
         }
         if self.copier.end().await {
             drop(self.copier);
-            self.job_nodes.leave().await;
-            if self.owns_target {
-                // It is used, or closed well enough: nobody is told of either.
-                let _ = self.job_nodes.nodes.remove(&self.target).await;
-            }
-            return;
+            return self.job_nodes.leave().await;
         }
         let copier = self.copier;
         let left = async move { copier.left_target().await };

@@ -11,6 +11,7 @@ use crate::reply_decode::{
     Chunk, DATA_OFFSET_BYTES, MAGIC_BYTES, MAX_CHUNK_BYTES, ReplyHead, data_range,
 };
 use crate::request::Framing;
+use vellum_io::sync::atomic::Ordering;
 use vellum_io::{Buffer, Buffers};
 
 /// One who receives for all; dropped halfway, it ends the connection.
@@ -39,6 +40,7 @@ impl Connection {
                 // Dropping the leader ends the connection.
                 return;
             }
+            self.transfers.fetch_add(1, Ordering::Relaxed);
         }
         leader.done = true;
         let mut state = self.lock();

@@ -2,6 +2,7 @@
 
 use super::{Connection, Notification, Sending};
 use crate::proto;
+use vellum_io::sync::atomic::Ordering;
 use vellum_io::{Buffer, Buffers, lane};
 
 /// A batch to send is closed once it holds so many bytes, or pieces.
@@ -48,6 +49,7 @@ impl Connection {
         let mut batch = Vec::new();
         while let Some(pieces) = self.next_batch(&mut batch) {
             let (pieces, result) = self.channel.send(pieces).await;
+            self.transfers.fetch_add(1, Ordering::Relaxed);
             self.give_back(&mut batch, pieces);
             if result.is_err() {
                 self.fail();

@@ -1,0 +1,162 @@
+//! Servers of other programs that nodes stand on: whoever ends must not wait for ever for one
+//! that does not answer, while other disks are not closed yet.
+//!
+//! Invariant: a server that takes or sends anything is waited for, however slow it is.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use vellum_io::lane;
+use vellum_nbd::client::NbdStorage;
+
+use super::Nodes;
+
+/// How often servers are looked at, as a part of the time that they have.
+const LOOKS: u32 = 20;
+
+/// The servers; clones share them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Servers(Arc<Mutex<Vec<Weak<NbdStorage>>>>);
+
+/// A server that is waited for.
+struct WaitedFor {
+    server: Weak<NbdStorage>,
+    progress: Option<u64>,
+    since: Instant,
+}
+
+impl WaitedFor {
+    /// Gives the server up if nothing has moved for `patience`; `false` if nobody uses it.
+    fn look(&mut self, patience: Duration) -> bool {
+        let Some(server) = self.server.upgrade() else {
+            return false;
+        };
+        let now = server.progress();
+        if now.is_none() || now != self.progress {
+            self.progress = now;
+            self.since = lane::now();
+        } else if lane::now().duration_since(self.since) >= patience {
+            server.give_up();
+        }
+        true
+    }
+}
+
+impl Nodes {
+    /// Notes that a node stands on a server.
+    pub(crate) fn note_server(&self, server: &Arc<NbdStorage>) {
+        let mut servers = self.servers.0.lock();
+        servers.retain(|one| one.strong_count() > 0);
+        servers.push(Arc::downgrade(server));
+    }
+
+    /// Gives up each server that leaves a request without an answer, and moves no byte, for
+    /// `patience`: the request fails, and so does what comes after it. Ends when no node stands
+    /// on a server any more.
+    pub(crate) async fn give_up_silent_servers(&self, patience: Duration) {
+        let known = self.servers.0.lock().clone();
+        let waited_for = |server| WaitedFor {
+            server,
+            progress: None,
+            since: lane::now(),
+        };
+        let mut servers: Vec<WaitedFor> = known.into_iter().map(waited_for).collect();
+        loop {
+            servers.retain_mut(|one| one.look(patience));
+            if servers.is_empty() {
+                return;
+            }
+            lane::sleep(patience / LOOKS).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::future::{Either, select};
+    use vellum::{Buffer, Raw, RawOptions, RequestFlags};
+    use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, serve};
+    use vellum_io::spawn;
+    use vellum_storage::MemStorage;
+    use vellum_storage::wrap::{DelayStorage, Matching, Operation};
+
+    use super::*;
+    use crate::Options;
+
+    const PATIENCE: Duration = Duration::from_millis(400);
+
+    /// A node `n` on a server whose writes are told what to wait for.
+    async fn node_on_server(folder: &tempfile::TempDir) -> (Nodes, Arc<DelayStorage>, Stop) {
+        let slow = DelayStorage::new(Arc::new(MemStorage::with_bytes(vec![0; 1 << 20])));
+        let device = Raw::open(slow.clone(), RawOptions::default()).unwrap();
+        let path = folder.path().join("s");
+        let listener = Listener::bind_unix(&path).unwrap();
+        let (exports, stop) = (Exports::new([Export::new("", device)]), Stop::new());
+        let end = stop.clone();
+        drop(spawn(async move {
+            serve(vec![listener], exports, ServerOptions::default(), &end).await;
+        }));
+        let nodes = Nodes::live();
+        let node = format!(
+            "driver=raw,node-name=n,file.driver=nbd,file.path={}",
+            path.display()
+        );
+        nodes.add(Options::parse(&node).unwrap()).await.unwrap();
+        (nodes, slow, stop)
+    }
+
+    async fn write_while_giving_up(nodes: &Nodes) -> vellum::Result<Buffer> {
+        let device = nodes.device("n").unwrap();
+        let write = device.write(0, Buffer::copy_of(&[7; 512]), RequestFlags::default());
+        match select(pin!(write), pin!(nodes.give_up_silent_servers(PATIENCE))).await {
+            Either::Left((written, _)) => written,
+            Either::Right(_) => panic!("the server is in use"),
+        }
+    }
+
+    #[test]
+    fn one_that_does_not_answer_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        lane::block_on(async {
+            let (nodes, slow, stop) = node_on_server(&folder).await;
+            let held = slow.hold(Matching::operation(Operation::Write));
+            let error = write_while_giving_up(&nodes).await.unwrap_err();
+            assert!(held.has_arrived());
+            assert!(error.to_string().contains("did not answer"), "{error}");
+            held.release();
+            // Whatever was begun there, the node is over.
+            let again = write_while_giving_up(&nodes).await.unwrap_err();
+            assert!(again.to_string().contains("did not answer"), "{again}");
+            let _ = nodes.close().await;
+            stop.request();
+        });
+    }
+
+    #[test]
+    fn one_that_answers_others_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        lane::block_on(async {
+            let (nodes, slow, stop) = node_on_server(&folder).await;
+            slow.delay(Matching::operation(Operation::Write), 3 * PATIENCE);
+            let device = nodes.device("n").unwrap();
+            let end = Stop::new();
+            let reads = spawn({
+                let (device, end) = (device.clone(), end.clone());
+                async move {
+                    while !end.is_requested() {
+                        device.read(0, Buffer::for_read(512)).await.unwrap();
+                        lane::sleep(PATIENCE / 8).await;
+                    }
+                }
+            });
+            write_while_giving_up(&nodes).await.unwrap();
+            end.request();
+            reads.await;
+            nodes.close().await.unwrap();
+            stop.request();
+        });
+    }
+}
