@@ -9,6 +9,7 @@ mod chardev;
 mod create;
 mod drive_backup;
 mod filenames;
+mod filters;
 mod fleecing;
 mod hostile;
 mod inactive;

@@ -307,10 +307,14 @@ fn drive_mirror_of_nothing(target: &Place) -> Value {
 
 #[test]
 fn a_client_goes_on_with_an_overlay_that_a_mirror_has_made() {
+    move_to_an_overlay(json!({"granularity": 512}));
+    move_to_an_overlay(json!({"node-name": "new"}));
+}
+
+fn move_to_an_overlay(more: Value) {
     let place = Place::new();
     let mut daemon = place.ours(EXPORT);
     place.io(URI, &["write -P 5 0 64k", "write -P 9 320k 64k"]);
-    let more = json!({"granularity": 512});
     daemon.must("drive-mirror", with(drive_mirror_of_nothing(&place), more));
     daemon.wait("j", "ready");
     // Parts of clusters whose rest is the source's.
@@ -324,6 +328,8 @@ fn a_client_goes_on_with_an_overlay_that_a_mirror_has_made() {
     );
     daemon.must("job-complete", json!({"id": "j"}));
     daemon.wait("j", "null");
+    let completed = daemon.event("BLOCK_JOB_COMPLETED");
+    assert!(completed.get("error").is_none(), "{completed}");
     place.io(URI, &["write -P 8 512k 512"]);
     let reads = [
         "read -P 5 0 20k",

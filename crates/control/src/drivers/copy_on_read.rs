@@ -9,6 +9,7 @@ use crate::file_node::CommonOptions;
 use crate::graph::{
     OpenContext, OpenedNode, Role, child, exchangeable_child, invalid, refuse_unknown,
 };
+use crate::nodes::{Changes, ChildAccess};
 use crate::options::Options;
 
 pub(super) async fn open(
@@ -27,6 +28,12 @@ pub(super) async fn open(
         // What is read is written, so somebody must be allowed to.
         return Err(invalid("Block node is read-only"));
     }
+    let writes = ChildAccess {
+        changes: Changes::CONTENT,
+        ..ChildAccess::keeping(Changes::NONE)
+    };
+    let nodes = &around.place.nodes;
+    nodes.require(&around.place, "file", writes)?;
     let device = file.into_device(&around.flags).await?;
     let layers = match bottom {
         None => None,

@@ -142,6 +142,13 @@ impl NamedNode {
         uses.map(|one| self.with_reach(one, &mut known)).collect()
     }
 
+    /// Whether somebody writes to a node, be it by way of others, whose use `counts`.
+    pub(super) fn is_written(&self, name: &str, counts: impl Fn(&Use) -> bool) -> bool {
+        let mut known = BTreeMap::new();
+        let mut users = self.uses.of(name).filter(|one| counts(one));
+        users.any(|one| self.with_reach(one, &mut known).wanted.changes.content)
+    }
+
     /// A use with all that is wanted by way of it. `known` is what was found out before.
     fn with_reach(&self, one: &Use, known: &mut BTreeMap<String, Reach>) -> Use {
         let mut whole = one.clone();
@@ -208,12 +215,13 @@ impl Nodes {
         })
     }
 
-    /// Has nobody change what lies below a node that a job uses, but by that node.
+    /// Has nobody change what lies below a node that a job uses, but by that node; or ends that.
     ///
     /// # Errors
     /// If somebody does.
-    pub(crate) fn keep_below(&self, id: u64) -> Result<()> {
-        self.lock().change_use(id, |one| one.keeps_all_below = true)
+    pub(crate) fn keep_below(&self, id: u64, keeps: bool) -> Result<()> {
+        self.lock()
+            .change_use(id, |one| one.keeps_all_below = keeps)
     }
 }
 

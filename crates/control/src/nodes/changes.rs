@@ -19,6 +19,7 @@ use vellum::{BlockDevice, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
+use super::named::busy;
 use super::renew::ReopenChanges;
 use super::{MADE_UP, Nodes, Use, User, activity, invalid, unknown, unknown_node};
 use crate::throttle_groups;
@@ -56,10 +57,7 @@ impl Nodes {
         if !named.nodes.contains_key(name) {
             return Err(unknown_node(name));
         }
-        match named.blocker(name) {
-            None => Ok(()),
-            Some(why) => Err(invalid(format!("Node '{name}' is busy: {why}"))),
-        }
+        named.check_free(name)
     }
 
     /// Refuses a node that a job works on.
@@ -68,6 +66,16 @@ impl Nodes {
     /// In QEMU's words, if one does.
     pub fn check_no_job(&self, name: &str) -> Result<()> {
         self.lock().check_no_job(name)
+    }
+
+    /// Refuses a node that another job than this one works on.
+    ///
+    /// # Errors
+    /// As [`Nodes::check_no_job`].
+    pub(crate) fn check_no_other_job(&self, name: &str, job: &User) -> Result<()> {
+        let named = self.lock();
+        let mut others = named.uses.of(name).filter(|one| one.user != *job);
+        busy(name, others.find_map(Use::job))
     }
 
     /// Closes a node that was added, with all that it owns.
@@ -99,9 +107,7 @@ impl Nodes {
         if users.any(|one| matches!(one.user, User::Export(_)) || one.is_target_of_mirror()) {
             return Err(invalid(format!("Node {name} is in use")));
         }
-        if let Some(why) = named.blocker(name) {
-            return Err(invalid(format!("Node '{name}' is busy: {why}")));
-        }
+        named.check_free(name)?;
         if node.owner != name {
             return Err(invalid(format!("Node {name} is not owned by the monitor")));
         }
@@ -368,7 +374,7 @@ impl Nodes {
                 return Err(unknown(name));
             }
         }
-        named.check_no_job(node)?;
+        named.check_free(node)?;
         named.check_not_shared(node, None)?;
         let mut users = named.uses.of(overlay);
         if named.uses.by_as(overlay, "backing").is_some() {
@@ -380,8 +386,7 @@ impl Nodes {
         if named.nodes[overlay].opened.driver != "qcow2" {
             return Err(invalid("The overlay does not support backing images"));
         }
-        let is_written = |one: &Use| one.wanted.changes.content;
-        if named.is_inactive(overlay) && named.uses.of(node).any(is_written) {
+        if named.is_inactive(overlay) && named.is_written(node, |_| true) {
             return Err(activity::unavailable("write"));
         }
         // Better now than when the overlay stands on it.
@@ -413,10 +418,7 @@ impl Nodes {
     /// Opens a node read-only that nobody writes to any more, so that others may read its file. It
     /// stays writable where that cannot be.
     pub async fn stop_writing(&self, name: &str) {
-        let is_written = {
-            let named = self.lock();
-            named.uses.of(name).any(|one| one.wanted.changes.content)
-        };
+        let is_written = self.lock().is_written(name, |_| true);
         if !is_written {
             let _ = self.set_writable(name, false).await;
         }

@@ -366,9 +366,7 @@ impl Nodes {
                 if !self.contains(name) {
                     return Err(unknown(name));
                 }
-                if let Some(why) = self.lock().changed_by_job(name) {
-                    return Err(invalid(format!("Node '{name}' is busy: {why}")));
-                }
+                named::busy(name, self.lock().changed_by_job(name))?;
                 let user = User::Node(parent.clone());
                 let wanted = RequiredAccess::reading("backing");
                 Ok(self.join_as(user, name, wanted, place.owner())?.link)

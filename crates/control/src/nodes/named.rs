@@ -18,6 +18,14 @@ fn not_exchangeable(name: &str, role: &str) -> Error {
     Error::new(ErrorKind::Unsupported, "change the graph", message)
 }
 
+/// The refusal of a node of which something is in the way.
+pub(super) fn busy(name: &str, why: Option<String>) -> Result<()> {
+    match why {
+        None => Ok(()),
+        Some(why) => Err(invalid(format!("Node '{name}' is busy: {why}"))),
+    }
+}
+
 impl NamedNode {
     /// The links of a node's users but some.
     pub(super) fn links(&self, name: &str, spared: &[User]) -> Result<Vec<(u64, Arc<Link>)>> {
@@ -35,18 +43,14 @@ impl NamedNode {
         users.filter(|user| user.is_job()).cloned().collect()
     }
 
-    pub(super) fn blocker(&self, name: &str) -> Option<String> {
-        let mut users = self.uses.of(name);
-        users.find_map(Use::blocker)
+    /// Refuses a node that a job works on, or another image stands on.
+    pub(super) fn check_free(&self, name: &str) -> Result<()> {
+        busy(name, self.uses.of(name).find_map(Use::blocker))
     }
 
     /// Refuses a node that a job works on.
     pub(super) fn check_no_job(&self, name: &str) -> Result<()> {
-        let mut users = self.uses.of(name);
-        match users.find_map(Use::job) {
-            None => Ok(()),
-            Some(why) => Err(invalid(format!("Node '{name}' is busy: {why}"))),
-        }
+        busy(name, self.uses.of(name).find_map(Use::job))
     }
 
     /// Why nothing new can stand on a node whose content a job is changing: it would not

@@ -339,11 +339,9 @@ impl NamedNode {
         if !is_read_only(&one.name) {
             return Ok(());
         }
-        let writes = |user: &Use| {
-            let above_too = matches!(&user.user, User::Node(above) if is_read_only(above));
-            user.wanted.changes.content && !above_too
-        };
-        match self.uses.of(&one.name).any(writes) {
+        // What becomes read-only too is asked for its own users.
+        let stays = |user: &Use| !matches!(&user.user, User::Node(above) if is_read_only(above));
+        match self.is_written(&one.name, stays) {
             true => Err(invalid(format!(
                 "Read-only block node '{}' cannot support read-write users",
                 one.name

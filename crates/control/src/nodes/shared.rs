@@ -300,7 +300,7 @@ mod tests {
                 assert!(text.contains("share it"), "{text}");
             };
             refused(nodes.set_writable(&base, true).await);
-            refused(nodes.snapshot(&base, "over").await);
+            refused(nodes.put_over(&base, "over").await);
             // Of one image alone everything can be changed.
             nodes.snapshot("a", "over").await.unwrap();
             nodes.remove("b").await.unwrap();
@@ -318,7 +318,8 @@ mod tests {
             add(&nodes, &folder, "a", "").await;
             let base = nodes.backing_of("a").unwrap();
             add(&nodes, &folder, "over", ",backing=").await;
-            nodes.snapshot(&base, "over").await.unwrap();
+            let held = nodes.drain(&base).await.unwrap();
+            nodes.redirect_to(held, "over").await.unwrap();
             let over = nodes.device("over").unwrap();
             let ones = Buffer::copy_of(&[1; 512]);
             over.write(0, ones, Default::default()).await.unwrap();

@@ -155,7 +155,7 @@ impl Backup {
         let has_users = job_nodes.nodes.is_used_by(&what.source, |_| true);
         job_nodes.join(&job.settings, &what.source, "main node", changes, keeps)?;
         // What is written below by others comes past no filter.
-        let kept = job_nodes.keep_below(&what.source);
+        let kept = job_nodes.keep_below(&what.source, true);
         kept.map_err(|error| match has_users {
             true => error.context("backup", "Could not replace node"),
             false => error,

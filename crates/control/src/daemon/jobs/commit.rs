@@ -52,8 +52,6 @@ pub(super) fn join_all(
         true => Changes::SIZE,
         false => Changes::ALL,
     };
-    // What watches the base would not see what is written to it here.
-    job_nodes.nodes.check_no_job(base)?;
     job_nodes.join(settings, top, top_role, none, kept)?;
     for node in between {
         job_nodes.join(settings, node, "intermediate node", none, Changes::ALL)?;

@@ -35,7 +35,8 @@ impl JobNodes {
         }
     }
 
-    /// Uses a node.
+    /// Uses a node, on which no other job works: neither would know what the other one does to it,
+    /// whichever way each of them was led there.
     pub(in crate::daemon) fn join(
         &mut self,
         settings: &Settings,
@@ -51,15 +52,17 @@ impl JobNodes {
             changes,
             keeps,
         };
-        let joined = self.nodes.join(User::Job { id, kind }, node, wanted)?;
+        let user = User::Job { id, kind };
+        self.nodes.check_no_other_job(node, &user)?;
+        let joined = self.nodes.join(user, node, wanted)?;
         self.uses.push((joined.id, node.to_owned()));
         Ok(())
     }
 
-    /// Has nobody change what lies below a node, but by that node.
-    pub(in crate::daemon) fn keep_below(&self, node: &str) -> vellum::Result<()> {
+    /// Has nobody change what lies below a node, but by that node; or ends that.
+    pub(in crate::daemon) fn keep_below(&self, node: &str, keeps: bool) -> vellum::Result<()> {
         let mut uses = self.uses.iter().filter(|(_, used)| used == node);
-        uses.try_for_each(|(id, _)| self.nodes.keep_below(*id))
+        uses.try_for_each(|(id, _)| self.nodes.keep_below(*id, keeps))
     }
 
     /// Makes a node writable, for as long as the job needs it.

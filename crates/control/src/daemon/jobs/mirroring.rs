@@ -91,6 +91,8 @@ impl Mirroring {
             self.copier.handle().release();
             if job.completion() == Some(Completion::InForce) {
                 if self.stands_on_source {
+                    // Its users write to it until they are led on.
+                    self.job_nodes.keep_below(&self.target, false)?;
                     nodes.put_over(&self.target, &self.source).await?;
                 }
                 nodes.redirect_to(held, &self.target).await?;

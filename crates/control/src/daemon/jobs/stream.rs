@@ -63,7 +63,7 @@ impl Stream {
         job_nodes.join(&job.settings, &what.image, "main node", none, Changes::SIZE)?;
         for node in &what.between {
             job_nodes.join(&job.settings, node, "intermediate node", none, Changes::ALL)?;
-            job_nodes.keep_below(node)?;
+            job_nodes.keep_below(node, true)?;
         }
         job_nodes.open(&what.image).await?;
         let image = job_nodes.nodes.device(&what.image)?;
