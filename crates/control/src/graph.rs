@@ -269,13 +269,24 @@ pub(crate) async fn optional_child(
     role: Role,
     around: &OpenContext,
 ) -> Result<Option<OpenedNode>> {
+    child_at(options, (key, false), role, around).await
+}
+
+/// As [`optional_child`], for one who may stand on it behind a link.
+async fn child_at(
+    options: &mut Options,
+    (key, exchangeable): (&str, bool),
+    role: Role,
+    around: &OpenContext,
+) -> Result<Option<OpenedNode>> {
     let group = options.take_group(key);
     match options.take(key) {
         Some(Scalar::Text(name)) => {
             let node = around.place.nodes.referred(&name)?;
             around.place.check_activity(&name, key, &around.flags)?;
+            let linked = exchangeable && around.place.nodes.is_linkable(&name, &node);
             let node = node.for_user(around.flags.writable)?;
-            around.place.note_use(&name, key)?;
+            around.place.note_use(&name, key, linked)?;
             return Ok(Some(node));
         }
         Some(_) => {
@@ -313,7 +324,8 @@ pub(crate) async fn exchangeable_child(
     role: Role,
     around: &OpenContext,
 ) -> Result<OpenedNode> {
-    let found = child(options, key, role, around).await?;
+    let found = child_at(options, (key, true), role, around).await?;
+    let found = found.ok_or_else(|| missing(key))?;
     around.place.nodes.linked(&around.place, key, found)
 }
 

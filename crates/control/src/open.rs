@@ -15,7 +15,7 @@ use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, OpenedNode, Role};
-use crate::nodes::{Changes, ChildAccess, Nodes, Origin, RequiredAccess, User, inactive_child};
+use crate::nodes::{Changes, ChildAccess, Nodes, Origin, inactive_child};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::probed_raw::ProbedRaw;
@@ -38,6 +38,8 @@ pub(crate) struct Ancestry {
     role: Option<String>,
     /// The node has its name, and is opened anew under it.
     pub(crate) renewal: bool,
+    /// It is opened as it was before a change that failed: nobody has come in its way since.
+    pub(crate) reverts: bool,
     /// Files that are open already, for whoever opens them anew: their locks pass on.
     pub(crate) kept: Vec<Arc<FileStorage>>,
 }
@@ -366,15 +368,10 @@ impl Ancestry {
         }
     }
 
-    /// Notes that the node above uses another one.
-    pub(crate) fn note_use(&self, name: &str, role: &str) -> Result<()> {
-        match &self.parent {
-            Some(parent) => {
-                let user = User::Node(parent.clone());
-                let owner = self.owner.as_deref();
-                self.nodes
-                    .note(user, name, RequiredAccess::reading(role), owner)
-            }
+    /// Notes that the node above uses another one, be it behind a link.
+    pub(crate) fn note_use(&self, name: &str, role: &str, linked: bool) -> Result<()> {
+        match self.parent {
+            Some(_) => self.nodes.note(self, name, role, linked),
             None => Ok(()),
         }
     }
@@ -394,7 +391,7 @@ impl Ancestry {
         let owner = self.owner.as_deref().unwrap_or(name);
         let named = self.nodes.name(name, owner, node, origin)?;
         if let Some(role) = &self.role {
-            self.note_use(name, role)?;
+            self.note_use(name, role, false)?;
         }
         Ok(named)
     }

@@ -14,6 +14,8 @@ const SERVER: &[&str] = &[
     "throttle-group,id=h",
 ];
 
+const EXPORT: &str = "nbd+unix:///e?socket=sock";
+
 fn filter(driver: &str, name: &str, below: &str) -> Value {
     let filter = json!({"driver": driver, "node-name": name, "file": below});
     match driver {
@@ -46,7 +48,8 @@ fn mirror(id: &str, device: &str) -> Step {
 }
 
 fn backup(id: &str, device: &str) -> Step {
-    let more = json!({"target": "to", "sync": "full"});
+    // It ends only when it is cancelled.
+    let more = json!({"target": "to", "sync": "none"});
     job("blockdev-backup", id, device, more)
 }
 
@@ -58,6 +61,8 @@ fn commit(id: &str, device: &str) -> Step {
 fn stream(id: &str, device: &str) -> Step {
     job("block-stream", id, device, json!({}))
 }
+
+const JOBS: [fn(&str, &str) -> Step; 4] = [mirror, backup, commit, stream];
 
 fn cancel(id: &'static str) -> [Step; 2] {
     let arguments = json!({"device": id, "force": true});
@@ -88,7 +93,7 @@ fn told_alike(script: &[Step]) {
 /// source of a backup, and names filters of its own.
 #[test]
 fn one_job_works_on_a_node_whichever_way_it_gets_there() {
-    for first in [mirror, backup, commit, stream] {
+    for first in JOBS {
         let place = Place::new();
         let mut daemon = place.ours(SERVER);
         play(&mut daemon, served_under("throttle"));
@@ -140,4 +145,89 @@ fn a_node_stays_writable_under_a_filter_that_is_written_to() {
         }
         told_alike(&script);
     }
+}
+
+/// `top` under a filter that is served, with a job that works on it.
+fn beside(first: fn(&str, &str) -> Step, place: &Place) -> Daemon {
+    // A stream has something to do for some seconds.
+    place.io("b", &["write -P 3 0 1M"]);
+    let apart = ["256k", "384k", "512k", "640k", "768k", "896k"];
+    for at in apart {
+        place.io("m", &[&format!("write -P 2 {at} 64k")]);
+    }
+    let mut daemon = place.ours(SERVER);
+    play(&mut daemon, served_under("throttle"));
+    place.io(EXPORT, &["write -P 7 0 64k"]);
+    play(&mut daemon, [first("j", "top")]);
+    daemon
+}
+
+fn group(group: &str) -> Value {
+    json!({"options": [with(filter("throttle", "flt", "top"), json!({"throttle-group": group}))]})
+}
+
+/// QEMU does not open filters anew beside some of these, since jobs have filters there too.
+#[test]
+fn a_filter_is_opened_anew_beside_a_job_below_it() {
+    for first in JOBS {
+        let place = Place::new();
+        let mut daemon = beside(first, &place);
+        daemon.must("blockdev-reopen", group("h"));
+        place.io(EXPORT, &["read -P 7 0 64k", "write -P 8 0 64k"]);
+        play(&mut daemon, cancel("j"));
+        daemon.must("blockdev-reopen", group("g"));
+        place.io(EXPORT, &["read -P 8 0 64k"]);
+        daemon.end();
+    }
+}
+
+#[test]
+fn a_reopen_that_is_refused_beside_a_job_leaves_the_filter_as_it_was() {
+    for first in JOBS {
+        let place = Place::new();
+        let mut daemon = beside(first, &place);
+        let refused = daemon.ask("blockdev-reopen", group("nowhere")).to_string();
+        assert!(refused.contains("'nowhere'"), "{refused}");
+        place.io(EXPORT, &["read -P 7 0 64k", "write -P 8 0 64k"]);
+        play(&mut daemon, cancel("j"));
+        daemon.must("blockdev-reopen", group("h"));
+        place.io(EXPORT, &["read -P 8 0 64k"]);
+        daemon.end();
+    }
+}
+
+#[test]
+fn a_snapshot_of_a_filter_is_made_beside_a_job_below_it() {
+    for first in JOBS {
+        let place = Place::new();
+        let mut daemon = beside(first, &place);
+        let snapshot = json!({"node": "flt", "overlay": "over"});
+        place.img("create -q -f qcow2 s 1M");
+        daemon.must("blockdev-add", qcow2("over", "s", json!(null)));
+        daemon.must("blockdev-snapshot", snapshot);
+        place.io(EXPORT, &["read -P 7 0 64k", "write -P 8 0 64k"]);
+        play(&mut daemon, cancel("j"));
+        place.io(EXPORT, &["read -P 8 0 64k"]);
+        daemon.end();
+    }
+}
+
+/// QEMU lets a job change what an overlay stands on that nobody uses, and opens that anew beside it.
+#[test]
+fn an_overlay_is_as_it_was_where_a_job_has_come_in_the_way_of_opening_it_anew() {
+    let place = Place::new();
+    place.img("create -q -f qcow2 -b b -F qcow2 x");
+    let mut daemon = place.ours(SERVER);
+    play(&mut daemon, served_under("throttle"));
+    daemon.must("blockdev-add", qcow2("beside", "x", json!("base")));
+    play(&mut daemon, [commit("j", "top")]);
+    let options = json!({"options": [qcow2("beside", "x", json!("base"))]});
+    let refused = daemon.ask("blockdev-reopen", options.clone()).to_string();
+    assert!(refused.contains("Node 'base' is busy"), "{refused}");
+    play(&mut daemon, cancel("j"));
+    let export = json!({"type": "nbd", "id": "x", "node-name": "beside", "name": "x"});
+    daemon.must("block-export-add", export);
+    place.io("nbd+unix:///x?socket=sock", &["read -P 3 192k 64k"]);
+    daemon.must("blockdev-reopen", options);
+    daemon.end();
 }

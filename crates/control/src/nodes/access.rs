@@ -80,6 +80,14 @@ impl NamedNode {
         Ok(id)
     }
 
+    /// As [`NamedNode::add_use`], for a node that is opened at `place`.
+    pub(super) fn add_use_at(&mut self, place: &Ancestry, new: Use) -> Result<u64> {
+        match place.reverts {
+            true => Ok(self.uses.add(new)),
+            false => self.add_use(new),
+        }
+    }
+
     /// Changes a use; if that gets in the way of others, it stays as it was.
     pub(super) fn change_use(&mut self, id: u64, change: impl FnOnce(&mut Use)) -> Result<()> {
         let Some(one) = self.uses.get_mut(id) else {
@@ -208,11 +216,16 @@ impl Nodes {
         let Some(id) = named.uses.by_as(above, role).map(|one| one.id) else {
             return Ok(());
         };
-        named.change_use(id, |one| {
+        let want = |one: &mut Use| {
             one.wanted.changes = access.changes;
             one.wanted.keeps = access.keeps;
             one.passes = access.passes;
-        })
+        };
+        if !place.reverts {
+            return named.change_use(id, want);
+        }
+        named.uses.get_mut(id).map(want);
+        Ok(())
     }
 
     /// Has nobody change what lies below a node that a job uses, but by that node; or ends that.

@@ -54,6 +54,11 @@ impl BlockDevice for BorrowedDevice {
 }
 
 impl Nodes {
+    /// Whether a node can be exchanged under whoever stands on it behind a link.
+    pub(crate) fn is_linkable(&self, name: &str, node: &OpenedNode) -> bool {
+        self.is_kept(name) && matches!(node.kind, NodeKind::Device(_))
+    }
+
     /// What the node at `place` stands on as `role`: behind a link if it is of a format and others
     /// know it too, so that it can be exchanged.
     pub(crate) fn linked(
@@ -68,9 +73,8 @@ impl Nodes {
             return Ok(node);
         };
         let (id, name) = (used.id, used.node.clone());
-        let (true, NodeKind::Device(_), Some(below)) =
-            (self.is_kept(&name), &node.kind, named.nodes.get_mut(&name))
-        else {
+        let is_linkable = self.is_linkable(&name, &node);
+        let Some(below) = named.nodes.get_mut(&name).filter(|_| is_linkable) else {
             return Ok(node);
         };
         let device = below.device()?;

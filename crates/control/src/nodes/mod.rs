@@ -366,10 +366,12 @@ impl Nodes {
                 if !self.contains(name) {
                     return Err(unknown(name));
                 }
-                named::busy(name, self.lock().changed_by_job(name))?;
+                if !place.reverts {
+                    named::busy(name, self.lock().changed_by_job(name))?;
+                }
                 let user = User::Node(parent.clone());
                 let wanted = RequiredAccess::reading("backing");
-                Ok(self.join_as(user, name, wanted, place.owner())?.link)
+                Ok(self.join_at(place, user, name, wanted)?.link)
             }
             _ => self
                 .referred(name)?
@@ -384,15 +386,15 @@ impl Nodes {
     /// If there is no such node, its file is locked by somebody, or somebody else uses it
     /// in a way that does not go together with this one.
     pub fn join(&self, user: User, name: &str, wanted: RequiredAccess) -> Result<NodeUse> {
-        self.join_as(user, name, wanted, None)
+        self.join_at(&Ancestry::default(), user, name, wanted)
     }
 
-    fn join_as(
+    fn join_at(
         &self,
+        place: &Ancestry,
         user: User,
         name: &str,
         wanted: RequiredAccess,
-        owner: Option<&str>,
     ) -> Result<NodeUse> {
         self.check_no_filter(name)?;
         let mut named = self.lock();
@@ -401,31 +403,34 @@ impl Nodes {
         node.check_access(&user, &wanted)?;
         let device = node.device()?;
         let link = Link::new(node.front.clone().unwrap_or(device));
-        let id = named.add_use(Use {
+        let new = Use {
             link: Some(link.clone()),
-            ..Use::new(user, name, wanted, owner)
-        })?;
+            ..Use::new(user, name, wanted, place.owner())
+        };
+        let id = named.add_use_at(place, new)?;
         Ok(NodeUse { id, link })
     }
 
-    /// Notes that a node is used by another one that it cannot be exchanged under.
+    /// Notes that a node is used by the one at `place`, which it can be exchanged under only if
+    /// that is `linked`.
     pub(crate) fn note(
         &self,
-        user: User,
+        place: &Ancestry,
         name: &str,
-        wanted: RequiredAccess,
-        owner: Option<&str>,
+        role: &str,
+        linked: bool,
     ) -> Result<()> {
         let mut named = self.lock();
-        if named
-            .nodes
-            .get(name)
-            .is_some_and(|node| node.front.is_some())
-        {
+        let node = named.nodes.get(name);
+        let has_front = node.is_some_and(|node| node.front.is_some());
+        if has_front && !linked && !place.reverts {
             // It would not see what stands in front.
             named.check_no_job(name)?;
         }
-        named.add_use(Use::new(user, name, wanted, owner)).map(drop)
+        let user = User::Node(place.parent.clone().unwrap_or_default());
+        let wanted = RequiredAccess::reading(role);
+        let new = Use::new(user, name, wanted, place.owner());
+        named.add_use_at(place, new).map(drop)
     }
 
     /// The node to which a use leads now.

@@ -146,12 +146,20 @@ impl Nodes {
             result = self.open_all_anew(&renewed, held).await;
         }
         if result.is_err() {
-            for one in &renewed {
-                let old = one.old.clone();
-                self.open_anew(&one.name, old, held).await?;
-            }
+            result = self.revert(&renewed, held).await.and(result);
         }
         self.forget_old_files();
+        result
+    }
+
+    /// Opens nodes as they were; those too that do not stand on one that is gone for good.
+    async fn revert(&self, renewed: &[Renewed], held: &HeldNodes) -> Result<()> {
+        let mut result = Ok(());
+        for one in renewed {
+            let mut old = one.old.clone();
+            old.around.place.reverts = true;
+            result = result.and(self.open_anew(&one.name, old, held).await);
+        }
         result
     }
 
@@ -292,6 +300,7 @@ impl Nodes {
         node.front = None;
         let mut origin = origin;
         origin.around.place.kept.clear();
+        origin.around.place.reverts = false;
         node.origin = Some(Arc::new(origin));
         let users = held.users_of(name).filter(|users| !users.links.is_empty());
         let Some(users) = users else {
