@@ -1,9 +1,11 @@
 //! Nodes under filters: jobs, snapshots and reopens there and above, beside each other.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use crate::place::Step::{Ask, Wait};
-use crate::place::{Daemon, Place, Step, Tolerance, add, alike, qcow2, with};
+use crate::place::{Daemon, NAME, Place, Step, Tolerance, add, alike, qcow2, with};
 
 const SERVER: &[&str] = &[
     "--nbd-server",
@@ -230,4 +232,46 @@ fn an_overlay_is_as_it_was_where_a_job_has_come_in_the_way_of_opening_it_anew() 
     place.io("nbd+unix:///x?socket=sock", &["read -P 3 192k 64k"]);
     daemon.must("blockdev-reopen", options);
     daemon.end();
+}
+
+/// What the header of the image `s` says that it stands on, once a daemon has made it.
+fn named_below(real: bool, filter: Value, command: &str, more: Value) -> [Value; 2] {
+    let place = Place::new();
+    let mut daemon = match real {
+        true => place.start(Path::new(NAME), SERVER),
+        false => place.ours(SERVER),
+    };
+    play(&mut daemon, [add("top", "t", json!(""))]);
+    daemon.must("blockdev-add", filter);
+    daemon.must(command, more);
+    let words = ["info", "-U", "--output=json", "s"];
+    let info: Value = serde_json::from_str(&place.must("qemu-img", &words)).expect("JSON");
+    daemon.kill();
+    ["backing-filename", "backing-filename-format"].map(|key| info[key].clone())
+}
+
+/// Not as in QEMU below a filter that copies on reads, which no backing file can be.
+#[test]
+fn the_header_of_an_overlay_says_what_opens_the_same() {
+    let new = json!({"device": "flt", "target": "s", "sync": "none", "format": "qcow2",
+        "job-id": "j"});
+    let snapshot = json!({"node-name": "flt", "snapshot-file": "s", "snapshot-node-name": "s"});
+    for (command, more) in [
+        ("blockdev-snapshot-sync", snapshot),
+        ("drive-mirror", new.clone()),
+        ("drive-backup", new),
+    ] {
+        let raw = with(filter("raw", "flt", "top"), json!({"size": 65536}));
+        for filter in [filter("throttle", "flt", "top"), raw] {
+            let told = |real| named_below(real, filter.clone(), command, more.clone());
+            let [file, format] = told(false);
+            assert!(
+                file.as_str().expect("a name").starts_with("json:"),
+                "{file}"
+            );
+            assert_eq!([file, format], told(true), "{command}");
+        }
+        let below = named_below(false, filter("copy-on-read", "flt", "top"), command, more);
+        assert_eq!(below, ["t", "qcow2"]);
+    }
 }

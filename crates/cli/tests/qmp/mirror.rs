@@ -311,8 +311,18 @@ fn a_client_goes_on_with_an_overlay_that_a_mirror_has_made() {
     move_to_an_overlay(json!({"node-name": "new"}));
 }
 
+/// QEMU opens what the header names when the job ends, beside the source that has it locked: that
+/// fails, and the job with it.
+#[test]
+fn a_client_goes_on_with_an_overlay_of_the_source_that_was_there() {
+    move_to_an_overlay(json!({"mode": "existing"}));
+}
+
 fn move_to_an_overlay(more: Value) {
     let place = Place::new();
+    if more["mode"] == "existing" {
+        place.img("create -q -f qcow2 -b t -F qcow2 n");
+    }
     let mut daemon = place.ours(EXPORT);
     place.io(URI, &["write -P 5 0 64k", "write -P 9 320k 64k"]);
     daemon.must("drive-mirror", with(drive_mirror_of_nothing(&place), more));

@@ -193,16 +193,7 @@ impl Nodes {
             return Vec::new();
         }
         let named = self.lock();
-        let mut names = vec![name.to_owned()];
-        let mut at = 0;
-        while let Some(above) = names.get(at).cloned() {
-            for one in named.uses.by(&above) {
-                if !names.contains(&one.node) {
-                    names.push(one.node.clone());
-                }
-            }
-            at += 1;
-        }
+        let names = named.with_below(name);
         drop(named);
         throttle_groups::lift(Some(&names))
     }
@@ -441,10 +432,9 @@ impl Nodes {
         let backing = match below {
             None => None,
             Some(below) => {
-                let info = self.device(below)?.info();
-                let name = file.unwrap_or(info.name);
-                let format = Some(info.format.to_owned());
-                Some(BackingName { name, format })
+                let own = self.as_backing(&self.skip_filters(below))?;
+                let name = file.unwrap_or(own.name);
+                Some(BackingName { name, ..own })
             }
         };
         // A read may have found that what it wants lies below, and not asked for it yet; so may

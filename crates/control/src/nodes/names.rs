@@ -1,12 +1,13 @@
 //! What the files of open nodes are called, as these stand on each other now, and the order in
 //! which nodes were made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
-use vellum::qcow2::AsQcow2;
+use vellum::Result;
+use vellum::qcow2::{AsQcow2, BackingName};
 
-use super::{MADE_UP, NamedNode, Node, Nodes};
+use super::{MADE_UP, NamedNode, Node, Nodes, unknown_node};
 use crate::display::{Name, name_of_node};
 use crate::graph::{NodeKind, OpenedNode};
 use crate::options::Options;
@@ -29,16 +30,32 @@ impl Nodes {
     /// would open is called `json:{...}`.
     pub fn filenames(&self) -> BTreeMap<String, String> {
         let named = self.lock();
-        let mut names: BTreeMap<String, Name> = BTreeMap::new();
-        let mut order = named.top_down(named.nodes.keys().cloned().collect());
-        order.reverse();
-        for name in order {
-            if let Some(found) = named.name_of(&name, &names) {
-                names.insert(name, found);
-            }
-        }
+        let names = named.names_of(named.nodes.keys().cloned().collect());
         let text = |(node, name): (String, Name)| (node, name.text());
         names.into_iter().map(text).collect()
+    }
+
+    /// What the header of an image calls a node that it stands on, so that the same is opened
+    /// again. Not what copies on reads: nothing opens that for an overlay.
+    pub(crate) fn as_backing(&self, name: &str) -> Result<BackingName> {
+        let mut shown = name.to_owned();
+        let found = loop {
+            let named = self.lock();
+            let node = named
+                .nodes
+                .get(&shown)
+                .ok_or_else(|| unknown_node(&shown))?;
+            match named.uses.by_as(&shown, "file") {
+                Some(file) if node.opened.driver == "copy-on-read" => shown = file.node.clone(),
+                _ => break named.names_of(named.with_below(&shown)).remove(&shown),
+            }
+        };
+        let info = self.device(&shown)?.info();
+        let (name, format) = (found.map_or(info.name, |found| found.text()), info.format);
+        Ok(BackingName {
+            name,
+            format: Some(format.to_owned()),
+        })
     }
 
     /// What a node of a format says that it stands on, if that is what it does stand on.
@@ -102,6 +119,30 @@ impl NamedNode {
         for (_, child) in later {
             self.made_with(child, owner, order);
         }
+    }
+
+    /// The names of nodes and of all that these stand on, who are among them.
+    fn names_of(&self, nodes: Vec<String>) -> BTreeMap<String, Name> {
+        let mut names = BTreeMap::new();
+        for node in self.top_down(nodes).into_iter().rev() {
+            if let Some(found) = self.name_of(&node, &names) {
+                names.insert(node, found);
+            }
+        }
+        names
+    }
+
+    /// A node and all that it stands on.
+    pub(super) fn with_below(&self, name: &str) -> Vec<String> {
+        let mut names = vec![name.to_owned()];
+        let mut known = BTreeSet::from([name.to_owned()]);
+        let mut at = 0;
+        while let Some(above) = names.get(at).cloned() {
+            let below = self.uses.by(&above).map(|one| &one.node);
+            names.extend(below.filter(|node| known.insert((*node).clone())).cloned());
+            at += 1;
+        }
+        names
     }
 
     /// The filter of a job in front of a node, if it has a name.

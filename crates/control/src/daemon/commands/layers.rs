@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use vellum::qcow2::AsQcow2;
+
 use super::jobs::{not_in_chain, place_in};
 use crate::filename;
 use crate::nodes::Nodes;
@@ -119,7 +121,6 @@ fn is_called(nodes: &Nodes, node: &str, name: &str) -> bool {
 /// image above it. A path is taken from that image's folder.
 fn place_below(nodes: &Nodes, chain: &[String], from: usize, name: &str) -> Option<usize> {
     let filenames = nodes.filenames();
-    let is_path = !name.starts_with("json:") && filename::protocol(name).is_none();
     (from + 1..chain.len()).find(|&at| {
         let own = filenames.get(&chain[at]).map(String::as_str);
         if own == Some(name) || nodes.backing_text(&chain[at - 1]).as_deref() == Some(name) {
@@ -128,14 +129,33 @@ fn place_below(nodes: &Nodes, chain: &[String], from: usize, name: &str) -> Opti
         let above = nodes.child_of(&chain[at - 1], "file");
         let above = above.as_ref().and_then(|file| filenames.get(file));
         match (above, own) {
-            (Some(above), Some(own)) if is_path => {
-                let whole = filename::resolve(above, name).ok();
-                let whole = whole.and_then(|whole| real(&whole));
-                whole.is_some() && whole == real(own)
-            }
+            (Some(above), Some(own)) => is_path_of(above, name, own),
             _ => false,
         }
     })
+}
+
+/// Whether a name in the header of the image `above` is a path of the file `own`.
+fn is_path_of(above: &str, name: &str, own: &str) -> bool {
+    if name.starts_with("json:") || filename::protocol(name).is_some() {
+        return false;
+    }
+    let whole = filename::resolve(above, name).ok();
+    let whole = whole.and_then(|whole| real(&whole));
+    whole.is_some() && whole == real(own)
+}
+
+/// Whether an image says in its header that it stands on a node's file.
+pub(super) fn stands_by_header_on(nodes: &Nodes, image: &str, node: &str) -> Result<bool, Failure> {
+    let info = nodes.device(image)?;
+    let Some(header) = info.as_qcow2().map(|image| image.header()) else {
+        return Ok(false);
+    };
+    let Some(name) = header.backing_file_text() else {
+        return Ok(false);
+    };
+    let own = nodes.as_backing(node)?.name;
+    Ok(name == own || is_path_of(&info.info().name, &name, &own))
 }
 
 fn real(path: &str) -> Option<PathBuf> {

@@ -11,7 +11,7 @@ use super::super::jobs::mirror::{self, Mirrored, Sync};
 use super::super::jobs::{JobNodes, Settings};
 use super::jobs::{COPY_MODES, CopyMode};
 use super::targets::{Backing, NewTarget};
-use super::{Daemon, jobs};
+use super::{Daemon, jobs, layers};
 
 /// QEMU's pieces are of this size at most, and so are ours.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -198,6 +198,27 @@ pub(super) async fn blockdev_mirror(daemon: Rc<Daemon>, mut arguments: Arguments
     asked.begin(&daemon, &nodes, TargetKind::Named).await
 }
 
+/// Opens a target that is there and says that it stands on the source: it does so once users go on
+/// with it.
+async fn open_overlay(
+    nodes: &Nodes,
+    target: &NewTarget,
+    source: &str,
+) -> Result<Option<String>, Failure> {
+    if target.format.as_deref() != Some("qcow2") {
+        return Ok(None);
+    }
+    let later = Backing::Later(source.to_owned());
+    let name = target.open(nodes, source, &later, &[]).await?;
+    match layers::stands_by_header_on(nodes, &name, &nodes.skip_filters(source)) {
+        Ok(true) => Ok(Some(name)),
+        other => {
+            nodes.remove(&name).await?;
+            other.map(|_| None)
+        }
+    }
+}
+
 pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let mut asked = MirrorArguments::take(&mut arguments, true)?;
     let mut target = NewTarget::take(&mut arguments, &asked.target)?;
@@ -221,13 +242,25 @@ pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -
         SyncWord::Known(Sync::None) if !target.is_there => Backing::Later(asked.source.clone()),
         SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => Backing::Own,
     };
-    asked.target = target.open(&nodes, &asked.source, &backing, &[]).await?;
-    let name = asked.target.clone();
-    let kind = match (target.is_there, backing) {
+    let kind = match (target.is_there, &backing) {
         (true, _) => TargetKind::Existing,
         (false, Backing::Later(_)) => TargetKind::Overlay,
         (false, _) => TargetKind::New,
     };
+    let overlay = match (kind, asked.sync) {
+        (TargetKind::Existing, SyncWord::Known(Sync::None)) => {
+            open_overlay(&nodes, &target, &asked.source).await?
+        }
+        _ => None,
+    };
+    let (name, kind) = match overlay {
+        Some(name) => (name, TargetKind::Overlay),
+        None => (
+            target.open(&nodes, &asked.source, &backing, &[]).await?,
+            kind,
+        ),
+    };
+    asked.target.clone_from(&name);
     let begun = asked.begin(&daemon, &nodes, kind).await;
     if begun.is_err() {
         // Nobody has used it.

@@ -169,10 +169,15 @@ async fn make_file(nodes: &Nodes, node: &str, filename: &str, format: &str) -> R
         }
         Err(error) => return Err(error.into()),
     };
-    let below = nodes.device(node)?;
-    let info = below.info();
-    create::set_backing(&mut settings, format, Some(&info.name), Some(info.format))?;
-    settings.set("size", &below.size_bytes().to_string())?;
+    let below = nodes.as_backing(node)?;
+    create::set_backing(
+        &mut settings,
+        format,
+        Some(&below.name),
+        below.format.as_deref(),
+    )?;
+    let size_bytes = nodes.device(node)?.size_bytes();
+    settings.set("size", &size_bytes.to_string())?;
     Ok(create::make(filename, format, &settings).await?)
 }
 

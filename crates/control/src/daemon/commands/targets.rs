@@ -97,15 +97,15 @@ impl NewTarget {
         backing: Option<&str>,
     ) -> Result<(), Failure> {
         let below = match backing {
-            Some(backing) => Some(nodes.device(backing)?.info()),
+            Some(backing) => Some(nodes.as_backing(backing)?),
             None => None,
         };
         let request = CreateRequest {
             filename: self.filename.clone(),
             format: format.to_owned(),
             size_bytes: Some(nodes.device(source)?.size_bytes()),
-            backing: below.as_ref().map(|info| info.name.clone()),
-            backing_format: below.map(|info| info.format.to_owned()),
+            backing: below.as_ref().map(|below| below.name.clone()),
+            backing_format: below.and_then(|below| below.format),
             unchecked_backing: true,
             ..CreateRequest::default()
         };
