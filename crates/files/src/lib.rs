@@ -1,8 +1,8 @@
 //! What lies on a disk: its partitions, and the files of file systems in them, to be read.
 //!
 //! `partitions` finds partitions, `detect` tells what a volume holds, `ext`, `fat`, `iso` and
-//! `xfs` are the file systems that can be read, behind one trait, [`FileSystem`]. `source` is where the bytes
-//! come from, with a cache.
+//! `xfs` are the file systems that can be read, behind one trait, [`FileSystem`]. `lookup` remembers where
+//! names are in long directories. `source` is where the bytes come from, with a cache.
 //!
 //! Invariants:
 //! - Every byte of a disk is hostile: each number is checked before it is used, a loop ends,
@@ -20,6 +20,7 @@ mod ext;
 mod fat;
 mod file_system;
 mod iso;
+mod lookup;
 pub mod partitions;
 mod source;
 mod xfs;

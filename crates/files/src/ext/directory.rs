@@ -13,6 +13,7 @@ use super::{Ext, id, inline};
 use crate::bytes::{le16, le32, part, u8_at};
 use crate::error::{Error, Result};
 use crate::file_system::{Entry, Id, Kind, is_sound_name};
+use crate::lookup::{Key, Named};
 
 const HEAD_BYTES: usize = 8;
 /// Of longer directories the rest is not looked at: they would keep a reader busy for hours.
@@ -32,23 +33,17 @@ enum Walk {
 }
 
 /// Finds a name.
-pub(super) fn lookup(ext: &Ext, directory: &Inode, name: &[u8]) -> Result<Option<Id>> {
+pub(super) fn lookup(ext: &Ext, directory: Id, name: &[u8]) -> Result<Option<Id>> {
     if !is_sound_name(name) {
         return Ok(None);
     }
-    let mut found = None;
-    let mut compare = |entry: &Entry<'_>| {
-        if entry.name == name {
-            found = Some(entry.id);
-        }
-        found.is_none()
-    };
-    // What is damaged may hide the name, but not one that is elsewhere.
-    let walked = walk(ext, directory, 0, Damage::Skip, &mut compare);
-    match found {
-        Some(id) => Ok(Some(id)),
-        None => walked.map(|()| None),
-    }
+    let inode = ext.of_id(directory)?;
+    ext.lookups
+        .find(directory, &[Key::Exact(name)], &|from, take| {
+            walk(ext, &inode, from, Damage::Skip, &mut |entry| {
+                take(&Named::new(entry, &[Key::Exact(entry.name)]))
+            })
+        })
 }
 
 /// Gives names to `take`.

@@ -19,6 +19,7 @@ mod superblock;
 
 use crate::error::{Error, Result};
 use crate::file_system::{Attributes, Entry, FileSystem, Id, Kind, ROOT};
+use crate::lookup::Lookups;
 use crate::source::Source;
 use inode::Inode;
 use journal::Overlay;
@@ -36,6 +37,7 @@ pub(crate) struct Ext {
     /// Blocks that are newer in the journal.
     overlay: Overlay,
     remarks: Vec<String>,
+    lookups: Lookups,
 }
 
 impl Ext {
@@ -50,6 +52,7 @@ impl Ext {
             superblock,
             overlay: Overlay::default(),
             remarks: Vec::new(),
+            lookups: Lookups::default(),
         };
         if ext.superblock.needs_recovery() {
             match journal::read(&ext) {
@@ -190,7 +193,7 @@ impl FileSystem for Ext {
     }
 
     fn lookup(&self, directory: Id, name: &[u8]) -> Result<Option<Id>> {
-        directory::lookup(self, &self.of_id(directory)?, name)
+        directory::lookup(self, directory, name)
     }
 
     fn list(

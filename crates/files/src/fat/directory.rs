@@ -60,9 +60,8 @@ impl Slot {
         }
     }
 
-    /// Whether its short name is that one.
-    pub(super) fn has_name(&self, wanted_lowercase: &str) -> bool {
-        names::short(&self.name, self.case).to_lowercase() == wanted_lowercase
+    pub(super) fn short_name(&self) -> String {
+        names::short(&self.name, self.case)
     }
 }
 
@@ -136,7 +135,7 @@ impl Reader {
                 continue;
             };
             let name = long.finish(&slot.name);
-            let name = name.unwrap_or_else(|| names::short(&slot.name, slot.case));
+            let name = name.unwrap_or_else(|| slot.short_name());
             if index < self.from || !is_sound_name(name.as_bytes()) {
                 continue;
             }

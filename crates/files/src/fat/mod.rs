@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::file_system::{Attributes, Entry, FileSystem, Id, Kind, ROOT, Time};
+use crate::lookup::{Key, Lookups, Named};
 use crate::source::Source;
 use boot::{Boot, Root};
 use directory::Slot;
@@ -35,6 +36,7 @@ pub(crate) struct Fat {
     free_clusters: u64,
     /// How far the chain of a file was followed when it was read last, by its first cluster.
     places: Mutex<HashMap<u32, chain::Position>>,
+    lookups: Lookups,
 }
 
 /// Where a directory's entries are.
@@ -59,6 +61,7 @@ impl Fat {
             boot,
             free_clusters,
             places: Mutex::default(),
+            lookups: Lookups::default(),
         })
     }
 
@@ -140,8 +143,10 @@ impl Fat {
     ) -> Result<()> {
         let folder = self.folder(directory)?;
         let mut reader = directory::Reader::new(from);
-        // From its start on: the middle of a long name is no place to begin.
-        let mut at = 0;
+        // The parts of a long name stand before its entry.
+        let first = from.saturating_sub(names::PARTS_MAX as u64);
+        let piece_bytes = u64::from(self.boot.cluster_bytes);
+        let mut at = first.saturating_mul(directory::SLOT_BYTES as u64) / piece_bytes * piece_bytes;
         while let Some((place, bytes)) = self.directory_piece(folder, at)? {
             if !reader.take_piece(at, place, &bytes, take) {
                 return Ok(());
@@ -195,14 +200,15 @@ impl FileSystem for Fat {
             return Ok(None);
         };
         let wanted = wanted.to_lowercase();
-        let mut found = None;
-        self.walk(directory, 0, &mut |entry, slot| {
-            if slot.has_name(&wanted) || is_same(entry.name, &wanted) {
-                found = Some(entry.id);
-            }
-            found.is_none()
-        })?;
-        Ok(found)
+        self.lookups
+            .find(directory, &[Key::Folded(&wanted)], &|from, take| {
+                self.walk(directory, from, &mut |entry, slot| {
+                    let [long, short] = [lowercase(entry.name), slot.short_name().to_lowercase()];
+                    let keys = [Key::Folded(&long), Key::Folded(&short)];
+                    let different = if long == short { 1 } else { 2 };
+                    take(&Named::new(entry, &keys[..different]))
+                })
+            })
     }
 
     fn list(
@@ -256,7 +262,7 @@ impl FileSystem for Fat {
     }
 }
 
-/// Whether a name is another one, as this file system compares them.
-fn is_same(name: &[u8], wanted_lowercase: &str) -> bool {
-    std::str::from_utf8(name).is_ok_and(|name| name.to_lowercase() == wanted_lowercase)
+/// A name as this file system compares it.
+fn lowercase(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).to_lowercase()
 }

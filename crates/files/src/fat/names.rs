@@ -6,7 +6,7 @@ use crate::bytes::{le16, u8_at};
 const SMALL_BASE: u8 = 0x08;
 const SMALL_EXTENSION: u8 = 0x10;
 /// Parts of a long name, and letters in each.
-const PARTS_MAX: usize = 20;
+pub(super) const PARTS_MAX: usize = 20;
 const LETTERS: [usize; 13] = [1, 3, 5, 7, 9, 14, 16, 18, 20, 22, 24, 28, 30];
 
 /// The letters from 80 on, as they are on a PC.

@@ -9,6 +9,7 @@ use super::system_use::SystemUse;
 use super::{Iso, Names, SECTIONS_MAX, SECTOR_BYTES, names};
 use crate::error::{Error, Result};
 use crate::file_system::{Entry, Id, Kind, is_sound_name};
+use crate::lookup::{Key, Named};
 
 /// Of longer directories the rest is not looked at: they would keep a reader busy for hours.
 const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
@@ -22,33 +23,27 @@ pub(super) fn lookup(iso: &Iso, directory: Id, name: &[u8]) -> Result<Option<Id>
     if !is_sound_name(name) {
         return Ok(None);
     }
-    let lowercase = |name: &[u8]| std::str::from_utf8(name).map(str::to_lowercase);
-    let wanted = lowercase(name).ok().filter(|_| iso.names == Names::Joliet);
-    // Who asks for one name after the other mostly does so in the order of the directory.
-    let last = *iso.last_found.lock();
-    let begin = match last {
-        Some((last_directory, next)) if last_directory == directory => next,
-        _ => 0,
-    };
-    let (mut found, mut similar) = (None, None);
-    for (from, end) in [(begin, u64::MAX), (0, begin)] {
-        if found.is_some() || end == 0 {
-            break;
-        }
+    let folded = folded(iso, name);
+    let wanted = keys(name, folded.as_deref());
+    iso.lookups.find(directory, &wanted, &|from, take| {
         list(iso, directory, from, &mut |entry| {
-            if entry.name == name {
-                found = Some((entry.id, entry.next));
-            } else if wanted.is_some() && similar.is_none() && lowercase(entry.name).ok() == wanted
-            {
-                similar = Some(entry.id);
-            }
-            found.is_none() && entry.next < end
-        })?;
+            let folded = self::folded(iso, entry.name);
+            take(&Named::new(entry, &keys(entry.name, folded.as_deref())))
+        })
+    })
+}
+
+/// A name in small letters, where these do as well.
+fn folded(iso: &Iso, name: &[u8]) -> Option<String> {
+    match iso.names {
+        Names::Plain { .. } => None,
+        Names::Joliet => std::str::from_utf8(name).ok().map(str::to_lowercase),
     }
-    if let Some((_, next)) = found {
-        *iso.last_found.lock() = Some((directory, next));
-    }
-    Ok(found.map(|(id, _)| id).or(similar))
+}
+
+fn keys<'a>(name: &'a [u8], folded: Option<&'a str>) -> Vec<Key<'a>> {
+    let folded = folded.map(Key::Folded);
+    std::iter::once(Key::Exact(name)).chain(folded).collect()
 }
 
 /// Gives names to `take`.

@@ -21,10 +21,9 @@ mod names;
 mod record;
 mod system_use;
 
-use parking_lot::Mutex;
-
 use crate::error::{Error, Result};
 use crate::file_system::{Attributes, Entry, FileSystem, Id, Kind, ROOT};
+use crate::lookup::Lookups;
 use crate::source::Source;
 use descriptors::{DESCRIPTORS_BYTES, Volume};
 use record::{RECORD_BYTES_MAX, Record};
@@ -41,8 +40,7 @@ pub(crate) struct Iso {
     volume: Volume,
     names: Names,
     remarks: Vec<String>,
-    /// The directory in which a name was found last, and where the names behind that begin.
-    last_found: Mutex<Option<(Id, u64)>>,
+    lookups: Lookups,
 }
 
 /// Where names come from.
@@ -72,7 +70,7 @@ impl Iso {
             volume: found.primary,
             names: Names::Plain { skipped: 0 },
             remarks: Vec::new(),
-            last_found: Mutex::default(),
+            lookups: Lookups::default(),
         };
         if found.has_udf {
             iso.remarks.push(

@@ -18,6 +18,7 @@ use super::{Xfs, blocks};
 use crate::bytes::{be16, be32, be64, has, part, u8_at};
 use crate::error::{Error, Result};
 use crate::file_system::{Entry, Id, Kind, is_sound_name};
+use crate::lookup::{Key, Named};
 
 /// Of longer directories the rest is not looked at: they would keep a reader busy for hours.
 const DIRECTORY_BYTES_MAX: u64 = 1 << 30;
@@ -48,38 +49,17 @@ enum Damage {
 }
 
 /// Finds a name.
-pub(super) fn lookup(xfs: &Xfs, directory: &Inode, name: &[u8]) -> Result<Option<Id>> {
+pub(super) fn lookup(xfs: &Xfs, directory: Id, name: &[u8]) -> Result<Option<Id>> {
     if !is_sound_name(name) {
         return Ok(None);
     }
-    // Who asks for one name after the other mostly does so in the order of the directory.
-    let last = *xfs.last_found.lock();
-    let begin = match last {
-        Some((last_directory, next)) if last_directory == directory.number => next,
-        _ => 0,
-    };
-    let (mut found, mut error) = (None, None);
-    for (from, end) in [(begin, u64::MAX), (0, begin)] {
-        if found.is_some() || end == 0 {
-            break;
-        }
-        let walked = walk(xfs, directory, from, Damage::Skip, &mut |entry| {
-            if entry.name == name {
-                found = Some((entry.id, entry.next));
-            }
-            found.is_none() && entry.next < end
-        });
-        error = error.or(walked.err());
-    }
-    // What is damaged may hide the name, but not one that is elsewhere.
-    match (found, error) {
-        (Some((id, next)), _) => {
-            *xfs.last_found.lock() = Some((directory.number, next));
-            Ok(Some(id))
-        }
-        (None, Some(error)) => Err(error),
-        (None, None) => Ok(None),
-    }
+    let inode = xfs.of_id(directory)?;
+    xfs.lookups
+        .find(directory, &[Key::Exact(name)], &|from, take| {
+            walk(xfs, &inode, from, Damage::Skip, &mut |entry| {
+                take(&Named::new(entry, &[Key::Exact(entry.name)]))
+            })
+        })
 }
 
 /// Gives names to `take`.

@@ -20,11 +20,10 @@ mod inode;
 mod log;
 mod superblock;
 
-use parking_lot::Mutex;
-
 use crate::bytes::{be32, be64, has, part};
 use crate::error::{Error, Result};
 use crate::file_system::{Attributes, Entry, FileSystem, Id, Kind, ROOT};
+use crate::lookup::Lookups;
 use crate::source::Source;
 use inode::{Form, Inode};
 use superblock::{Superblock, is_intact};
@@ -41,8 +40,7 @@ pub(crate) struct Xfs {
     source: Source,
     superblock: Superblock,
     remarks: Vec<String>,
-    /// The directory in which a name was found last, and where the names behind that begin.
-    last_found: Mutex<Option<(u64, u64)>>,
+    lookups: Lookups,
 }
 
 impl Xfs {
@@ -56,7 +54,7 @@ impl Xfs {
             source,
             superblock,
             remarks: Vec::new(),
-            last_found: Mutex::default(),
+            lookups: Lookups::default(),
         };
         // Whoever cannot read the log does not know what is in it.
         if !log::is_clean(&xfs).unwrap_or(false) {
@@ -202,7 +200,7 @@ impl FileSystem for Xfs {
     }
 
     fn lookup(&self, directory: Id, name: &[u8]) -> Result<Option<Id>> {
-        directory::lookup(self, &self.of_id(directory)?, name)
+        directory::lookup(self, directory, name)
     }
 
     fn list(

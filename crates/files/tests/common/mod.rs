@@ -91,7 +91,7 @@ pub fn names(files: &dyn FileSystem, id: Id) -> Vec<(Vec<u8>, Id)> {
     loop {
         let before = names.len();
         let listed = files.list(id, from, &mut |entry| {
-            if names.len() == before + 700 {
+            if names.len() == before + 7 {
                 return false;
             }
             names.push((entry.name.to_owned(), entry.id));
