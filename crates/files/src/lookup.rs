@@ -81,7 +81,7 @@ impl Lookups {
     ) -> Result<Option<Id>> {
         let index = self.indexes.lock().get(directory);
         if let Some(index) = index {
-            return self.find_by(&index, wanted, walk);
+            return self.find_by(&index, wanted, walk, Ok(()));
         }
         let mut search = Search::new(wanted);
         let (mut passed, mut is_long) = (0, false);
@@ -98,17 +98,13 @@ impl Lookups {
             let walked = walk(0, &mut |named| search.goes_on(named));
             return search.finish(walked);
         };
-        let (index, error) = self.make(walk);
+        let (index, made) = self.make(walk);
         let index = Arc::new(index);
-        let found = self.find_by(&index, wanted, walk);
-        match error {
-            // It may be gone next time.
-            Some(error) => found.and_then(|found| found.map(Some).ok_or(error)),
-            None => {
-                self.indexes.lock().insert(directory, index);
-                found
-            }
+        // An error may be gone next time.
+        if made.is_ok() {
+            self.indexes.lock().insert(directory, index.clone());
         }
+        self.find_by(&index, wanted, walk, made)
     }
 
     fn hash(&self, key: &Key<'_>) -> u32 {
@@ -116,7 +112,7 @@ impl Lookups {
     }
 
     /// Makes an index; an error that is none of the directory's own, so that it cannot be kept.
-    fn make(&self, walk: Walk<'_>) -> (Index, Option<Error>) {
+    fn make(&self, walk: Walk<'_>) -> (Index, Result<()>) {
         let mut index = Index::default();
         let mut place = 0_u32;
         let walked = walk(0, &mut |named| {
@@ -135,16 +131,22 @@ impl Lookups {
         index.hashes.sort_unstable();
         index.hashes.shrink_to_fit();
         match walked {
-            Ok(()) => (index, None),
             Err(Error::Damaged { structure, at }) => {
                 index.damage = Some((structure, at));
-                (index, None)
+                (index, Ok(()))
             }
-            Err(error) => (index, Some(error)),
+            walked => (index, walked),
         }
     }
 
-    fn find_by(&self, index: &Index, wanted: &[Key<'_>], walk: Walk<'_>) -> Result<Option<Id>> {
+    /// What [`Lookups::find`] finds, by an index, and how the walk ended that made it.
+    fn find_by(
+        &self,
+        index: &Index,
+        wanted: &[Key<'_>],
+        walk: Walk<'_>,
+        made: Result<()>,
+    ) -> Result<Option<Id>> {
         let mut search = Search::new(wanted);
         for (rank, key) in wanted.iter().enumerate() {
             for place in index.places(self.hash(key)) {
@@ -166,12 +168,11 @@ impl Lookups {
         if search.is_over() {
             return search.finish(Ok(()));
         }
-        let walked = match (index.rest, index.damage) {
-            (Some(from), _) => walk(from, &mut |named| search.goes_on(named)),
-            (None, Some((structure, at))) => Err(Error::Damaged { structure, at }),
-            (None, None) => Ok(()),
+        let rest = match index.rest {
+            Some(from) => walk(from, &mut |named| search.goes_on(named)),
+            None => Ok(()),
         };
-        search.finish(walked)
+        search.finish(made.and(index.damage()).and(rest))
     }
 }
 
@@ -234,6 +235,11 @@ impl Index {
         let same = self.hashes[first..].iter();
         same.take_while(move |known| known.0 == hash)
             .map(|known| known.1)
+    }
+
+    fn damage(&self) -> Result<()> {
+        let damage = |(structure, at)| Error::Damaged { structure, at };
+        self.damage.map_or(Ok(()), |known| Err(damage(known)))
     }
 
     fn bytes(&self) -> usize {
@@ -401,7 +407,12 @@ mod tests {
                 hashes: places.iter().map(|place| (hash, *place)).collect(),
                 ..Index::default()
             };
-            lookups.find_by(&index, &wanted, &|from, take| directory.walk(from, take))
+            lookups.find_by(
+                &index,
+                &wanted,
+                &|from, take| directory.walk(from, take),
+                Ok(()),
+            )
         };
         assert_eq!(find(&[0, 1, 2]).expect("sound"), Some(2));
         assert_eq!(find(&[0, 1]).expect("sound"), None);
@@ -423,7 +434,7 @@ mod tests {
             ..Index::default()
         };
         let walk: Walk<'_> = &|from, take| directory.walk(from, take);
-        let found = lookups.find_by(&index, &wanted, walk);
+        let found = lookups.find_by(&index, &wanted, walk, Ok(()));
         assert_eq!(found.expect("sound"), Some(1));
     }
 
@@ -463,6 +474,42 @@ mod tests {
         directory.find(&lookups, "none").expect_err("unplugged");
         directory.error = None;
         assert_eq!(directory.find(&lookups, "none").expect("sound"), None);
+    }
+
+    #[test]
+    fn an_error_of_the_disk_may_hide_a_better_name() {
+        let mut names: Vec<_> = (0..1000).map(|n| n.to_string()).collect();
+        names.push("Similar".to_owned());
+        let directory = Directory {
+            names,
+            is_folded: true,
+            error: Some(|| io::Error::other("unplugged").into()),
+            ..Directory::default()
+        };
+        let lookups = Lookups::default();
+        let found = directory.find(&lookups, "Similar").expect("exactly that");
+        assert_eq!(found, Some(1000));
+        directory.find(&lookups, "similar").expect_err("unplugged");
+    }
+
+    #[test]
+    fn damage_before_the_names_that_an_index_does_not_have_is_told() {
+        let directory = Directory {
+            names: vec!["one".to_owned(), "two".to_owned()],
+            ..Directory::default()
+        };
+        let index = Index {
+            rest: Some(1),
+            damage: Some(("something", 5)),
+            ..Index::default()
+        };
+        let find = |name: &str| {
+            let walk: Walk<'_> = &|from, take| directory.walk(from, take);
+            Lookups::default().find_by(&index, &[Key::Exact(name.as_bytes())], walk, Ok(()))
+        };
+        assert_eq!(find("two").expect("behind it"), Some(1));
+        let error = find("three").expect_err("damage may hide it");
+        assert_eq!(error.to_string(), damage().to_string());
     }
 
     #[test]
