@@ -2,8 +2,7 @@
 //! them: a network namespace with a limited link. Without the right to make one (root) nothing
 //! is tried.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::client::Client;
 use crate::place::{Daemon, NAME, Place};
 
 const SIZE_BYTES: u64 = 64 << 20;
@@ -60,37 +60,6 @@ impl Drop for Network {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// A client of an export without a name, as simple as one can be.
-struct Client(UnixStream);
-
-impl Client {
-    fn connect(path: &Path) -> Client {
-        let mut stream = UnixStream::connect(path).expect("a server");
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting).expect("a greeting");
-        // No zeroes after the answer to the name of the export, which is empty.
-        stream.write_all(&3_u32.to_be_bytes()).expect("flags");
-        stream
-            .write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0")
-            .expect("an option");
-        stream.read_exact(&mut [0; 10]).expect("an export");
-        Client(stream)
-    }
-
-    fn write(&mut self, offset_bytes: u64, bytes: &[u8]) {
-        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-        request.extend([0, 0, 0, 1]);
-        request.extend(7_u64.to_be_bytes());
-        request.extend(offset_bytes.to_be_bytes());
-        request.extend((bytes.len() as u32).to_be_bytes());
-        self.0.write_all(&request).expect("a request");
-        self.0.write_all(bytes).expect("bytes");
-        let mut reply = [0; 16];
-        self.0.read_exact(&mut reply).expect("a reply");
-        assert_eq!(reply[4..8], [0; 4], "the write succeeds");
     }
 }
 
@@ -250,20 +219,12 @@ fn a_disk_is_moved_over_a_link_that_is_slower_than_its_client() {
     assert!(moved.done < Duration::from_secs(20), "{moved:?}");
 }
 
-/// The rows of docs/PERFORMANCE.md; `VELLUM` names a program that is built for speed.
+/// The rows of docs/PERFORMANCE.md.
 #[test]
 #[ignore = "takes minutes: the other daemon is not ready before its client ends"]
 fn both_daemons_move_a_disk() {
     let ours = Place::new();
-    let vellum = ours.path("fast").join(NAME);
-    let program = match std::env::var("VELLUM") {
-        Ok(program) => {
-            std::fs::create_dir(ours.path("fast")).expect("a folder");
-            std::os::unix::fs::symlink(program, &vellum).expect("a link");
-            vellum
-        }
-        Err(_) => ours.path(NAME),
-    };
+    let program = ours.fast();
     for (name, program) in [("vellum", program), (NAME, PathBuf::from(NAME))] {
         println!("{name}: {:?}", move_with(&program, Duration::from_secs(90)));
     }

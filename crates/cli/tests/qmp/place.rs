@@ -68,6 +68,19 @@ impl Place {
         assert!(!said.contains("failed"), "{said}");
     }
 
+    /// Our daemon, for measurements: that of the program that `VELLUM` names, which is built for
+    /// speed, where it does.
+    pub fn fast(&self) -> PathBuf {
+        let Ok(program) = std::env::var("VELLUM") else {
+            return self.path(NAME);
+        };
+        let folder = self.path("fast");
+        std::fs::create_dir(&folder).expect("a folder");
+        let link = folder.join(NAME);
+        std::os::unix::fs::symlink(program, &link).expect("a link");
+        link
+    }
+
     /// Starts a daemon that is asked through its standard input.
     pub fn start(&self, program: &Path, words: &[&str]) -> Daemon {
         let mut child = Command::new(program)
