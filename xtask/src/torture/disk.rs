@@ -51,6 +51,8 @@ pub struct Disk {
     pub log: Option<String>,
     /// Over which file the disk appears as one, too.
     pub mountpoint: Option<PathBuf>,
+    /// The socket, in the same folder, at which a guest may come, and with how many queues.
+    pub guest: Option<(String, usize)>,
 }
 
 impl Layer {
@@ -89,6 +91,7 @@ impl Disk {
             files: 0,
             log: None,
             mountpoint: None,
+            guest: None,
         };
         let size_bytes = (model.granules() * GRANULE_BYTES) as u64;
         if random.chance(60) {

@@ -36,6 +36,10 @@ pub struct Load<'a> {
     pub answered: AtomicU64,
     /// Those of them that went through a file.
     pub answered_by_file: AtomicU64,
+    /// Those that a guest has sent.
+    pub answered_by_guest: AtomicU64,
+    /// A guest has requests that the last server has left.
+    pub has_old_requests: AtomicBool,
     /// What went wrong first.
     pub failure: Mutex<Option<String>>,
 }
@@ -46,11 +50,32 @@ enum Flight {
     Flush(u64),
 }
 
-impl Load<'_> {
+impl<'a> Load<'a> {
+    /// Clients that have done nothing yet.
+    pub fn new(model: &'a Model, socket: &'a Path, returns: bool) -> Self {
+        Load {
+            model,
+            socket,
+            over: AtomicBool::new(false),
+            returns,
+            answered: AtomicU64::new(0),
+            answered_by_file: AtomicU64::new(0),
+            answered_by_guest: AtomicU64::new(0),
+            has_old_requests: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        }
+    }
+
     /// Notes a failure; the first one counts.
     pub fn fail(&self, what: String) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert(what);
+    }
+
+    /// Whether anything went wrong.
+    pub fn has_failed(&self) -> bool {
+        let failure = self.failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// Whether the server is dead, or about to be.

@@ -16,6 +16,7 @@
 mod changes;
 mod disk;
 mod file;
+mod guest;
 mod load;
 mod model;
 mod monitor;
@@ -73,6 +74,8 @@ struct Tally {
     failed: AtomicU64,
     answered: AtomicU64,
     answered_by_file: AtomicU64,
+    answered_by_guest: AtomicU64,
+    returns: AtomicU64,
     flushes: AtomicU64,
     changes: AtomicU64,
     backups: AtomicU64,
@@ -172,16 +175,18 @@ impl Tally {
     fn shown(&self, started: Instant) -> String {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         format!(
-            "{} kills in {} s, {} failed; {} requests ({} through files), {} flushes, {} commands to monitors, \
-             {} backups compared, {} power cuts",
+            "{} kills in {} s, {} failed; {} requests ({} through files, {} of guests), {} flushes, {} commands to \
+             monitors, {} backups compared, {} guests that came back, {} power cuts",
             get(&self.passed) + get(&self.failed),
             started.elapsed().as_secs(),
             get(&self.failed),
             get(&self.answered),
             get(&self.answered_by_file),
+            get(&self.answered_by_guest),
             get(&self.flushes),
             get(&self.changes),
             get(&self.backups),
+            get(&self.returns),
             get(&self.cuts),
         )
     }
@@ -277,6 +282,8 @@ impl Worker<'_> {
         let count = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed);
         count(&self.tally.answered, report.answered);
         count(&self.tally.answered_by_file, report.answered_by_file);
+        count(&self.tally.answered_by_guest, report.answered_by_guest);
+        count(&self.tally.returns, report.returns);
         count(&self.tally.flushes, report.flushes);
         count(&self.tally.changes, report.history.len() as u64);
         count(&self.tally.backups, report.backups);

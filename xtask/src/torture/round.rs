@@ -3,8 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +12,7 @@ use serde_json::json;
 use super::changes::{Backup, Changes, export};
 use super::disk::{Disk, Layer, Programs};
 use super::file;
+use super::guest::{self, Guest};
 use super::load::Load;
 use super::model::{GRANULE_BYTES, Model};
 use super::monitor::Monitor;
@@ -33,6 +33,10 @@ pub struct Report {
     pub answered: u64,
     /// Those of them that went through a file.
     pub answered_by_file: u64,
+    /// Those that a guest has sent.
+    pub answered_by_guest: u64,
+    /// Servers to which a guest came back after the last one was killed.
+    pub returns: u64,
     /// Flushes that were acknowledged.
     pub flushes: u64,
     /// Changes of the graph, in words.
@@ -45,6 +49,20 @@ pub struct Report {
     pub failure: Option<String>,
     /// What the server said last.
     pub last_words: String,
+}
+
+impl Report {
+    /// Adds what another server has done in the same round.
+    pub fn add(&mut self, other: Report) {
+        self.answered += other.answered;
+        self.answered_by_file += other.answered_by_file;
+        self.answered_by_guest += other.answered_by_guest;
+        // Counted from the start of the round.
+        self.flushes = other.flushes;
+        self.history.extend(other.history);
+        self.failure = other.failure;
+        self.last_words = other.last_words;
+    }
 }
 
 /// A server that is ended, in its way, with this value.
@@ -99,6 +117,19 @@ impl Server {
             std::thread::sleep(START_PAUSE);
         }
         Ok(())
+    }
+
+    fn kill(&mut self, load: &Load<'_>) {
+        let early = self.child.try_wait();
+        // Clients may see the end before this thread goes on.
+        load.over.store(true, Ordering::Release);
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        if let Ok(Some(status)) = early {
+            load.fail(format!("the server ended by itself with {status}"));
+        }
+        if let Err(error) = killed {
+            load.fail(format!("the server cannot be killed: {error}"));
+        }
     }
 }
 
@@ -175,6 +206,13 @@ fn daemon_command(disk: &Disk, programs: &Programs) -> Result<Command> {
         });
         command.arg("--export").arg(export.to_string());
     }
+    if let Some((socket, queues)) = &disk.guest {
+        let export = json!({
+            "type": "vhost-user-blk", "id": "guest", "node-name": top.node(), "writable": true,
+            "num-queues": queues, "addr": {"type": "unix", "path": disk.folder.join(socket)},
+        });
+        command.arg("--export").arg(export.to_string());
+    }
     command
         .args(["--chardev", "stdio,id=m", "--monitor", "m"])
         .stdin(Stdio::piped())
@@ -230,7 +268,8 @@ pub fn play(
         time: lifetime(random),
         answers: 0,
     };
-    let (mut report, backups) = torment(disk, model, served, life, random);
+    let clients = random.between(2, 5);
+    let (mut report, backups) = torment(disk, model, served, life, (clients, None), random);
     if report.failure.is_none() {
         let judged = judge(disk, model, programs, random, &backups);
         report.failure = judged.err().map(|error| format!("{error:#}"));
@@ -246,22 +285,18 @@ pub fn torment(
     model: &Model,
     (mut server, monitor): (Server, Option<Monitor>),
     life: Life,
+    (clients, guest): (u64, Option<&mut Guest>),
     random: &mut Random,
 ) -> (Report, Vec<Backup>) {
     let mut report = Report::default();
     let socket = server.socket.clone();
-    let load = Load {
-        model,
-        socket: &socket,
-        over: AtomicBool::new(false),
-        returns: monitor.is_some(),
-        answered: AtomicU64::new(0),
-        answered_by_file: AtomicU64::new(0),
-        failure: Mutex::new(None),
-    };
+    let load = Load::new(model, &socket, monitor.is_some());
     let mut lifetime = life.time;
-    let clients = random.between(2, 5);
     let backups = std::thread::scope(|scope| {
+        if let Some(guest) = guest {
+            let (random, load) = (random.fork(), &load);
+            scope.spawn(move || guest.run(load, random));
+        }
         for number in 0..clients {
             let random = random.fork();
             let load = &load;
@@ -283,21 +318,11 @@ pub fn torment(
         });
         let begun = Instant::now();
         std::thread::sleep(life.time);
-        let answered = || load.answered.load(Ordering::Relaxed);
-        while answered() < life.answers && begun.elapsed() < ANSWERS_LIMIT {
+        while load.answered.load(Ordering::Relaxed) < life.answers && is_awaited(&load, begun) {
             std::thread::sleep(START_PAUSE);
         }
         lifetime = begun.elapsed();
-        let early = server.child.try_wait();
-        // Clients may see the end before this thread goes on.
-        load.over.store(true, Ordering::Release);
-        let killed = server.child.kill().and_then(|()| server.child.wait());
-        if let Ok(Some(status)) = early {
-            load.fail(format!("the server ended by itself with {status}"));
-        }
-        if let Err(error) = killed {
-            load.fail(format!("the server cannot be killed: {error}"));
-        }
+        server.kill(&load);
         let done = changes.map(|changes| changes.join());
         match done {
             Some(Ok((history, backups))) => {
@@ -309,6 +334,7 @@ pub fn torment(
     });
     report.answered = load.answered.load(Ordering::Relaxed);
     report.answered_by_file = load.answered_by_file.load(Ordering::Relaxed);
+    report.answered_by_guest = load.answered_by_guest.load(Ordering::Relaxed);
     report.flushes = model.counts().1;
     report.history.push(format!("killed after {lifetime:?}"));
     report.failure = load.failure.into_inner().unwrap_or_default();
@@ -316,6 +342,16 @@ pub fn torment(
     let tail: Vec<&str> = log.lines().rev().take(3).collect();
     report.last_words = format!("{tail:?}");
     (report, backups)
+}
+
+/// Whether more answers of a server are waited for that lives since then.
+fn is_awaited(load: &Load<'_>, begun: Instant) -> bool {
+    // A guest gives up by itself, and says so.
+    let limit = match load.has_old_requests.load(Ordering::Acquire) {
+        true => 2 * guest::PATIENCE,
+        false => ANSWERS_LIMIT,
+    };
+    begun.elapsed() < limit && !load.has_failed()
 }
 
 /// When a server dies: mostly soon, so that there are many deaths.
