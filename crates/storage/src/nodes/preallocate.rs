@@ -48,6 +48,8 @@ struct Core {
     ends: Mutex<Ends>,
     /// Held by the one who makes the file longer.
     growing: RangeLocks,
+    /// Held by all whose data may lie beyond where it ends so far, who may wait for `growing` then.
+    writing: Arc<RangeLocks>,
 }
 
 /// A storage whose file is made longer ahead of the writes.
@@ -73,6 +75,7 @@ impl PreallocateStorage {
                 failed: !inner.capabilities().growable,
             }),
             growing: RangeLocks::default(),
+            writing: Arc::default(),
         };
         Ok(PreallocateStorage {
             inner,
@@ -144,8 +147,18 @@ impl Core {
     }
 
     async fn truncate(&self, len_bytes: u64) -> Result<()> {
+        let _alone = self.writing.lock_exclusive(0..1).await;
         let _one = self.growing.lock_exclusive(0..1).await;
-        // First down to the data: what lies beyond must not come back as data.
+        let Ends {
+            data_bytes,
+            file_bytes,
+            ..
+        } = *self.ends();
+        if data_bytes < len_bytes.min(file_bytes) {
+            // What was made ahead would stay, as a part of the data that takes space.
+            self.inner.truncate(data_bytes).await?;
+            self.ends().file_bytes = data_bytes;
+        }
         self.inner.truncate(len_bytes).await?;
         let mut ends = self.ends();
         ends.data_bytes = len_bytes;
@@ -168,6 +181,7 @@ impl Storage for PreallocateStorage {
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
         let core = self.core.clone();
         Io::task(spawn(async move {
+            let _writing = core.writing.lock_shared(0..1).await;
             let end_bytes = offset_bytes + total_len(&buffers);
             core.make_room(end_bytes).await;
             let buffers = core.inner.write(offset_bytes, buffers, flags).await?;
@@ -179,6 +193,7 @@ impl Storage for PreallocateStorage {
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
         let core = self.core.clone();
         Io::task(spawn(async move {
+            let _writing = core.writing.lock_shared(0..1).await;
             let end_bytes = offset_bytes + len_bytes;
             core.make_room(end_bytes).await;
             core.inner
@@ -192,6 +207,7 @@ impl Storage for PreallocateStorage {
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         let core = self.core.clone();
         Io::task(spawn(async move {
+            let _writing = core.writing.lock_shared(0..1).await;
             core.inner.allocate(offset_bytes, len_bytes).await?;
             core.written(offset_bytes + len_bytes);
             Ok(())
@@ -226,7 +242,7 @@ impl Storage for PreallocateStorage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemStorage;
+    use crate::{FileOptions, FileStorage, MemStorage};
     use vellum_io::Buffer;
     use vellum_io::lane::block_on;
 
@@ -255,5 +271,35 @@ mod tests {
         write(0);
         block_on(async { storage.close().await }).unwrap();
         assert_eq!(memory.snapshot(), [1; 100]);
+    }
+
+    #[test]
+    fn what_was_made_ahead_does_not_stay_in_a_file_that_is_made_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        let options = FileOptions::default();
+        let file: Arc<dyn Storage> = FileStorage::open(&path, &options).unwrap();
+        let options = PreallocateOptions {
+            align_bytes: 1 << 20,
+            size_bytes: 8 << 20,
+        };
+        let storage = PreallocateStorage::new(file, options).unwrap();
+        let taken = || storage.allocated_bytes().unwrap().unwrap();
+        block_on(async {
+            let one = Buffers::from_iter([Buffer::copy_of(&[1; 4096])]);
+            storage.write(0, one, WriteFlags::default()).await.unwrap();
+            assert!(taken() >= 8 << 20, "{}", taken());
+            for len_bytes in [4 << 20, 32 << 20_u64] {
+                storage.truncate(len_bytes).await.unwrap();
+                assert!(taken() <= 1 << 20, "{}", taken());
+                assert_eq!(std::fs::metadata(&path).unwrap().len(), len_bytes);
+            }
+            storage.close().await.unwrap();
+        });
+        assert_eq!(
+            std::fs::read(&path).unwrap()[..4097],
+            [&[1; 4096][..], &[0]].concat()
+        );
     }
 }
