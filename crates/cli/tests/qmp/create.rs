@@ -219,3 +219,32 @@ fn new_images_are_those_of_the_real_daemon() {
         assert_eq!(ours, theirs);
     }
 }
+
+#[test]
+fn commands_of_block_jobs_know_no_others() {
+    let mut script = vec![
+        Ask(
+            "blockdev-create",
+            json!({"job-id": "j", "options": {"driver": "file", "filename": "f", "size": 0}}),
+        ),
+        Wait("j", "concluded"),
+    ];
+    for id in ["j", "none"] {
+        for (command, key) in [
+            ("block-job-cancel", "device"),
+            ("block-job-complete", "device"),
+            ("block-job-pause", "device"),
+            ("block-job-resume", "device"),
+            ("block-job-finalize", "id"),
+            ("block-job-dismiss", "id"),
+            ("job-dismiss", "id"),
+        ] {
+            script.push(Ask(command, json!({key: id})));
+        }
+        let speed = json!({"device": id, "speed": 1});
+        script.push(Ask("block-job-set-speed", speed));
+        let change = json!({"id": id, "type": "mirror", "copy-mode": "background"});
+        script.push(Ask("block-job-change", change));
+    }
+    same(&[], &script);
+}

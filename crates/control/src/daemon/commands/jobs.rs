@@ -293,29 +293,32 @@ pub(super) async fn query_block_jobs(daemon: Rc<Daemon>, arguments: Arguments) -
     Ok(jobs.map(|job| job.describe_block_job()).collect())
 }
 
-/// How a command names its job: `id` of the newer ones, `device` of the older.
+/// How a command names its job: that of a block by `device` or by `id`, or any by `id`.
 #[derive(Clone, Copy)]
 pub(super) enum JobKey {
     Id,
+    BlockId,
     Device,
 }
 
 impl JobKey {
     fn take(self, arguments: &mut Arguments) -> Result<String, Failure> {
         arguments.need_text(match self {
-            JobKey::Id => "id",
+            JobKey::Id | JobKey::BlockId => "id",
             JobKey::Device => "device",
         })
     }
 
     fn find(self, daemon: &Daemon, id: &str) -> Result<Rc<Job>, Failure> {
-        daemon.jobs.find(id).ok_or_else(|| match self {
-            JobKey::Id => Failure::new("Job not found"),
-            JobKey::Device => Failure::of(
-                Class::DeviceNotActive,
-                format!("Block job '{id}' not found"),
-            ),
-        })
+        let found = daemon.jobs.find(id);
+        match self {
+            JobKey::Id => found.ok_or_else(|| Failure::new("Job not found")),
+            JobKey::BlockId | JobKey::Device => {
+                let found = found.filter(|job| job.is_block_job());
+                let text = || format!("Block job '{id}' not found");
+                found.ok_or_else(|| Failure::of(Class::DeviceNotActive, text()))
+            }
+        }
     }
 }
 
@@ -394,7 +397,7 @@ pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         _ => None,
     };
     arguments.finish()?;
-    let job = JobKey::Device.find(&daemon, &id)?;
+    let job = JobKey::BlockId.find(&daemon, &id)?;
     check(&job, Verb::Change)?;
     if job.settings.kind != mirror::KIND {
         return Err(Failure::new("Job type does not support change"));

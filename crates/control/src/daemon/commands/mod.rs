@@ -72,10 +72,10 @@ const COMMANDS: &[(&str, Command)] = &[
         Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Complete))
     }),
     ("block-job-dismiss", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Dismiss))
+        Box::pin(jobs::apply_verb(d, a, JobKey::BlockId, Verb::Dismiss))
     }),
     ("block-job-finalize", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Finalize))
+        Box::pin(jobs::apply_verb(d, a, JobKey::BlockId, Verb::Finalize))
     }),
     ("block-job-pause", |d, a| {
         Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Pause))
