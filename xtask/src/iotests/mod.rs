@@ -5,14 +5,16 @@
 //! which the image's own bytes appear.
 //!
 //! With `--machine PROGRAM` the tests are run that start a machine and need none: PROGRAM takes its
-//! command line, and starts the storage daemon that `QSD_PROG` names.
+//! command line, and starts the storage daemon that `QSD_PROG` names. With `--beside` too, tests are run
+//! that need a machine: they fail, and must print with our programs what they print with QEMU's.
 //!
 //! The suite comes from Debian's source package at run time; nothing of it is kept
-//! in this repository. `tests/iotests.txt`, `tests/iotests-fuse.txt` and `tests/iotests-qsd.txt` say which of its
+//! in this repository. `tests/iotests.txt` and those beside it say which of its
 //! tests are run, which of them fail and why, and which cannot apply. The task fails if a
 //! test that should pass does not, and also if one that should fail passes: then the list
 //! is stale.
 
+mod beside;
 mod leftovers;
 mod list;
 mod suite;
@@ -41,6 +43,9 @@ const WORK_PARENT: &str = "/var/tmp";
 
 /// The tests in which the storage daemon can stand for a machine.
 const MACHINE_LIST_FILE: &str = "tests/iotests-qsd.txt";
+
+/// The tests in which it cannot.
+const BESIDE_LIST_FILE: &str = "tests/iotests-vm.txt";
 
 /// Between the format and the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +87,8 @@ impl FromStr for Protocol {
 struct Arguments {
     protocol: Protocol,
     machine: Option<PathBuf>,
+    /// What tests print is compared with what they print with QEMU's programs.
+    beside: bool,
     vellum: Option<PathBuf>,
     real: BTreeSet<Program>,
     source: Option<PathBuf>,
@@ -95,7 +102,9 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
     let arguments = parse(parser)?;
     let workspace = Workspace::locate()?;
     let list_file = match arguments.machine {
+        Some(_) if arguments.beside => BESIDE_LIST_FILE,
         Some(_) => MACHINE_LIST_FILE,
+        None if arguments.beside => bail!("--beside needs --machine"),
         None => arguments.protocol.list_file(),
     };
     let list = List::read(&workspace.root.join(list_file))?;
@@ -112,9 +121,18 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
     let folder = work.path().join("tools");
     let machine = arguments.machine.as_deref();
     let tools = Tools::lay_out(&folder, &vellum, &arguments.real, machine)?;
+    let real = match arguments.beside {
+        true => {
+            let folder = work.path().join("real");
+            let all = Program::ALL.into_iter().collect();
+            Some(Tools::lay_out(&folder, &vellum, &all, machine)?)
+        }
+        false => None,
+    };
     let campaign = Campaign {
         suite: &suite,
         tools: &tools,
+        real: real.as_ref(),
         work: work.path(),
         results: workspace.fresh_folder("iotests")?,
         leftovers: Leftovers::adopt()?,
@@ -134,6 +152,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
     let mut arguments = Arguments {
         protocol: Protocol::File,
         machine: None,
+        beside: false,
         vellum: None,
         real: BTreeSet::new(),
         source: None,
@@ -146,6 +165,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
             Arg::Long("protocol") => arguments.protocol = parser.value()?.parse()?,
             Arg::Long("machine") => arguments.machine = Some(parser.value()?.into()),
+            Arg::Long("beside") => arguments.beside = true,
             Arg::Long("source") => arguments.source = Some(parser.value()?.into()),
             Arg::Long("real") => {
                 for name in parser.value()?.string()?.split(',') {
@@ -167,6 +187,8 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
 struct Campaign<'a> {
     suite: &'a Suite,
     tools: &'a Tools,
+    /// QEMU's own programs, to compare with.
+    real: Option<&'a Tools>,
     work: &'a Path,
     /// Where the logs of failed tests go.
     results: PathBuf,
@@ -190,7 +212,10 @@ impl Campaign<'_> {
     fn play(&self, list: &List, tests: &[String]) -> Result<()> {
         let mut tally = Tally::default();
         for name in tests {
-            let outcome = supervised::run(self, name)?;
+            let outcome = match self.real {
+                Some(real) => beside::run(self, real, name)?,
+                None => supervised::run(self, name)?,
+            };
             println!("{}", line(name, &outcome));
             tally.add(name, &outcome, list.expectation(name));
         }

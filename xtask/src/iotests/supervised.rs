@@ -37,6 +37,8 @@ pub struct Outcome {
     /// Why it failed or was skipped, in a few words.
     pub why: String,
     pub took: Duration,
+    /// What it printed, where that is not what the suite expects.
+    pub printed: Option<String>,
 }
 
 /// Runs one test. What it leaves running is ended; the log of a failure is kept as `NAME.log`.
@@ -58,6 +60,7 @@ pub(super) fn run(campaign: &Campaign<'_>, name: &str) -> Result<Outcome> {
     let took = started.elapsed();
     campaign.leftovers.end_all(&mut child)?;
     leftovers::unmount_below(&folder)?;
+    let printed = printed(&folder.join("t"), name)?;
     std::fs::remove_dir_all(&folder)?;
 
     let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
@@ -71,7 +74,24 @@ pub(super) fn run(campaign: &Campaign<'_>, name: &str) -> Result<Outcome> {
     if verdict == Verdict::Passed {
         std::fs::remove_file(&log)?;
     }
-    Ok(Outcome { verdict, why, took })
+    Ok(Outcome {
+        verdict,
+        why,
+        took,
+        printed,
+    })
+}
+
+/// What `check` has kept of a test's output, in one of the folders below that of the images.
+fn printed(folder: &Path, name: &str) -> Result<Option<String>> {
+    for entry in std::fs::read_dir(folder)?.flatten() {
+        let file = entry.path().join(format!("{name}.out.bad"));
+        if file.is_file() {
+            let bytes = std::fs::read(&file)?;
+            return Ok(Some(String::from_utf8_lossy(&bytes).into_owned()));
+        }
+    }
+    Ok(None)
 }
 
 fn command(campaign: &Campaign<'_>, name: &str, folder: &Path) -> Result<Command> {

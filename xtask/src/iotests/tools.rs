@@ -19,7 +19,7 @@ pub enum Program {
 }
 
 impl Program {
-    const ALL: [Self; 4] = [Self::Image, Self::Io, Self::Nbd, Self::Daemon];
+    pub(super) const ALL: [Self; 4] = [Self::Image, Self::Io, Self::Nbd, Self::Daemon];
 
     fn file_name(self) -> &'static str {
         match self {
@@ -81,6 +81,7 @@ esac
 /// A folder of programs, and the variables that name them.
 #[derive(Debug)]
 pub struct Tools {
+    folder: PathBuf,
     /// Pairs of a variable's name and the program's path.
     pub variables: Vec<(&'static str, PathBuf)>,
 }
@@ -116,6 +117,16 @@ impl Tools {
             }
         }
         variables.push(("QEMU_PROG", emulator));
-        Ok(Self { variables })
+        let folder = folder.to_owned();
+        Ok(Self { folder, variables })
+    }
+
+    /// Puts each one's programs in the place of the other one's.
+    pub fn swap(&self, other: &Tools) -> Result<()> {
+        let between = self.folder.with_extension("swapped");
+        std::fs::rename(&self.folder, &between)?;
+        std::fs::rename(&other.folder, &self.folder)?;
+        std::fs::rename(&between, &other.folder)?;
+        Ok(())
     }
 }
