@@ -29,6 +29,8 @@ enum Probe {
     Qemu(&'static str),
     /// A library that pkg-config knows.
     Library(&'static str),
+    /// A module of QEMU's.
+    QemuModule(&'static str),
     /// A module of the system's own Python.
     PythonModule(&'static str),
 }
@@ -58,6 +60,10 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("xz"), "xz-utils"),
     need(Probe::Program("strace"), "strace"),
     need(Probe::Program("minisign"), "minisign"),
+    // Files on a web server, and QEMU's driver for them beside ours.
+    need(Probe::Program("nginx"), "nginx-light"),
+    need(Probe::Program("openssl"), "openssl"),
+    need(Probe::QemuModule("block-curl.so"), "qemu-block-extra"),
     // The suite of QEMU's own tests calls these.
     need(Probe::Program("python3"), "python3"),
     need(Probe::Program("bc"), "bc"),
@@ -80,6 +86,7 @@ impl Need {
                 .args(["--exists", name])
                 .status()
                 .is_ok_and(|status| status.success()),
+            Probe::QemuModule(name) => has_qemu_module(name),
             Probe::PythonModule(name) => Command::new("/usr/bin/python3")
                 .args(["-c", &format!("import {name}")])
                 .output()
@@ -88,7 +95,7 @@ impl Need {
     }
 
     fn is_qemu(&self) -> bool {
-        matches!(self.probe, Probe::Qemu(_))
+        matches!(self.probe, Probe::Qemu(_) | Probe::QemuModule(_))
     }
 }
 
@@ -145,6 +152,16 @@ fn qemu_major(program: &str) -> Option<u32> {
     let path = process::find_program(program)?;
     let text = process::output(Command::new(path).arg("--version")).ok()?;
     parse_qemu_major(&text)
+}
+
+/// Whether a module lies where QEMU looks for it: `/usr/lib/ARCHITECTURE-linux-gnu/qemu`.
+fn has_qemu_module(name: &str) -> bool {
+    let folders = std::fs::read_dir("/usr/lib")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut modules = folders.map(|folder| folder.path().join("qemu").join(name));
+    modules.any(|module| module.exists())
 }
 
 fn parse_qemu_major(text: &str) -> Option<u32> {

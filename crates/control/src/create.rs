@@ -59,7 +59,7 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
     if filename.starts_with("json:") {
         return Err(invalid("Unknown protocol 'json'"));
     }
-    if let Some(protocol @ ("blkdebug" | "blkverify" | "null-co" | "null-aio")) =
+    if let Some(protocol @ ("blkdebug" | "blkverify" | "http" | "https" | "null-co" | "null-aio")) =
         filename::protocol(filename)
     {
         return Err(invalid(format!(

@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::http_name;
 use crate::json;
 use crate::nbd_name;
 use crate::open::node_options;
@@ -177,6 +178,11 @@ fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
         "nbd" => {
             json.extend(nbd_naming_options(options));
             nbd_name::name_of(options)
+        }
+        "http" | "https" => {
+            let (plain, named) = http_name::name_of(options);
+            json.extend(named);
+            plain
         }
         _ => return None,
     };

@@ -2,6 +2,7 @@
 
 use vellum::{Error, ErrorKind, Result};
 
+use crate::http_name;
 use crate::nbd_name;
 use crate::options::Options;
 
@@ -59,6 +60,9 @@ pub fn node_options(name: &str) -> Result<Options> {
     if protocol(name).is_some_and(nbd_name::is_scheme) {
         return nbd_name::options(name);
     }
+    if let Some(scheme) = protocol(name).filter(|protocol| http_name::is_scheme(protocol)) {
+        return Ok(http_name::options(name, scheme));
+    }
     let Some(known) = protocol(name).filter(|protocol| OURS.contains(protocol)) else {
         options.set_text("filename", local_path(name)?);
         return Ok(options);
@@ -100,15 +104,16 @@ pub fn node_options(name: &str) -> Result<Options> {
 
 /// The protocols that names may begin with.
 pub fn schemes() -> impl Iterator<Item = &'static str> {
-    let others = OURS.iter().chain(nbd_name::SCHEMES);
+    let others = OURS
+        .iter()
+        .chain(nbd_name::SCHEMES)
+        .chain(http_name::SCHEMES);
     std::iter::once("file").chain(others.copied())
 }
 
 /// Protocols that QEMU knows and that name no file here.
 fn is_known_protocol(name: &str) -> bool {
     const KNOWN: &[&str] = &[
-        "http",
-        "https",
         "ftp",
         "ftps",
         "ssh",
@@ -124,7 +129,7 @@ fn is_known_protocol(name: &str) -> bool {
         "nvme",
         "host_cdrom",
     ];
-    KNOWN.contains(&name) || nbd_name::is_scheme(name)
+    KNOWN.contains(&name) || nbd_name::is_scheme(name) || http_name::is_scheme(name)
 }
 
 /// The full name of a file that `image` names as `name`.

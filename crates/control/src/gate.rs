@@ -156,6 +156,7 @@ mod tests {
         assert!(policy.admit("i", inside.to_str().unwrap()).is_ok());
         assert!(policy.admit("i", "/etc/passwd").is_err());
         assert!(policy.admit("i", "nbd:localhost:1").is_err());
+        assert!(policy.admit("i", "http://localhost/a").is_err());
         let escape = format!("{}/../../etc/passwd", directory.path().display());
         assert!(policy.admit("i", &escape).is_err());
         assert!(FilePolicy::Nothing.admit("i", "a").is_err());

@@ -33,6 +33,7 @@ pub mod files;
 pub mod flags;
 pub mod gate;
 mod graph;
+mod http_name;
 pub mod ini;
 pub mod json;
 mod keyring;

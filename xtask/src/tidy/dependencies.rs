@@ -16,8 +16,14 @@ const OWN: &str = "vellum";
 /// The part of cargo-deny's configuration that is read here.
 #[derive(Deserialize)]
 struct Rules {
+    graph: Graph,
     licenses: Licences,
     bans: Bans,
+}
+
+#[derive(Deserialize)]
+struct Graph {
+    targets: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -37,12 +43,21 @@ struct Skipped {
     name: String,
 }
 
-/// What breaks the rules.
-pub fn findings(workspace: &Workspace, metadata: &Value) -> Result<Vec<String>> {
+fn rules(workspace: &Workspace) -> Result<Rules> {
     let path = workspace.root.join("deny.toml");
     let text = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {}", path.display()))?;
-    let rules: Rules = toml::from_str(&text).context("deny.toml")?;
+    toml::from_str(&text).context("deny.toml")
+}
+
+/// The systems that we build for: what crates bring for others is in no program of ours.
+pub fn targets(workspace: &Workspace) -> Result<Vec<String>> {
+    Ok(rules(workspace)?.graph.targets)
+}
+
+/// What breaks the rules.
+pub fn findings(workspace: &Workspace, metadata: &Value) -> Result<Vec<String>> {
+    let rules = rules(workspace)?;
     let packages = metadata["packages"]
         .as_array()
         .context("cargo metadata lists no packages")?;

@@ -7,7 +7,7 @@ use serde_json::Value;
 const LAYERS: &[&[&str]] = &[
     &["vellum-files", "vellum-io"],
     &["vellum-format", "vellum-storage"],
-    &["vellum-nbd"],
+    &["vellum-nbd", "vellum-remote"],
     &["vellum", "vellum-tls"],
     &["vellum-export", "vellum-jobs"],
     &["vellum-control"],

@@ -15,7 +15,12 @@ use crate::workspace::{self, Workspace};
 pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     crate::no_arguments(&mut arguments)?;
     let workspace = Workspace::locate()?;
-    let metadata = workspace::metadata(&workspace.root.join("Cargo.toml"), &["--locked"])?;
+    let targets = dependencies::targets(&workspace)?;
+    let mut arguments = vec!["--locked"];
+    for target in &targets {
+        arguments.extend(["--filter-platform", target]);
+    }
+    let metadata = workspace::metadata(&workspace.root.join("Cargo.toml"), &arguments)?;
     let mut findings = layers::findings(&metadata)?;
     findings.extend(dependencies::findings(&workspace, &metadata)?);
     findings.extend(cycles::findings(&workspace)?);

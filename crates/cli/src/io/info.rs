@@ -51,7 +51,8 @@ pub fn print(image: &Image) -> Outcome {
 fn knows_more(device: &Arc<dyn BlockDevice>) -> bool {
     let is_silent = |name: &str| {
         let protocol = filename::protocol(name);
-        protocol.is_some_and(|it| it.starts_with("nbd") || it.starts_with("null-"))
+        let silent = ["http", "nbd", "null-"];
+        protocol.is_some_and(|it| silent.iter().any(|name| it.starts_with(name)))
     };
     device.as_qcow2().is_some() || !is_silent(&device.info().name)
 }

@@ -21,6 +21,8 @@
     ("drive-backup.x-vellum-fleecing is ours", "beyond QEMU's"),
     ("query-block-jobs->[].x-vellum-held-ms is ours", "beyond QEMU's"),
     ("blockdev-add.driver = theirs", "drivers that are not there"),
+    ("blockdev-add<http>.bearer-token-secret is ours", "beyond QEMU's"),
+    ("blockdev-add<https>.", "options beyond QEMU's"),
     ("blockdev-add<qcow2>", "options beyond QEMU's"),
     (
         "chardev-add.backend.type = theirs",

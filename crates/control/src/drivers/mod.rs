@@ -12,6 +12,11 @@ mod compress;
 pub(crate) mod copy_before_write;
 mod copy_on_read;
 mod file;
+#[cfg(feature = "remote")]
+mod http;
+#[cfg(not(feature = "remote"))]
+#[path = "no_http.rs"]
+mod http;
 pub(crate) mod luks;
 mod names;
 mod nbd;
@@ -84,6 +89,8 @@ static DRIVERS: &[Driver] = &[
     protocol("host_device", |o, c, a| {
         Box::pin(file::open("host_device", o, c, a))
     }),
+    protocol("http", |o, c, a| Box::pin(http::open("http", o, c, a))),
+    protocol("https", |o, c, a| Box::pin(http::open("https", o, c, a))),
     format("luks", |o, c, a| {
         Box::pin(open_format(Some(Format::Luks), o, c, a))
     }),

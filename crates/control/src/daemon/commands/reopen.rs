@@ -9,10 +9,12 @@ use crate::qmp::{Arguments, Failure, Outcome};
 use super::{Daemon, done};
 
 /// Drivers that stand on nothing.
-const BOTTOM: [&str; 6] = [
+const BOTTOM: [&str; 8] = [
     "file",
     "host_device",
     "host_cdrom",
+    "http",
+    "https",
     "nbd",
     "null-co",
     "null-aio",

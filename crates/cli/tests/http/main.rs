@@ -1,0 +1,355 @@
+//! Images on a real web server (nginx): `qemu-img`, `qemu-io` and `qemu-nbd` of ours beside the
+//! real ones with their curl driver.
+
+mod secure;
+mod server;
+mod speed;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use server::{Killed, Nginx};
+use tempfile::TempDir;
+
+/// Runs a program to its end; a missing one is an error that says what to do.
+fn output(command: &mut Command) -> Output {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.output().unwrap_or_else(|error| match error.kind() {
+        ErrorKind::NotFound => panic!("{name} is missing: run `cargo xtask setup`"),
+        _ => panic!("{name}: {error}"),
+    })
+}
+
+/// What a program has said and how it ended.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// A folder with our programs under QEMU's names, and `www` inside.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        // The server may run as somebody who may do less.
+        Command::new("chmod")
+            .arg("755")
+            .arg(folder.path())
+            .status()
+            .expect("chmod");
+        for name in ["bin", "www"] {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+        }
+        for name in ["qemu-img", "qemu-io", "qemu-nbd"] {
+            let link = folder.path().join("bin").join(name);
+            symlink(env!("CARGO_BIN_EXE_vellum"), link).expect("a link");
+        }
+        Place { folder }
+    }
+
+    /// With `www/disk.qcow2` of 64 MiB, and `www/disk.raw` with what it shows.
+    fn with_disk() -> Self {
+        let place = Place::new();
+        place.good(
+            "qemu-img",
+            &["create", "-q", "-f", "qcow2", "www/disk.qcow2", "64M"],
+        );
+        place.good(
+            "qemu-io",
+            &[
+                "-c",
+                "write -P 1 0 5M",
+                "-c",
+                "write -P 2 20M 3M",
+                "-c",
+                "write -z 30M 1M",
+                "www/disk.qcow2",
+            ],
+        );
+        place.good(
+            "qemu-img",
+            &["convert", "-O", "raw", "www/disk.qcow2", "www/disk.raw"],
+        );
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, program: &str, words: &[&str]) -> Said {
+        let program = match program.strip_prefix("our ") {
+            Some(name) => self.path("bin").join(name),
+            None => PathBuf::from(program),
+        };
+        let mut command = Command::new(program);
+        let done = output(command.current_dir(self.folder.path()).args(words));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Said {
+            code: done.status.code(),
+            out: text(&done.stdout),
+            err: text(&done.stderr),
+        }
+    }
+
+    /// Runs a program that must succeed.
+    fn good(&self, program: &str, words: &[&str]) -> String {
+        let said = self.run(program, words);
+        assert_eq!(said.code, Some(0), "{program} {words:?}: {}", said.err);
+        said.out
+    }
+
+    /// Runs ours and theirs, which must say the same and end alike.
+    fn same(&self, program: &str, words: &[&str]) {
+        let theirs = self.run(program, words);
+        let ours = self.run(&format!("our {program}"), words);
+        assert_eq!(ours, theirs, "{program} {words:?}");
+    }
+
+    fn assert_equal(&self, one: &str, other: &str) {
+        let read = |name: &str| fs::read(self.path(name)).expect(name);
+        assert!(read(one) == read(other), "{one} and {other} differ");
+    }
+}
+
+#[test]
+fn images_are_told_copied_and_compared_as_qemus_tools_do() {
+    let place = Place::with_disk();
+    let nginx = Nginx::start(&place, "");
+    let (disk, raw) = (nginx.url("disk.qcow2"), nginx.url("disk.raw"));
+    for words in [
+        &["info", &disk][..],
+        &["info", "--output=json", &disk],
+        &["info", &raw],
+        &["map", &disk],
+        &["map", "--output=json", &disk],
+        &["map", "--output=json", "-f", "raw", &raw],
+        &["check", &disk],
+        &["measure", "-O", "qcow2", &disk],
+        &["compare", "-f", "qcow2", "-F", "raw", &disk, &raw],
+        &["compare", "-f", "qcow2", "-F", "raw", &disk, "www/disk.raw"],
+        &["resize", &disk, "65M"],
+        &["amend", "-f", "qcow2", "-o", "lazy_refcounts=on", &disk],
+        &["snapshot", "-l", &disk],
+    ] {
+        place.same("qemu-img", words);
+    }
+    // With several requests at once, theirs waits for ever (QEMU 10.0.2).
+    for (program, to, requests) in [("qemu-img", "theirs", "1"), ("our qemu-img", "ours", "8")] {
+        let convert = ["convert", "-m", requests, "-O", "raw"];
+        place.good(program, &[&convert[..], &[&disk, to]].concat());
+        place.assert_equal(to, "www/disk.raw");
+        place.good(program, &[&convert[..], &["-f", "raw", &raw, to]].concat());
+        place.assert_equal(to, "www/disk.raw");
+    }
+    place.same(
+        "qemu-io",
+        &[
+            "-r",
+            "-c",
+            "length",
+            "-c",
+            "read -q -P 2 20M 64k",
+            "-c",
+            "map",
+            &disk,
+        ],
+    );
+    place.same("qemu-io", &["-c", "read 0 512", &disk]);
+    place.same("qemu-io", &["-r", "-f", "raw", "-c", "info", &raw]);
+}
+
+#[test]
+fn an_overlay_stands_on_a_web_server() {
+    let place = Place::with_disk();
+    let nginx = Nginx::start(&place, "");
+    let disk = nginx.url("disk.qcow2");
+    for (program, name) in [("qemu-img", "theirs"), ("our qemu-img", "ours")] {
+        let made = place.good(
+            program,
+            &["create", "-f", "qcow2", "-b", &disk, "-F", "qcow2", name],
+        );
+        assert!(made.contains(&format!("backing_file={disk}")), "{made}");
+    }
+    for name in ["theirs", "ours"] {
+        place.same("qemu-img", &["info", "--backing-chain", name]);
+        place.same("qemu-img", &["map", "--output=json", name]);
+    }
+    place.good(
+        "our qemu-io",
+        &["-c", "write -P 9 1M 70k", "-c", "read -P 1 0 1M", "ours"],
+    );
+    place.good(
+        "qemu-io",
+        &["-c", "read -P 9 1M 70k", "-c", "read -P 2 20M 3M", "ours"],
+    );
+    // The file itself was not touched: nobody could.
+    place.good("our qemu-img", &["rebase", "-b", "", "ours"]);
+    drop(nginx);
+    place.good(
+        "qemu-io",
+        &["-c", "read -P 9 1M 70k", "-c", "read -P 2 20M 3M", "ours"],
+    );
+    let error = place.run("our qemu-img", &["info", "--backing-chain", "theirs"]);
+    assert!(
+        error.err.contains("Failed to connect: Connection refused"),
+        "{}",
+        error.err
+    );
+}
+
+#[test]
+fn names_and_options_are_qemus() {
+    let place = Place::with_disk();
+    let nginx = Nginx::start(&place, "");
+    let disk = nginx.url("disk.qcow2");
+    for options in [
+        format!("driver=http,url={disk},readahead=1"),
+        format!("driver=http,url={disk},timeout=10001"),
+        format!("driver=http,url={disk},sslverify=foo"),
+        format!("driver=http,url={disk},cookie=a,cookie-secret=b"),
+        format!("driver=http,url={disk},password-secret=nobody"),
+        format!("driver=http,url={disk},proxy-password-secret=nobody"),
+        format!("driver=https,url={disk}"),
+        format!("driver=http,filename={disk}"),
+        "driver=http".to_owned(),
+        format!("driver=qcow2,file.driver=http,file.url={disk},file.readahead=512"),
+        format!("driver=qcow2,file.driver=http,file.url={disk},file.timeout=7"),
+    ] {
+        place.same("qemu-img", &["info", "--image-opts", &options]);
+    }
+    place.same("qemu-img", &["info", "http:foo"]);
+    let json = format!(r#"json:{{"driver":"qcow2","file":{{"driver":"http","url":"{disk}"}}}}"#);
+    place.same("qemu-img", &["info", &json]);
+    place.same(
+        "qemu-img",
+        &["info", "--object", "secret,id=s,data=x", &json],
+    );
+    // What a name cannot say is told as QEMU tells it, but for the order of the keys.
+    let options = format!("driver=qcow2,file.driver=http,file.url={disk},file.cookie=a=b");
+    let said = place.good("our qemu-img", &["info", "--image-opts", &options]);
+    assert!(said.starts_with("image: json:{"), "{said}");
+    assert!(said.contains(r#""cookie": "a=b""#), "{said}");
+    let error = place.run("our qemu-img", &["info", &nginx.url("nothing")]);
+    let wanted = format!(
+        "qemu-img: Could not open '{0}': Error opening file: The requested URL returned error: \
+         404: there is no such file on the server\n",
+        nginx.url("nothing")
+    );
+    assert_eq!(error.err, wanted);
+    let error = place.run(
+        "our qemu-img",
+        &["convert", "-O", "qcow2", "www/disk.raw", &disk],
+    );
+    assert_eq!(error.code, Some(1));
+    assert!(
+        error
+            .err
+            .contains("Protocol driver 'http' does not support image creation"),
+        "{}",
+        error.err
+    );
+    for format in ["raw", "qcow2"] {
+        place.same(
+            "qemu-img",
+            &["create", "-f", format, &nginx.url("new"), "1M"],
+        );
+    }
+}
+
+#[test]
+fn servers_without_ranges_are_read_once() {
+    let place = Place::with_disk();
+    let nginx = Nginx::start(&place, "max_ranges 0;");
+    let disk = nginx.url("disk.qcow2");
+    let theirs = place.run("qemu-img", &["info", &disk]);
+    assert!(
+        theirs.err.contains("Server does not support 'range'"),
+        "{}",
+        theirs.err
+    );
+    let ours = place.run("our qemu-img", &["convert", "-O", "raw", &disk, "copy"]);
+    assert_eq!(ours.code, Some(0), "{}", ours.err);
+    assert!(
+        ours.err.contains("the server knows no ranges; copying"),
+        "{}",
+        ours.err
+    );
+    place.assert_equal("copy", "www/disk.raw");
+}
+
+#[test]
+fn a_disk_on_a_web_server_is_served_on() {
+    let place = Place::with_disk();
+    let nginx = Nginx::start(&place, "");
+    let socket = place.path("socket").display().to_string();
+    let child = Command::new(place.path("bin/qemu-nbd"))
+        .args([
+            "-r",
+            "-t",
+            "-f",
+            "qcow2",
+            "-k",
+            &socket,
+            &nginx.url("disk.qcow2"),
+        ])
+        .stdout(Stdio::null())
+        .spawn();
+    let _server = Killed(child.expect("our qemu-nbd"));
+    let until = Instant::now() + Duration::from_secs(20);
+    while !place.path("socket").exists() {
+        assert!(Instant::now() < until, "no socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let export = format!("nbd+unix://?socket={socket}");
+    let said = place.good(
+        "qemu-img",
+        &["compare", "-f", "raw", "-F", "raw", &export, "www/disk.raw"],
+    );
+    assert_eq!(said, "Images are identical.\n");
+}
+
+#[test]
+fn the_file_must_stay_what_it_is() {
+    let place = Place::with_disk();
+    let nginx = Nginx::start(&place, "");
+    let raw = nginx.url("disk.raw");
+    let socket = place.path("socket").display().to_string();
+    let child = Command::new(place.path("bin/qemu-nbd"))
+        .args(["-r", "-t", "-f", "raw", "-k", &socket, &raw])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let _server = Killed(child.expect("our qemu-nbd"));
+    let until = Instant::now() + Duration::from_secs(20);
+    while !place.path("socket").exists() {
+        assert!(Instant::now() < until, "no socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let export = format!("nbd+unix://?socket={socket}");
+    place.good(
+        "qemu-io",
+        &["-r", "-f", "raw", "-c", "read -P 1 0 64k", &export],
+    );
+    fs::write(place.path("www/new"), vec![7; 64 << 20]).expect("a file");
+    // nginx's entity tag is made of length and second.
+    let file = fs::File::options().write(true).open(place.path("www/new"));
+    let other = SystemTime::now() - Duration::from_secs(100);
+    file.and_then(|file| file.set_modified(other))
+        .expect("a file");
+    fs::rename(place.path("www/new"), place.path("www/disk.raw")).expect("a file");
+    let said = place.run(
+        "qemu-io",
+        &["-r", "-f", "raw", "-c", "read -P 2 20M 64k", &export],
+    );
+    assert!((said.out + &said.err).contains("read failed: Input/output error"));
+}

@@ -1,0 +1,17 @@
+//! `http` and `https` in a build without them: every use is refused.
+
+use vellum::{Error, ErrorKind, Result};
+
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode};
+use crate::options::Options;
+
+pub(super) async fn open(
+    driver: &'static str,
+    _options: Options,
+    _common: CommonOptions,
+    _around: OpenContext,
+) -> Result<OpenedNode> {
+    let message = format!("The protocol '{driver}' requires a build with the feature 'remote'");
+    Err(Error::new(ErrorKind::Unsupported, "open", message))
+}

@@ -1,0 +1,20 @@
+//! Images on other machines as storages: [`HttpStorage`], files of web servers to be read.
+//!
+//! Only `control` uses this crate, in its feature `remote`. What speaks the protocol is a crate
+//! that wants tokio; that runs on threads of this crate's own, and lanes wait for what it has
+//! fetched as they wait for anything of another thread.
+//!
+//! Invariants:
+//! - No thread is there before the first storage is opened, and none after the last is dropped.
+//! - Bytes of one storage are bytes of one version of the file: what its first answer has said of
+//!   the version, every other answer is asked for and compared with.
+//! - Memory is bounded: by the cache of each storage, and twice what its readers have asked for.
+#![deny(clippy::missing_errors_doc)]
+
+mod blocks;
+mod fetch;
+mod http;
+mod runtime;
+mod streams;
+
+pub use http::{Credentials, HttpOptions, HttpStorage};
