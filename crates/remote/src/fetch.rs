@@ -35,7 +35,7 @@ const MOST_AHEAD_BLOCKS: u64 = 256;
 /// By how much the first distance may grow.
 const AHEAD_GROWTH: u64 = 64;
 /// A read waits so many times the server's silence before it fails.
-const PATIENCE: u32 = 6;
+pub(crate) const PATIENCE: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 

@@ -293,6 +293,13 @@ impl Source {
         }
     }
 
+    /// Bytes drip in.
+    pub(super) fn too_slow(&self) -> Failure {
+        let message = "the server sends too little in its time (option 'timeout')";
+        let error = failed(ErrorKind::Io, message);
+        Failure::Passing(error.target(self.name()), None)
+    }
+
     /// Sends a request for a range, wherever the server leads to.
     pub(super) async fn ask(&self, range: &Range<u64>) -> Result<Answer, Failure> {
         let known = self.place.lock().clone();
@@ -435,7 +442,10 @@ impl Source {
         }
         let (start, end) = match content {
             Content::Part { start, end, .. } => (start, end),
-            _ => {
+            Content::Beyond(_) => {
+                return Err(wrong("the server refuses a range of the file".to_owned()));
+            }
+            Content::Whole(_) => {
                 let message = "the server sends the whole file in the place of a part of it";
                 return Err(wrong(message.to_owned()));
             }
@@ -449,9 +459,8 @@ impl Source {
         let mut left = end - start;
         let mut until = take(&[]);
         while left > 0 {
-            let chunk = timeout_at(until, response.chunk()).await.map_err(|_| {
-                wrong("the server sends too little in its time (option 'timeout')".to_owned())
-            })?;
+            let chunk = timeout_at(until, response.chunk()).await;
+            let chunk = chunk.map_err(|_| self.too_slow())?;
             let chunk = chunk.map_err(|error| self.broken(&error))?;
             let Some(chunk) = chunk else {
                 return Err(wrong(format!("the answer ends {left} bytes too early")));

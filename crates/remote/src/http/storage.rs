@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use tokio::time::timeout;
 use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::file::{FileOptions, FileStorage};
 use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
@@ -10,7 +11,7 @@ use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
 use super::answer::{Content, Version};
 use super::source::{Answer, Failure, Source};
 use super::{HttpOptions, spool};
-use crate::fetch::{FIRST_BYTES, Fetcher, Retries};
+use crate::fetch::{FIRST_BYTES, Fetcher, PATIENCE, Retries};
 use crate::runtime::Runtime;
 
 /// A file on a web server. It may only be read; its length is that of the version that was opened.
@@ -124,7 +125,11 @@ async fn open_once(source: &Source) -> Result<(First, u64), Failure> {
     let version = Version::of(headers, total);
     let first = match end {
         0 => Vec::new(),
-        _ => read_first(source, answer, end.min(FIRST_BYTES)).await?,
+        _ => {
+            let first = read_first(source, answer, end.min(FIRST_BYTES));
+            let first = timeout(PATIENCE * source.timeout(), first).await;
+            first.unwrap_or_else(|_| Err(source.too_slow()))?
+        }
     };
     source.set_version(version);
     Ok((First::Bytes(first), total))

@@ -148,6 +148,15 @@ fn silent_and_dripping_servers_are_given_up() {
                 begun.elapsed()
             );
         }
+        server.decide(|_| Answer::Slow(1, Duration::from_millis(200)));
+        let begun = Instant::now();
+        let error = open(&server).await.unwrap_err();
+        assert!(error.to_string().contains("option 'timeout'"), "{error}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(6),
+            "{:?}",
+            begun.elapsed()
+        );
         server.decide(|_| Answer::Late(Duration::from_secs(60)));
         let begun = Instant::now();
         let error = open(&server).await.unwrap_err();
