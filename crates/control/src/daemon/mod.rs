@@ -27,7 +27,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join, select};
 use futures_util::lock::Mutex;
 use serde_json::json;
 use vellum_export::nbd::{Exports, Stop};
@@ -196,7 +196,12 @@ impl Daemon {
     /// The first failure of a node that is closed; all are closed.
     pub async fn shut_down(&self) -> vellum::Result<()> {
         let silent = self.nodes.give_up_silent_servers(SERVER_PATIENCE);
-        match select(pin!(self.end_all()), pin!(silent)).await {
+        let end = async {
+            join(self.nodes.flush_over_servers(), self.end_all())
+                .await
+                .1
+        };
+        match select(pin!(end), pin!(silent)).await {
             Either::Left((closed, _)) => closed,
             Either::Right((_, end)) => end.await,
         }

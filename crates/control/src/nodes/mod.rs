@@ -21,6 +21,7 @@ mod describe;
 mod filters;
 mod named;
 mod names;
+mod node_table;
 mod owned;
 mod renew;
 mod reopen;
@@ -50,6 +51,7 @@ pub(crate) use activity::inactive_child;
 use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
+use node_table::NodeTable;
 use shared::SharedNodes;
 pub(crate) use uses::Passes;
 pub use uses::{Changes, RequiredAccess, User};
@@ -84,7 +86,7 @@ struct Node {
 
 #[derive(Debug, Default)]
 struct NamedNode {
-    nodes: BTreeMap<String, Node>,
+    nodes: NodeTable,
     /// Those that were asked for, in the order in which they were added.
     roots: Vec<String>,
     uses: Uses,

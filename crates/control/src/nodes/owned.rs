@@ -16,7 +16,7 @@ impl Nodes {
     /// Closes all nodes, each before those that it stands on.
     ///
     /// # Errors
-    /// The first failure. All nodes are closed all the same.
+    /// If a node was not closed cleanly; says which. All nodes are closed all the same.
     pub async fn close(self) -> Result<()> {
         let roots = std::mem::take(&mut self.lock().roots);
         self.close_roots(roots).await
@@ -39,14 +39,15 @@ impl Nodes {
     }
 
     async fn close_roots(&self, mut roots: Vec<String>) -> Result<()> {
-        let mut result = Ok(());
+        let mut failures = Vec::new();
         while !roots.is_empty() {
             let next = self.lock().next_to_close(&roots);
             let name = roots.remove(next);
-            let closed = self.close_owned(&name).await;
-            result = result.and(closed.map_err(|error| not_closed(&name, &error)));
+            if let Err(error) = self.close_owned(&name).await {
+                failures.push((name, error));
+            }
         }
-        result
+        not_closed(&failures)
     }
 
     /// The nodes that were asked for and that are of a driver and called as `is_called` says, or
@@ -110,10 +111,22 @@ impl Nodes {
     }
 }
 
-/// Says of which node a failure is, whatever below it has failed.
-fn not_closed(name: &str, error: &Error) -> Error {
-    let message = format!("Node '{name}' was not closed cleanly: {error}");
-    Error::new(error.kind(), "close", message).with_errno(error.errno())
+/// So many failures are told one by one.
+const TOLD_FAILURES: usize = 8;
+
+/// Says which nodes are concerned, whatever below them has failed.
+fn not_closed(failures: &[(String, Error)]) -> Result<()> {
+    let Some((_, first)) = failures.first() else {
+        return Ok(());
+    };
+    let told = failures.iter().take(TOLD_FAILURES);
+    let told = told.map(|(name, error)| format!("Node '{name}' was not closed cleanly: {error}"));
+    let mut message = told.collect::<Vec<_>>().join("; ");
+    let others = failures.len().saturating_sub(TOLD_FAILURES);
+    if others > 0 {
+        message += &format!("; nor were {others} more");
+    }
+    Err(Error::new(first.kind(), "close", message).with_errno(first.errno()))
 }
 
 impl NamedNode {
@@ -128,8 +141,7 @@ impl NamedNode {
 
     /// A node and all that it owns.
     pub(super) fn owned(&self, owner: &str) -> impl Iterator<Item = &str> {
-        let nodes = self.nodes.iter();
-        nodes.filter_map(move |(name, node)| (node.owner == owner).then_some(name.as_str()))
+        self.nodes.of_owner(owner)
     }
 
     /// Whether a use is that of a node of another owner.
@@ -167,9 +179,7 @@ impl NamedNode {
     fn hand_over(&mut self, owner: &str) {
         while let Some((name, heir)) = self.heir_of_one(owner) {
             self.uses.own_by(&name, &heir);
-            if let Some(node) = self.nodes.get_mut(&name) {
-                node.owner = heir;
-            }
+            self.nodes.set_owner(&name, &heir);
         }
     }
 

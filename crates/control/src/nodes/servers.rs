@@ -6,6 +6,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use vellum_io::lane;
 use vellum_nbd::client::NbdStorage;
@@ -49,6 +50,18 @@ impl Nodes {
         let mut servers = self.servers.0.lock();
         servers.retain(|one| one.strong_count() > 0);
         servers.push(Arc::downgrade(server));
+    }
+
+    /// Has all that stands on a server be made durable, at the same time: servers that do not
+    /// answer are waited for together. What fails, fails again when the nodes are closed.
+    pub(crate) async fn flush_over_servers(&self) {
+        let roots = self.roots_over("nbd", |_| true);
+        let devices: Vec<_> = {
+            let named = self.lock();
+            let device = |name: &String| named.nodes.get(name)?.device.clone();
+            roots.iter().filter_map(device).collect()
+        };
+        join_all(devices.iter().map(|device| device.flush())).await;
     }
 
     /// Gives up each server that leaves a request without an answer, and moves no byte, for

@@ -223,6 +223,8 @@ pub(super) struct Uses {
     of: BTreeMap<String, BTreeSet<u64>>,
     /// Numbers of the uses that each node makes of others.
     by: BTreeMap<String, BTreeSet<u64>>,
+    /// Numbers of the uses that end with the node of this name.
+    of_owner: BTreeMap<String, BTreeSet<u64>>,
     next_id: u64,
 }
 
@@ -265,6 +267,10 @@ impl Uses {
         if let User::Node(user) = &new.user {
             self.by.entry(user.clone()).or_default().insert(new.id);
         }
+        if let Some(owner) = &new.owner {
+            let owned = self.of_owner.entry(owner.clone()).or_default();
+            owned.insert(new.id);
+        }
         let id = new.id;
         self.by_id.insert(id, new);
         id
@@ -278,6 +284,9 @@ impl Uses {
         if let User::Node(user) = &gone.user {
             forget(&mut self.by, user, id);
         }
+        if let Some(owner) = &gone.owner {
+            forget(&mut self.of_owner, owner, id);
+        }
     }
 
     /// Ends what a node makes use of.
@@ -289,11 +298,7 @@ impl Uses {
 
     /// Ends what the nodes of an owner make use of.
     pub(super) fn remove_owned(&mut self, owner: &str) {
-        let owned = self
-            .iter()
-            .filter(|one| one.owner.as_deref() == Some(owner));
-        let owned: Vec<u64> = owned.map(|one| one.id).collect();
-        for id in owned {
+        for id in self.of_owner.get(owner).cloned().unwrap_or_default() {
             self.remove(id);
         }
     }
@@ -318,9 +323,14 @@ impl Uses {
     /// Gives what a node makes use of to another owner.
     pub(super) fn own_by(&mut self, node: &str, owner: &str) {
         for id in self.by.get(node).into_iter().flatten() {
-            if let Some(one) = self.by_id.get_mut(id) {
-                one.owner = Some(owner.to_owned());
+            let Some(one) = self.by_id.get_mut(id) else {
+                continue;
+            };
+            if let Some(old) = one.owner.replace(owner.to_owned()) {
+                forget(&mut self.of_owner, &old, *id);
             }
+            let owned = self.of_owner.entry(owner.to_owned()).or_default();
+            owned.insert(*id);
         }
     }
 }
