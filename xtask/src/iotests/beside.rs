@@ -7,18 +7,13 @@ use super::supervised::{self, Outcome, Verdict};
 use super::{Campaign, Tools};
 
 /// What comes right before a number that is another one in each run.
-const MARKS: [&str; 6] = ["qemu-", "fd=", "pid ", "pid=", "process ", "line "];
+const MARKS: [&str; 5] = ["fd=", "pid ", "pid=", "process ", "line "];
 
-/// What comes right behind a time or a rate.
-const UNITS: [&str; 7] = [
-    "s\n",
-    " sec",
-    " ops/sec",
-    " bytes/sec",
-    " KiB/sec",
-    " MiB/sec",
-    " GiB/sec",
-];
+/// What comes right behind a time.
+const TIMES: [&str; 3] = ["s\n", " sec", " ops/sec"];
+
+/// And behind a rate, which may be another one too.
+const RATES: [&str; 4] = [" bytes/sec", " KiB/sec", " MiB/sec", " GiB/sec"];
 
 /// Hexadecimal digits of an address at least.
 const ADDRESS_DIGITS: usize = 6;
@@ -26,6 +21,17 @@ const ADDRESS_DIGITS: usize = 6;
 /// Runs a test with QEMU's own programs, then with ours: it passes if both do alike. What differs is kept
 /// as `NAME.qemu` and `NAME.vellum`.
 pub(super) fn run(campaign: &Campaign<'_>, real: &Tools, name: &str) -> Result<Outcome> {
+    let first = run_both(campaign, real, name)?;
+    if first.verdict != Verdict::Failed {
+        return Ok(first);
+    }
+    // How far a test gets that talks to a program which has ended is a matter of time.
+    let mut second = run_both(campaign, real, name)?;
+    second.took += first.took;
+    Ok(second)
+}
+
+fn run_both(campaign: &Campaign<'_>, real: &Tools, name: &str) -> Result<Outcome> {
     // Tests print the paths of programs, cut into lines.
     campaign.tools.swap(real)?;
     let theirs = supervised::run(campaign, name);
@@ -39,6 +45,9 @@ pub(super) fn run(campaign: &Campaign<'_>, real: &Tools, name: &str) -> Result<O
             Verdict::Failed,
             format!("{verdict}, where QEMU's {}", theirs.verdict),
         ),
+        Verdict::Failed if theirs.printed.is_none() || ours.printed.is_none() => {
+            (Verdict::Failed, format!("nothing to compare: {}", ours.why))
+        }
         _ if told[0] != told[1] => {
             let lines = |text: &str| text.lines().count();
             let [theirs, ours] = [lines(&told[0]), lines(&told[1])];
@@ -75,22 +84,31 @@ fn masked(text: &str) -> String {
         let digits = token.len() - token.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let is_number = digits == token.len();
         let is_marked = MARKS.iter().any(|mark| left.ends_with(mark))
+            || names_machine(&left)
             || (is_number && left.ends_with('/') && behind.starts_with('-'));
         let is_address = token.strip_prefix("0x").is_some_and(|hex| {
             hex.len() >= ADDRESS_DIGITS && hex.bytes().all(|c| c.is_ascii_hexdigit())
         });
-        let is_measured = UNITS.iter().any(|unit| {
-            from[digits..]
-                .trim_start_matches(fraction)
-                .starts_with(unit)
-        });
-        match is_marked || is_address || is_measured {
+        let after = from[digits..].trim_start_matches(fraction);
+        let is_time = TIMES.iter().any(|unit| after.starts_with(unit));
+        let rate = RATES.iter().find_map(|unit| after.strip_prefix(unit));
+        rest = rate.unwrap_or(behind);
+        match is_marked || is_address || is_time || rate.is_some() {
             true => left.push('N'),
             false => left.push_str(token),
         }
-        rest = behind;
     }
     left + rest
+}
+
+/// Whether a text ends with the name that a machine has beside its process: `qemu-`, `qemudest-`.
+fn names_machine(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let name = text
+        .rsplit(|c: char| !is_part(c))
+        .next()
+        .unwrap_or_default();
+    name.starts_with("qemu") && name.ends_with('-')
 }
 
 fn fraction(c: char) -> bool {
@@ -105,6 +123,7 @@ mod tests {
     fn what_differs_from_run_to_run_is_no_difference() {
         for (one, other) in [
             ("qemu-29520: EOFError", "qemu-504: EOFError"),
+            ("client.qemudest-1733:", "client.qemudest-29:"),
             ("socket,id=mon,fd=9 -mon", "socket,id=mon,fd=14 -mon"),
             ("/t/4711-disk.img", "/t/815-disk.img"),
             (
@@ -118,10 +137,7 @@ mod tests {
             ),
             ("Ran 3 tests in 1.205s\n", "Ran 3 tests in 0.9s\n"),
         ] {
-            assert_eq!(
-                masked(one).replace("KiB", "MiB"),
-                masked(other).replace("KiB", "MiB")
-            );
+            assert_eq!(masked(one), masked(other));
         }
     }
 
