@@ -234,6 +234,88 @@ fn an_overlay_is_as_it_was_where_a_job_has_come_in_the_way_of_opening_it_anew() 
     daemon.end();
 }
 
+#[test]
+fn a_node_and_the_upper_of_two_filters_are_opened_anew_together() {
+    for between in ["throttle", "copy-on-read"] {
+        let place = Place::new();
+        let mut daemon = place.ours(SERVER);
+        play(
+            &mut daemon,
+            [
+                add("base", "b", json!(null)),
+                add("top", "m", json!("base")),
+            ],
+        );
+        daemon.must("blockdev-add", filter(between, "low", "top"));
+        daemon.must("blockdev-add", filter("throttle", "flt", "low"));
+        let export = json!({"type": "nbd", "id": "e", "node-name": "flt", "name": "e",
+            "writable": true});
+        daemon.must("block-export-add", export);
+        place.io(EXPORT, &["write -P 7 0 64k"]);
+        let (top, above) = (
+            qcow2("top", "m", json!("base")),
+            filter("throttle", "flt", "low"),
+        );
+        for options in [[&top, &above], [&above, &top]] {
+            daemon.must("blockdev-reopen", json!({"options": options}));
+            place.io(EXPORT, &["read -P 7 0 64k", "write -P 7 64k 64k"]);
+        }
+        daemon.end();
+    }
+}
+
+#[test]
+fn a_snapshot_of_a_filter_and_a_change_below_it_are_no_transaction() {
+    let place = Place::new();
+    let mut daemon = place.ours(SERVER);
+    play(&mut daemon, served_under("throttle"));
+    let snapshot = json!({"type": "blockdev-snapshot-sync", "data": {"node-name": "flt",
+        "snapshot-file": place.path("s"), "snapshot-node-name": "s"}});
+    let bitmap = json!({"type": "block-dirty-bitmap-add", "data": {"node": "top", "name": "x"}});
+    let both = json!({"actions": [snapshot, bitmap]});
+    let refused = daemon.ask("transaction", both).to_string();
+    assert!(
+        refused.contains("are not part of this version"),
+        "{refused}"
+    );
+    place.io(EXPORT, &["write -P 7 0 64k", "read -P 7 0 64k"]);
+    daemon.end();
+}
+
+#[test]
+fn an_overlay_of_a_filter_is_given_what_all_layers_below_it_hold() {
+    for driver in ["throttle", "copy-on-read", "blkdebug"] {
+        let place = Place::new();
+        place.img("create -q -f qcow2 s 1M");
+        let mut daemon = place.ours(SERVER);
+        let mut filter = filter(driver, "flt", "top");
+        if driver == "blkdebug" {
+            filter = json!({"driver": driver, "node-name": "flt", "image": "top"});
+        }
+        play(
+            &mut daemon,
+            [
+                add("base", "b", json!(null)),
+                add("top", "m", json!("base")),
+            ],
+        );
+        daemon.must("blockdev-add", filter);
+        daemon.must("blockdev-add", qcow2("over", "s", json!("flt")));
+        let export = json!({"type": "nbd", "id": "e", "node-name": "over", "name": "e"});
+        daemon.must("block-export-add", export);
+        let read = |place: &Place| place.must("qemu-img", &["convert", "-O", "raw", EXPORT, "r"]);
+        read(&place);
+        let before = std::fs::read(place.path("r")).expect("a file");
+        daemon.must("block-stream", json!({"job-id": "j", "device": "over"}));
+        daemon.wait("j", "null");
+        read(&place);
+        let after = std::fs::read(place.path("r")).expect("a file");
+        assert!(before.iter().any(|byte| *byte != 0));
+        assert!(before == after, "{driver}: the disk reads differently");
+        daemon.end();
+    }
+}
+
 /// What the header of the image `s` says that it stands on, once a daemon has made it.
 fn named_below(real: bool, filter: Value, command: &str, more: Value) -> [Value; 2] {
     let place = Place::new();

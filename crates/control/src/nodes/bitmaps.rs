@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
 
-use super::Nodes;
+use super::{Node, Nodes};
 use crate::graph::{NodeKind, OpenedNode};
 
 /// A node's bitmaps.
@@ -29,6 +29,13 @@ const FILTERS: [&str; 8] = [
     "preallocate",
     "throttle",
 ];
+
+impl Node {
+    /// Whether it shows another node, with something done on the way.
+    pub(super) fn is_filter_driver(&self) -> bool {
+        FILTERS.contains(&self.opened.driver)
+    }
+}
 
 impl OpenedNode {
     /// The node, changes of which are told to a recorder.
@@ -109,7 +116,7 @@ impl Nodes {
         let named = self.lock();
         let mut shown = name;
         while let Some(node) = named.nodes.get(shown)
-            && FILTERS.contains(&node.opened.driver)
+            && node.is_filter_driver()
             && let Some(below) = named.uses.by_as(shown, "file")
             && below.link.is_some()
         {
@@ -123,10 +130,20 @@ impl Nodes {
         self.backing_of(&self.skip_filters(name))
     }
 
+    /// How many layers a node's device tells of below its own: those under filters are among them.
+    pub(crate) fn layers_below(&self, name: &str) -> u32 {
+        let (mut count, mut at) = (0, name.to_owned());
+        while let Some(below) = self.shown_below(&at) {
+            count += u32::from(self.backing_of(&at).is_some());
+            at = below;
+        }
+        count
+    }
+
     /// The node that another one shows: its backing file, or what a filter stands on.
     pub(crate) fn shown_below(&self, name: &str) -> Option<String> {
         let named = self.lock();
-        let is_filter = FILTERS.contains(&named.nodes.get(name)?.opened.driver);
+        let is_filter = named.nodes.get(name)?.is_filter_driver();
         let mut below = named.uses.by(name).filter(|one| match &*one.wanted.role {
             "backing" => true,
             "file" | "image" | "raw" => is_filter,

@@ -7,7 +7,7 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_storage::file::FileStorage;
 
 use super::renew::{Renewed, ReopenChanges};
-use super::{MADE_UP, NamedNode, Origin, Use, User, invalid, unknown_node};
+use super::{MADE_UP, NamedNode, Node, Origin, Use, User, invalid, unknown_node};
 use crate::OpenFlags;
 use crate::file_node::CommonOptions;
 use crate::options::{Options, Scalar};
@@ -190,6 +190,24 @@ impl NamedNode {
                 }
             }
             at += 1;
+        }
+        all
+    }
+
+    /// Some nodes, and the filters that lead from one of them to another.
+    pub(super) fn with_filters_between(&self, names: &[String]) -> Vec<String> {
+        let mut all = names.to_vec();
+        for name in names {
+            for below in self.with_below(name) {
+                let is_filter = self.nodes.get(&below).is_some_and(Node::is_filter_driver);
+                let leads_on = || {
+                    let mut further = self.with_below(&below).into_iter();
+                    further.any(|node| names.contains(&node))
+                };
+                if is_filter && !all.contains(&below) && leads_on() {
+                    all.push(below);
+                }
+            }
         }
         all
     }

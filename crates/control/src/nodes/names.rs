@@ -12,6 +12,15 @@ use crate::display::{Name, name_of_node};
 use crate::graph::{NodeKind, OpenedNode};
 use crate::options::Options;
 
+/// What names are for.
+#[derive(Debug, Clone, Copy)]
+enum Naming {
+    /// Each node has that of what it is.
+    AsTheyStand,
+    /// What copies on reads has the name of what it copies from: nothing opens it for an overlay.
+    ForHeaders,
+}
+
 impl OpenedNode {
     /// What an image says that it stands on.
     pub(super) fn backing_text(&self) -> Option<String> {
@@ -30,7 +39,7 @@ impl Nodes {
     /// would open is called `json:{...}`.
     pub fn filenames(&self) -> BTreeMap<String, String> {
         let named = self.lock();
-        let names = named.names_of(named.nodes.keys().cloned().collect());
+        let names = named.names_of(named.nodes.keys().cloned().collect(), Naming::AsTheyStand);
         let text = |(node, name): (String, Name)| (node, name.text());
         names.into_iter().map(text).collect()
     }
@@ -38,17 +47,14 @@ impl Nodes {
     /// What the header of an image calls a node that it stands on, so that the same is opened
     /// again. Not what copies on reads: nothing opens that for an overlay.
     pub(crate) fn as_backing(&self, name: &str) -> Result<BackingName> {
-        let mut shown = name.to_owned();
-        let found = loop {
+        let (shown, found) = {
             let named = self.lock();
-            let node = named
-                .nodes
-                .get(&shown)
-                .ok_or_else(|| unknown_node(&shown))?;
-            match named.uses.by_as(&shown, "file") {
-                Some(file) if node.opened.driver == "copy-on-read" => shown = file.node.clone(),
-                _ => break named.names_of(named.with_below(&shown)).remove(&shown),
+            let shown = named.below_copies(name);
+            if !named.nodes.contains_key(shown) {
+                return Err(unknown_node(shown));
             }
+            let names = named.names_of(named.with_below(shown), Naming::ForHeaders);
+            (shown.to_owned(), names.get(shown).cloned())
         };
         let info = self.device(&shown)?.info();
         let (name, format) = (found.map_or(info.name, |found| found.text()), info.format);
@@ -72,16 +78,13 @@ impl Nodes {
     pub fn in_order_of_making(&self) -> Vec<String> {
         let named = self.lock();
         let mut order = Vec::with_capacity(named.nodes.len());
+        let mut known = BTreeSet::new();
         for root in &named.roots {
-            named.made_with(root, root, &mut order);
+            named.made_with(root, root, &mut known, &mut order);
         }
-        let others = named.nodes.keys();
-        let others: Vec<String> = others
-            .filter(|name| !order.contains(name))
-            .cloned()
-            .collect();
-        order.extend(others);
-        order
+        let others = named.nodes.keys().map(String::as_str);
+        order.extend(others.filter(|name| !known.contains(name)));
+        order.into_iter().map(str::to_owned).collect()
     }
 }
 
@@ -104,32 +107,58 @@ impl NamedNode {
     }
 
     /// Adds a node of `owner`'s and those that were made with it.
-    fn made_with(&self, name: &str, owner: &str, order: &mut Vec<String>) {
+    fn made_with<'a>(
+        &'a self,
+        name: &'a str,
+        owner: &str,
+        known: &mut BTreeSet<&'a str>,
+        order: &mut Vec<&'a str>,
+    ) {
         let is_own = self.nodes.get(name).is_some_and(|node| node.owner == owner);
-        if !is_own || order.iter().any(|known| known == name) {
+        if !is_own || !known.insert(name) {
             return;
         }
         let (later, before): (Vec<_>, Vec<_>) = self
             .children(name)
             .partition(|(role, _)| *role == "backing");
         for (_, child) in before {
-            self.made_with(child, owner, order);
+            self.made_with(child, owner, known, order);
         }
-        order.push(name.to_owned());
+        order.push(name);
         for (_, child) in later {
-            self.made_with(child, owner, order);
+            self.made_with(child, owner, known, order);
         }
     }
 
     /// The names of nodes and of all that these stand on, who are among them.
-    fn names_of(&self, nodes: Vec<String>) -> BTreeMap<String, Name> {
+    fn names_of(&self, nodes: Vec<String>, naming: Naming) -> BTreeMap<String, Name> {
         let mut names = BTreeMap::new();
         for node in self.top_down(nodes).into_iter().rev() {
-            if let Some(found) = self.name_of(&node, &names) {
+            let below = match naming {
+                Naming::AsTheyStand => &node,
+                Naming::ForHeaders => self.below_copies(&node),
+            };
+            let found = match below == node {
+                true => self.name_of(&node, &names),
+                false => names.get(below).cloned(),
+            };
+            if let Some(found) = found {
                 names.insert(node, found);
             }
         }
         names
+    }
+
+    /// What a node stands on by way of those that copy on reads, or itself.
+    fn below_copies<'a>(&'a self, name: &'a str) -> &'a str {
+        let mut name = name;
+        while let Some(node) = self.nodes.get(name)
+            && node.opened.driver == "copy-on-read"
+            && let Some(file) = self.uses.by_as(name, "file")
+        {
+            name = &file.node;
+        }
+        name
     }
 
     /// A node and all that it stands on.
@@ -147,8 +176,8 @@ impl NamedNode {
 
     /// The filter of a job in front of a node, if it has a name.
     fn filter_of(&self, name: &str) -> Option<&Node> {
-        let mut nodes = self.nodes.values();
-        nodes.find(|node| node.is_filter && node.owner == name)
+        let mut nodes = self.owned(name).filter_map(|name| self.nodes.get(name));
+        nodes.find(|node| node.is_filter)
     }
 
     fn name_of(&self, name: &str, known: &BTreeMap<String, Name>) -> Option<Name> {

@@ -1,7 +1,8 @@
 //! Nodes that are opened anew under their users: several at one moment, all or none.
 //!
 //! A node that another one stands on without a link (a file below a format, whatever is below a
-//! filter) cannot be exchanged under it: so that one is opened anew too.
+//! filter) cannot be exchanged under it: so that one is opened anew too. So is a filter between two
+//! of them: what is above is closed through it, while its own requests are held up.
 //!
 //! Invariants:
 //! - Users are held up from the top down, and what a node has is durable before those of the node
@@ -101,7 +102,8 @@ impl Nodes {
             for name in names {
                 named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
             }
-            let names = named.standing_directly(&named.with_own_children(names));
+            let names = named.with_filters_between(names);
+            let names = named.standing_directly(&named.with_own_children(&names));
             named.check_renewable(&names, None)?;
             named.stop_sharing(&names);
             names

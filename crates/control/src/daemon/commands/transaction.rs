@@ -167,10 +167,17 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
     // The actions tell of those that are not there.
     disks.retain(|disk| nodes.contains(disk));
     for disk in &disks {
-        let below = nodes.chain(disk);
+        let mut snapshots = actions
+            .iter()
+            .filter(|one| matches!(one, Action::Overlay(_) | Action::Internal(_)));
+        // A snapshot of a filter makes durable what it filters, which must not be held up.
+        let below = match snapshots.any(|one| one.disk() == Some(*disk)) {
+            true => shown_below(nodes, disk),
+            false => nodes.chain(disk).split_off(1),
+        };
         if let Some(other) = disks
             .iter()
-            .find(|other| below[1..].iter().any(|it| it == *other))
+            .find(|other| below.iter().any(|it| it == *other))
         {
             return Err(Failure::new(format!(
                 "Transactions about '{disk}' and '{other}', on which it stands, are not part of \
@@ -184,6 +191,12 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
         nodes.contains(target) && below[1..].iter().any(|it| disks.contains(&it.as_str()))
     });
     hold_all(targets.into_iter().chain(disks).collect(), nodes).await
+}
+
+/// What a node shows by way of filters and backing files.
+fn shown_below(nodes: &Nodes, disk: &str) -> Vec<String> {
+    let below = std::iter::successors(nodes.shown_below(disk), |node| nodes.shown_below(node));
+    below.collect()
 }
 
 /// Holds up the users of several nodes, one after the other. Where requests to one of them do not

@@ -78,7 +78,11 @@ impl Stream {
         Ok(LiveStream {
             image,
             filter,
-            layers: what.between.len() as u32,
+            layers: match what.base {
+                Some(_) => what.between.len() as u32,
+                // The last one that is named may be a filter, which has layers below it.
+                None => job_nodes.nodes.layers_below(&what.image),
+            },
             parallel: PARALLEL,
         })
     }
