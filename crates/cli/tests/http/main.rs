@@ -101,6 +101,22 @@ impl Place {
         }
     }
 
+    /// Has our `qemu-nbd` serve an image, to be read; where to find it.
+    fn serve(&self, format: &str, image: &str) -> (Killed, String) {
+        let socket = self.path("socket").display().to_string();
+        let child = Command::new(self.path("bin/qemu-nbd"))
+            .args(["-r", "-t", "-f", format, "-k", &socket, image])
+            .stdout(Stdio::null())
+            .spawn();
+        let server = Killed(child.expect("our qemu-nbd"));
+        let until = Instant::now() + Duration::from_secs(20);
+        while !self.path("socket").exists() {
+            assert!(Instant::now() < until, "no socket");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        (server, format!("nbd+unix://?socket={socket}"))
+    }
+
     /// Runs a program that must succeed.
     fn good(&self, program: &str, words: &[&str]) -> String {
         let said = self.run(program, words);
@@ -291,26 +307,7 @@ fn servers_without_ranges_are_read_once() {
 fn a_disk_on_a_web_server_is_served_on() {
     let place = Place::with_disk();
     let nginx = Nginx::start(&place, "");
-    let socket = place.path("socket").display().to_string();
-    let child = Command::new(place.path("bin/qemu-nbd"))
-        .args([
-            "-r",
-            "-t",
-            "-f",
-            "qcow2",
-            "-k",
-            &socket,
-            &nginx.url("disk.qcow2"),
-        ])
-        .stdout(Stdio::null())
-        .spawn();
-    let _server = Killed(child.expect("our qemu-nbd"));
-    let until = Instant::now() + Duration::from_secs(20);
-    while !place.path("socket").exists() {
-        assert!(Instant::now() < until, "no socket");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let export = format!("nbd+unix://?socket={socket}");
+    let (_server, export) = place.serve("qcow2", &nginx.url("disk.qcow2"));
     let said = place.good(
         "qemu-img",
         &["compare", "-f", "raw", "-F", "raw", &export, "www/disk.raw"],
@@ -322,20 +319,7 @@ fn a_disk_on_a_web_server_is_served_on() {
 fn the_file_must_stay_what_it_is() {
     let place = Place::with_disk();
     let nginx = Nginx::start(&place, "");
-    let raw = nginx.url("disk.raw");
-    let socket = place.path("socket").display().to_string();
-    let child = Command::new(place.path("bin/qemu-nbd"))
-        .args(["-r", "-t", "-f", "raw", "-k", &socket, &raw])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    let _server = Killed(child.expect("our qemu-nbd"));
-    let until = Instant::now() + Duration::from_secs(20);
-    while !place.path("socket").exists() {
-        assert!(Instant::now() < until, "no socket");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let export = format!("nbd+unix://?socket={socket}");
+    let (_server, export) = place.serve("raw", &nginx.url("disk.raw"));
     place.good(
         "qemu-io",
         &["-r", "-f", "raw", "-c", "read -P 1 0 64k", &export],
