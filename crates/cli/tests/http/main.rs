@@ -1,64 +1,36 @@
 //! Images on a real web server (nginx): `qemu-img`, `qemu-io` and `qemu-nbd` of ours beside the
 //! real ones with their curl driver.
 
+#[path = "../nbd_client/place.rs"]
+mod place;
 mod secure;
 mod server;
 mod speed;
 
 use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use place::{Place, output};
 use server::{Killed, Nginx};
-use tempfile::TempDir;
-
-/// Runs a program to its end; a missing one is an error that says what to do.
-fn output(command: &mut Command) -> Output {
-    let name = command.get_program().to_string_lossy().into_owned();
-    command.output().unwrap_or_else(|error| match error.kind() {
-        ErrorKind::NotFound => panic!("{name} is missing: run `cargo xtask setup`"),
-        _ => panic!("{name}: {error}"),
-    })
-}
-
-/// What a program has said and how it ended.
-#[derive(Debug, PartialEq, Eq)]
-struct Said {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-/// A folder with our programs under QEMU's names, and `www` inside.
-struct Place {
-    folder: TempDir,
-}
 
 impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
+    /// One whose folder `www` a server can read.
+    fn with_www() -> Self {
+        let place = Place::new();
         // The server may run as somebody who may do less.
         Command::new("chmod")
             .arg("755")
-            .arg(folder.path())
+            .arg(place.folder.path())
             .status()
             .expect("chmod");
-        for name in ["bin", "www"] {
-            fs::create_dir(folder.path().join(name)).expect("a folder");
-        }
-        for name in ["qemu-img", "qemu-io", "qemu-nbd"] {
-            let link = folder.path().join("bin").join(name);
-            symlink(env!("CARGO_BIN_EXE_vellum"), link).expect("a link");
-        }
-        Place { folder }
+        fs::create_dir(place.path("www")).expect("a folder");
+        place
     }
 
     /// With `www/disk.qcow2` of 64 MiB, and `www/disk.raw` with what it shows.
     fn with_disk() -> Self {
-        let place = Place::new();
+        let place = Place::with_www();
         place.good(
             "qemu-img",
             &["create", "-q", "-f", "qcow2", "www/disk.qcow2", "64M"],
@@ -82,25 +54,6 @@ impl Place {
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn run(&self, program: &str, words: &[&str]) -> Said {
-        let program = match program.strip_prefix("our ") {
-            Some(name) => self.path("bin").join(name),
-            None => PathBuf::from(program),
-        };
-        let mut command = Command::new(program);
-        let done = output(command.current_dir(self.folder.path()).args(words));
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said {
-            code: done.status.code(),
-            out: text(&done.stdout),
-            err: text(&done.stderr),
-        }
-    }
-
     /// Has our `qemu-nbd` serve an image, to be read; where to find it.
     fn serve(&self, format: &str, image: &str) -> (Killed, String) {
         let socket = self.path("socket").display().to_string();
@@ -115,13 +68,6 @@ impl Place {
             std::thread::sleep(Duration::from_millis(10));
         }
         (server, format!("nbd+unix://?socket={socket}"))
-    }
-
-    /// Runs a program that must succeed.
-    fn good(&self, program: &str, words: &[&str]) -> String {
-        let said = self.run(program, words);
-        assert_eq!(said.code, Some(0), "{program} {words:?}: {}", said.err);
-        said.out
     }
 
     /// Runs ours and theirs, which must say the same and end alike.

@@ -114,7 +114,7 @@ fn convert(program: &Path, words: &[&str]) {
 #[test]
 #[ignore = "measures; run it alone"]
 fn conversions_from_far_away() {
-    let place = Place::new();
+    let place = Place::with_www();
     let mut random = fastrand::Rng::with_seed(1);
     let mut bytes = vec![0; 256 << 20];
     for piece in bytes.chunks_mut(1 << 20) {
