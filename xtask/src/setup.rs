@@ -73,6 +73,11 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("c++"), "g++"),
 ];
 
+/// Compiles the object store of the tests.
+const GO: Need = need(Probe::Program("go"), "golang-go");
+/// An object store that speaks S3, over a folder.
+const OBJECT_STORE: &str = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
+
 const fn need(probe: Probe, package: &'static str) -> Need {
     Need { probe, package }
 }
@@ -109,6 +114,11 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
 
 /// Installs what is missing; fails when something is missing still.
 pub fn ensure() -> Result<()> {
+    ensure_packages()?;
+    ensure_object_store()
+}
+
+fn ensure_packages() -> Result<()> {
     let missing = missing();
     if missing.is_empty() {
         return Ok(());
@@ -133,6 +143,31 @@ pub fn ensure() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Builds the object store of the tests, which no package brings, below `target`.
+fn ensure_object_store() -> Result<()> {
+    let folder = crate::workspace::Workspace::locate()?
+        .target
+        .join("programs");
+    if folder.join("versitygw").exists() {
+        return Ok(());
+    }
+    println!("setup: building {OBJECT_STORE}");
+    if process::find_program("go").is_none() {
+        let backports = debian_codename() == "bookworm";
+        let apt = Apt::find(&[&GO])?;
+        apt.run(&["update"])?;
+        apt.install(&[&GO], backports.then_some(BACKPORTS_SUITE))?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    // A compiler that is older than the program wants fetches a newer one.
+    let mut command = Command::new("go");
+    command
+        .args(["install", OBJECT_STORE])
+        .env("GOBIN", &folder)
+        .env("GOTOOLCHAIN", "auto");
+    process::run(&mut command).context("the object store of the tests cannot be built")
 }
 
 /// Fetches the lists of packages anew.

@@ -59,11 +59,17 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
     if filename.starts_with("json:") {
         return Err(invalid("Unknown protocol 'json'"));
     }
-    if let Some(protocol @ ("blkdebug" | "blkverify" | "http" | "https" | "null-co" | "null-aio")) =
-        filename::protocol(filename)
+    if let Some(
+        protocol @ ("blkdebug" | "blkverify" | "http" | "https" | "null-co" | "null-aio" | "s3"
+        | "gs" | "az"),
+    ) = filename::protocol(filename)
     {
+        let hint = match crate::url_name::is_store(protocol) {
+            true => "; make the image here, and put a whole image there with 'convert'",
+            false => "",
+        };
         return Err(invalid(format!(
-            "Protocol driver '{protocol}' does not support image creation"
+            "Protocol driver '{protocol}' does not support image creation{hint}"
         )));
     }
     filename::node_options(filename)?;

@@ -4,12 +4,12 @@
 
 use serde_json::{Map, Value};
 
-use crate::http_name;
 use crate::json;
 use crate::nbd_name;
 use crate::open::node_options;
 use crate::options::{Options, Scalar};
 use crate::spec::ImageSpec;
+use crate::url_name;
 
 /// What is known of a driver's names.
 struct Naming {
@@ -179,8 +179,8 @@ fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
             json.extend(nbd_naming_options(options));
             nbd_name::name_of(options)
         }
-        "http" | "https" => {
-            let (plain, named) = http_name::name_of(options);
+        "http" | "https" | "s3" | "gs" | "az" => {
+            let (plain, named) = url_name::name_of(options);
             json.extend(named);
             plain
         }

@@ -2,9 +2,9 @@
 
 use vellum::{Error, ErrorKind, Result};
 
-use crate::http_name;
 use crate::nbd_name;
 use crate::options::Options;
+use crate::url_name;
 
 /// Protocols whose names are taken apart here.
 const OURS: &[&str] = &[
@@ -60,8 +60,8 @@ pub fn node_options(name: &str) -> Result<Options> {
     if protocol(name).is_some_and(nbd_name::is_scheme) {
         return nbd_name::options(name);
     }
-    if let Some(scheme) = protocol(name).filter(|protocol| http_name::is_scheme(protocol)) {
-        return Ok(http_name::options(name, scheme));
+    if let Some(scheme) = protocol(name).filter(|protocol| url_name::is_scheme(protocol)) {
+        return Ok(url_name::options(name, scheme));
     }
     let Some(known) = protocol(name).filter(|protocol| OURS.contains(protocol)) else {
         options.set_text("filename", local_path(name)?);
@@ -107,7 +107,7 @@ pub fn schemes() -> impl Iterator<Item = &'static str> {
     let others = OURS
         .iter()
         .chain(nbd_name::SCHEMES)
-        .chain(http_name::SCHEMES);
+        .chain(url_name::SCHEMES);
     std::iter::once("file").chain(others.copied())
 }
 
@@ -129,7 +129,7 @@ fn is_known_protocol(name: &str) -> bool {
         "nvme",
         "host_cdrom",
     ];
-    KNOWN.contains(&name) || nbd_name::is_scheme(name) || http_name::is_scheme(name)
+    KNOWN.contains(&name) || nbd_name::is_scheme(name) || url_name::is_scheme(name)
 }
 
 /// The full name of a file that `image` names as `name`.

@@ -33,7 +33,6 @@ pub mod files;
 pub mod flags;
 pub mod gate;
 mod graph;
-mod http_name;
 pub mod ini;
 pub mod json;
 mod keyring;
@@ -62,6 +61,8 @@ pub mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "no_tls.rs"]
 pub mod tls;
+pub mod upload;
+mod url_name;
 pub mod wrap;
 mod write_log;
 

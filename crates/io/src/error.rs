@@ -37,6 +37,8 @@ pub enum ErrorKind {
     Protocol,
     /// The disk has changed bytes: they do not have their checksum.
     ChecksumMismatch,
+    /// A file on another machine is not what it was when it was opened.
+    Changed,
     /// Any other failure of the operating system.
     Io,
 }
@@ -199,6 +201,7 @@ impl Error {
             ErrorKind::Corrupt
             | ErrorKind::Protocol
             | ErrorKind::ChecksumMismatch
+            | ErrorKind::Changed
             | ErrorKind::Io => libc::EIO,
         })
     }

@@ -21,13 +21,18 @@ use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, Error, ErrorKind, Result};
 
 use crate::blocks::{BLOCK_BYTES, Blocks, PIECE_BLOCKS, Slot};
-use crate::http::{Failure, Source};
+use crate::failure::Failure;
+use crate::http;
+#[cfg(feature = "s3")]
+use crate::object;
 use crate::streams::Streams;
 
 /// Connections to a server at most; it may want fewer.
 const MOST_CONNECTIONS: usize = 16;
-/// What a file has in memory at most, beside what readers hold: 64 MiB.
-const CACHE_BLOCKS: u64 = 1024;
+/// What a file has in memory at most, beside what readers hold: 64 MiB, or what the user says.
+pub(crate) const MOST_KEPT_BYTES: u64 = 64 << 20;
+/// What it may have at least: 2 MiB.
+const LEAST_KEPT_BYTES: u64 = 2 << 20;
 /// How much of a long read is on its way or in memory for it: 16 MiB.
 const READ_BLOCKS: usize = 256;
 /// What is fetched ahead of one reader at most: 16 MiB, or what the user says.
@@ -86,6 +91,47 @@ impl Retries {
     }
 }
 
+/// Where the bytes of a file come from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Http(Box<http::Source>),
+    #[cfg(feature = "s3")]
+    Object(Box<object::Source>, object::Version),
+}
+
+impl Source {
+    fn name(&self) -> &str {
+        match self {
+            Source::Http(source) => source.name(),
+            #[cfg(feature = "s3")]
+            Source::Object(source, _) => source.name(),
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        match self {
+            Source::Http(source) => source.timeout(),
+            #[cfg(feature = "s3")]
+            Source::Object(source, _) => source.timeout(),
+        }
+    }
+
+    /// Reads a range of the version that was opened, and gives the pieces to `take` in order.
+    /// A server may send less: then the rest has to be asked for. Each call of `take` says until
+    /// when the next bytes must be there.
+    async fn read(
+        &self,
+        range: Range<u64>,
+        take: impl FnMut(&[u8]) -> Instant + Send,
+    ) -> Result<(), Failure> {
+        match self {
+            Source::Http(source) => source.read(range, take).await,
+            #[cfg(feature = "s3")]
+            Source::Object(source, version) => source.read(version, range, take).await,
+        }
+    }
+}
+
 /// What fetches the blocks of one file.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
@@ -111,13 +157,14 @@ impl Fetcher {
     pub(crate) fn new(
         source: Source,
         len_bytes: u64,
-        readahead_bytes: u64,
+        (readahead_bytes, keep_bytes): (u64, u64),
         handle: Handle,
     ) -> Arc<Self> {
-        let first = readahead_bytes.div_ceil(BLOCK_BYTES).min(CACHE_BLOCKS / 4);
+        let keep_blocks = keep_bytes.clamp(LEAST_KEPT_BYTES, MOST_KEPT_BYTES) / BLOCK_BYTES;
+        let first = readahead_bytes.div_ceil(BLOCK_BYTES).min(keep_blocks / 4);
         let most = first.saturating_mul(AHEAD_GROWTH).min(MOST_AHEAD_BLOCKS);
         let state = State {
-            blocks: Blocks::new(CACHE_BLOCKS as usize),
+            blocks: Blocks::new(keep_blocks as usize),
             streams: Streams::new(first, most),
             tasks: 0,
             allowed: MOST_CONNECTIONS,

@@ -1,7 +1,8 @@
-//! Images on other machines as storages: [`HttpStorage`], files of web servers to be read.
+//! Images on other machines as storages: [`RemoteStorage`], files of web servers and objects of
+//! object stores, to be read.
 //!
-//! Only `control` uses this crate, in its feature `remote`. What speaks the protocol is a crate
-//! that wants tokio; that runs on threads of this crate's own, and lanes wait for what it has
+//! Only `control` uses this crate, in its feature `remote`. What speaks the protocols are crates
+//! that want tokio; that runs on threads of this crate's own, and lanes wait for what it has
 //! fetched as they wait for anything of another thread.
 //!
 //! Invariants:
@@ -12,9 +13,20 @@
 #![deny(clippy::missing_errors_doc)]
 
 mod blocks;
+mod cache;
+mod connection;
+mod failure;
 mod fetch;
 mod http;
+#[cfg(feature = "s3")]
+mod object;
 mod runtime;
+mod storage;
 mod streams;
 
-pub use http::{Credentials, HttpOptions, HttpStorage};
+pub use cache::{CacheOptions, CacheStorage, Found};
+pub use connection::{ConnectionOptions, Login};
+pub use http::{Credentials, HttpOptions};
+#[cfg(feature = "s3")]
+pub use object::{ObjectCredentials, ObjectOptions, Upload, upload};
+pub use storage::RemoteStorage;

@@ -11,6 +11,7 @@
 //! for that (`patiently`), but never for a process that lives.
 
 mod holders;
+pub mod ranges;
 
 use std::fmt;
 use std::os::fd::RawFd;

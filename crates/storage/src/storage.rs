@@ -120,6 +120,12 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// bytes: a rebase does not compare what lies at one place in both.
     fn name(&self) -> &str;
 
+    /// What tells the bytes of this storage from another version of them, for whoever keeps copies;
+    /// `None`, the default: nothing does. It is that of when the storage was opened.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
     /// The length in bytes now. Plain call: it may cost a system call, never a wait.
     ///
     /// # Errors

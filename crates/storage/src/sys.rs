@@ -224,3 +224,31 @@ pub(crate) fn lock_byte(fd: RawFd, at_bytes: u64, action: LockAction) -> Result<
         Ok(())
     }
 }
+
+/// What is to become of the lock on a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RangeLock {
+    /// Nobody else has it.
+    Exclusive,
+    /// Others may share it.
+    Shared,
+    /// It is given up.
+    None,
+}
+
+/// An open-file-description lock on a range. `Err(EAGAIN)` or `Err(EACCES)` means a conflict.
+pub(crate) fn lock_range(fd: RawFd, range: &Range<u64>, kind: RangeLock) -> Result<(), Errno> {
+    // SAFETY: `flock` is plain old data, for which zero bytes are a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = range.start as i64;
+    lock.l_len = (range.end - range.start) as i64;
+    lock.l_type = match kind {
+        RangeLock::Exclusive => libc::F_WRLCK,
+        RangeLock::Shared => libc::F_RDLCK,
+        RangeLock::None => libc::F_UNLCK,
+    } as i16;
+    // SAFETY: `lock` is a live local for the whole call.
+    retry(|| i64::from(unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw mut lock) }))?;
+    Ok(())
+}

@@ -4,8 +4,10 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use vellum::qcow2::AsQcow2;
 
+use parking_lot::Mutex;
 use vellum::{BlockDevice, Error};
 use vellum_control::create_options::{CreateSettings, asks_for_help};
+use vellum_control::upload::{self, UploadTarget};
 use vellum_control::{
     CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
 };
@@ -62,13 +64,54 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         .filter_map(|name| CacheMode::parse(name))
         .any(|cache| cache.direct);
     install_bulk_lane(direct)?;
-    let unfinished = Unfinished::new(&target);
-    let work = convert(command, &mut arguments, &format, &target, &unfinished);
+    let object = match arguments.target_image_opts {
+        true => None,
+        false => upload::target(&target)?,
+    };
+    if object.is_some() && arguments.no_create {
+        return fail("An object is made whole: -n has no meaning for it");
+    }
+    let local = object
+        .as_ref()
+        .map_or(&*target, UploadTarget::path)
+        .to_owned();
+    let unfinished = Unfinished::new(&local);
+    let work = async {
+        let code = convert(command, &mut arguments, &format, &local, &unfinished).await?;
+        if let Some(object) = object {
+            send(command, &arguments, &target, object).await?;
+        }
+        Ok(code)
+    };
     let code = lane::block_on(unfinished.guard(command.program, work))?;
     if arguments.target_format.is_none() && !arguments.target_image_opts {
         hint::about_raw(&target, "-O");
     }
     Ok(code)
+}
+
+/// Makes an object of the image that was made.
+async fn send(
+    command: Command<'_>,
+    arguments: &Arguments,
+    target: &str,
+    object: UploadTarget,
+) -> Result<(), Failure> {
+    let progress = Progress::new(command.program, arguments.progress, arguments.quiet, 0.0);
+    let progress = Arc::new(Mutex::new(progress));
+    let shown = progress.clone();
+    let sent = object
+        .send(move |done, total| shown.lock().show(done, total))
+        .await;
+    if let Some(progress) = Arc::into_inner(progress) {
+        progress.into_inner().end();
+    }
+    sent.map_err(|error| {
+        Failure::Message(format!(
+            "{target}: error while writing: {}",
+            error_text(&error)
+        ))
+    })
 }
 
 async fn convert(

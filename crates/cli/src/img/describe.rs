@@ -146,7 +146,7 @@ fn is_plain_file(driver: Option<&str>) -> bool {
 fn file_below(file: &open::ImageFile, options: Options) -> Result<Description> {
     let file_name = file.storage.name().to_owned();
     let filename = match file.protocol {
-        "http" | "https" | "null-co" | "null-aio" => {
+        "http" | "https" | "s3" | "gs" | "az" | "null-co" | "null-aio" => {
             display_name(&by_options(options, &file_name), file.protocol)
         }
         _ => file_name.clone(),

@@ -1,21 +1,15 @@
 //! `http` and `https`: files on web servers, to be read.
 
-use std::time::Duration;
-
 use vellum::Result;
-use vellum_remote::{Credentials, HttpOptions, HttpStorage};
+use vellum_remote::{Credentials, HttpOptions, RemoteStorage};
 use zeroize::Zeroizing;
 
 use crate::file_node::CommonOptions;
 use crate::graph::{NodeKind, OpenContext, OpenedNode, invalid, refuse_unknown};
-use crate::http_name;
 use crate::options::Options;
-use crate::{secret, stderr};
+use crate::{stderr, url_name};
 
-/// Read-ahead is counted in these.
-const SECTOR_BYTES: u64 = 512;
-/// QEMU's limit.
-const MOST_TIMEOUT_SECONDS: u64 = 10_000;
+use super::server_options::{self, take_secret};
 
 pub(super) async fn open(
     driver: &'static str,
@@ -28,7 +22,7 @@ pub(super) async fn open(
     }
     let client = take(driver, &mut options)?;
     refuse_unknown(&options, driver)?;
-    let storage = HttpStorage::open(client).await?;
+    let storage = RemoteStorage::open_http(client).await?;
     Ok(OpenedNode {
         driver,
         kind: NodeKind::Storage(storage),
@@ -39,34 +33,21 @@ pub(super) async fn open(
 }
 
 fn take(driver: &str, options: &mut Options) -> Result<HttpOptions> {
-    let readahead_bytes = options.take_size("readahead")?;
-    if let Some(bytes) = readahead_bytes.filter(|bytes| !bytes.is_multiple_of(SECTOR_BYTES)) {
-        return Err(invalid(format!(
-            "HTTP_READAHEAD_SIZE {bytes} is not a multiple of 512"
-        )));
-    }
-    let timeout = options.take_number("timeout")?;
-    if timeout.is_some_and(|seconds| seconds > MOST_TIMEOUT_SECONDS) {
-        return Err(invalid("timeout parameter is too large or negative"));
-    }
-    let verify = options.take_bool("sslverify")?.unwrap_or(true);
+    let readahead_bytes = server_options::take_readahead(options)?;
+    let mut connection = server_options::take_times(options)?;
+    connection.verify = options.take_bool("sslverify")?.unwrap_or(true);
     let cookie = take_cookie(options)?;
     let Some(url) = options.take_text("url")? else {
         return Err(invalid("curl block driver requires an 'url' option"));
     };
-    http_name::check(driver, &url)?;
+    url_name::check(driver, &url)?;
     let mut client = HttpOptions::new(url);
     client.readahead_bytes = readahead_bytes.unwrap_or(client.readahead_bytes);
-    // 0 is no time at all, and in QEMU none that ends.
-    client.timeout = match timeout {
-        Some(0) => Duration::from_secs(MOST_TIMEOUT_SECONDS),
-        Some(seconds) => Duration::from_secs(seconds),
-        None => client.timeout,
-    };
-    client.verify = verify;
     client.cookie = cookie;
-    client.credentials = take_basic(options, "username", "password-secret")?;
-    client.proxy_credentials = take_basic(options, "proxy-username", "proxy-password-secret")?;
+    client.keep_bytes = options.take_size("keep-size")?.unwrap_or(client.keep_bytes);
+    let login = server_options::take_login(options, "username", "password-secret")?;
+    client.credentials = login.map(Credentials::Basic);
+    server_options::take_rest(options, &mut connection)?;
     if let Some(token) = take_secret(options, "bearer-token-secret")? {
         if client.credentials.is_some() {
             return Err(invalid(
@@ -75,7 +56,7 @@ fn take(driver: &str, options: &mut Options) -> Result<HttpOptions> {
         }
         client.credentials = Some(Credentials::Bearer(token));
     }
-    take_certificates(options, &mut client)?;
+    client.connection = connection;
     client.notice = stderr::print_line;
     Ok(client)
 }
@@ -90,45 +71,10 @@ fn take_cookie(options: &mut Options) -> Result<Option<Zeroizing<String>>> {
     Ok(cookie.or(take_secret(options, "cookie-secret")?))
 }
 
-fn take_basic(options: &mut Options, name: &str, secret: &str) -> Result<Option<Credentials>> {
-    let username = options.take_text(name)?;
-    let password = take_secret(options, secret)?;
-    if username.is_none() && password.is_none() {
-        return Ok(None);
-    }
-    let username = username.unwrap_or_default();
-    Ok(Some(Credentials::Basic { username, password }))
-}
-
-fn take_secret(options: &mut Options, key: &str) -> Result<Option<Zeroizing<String>>> {
-    let Some(id) = options.take_text(key)? else {
-        return Ok(None);
-    };
-    let bytes = secret::passphrase(&id)?;
-    let text = std::str::from_utf8(bytes.bytes());
-    let text = text.map_err(|_| invalid(format!("Data from secret {id} is not valid UTF-8")))?;
-    Ok(Some(Zeroizing::new(text.to_owned())))
-}
-
-fn take_certificates(options: &mut Options, client: &mut HttpOptions) -> Result<()> {
-    client.authorities = options.take_text("tls-ca-file")?.map(Into::into);
-    let certificate = options.take_text("tls-cert-file")?;
-    let key = options.take_text("tls-key-file")?;
-    client.certificate = match (certificate, key) {
-        (Some(certificate), key) => {
-            let key = key.unwrap_or_else(|| certificate.clone());
-            Some((certificate.into(), key.into()))
-        }
-        (None, Some(_)) => {
-            return Err(invalid("tls-key-file needs tls-cert-file"));
-        }
-        (None, None) => None,
-    };
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn refusal(text: &str) -> String {
@@ -141,8 +87,8 @@ mod tests {
         let mut options = Options::parse("url=http://h/x").unwrap();
         let client = take("http", &mut options).unwrap();
         assert_eq!(client.readahead_bytes, 256 << 10);
-        assert_eq!(client.timeout, Duration::from_secs(5));
-        assert!(client.verify);
+        assert_eq!(client.connection.timeout, Duration::from_secs(5));
+        assert!(client.connection.verify);
         for (text, message) in [
             ("timeout=1", "curl block driver requires an 'url' option"),
             (

@@ -15,14 +15,26 @@ mod file;
 #[cfg(feature = "remote")]
 mod http;
 #[cfg(not(feature = "remote"))]
-#[path = "no_http.rs"]
+#[path = "no_remote.rs"]
 mod http;
 pub(crate) mod luks;
 mod names;
 mod nbd;
 mod null;
+#[cfg(feature = "s3")]
+mod object;
+#[cfg(not(feature = "s3"))]
+#[path = "no_remote.rs"]
+mod object;
 mod preallocate;
 mod quorum;
+#[cfg(feature = "remote")]
+mod remote_cache;
+#[cfg(not(feature = "remote"))]
+#[path = "no_remote_cache.rs"]
+mod remote_cache;
+#[cfg(feature = "remote")]
+mod server_options;
 mod throttle;
 
 use std::future::Future;
@@ -36,6 +48,8 @@ use crate::graph::{OpenContext, OpenedNode};
 use crate::open::{Format, open_format};
 use crate::options::Options;
 pub use names::option_names;
+#[cfg(feature = "s3")]
+pub(crate) use object::take as object_options;
 
 /// A node on its way.
 pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<OpenedNode>>>>;
@@ -70,11 +84,13 @@ const fn protocol(name: &'static str, open: Open) -> Driver {
 
 /// Every driver, by name.
 static DRIVERS: &[Driver] = &[
+    protocol("az", |o, c, a| Box::pin(object::open("az", o, c, a))),
     protocol("blkdebug", |o, c, a| Box::pin(blkdebug::open(o, c, a))),
     protocol("blklogwrites", |o, c, a| {
         Box::pin(blklogwrites::open(o, c, a))
     }),
     protocol("blkverify", |o, c, a| Box::pin(blkverify::open(o, c, a))),
+    protocol("cache", |o, c, a| Box::pin(remote_cache::open(o, c, a))),
     protocol("compress", |o, c, a| Box::pin(compress::open(o, c, a))),
     protocol("copy-before-write", |o, c, a| {
         Box::pin(copy_before_write::open(o, c, a))
@@ -83,6 +99,7 @@ static DRIVERS: &[Driver] = &[
         Box::pin(copy_on_read::open(o, c, a))
     }),
     protocol("file", |o, c, a| Box::pin(file::open("file", o, c, a))),
+    protocol("gs", |o, c, a| Box::pin(object::open("gs", o, c, a))),
     protocol("host_cdrom", |o, c, a| {
         Box::pin(file::open("host_cdrom", o, c, a))
     }),
@@ -111,6 +128,7 @@ static DRIVERS: &[Driver] = &[
     format("raw", |o, c, a| {
         Box::pin(open_format(Some(Format::Raw { probed: false }), o, c, a))
     }),
+    protocol("s3", |o, c, a| Box::pin(object::open("s3", o, c, a))),
     protocol("snapshot-access", |o, c, a| {
         Box::pin(copy_before_write::open_snapshot(o, c, a))
     }),

@@ -3,6 +3,60 @@
 
 use crate::reopen;
 
+/// Those of files on other machines.
+fn of_servers(driver: &str) -> &'static [&'static str] {
+    match driver {
+        "cache" => &[
+            "directory",
+            "limit",
+            "readahead",
+            "outage",
+            "prefetch",
+            "prefetch-speed",
+            "record-trace",
+            "trace",
+            "version",
+        ],
+        "http" | "https" => &[
+            "url",
+            "readahead",
+            "keep-size",
+            "timeout",
+            "username",
+            "password-secret",
+            "proxy-username",
+            "proxy-password-secret",
+            "cookie",
+            "cookie-secret",
+            "sslverify",
+            "bearer-token-secret",
+            "tls-ca-file",
+            "tls-cert-file",
+            "tls-key-file",
+        ],
+        // Object stores.
+        _ => &[
+            "url",
+            "endpoint",
+            "region",
+            "access-key-id",
+            "access-key-secret",
+            "session-token-secret",
+            "anonymous",
+            "virtual-hosted-style",
+            "readahead",
+            "keep-size",
+            "timeout",
+            "proxy-username",
+            "proxy-password-secret",
+            "sslverify",
+            "tls-ca-file",
+            "tls-cert-file",
+            "tls-key-file",
+        ],
+    }
+}
+
 /// What a node of a driver may be told, beside its children.
 fn own(driver: &str) -> &'static [&'static str] {
     match driver {
@@ -20,22 +74,7 @@ fn own(driver: &str) -> &'static [&'static str] {
         "raw" => &["offset", "size"],
         "luks" => &["key-secret", "header"],
         "file" | "host_device" | "host_cdrom" => &["filename", "aio", "locking"],
-        "http" | "https" => &[
-            "url",
-            "readahead",
-            "timeout",
-            "username",
-            "password-secret",
-            "proxy-username",
-            "proxy-password-secret",
-            "cookie",
-            "cookie-secret",
-            "sslverify",
-            "bearer-token-secret",
-            "tls-ca-file",
-            "tls-cert-file",
-            "tls-key-file",
-        ],
+        "http" | "https" | "s3" | "gs" | "az" | "cache" => of_servers(driver),
         "nbd" => &[
             "server.type",
             "server.path",

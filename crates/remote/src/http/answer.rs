@@ -39,6 +39,12 @@ impl Version {
         }
     }
 
+    /// What tells this version from others, if the server says anything that does.
+    pub(super) fn tag(&self) -> Option<String> {
+        let tag = self.etag.as_ref().or(self.modified.as_ref())?;
+        Some(format!("{} {tag}", self.len_bytes))
+    }
+
     /// An entity tag that a server may be asked to compare: weak ones never agree there.
     pub(super) fn strong_etag(&self) -> Option<&str> {
         self.etag.as_deref().filter(|etag| etag.starts_with('"'))

@@ -10,42 +10,17 @@ use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HeaderMap, HeaderName, HeaderValue, IF_MATCH,
     IF_UNMODIFIED_SINCE, LOCATION, RANGE,
 };
-use reqwest::{Certificate, Client, Identity, NoProxy, Proxy, Response, StatusCode, Url, redirect};
+use reqwest::{Client, Response, StatusCode, Url};
 use tokio::time::{Instant, timeout_at};
 use vellum_io::{Error, ErrorKind};
 
 use super::answer::{self, Content, Version};
 use super::{Credentials, HttpOptions};
+use crate::connection::Login;
+use crate::failure::{self, Failure, told};
 
 /// How often a server may lead on to another place.
 const MOST_REDIRECTS: usize = 10;
-/// A connection that was not used for so long may be closed on its way: servers keep them for
-/// 60 seconds and more.
-const IDLE_LIMIT: Duration = Duration::from_secs(30);
-
-/// What becomes of a request that failed.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// There is no connection to the server.
-    Unreachable(Error),
-    /// It may be tried again, after this time if the server says one.
-    Passing(Error, Option<Duration>),
-    /// The server has no time for so many requests.
-    Busy(Error, Option<Duration>),
-    /// It would fail again.
-    Final(Error),
-}
-
-impl Failure {
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Failure::Unreachable(error)
-            | Failure::Passing(error, _)
-            | Failure::Busy(error, _)
-            | Failure::Final(error) => error,
-        }
-    }
-}
 
 /// A file on a server.
 pub(crate) struct Source {
@@ -70,23 +45,8 @@ fn failed(kind: ErrorKind, message: impl Into<String>) -> Error {
     Error::new(kind, "read", message)
 }
 
-/// What an error of the client's says, with its causes.
-fn told(error: &reqwest::Error) -> String {
-    let mut next = std::error::Error::source(error);
-    let mut last = error.to_string();
-    // The innermost has the reason; those around it say that there was one.
-    while let Some(source) = next {
-        last = match source.downcast_ref::<std::io::Error>() {
-            Some(error) => vellum_io::error::io_text(error),
-            None => source.to_string(),
-        };
-        next = source.source();
-    }
-    last
-}
-
 impl Source {
-    pub(super) fn new(options: HttpOptions) -> Result<Self, Error> {
+    pub(crate) fn new(options: HttpOptions) -> Result<Self, Error> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, "open", message);
         let mut url = Url::parse(&options.url)
             .map_err(|error| invalid(format!("'{}' is no URL: {error}", options.url)))?;
@@ -116,11 +76,16 @@ impl Source {
     }
 
     pub(crate) fn timeout(&self) -> Duration {
-        self.options.timeout
+        self.options.connection.timeout
     }
 
     pub(super) fn options(&self) -> &HttpOptions {
         &self.options
+    }
+
+    /// What tells this version from others.
+    pub(crate) fn version(&self) -> Option<String> {
+        self.version.get()?.tag()
     }
 
     /// Sets the version that all later answers must be of.
@@ -134,101 +99,12 @@ impl Source {
         if let Some(client) = place.get() {
             return Ok(client.clone());
         }
-        let client = self.build(secure).map_err(Failure::Final)?;
+        let client = self
+            .options
+            .connection
+            .client(secure)
+            .map_err(Failure::Final)?;
         Ok(place.get_or_init(|| client).clone())
-    }
-
-    fn build(&self, secure: bool) -> Result<Client, Error> {
-        // Whatever the program has chosen already is as good.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let timeout = self.options.timeout;
-        let mut builder = Client::builder()
-            .redirect(redirect::Policy::none())
-            .http1_only()
-            .referer(false)
-            .connect_timeout(timeout)
-            .read_timeout(timeout)
-            .pool_idle_timeout(IDLE_LIMIT);
-        if secure && self.options.verify {
-            builder = builder.tls_certs_merge(self.authorities()?);
-        } else {
-            // Of connections in the clear nothing is verified: so the system's certificates
-            // are not read for them.
-            builder = builder.tls_danger_accept_invalid_certs(true);
-        }
-        if let Some(identity) = self.identity()?.filter(|_| secure) {
-            builder = builder.identity(identity);
-        }
-        for proxy in self.proxies()? {
-            builder = builder.proxy(proxy);
-        }
-        builder.build().map_err(|error| {
-            let message = format!("cannot set up connections: {}", told(&error));
-            Error::new(ErrorKind::InvalidArgument, "open", message)
-        })
-    }
-
-    fn authorities(&self) -> Result<Vec<Certificate>, Error> {
-        let Some(path) = &self.options.authorities else {
-            return Ok(Vec::new());
-        };
-        let bytes = std::fs::read(path).map_err(|error| unreadable(path, &error))?;
-        let found = Certificate::from_pem_bundle(&bytes).unwrap_or_default();
-        if found.is_empty() {
-            return Err(no_pem(path, "certificate"));
-        }
-        Ok(found)
-    }
-
-    fn identity(&self) -> Result<Option<Identity>, Error> {
-        let Some((certificate, key)) = &self.options.certificate else {
-            return Ok(None);
-        };
-        let mut pem =
-            vellum_storage::secret::read_file(key).map_err(|error| unreadable(key, &error))?;
-        if certificate != key {
-            let more =
-                std::fs::read(certificate).map_err(|error| unreadable(certificate, &error))?;
-            pem.push(b'\n');
-            pem.extend_from_slice(&more);
-        }
-        let identity = Identity::from_pem(&pem);
-        identity
-            .map(Some)
-            .map_err(|_| no_pem(key, "certificate with its key"))
-    }
-
-    /// The proxies of the environment, where a name and a password are to be shown to them.
-    /// Without these the client looks for them itself.
-    fn proxies(&self) -> Result<Vec<Proxy>, Error> {
-        let Some(Credentials::Basic { username, password }) = &self.options.proxy_credentials
-        else {
-            return Ok(Vec::new());
-        };
-        let password = password.as_ref().map_or("", |password| password.as_str());
-        let named = |names: &[&str]| {
-            let found = names.iter().find_map(|name| std::env::var(name).ok());
-            found.filter(|url| !url.is_empty())
-        };
-        let mut proxies = Vec::new();
-        let add = |proxy: reqwest::Result<Proxy>| {
-            let proxy = proxy.map_err(|error| {
-                let message = format!("the proxy that the environment names: {}", told(&error));
-                Error::new(ErrorKind::InvalidArgument, "open", message)
-            })?;
-            let proxy = proxy.basic_auth(username, password);
-            Ok::<_, Error>(proxy.no_proxy(NoProxy::from_env()))
-        };
-        if let Some(url) = named(&["http_proxy"]) {
-            proxies.push(add(Proxy::http(url))?);
-        }
-        if let Some(url) = named(&["https_proxy", "HTTPS_PROXY"]) {
-            proxies.push(add(Proxy::https(url))?);
-        }
-        if let Some(url) = named(&["all_proxy", "ALL_PROXY"]) {
-            proxies.push(add(Proxy::all(url))?);
-        }
-        Ok(proxies)
     }
 
     /// The headers of a request to a place; credentials only to the server that the user named.
@@ -270,7 +146,7 @@ impl Source {
             .client(place)?
             .get(place.clone())
             .headers(self.headers(place, range)?);
-        if let Some(Credentials::Basic { username, password }) = &self.options.credentials
+        if let Some(Credentials::Basic(Login { username, password })) = &self.options.credentials
             && place.origin() == self.url.origin()
         {
             request = request.basic_auth(username, password.as_ref().map(|text| text.as_str()));
@@ -280,24 +156,14 @@ impl Source {
 
     pub(super) fn broken(&self, error: &reqwest::Error) -> Failure {
         let text = told(error);
-        let seconds = self.options.timeout.as_secs_f32();
         let io = |message| failed(ErrorKind::Io, message).target(self.name());
         if error.is_timeout() {
-            let message =
-                format!("the server has been silent for {seconds} seconds (option 'timeout')");
-            return Failure::Passing(io(message), None);
+            return failure::silent(self.name(), self.timeout());
         }
         match error.is_connect() {
             true => Failure::Unreachable(io(format!("Failed to connect: {text}"))),
             false => Failure::Passing(io(format!("the connection broke: {text}")), None),
         }
-    }
-
-    /// Bytes drip in.
-    pub(super) fn too_slow(&self) -> Failure {
-        let message = "the server sends too little in its time (option 'timeout')";
-        let error = failed(ErrorKind::Io, message);
-        Failure::Passing(error.target(self.name()), None)
     }
 
     /// Sends a request for a range, wherever the server leads to.
@@ -342,7 +208,7 @@ impl Source {
         next.set_fragment(None);
         match next.scheme() {
             "https" => Ok(next),
-            "http" if place.scheme() == "http" || !self.options.verify => Ok(next),
+            "http" if place.scheme() == "http" || !self.options.connection.verify => Ok(next),
             "http" => Err(format!(
                 "the server leads from https to '{next}', where nobody can tell who answers; \
                  name that URL yourself if that is fine"
@@ -409,9 +275,7 @@ impl Source {
 
     /// The file is not what it was when it was opened.
     fn changed(&self, how: &str) -> Error {
-        let message =
-            format!("the file has changed on the server since it was opened ({how}); open it anew");
-        failed(ErrorKind::Io, message).target(self.name())
+        failure::changed(self.name(), how)
     }
 
     /// Reads a range of the version that was opened, and gives the pieces to `take` in order.
@@ -460,7 +324,7 @@ impl Source {
         let mut until = take(&[]);
         while left > 0 {
             let chunk = timeout_at(until, response.chunk()).await;
-            let chunk = chunk.map_err(|_| self.too_slow())?;
+            let chunk = chunk.map_err(|_| failure::too_slow(self.name()))?;
             let chunk = chunk.map_err(|error| self.broken(&error))?;
             let Some(chunk) = chunk else {
                 return Err(wrong(format!("the answer ends {left} bytes too early")));
@@ -475,15 +339,6 @@ impl Source {
         let _ = timeout_at(until, response.chunk()).await;
         Ok(())
     }
-}
-
-fn unreadable(path: &std::path::Path, error: &std::io::Error) -> Error {
-    Error::from_io("open", error).target(path.display().to_string())
-}
-
-fn no_pem(path: &std::path::Path, what: &str) -> Error {
-    let message = format!("there is no {what} in PEM form in it");
-    Error::new(ErrorKind::InvalidArgument, "open", message).target(path.display().to_string())
 }
 
 impl fmt::Debug for Source {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use rustix::fs::fstatvfs;
 use vellum_io::{Error, ErrorKind, Result};
 
-use super::Failure;
 use super::answer::{Content, Version};
 use super::source::{Answer, Source};
+use crate::failure::Failure;
 
 /// What is left free in the file system of temporary files, whatever the server sends: 64 MiB.
 const LEFT_FREE_BYTES: u64 = 64 << 20;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use vellum_io::{ErrorKind, lane};
-use vellum_remote::{HttpOptions, HttpStorage};
+use vellum_remote::{HttpOptions, RemoteStorage};
 use vellum_storage::Storage;
 
 use super::server::{Answer, Server, content};
@@ -74,7 +74,7 @@ fn busy_servers_are_asked_again_and_less() {
         }
     });
     lane::block_on(async {
-        let storage = HttpStorage::open(HttpOptions::new(server.url()))
+        let storage = RemoteStorage::open_http(HttpOptions::new(server.url()))
             .await
             .unwrap();
         assert!(read(&storage, 0, 8 * MIB).await.unwrap() == bytes);
@@ -255,11 +255,11 @@ fn play(seed: u64) {
     let (mut right, mut failed) = (0, 0);
     lane::block_on(async {
         let mut options = quick(server.url());
-        options.timeout = Duration::from_millis(60);
+        options.connection.timeout = Duration::from_millis(60);
         options.readahead_bytes = [0, 512, 64 << 10, 256 << 10][random.usize(0..4)];
         let storage = loop {
             // Opening may copy all of it: of that no range is ever asked for.
-            match HttpStorage::open(options.clone()).await {
+            match RemoteStorage::open_http(options.clone()).await {
                 Ok(storage) => break storage,
                 Err(_) => continue,
             }

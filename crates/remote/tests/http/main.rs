@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use server::{Answer, Server, content};
 use vellum_io::{Buffer, Buffers, ErrorKind, Result, lane};
-use vellum_remote::{Credentials, HttpOptions, HttpStorage};
+use vellum_remote::{Credentials, HttpOptions, Login, RemoteStorage};
 use vellum_storage::Storage;
 use zeroize::Zeroizing;
 
@@ -17,17 +17,16 @@ const MIB: usize = 1 << 20;
 
 /// Options that give up soon.
 fn quick(url: String) -> HttpOptions {
-    HttpOptions {
-        timeout: Duration::from_millis(300),
-        ..HttpOptions::new(url)
-    }
+    let mut options = HttpOptions::new(url);
+    options.connection.timeout = Duration::from_millis(300);
+    options
 }
 
-async fn open(server: &Server) -> Result<Arc<HttpStorage>> {
-    HttpStorage::open(quick(server.url())).await
+async fn open(server: &Server) -> Result<Arc<RemoteStorage>> {
+    RemoteStorage::open_http(quick(server.url())).await
 }
 
-async fn read(storage: &HttpStorage, offset: u64, len: usize) -> Result<Vec<u8>> {
+async fn read(storage: &RemoteStorage, offset: u64, len: usize) -> Result<Vec<u8>> {
     let buffers = Buffers::from_iter([Buffer::for_read(len)]);
     let read = storage.read(offset, buffers).await?;
     Ok(Buffer::join_all(read).to_vec())
@@ -104,7 +103,7 @@ fn who_reads_on_is_read_ahead_of_over_many_connections() {
     let server = Server::new(bytes.clone());
     server.decide(|_| Answer::Late(Duration::from_millis(20)));
     lane::block_on(async {
-        let storage = HttpStorage::open(HttpOptions::new(server.url()))
+        let storage = RemoteStorage::open_http(HttpOptions::new(server.url()))
             .await
             .unwrap();
         let begun = Instant::now();
@@ -196,7 +195,7 @@ fn without_ranges_the_file_is_copied_once() {
         lane::block_on(async {
             let mut options = HttpOptions::new(server.url());
             options.notice = |line| SAID.lock().unwrap().push(line.to_owned());
-            let storage = HttpStorage::open(options).await.unwrap();
+            let storage = RemoteStorage::open_http(options).await.unwrap();
             assert!(!storage.has_ranges());
             assert_eq!(storage.len_bytes().unwrap(), bytes.len() as u64);
             assert!(read(&storage, 0, bytes.len()).await.unwrap() == bytes);
@@ -223,16 +222,16 @@ fn credentials_do_not_follow_to_other_servers() {
     here.decide(move |_| Answer::Status(302, vec![("Location", target.clone())]));
     lane::block_on(async {
         for credentials in [
-            Credentials::Basic {
+            Credentials::Basic(Login {
                 username: "me".to_owned(),
                 password: Some(Zeroizing::new("secret".to_owned())),
-            },
+            }),
             Credentials::Bearer(Zeroizing::new("token".to_owned())),
         ] {
             let mut options = quick(here.url());
             options.credentials = Some(credentials);
             options.cookie = Some(Zeroizing::new("a=b".to_owned()));
-            let storage = HttpStorage::open(options).await.unwrap();
+            let storage = RemoteStorage::open_http(options).await.unwrap();
             assert!(read(&storage, 0, MIB).await.unwrap() == bytes);
         }
     });
@@ -306,7 +305,7 @@ fn what_a_server_refuses_is_told_at_once() {
     let gone = server.url();
     drop(server);
     let begun = Instant::now();
-    let error = lane::block_on(HttpStorage::open(HttpOptions::new(gone))).unwrap_err();
+    let error = lane::block_on(RemoteStorage::open_http(HttpOptions::new(gone))).unwrap_err();
     assert!(error.to_string().contains("Failed to connect"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(3));
 }
@@ -316,7 +315,7 @@ fn passwords_are_not_told() {
     let server = Server::new(content(7, 1000));
     server.decide(|_| Answer::Status(404, Vec::new()));
     let url = server.url().replace("http://", "http://me:hidden@");
-    let error = lane::block_on(HttpStorage::open(quick(url))).unwrap_err();
+    let error = lane::block_on(RemoteStorage::open_http(quick(url))).unwrap_err();
     assert!(!format!("{error} {error:?}").contains("hidden"), "{error}");
     assert_eq!(
         server.requests()[0].headers["authorization"],

@@ -9,7 +9,10 @@ use crate::qmp::{Arguments, Failure, Outcome};
 use super::{Daemon, done};
 
 /// Drivers that stand on nothing.
-const BOTTOM: [&str; 8] = [
+const BOTTOM: [&str; 11] = [
+    "az",
+    "gs",
+    "s3",
     "file",
     "host_device",
     "host_cdrom",

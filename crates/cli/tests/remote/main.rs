@@ -1,6 +1,9 @@
-//! Images on a real web server (nginx): `qemu-img`, `qemu-io` and `qemu-nbd` of ours beside the
-//! real ones with their curl driver.
+//! Images on real servers. On a web server (nginx): `qemu-img`, `qemu-io` and `qemu-nbd` of ours
+//! beside the real ones with their curl driver. In an object store (versitygw), and through a cache.
 
+mod cached;
+mod gateway;
+mod objects;
 #[path = "../nbd_client/place.rs"]
 mod place;
 mod secure;
@@ -29,7 +32,7 @@ impl Place {
     }
 
     /// With `www/disk.qcow2` of 64 MiB, and `www/disk.raw` with what it shows.
-    fn with_disk() -> Self {
+    pub fn with_disk() -> Self {
         let place = Place::with_www();
         place.good(
             "qemu-img",

@@ -1,4 +1,4 @@
-//! `http` and `https` in a build without them: every use is refused.
+//! The drivers of files on other machines in a build without them: every use is refused.
 
 use vellum::{Error, ErrorKind, Result};
 
@@ -12,6 +12,10 @@ pub(super) async fn open(
     _common: CommonOptions,
     _around: OpenContext,
 ) -> Result<OpenedNode> {
-    let message = format!("The protocol '{driver}' requires a build with the feature 'remote'");
+    let feature = match driver {
+        "http" | "https" | "cache" => "remote",
+        _ => "s3",
+    };
+    let message = format!("The protocol '{driver}' requires a build with the feature '{feature}'");
     Err(Error::new(ErrorKind::Unsupported, "open", message))
 }

@@ -1,11 +1,13 @@
-//! Names of files on web servers, to options and back.
+//! URLs of files on web servers and of objects in stores, to options and back.
 
 use vellum::{Error, ErrorKind, Result};
 
 use crate::options::{Options, Scalar};
 
 /// The protocols of such names; each is a driver.
-pub const SCHEMES: &[&str] = &["http", "https"];
+pub const SCHEMES: &[&str] = &["http", "https", "s3", "gs", "az"];
+/// Those of object stores.
+const STORES: &[&str] = &["s3", "gs", "az"];
 /// Options that say what is seen, beside the URL. Names with these are told as `json:{}`.
 const NAMING: &[&str] = &[
     "cookie",
@@ -18,6 +20,13 @@ const NAMING: &[&str] = &[
     "tls-ca-file",
     "tls-cert-file",
     "tls-key-file",
+    "endpoint",
+    "region",
+    "access-key-id",
+    "access-key-secret",
+    "session-token-secret",
+    "anonymous",
+    "virtual-hosted-style",
 ];
 const VERIFY: &str = "sslverify";
 
@@ -34,17 +43,23 @@ pub fn options(name: &str, scheme: &str) -> Options {
     options
 }
 
+/// Whether names of this protocol are of objects.
+pub fn is_store(protocol: &str) -> bool {
+    STORES.contains(&protocol)
+}
+
 /// Refuses a URL that is not the driver's.
 ///
 /// # Errors
-/// In QEMU's words.
+/// In QEMU's words for its drivers.
 pub fn check(driver: &str, url: &str) -> Result<()> {
     let rest = url.strip_prefix(driver);
     if rest.is_some_and(|rest| rest.starts_with("://")) {
         return Ok(());
     }
+    let kind = if is_store(driver) { "" } else { " curl" };
     let message = format!(
-        "{driver} curl driver cannot handle the URL '{url}' (does not start with '{driver}://')"
+        "{driver}{kind} driver cannot handle the URL '{url}' (does not start with '{driver}://')"
     );
     Err(Error::new(ErrorKind::InvalidArgument, "open", message))
 }
@@ -87,6 +102,7 @@ mod tests {
     #[test]
     fn a_url_belongs_to_its_driver() {
         assert!(check("http", "http://h/x").is_ok());
+        assert!(check("s3", "s3://b/k").is_ok() && check("s3", "gs://b/k").is_err());
         for (driver, url) in [
             ("http", "https://h/x"),
             ("https", "http://h"),

@@ -1,0 +1,167 @@
+//! Images behind a cache on this host: as a person uses it.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::gateway::Gateway;
+use super::place::Place;
+use super::server::Killed;
+
+const GOLDEN: &str = "s3://images/golden.qcow2";
+
+/// The image behind the cache `cache`.
+fn cached(more: &str) -> String {
+    format!(
+        r#"json:{{"driver":"qcow2","file":{{"driver":"cache","directory":"cache",{more}"file":{{"driver":"s3","url":"{GOLDEN}"}}}}}}"#
+    )
+}
+
+fn with_golden() -> (Place, Gateway) {
+    let place = Place::with_disk();
+    let gateway = Gateway::start(&place);
+    let mut folder = fs::DirBuilder::new();
+    folder
+        .mode(0o700)
+        .create(place.path("cache"))
+        .expect("a folder");
+    place.fine(
+        &gateway,
+        &["convert", "-O", "qcow2", "www/disk.qcow2", GOLDEN],
+    );
+    (place, gateway)
+}
+
+#[test]
+fn a_golden_image_is_needed_until_all_of_it_is_here() {
+    let (place, gateway) = with_golden();
+    let image = cached("");
+    place.fine(
+        &gateway,
+        &["create", "-f", "qcow2", "-b", &image, "-F", "qcow2", "vm"],
+    );
+    let io = [
+        "io",
+        "-c",
+        "read -P 1 0 1M",
+        "-c",
+        "write -P 9 1M 70k",
+        "vm",
+    ];
+    place.fine(&gateway, &io);
+    let port = gateway.port;
+    drop(gateway);
+    // Without the server a part is not enough.
+    let gone = Gateway::start_at(&place, port + 1);
+    let away = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+        command.args(words).current_dir(place.folder.path());
+        command.envs(gone.environment());
+        command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}"));
+        let done = command.output().expect("vellum");
+        (
+            done.status.code(),
+            String::from_utf8_lossy(&done.stderr).into_owned(),
+        )
+    };
+    let (code, error) = away(&["io", "-c", "read -P 1 0 1M", "vm"]);
+    assert_eq!(code, Some(1), "{error}");
+    assert!(
+        error.contains("Failed to connect: Connection refused"),
+        "{error}"
+    );
+    // Another server of the same name: a copy of all is made.
+    let gateway = Gateway::start_at(&place, port);
+    let file = image.replacen("qcow2", "raw", 1);
+    place.fine(&gateway, &["convert", "-O", "raw", &file, "copy"]);
+    place.fine(&gateway, &["compare", &image, "www/disk.qcow2"]);
+    drop(gateway);
+    let io = [
+        "io",
+        "-c",
+        "read -P 2 20M 3M",
+        "-c",
+        "read -P 9 1M 70k",
+        "vm",
+    ];
+    let (code, error) = away(&io);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(error.contains("all of the file is in the cache"), "{error}");
+}
+
+#[test]
+fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
+    let (place, gateway) = with_golden();
+    let port = gateway.port;
+    let image = cached(r#""readahead":0,"#);
+    let start = |number: usize| {
+        let socket = place.path(&format!("socket{number}"));
+        let mut command = Command::new(place.path("bin/qemu-nbd"));
+        command
+            .args(["-r", "-t", "-f", "qcow2", "-k"])
+            .arg(&socket)
+            .arg(&image);
+        command
+            .envs(gateway.environment())
+            .current_dir(place.folder.path());
+        let server = Killed(command.stdout(Stdio::null()).spawn().expect("our qemu-nbd"));
+        let until = Instant::now() + Duration::from_secs(20);
+        while !socket.exists() {
+            assert!(Instant::now() < until, "no socket");
+            thread::sleep(Duration::from_millis(10));
+        }
+        (server, format!("nbd+unix://?socket={}", socket.display()))
+    };
+    let servers: Vec<_> = (0..3).map(start).collect();
+    let read = |export: &str, what: &str| {
+        place.good("qemu-io", &["-r", "-f", "raw", "-c", what, export]);
+    };
+    thread::scope(|scope| {
+        for (_, export) in &servers {
+            scope.spawn(|| read(export, "read -P 1 0 5M"));
+        }
+    });
+    drop(gateway);
+    // What is here does not notice; what is not waits until the server is back.
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(&servers[0].1, "read -P 2 20M 3M"));
+        for (_, export) in &servers {
+            read(export, "read -P 1 0 5M");
+        }
+        assert!(!waiting.is_finished());
+        thread::sleep(Duration::from_secs(1));
+        let _back = Gateway::start_at(&place, port);
+        waiting.join().expect("a read");
+    });
+    let kinds = fs::read_dir(place.path("cache")).expect("a folder");
+    assert_eq!(kinds.count(), 4, "a lock, and the files of one version");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let (place, gateway) = with_golden();
+    for (image, message) in [
+        (
+            r#"json:{"driver":"cache","file":{"driver":"s3","url":"s3://images/golden.qcow2"}}"#,
+            "cache driver requires a 'directory' option",
+        ),
+        (
+            r#"json:{"driver":"cache","directory":"www","file":{"driver":"s3","url":"s3://images/golden.qcow2"}}"#,
+            "a cache wants a folder",
+        ),
+        (
+            r#"json:{"driver":"raw","file":{"driver":"cache","directory":"cache","file":{"driver":"null-co"}}}"#,
+            "name this one with 'version'",
+        ),
+    ] {
+        let said = place.vellum(&gateway, &["info", image]);
+        assert_eq!(said.code, Some(1));
+        assert!(said.err.contains(message), "{}", said.err);
+    }
+    let write = ["io", "-c", "write 0 512", &cached("")];
+    let said = place.vellum(&gateway, &write);
+    assert_eq!(said.code, Some(1));
+    assert!(said.err.contains("make an overlay on it"), "{}", said.err);
+}

@@ -1,0 +1,312 @@
+//! The folder of a cache: the three files of each version of a file.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use vellum_io::{Error, ErrorKind, Result};
+use vellum_storage::lock::ranges;
+
+use super::layout::{HEADER_BYTES, Identity, USERS, entries_of};
+
+const INDEX: &str = "index";
+const DATA: &str = "data";
+const TABLE: &str = "table";
+/// The order in which blocks were wanted, when that was recorded.
+const TRACE: &str = "trace";
+/// What whoever makes room claims.
+const LOCK: &str = "lock";
+/// So often somebody may take files away while they are opened.
+const ATTEMPTS: u32 = 100;
+
+/// A cache's folder.
+#[derive(Debug, Clone)]
+pub(super) struct Directory(PathBuf);
+
+/// The open files of one version.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// Claims are made on it; it says who uses the others.
+    pub(super) index: File,
+    pub(super) data: File,
+    pub(super) table: File,
+}
+
+fn failed(operation: &'static str, path: &Path, error: &io::Error) -> Error {
+    Error::from_io(operation, error).target(path.display().to_string())
+}
+
+impl Directory {
+    /// The folder. It has to be there, to be this user's alone, and to be empty or a cache already:
+    /// an image may name a cache, and is not to have files made just anywhere.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let refuse = |why: &str| {
+            let error = Error::new(ErrorKind::InvalidArgument, "open", why);
+            Err(error.target(path.display().to_string()))
+        };
+        let directory = Directory(path.to_owned());
+        let found = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return refuse("there is no such folder for a cache; make it with 'mkdir -m 700'");
+            }
+            found => found.map_err(|error| failed("open", path, &error))?,
+        };
+        // A process's own folder there belongs to its effective user.
+        let is_ours = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == found.uid());
+        if !found.is_dir() || !is_ours || found.mode() & 0o077 != 0 {
+            return refuse("a cache wants a folder that is this user's alone ('chmod 700')");
+        }
+        if !directory.lock_file().exists() {
+            let mut listed = fs::read_dir(path).map_err(|error| failed("list", path, &error))?;
+            if listed.next().is_some() {
+                return refuse("it is no cache, and not empty; a cache wants a folder of its own");
+            }
+            directory.lock()?;
+        }
+        Ok(directory)
+    }
+
+    fn lock_file(&self) -> PathBuf {
+        self.0.join(LOCK)
+    }
+
+    /// The file that whoever makes room claims; it says that the folder is a cache.
+    pub(super) fn lock(&self) -> Result<File> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let path = self.lock_file();
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let opened = options.mode(0o600).open(&path);
+        opened.map_err(|error| failed("open", &path, &error))
+    }
+
+    fn file(&self, stem: &str, kind: &str) -> PathBuf {
+        self.0.join(format!("{stem}.{kind}"))
+    }
+
+    pub(super) fn trace(&self, identity: &Identity) -> PathBuf {
+        self.file(&identity.stem(), TRACE)
+    }
+
+    pub(super) fn data(&self, stem: &str) -> PathBuf {
+        self.file(stem, DATA)
+    }
+
+    /// Opens a file of these for reading and writing; makes it, if asked.
+    fn open_file(&self, stem: &str, kind: &str, make: bool) -> Result<File> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let path = self.file(stem, kind);
+        let mut options = File::options();
+        options.read(true).write(true).create(make).mode(0o600);
+        options
+            .open(&path)
+            .map_err(|error| failed("open", &path, &error))
+    }
+
+    /// Opens the files of a version, and makes those that are not there. They are not taken away as
+    /// long as they are open.
+    pub(super) fn files(&self, identity: &Identity) -> Result<Files> {
+        let stem = identity.stem();
+        for _ in 0..ATTEMPTS {
+            let index = self.open_file(&stem, INDEX, true)?;
+            if !ranges::try_share(&index, &USERS)? || !self.is_there(&stem, &index) {
+                // Somebody is taking it away.
+                continue;
+            }
+            self.prepare(identity, &index)?;
+            let data = self.open_file(&stem, DATA, true)?;
+            let table = self.open_file(&stem, TABLE, true)?;
+            set_len_at_least(&data, identity.len_bytes)
+                .map_err(|error| failed("make", &self.data(&stem), &error))?;
+            return Ok(Files { index, data, table });
+        }
+        let message = "its files come and go; is another program at work in the folder?";
+        Err(Error::new(ErrorKind::Io, "open", message).target(self.0.display().to_string()))
+    }
+
+    /// Whether an open index is still the one of this name.
+    fn is_there(&self, stem: &str, index: &File) -> bool {
+        let named = fs::metadata(self.file(stem, INDEX));
+        match (named, index.metadata()) {
+            (Ok(named), Ok(open)) => (named.dev(), named.ino()) == (open.dev(), open.ino()),
+            _ => false,
+        }
+    }
+
+    /// Sees that an index has the header of a version. Two may do this at once: they write the same.
+    fn prepare(&self, identity: &Identity, index: &File) -> Result<()> {
+        let path = self.file(&identity.stem(), INDEX);
+        let mut page = vec![0; HEADER_BYTES as usize];
+        match index.read_exact_at(&mut page, 0) {
+            Ok(()) if page.iter().any(|&byte| byte != 0) => {
+                let found = Identity::decode(&page);
+                let found = found.map_err(|error| error.target(path.display().to_string()))?;
+                if !identity.is_told_by(&found) {
+                    let message = "it is the index of another file; remove it";
+                    let error = Error::new(ErrorKind::InvalidImage, "open", message);
+                    return Err(error.target(path.display().to_string()));
+                }
+                Ok(())
+            }
+            Ok(()) | Err(_) => {
+                let len_bytes = entries_of(&(0..identity.blocks())).end;
+                let made = index
+                    .write_all_at(&identity.encode(), 0)
+                    .and_then(|()| set_len_at_least(index, len_bytes));
+                made.map_err(|error| failed("make", &path, &error))
+            }
+        }
+    }
+
+    /// The versions in the folder: what their files' names begin with.
+    pub(super) fn stems(&self) -> Result<Vec<String>> {
+        let listed = fs::read_dir(&self.0).map_err(|error| failed("list", &self.0, &error))?;
+        let mut stems = Vec::new();
+        for entry in listed {
+            let entry = entry.map_err(|error| failed("list", &self.0, &error))?;
+            let name = PathBuf::from(entry.file_name());
+            if name.extension().is_some_and(|kind| kind == INDEX)
+                && let Some(stem) = name.file_stem().and_then(|stem| stem.to_str())
+            {
+                stems.push(stem.to_owned());
+            }
+        }
+        stems.sort();
+        Ok(stems)
+    }
+
+    /// What an index says that it is of, with the files, if all of them are there and sound.
+    pub(super) fn look_into(&self, stem: &str) -> Option<(Identity, Files)> {
+        let index = self.open_file(stem, INDEX, false).ok()?;
+        let mut page = vec![0; HEADER_BYTES as usize];
+        index.read_exact_at(&mut page, 0).ok()?;
+        let identity = Identity::decode(&page).ok()?;
+        let data = self.open_file(stem, DATA, false).ok()?;
+        let table = self.open_file(stem, TABLE, false).ok()?;
+        Some((identity, Files { index, data, table }))
+    }
+
+    /// Bytes that the data of all versions takes.
+    pub(super) fn used_bytes(&self) -> Result<u64> {
+        let used = |stem: &String| {
+            let found = fs::metadata(self.data(stem));
+            found.map_or(0, |found| found.blocks() * 512)
+        };
+        Ok(self.stems()?.iter().map(used).sum())
+    }
+
+    /// Takes the files of a version away, if nobody has them open.
+    pub(super) fn remove_unused(&self, stem: &str, index: Option<&File>) -> Result<()> {
+        if !index.map_or(Ok(true), |index| ranges::try_claim(index, &USERS))? {
+            return Ok(());
+        }
+        // The index last: whoever finds none makes all of them.
+        for kind in [DATA, TABLE, INDEX] {
+            let path = self.file(stem, kind);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(failed("remove", &path, &error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set_len_at_least(file: &File, len_bytes: u64) -> io::Result<()> {
+    if file.metadata()?.len() < len_bytes {
+        file.set_len(len_bytes)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(version: &str) -> Identity {
+        Identity {
+            source: "s3://b/k".to_owned(),
+            version: version.to_owned(),
+            len_bytes: 1 << 20,
+        }
+    }
+
+    fn private_folder() -> tempfile::TempDir {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = fs::Permissions::from_mode(0o700);
+        tempfile::Builder::new()
+            .permissions(mode)
+            .tempdir()
+            .unwrap()
+    }
+
+    #[test]
+    fn versions_have_files_of_their_own() {
+        let folder = private_folder();
+        let directory = Directory::open(folder.path()).unwrap();
+        let files = directory.files(&identity("1")).unwrap();
+        directory.files(&identity("2")).unwrap();
+        assert_eq!(directory.stems().unwrap().len(), 2);
+        assert_eq!(files.data.metadata().unwrap().len(), 1 << 20);
+        let (found, _) = directory.look_into(&identity("1").stem()).unwrap();
+        assert_eq!(found, identity("1"));
+    }
+
+    #[test]
+    fn a_folder_that_is_no_cache_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = private_folder();
+        let path = folder.path();
+        let refused = |path: &Path, word: &str| {
+            let error = Directory::open(path).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        };
+        refused(&path.join("none"), "mkdir");
+        fs::write(path.join("letter"), "").unwrap();
+        refused(path, "not empty");
+        refused(&path.join("letter"), "alone");
+        fs::remove_file(path.join("letter")).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o750)).unwrap();
+        refused(path, "alone");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+        Directory::open(path).unwrap();
+        Directory::open(path).unwrap();
+    }
+
+    #[test]
+    fn only_what_nobody_uses_is_removed() {
+        let folder = private_folder();
+        let directory = Directory::open(folder.path()).unwrap();
+        let stem = identity("1").stem();
+        let used = directory.files(&identity("1")).unwrap();
+        let (_, files) = directory.look_into(&stem).unwrap();
+        directory.remove_unused(&stem, Some(&files.index)).unwrap();
+        assert_eq!(directory.stems().unwrap(), std::slice::from_ref(&stem));
+        drop(used);
+        directory.remove_unused(&stem, Some(&files.index)).unwrap();
+        assert!(directory.stems().unwrap().is_empty());
+        // Whoever comes now makes new ones.
+        directory.files(&identity("1")).unwrap();
+        assert_eq!(directory.stems().unwrap(), [stem]);
+    }
+
+    #[test]
+    fn a_header_of_something_else_is_refused() {
+        let folder = private_folder();
+        let directory = Directory::open(folder.path()).unwrap();
+        drop(directory.files(&identity("1")).unwrap());
+        let index = |name: &str| {
+            folder
+                .path()
+                .join(format!("{}.index", identity(name).stem()))
+        };
+        fs::copy(index("1"), index("2")).unwrap();
+        let error = directory.files(&identity("2")).unwrap_err();
+        assert!(error.message().contains("another file"), "{error}");
+        fs::write(index("2"), [7; 5000]).unwrap();
+        assert!(directory.files(&identity("2")).is_err());
+    }
+}

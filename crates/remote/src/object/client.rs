@@ -1,0 +1,187 @@
+//! Opens the store that an object lies in.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::{
+    ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpService,
+};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::multipart::MultipartStore;
+use object_store::{ObjectStore, RetryConfig};
+use vellum_io::{Error, ErrorKind, Result};
+
+use super::options::{Kind, ObjectCredentials, ObjectOptions, Place};
+use super::store_failure::TryAgain;
+use crate::connection::ConnectionOptions;
+use crate::failure::told;
+
+/// What a store can do here.
+pub(super) trait Objects: ObjectStore + MultipartStore {}
+impl<T: ObjectStore + MultipartStore> Objects for T {}
+
+/// A store of objects.
+pub(super) type Store = Arc<dyn Objects>;
+
+/// Makes connections as the user has said, and tells answers apart that may become others. Which
+/// requests are made again is decided by those who make them.
+#[derive(Debug, Clone)]
+struct Connector(Arc<Clients>);
+
+#[derive(Debug)]
+struct Clients {
+    options: ConnectionOptions,
+    plain: OnceLock<reqwest::Client>,
+    secure: OnceLock<reqwest::Client>,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl HttpService for Connector {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let secure = request.uri().scheme_str() != Some("http");
+        let place = if secure {
+            &self.0.secure
+        } else {
+            &self.0.plain
+        };
+        let client = match place.get() {
+            Some(client) => client,
+            None => {
+                let made = self.0.options.client(secure);
+                let made = made.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+                place.get_or_init(|| made)
+            }
+        };
+        let answer = client.call(request).await?;
+        let status = answer.status().as_u16();
+        match status {
+            408 | 429 | 500 | 502 | 503 | 504 => {
+                let wait = answer.headers().get(http::header::RETRY_AFTER);
+                let wait = wait.and_then(|wait| wait.to_str().ok()?.parse().ok());
+                let wait = wait.map(Duration::from_secs);
+                let again = TryAgain { status, wait };
+                Err(HttpError::new(HttpErrorKind::Unknown, again))
+            }
+            _ => Ok(answer),
+        }
+    }
+}
+
+fn no_retries() -> RetryConfig {
+    RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    }
+}
+
+pub(super) fn store(options: &ObjectOptions, place: &Place) -> Result<Store> {
+    let connector = Connector(Arc::new(Clients {
+        options: options.connection.clone(),
+        plain: OnceLock::new(),
+        secure: OnceLock::new(),
+    }));
+    let made = match place.kind {
+        Kind::S3 => s3(options, place, connector),
+        Kind::Google => google(options, place, connector),
+        Kind::Azure => azure(options, place, connector),
+    };
+    made.map_err(|error| {
+        let message = format!("cannot use the object store: {}", told(&error));
+        Error::new(ErrorKind::InvalidArgument, "open", message).target(&options.url)
+    })
+}
+
+fn s3(options: &ObjectOptions, place: &Place, connector: Connector) -> object_store::Result<Store> {
+    let mut builder = match &options.credentials {
+        ObjectCredentials::Environment => AmazonS3Builder::from_env(),
+        ObjectCredentials::Anonymous => AmazonS3Builder::new().with_skip_signature(true),
+        ObjectCredentials::Keys {
+            access_key_id,
+            secret_access_key,
+            session_token,
+        } => {
+            let builder = AmazonS3Builder::new()
+                .with_access_key_id(access_key_id)
+                .with_secret_access_key(secret_access_key.as_str());
+            match session_token {
+                Some(token) => builder.with_token(token.as_str()),
+                None => builder,
+            }
+        }
+    };
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let Some(region) = &options.region {
+        builder = builder.with_region(region);
+    }
+    let store = builder
+        .with_bucket_name(&place.bucket)
+        .with_virtual_hosted_style_request(options.virtual_hosted)
+        .with_allow_http(true)
+        .with_retry(no_retries())
+        .with_http_connector(connector)
+        .build()?;
+    Ok(Arc::new(store))
+}
+
+fn google(
+    options: &ObjectOptions,
+    place: &Place,
+    connector: Connector,
+) -> object_store::Result<Store> {
+    let mut builder = GoogleCloudStorageBuilder::from_env();
+    if options.credentials == ObjectCredentials::Anonymous {
+        builder = builder.with_skip_signature(true);
+    }
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);
+    }
+    let store = builder
+        .with_bucket_name(&place.bucket)
+        .with_retry(no_retries())
+        .with_http_connector(connector)
+        .build()?;
+    Ok(Arc::new(store))
+}
+
+fn azure(
+    options: &ObjectOptions,
+    place: &Place,
+    connector: Connector,
+) -> object_store::Result<Store> {
+    let mut builder = MicrosoftAzureBuilder::from_env();
+    match &options.credentials {
+        ObjectCredentials::Environment => {}
+        ObjectCredentials::Anonymous => builder = builder.with_skip_signature(true),
+        ObjectCredentials::Keys {
+            access_key_id,
+            secret_access_key,
+            ..
+        } => {
+            builder = builder
+                .with_account(access_key_id)
+                .with_access_key(secret_access_key.as_str());
+        }
+    }
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_endpoint(endpoint.clone());
+    }
+    let store = builder
+        .with_container_name(&place.bucket)
+        .with_allow_http(true)
+        .with_retry(no_retries())
+        .with_http_connector(connector)
+        .build()?;
+    Ok(Arc::new(store))
+}
