@@ -47,8 +47,16 @@ pub(super) async fn open(
              one with 'version', and use another name when the file is another one",
         ));
     };
-    let storage = CacheStorage::open(&source, &version, below, cache).await?;
-    Ok(opened.filter("cache", storage))
+    let notice = cache.notice;
+    match CacheStorage::open(&source, &version, below.clone(), cache).await {
+        Ok(storage) => Ok(opened.filter("cache", storage)),
+        // A disk is not to stand still for want of a cache.
+        Err(error) if error.kind() == ErrorKind::NoSpace => {
+            notice(&format!("'{}': not cached: {error}", below.name()));
+            Ok(opened.filter("cache", below))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn take(options: &mut Options) -> Result<CacheOptions> {

@@ -5,10 +5,12 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FallocateFlags;
 use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::lock::ranges;
 
 use super::layout::{HEADER_BYTES, Identity, USERS, entries_of};
+use super::table::SharedTable;
 
 const INDEX: &str = "index";
 const DATA: &str = "data";
@@ -89,10 +91,6 @@ impl Directory {
         self.file(&identity.stem(), TRACE)
     }
 
-    pub(super) fn data(&self, stem: &str) -> PathBuf {
-        self.file(stem, DATA)
-    }
-
     /// Opens a file of these for reading and writing; makes it, if asked.
     fn open_file(&self, stem: &str, kind: &str, make: bool) -> Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
@@ -118,7 +116,10 @@ impl Directory {
             let data = self.open_file(&stem, DATA, true)?;
             let table = self.open_file(&stem, TABLE, true)?;
             set_len_at_least(&data, identity.len_bytes)
-                .map_err(|error| failed("make", &self.data(&stem), &error))?;
+                .map_err(|error| failed("make", &self.file(&stem, DATA), &error))?;
+            // It is mapped, and memory for which a disk has no room ends the program.
+            allocate(&table, SharedTable::len_bytes(identity.groups()))
+                .map_err(|error| failed("make", &self.file(&stem, TABLE), &error))?;
             return Ok(Files { index, data, table });
         }
         let message = "its files come and go; is another program at work in the folder?";
@@ -138,25 +139,34 @@ impl Directory {
     fn prepare(&self, identity: &Identity, index: &File) -> Result<()> {
         let path = self.file(&identity.stem(), INDEX);
         let mut page = vec![0; HEADER_BYTES as usize];
-        match index.read_exact_at(&mut page, 0) {
-            Ok(()) if page.iter().any(|&byte| byte != 0) => {
-                let found = Identity::decode(&page);
-                let found = found.map_err(|error| error.target(path.display().to_string()))?;
-                if !identity.is_told_by(&found) {
+        let is_new = match index.read_exact_at(&mut page, 0) {
+            Ok(()) => page.iter().all(|&byte| byte == 0),
+            Err(_) => true,
+        };
+        if !is_new {
+            match Identity::decode(&page) {
+                Ok(found) if identity.is_told_by(&found) => return Ok(()),
+                Ok(_) => {
                     let message = "it is the index of another file; remove it";
                     let error = Error::new(ErrorKind::InvalidImage, "open", message);
                     return Err(error.target(path.display().to_string()));
                 }
-                Ok(())
-            }
-            Ok(()) | Err(_) => {
-                let len_bytes = entries_of(&(0..identity.blocks())).end;
-                let made = index
-                    .write_all_at(&identity.encode(), 0)
-                    .and_then(|()| set_len_at_least(index, len_bytes));
-                made.map_err(|error| failed("make", &path, &error))
+                // A power cut may have torn it. Nobody has used it then, or it would be whole.
+                Err(error) => {
+                    if !ranges::try_claim(index, &USERS)? {
+                        return Err(error.target(path.display().to_string()));
+                    }
+                    let emptied = index.set_len(0);
+                    emptied.map_err(|error| failed("make", &path, &error))?;
+                }
             }
         }
+        let len_bytes = entries_of(&(0..identity.blocks())).end;
+        let made = index
+            .write_all_at(&identity.encode(), 0)
+            .and_then(|()| set_len_at_least(index, len_bytes));
+        made.map_err(|error| failed("make", &path, &error))?;
+        ranges::try_share(index, &USERS).map(drop)
     }
 
     /// The versions in the folder: what their files' names begin with.
@@ -190,7 +200,7 @@ impl Directory {
     /// Bytes that the data of all versions takes.
     pub(super) fn used_bytes(&self) -> Result<u64> {
         let used = |stem: &String| {
-            let found = fs::metadata(self.data(stem));
+            let found = fs::metadata(self.file(stem, DATA));
             found.map_or(0, |found| found.blocks() * 512)
         };
         Ok(self.stems()?.iter().map(used).sum())
@@ -220,6 +230,18 @@ fn set_len_at_least(file: &File, len_bytes: u64) -> io::Result<()> {
         file.set_len(len_bytes)?;
     }
     Ok(())
+}
+
+/// Has a file take its space up to a length.
+fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            let start = file.metadata()?.len().min(len_bytes);
+            let zeroes = vec![0; (len_bytes - start) as usize];
+            file.write_all_at(&zeroes, start)
+        }
+        done => done.map_err(Into::into),
+    }
 }
 
 #[cfg(test)]
@@ -306,7 +328,13 @@ mod tests {
         fs::copy(index("1"), index("2")).unwrap();
         let error = directory.files(&identity("2")).unwrap_err();
         assert!(error.message().contains("another file"), "{error}");
+        // One that a power cut has torn is made anew, unless somebody uses it.
         fs::write(index("2"), [7; 5000]).unwrap();
+        let files = directory.files(&identity("2")).unwrap();
+        assert!(directory.look_into(&identity("2").stem()).is_some());
+        files.index.write_all_at(&[1], 9).unwrap();
         assert!(directory.files(&identity("2")).is_err());
+        drop(files);
+        directory.files(&identity("2")).unwrap();
     }
 }

@@ -234,14 +234,11 @@ impl Cache {
         // Whoever has waited for another piece may find some of this one here by now.
         let mut next = piece.start;
         while result.is_ok() && next < piece.end {
-            match self.next_missing(next..piece.end).await {
-                Ok(None) => break,
-                Ok(Some(run)) => {
-                    next = run.end;
-                    result = self.fetch(run).await;
-                }
-                Err(error) => result = Err(error),
-            }
+            let Some(run) = self.next_missing(next..piece.end).await else {
+                break;
+            };
+            next = run.end;
+            result = self.fetch(run).await;
         }
         let on_way: Vec<_> = {
             let mut state = self.state.lock();
@@ -255,20 +252,18 @@ impl Cache {
     }
 
     /// The first run of blocks that are not here and whole; what is before it is known to be.
-    async fn next_missing(&self, blocks: Range<u64>) -> Result<Option<Range<u64>>> {
-        self.note_whole(&blocks).await?;
+    async fn next_missing(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        self.note_whole(&blocks).await;
         let mut blocks = blocks.skip_while(|&block| self.table.whole(block..block + 1).is_some());
-        let Some(first) = blocks.next() else {
-            return Ok(None);
-        };
+        let first = blocks.next()?;
         let rest = blocks.take_while(|&block| self.table.whole(block..block + 1).is_none());
-        Ok(Some(first..first + 1 + rest.count() as u64))
+        Some(first..first + 1 + rest.count() as u64)
     }
 
-    /// Looks which blocks are here and whole, and notes it.
-    async fn note_whole(&self, blocks: &Range<u64>) -> Result<()> {
+    /// Looks which blocks are here and whole, and notes it. What cannot be read is not here.
+    async fn note_whole(&self, blocks: &Range<u64>) {
         if self.table.whole(blocks.clone()).is_some() {
-            return Ok(());
+            return;
         }
         let shared = self.table.shared();
         let groups = blocks.start / GROUP_BLOCKS..blocks.end.div_ceil(GROUP_BLOCKS);
@@ -276,7 +271,7 @@ impl Cache {
             .clone()
             .map(|group| shared.generation(group))
             .collect();
-        let whole = self.place.whole_blocks(blocks).await?;
+        let whole = self.place.whole_blocks(blocks).await.unwrap_or_default();
         for (block, whole) in blocks.clone().zip(whole) {
             let group = block / GROUP_BLOCKS;
             let generation = before[(group - groups.start) as usize];
@@ -286,7 +281,6 @@ impl Cache {
                 self.table.set_whole(block, generation);
             }
         }
-        Ok(())
     }
 
     /// Fetches blocks that were not here, unless another process does so meanwhile.
@@ -308,7 +302,7 @@ impl Cache {
             // Two that wait for each other are not to come back at the same moment.
             sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
             pause = (2 * pause).min(LONGEST_LOOK);
-            self.note_whole(&run).await?;
+            self.note_whole(&run).await;
             if self.table.whole(run.clone()).is_some() {
                 return Ok(());
             }
@@ -322,7 +316,7 @@ impl Cache {
             return Ok(None);
         }
         let (mut next, mut stored) = (run.start, 0);
-        while let Some(missing) = self.next_missing(next..run.end).await? {
+        while let Some(missing) = self.next_missing(next..run.end).await {
             next = missing.end;
             let bytes = self.read_below(&missing).await?;
             let len_bytes = bytes.len() as u64;
@@ -417,7 +411,6 @@ impl Cache {
             }
             state.stored_bytes = 0;
         }
-        self.table.tick();
         let directory = directory.clone();
         let over = directory.used_bytes().is_ok_and(|used| used > limit);
         // What cannot go now is tried again later.

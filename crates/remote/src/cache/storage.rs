@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
+use smallvec::SmallVec;
 use vellum_io::buffer::total_len;
 use vellum_io::lane::{self, sleep};
-use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
 
 use super::directory::Directory;
@@ -285,9 +286,15 @@ impl Cache {
             let Some(seen) = self.table.whole(blocks.clone()) else {
                 continue;
             };
-            buffers = self.place.data.read(offset_bytes, buffers).await?;
-            if self.table.is_unchanged(&seen) {
-                return Ok(buffers);
+            let lens: Vec<usize> = buffers.iter().map(|one| one.len()).collect();
+            match self.place.data.read(offset_bytes, buffers).await {
+                Ok(read) if self.table.is_unchanged(&seen) => return Ok(read),
+                Ok(read) => buffers = read,
+                // The server has the bytes, too.
+                Err(_) => {
+                    buffers = lens.into_iter().map(Buffer::for_read).collect();
+                    break;
+                }
             }
         }
         let Some(below) = &self.below else {
@@ -396,18 +403,21 @@ impl Storage for CacheStorage {
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let blocks = self.cache.blocks_of(offset_bytes, total_len(&buffers));
+        self.cache.table.tick();
         self.cache.note(&blocks);
         let cache = self.cache.clone();
         let Some(seen) = cache.table.whole(blocks) else {
             return Io::start(cache.read_slowly(offset_bytes, buffers));
         };
+        let lens: SmallVec<[usize; 4]> = buffers.iter().map(|one| one.len()).collect();
         let read = cache.place.data.read(offset_bytes, buffers);
         Io::boxed(async move {
-            let buffers = read.await?;
-            match cache.table.is_unchanged(&seen) {
-                true => Ok(buffers),
-                false => cache.read_slowly(offset_bytes, buffers).await,
-            }
+            let buffers = match read.await {
+                Ok(buffers) if cache.table.is_unchanged(&seen) => return Ok(buffers),
+                Ok(buffers) => buffers,
+                Err(_) => lens.into_iter().map(Buffer::for_read).collect(),
+            };
+            cache.read_slowly(offset_bytes, buffers).await
         })
     }
 
@@ -451,7 +461,6 @@ impl Storage for CacheStorage {
 
 #[cfg(test)]
 mod tests {
-    use vellum_io::Buffer;
     use vellum_storage::MemStorage;
     use vellum_storage::wrap::{DelayStorage, Matching, Operation};
 

@@ -42,9 +42,14 @@ pub(super) fn now_seconds() -> u64 {
 }
 
 impl SharedTable {
+    /// Length of the file of a table of so many groups.
+    pub(super) fn len_bytes(groups: u64) -> u64 {
+        groups.max(1) * GROUP_BYTES
+    }
+
     /// Maps the file of a table of so many groups, which is made long enough.
     pub(super) fn map(file: &File, groups: u64) -> Result<Self> {
-        let len_bytes = groups.max(1) * GROUP_BYTES;
+        let len_bytes = Self::len_bytes(groups);
         if file.metadata().is_ok_and(|found| found.len() < len_bytes) {
             let grown = file.set_len(len_bytes);
             grown.map_err(|error| vellum_io::Error::from_io("make", &error))?;
@@ -128,7 +133,7 @@ impl Table {
         &self.shared
     }
 
-    /// Looks at the time, once in a while: reads of blocks that are there do not.
+    /// Looks at the time, before blocks are used.
     pub(super) fn tick(&self) {
         self.clock.store(now_seconds(), Ordering::Relaxed);
     }

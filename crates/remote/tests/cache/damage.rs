@@ -15,6 +15,8 @@ use crate::{check_all, check_some, content, open, options, private_folder};
 
 /// `ENOSPC`.
 const NO_SPACE: i32 = 28;
+/// `EIO`.
+const IO: i32 = 5;
 
 fn file(folder: &Path, kind: &str) -> PathBuf {
     let files = fs::read_dir(folder).unwrap();
@@ -44,9 +46,7 @@ fn damaged_files_cost_a_fetch_and_no_byte() {
         let path = file(folder.path(), kind);
         let mut bytes = fs::read(&path).unwrap();
         let len = bytes.len();
-        // The header says which file it is: without it the cache is refused.
-        let first = if kind == "index" { 4096 } else { 0 };
-        let start = random.usize(first..len);
+        let start = random.usize(0..len);
         let end = (start + random.usize(1..100_000)).min(len);
         match random.u8(0..3) {
             0 => bytes[start..end].fill(0),
@@ -85,6 +85,28 @@ fn a_group_that_somebody_has_begun_to_throw_out_comes_back() {
     });
     assert_eq!(below.fetched_bytes() - fetched, 4 << 20);
     assert_eq!(fs::read(file(folder.path(), "table")).unwrap()[0], 2);
+}
+
+#[test]
+fn what_the_disk_does_not_give_back_comes_from_the_server() {
+    let below = Below::new(content(23, 2 << 20));
+    lane::block_on(async {
+        let data = FaultStorage::new(Arc::new(MemStorage::new()));
+        let cache = CacheStorage::in_storages(
+            Arc::new(Shared(below.clone())),
+            data.clone(),
+            Arc::new(MemStorage::new()),
+            options(Path::new("")),
+        );
+        let cache = cache.unwrap();
+        check_all(&*cache, &below.bytes).await;
+        let reads = Matching::operation(Operation::Read);
+        data.fail(reads, 2, Times::Always, IO);
+        check_some(&*cache, &below.bytes, 5, 100).await;
+        data.heal();
+        check_all(&*cache, &below.bytes).await;
+        cache.close().await.unwrap();
+    });
 }
 
 #[test]
