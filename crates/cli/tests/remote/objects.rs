@@ -171,6 +171,11 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         .collect();
     assert!(!names.iter().any(|name| name == "new"), "{names:?}");
     place.fine(&gateway, &["compare", GOLDEN, "www/disk.qcow2"]);
+    for endpoint in ["", "foo", "ftp://host", "http://"] {
+        let options = format!("driver=s3,url={GOLDEN},endpoint={endpoint}");
+        let words = ["info", "--image-opts", &options];
+        place.refused(&gateway, &words, "is no URL of a server");
+    }
     // Whoever is not who he says he is, and nobody at all.
     fs::write(place.path("wrong"), "wrong").expect("a file");
     let endpoint = gateway.endpoint();

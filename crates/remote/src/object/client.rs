@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
     HttpService,
@@ -15,7 +15,7 @@ use object_store::multipart::MultipartStore;
 use object_store::{ObjectStore, RetryConfig};
 use vellum_io::{Error, ErrorKind, Result};
 
-use super::options::{Kind, ObjectCredentials, ObjectOptions, Place};
+use super::options::{self, Kind, ObjectCredentials, ObjectOptions, Place};
 use super::store_failure::TryAgain;
 use crate::connection::ConnectionOptions;
 use crate::failure::told;
@@ -84,6 +84,12 @@ fn no_retries() -> RetryConfig {
     }
 }
 
+/// A failure of the crate's to set something up.
+fn unusable(error: &object_store::Error) -> Error {
+    let message = format!("cannot use the object store: {}", told(error));
+    Error::new(ErrorKind::InvalidArgument, "open", message)
+}
+
 pub(super) fn store(options: &ObjectOptions, place: &Place) -> Result<Store> {
     let connector = Connector(Arc::new(Clients {
         options: options.connection.clone(),
@@ -95,13 +101,10 @@ pub(super) fn store(options: &ObjectOptions, place: &Place) -> Result<Store> {
         Kind::Google => google(options, place, connector),
         Kind::Azure => azure(options, place, connector),
     };
-    made.map_err(|error| {
-        let message = format!("cannot use the object store: {}", told(&error));
-        Error::new(ErrorKind::InvalidArgument, "open", message).target(&options.url)
-    })
+    made.map_err(|error| error.target(&options.url))
 }
 
-fn s3(options: &ObjectOptions, place: &Place, connector: Connector) -> object_store::Result<Store> {
+fn s3(options: &ObjectOptions, place: &Place, connector: Connector) -> Result<Store> {
     let mut builder = match &options.credentials {
         ObjectCredentials::Environment => AmazonS3Builder::from_env(),
         ObjectCredentials::Anonymous => AmazonS3Builder::new().with_skip_signature(true),
@@ -125,21 +128,25 @@ fn s3(options: &ObjectOptions, place: &Place, connector: Connector) -> object_st
     if let Some(region) = &options.region {
         builder = builder.with_region(region);
     }
+    // The crate takes these as they come, also from the environment.
+    let said = |key| builder.get_config_value(&key);
+    options::check_endpoint(said(AmazonS3ConfigKey::Endpoint))?;
+    options::check_endpoint(said(AmazonS3ConfigKey::S3Endpoint))?;
+    options::check_word("the region", said(AmazonS3ConfigKey::Region))?;
+    options::check_word("an access key", said(AmazonS3ConfigKey::AccessKeyId))?;
+    options::check_word("a session token", said(AmazonS3ConfigKey::Token))?;
     let store = builder
         .with_bucket_name(&place.bucket)
         .with_virtual_hosted_style_request(options.virtual_hosted)
         .with_allow_http(true)
         .with_retry(no_retries())
         .with_http_connector(connector)
-        .build()?;
+        .build()
+        .map_err(|error| unusable(&error))?;
     Ok(Arc::new(store))
 }
 
-fn google(
-    options: &ObjectOptions,
-    place: &Place,
-    connector: Connector,
-) -> object_store::Result<Store> {
+fn google(options: &ObjectOptions, place: &Place, connector: Connector) -> Result<Store> {
     let mut builder = GoogleCloudStorageBuilder::from_env();
     if options.credentials == ObjectCredentials::Anonymous {
         builder = builder.with_skip_signature(true);
@@ -147,19 +154,17 @@ fn google(
     if let Some(endpoint) = &options.endpoint {
         builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);
     }
+    options::check_endpoint(builder.get_config_value(&GoogleConfigKey::BaseUrl))?;
     let store = builder
         .with_bucket_name(&place.bucket)
         .with_retry(no_retries())
         .with_http_connector(connector)
-        .build()?;
+        .build()
+        .map_err(|error| unusable(&error))?;
     Ok(Arc::new(store))
 }
 
-fn azure(
-    options: &ObjectOptions,
-    place: &Place,
-    connector: Connector,
-) -> object_store::Result<Store> {
+fn azure(options: &ObjectOptions, place: &Place, connector: Connector) -> Result<Store> {
     let mut builder = MicrosoftAzureBuilder::from_env();
     match &options.credentials {
         ObjectCredentials::Environment => {}
@@ -177,11 +182,17 @@ fn azure(
     if let Some(endpoint) = &options.endpoint {
         builder = builder.with_endpoint(endpoint.clone());
     }
+    options::check_endpoint(builder.get_config_value(&AzureConfigKey::Endpoint))?;
+    options::check_word(
+        "the account's name",
+        builder.get_config_value(&AzureConfigKey::AccountName),
+    )?;
     let store = builder
         .with_container_name(&place.bucket)
         .with_allow_http(true)
         .with_retry(no_retries())
         .with_http_connector(connector)
-        .build()?;
+        .build()
+        .map_err(|error| unusable(&error))?;
     Ok(Arc::new(store))
 }

@@ -101,7 +101,9 @@ impl ObjectOptions {
             _ => return Err(wrong("it does not begin with s3://, gs:// or az://")),
         };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        if bucket.is_empty() || bucket.contains(['?', '#', '@', ':']) {
+        // What the clouds allow, together; other characters would mean something in the store's URL.
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "._-$".contains(c);
+        if bucket.is_empty() || bucket.starts_with('.') || !bucket.chars().all(is_name) {
             return Err(wrong("a bucket's name is wanted behind the slashes"));
         }
         if key.is_empty() || key.ends_with('/') {
@@ -112,6 +114,38 @@ impl ObjectOptions {
             bucket: bucket.to_owned(),
             key: key.to_owned(),
         })
+    }
+}
+
+/// Refuses an endpoint that is no URL of a server.
+pub(super) fn check_endpoint(endpoint: Option<String>) -> Result<()> {
+    let Some(endpoint) = endpoint else {
+        return Ok(());
+    };
+    let url = reqwest::Url::parse(&endpoint).ok();
+    let is_server = |url: &reqwest::Url| matches!(url.scheme(), "http" | "https") && url.has_host();
+    match url.as_ref().is_some_and(is_server) {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "open",
+            format!("the endpoint '{endpoint}' is no URL of a server (http://… or https://…)"),
+        )),
+    }
+}
+
+/// Refuses what cannot stand in a request's head.
+pub(super) fn check_word(what: &str, text: Option<String>) -> Result<()> {
+    let Some(text) = text else {
+        return Ok(());
+    };
+    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "open",
+            format!("{what} is one word of ASCII"),
+        )),
     }
 }
 
@@ -137,8 +171,25 @@ mod tests {
             "s4://b/k",
             "b/k",
             "s3://me:pw@b/k",
+            "s3://../b/k",
+            "s3://a b/k",
         ] {
             assert!(place(url).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_no_request_can_hold_is_refused() {
+        assert!(check_endpoint(Some("http://127.0.0.1:9000".to_owned())).is_ok());
+        for endpoint in ["", "foo", "ftp://h", "http://", "/x"] {
+            assert!(
+                check_endpoint(Some(endpoint.to_owned())).is_err(),
+                "{endpoint}"
+            );
+        }
+        assert!(check_word("x", Some("eu-central-1".to_owned())).is_ok());
+        for word in ["", "a b", "a\nb", "ä"] {
+            assert!(check_word("x", Some(word.to_owned())).is_err(), "{word:?}");
         }
     }
 }
