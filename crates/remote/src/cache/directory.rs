@@ -39,14 +39,16 @@ fn failed(operation: &'static str, path: &Path, error: &io::Error) -> Error {
     Error::from_io(operation, error).target(path.display().to_string())
 }
 
+fn wrong(kind: ErrorKind, path: &Path, why: &str) -> Error {
+    let path = path.display().to_string();
+    Error::new(kind, "open", format!("'{path}': {why}")).target(path)
+}
+
 impl Directory {
     /// The folder. It has to be there, to be this user's alone, and to be empty or a cache already:
     /// an image may name a cache, and is not to have files made just anywhere.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let refuse = |why: &str| {
-            let error = Error::new(ErrorKind::InvalidArgument, "open", why);
-            Err(error.target(path.display().to_string()))
-        };
+        let refuse = |why: &str| Err(wrong(ErrorKind::InvalidArgument, path, why));
         let directory = Directory(path.to_owned());
         let found = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -61,7 +63,7 @@ impl Directory {
         }
         if !directory.lock_file().exists() {
             let mut listed = fs::read_dir(path).map_err(|error| failed("list", path, &error))?;
-            if listed.next().is_some() {
+            if listed.next().is_some() && directory.stems()?.is_empty() {
                 return refuse("it is no cache, and not empty; a cache wants a folder of its own");
             }
             directory.lock()?;
@@ -97,7 +99,9 @@ impl Directory {
         let path = self.file(stem, kind);
         let mut options = File::options();
         options.read(true).write(true).create(make).mode(0o600);
+        // Whoever has put a link there means another file to be written.
         options
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
             .open(&path)
             .map_err(|error| failed("open", &path, &error))
     }
@@ -147,14 +151,13 @@ impl Directory {
             match Identity::decode(&page) {
                 Ok(found) if identity.is_told_by(&found) => return Ok(()),
                 Ok(_) => {
-                    let message = "it is the index of another file; remove it";
-                    let error = Error::new(ErrorKind::InvalidImage, "open", message);
-                    return Err(error.target(path.display().to_string()));
+                    let why = "it is the index of another file; remove it";
+                    return Err(wrong(ErrorKind::InvalidImage, &path, why));
                 }
                 // A power cut may have torn it. Nobody has used it then, or it would be whole.
                 Err(error) => {
                     if !ranges::try_claim(index, &USERS)? {
-                        return Err(error.target(path.display().to_string()));
+                        return Err(wrong(error.kind(), &path, error.message()));
                     }
                     let emptied = index.set_len(0);
                     emptied.map_err(|error| failed("make", &path, &error))?;
