@@ -11,6 +11,8 @@
 //!   what was written through it.
 
 use std::sync::Arc;
+
+use tracing::trace;
 use vellum::qcow2::AsQcow2;
 
 use vellum::nodes::{Drained, Link, nothing};
@@ -175,9 +177,11 @@ impl Nodes {
         }
         let _lifted = self.lift_limits(name);
         let mut drained = Vec::with_capacity(links.len());
+        trace!(name: "node_drain_start", node = name, users = links.len());
         for (_, link) in &links {
             drained.push(link.drain().await);
         }
+        trace!(name: "node_drain_done", node = name);
         Ok(DrainedUsers {
             node: name.to_owned(),
             links,
@@ -218,6 +222,7 @@ impl Nodes {
         front: Option<Arc<dyn BlockDevice>>,
     ) -> Result<()> {
         self.lock().check_exchangeable(name)?;
+        trace!(name: "node_filtered", node = name, filtered = front.is_some());
         let held = self.drain(name).await?;
         let device = self.device(name)?;
         held.set(front.as_ref().unwrap_or(&device));
@@ -273,6 +278,7 @@ impl Nodes {
         if let Some(node) = named.nodes.get_mut(&held.node) {
             node.front = None;
         }
+        trace!(name: "node_exchanged", node = held.node, by = name, users = ids.len());
         for id in ids {
             named.uses.lead(id, name);
         }

@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use tracing::trace;
 use vellum::Result;
 use vellum::nodes::absent;
 use vellum_storage::file::FileStorage;
@@ -274,6 +275,7 @@ impl Nodes {
         if let Some(users) = held.users_of(name) {
             users.set(&away);
         }
+        trace!(name: "node_let_go", node = name);
         let mut named = self.lock();
         let files = named.files_of(name);
         named.forget_below(name);
@@ -290,6 +292,7 @@ impl Nodes {
         let opened = match opened {
             Ok(opened) => opened,
             Err(error) => {
+                trace!(name: "node_reopen_failed", node = name, error = %error);
                 named.forget_below(name);
                 return Err(error);
             }
@@ -297,6 +300,7 @@ impl Nodes {
         let Some(node) = named.nodes.get_mut(name) else {
             return Err(unknown_node(name));
         };
+        trace!(name: "node_reopened", node = name);
         node.opened = opened.recorded(&node.bitmaps.recorder);
         node.device = None;
         node.front = None;

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use crate::Nodes;
 use crate::nodes::{User, inactive_child, unknown, unknown_node};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
+use tracing::trace;
 use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use super::super::jobs::active_commit;
@@ -323,6 +324,12 @@ impl JobKey {
 }
 
 fn check(job: &Job, verb: Verb) -> Result<(), Failure> {
+    trace!(
+        name: "job_apply_verb",
+        job = job.settings.id,
+        state = job.status().name(),
+        verb = verb.name()
+    );
     match job.status().accepts(verb) {
         true => Ok(()),
         false => Err(Failure::new(format!(

@@ -9,6 +9,8 @@ mod vhost_user_blk;
 use std::path::Path;
 use std::sync::Arc;
 
+use tracing::trace;
+
 use crate::nodes::{User, unknown_node};
 use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
@@ -305,6 +307,13 @@ impl ServerExports {
         };
         match serve(wanted, device, nodes, joined, around).await {
             Ok((served, bitmaps)) => {
+                trace!(
+                    name: "block_export_added",
+                    id,
+                    node = name,
+                    kind = served.kind(),
+                    export = ?Arc::as_ptr(&served.accounting())
+                );
                 for bitmap in &bitmaps {
                     nodes.show_bitmap(&bitmap.node, &bitmap.name);
                 }
@@ -433,6 +442,7 @@ impl ExportEntry {
         let lifted = nodes.lift_limits(&shown(&self.node, self.joined, &nodes));
         self.served.end(offered).await;
         drop(lifted);
+        trace!(name: "block_export_removed", id = self.id);
         self.joined
             .into_iter()
             .for_each(|joined| nodes.leave(joined));
