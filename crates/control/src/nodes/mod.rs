@@ -53,7 +53,7 @@ pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
 use node_table::NodeTable;
 use shared::SharedNodes;
-pub(crate) use uses::Passes;
+pub(crate) use uses::{BETWEEN, Keeps, OVERLAY, Passes};
 pub use uses::{Changes, RequiredAccess, User};
 use uses::{Use, Uses};
 use watch::Notices;

@@ -45,7 +45,8 @@ impl NamedNode {
 
     /// Refuses a node that a job works on, or another image stands on.
     pub(super) fn check_free(&self, name: &str) -> Result<()> {
-        busy(name, self.uses.of(name).find_map(Use::blocker))
+        // As in QEMU, of several who are in the way the last one is told.
+        busy(name, self.uses.of(name).filter_map(Use::blocker).last())
     }
 
     /// Refuses a node that a job works on.

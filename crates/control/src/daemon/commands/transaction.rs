@@ -172,7 +172,7 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
             .filter(|one| matches!(one, Action::Overlay(_) | Action::Internal(_)));
         // A snapshot of a filter makes durable what it filters, which must not be held up.
         let below = match snapshots.any(|one| one.disk() == Some(*disk)) {
-            true => shown_below(nodes, disk),
+            true => nodes.shown_chain(disk).skip(1).collect(),
             false => nodes.chain(disk).split_off(1),
         };
         if let Some(other) = disks
@@ -191,12 +191,6 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
         nodes.contains(target) && below[1..].iter().any(|it| disks.contains(&it.as_str()))
     });
     hold_all(targets.into_iter().chain(disks).collect(), nodes).await
-}
-
-/// What a node shows by way of filters and backing files.
-fn shown_below(nodes: &Nodes, disk: &str) -> Vec<String> {
-    let below = std::iter::successors(nodes.shown_below(disk), |node| nodes.shown_below(node));
-    below.collect()
 }
 
 /// Holds up the users of several nodes, one after the other. Where requests to one of them do not

@@ -20,6 +20,7 @@ use vellum_jobs::live::{CopyOutcome, InitialSync, LiveMirror};
 
 use super::failures::ErrorPolicies;
 use super::{Completion, Job, JobNodes, Work};
+use crate::nodes::Keeps;
 
 /// So long are users held up by the first attempt to end; each other one may take twice as
 /// long as the one before.
@@ -92,7 +93,7 @@ impl Mirroring {
             if job.completion() == Some(Completion::InForce) {
                 if self.stands_on_source {
                     // Its users write to it until they are led on.
-                    self.job_nodes.keep_below(&self.target, false)?;
+                    self.job_nodes.keep_below(&self.target, Keeps::Size)?;
                     nodes.put_over(&self.target, &self.source).await?;
                 }
                 nodes.redirect_to(held, &self.target).await?;
