@@ -441,6 +441,11 @@ impl Nodes {
         named.uses.get(id).map(|one| one.node.clone())
     }
 
+    /// What a user holds.
+    pub(crate) fn link_of(&self, id: u64) -> Option<Arc<Link>> {
+        self.lock().uses.get(id)?.link.clone()
+    }
+
     /// Has the live node at `place`, a format with metadata, keep the file that it stands
     /// on to itself.
     ///

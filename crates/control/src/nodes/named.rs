@@ -54,6 +54,12 @@ impl NamedNode {
         busy(name, self.uses.of(name).find_map(Use::job))
     }
 
+    /// Refuses a node that a job works on, but for the target of a mirror, to which the job has a link.
+    pub(super) fn check_not_watched(&self, name: &str) -> Result<()> {
+        let mut uses = self.uses.of(name).filter(|one| !one.is_target_of_mirror());
+        busy(name, uses.find_map(Use::job))
+    }
+
     /// Why nothing new can stand on a node whose content a job is changing: it would not
     /// stay what it was.
     pub(super) fn changed_by_job(&self, name: &str) -> Option<String> {

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - Nothing is noted here that gets in another one's way: that is asked before (`access.rs`).
-//! - What a job watches is not opened anew.
+//! - What a job watches is not opened anew; what it only writes to may be, since it has a link there.
 //! - Uses are in the order in which they began, and found by who uses and by what is used.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -163,7 +163,8 @@ impl Backup {
         let (content, all) = (Changes::CONTENT, Changes::ALL);
         job_nodes.join(&job.settings, &what.target, "target", content, all)?;
         let nodes = &job_nodes.nodes;
-        Ok((nodes.device(&what.source)?, nodes.device(&what.target)?))
+        let target = job_nodes.way_to(&what.target)?;
+        Ok((nodes.device(&what.source)?, target))
     }
 
     /// Has users go through the filter.

@@ -84,7 +84,7 @@ pub(super) async fn copier(
     part: MirrorPart,
     dirty: Arc<DirtyMap>,
 ) -> vellum::Result<LiveMirror> {
-    let (source, target) = (job_nodes.nodes.device(top)?, job_nodes.nodes.device(base)?);
+    let (source, target) = (job_nodes.way_to(top)?, job_nodes.way_to(base)?);
     let options = LiveMirrorOptions {
         part,
         parallel: PARALLEL,

@@ -6,7 +6,7 @@ use vellum::BlockDevice;
 use vellum_io::spawn;
 
 use crate::Nodes;
-use crate::nodes::{Changes, Keeps, RequiredAccess, User};
+use crate::nodes::{Changes, Keeps, RequiredAccess, User, unknown_node};
 
 use super::Settings;
 
@@ -58,6 +58,18 @@ impl JobNodes {
         let joined = self.nodes.join(user, node, wanted)?;
         self.uses.push((joined.id, node.to_owned()));
         Ok(())
+    }
+
+    /// The job's own way to a node that it uses, which leads to it also where the node, or one below it,
+    /// is opened anew.
+    ///
+    /// # Errors
+    /// If it does not use the node.
+    pub(in crate::daemon) fn way_to(&self, node: &str) -> vellum::Result<Arc<dyn BlockDevice>> {
+        let mut uses = self.uses.iter();
+        let found = uses.find(|(_, used)| used == node);
+        let link = found.and_then(|(id, _)| self.nodes.link_of(*id));
+        Ok(link.ok_or_else(|| unknown_node(node))?)
     }
 
     /// Has nobody change some of what lies below a node, but by that node.

@@ -87,6 +87,11 @@ impl Mirroring {
                 limit *= 2;
                 continue;
             }
+            // Somebody may have opened it anew with another size, and those who are led there were
+            // told of one.
+            if self.copier.is_of_other_size() {
+                return Err(other_size());
+            }
             // The target is a copy of this moment, or what users write to from now on: nothing
             // of the source may land there any more.
             self.copier.handle().release();
@@ -106,11 +111,15 @@ impl Mirroring {
     }
 }
 
+fn other_size() -> Error {
+    let message = "Source and target image have different sizes";
+    Error::new(ErrorKind::InvalidArgument, "mirror", message)
+}
+
 impl Work for Mirroring {
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
         if self.copier.is_of_other_size() {
-            let message = "Source and target image have different sizes";
-            return Err(Error::new(ErrorKind::InvalidArgument, "mirror", message));
+            return Err(other_size());
         }
         job.follow(self.copier.handle());
         if self.begin(job).await? == CopyOutcome::GivenUp {
