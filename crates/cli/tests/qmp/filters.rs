@@ -1,9 +1,11 @@
 //! Nodes under filters: jobs, snapshots and reopens there and above, beside each other.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::client::Client;
 use crate::place::Step::{Ask, Wait};
 use crate::place::{Daemon, NAME, Place, Step, Tolerance, add, alike, qcow2, same, with};
 
@@ -264,22 +266,69 @@ fn a_node_and_the_upper_of_two_filters_are_opened_anew_together() {
     }
 }
 
-#[test]
-fn a_snapshot_of_a_filter_and_a_change_below_it_are_no_transaction() {
-    let place = Place::new();
-    let mut daemon = place.ours(SERVER);
-    play(&mut daemon, served_under("throttle"));
+/// A snapshot of the filter `flt`, and a new bitmap of `top` below it.
+fn both(place: &Place, more: &[Value]) -> Value {
     let snapshot = json!({"type": "blockdev-snapshot-sync", "data": {"node-name": "flt",
         "snapshot-file": place.path("s"), "snapshot-node-name": "s"}});
     let bitmap = json!({"type": "block-dirty-bitmap-add", "data": {"node": "top", "name": "x"}});
-    let both = json!({"actions": [snapshot, bitmap]});
-    let refused = daemon.ask("transaction", both).to_string();
-    assert!(
-        refused.contains("are not part of this version"),
-        "{refused}"
-    );
-    place.io(EXPORT, &["write -P 7 0 64k", "read -P 7 0 64k"]);
-    daemon.end();
+    let actions = [&[snapshot, bitmap], more].concat();
+    json!({"actions": actions})
+}
+
+/// The bytes that the bitmap of `top` calls dirty; `None` without one.
+fn dirty_bytes(daemon: &mut Daemon) -> Option<u64> {
+    let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+    let mut nodes = nodes.as_array().expect("a list").iter();
+    let top = nodes.find(|node| node["node-name"] == "top");
+    top.expect("the node")["dirty-bitmaps"][0]["count"].as_u64()
+}
+
+/// Both at one moment: what a client writes is in the image from before, or in the overlay, and never
+/// in the bitmap.
+#[test]
+fn a_snapshot_of_a_filter_and_a_change_below_it_are_one_transaction() {
+    for driver in ["throttle", "copy-on-read"] {
+        let place = Place::new();
+        let mut daemon = place.ours(SERVER);
+        play(&mut daemon, served_under(driver));
+        let export = json!({"type": "nbd", "id": "c", "node-name": "flt", "name": "",
+            "writable": true});
+        daemon.must("block-export-add", export);
+        let socket = place.path("sock");
+        let is_over = AtomicBool::new(false);
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut client = Client::connect(&socket);
+                let mut last = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    last = last % 250 + 1;
+                    client.write(0, &[last; 65536]);
+                    begun.store(true, Ordering::Relaxed);
+                }
+                last
+            });
+            while !begun.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            let abort = json!({"type": "abort", "data": {}});
+            let refused = daemon.ask("transaction", both(&place, &[abort]));
+            assert_eq!(refused["error"]["class"], "GenericError", "{refused}");
+            assert_eq!(dirty_bytes(&mut daemon), None);
+            std::fs::remove_file(place.path("s")).expect("the overlay that was made");
+            daemon.must("transaction", both(&place, &[]));
+            let at_once = dirty_bytes(&mut daemon);
+            is_over.store(true, Ordering::Relaxed);
+            let last = writer.join().expect("a client");
+            assert_eq!(
+                (at_once, dirty_bytes(&mut daemon)),
+                (Some(0), Some(0)),
+                "{driver}"
+            );
+            place.io(EXPORT, &[&format!("read -P {last} 0 64k")]);
+        });
+        daemon.end();
+    }
 }
 
 #[test]

@@ -251,6 +251,18 @@ impl Nodes {
         self.hold_but(name, &jobs).await
     }
 
+    /// As [`Nodes::drain`], for one of several nodes that are held at one moment: those of `others` that
+    /// stand on it may go on asking. Once their own users are held nothing comes by way of them but
+    /// what they are asked to make durable.
+    ///
+    /// # Errors
+    /// As [`Nodes::drain`].
+    pub(crate) async fn drain_among(&self, name: &str, others: &[String]) -> Result<DrainedUsers> {
+        let mut spared = self.lock().jobs();
+        spared.extend(others.iter().cloned().map(User::Node));
+        self.hold_but(name, &spared).await
+    }
+
     /// Has the users of a node, now and later, see another device in its place, such as one
     /// that watches it; or, without one, the node itself again. Jobs see the node.
     ///
