@@ -402,7 +402,12 @@ fn the_header_of_an_overlay_says_what_opens_the_same() {
             );
             assert_eq!([file, format], told(true), "{command}");
         }
-        let below = named_below(false, filter("copy-on-read", "flt", "top"), command, more);
+        let copying = filter("copy-on-read", "flt", "top");
+        let below = named_below(false, copying, command, more.clone());
+        assert_eq!(below, ["t", "qcow2"]);
+        // QEMU's names the image as if it were a file: what an overlay opens by that are its bytes.
+        let debug = json!({"driver": "blkdebug", "node-name": "flt", "image": "top"});
+        let below = named_below(false, debug, command, more.clone());
         assert_eq!(below, ["t", "qcow2"]);
     }
 }

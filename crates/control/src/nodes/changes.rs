@@ -347,7 +347,9 @@ impl Nodes {
     pub async fn snapshot(&self, node: &str, overlay: &str) -> Result<()> {
         self.check_snapshot(node, overlay)?;
         // What cannot be made durable is left alone before anything is changed.
-        self.flush(node).await?;
+        if !mutants::is(Mutant::LeaveUnflushed) {
+            self.flush(node).await?;
+        }
         // An overlay over an inactive node is inactive, as in QEMU.
         let inactivated = match self.is_inactive(node) {
             true => self.affected_by_activity(Some(overlay), false)?,
@@ -389,7 +391,9 @@ impl Nodes {
     async fn lead_over(&self, node: &str, overlay: &str) -> Result<()> {
         // Opening the overlay took its time: so users are held up only for what they write
         // while this runs.
-        self.flush(node).await?;
+        if !mutants::is(Mutant::LeaveUnflushed) {
+            self.flush(node).await?;
+        }
         let above = self.lock().direct_users(node);
         let names: Vec<String> = above.iter().map(|(name, _)| name.clone()).collect();
         let held_above = self.begin_renewal(&names).await?;

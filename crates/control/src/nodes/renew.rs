@@ -17,6 +17,7 @@ use tracing::trace;
 use vellum::Result;
 use vellum::nodes::absent;
 use vellum_storage::file::FileStorage;
+use vellum_storage::mutants::{self, Mutant};
 
 use super::changes::DrainedUsers;
 use super::{Nodes, Origin, User, invalid, unknown_node};
@@ -113,7 +114,9 @@ impl Nodes {
         let mut held = Vec::with_capacity(names.len());
         for name in &names {
             held.push(self.hold_but(name, &inside).await?);
-            self.flush_node(name).await?;
+            if !mutants::is(Mutant::ReopenUnflushed) {
+                self.flush_node(name).await?;
+            }
         }
         Ok(HeldNodes(held))
     }
@@ -251,7 +254,9 @@ impl Nodes {
     async fn let_go(&self, name: &str, held: &HeldNodes) -> Result<Vec<Arc<FileStorage>>> {
         // What cannot be made durable stays as it is, with its users: a close that fails
         // half way would not leave them what they can use.
-        self.flush_node(name).await?;
+        if !mutants::is(Mutant::ReopenUnflushed) {
+            self.flush_node(name).await?;
+        }
         let kind = self.open_kind(name)?;
         let away = match &kind {
             NodeKind::Device(device) => absent(&**device),
@@ -268,6 +273,8 @@ impl Nodes {
             }
         };
         match &kind {
+            // A close makes all durable, too.
+            _ if mutants::is(Mutant::ReopenUnflushed) => {}
             NodeKind::Device(device) => device.close().await?,
             NodeKind::Storage(storage) => storage.close().await?,
         }

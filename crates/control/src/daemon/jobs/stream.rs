@@ -5,6 +5,7 @@ use std::rc::Rc;
 use crate::nodes::{BETWEEN, Changes, Keeps};
 use vellum::nodes::CopyOnRead;
 use vellum_jobs::live::{CopyOutcome, LiveStream};
+use vellum_storage::mutants::{self, Mutant};
 
 use super::failures::{Action, ErrorPolicies};
 use super::{Job, JobNodes, PARALLEL, ProgressReporter, Work};
@@ -123,7 +124,9 @@ impl Work for Stream {
                 }
             }
         }
-        self.stream.image.flush().await?;
+        if !mutants::is(Mutant::RenameUnflushed) {
+            self.stream.image.flush().await?;
+        }
         Ok(CopyOutcome::All)
     }
 
