@@ -19,6 +19,7 @@ mod cache_budget;
 mod changes;
 mod describe;
 mod filters;
+mod jobs;
 mod named;
 mod names;
 mod node_table;

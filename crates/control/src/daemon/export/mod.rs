@@ -307,17 +307,10 @@ impl ServerExports {
         };
         match serve(wanted, device, nodes, joined, around).await {
             Ok((served, bitmaps)) => {
-                trace!(
-                    name: "block_export_added",
-                    id,
-                    node = name,
-                    kind = served.kind(),
-                    export = ?Arc::as_ptr(&served.accounting())
-                );
                 for bitmap in &bitmaps {
                     nodes.show_bitmap(&bitmap.node, &bitmap.name);
                 }
-                self.entries.push(ExportEntry {
+                self.note(ExportEntry {
                     id,
                     node: name,
                     joined,
@@ -332,6 +325,17 @@ impl ServerExports {
                 Err(failure)
             }
         }
+    }
+
+    fn note(&mut self, entry: ExportEntry) {
+        trace!(
+            name: "block_export_added",
+            id = entry.id,
+            node = entry.node,
+            kind = entry.served.kind(),
+            export = ?Arc::as_ptr(&entry.served.accounting())
+        );
+        self.entries.push(entry);
     }
 
     /// Refuses what cannot be beside what there is.
