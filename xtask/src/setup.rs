@@ -59,6 +59,7 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("busybox"), "busybox-static"),
     need(Probe::Program("xz"), "xz-utils"),
     need(Probe::Program("strace"), "strace"),
+    need(Probe::Program("tc"), "iproute2"),
     need(Probe::Program("minisign"), "minisign"),
     // Files on a web server, and QEMU's driver for them beside ours.
     need(Probe::Program("nginx"), "nginx-light"),

@@ -116,6 +116,12 @@ pub fn warning_at(place: impl Display, message: impl Display) {
     ));
 }
 
+/// Prints `program:place: message` on standard error; `place` is a file, or a line of one.
+pub fn line_of_file(place: impl Display, message: impl Display) {
+    let text = terminal::harmless(&format!("{place}: {message}"));
+    eprint_line(&format!("{}:{text}", program()));
+}
+
 /// Prints `program: info: message` on standard error.
 pub fn info(message: impl Display) {
     let message = terminal::harmless_lines(&message.to_string());

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use tracing::trace;
 use vellum::detect_zeroes::ZeroDetector;
 use vellum::nodes::{DeviceStorage, Filter};
 use vellum::{BlockDevice, Error, ErrorKind, Raw, RawOptions, Result, Storage};
@@ -200,10 +201,18 @@ pub(crate) async fn open(
         policy: around.policy.clone(),
         place: place.inside(node_name.as_deref()),
     };
+    let filename = options.get_text("filename").map(str::to_owned);
     let opened = match driver {
         Some(Driver { open, .. }) => open(options, common, below).await?,
         None => Box::pin(open::open_format(None, options, common, below)).await?,
     };
+    trace!(
+        name: "bdrv_open_common",
+        node = node_name,
+        filename,
+        format_name = opened.driver,
+        writable = opened.writable
+    );
     let opened = detecting(opened, detect_zeroes, around).await?;
     let opened = match place.own_name(node_name.as_deref()) {
         Some(name) => place.nodes.watched(name, place.renewal, opened),

@@ -67,9 +67,37 @@ fn write_value(text: &mut String, value: &Value, level: Option<usize>) {
             });
         }
         Value::String(string) => write_string(text, string),
+        Value::Number(number) if number.is_f64() => {
+            text.push_str(&float(number.as_f64().unwrap_or_default()));
+        }
         // Writing to a string cannot fail.
         other => drop(write!(text, "{other}")),
     }
+}
+
+/// The digits that the most precise of QEMU's floats have.
+const FLOAT_DIGITS: i32 = 17;
+
+/// A float as C's `%.17g` prints it.
+fn float(number: f64) -> String {
+    let trimmed = |digits: &str| match digits.contains('.') {
+        true => digits
+            .trim_end_matches('0')
+            .trim_end_matches('.')
+            .to_owned(),
+        false => digits.to_owned(),
+    };
+    let scientific = format!("{number:.*e}", FLOAT_DIGITS as usize - 1);
+    let Some((digits, exponent)) = scientific.split_once('e') else {
+        return scientific;
+    };
+    let exponent: i32 = exponent.parse().unwrap_or_default();
+    if (-4..FLOAT_DIGITS).contains(&exponent) {
+        let decimals = (FLOAT_DIGITS - 1 - exponent) as usize;
+        return trimmed(&format!("{number:.decimals$}"));
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{}e{sign}{:02}", trimmed(digits), exponent.unsigned_abs())
 }
 
 fn write_items<T>(
@@ -129,6 +157,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn floats_are_printed_as_by_c() {
+        for (number, text) in [
+            (0.0, "0"),
+            (-0.0, "-0"),
+            (100.0, "100"),
+            (0.1, "0.10000000000000001"),
+            (1.5, "1.5"),
+            (1e-4, "0.0001"),
+            (1e-5, "1.0000000000000001e-05"),
+            (1e16, "10000000000000000"),
+            (1e17, "1e+17"),
+            (1e21, "1e+21"),
+            (18_446_744_073_709_551_616.0, "1.8446744073709552e+19"),
+            (-9_223_372_036_854_775_809.0, "-9.2233720368547758e+18"),
+            (5e-324, "4.9406564584124654e-324"),
+        ] {
+            assert_eq!(compact(&serde_json::json!(number)), text);
+        }
+    }
 
     #[test]
     fn members_come_in_qemus_order() {

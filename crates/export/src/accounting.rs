@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
+use tracing::trace;
 use vellum_io::lane;
 
 use crate::fair_depth::{ExportDepth, FairDepth, StreamDepth};
@@ -179,6 +180,13 @@ impl Accounting {
         stream: &StreamDepth,
     ) -> StartedRequest {
         let at = lane::now();
+        trace!(
+            name: "export_request_start",
+            export = ?std::ptr::from_ref(self),
+            operation = ?operation,
+            offset = offset_bytes,
+            bytes = len_bytes
+        );
         StartedRequest {
             operation,
             offset_bytes,
@@ -193,6 +201,14 @@ impl Accounting {
         let shard = &self.shards[shard_number()];
         let now = lane::now();
         let took_ns = nanoseconds(now.saturating_duration_since(request.at));
+        trace!(
+            name: "export_request_done",
+            export = ?std::ptr::from_ref(self),
+            operation = ?request.operation,
+            offset = request.offset_bytes,
+            bytes = request.len_bytes,
+            took_ns
+        );
         let counters = &shard.operations[request.operation as usize];
         counters.requests.fetch_add(1, Ordering::Relaxed);
         counters
@@ -218,6 +234,15 @@ impl Accounting {
     /// Counts a request that has failed.
     pub(crate) fn fail(&self, request: &StartedRequest, errno: i32, reason: &str) {
         let shard = &self.shards[shard_number()];
+        trace!(
+            name: "export_request_failed",
+            export = ?std::ptr::from_ref(self),
+            operation = ?request.operation,
+            offset = request.offset_bytes,
+            bytes = request.len_bytes,
+            errno,
+            reason
+        );
         let counters = &shard.operations[request.operation as usize];
         counters.failed.fetch_add(1, Ordering::Relaxed);
         self.note_end(shard, lane::now());

@@ -48,6 +48,18 @@ fn leaving_what_is_not_durable() {
     assert!(is_loss(&killed(Mutant::LeaveUnflushed, 20, &sound())));
 }
 
+/// What a node has in memory when it is opened anew must be in its file.
+#[test]
+fn reopening_what_is_not_written() {
+    assert!(is_loss(&killed(Mutant::ReopenUnflushed, 0, &sound())));
+}
+
+/// What was brought up from below must be durable before the header says that it is not below.
+#[test]
+fn renaming_the_backing_file_too_early() {
+    assert!(is_loss(&killed(Mutant::RenameUnflushed, 20, &sound())));
+}
+
 /// Users go on with the target of a mirror as if all of it were durable.
 #[test]
 fn switching_to_what_is_not_durable() {

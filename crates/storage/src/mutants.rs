@@ -9,6 +9,10 @@
 pub enum Mutant {
     /// Users are led to another node before what they have written to the old one is durable.
     LeaveUnflushed,
+    /// A node is opened anew without what it still has in memory.
+    ReopenUnflushed,
+    /// A header names another backing file before what was brought up from the old one is durable.
+    RenameUnflushed,
     /// Users are led to the target of a mirror before it is durable.
     SwitchUnflushed,
     /// What is zeroed or discarded while a mirror runs is not noted for it.

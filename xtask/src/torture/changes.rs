@@ -84,11 +84,14 @@ impl<'a> Changes<'a> {
                 0..85 if recorded => self.bitmap()?,
                 _ if recorded => self.remove_export()?,
                 0..30 if !long => self.snapshot()?,
-                0..45 => self.commit_active()?,
-                45..55 => self.commit_middle()?,
-                55..70 => self.stream()?,
-                70..80 => self.backup()?,
-                80..92 => self.bitmap()?,
+                0..40 => self.commit_active()?,
+                40..48 => self.commit_middle()?,
+                48..60 => self.stream()?,
+                60..68 => self.backup()?,
+                68..78 => self.bitmap()?,
+                78..86 => self.reopen()?,
+                86..89 => self.rename_backing()?,
+                89..92 => self.snapshot_inside()?,
                 92..94 => self.resize_in_use()?,
                 _ => self.remove_export()?,
             }
@@ -149,18 +152,84 @@ impl<'a> Changes<'a> {
         let Some(layer) = self.new_image(Some(self.disk.chain.len() - 1)) else {
             return Ok(());
         };
-        if !self.add_node(&layer)? {
-            return Ok(());
-        }
-        let arguments = json!({"node": self.top(), "overlay": layer.node()});
+        // Opened by the command itself, or before.
+        let (command, arguments) = if self.random.chance(30) {
+            let arguments = json!({
+                "node-name": self.top(), "snapshot-file": layer.file, "mode": "existing",
+                "snapshot-node-name": layer.node(), "format": layer.format,
+            });
+            ("blockdev-snapshot-sync", arguments)
+        } else {
+            if !self.add_node(&layer)? {
+                return Ok(());
+            }
+            let arguments = json!({"node": self.top(), "overlay": layer.node()});
+            ("blockdev-snapshot", arguments)
+        };
         // Its header names what it stands on: read through it, the disk is right whether
         // users have been led there or not.
         self.disk.chain.push(layer.clone());
-        if self.ask("blockdev-snapshot", arguments)?.is_err() {
+        if self.ask(command, arguments)?.is_err() {
             self.disk.chain.pop();
             let _ = self.ask("blockdev-del", json!({"node-name": layer.node()}))?;
         } else {
             self.bitmaps.clear();
+        }
+        Ok(())
+    }
+
+    /// Opens the top anew under its clients, alone or with the image below it.
+    fn reopen(&mut self) -> Done {
+        let height = self.disk.chain.len();
+        let count = 1 + usize::from(height > 1 && self.random.chance(30));
+        let mut all = Vec::new();
+        for at in (height - count..height).rev() {
+            let layer = &self.disk.chain[at];
+            let zeroes = self.random.pick(&["off", "on", "unmap"]);
+            let file = json!({"driver": "file", "filename": layer.file, "discard": "unmap"});
+            let mut node = json!({
+                "driver": layer.format, "node-name": layer.node(), "file": file,
+                "discard": "unmap", "read-only": at + 1 < height, "detect-zeroes": zeroes,
+            });
+            if layer.format == "qcow2" {
+                let below = at.checked_sub(1).map(|at| self.disk.chain[at].node());
+                node["backing"] = json!(below);
+            }
+            all.push(node);
+        }
+        self.ask("blockdev-reopen", json!({"options": all}))
+            .map(drop)
+    }
+
+    /// Writes into a header what the image stands on, in other words each time.
+    fn rename_backing(&mut self) -> Done {
+        let height = self.disk.chain.len();
+        if height < 2 {
+            return Ok(());
+        }
+        let at = self.random.between(1, height as u64 - 1) as usize;
+        let below = &self.disk.chain[at - 1].file;
+        let name = match self.random.chance(50) {
+            true => below.clone(),
+            false => format!("./{below}"),
+        };
+        let arguments = json!({
+            "device": self.top(), "image-node-name": self.disk.chain[at].node(),
+            "backing-file": name,
+        });
+        self.ask("change-backing-file", arguments).map(drop)
+    }
+
+    /// A snapshot inside the top, which goes again, mostly.
+    fn snapshot_inside(&mut self) -> Done {
+        self.jobs += 1;
+        let name = format!("s{}-{}", self.disk.files, self.jobs);
+        let arguments = json!({"device": self.top(), "name": name});
+        let taken = self.ask("blockdev-snapshot-internal-sync", arguments.clone())?;
+        if taken.is_ok() && self.random.chance(80) {
+            return self
+                .ask("blockdev-snapshot-delete-internal-sync", arguments)
+                .map(drop);
         }
         Ok(())
     }

@@ -152,8 +152,9 @@ a monitor, ends it.
 
   -h, --help                 print this text
   -V, --version              print the version
-  -T, --trace [enable=]PATTERN
-                             nothing is traced: names are told to be unknown
+  -T, --trace [[enable=]PATTERN][,events=FILE][,file=FILE]
+                             write the events of PATTERN, and of those in a file, as they
+                             happen (help: their names)
 
 What there is, each made in the order given:
   --object help              the types of objects; --object TYPE,help: their properties

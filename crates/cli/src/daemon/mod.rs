@@ -10,7 +10,6 @@
 
 mod arguments;
 mod part_help;
-mod trace;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
@@ -22,7 +21,7 @@ use vellum_io::{JoinHandle, lane, program, spawn};
 
 use crate::server::{self, Failure, Process, Ready, daemonize};
 use crate::version::version;
-use crate::{hint, report};
+use crate::{hint, report, trace};
 use arguments::{Action, Arguments, Item, Part};
 
 pub use arguments::{help, options};
@@ -177,7 +176,12 @@ impl Program {
                 let options = Options::parse_with_implied(&item.text, Some("backend"))?;
                 daemon.add_chardev(options, in_background).await
             }
-            Part::Trace => return trace::enable(item),
+            Part::Trace => {
+                if !trace::take_for_server(&item.text, &item.to_string())? {
+                    daemon.stop.request();
+                }
+                return Ok(());
+            }
             Part::Monitor => daemon.add_monitor(parse_options(&item.text, Some("chardev"))?),
         };
         Ok(made?)

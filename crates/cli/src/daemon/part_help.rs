@@ -4,6 +4,7 @@ use vellum_control::daemon::{backend_names, object_help};
 
 use super::arguments::{Arguments, Part};
 use crate::server::Failure;
+use crate::trace;
 
 /// The text that the first of such options asks for.
 ///
@@ -29,7 +30,7 @@ pub(super) fn asked(arguments: &Arguments) -> Result<Option<String>, Failure> {
                     names.concat()
                 ))
             }
-            (Part::Trace, [_]) => Some(String::new()),
+            (Part::Trace, [_]) => Some(trace::list()),
             (Part::Blockdev | Part::Export | Part::Monitor | Part::NbdServer, [_]) => {
                 let text = "Help is not available for this option";
                 return Err(Failure::message(text).with_prefix(item));

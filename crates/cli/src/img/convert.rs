@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
+use vellum::qcow2::{AsQcow2, SnapshotSelector};
 
 use parking_lot::Mutex;
 use vellum::{BlockDevice, Error};
@@ -38,6 +38,9 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::parse(command, args)?;
     if arguments.help {
         return help::subcommand(command);
+    }
+    if let Some(text) = &arguments.source_snapshot {
+        snapshot::selector(text)?;
     }
     arguments.check()?;
     let format = arguments
@@ -155,7 +158,6 @@ async fn convert(
         .iter()
         .map(|source| source.size_bytes())
         .sum::<u64>();
-    convert_bitmaps::check_sources(arguments, &sources).await?;
     let ready = ready_target(arguments, format, target_name, &sources, unfinished).await;
     let (target, has_backing) = ready.map_err(ended)?;
     convert_bitmaps::check_target(arguments, format, &target)?;
@@ -220,6 +222,7 @@ async fn ready_target(
         Some(settings) => settings.text("backing_file").is_some(),
         None => arguments.backing.is_some(),
     };
+    convert_bitmaps::check_sources(arguments, sources).await?;
     let cache = target_cache(arguments)?;
     if let Some(settings) = &settings {
         unfinished.makes(name);
@@ -311,12 +314,17 @@ async fn open_sources(arguments: &Arguments) -> Result<Vec<Arc<dyn BlockDevice>>
     Ok(sources)
 }
 
-/// Puts an internal snapshot in the place of the only source.
+/// Puts an internal snapshot in the place of the only source; one that is described by options in that
+/// of the first, as QEMU does.
 async fn show_snapshot(sources: &mut [Arc<dyn BlockDevice>], text: &str) -> Result<(), Failure> {
-    let [source] = sources else {
-        return fail("No support for concatenating multiple snapshot");
-    };
     let selector = snapshot::selector(text)?;
+    let is_name = matches!(selector, SnapshotSelector::IdOrName(_));
+    let [source, others @ ..] = sources else {
+        return Ok(());
+    };
+    if is_name && !others.is_empty() {
+        return fail("No support for concatenating multiple snapshot");
+    }
     *source = snapshot::shown(source, selector).await?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::version::version;
 pub const OPTIONS_HELP: &str = "\
   -h, --help           print this help
   -V, --version        print the version
-  -T, --trace TRACE    accepted and ignored
+  -T, --trace TRACE    write events as they happen; help lists them
 ";
 
 /// Prints the help of the whole tool.
@@ -24,7 +24,7 @@ pub fn tool(program: &str, subcommands: impl Iterator<Item = &'static Subcommand
          Standard options:\n  \
          -h, --help\n     print this help\n  \
          -V, --version\n     print the version\n  \
-         -T,--trace TRACE\n     accepted; there is nothing to trace:\n        \
+         -T,--trace TRACE\n     specify tracing options:\n        \
          [[enable=]<pattern>][,events=<file>][,file=<file>]\n\n\
          Recognized commands (run {program} COMMAND --help for command-specific help):\n\n",
         if is_own {

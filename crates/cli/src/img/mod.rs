@@ -193,7 +193,11 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
                 report::print(version(program));
                 return 0;
             }
-            Ok(Some((Opt::Trace, value))) => trace::take(&value.unwrap_or_default()),
+            Ok(Some((Opt::Trace, value))) => {
+                if let Err(code) = trace::take(&value.unwrap_or_default()) {
+                    return code;
+                }
+            }
             Ok(None) => break,
             Err(error) => {
                 report::error(&error);

@@ -90,7 +90,7 @@ Exercises a disk image by commands
                        directsync or unsafe
   -d, --discard=MODE   what discards do: unmap (the default) or ignore
   -T, --trace [[enable=]<pattern>][,events=<file>][,file=<file>]
-                       accepted; there is nothing to trace
+                       write events as they happen; help lists them
   -U, --force-share    others may write meanwhile
   -h, --help           print this help
   -V, --version        print the version
@@ -181,7 +181,7 @@ impl Reader {
             Id::Format => self.format = Some(value),
             Id::ImageOpts => self.image_opts = true,
             Id::Misalign => self.misalign = true,
-            Id::Trace => crate::trace::take(&value),
+            Id::Trace => crate::trace::take(&value)?,
             Id::Object => crate::object::add(&value).map_err(|error| report::fail(&error))?,
             Id::ReadOnly => self.flags.writable = false,
             Id::NoCache => self.flags.cache = NO_CACHE,

@@ -208,8 +208,11 @@ impl Arguments {
             Id::TlsHostname => self.tls.hostname = Some(value),
             Id::TlsAuthz => self.tls.authz = Some(value),
             Id::ImageOpts => self.image_opts = true,
-            // There is nothing to trace: accepted, so that scripts go on.
-            Id::Trace => {}
+            Id::Trace => {
+                if let Err(code) = crate::trace::take(&value) {
+                    std::process::exit(code);
+                }
+            }
             Id::Fork => self.fork = true,
             Id::PidFile => self.pid_file = Some(value),
             Id::SelinuxLabel => self.selinux_label = true,

@@ -99,6 +99,7 @@ Who may come in, and how:
 
 How to run:
   -v, --verbose              tell what clients do wrong
+  -T, --trace=PATTERN        write events as they happen; help lists them
       --fork                 go to the background once clients can connect
       --pid-file=PATH        write the process id to PATH
 

@@ -352,6 +352,18 @@ fn contradictions_are_refused_in_the_same_words() {
         "convert --skip-broken-bitmaps -O qcow2 a out",
         "convert -r x a out",
         "convert -O qcow2 a a",
+        // What is wrong with the target is told before what is wrong with bitmaps.
+        "convert --bitmaps -O qcow2 a b out",
+        "convert --bitmaps -O foo a b out",
+        "convert --bitmaps -f raw -O qcow2 r out",
+        "convert --bitmaps -f raw -O foo r out",
+        "convert --bitmaps -f raw -O qcow2 -o foo=3 r out",
+        "convert --bitmaps -f raw -c -O raw r out",
+        "convert --bitmaps -f raw -O qcow2 -o cluster_size=3 r out",
+        "convert -l s -O qcow2 a b out",
+        "convert -l snapshot.foo=1 -O qcow2 a b out",
+        "convert -l snapshot.foo=1 -O qcow2 none out",
+        "convert -l snapshot.id=9 -O qcow2 a b out",
         "convert -u a out",
     ]);
 }

@@ -1,11 +1,12 @@
 //! What was asked of disks: `query-blockstats`, histograms, thresholds, and events about them.
 
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use super::place::Step::Ask;
-use super::place::{Daemon, Place, same};
+use super::place::{Daemon, NAME, Place, same, with};
 
 /// The image `b` on a file node that has a name.
 const DISK: [&str; 4] = [
@@ -233,4 +234,82 @@ fn a_node_that_loses_what_was_written_goes_and_that_is_an_event() {
         (&data["node-name"], &data["nospace"], &data["operation"]),
         (&json!("d"), &json!(true), &json!("write"))
     );
+}
+
+/// Each node with those that are told inside of it.
+fn nested(stats: &Value) -> Value {
+    let one = |stats: &Value| {
+        let mut told = json!({"node": stats["node-name"]});
+        for key in ["parent", "backing"] {
+            if let Some(inside) = stats.get(key) {
+                told[key] = nested(&json!([inside]))[0].clone();
+            }
+        }
+        told
+    };
+    let mut all: Vec<Value> = stats.as_array().expect("a list").iter().map(one).collect();
+    all.sort_by_key(|one| one["node"].to_string());
+    all.into()
+}
+
+/// A node is told with what holds its data, and not with all of the chain below it.
+#[test]
+fn nodes_are_told_with_their_files_as_by_qemu() {
+    let told = |real: bool| {
+        let place = Place::new();
+        place.img("create -q -f qcow2 -o data_file=d x 1M");
+        place.img("create -q -f raw one 1M");
+        place.img("create -q -f raw two 1M");
+        let program = match real {
+            true => PathBuf::from(NAME),
+            false => place.path(NAME),
+        };
+        let mut daemon = place.start(&program, &["--object", "throttle-group,id=g"]);
+        let file = |name: &str, file: &str| {
+            let file = json!({"driver": "file", "node-name": name, "filename": file});
+            ("blockdev-add", file)
+        };
+        let node = |driver: &str, name: &str, more: Value| {
+            let node = json!({"driver": driver, "node-name": name});
+            ("blockdev-add", with(node, more))
+        };
+        for (command, arguments) in [
+            file("b-file", "b"),
+            node("qcow2", "b", json!({"file": "b-file", "backing": null})),
+            file("m-file", "m"),
+            node("qcow2", "m", json!({"file": "m-file", "backing": "b"})),
+            file("t-file", "t"),
+            node("qcow2", "t", json!({"file": "t-file", "backing": "m"})),
+            node(
+                "throttle",
+                "limited",
+                json!({"file": "t", "throttle-group": "g"}),
+            ),
+            file("x-file", "x"),
+            file("x-data", "d"),
+            node(
+                "qcow2",
+                "x",
+                json!({"file": "x-file", "data-file": "x-data"}),
+            ),
+            file("one", "one"),
+            file("two", "two"),
+            node(
+                "blkverify",
+                "compared",
+                json!({"test": "one", "raw": "two"}),
+            ),
+            node("null-co", "null", json!({"size": 1 << 20})),
+            node("blkdebug", "fails", json!({"image": "null"})),
+            (
+                "block-commit",
+                json!({"device": "limited", "job-id": "j", "base-node": "b",
+                "top-node": "m", "filter-node-name": "filter", "auto-finalize": false}),
+            ),
+        ] {
+            daemon.must(command, arguments);
+        }
+        nested(&daemon.must("query-blockstats", json!({"query-nodes": true})))
+    };
+    assert_eq!(told(false), told(true));
 }

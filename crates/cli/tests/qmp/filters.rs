@@ -1,11 +1,13 @@
 //! Nodes under filters: jobs, snapshots and reopens there and above, beside each other.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::client::Client;
 use crate::place::Step::{Ask, Wait};
-use crate::place::{Daemon, NAME, Place, Step, Tolerance, add, alike, qcow2, with};
+use crate::place::{Daemon, NAME, Place, Step, Tolerance, add, alike, qcow2, same, with};
 
 const SERVER: &[&str] = &[
     "--nbd-server",
@@ -264,22 +266,69 @@ fn a_node_and_the_upper_of_two_filters_are_opened_anew_together() {
     }
 }
 
-#[test]
-fn a_snapshot_of_a_filter_and_a_change_below_it_are_no_transaction() {
-    let place = Place::new();
-    let mut daemon = place.ours(SERVER);
-    play(&mut daemon, served_under("throttle"));
+/// A snapshot of the filter `flt`, and a new bitmap of `top` below it.
+fn both(place: &Place, more: &[Value]) -> Value {
     let snapshot = json!({"type": "blockdev-snapshot-sync", "data": {"node-name": "flt",
         "snapshot-file": place.path("s"), "snapshot-node-name": "s"}});
     let bitmap = json!({"type": "block-dirty-bitmap-add", "data": {"node": "top", "name": "x"}});
-    let both = json!({"actions": [snapshot, bitmap]});
-    let refused = daemon.ask("transaction", both).to_string();
-    assert!(
-        refused.contains("are not part of this version"),
-        "{refused}"
-    );
-    place.io(EXPORT, &["write -P 7 0 64k", "read -P 7 0 64k"]);
-    daemon.end();
+    let actions = [&[snapshot, bitmap], more].concat();
+    json!({"actions": actions})
+}
+
+/// The bytes that the bitmap of `top` calls dirty; `None` without one.
+fn dirty_bytes(daemon: &mut Daemon) -> Option<u64> {
+    let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+    let mut nodes = nodes.as_array().expect("a list").iter();
+    let top = nodes.find(|node| node["node-name"] == "top");
+    top.expect("the node")["dirty-bitmaps"][0]["count"].as_u64()
+}
+
+/// Both at one moment: what a client writes is in the image from before, or in the overlay, and never
+/// in the bitmap.
+#[test]
+fn a_snapshot_of_a_filter_and_a_change_below_it_are_one_transaction() {
+    for driver in ["throttle", "copy-on-read"] {
+        let place = Place::new();
+        let mut daemon = place.ours(SERVER);
+        play(&mut daemon, served_under(driver));
+        let export = json!({"type": "nbd", "id": "c", "node-name": "flt", "name": "",
+            "writable": true});
+        daemon.must("block-export-add", export);
+        let socket = place.path("sock");
+        let is_over = AtomicBool::new(false);
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut client = Client::connect(&socket);
+                let mut last = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    last = last % 250 + 1;
+                    client.write(0, &[last; 65536]);
+                    begun.store(true, Ordering::Relaxed);
+                }
+                last
+            });
+            while !begun.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            let abort = json!({"type": "abort", "data": {}});
+            let refused = daemon.ask("transaction", both(&place, &[abort]));
+            assert_eq!(refused["error"]["class"], "GenericError", "{refused}");
+            assert_eq!(dirty_bytes(&mut daemon), None);
+            std::fs::remove_file(place.path("s")).expect("the overlay that was made");
+            daemon.must("transaction", both(&place, &[]));
+            let at_once = dirty_bytes(&mut daemon);
+            is_over.store(true, Ordering::Relaxed);
+            let last = writer.join().expect("a client");
+            assert_eq!(
+                (at_once, dirty_bytes(&mut daemon)),
+                (Some(0), Some(0)),
+                "{driver}"
+            );
+            place.io(EXPORT, &[&format!("read -P {last} 0 64k")]);
+        });
+        daemon.end();
+    }
 }
 
 #[test]
@@ -353,7 +402,191 @@ fn the_header_of_an_overlay_says_what_opens_the_same() {
             );
             assert_eq!([file, format], told(true), "{command}");
         }
-        let below = named_below(false, filter("copy-on-read", "flt", "top"), command, more);
+        let copying = filter("copy-on-read", "flt", "top");
+        let below = named_below(false, copying, command, more.clone());
         assert_eq!(below, ["t", "qcow2"]);
+        // QEMU's names the image as if it were a file: what an overlay opens by that are its bytes.
+        let debug = json!({"driver": "blkdebug", "node-name": "flt", "image": "top"});
+        let below = named_below(false, debug, command, more.clone());
+        assert_eq!(below, ["t", "qcow2"]);
+    }
+}
+
+/// A chain in which a filter lies between two images: `over` on `flt` over `top` on `base`.
+fn over_a_filter(driver: &str) -> Vec<Step> {
+    vec![
+        add("base", "b", json!(null)),
+        add("top", "m", json!("base")),
+        Ask("blockdev-add", filter(driver, "flt", "top")),
+        add("over", "t", json!("flt")),
+    ]
+}
+
+#[test]
+fn layers_below_a_filter_are_named_and_refused_alike() {
+    let commit = |more: Value| {
+        let arguments = with(json!({"device": "over", "job-id": "j"}), more);
+        Ask("block-commit", arguments)
+    };
+    let stream = |more: Value| {
+        let arguments = with(json!({"device": "over", "job-id": "s"}), more);
+        Ask("block-stream", arguments)
+    };
+    for driver in ["throttle", "copy-on-read"] {
+        let mut script = over_a_filter(driver);
+        script.extend([
+            commit(json!({"top-node": "flt", "base-node": "top"})),
+            commit(json!({"top-node": "over", "base-node": "over"})),
+            commit(json!({"top-node": "base", "base-node": "flt"})),
+            stream(json!({"bottom": "flt"})),
+            stream(json!({"base-node": "over"})),
+            // The filter goes with what is committed.
+            commit(json!({"top-node": "flt", "base-node": "base"})),
+            Wait("j", "null"),
+            Ask("query-jobs", json!({})),
+            stream(json!({"base-node": "flt"})),
+            stream(json!({"base-node": "base"})),
+            Wait("s", "null"),
+            Ask("blockdev-del", json!({"node-name": "base"})),
+            Ask("blockdev-del", json!({"node-name": "flt"})),
+            Ask("blockdev-del", json!({"node-name": "top"})),
+        ]);
+        same(SERVER, &script);
+    }
+}
+
+/// What a disk reads as while jobs lead it from one layer to others below a filter, and who stands on
+/// what afterwards.
+#[test]
+fn jobs_take_layers_below_a_filter_together() {
+    let jobs = [
+        (
+            "block-commit",
+            json!({"top-node": "flt", "base-node": "base"}),
+            "base",
+            true,
+        ),
+        ("block-commit", json!({"base-node": "base"}), "", true),
+        ("block-commit", json!({"base": "b"}), "", true),
+        ("block-commit", json!({}), "", true),
+        ("block-stream", json!({"base-node": "base"}), "base", false),
+        ("block-stream", json!({"base-node": "top"}), "top", false),
+        ("block-stream", json!({"base": "b"}), "base", false),
+        ("block-stream", json!({"bottom": "top"}), "base", false),
+        ("block-stream", json!({}), "", false),
+    ];
+    for driver in ["throttle", "copy-on-read"] {
+        for (command, more, below, is_commit) in &jobs {
+            let place = Place::new();
+            let mut daemon = place.ours(SERVER);
+            play(&mut daemon, over_a_filter(driver));
+            let export = json!({"type": "nbd", "id": "e", "node-name": "over", "name": "e",
+                "writable": true});
+            daemon.must("block-export-add", export);
+            let reads = [
+                "read -P 1 0 128k",
+                "read -P 2 128k 64k",
+                "read -P 3 192k 192k",
+            ];
+            place.io(EXPORT, &reads);
+            let job = with(json!({"job-id": "j", "device": "over"}), more.clone());
+            daemon.must(command, job);
+            if *is_commit && below.is_empty() {
+                daemon.wait("j", "ready");
+                place.io(EXPORT, &["write -P 4 512k 64k"]);
+                daemon.must("job-complete", json!({"id": "j"}));
+            }
+            daemon.wait("j", "null");
+            place.io(EXPORT, &reads);
+            let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+            let mut nodes = nodes.as_array().expect("a list").iter();
+            let over = nodes.find(|node| node["node-name"] == "over");
+            let stands_on = over.expect("the node")["backing_file"].as_str();
+            let expected = match *below {
+                "top" => Some("m"),
+                "base" => Some("b"),
+                _ => None,
+            };
+            let is_active = *is_commit && below.is_empty();
+            assert!(
+                is_active || stands_on == expected,
+                "{driver} {command} {more}: {stands_on:?}"
+            );
+            daemon.end();
+            let image = if *is_commit && below.is_empty() {
+                "b"
+            } else {
+                "t"
+            };
+            place.io(image, &reads);
+            place.img(&format!("check -q {image}"));
+        }
+    }
+}
+
+/// QEMU's test 258: a commit below, and a stream down to its filter, in either order of their ends.
+#[test]
+fn a_stream_ends_at_the_filter_of_a_commit() {
+    for stream_ends_first in [true, false] {
+        let place = Place::new();
+        place.img("create -q -f qcow2 -b t -F qcow2 u");
+        place.img("create -q -f qcow2 -b u -F qcow2 v");
+        place.io("u", &["write -P 5 512k 64k"]);
+        place.io("v", &["write -P 6 576k 64k"]);
+        let mut daemon = place.ours(SERVER);
+        play(
+            &mut daemon,
+            [
+                add("base", "b", json!(null)),
+                add("one", "m", json!("base")),
+                add("two", "t", json!("one")),
+                add("three", "u", json!("two")),
+                add("four", "v", json!("three")),
+            ],
+        );
+        let export = json!({"type": "nbd", "id": "e", "node-name": "four", "name": "e"});
+        daemon.must("block-export-add", export);
+        let reads = [
+            "read -P 1 0 128k",
+            "read -P 2 128k 64k",
+            "read -P 3 192k 192k",
+            "read -P 5 512k 64k",
+            "read -P 6 576k 64k",
+        ];
+        daemon.must(
+            "block-commit",
+            json!({"job-id": "c", "device": "four", "top-node": "one", "base-node": "base",
+                "filter-node-name": "filter", "auto-finalize": false}),
+        );
+        daemon.must(
+            "block-stream",
+            json!({"job-id": "s", "device": "three", "base-node": "filter",
+                "auto-finalize": false}),
+        );
+        daemon.wait("c", "pending");
+        daemon.wait("s", "pending");
+        for id in if stream_ends_first {
+            ["s", "c"]
+        } else {
+            ["c", "s"]
+        } {
+            place.io(EXPORT, &reads);
+            daemon.must("job-finalize", json!({"id": id}));
+            daemon.wait(id, "null");
+        }
+        place.io(EXPORT, &reads);
+        for node in ["one", "filter"] {
+            let gone = daemon.ask("blockdev-del", json!({"node-name": node}));
+            let free = node == "one" && gone.get("error").is_none();
+            assert!(free || node == "filter", "{gone}");
+        }
+        daemon.end();
+        for image in ["v", "t"] {
+            place.img(&format!("check -q {image}"));
+        }
+        let info = place.must("qemu-img", &["info", "--output=json", "u"]);
+        let info: Value = serde_json::from_str(&info).expect("JSON");
+        assert_eq!(info["backing-filename"], "b");
+        place.io("v", &reads);
     }
 }

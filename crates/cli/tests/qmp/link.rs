@@ -1,6 +1,5 @@
 //! A disk that is moved to another machine while a client writes faster than the link between
-//! them: a network namespace with a limited link. Without the right to make one (root) nothing
-//! is tried.
+//! them: a network namespace with a limited link, which root may make.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -20,29 +19,32 @@ const HOT_BLOCKS: u64 = 24;
 const BLOCK_BYTES: u64 = 1 << 20;
 const PORT: &str = "10809";
 
+/// What to do where the network cannot be made.
+const NEEDED: &str = "a network of its own takes root, and `ip` and `tc` of `cargo xtask setup`";
+
 /// A network of its own, in which every byte goes over a link of 100 Mbit/s.
 struct Network(Child);
 
 impl Network {
-    fn new() -> Option<Network> {
+    /// Panics where there is no right or no program to make one.
+    fn new() -> Network {
         // A packet that is longer than a burst would never pass.
         let link = "ip link set lo up mtu 1500 && \
                     tc qdisc add dev lo root tbf rate 100mbit burst 32kbit latency 400ms && \
                     echo up && exec sleep 1000";
-        let mut child = Command::new("unshare")
+        let child = Command::new("unshare")
             .args(["-n", "sh", "-c", link])
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .ok()?;
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = child.expect(NEEDED);
         let mut said = [0; 3];
-        match child.stdout.as_mut()?.read_exact(&mut said) {
-            Ok(()) => Some(Network(child)),
-            Err(_) => {
-                let _ = child.wait();
-                None
-            }
+        let output = child.stdout.as_mut().expect("a pipe");
+        if output.read_exact(&mut said).is_err() {
+            let output = child.wait_with_output().expect("the end of a child");
+            panic!("{NEEDED}: {}", String::from_utf8_lossy(&output.stderr));
         }
+        Network(child)
     }
 
     /// A script that runs `program` in it.
@@ -135,8 +137,8 @@ fn start(place: &Place, program: &Path, network: &Network) -> (Daemon, Daemon) {
 }
 
 /// Moves a disk with a program; `limit` is how long each part may take.
-fn move_with(program: &Path, limit: Duration) -> Option<Move> {
-    let network = Network::new()?;
+fn move_with(program: &Path, limit: Duration) -> Move {
+    let network = Network::new();
     let place = Place::new();
     for name in ["here", "there"] {
         place.img(&format!("create -q -f raw {name} {SIZE_BYTES}"));
@@ -173,12 +175,12 @@ fn move_with(program: &Path, limit: Duration) -> Option<Move> {
     source.kill();
     target.end();
     if !is_done {
-        return Some(Move {
+        return Move {
             ready,
             done,
             longest_write: limit,
             bytes_per_second: 0,
-        });
+        };
     }
     let there = std::fs::read(place.path("there")).expect("a file");
     for (block, byte) in written.last.iter().enumerate() {
@@ -198,21 +200,18 @@ fn move_with(program: &Path, limit: Duration) -> Option<Move> {
         .iter()
         .filter(|time| time.0 + time.1 >= completed);
     let last = last.filter(|time| time.0 < completed + done);
-    Some(Move {
+    Move {
         ready,
         done,
         longest_write: last.map(|time| time.1).max().unwrap_or_default(),
         bytes_per_second: (count * BLOCK_BYTES as f64 / ready.as_secs_f64()) as u64,
-    })
+    }
 }
 
 #[test]
 fn a_disk_is_moved_over_a_link_that_is_slower_than_its_client() {
     let ours = Place::new();
-    let Some(moved) = move_with(&ours.path(NAME), Duration::from_secs(120)) else {
-        println!("no network of its own can be made here");
-        return;
-    };
+    let moved = move_with(&ours.path(NAME), Duration::from_secs(120));
     println!("{moved:?}");
     assert!(moved.bytes_per_second > 0 && moved.longest_write < Duration::from_secs(10));
     assert!(moved.ready < Duration::from_secs(60), "{moved:?}");

@@ -59,6 +59,7 @@ fn what_is_no_request_is_answered_alike() {
             Say(r#"{"execute": "query-jobs", "arguments": {"a": 1}}"#),
             Say(r#"{"execute": "query-jobs", "id": {"b": [1], "a": null}}"#),
             Say("{'execute': 'query-jobs',\r\n 'id': 'it\\'s'}"),
+            Say(r#"{"execute": "query-jobs", "id": [-0, 1e2, -0.0, 0.1, 1e21]}"#),
             Say("}"),
             Say("]"),
             Say("{]"),

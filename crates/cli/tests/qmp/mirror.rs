@@ -404,3 +404,54 @@ fn filters_of_jobs_are_nodes_while_these_run() {
     assert!(names(&mut daemon).is_empty());
     daemon.end();
 }
+
+/// QEMU's test 248: a target that was too short is opened anew, and the job goes on. It may as well be
+/// the node below the target.
+#[test]
+fn a_target_is_opened_anew_while_its_mirror_waits_for_space() {
+    for is_below in [false, true] {
+        let place = Place::new();
+        place.io("o", &["write 0 1M"]);
+        let mut daemon = place.ours(&[]);
+        let below = |size: Option<u64>| {
+            let file = json!({"driver": "file", "filename": "o"});
+            let mut raw = json!({"driver": "raw", "file": file});
+            if let Some(size) = size {
+                raw["size"] = json!(size);
+            }
+            if is_below {
+                raw["node-name"] = json!("below");
+                raw["file"] = json!("o-file");
+            }
+            raw
+        };
+        let target = |file: Value| json!({"driver": "qcow2", "node-name": "to", "file": file, "backing": null});
+        if is_below {
+            let file = json!({"driver": "file", "node-name": "o-file", "filename": "o"});
+            daemon.must("blockdev-add", file);
+            daemon.must("blockdev-add", below(Some(320 << 10)));
+            daemon.must("blockdev-add", target(json!("below")));
+        } else {
+            daemon.must("blockdev-add", target(below(Some(320 << 10))));
+        }
+        daemon.must("blockdev-add", qcow2("base", "b", json!(null)));
+        daemon.must("blockdev-add", qcow2("top", "m", json!("base")));
+        let mirror = json!({"device": "top", "target": "to", "sync": "full", "job-id": "j",
+            "on-target-error": "enospc"});
+        daemon.must("blockdev-mirror", mirror);
+        daemon.wait("j", "paused");
+        let other = match is_below {
+            true => below(None),
+            false => target(below(None)),
+        };
+        daemon.must("blockdev-reopen", json!({"options": [other]}));
+        daemon.must("job-resume", json!({"id": "j"}));
+        daemon.wait("j", "ready");
+        daemon.must("job-complete", json!({"id": "j"}));
+        daemon.wait("j", "null");
+        daemon.end();
+        place.io("o", &["read -P 2 64k 128k", "read -P 3 192k 192k"]);
+        place.img("compare m o");
+        place.img("check -q o");
+    }
+}

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use serde_json::Value;
+use tracing::trace;
 
 use super::schema;
 use crate::qmp;
@@ -40,6 +41,7 @@ impl Events {
     /// Emits an event that happened at a time.
     pub(super) fn emit_of(&self, name: &str, data: Value, time: SystemTime) {
         debug_assert!(schema::has_event(name), "{name} is missing in events.txt");
+        trace!(name: "qmp_event", event = name, data = %data);
         let event = qmp::event(name, data, time);
         for listener in self.0.borrow().iter() {
             listener.hear(&event);

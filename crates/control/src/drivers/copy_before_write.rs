@@ -149,6 +149,7 @@ pub(super) async fn open(
         changes: Changes::CONTENT,
         keeps: Changes::SIZE,
         passes: Passes::Nothing,
+        rewrites: false,
     };
     nodes.require(&around.place, "target", kept)?;
     let device: Arc<dyn BlockDevice> = filter;

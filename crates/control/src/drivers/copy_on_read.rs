@@ -30,6 +30,7 @@ pub(super) async fn open(
     }
     let writes = ChildAccess {
         changes: Changes::CONTENT,
+        rewrites: true,
         ..ChildAccess::keeping(Changes::NONE)
     };
     let nodes = &around.place.nodes;

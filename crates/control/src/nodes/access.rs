@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use vellum::{Error, ErrorKind, Result};
 
-use super::uses::{Passes, Use};
+use super::uses::{Keeps, Passes, Use};
 use super::{Changes, NamedNode, Nodes, User};
 use crate::open::Ancestry;
 
@@ -23,6 +23,8 @@ use crate::open::Ancestry;
 struct Reach {
     changes: Changes,
     keeps: Changes,
+    /// Whether what it stands on by its backing file has to stay what it reads as.
+    keeps_backing: bool,
     is_used: bool,
 }
 
@@ -32,6 +34,8 @@ pub(crate) struct ChildAccess {
     pub(crate) changes: Changes,
     pub(crate) keeps: Changes,
     pub(crate) passes: Passes,
+    /// What it writes by itself is what it has read there.
+    pub(crate) rewrites: bool,
 }
 
 impl ChildAccess {
@@ -41,6 +45,7 @@ impl ChildAccess {
             changes: Changes::NONE,
             keeps,
             passes: Passes::All,
+            rewrites: false,
         }
     }
 }
@@ -49,6 +54,7 @@ impl Reach {
     fn add(&mut self, one: &Use) {
         self.changes = self.changes.or(one.wanted.changes);
         self.keeps = self.keeps.or(one.kept_below());
+        self.keeps_backing |= one.kept_below().content && one.keeps_below != Keeps::Files;
         self.is_used = true;
     }
 
@@ -60,7 +66,7 @@ impl Reach {
             Passes::AllAndKeeps if self.is_used => (changes, Changes::ALL),
             Passes::AllAndKeeps | Passes::Nothing => (Changes::NONE, Changes::NONE),
             // Whoever needs content to stay needs all that it is made of.
-            Passes::Reading if keeps.content => (Changes::NONE, Changes::ALL),
+            Passes::Reading if self.keeps_backing => (Changes::NONE, Changes::ALL),
             Passes::Reading => (Changes::NONE, Changes::NONE),
         }
     }
@@ -113,7 +119,7 @@ impl NamedNode {
         let change_first = matches!(one.user, User::Export(_));
         let mut known = BTreeMap::new();
         let mut reached: BTreeMap<u64, (Changes, Changes)> = BTreeMap::new();
-        let mut todo = VecDeque::from([self.with_reach(one, &mut known)]);
+        let mut todo = VecDeque::from([self.seen_by_others(one, &mut known)]);
         while let Some(one) = todo.pop_front() {
             let keeps = one.wanted.keeps.or(one.kept_below());
             // Whoever only reads is in nobody's way, and a backing file has many who do.
@@ -121,7 +127,7 @@ impl NamedNode {
                 continue;
             }
             for other in self.uses.of(&one.node).filter(|other| other.id != one.id) {
-                let other = self.with_reach(other, &mut known);
+                let other = self.seen_by_others(other, &mut known);
                 check(&one, &other, change_first || one.id < other.id)?;
             }
             if self.is_inactive(&one.node) {
@@ -166,6 +172,15 @@ impl NamedNode {
             whole.wanted.keeps = whole.wanted.keeps.or(keeps);
         }
         whole
+    }
+
+    /// A use with what others may see of it, and of what is wanted by way of it.
+    fn seen_by_others(&self, one: &Use, known: &mut BTreeMap<String, Reach>) -> Use {
+        let mut seen = one.clone();
+        if one.rewrites {
+            seen.wanted.changes = Changes::NONE;
+        }
+        self.with_reach(&seen, known)
     }
 
     /// What the users of a node want of what it stands on.
@@ -220,6 +235,7 @@ impl Nodes {
             one.wanted.changes = access.changes;
             one.wanted.keeps = access.keeps;
             one.passes = access.passes;
+            one.rewrites = access.rewrites;
         };
         if !place.reverts {
             return named.change_use(id, want);
@@ -228,13 +244,12 @@ impl Nodes {
         Ok(())
     }
 
-    /// Has nobody change what lies below a node that a job uses, but by that node; or ends that.
+    /// Has nobody change some of what lies below a node that a job uses, but by that node.
     ///
     /// # Errors
     /// If somebody does.
-    pub(crate) fn keep_below(&self, id: u64, keeps: bool) -> Result<()> {
-        self.lock()
-            .change_use(id, |one| one.keeps_all_below = keeps)
+    pub(crate) fn keep_below(&self, id: u64, keeps: Keeps) -> Result<()> {
+        self.lock().change_use(id, |one| one.keeps_below = keeps)
     }
 }
 

@@ -132,12 +132,43 @@ impl Nodes {
 
     /// How many layers a node's device tells of below its own: those under filters are among them.
     pub(crate) fn layers_below(&self, name: &str) -> u32 {
-        let (mut count, mut at) = (0, name.to_owned());
-        while let Some(below) = self.shown_below(&at) {
-            count += u32::from(self.backing_of(&at).is_some());
-            at = below;
+        let stands = |node: &String| self.backing_of(node).is_some();
+        self.shown_chain(name).filter(stands).count() as u32
+    }
+
+    /// A node and those that it shows, from the top down: backing files, and what filters stand on.
+    pub(crate) fn shown_chain(&self, name: &str) -> impl Iterator<Item = String> {
+        let below = |above: &String| self.shown_below(above);
+        std::iter::successors(Some(name.to_owned()), below)
+    }
+
+    /// Whether a node shows what it stands on, with something done on the way.
+    pub(crate) fn is_filter(&self, name: &str) -> bool {
+        let named = self.lock();
+        let node = named.nodes.get(name);
+        node.is_some_and(|node| node.is_filter || node.is_filter_driver())
+    }
+
+    /// The node that a job's filter of this name is in front of; any other one is itself.
+    pub(crate) fn behind_job_filter(&self, name: &str) -> String {
+        let named = self.lock();
+        match named.nodes.get(name) {
+            Some(node) if node.is_filter => node.owner.clone(),
+            _ => name.to_owned(),
         }
-        count
+    }
+
+    /// The node that has what another one shows, but for what is in its backing file: an image's data
+    /// file, or its file; what a filter, also one of a job, shows.
+    pub(crate) fn holder_of(&self, name: &str) -> Option<String> {
+        let named = self.lock();
+        let node = named.nodes.get(name)?;
+        if node.is_filter {
+            return Some(node.owner.clone());
+        }
+        let mut roles = ["data-file", "file", "raw", "image"].iter();
+        let found = roles.find_map(|role| named.uses.by_as(name, role))?;
+        Some(found.node.clone())
     }
 
     /// The node that another one shows: its backing file, or what a filter stands on.

@@ -11,6 +11,8 @@
 //!   what was written through it.
 
 use std::sync::Arc;
+
+use tracing::trace;
 use vellum::qcow2::AsQcow2;
 
 use vellum::nodes::{Drained, Link, nothing};
@@ -19,7 +21,6 @@ use vellum::{BlockDevice, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
-use super::named::busy;
 use super::renew::ReopenChanges;
 use super::{MADE_UP, Nodes, Use, User, activity, invalid, unknown, unknown_node};
 use crate::throttle_groups;
@@ -66,16 +67,6 @@ impl Nodes {
     /// In QEMU's words, if one does.
     pub fn check_no_job(&self, name: &str) -> Result<()> {
         self.lock().check_no_job(name)
-    }
-
-    /// Refuses a node that another job than this one works on.
-    ///
-    /// # Errors
-    /// As [`Nodes::check_no_job`].
-    pub(crate) fn check_no_other_job(&self, name: &str, job: &User) -> Result<()> {
-        let named = self.lock();
-        let mut others = named.uses.of(name).filter(|one| one.user != *job);
-        busy(name, others.find_map(Use::job))
     }
 
     /// Closes a node that was added, with all that it owns.
@@ -175,9 +166,11 @@ impl Nodes {
         }
         let _lifted = self.lift_limits(name);
         let mut drained = Vec::with_capacity(links.len());
+        trace!(name: "node_drain_start", node = name, users = links.len());
         for (_, link) in &links {
             drained.push(link.drain().await);
         }
+        trace!(name: "node_drain_done", node = name);
         Ok(DrainedUsers {
             node: name.to_owned(),
             links,
@@ -207,6 +200,18 @@ impl Nodes {
         self.hold_but(name, &jobs).await
     }
 
+    /// As [`Nodes::drain`], for one of several nodes that are held at one moment: those of `others` that
+    /// stand on it may go on asking. Once their own users are held nothing comes by way of them but
+    /// what they are asked to make durable.
+    ///
+    /// # Errors
+    /// As [`Nodes::drain`].
+    pub(crate) async fn drain_among(&self, name: &str, others: &[String]) -> Result<DrainedUsers> {
+        let mut spared = self.lock().jobs();
+        spared.extend(others.iter().cloned().map(User::Node));
+        self.hold_but(name, &spared).await
+    }
+
     /// Has the users of a node, now and later, see another device in its place, such as one
     /// that watches it; or, without one, the node itself again. Jobs see the node.
     ///
@@ -218,6 +223,7 @@ impl Nodes {
         front: Option<Arc<dyn BlockDevice>>,
     ) -> Result<()> {
         self.lock().check_exchangeable(name)?;
+        trace!(name: "node_filtered", node = name, filtered = front.is_some());
         let held = self.drain(name).await?;
         let device = self.device(name)?;
         held.set(front.as_ref().unwrap_or(&device));
@@ -273,6 +279,7 @@ impl Nodes {
         if let Some(node) = named.nodes.get_mut(&held.node) {
             node.front = None;
         }
+        trace!(name: "node_exchanged", node = held.node, by = name, users = ids.len());
         for id in ids {
             named.uses.lead(id, name);
         }
@@ -289,7 +296,9 @@ impl Nodes {
     pub async fn snapshot(&self, node: &str, overlay: &str) -> Result<()> {
         self.check_snapshot(node, overlay)?;
         // What cannot be made durable is left alone before anything is changed.
-        self.flush(node).await?;
+        if !mutants::is(Mutant::LeaveUnflushed) {
+            self.flush(node).await?;
+        }
         // An overlay over an inactive node is inactive, as in QEMU.
         let inactivated = match self.is_inactive(node) {
             true => self.affected_by_activity(Some(overlay), false)?,
@@ -331,7 +340,9 @@ impl Nodes {
     async fn lead_over(&self, node: &str, overlay: &str) -> Result<()> {
         // Opening the overlay took its time: so users are held up only for what they write
         // while this runs.
-        self.flush(node).await?;
+        if !mutants::is(Mutant::LeaveUnflushed) {
+            self.flush(node).await?;
+        }
         let above = self.lock().direct_users(node);
         let names: Vec<String> = above.iter().map(|(name, _)| name.clone()).collect();
         let held_above = self.begin_renewal(&names).await?;

@@ -19,6 +19,7 @@ mod cache_budget;
 mod changes;
 mod describe;
 mod filters;
+mod jobs;
 mod named;
 mod names;
 mod node_table;
@@ -53,7 +54,7 @@ pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
 use node_table::NodeTable;
 use shared::SharedNodes;
-pub(crate) use uses::Passes;
+pub(crate) use uses::{BETWEEN, Keeps, OVERLAY, Passes};
 pub use uses::{Changes, RequiredAccess, User};
 use uses::{Use, Uses};
 use watch::Notices;
@@ -439,6 +440,11 @@ impl Nodes {
     pub fn used_by(&self, id: u64) -> Option<String> {
         let named = self.lock();
         named.uses.get(id).map(|one| one.node.clone())
+    }
+
+    /// What a user holds.
+    pub(crate) fn link_of(&self, id: u64) -> Option<Arc<Link>> {
+        self.lock().uses.get(id)?.link.clone()
     }
 
     /// Has the live node at `place`, a format with metadata, keep the file that it stands

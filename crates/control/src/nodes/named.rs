@@ -45,12 +45,19 @@ impl NamedNode {
 
     /// Refuses a node that a job works on, or another image stands on.
     pub(super) fn check_free(&self, name: &str) -> Result<()> {
-        busy(name, self.uses.of(name).find_map(Use::blocker))
+        // As in QEMU, of several who are in the way the last one is told.
+        busy(name, self.uses.of(name).filter_map(Use::blocker).last())
     }
 
     /// Refuses a node that a job works on.
     pub(super) fn check_no_job(&self, name: &str) -> Result<()> {
         busy(name, self.uses.of(name).find_map(Use::job))
+    }
+
+    /// Refuses a node that a job works on, but for the target of a mirror, to which the job has a link.
+    pub(super) fn check_not_watched(&self, name: &str) -> Result<()> {
+        let mut uses = self.uses.of(name).filter(|one| !one.is_target_of_mirror());
+        busy(name, uses.find_map(Use::job))
     }
 
     /// Why nothing new can stand on a node whose content a job is changing: it would not

@@ -17,7 +17,8 @@ use crate::options::Options;
 enum Naming {
     /// Each node has that of what it is.
     AsTheyStand,
-    /// What copies on reads has the name of what it copies from: nothing opens it for an overlay.
+    /// What copies on reads, or has faults injected, has the name of the image below: nothing opens it
+    /// for an overlay, or not as it is.
     ForHeaders,
 }
 
@@ -149,14 +150,24 @@ impl NamedNode {
         names
     }
 
-    /// What a node stands on by way of those that copy on reads, or itself.
+    /// What a node stands on by way of filters that an overlay is not to name, or itself: those that copy
+    /// on reads; and `blkdebug` over an image, which its name would open as a file.
     fn below_copies<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
-        while let Some(node) = self.nodes.get(name)
-            && node.opened.driver == "copy-on-read"
-            && let Some(file) = self.uses.by_as(name, "file")
-        {
-            name = &file.node;
+        while let Some(node) = self.nodes.get(name) {
+            let role = match node.opened.driver {
+                "copy-on-read" => "file",
+                "blkdebug" => "image",
+                _ => break,
+            };
+            let Some(below) = self.uses.by_as(name, role) else {
+                break;
+            };
+            let is_image = |node: &Node| matches!(node.opened.kind, NodeKind::Device(_));
+            if role == "image" && !self.nodes.get(&below.node).is_some_and(is_image) {
+                break;
+            }
+            name = &below.node;
         }
         name
     }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 
+use tracing::trace;
 use vellum::{Error, Result};
 
 use super::{MADE_UP, NamedNode, Node, Nodes, Use, User};
@@ -158,6 +159,7 @@ impl NamedNode {
         self.uses.remove_owned(owner);
         let mut taken = Vec::new();
         for name in owned {
+            trace!(name: "node_closed", node = name);
             let Some(node) = self.nodes.remove(&name) else {
                 continue;
             };

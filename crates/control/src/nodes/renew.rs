@@ -13,9 +13,11 @@
 
 use std::sync::Arc;
 
+use tracing::trace;
 use vellum::Result;
 use vellum::nodes::absent;
 use vellum_storage::file::FileStorage;
+use vellum_storage::mutants::{self, Mutant};
 
 use super::changes::DrainedUsers;
 use super::{Nodes, Origin, User, invalid, unknown_node};
@@ -112,7 +114,9 @@ impl Nodes {
         let mut held = Vec::with_capacity(names.len());
         for name in &names {
             held.push(self.hold_but(name, &inside).await?);
-            self.flush_node(name).await?;
+            if !mutants::is(Mutant::ReopenUnflushed) {
+                self.flush_node(name).await?;
+            }
         }
         Ok(HeldNodes(held))
     }
@@ -250,7 +254,9 @@ impl Nodes {
     async fn let_go(&self, name: &str, held: &HeldNodes) -> Result<Vec<Arc<FileStorage>>> {
         // What cannot be made durable stays as it is, with its users: a close that fails
         // half way would not leave them what they can use.
-        self.flush_node(name).await?;
+        if !mutants::is(Mutant::ReopenUnflushed) {
+            self.flush_node(name).await?;
+        }
         let kind = self.open_kind(name)?;
         let away = match &kind {
             NodeKind::Device(device) => absent(&**device),
@@ -267,6 +273,8 @@ impl Nodes {
             }
         };
         match &kind {
+            // A close makes all durable, too.
+            _ if mutants::is(Mutant::ReopenUnflushed) => {}
             NodeKind::Device(device) => device.close().await?,
             NodeKind::Storage(storage) => storage.close().await?,
         }
@@ -274,6 +282,7 @@ impl Nodes {
         if let Some(users) = held.users_of(name) {
             users.set(&away);
         }
+        trace!(name: "node_let_go", node = name);
         let mut named = self.lock();
         let files = named.files_of(name);
         named.forget_below(name);
@@ -290,6 +299,7 @@ impl Nodes {
         let opened = match opened {
             Ok(opened) => opened,
             Err(error) => {
+                trace!(name: "node_reopen_failed", node = name, error = %error);
                 named.forget_below(name);
                 return Err(error);
             }
@@ -297,6 +307,7 @@ impl Nodes {
         let Some(node) = named.nodes.get_mut(name) else {
             return Err(unknown_node(name));
         };
+        trace!(name: "node_reopened", node = name);
         node.opened = opened.recorded(&node.bitmaps.recorder);
         node.device = None;
         node.front = None;

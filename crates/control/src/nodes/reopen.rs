@@ -217,7 +217,7 @@ impl NamedNode {
         for at in 0..all.len() {
             let one = all[at].clone();
             let driver = self.nodes[&one.name].opened.driver;
-            self.check_no_job(&one.name)?;
+            self.check_not_watched(&one.name)?;
             if one
                 .options
                 .get_text("driver")

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - Nothing is noted here that gets in another one's way: that is asked before (`access.rs`).
-//! - What a job watches is not opened anew.
+//! - What a job watches is not opened anew; what it only writes to may be, since it has a link there.
 //! - Uses are in the order in which they began, and found by who uses and by what is used.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,6 +105,12 @@ impl Changes {
     }
 }
 
+/// What the image over the layers of a commit is to that.
+pub(crate) const OVERLAY: &str = "overlay";
+
+/// What layers are to a job that reads them.
+pub(crate) const BETWEEN: &str = "intermediate node";
+
 impl RequiredAccess {
     /// Reading, whatever others do.
     pub fn reading(role: impl Into<String>) -> RequiredAccess {
@@ -114,6 +120,17 @@ impl RequiredAccess {
             keeps: Changes::NONE,
         }
     }
+}
+
+/// What a job keeps of what lies below its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// How long it is, as far as the job keeps that of the node.
+    Size,
+    /// Everything but what it stands on by its backing file.
+    Files,
+    /// Everything.
+    All,
 }
 
 /// What a node passes on to one that it stands on, of what its own users want.
@@ -139,8 +156,10 @@ pub(super) struct Use {
     pub(super) wanted: RequiredAccess,
     /// What of the wants of its users is wanted too, where the user is a node.
     pub(super) passes: Passes,
-    /// Of a job: others must not change what lies below the node either.
-    pub(super) keeps_all_below: bool,
+    /// Nobody sees what the user changes itself: it writes what it has read there.
+    pub(super) rewrites: bool,
+    /// Of a job: what others must not change of what lies below the node.
+    pub(super) keeps_below: Keeps,
     /// The node to which the user belongs, where that is a node.
     pub(super) owner: Option<String>,
     /// What the user holds, if the node can be exchanged under it.
@@ -160,7 +179,8 @@ impl Use {
             node: node.to_owned(),
             wanted,
             passes,
-            keeps_all_below: false,
+            rewrites: false,
+            keeps_below: Keeps::Size,
             owner: owner.map(str::to_owned),
             link: None,
         }
@@ -170,7 +190,7 @@ impl Use {
     /// chain keeps the content of others above, which read what it writes.
     pub(super) fn kept_below(&self) -> Changes {
         match self.user.is_job() {
-            true if self.keeps_all_below => Changes::ALL,
+            true if self.keeps_below != Keeps::Size => Changes::ALL,
             true => Changes {
                 content: false,
                 ..self.wanted.keeps
@@ -186,6 +206,19 @@ impl Use {
             self.node,
             self.wanted.role
         )
+    }
+
+    /// Whether a job that uses a node like this does not mind that a stream reads it: the stream brings
+    /// up what the image holds, the commit below only changes what it stands on.
+    pub(super) fn is_overlay_of_commit(&self) -> bool {
+        let by_commit = matches!(self.user, User::Job { kind: "commit", .. });
+        by_commit && self.wanted.role == OVERLAY
+    }
+
+    /// Whether a stream reads the node, and does not change it.
+    pub(super) fn is_between_of_stream(&self) -> bool {
+        let by_stream = matches!(self.user, User::Job { kind: "stream", .. });
+        by_stream && self.wanted.role == BETWEEN
     }
 
     /// Whether it is written to by a mirror.

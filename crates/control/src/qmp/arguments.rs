@@ -14,6 +14,11 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// All that nobody has taken yet, as JSON.
+    pub(crate) fn as_json(&self) -> String {
+        Value::Object(self.members.clone()).to_string()
+    }
+
     /// All of them.
     pub fn new(members: Map<String, Value>) -> Self {
         Arguments {

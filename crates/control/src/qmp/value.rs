@@ -138,6 +138,10 @@ impl Tokens<'_> {
         let end = self.0.find(ends);
         let (word, rest) = self.0.split_at(end.unwrap_or(self.0.len()));
         self.0 = rest;
+        // An integer, which has no sign then.
+        if word == "-0" {
+            return Ok(0.into());
+        }
         serde_json::from_str(word).map_err(|_| {
             match word.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
                 true => format!("invalid keyword '{word}'"),
@@ -172,6 +176,7 @@ mod tests {
             let expected: Value = serde_json::from_str(text).expect(text);
             assert_eq!(parse(text), Ok(expected), "{text}");
         }
+        assert_eq!(parse("[-0]"), Ok(serde_json::json!([0])));
     }
 
     /// The words are those of QEMU 10.0.2.

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::future::Future;
 use std::sync::Arc;
 
+use tracing::trace;
 use vellum_format::header::Header;
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Io, Result, heap};
@@ -156,10 +157,12 @@ impl BlockDevice for Qcow2 {
     }
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+        trace!(name: "qcow2_readv_start_req", offset = offset_bytes, bytes = buffer.len());
         read(&self.image, offset_bytes, buffer)
     }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        trace!(name: "qcow2_writev_start_req", offset = offset_bytes, bytes = buffer.len());
         if let Err(error) = self
             .image
             .check_range("write", offset_bytes, buffer.len() as u64)
@@ -283,6 +286,7 @@ impl BlockDevice for Qcow2 {
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        trace!(name: "qcow2_pwrite_zeroes_start_req", offset = offset_bytes, bytes = len_bytes);
         if let Err(error) = self
             .image
             .check_range("write zeroes", offset_bytes, len_bytes)
@@ -295,6 +299,7 @@ impl BlockDevice for Qcow2 {
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        trace!(name: "qcow2_discard_start_req", offset = offset_bytes, bytes = len_bytes);
         if let Err(error) = self.image.check_range("discard", offset_bytes, len_bytes) {
             return Io::ready(Err(error));
         }

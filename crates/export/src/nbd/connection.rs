@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tracing::trace;
 use vellum_io::{Buffer, lane, spawn};
 use vellum_nbd::Channel;
 use vellum_storage::mutants::{self, Mutant};
@@ -124,6 +125,14 @@ async fn read_requests(
         let header = RequestHeader::decode(framing, &input.available()[..header_bytes])
             .ok_or(Disconnect::Broken("a request with a wrong magic number"))?;
         input.consume(header_bytes);
+        trace!(
+            name: "nbd_receive_request",
+            cookie = header.cookie,
+            flags = header.flags,
+            command = header.command,
+            offset = header.offset_bytes,
+            bytes = header.len_bytes
+        );
         // What was received before does not begin after.
         if connection.guest.is_hung_up() {
             return Ok(());
@@ -276,6 +285,9 @@ impl Request {
     }
 
     fn push(&self, head: ReplyHeader, payload: Option<Buffer>, last: bool) {
+        if last {
+            trace!(name: "nbd_request_done", cookie = self.address.cookie);
+        }
         let releases = last.then_some(self.room_bytes);
         self.connection.push(Reply {
             head,
@@ -305,6 +317,12 @@ impl Request {
 
     /// Answers an error.
     pub(super) fn fail(self, error: u32, message: &str) {
+        trace!(
+            name: "nbd_co_send_chunk_error",
+            cookie = self.address.cookie,
+            error,
+            message
+        );
         if let Some(started) = &self.started {
             // Numbers of the protocol are small.
             self.export()

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use tracing::trace;
 use vellum_nbd::{Channel, Upgrade};
 
 use super::connection::NegotiatedSession;
@@ -122,6 +123,11 @@ impl Handshake<'_> {
         let header = OptionHeader::decode(&header)
             .ok_or(Disconnect::Broken("an option with a wrong magic number"))?;
         input.consume(OPTION_HEADER_BYTES);
+        trace!(
+            name: "nbd_negotiate_options_check_option",
+            option = header.option,
+            bytes = header.len_bytes
+        );
         if header.len_bytes > MAX_SKIPPED_BYTES {
             return Err(Disconnect::Broken("an absurdly long option"));
         }

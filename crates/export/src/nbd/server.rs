@@ -12,6 +12,7 @@ use std::time::Duration;
 use event_listener::Event;
 use futures_util::future::{Either, select};
 use parking_lot::{Mutex, MutexGuard};
+use tracing::trace;
 use vellum_io::lane::{self, Remote, net::Stream};
 use vellum_io::spawn;
 use vellum_nbd::client::handshake::TLS_OPERATION;
@@ -151,6 +152,7 @@ async fn accept_clients(listener: Listener, shared: Arc<Shared>, lanes: Rc<RefCe
         };
         let handle = ClientHandle::new(client.clone());
         let number = shared.register(handle.clone());
+        trace!(name: "nbd_client_connected", client = number);
         let (remote, slot) = lanes.borrow_mut().take_slot();
         let shared = shared.clone();
         remote.spawn(move || serve_client(client, handle, shared, number, slot));
@@ -163,7 +165,10 @@ async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
         shared.wait_for_slot().await;
         match listener.accept().await {
             Ok(client) => return client,
-            Err(_) => lane::sleep(ACCEPT_PAUSE).await,
+            Err(error) => {
+                trace!(name: "nbd_accept_failed", error = %error);
+                lane::sleep(ACCEPT_PAUSE).await;
+            }
         }
     }
 }
@@ -196,18 +201,25 @@ async fn converse(client: Stream, handle: ClientHandle, number: u64, shared: &Sh
     };
     match agreement {
         Ok(Some(agreement)) => {
+            trace!(name: "nbd_negotiate_success", client = number, export = agreement.export.name);
             let _session = agreement.export.sessions.enter(number, handle.clone());
             let end = connection::serve(input, agreement, handle).await;
+            trace!(name: "nbd_client_disconnected", client = number, reason = %end);
             if !matches!(end, Disconnect::Closed) {
                 shared.log(Phase::Transmission, &end.to_string());
             }
             true
         }
-        Ok(None) => false,
+        Ok(None) => {
+            trace!(name: "nbd_client_left", client = number);
+            false
+        }
         // Nobody has done anything wrong.
         Err(_) if shared.stop.is_requested() => false,
         Err(gone) => {
-            shared.log(Phase::Negotiation, &negotiation_failure(&gone));
+            let reason = negotiation_failure(&gone);
+            trace!(name: "nbd_negotiate_failed", client = number, reason);
+            shared.log(Phase::Negotiation, &reason);
             false
         }
     }

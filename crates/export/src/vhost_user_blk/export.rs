@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use tracing::trace;
 use vellum::BlockDevice;
 use vellum_io::lane::{self, Descriptor};
 use vellum_io::{Error, ErrorKind, JoinHandle, Result, spawn};
@@ -175,7 +176,9 @@ async fn accept_clients(listener: Listener, shared: Rc<Shared>, clients: Rc<Cell
             return;
         };
         clients.set(1);
+        trace!(name: "vhost_user_client_connected", export = ?Arc::as_ptr(&shared.disk));
         serve(shared.clone(), Channel::new(socket)).await;
+        trace!(name: "vhost_user_client_disconnected", export = ?Arc::as_ptr(&shared.disk));
         clients.set(0);
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use event_listener::Event;
 use parking_lot::{Mutex, MutexGuard};
+use tracing::trace;
 
 use super::super::channel::Channel;
 use super::super::proto;
@@ -149,6 +150,18 @@ impl Drop for ConnectGuard<'_> {
 
 /// Connects and negotiates once.
 async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
+    trace!(name: "nbd_client_handshake", export = options.export);
+    let dialled = shake_hands(options).await;
+    match &dialled {
+        Ok(_) => trace!(name: "nbd_client_handshake_success", export = options.export),
+        Err(error) => {
+            trace!(name: "nbd_client_handshake_failed", export = options.export, error = %error);
+        }
+    }
+    dialled
+}
+
+async fn shake_hands(options: &ClientOptions) -> Result<Arc<Connection>> {
     let channel = match &options.dial {
         Some(dial) => Channel::from(dial.clone().dial(&options.address).await?),
         None => super::connect(&options.address).await?,
@@ -430,6 +443,7 @@ impl ConnectionPool {
         slot: &Slot,
         disconnect: Disconnect,
     ) -> Result<Arc<ConnectionWrites>, Disconnect> {
+        trace!(name: "nbd_reconnect_attempt", export = self.options.export);
         let disconnect = Disconnect {
             last_attempt: Some(lane::now()),
             ..disconnect

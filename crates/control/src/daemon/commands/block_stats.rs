@@ -4,6 +4,7 @@
 //! QEMU's daemon counts nothing: its exports have no names there. Here each export counts what its
 //! clients ask for, and is listed by its id. A node counts what the exports that show it now do.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -49,15 +50,28 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let parts = daemon.parts.lock().await;
     let stats = Statistics::of(&parts);
     Ok(match of_nodes {
-        true => stats.nodes.iter().map(|node| stats.node(node)).collect(),
+        true => {
+            let order = parts.nodes.in_order_of_making();
+            let nodes = order.iter().filter_map(|name| stats.nodes.get(name));
+            nodes.map(|node| stats.node(node, Depth::Files)).collect()
+        }
         false => stats.exports(),
     })
+}
+
+/// What is told inside of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// What it has its data in.
+    Files,
+    /// That, and all of the chain below it.
+    Chain,
 }
 
 /// What is told, as of one moment.
 struct Statistics<'a> {
     graph: &'a Nodes,
-    nodes: Vec<NodeInfo>,
+    nodes: BTreeMap<String, NodeInfo>,
     /// The id of each export, the node that it shows, and what it has counted.
     exports: Vec<(String, String, Arc<Accounting>)>,
 }
@@ -65,9 +79,10 @@ struct Statistics<'a> {
 impl Statistics<'_> {
     fn of(parts: &DaemonState) -> Statistics<'_> {
         let exports = parts.exports.accounted(&parts.nodes).into_iter();
+        let nodes = parts.nodes.list().into_iter();
         Statistics {
             graph: &parts.nodes,
-            nodes: parts.nodes.list(),
+            nodes: nodes.map(|node| (node.name.clone(), node)).collect(),
             exports: exports
                 .map(|(export, accounting)| (export.id, export.node, accounting))
                 .collect(),
@@ -87,15 +102,15 @@ impl Statistics<'_> {
                 }
             }
             let mut export = json!({"device": id, "node-name": node, "stats": stats});
-            if let Some(shown) = self.nodes.iter().find(|other| other.name == *node) {
-                self.add_children(shown, &mut export);
+            if let Some(shown) = self.nodes.get(node) {
+                self.add_children(shown, Depth::Chain, &mut export);
             }
             export
         };
         self.exports.iter().map(describe).collect()
     }
 
-    fn node(&self, node: &NodeInfo) -> Value {
+    fn node(&self, node: &NodeInfo, depth: Depth) -> Value {
         let exports = self
             .exports
             .iter()
@@ -119,20 +134,20 @@ impl Statistics<'_> {
         }
         stats["wr_highest_offset"] = json!(highest_bytes);
         description["stats"] = stats;
-        self.add_children(node, &mut description);
+        self.add_children(node, depth, &mut description);
         description
     }
 
     /// Adds the nodes that a node stands on, each with those below it.
-    fn add_children(&self, node: &NodeInfo, description: &mut Value) {
-        for (role, key) in [("file", "parent"), ("backing", "backing")] {
-            let child = self.graph.child_of(&node.name, role);
-            let found = self
-                .nodes
-                .iter()
-                .find(|other| Some(&other.name) == child.as_ref());
-            if let Some(child) = found {
-                description[key] = self.node(child);
+    fn add_children(&self, node: &NodeInfo, depth: Depth, description: &mut Value) {
+        let holder = self.graph.holder_of(&node.name);
+        let backing = match depth {
+            Depth::Files => None,
+            Depth::Chain => self.graph.backing_of(&node.name),
+        };
+        for (key, child) in [("parent", holder), ("backing", backing)] {
+            if let Some(child) = child.and_then(|child| self.nodes.get(&child)) {
+                description[key] = self.node(child, depth);
             }
         }
     }

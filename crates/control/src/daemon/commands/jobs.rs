@@ -5,6 +5,7 @@ use std::rc::Rc;
 use crate::Nodes;
 use crate::nodes::{User, inactive_child, unknown, unknown_node};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
+use tracing::trace;
 use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use super::super::jobs::active_commit;
@@ -143,12 +144,13 @@ pub(super) fn not_in_chain(name: &str) -> Failure {
     Failure::new(format!("'{name}' is not in this backing file chain"))
 }
 
-/// Where a node stands in a chain.
+/// Where a node, or that behind the filter of a job, stands in a chain.
 pub(super) fn place_in(nodes: &Nodes, chain: &[String], name: &str) -> Result<usize, Failure> {
     if !nodes.contains(name) {
         return Err(unknown_node(name).into());
     }
-    let found = chain.iter().position(|node| node == name);
+    let wanted = nodes.behind_job_filter(name);
+    let found = chain.iter().position(|node| *node == wanted);
     found.ok_or_else(|| not_in_chain(name))
 }
 
@@ -191,12 +193,19 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         return Err(no_device(&device));
     }
     check_root(nodes, &device)?;
-    let chain = nodes.chain(&nodes.skip_filters(&device));
+    let chain: Vec<String> = nodes.shown_chain(&nodes.skip_filters(&device)).collect();
     let (top_at, base_at) = range.find(nodes, &chain)?;
     if top_at == 0 && backing_file.is_some() {
         return Err(Failure::new(
             "'backing-file' specified, but 'top' is the active layer",
         ));
+    }
+    if top_at > 0 && nodes.is_filter(&chain[top_at - 1]) {
+        return Err(Failure::new(format!(
+            "Node '{}' is a filter of the top node, which is not part of this version: name it as \
+             'top-node'",
+            chain[top_at - 1]
+        )));
     }
     check_alone(nodes, &chain[..=base_at])?;
     check_filter(nodes, &settings.0)?;
@@ -232,7 +241,7 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         return Err(unknown(&device).into());
     }
     let device = nodes.skip_filters(&device);
-    let chain = nodes.chain(&device);
+    let chain: Vec<String> = nodes.shown_chain(&device).collect();
     let base_at = base.find(nodes, &chain)?;
     let base = chain.get(base_at).cloned();
     if base.is_none() && backing_file.is_some() {
@@ -323,6 +332,12 @@ impl JobKey {
 }
 
 fn check(job: &Job, verb: Verb) -> Result<(), Failure> {
+    trace!(
+        name: "job_apply_verb",
+        job = job.settings.id,
+        state = job.status().name(),
+        verb = verb.name()
+    );
     match job.status().accepts(verb) {
         true => Ok(()),
         false => Err(Failure::new(format!(

@@ -47,6 +47,12 @@ impl CommitRange {
             (None, None) => chain.len() - 1,
         };
         match base_at.cmp(&top_at) {
+            std::cmp::Ordering::Greater
+                if shown(nodes, chain, top_at) == shown(nodes, chain, base_at) =>
+            {
+                let text = "Invalid files for merge: top and base are the same";
+                Err(Failure::new(text))
+            }
             std::cmp::Ordering::Greater => Ok((top_at, base_at)),
             std::cmp::Ordering::Equal => Err(Failure::new("cannot commit an image into itself")),
             std::cmp::Ordering::Less => Err(not_in_chain(&chain[base_at])),
@@ -90,6 +96,11 @@ impl StreamBase {
             return need_below(nodes, chain, 0, name);
         }
         if let Some(node) = &self.bottom {
+            if nodes.is_filter(node) {
+                return Err(Failure::new(format!(
+                    "Node '{node}' is a filter, use a non-filter node as 'bottom'"
+                )));
+            }
             let at = place_in(nodes, chain, node).map_err(|_| {
                 let image = &chain[0];
                 Failure::new(format!(
@@ -98,12 +109,18 @@ impl StreamBase {
             })?;
             return Ok(at + 1);
         }
-        match &self.base_node {
-            None => Ok(chain.len()),
-            Some(node) => match place_in(nodes, chain, node)? {
-                0 => Err(not_in_chain(node)),
-                at => Ok(at),
-            },
+        let Some(node) = &self.base_node else {
+            return Ok(chain.len());
+        };
+        let image = &chain[0];
+        let refused = || {
+            let text = format!("Node '{node}' is not a backing image of '{image}'");
+            Failure::new(text)
+        };
+        match place_in(nodes, chain, node) {
+            Ok(0) => Err(refused()),
+            Err(_) if nodes.contains(node) => Err(refused()),
+            found => found,
         }
     }
 }
@@ -117,22 +134,34 @@ fn is_called(nodes: &Nodes, node: &str, name: &str) -> bool {
     nodes.filenames().get(node).is_some_and(|own| own == name)
 }
 
+/// The place of the image that the one at a place shows, whatever filters are between.
+fn shown(nodes: &Nodes, chain: &[String], at: usize) -> usize {
+    let mut places = at..chain.len();
+    let found = places.find(|&at| !nodes.is_filter(&chain[at]));
+    found.unwrap_or(at)
+}
+
 /// The place of the layer below one that is called so: by its node's file, or by the words of the
-/// image above it. A path is taken from that image's folder.
+/// image above it. A path is taken from that image's folder. Filters are passed by.
 fn place_below(nodes: &Nodes, chain: &[String], from: usize, name: &str) -> Option<usize> {
     let filenames = nodes.filenames();
-    (from + 1..chain.len()).find(|&at| {
+    let is_layer = |at: &usize| !nodes.is_filter(&chain[*at]);
+    let mut above = &chain[from];
+    for at in (from + 1..chain.len()).filter(is_layer) {
         let own = filenames.get(&chain[at]).map(String::as_str);
-        if own == Some(name) || nodes.backing_text(&chain[at - 1]).as_deref() == Some(name) {
-            return true;
+        if own == Some(name) || nodes.backing_text(above).as_deref() == Some(name) {
+            return Some(at);
         }
-        let above = nodes.child_of(&chain[at - 1], "file");
-        let above = above.as_ref().and_then(|file| filenames.get(file));
-        match (above, own) {
-            (Some(above), Some(own)) => is_path_of(above, name, own),
-            _ => false,
+        let file = nodes.child_of(above, "file");
+        let file = file.as_ref().and_then(|file| filenames.get(file));
+        if let (Some(file), Some(own)) = (file, own)
+            && is_path_of(file, name, own)
+        {
+            return Some(at);
         }
-    })
+        above = &chain[at];
+    }
+    None
 }
 
 /// Whether a name in the header of the image `above` is a path of the file `own`.

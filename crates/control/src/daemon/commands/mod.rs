@@ -29,6 +29,7 @@ use std::rc::Rc;
 
 use crate::qmp::{self, Arguments, Class, Failure, Outcome};
 use serde_json::{Value, json};
+use tracing::trace;
 use vellum_jobs::job::Verb;
 
 use super::Daemon;
@@ -208,19 +209,33 @@ const COMMANDS: &[(&str, Command)] = &[
     (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
 ];
 
+/// Commands whose arguments may be secrets: no trace shows these.
+const KEEP_ARGUMENTS: [&str; 2] = ["object-add", "qom-set"];
+
 /// Carries a command out.
 ///
 /// # Errors
 /// What QMP answers: [`Class::CommandNotFound`] for an unknown name, else what the command
 /// says.
 pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Outcome {
-    match COMMANDS.iter().find(|(known, _)| *known == name) {
+    match KEEP_ARGUMENTS.contains(&name) {
+        true => trace!(name: "handle_qmp_command", command = name),
+        false => {
+            trace!(name: "handle_qmp_command", command = name, arguments = arguments.as_json())
+        }
+    }
+    let outcome = match COMMANDS.iter().find(|(known, _)| *known == name) {
         Some((_, command)) => command(daemon.clone(), arguments).await,
         None => Err(Failure::of(
             Class::CommandNotFound,
             format!("The command {name} has not been found"),
         )),
+    };
+    match &outcome {
+        Ok(_) => trace!(name: "monitor_qmp_respond", command = name),
+        Err(failure) => trace!(name: "monitor_qmp_respond", command = name, error = failure.text),
     }
+    outcome
 }
 
 /// Whether there is a command of this name.

@@ -4,9 +4,9 @@
 //! - While actions are carried out no request runs on a disk that one of them is about, so
 //!   that backups and bitmaps of several disks begin at one moment.
 //! - An action that cannot be taken back comes after all that may fail before it.
-//! - No disk of a transaction stands on another one: who is held up there would wait for
-//!   who is held up here. Where one does so by a way that the graph does not show, it is held
-//!   first.
+//! - Where one disk of a transaction shows another one, all between are held, and none of these for
+//!   what those above ask of it: what is made durable there for a snapshot would wait for who is held
+//!   up here. Where one stands on another by a way that the graph does not show, it is held first.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -166,49 +166,45 @@ async fn hold(actions: &[Action], nodes: &Nodes) -> Result<Vec<DrainedUsers>, Fa
     disks.dedup();
     // The actions tell of those that are not there.
     disks.retain(|disk| nodes.contains(disk));
-    for disk in &disks {
-        let mut snapshots = actions
-            .iter()
-            .filter(|one| matches!(one, Action::Overlay(_) | Action::Internal(_)));
-        // A snapshot of a filter makes durable what it filters, which must not be held up.
-        let below = match snapshots.any(|one| one.disk() == Some(*disk)) {
-            true => shown_below(nodes, disk),
-            false => nodes.chain(disk).split_off(1),
-        };
-        if let Some(other) = disks
-            .iter()
-            .find(|other| below.iter().any(|it| it == *other))
-        {
-            return Err(Failure::new(format!(
-                "Transactions about '{disk}' and '{other}', on which it stands, are not part of \
-                 this version"
-            )));
-        }
-    }
+    let disks = with_those_between(&disks, nodes);
     // Requests to a target that stands on a disk end before those to the disk wait.
     targets.retain(|target| {
         let below = nodes.chain(target);
-        nodes.contains(target) && below[1..].iter().any(|it| disks.contains(&it.as_str()))
+        nodes.contains(target) && below[1..].iter().any(|it| disks.contains(it))
     });
-    hold_all(targets.into_iter().chain(disks).collect(), nodes).await
+    let names = disks.iter().map(String::as_str);
+    hold_all(targets.into_iter().chain(names).collect(), &disks, nodes).await
 }
 
-/// What a node shows by way of filters and backing files.
-fn shown_below(nodes: &Nodes, disk: &str) -> Vec<String> {
-    let below = std::iter::successors(nodes.shown_below(disk), |node| nodes.shown_below(node));
-    below.collect()
+/// Disks, and those by which one of them shows another one.
+fn with_those_between(disks: &[&str], nodes: &Nodes) -> Vec<String> {
+    let mut all: Vec<String> = disks.iter().map(|disk| (*disk).to_owned()).collect();
+    for disk in disks {
+        let chain: Vec<String> = nodes.shown_chain(disk).collect();
+        let lowest = chain
+            .iter()
+            .rposition(|node| disks.contains(&node.as_str()));
+        all.extend(chain.into_iter().take(lowest.unwrap_or_default()));
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// Holds up the users of several nodes, one after the other. Where requests to one of them do not
 /// end while others are held, they may wait for these, by a way that the graph does not show: an
 /// export of ours that is a node here. So that one is held first then.
-async fn hold_all(mut names: Vec<&str>, nodes: &Nodes) -> Result<Vec<DrainedUsers>, Failure> {
+async fn hold_all(
+    mut names: Vec<&str>,
+    disks: &[String],
+    nodes: &Nodes,
+) -> Result<Vec<DrainedUsers>, Failure> {
     let (mut patience, attempts) = (PATIENCE, 2 * names.len() + 1);
     for _ in 0..attempts {
         let mut held = Vec::with_capacity(names.len());
         let mut waiting = None;
         for (at, name) in names.iter().enumerate() {
-            let drained = pin!(nodes.drain(name));
+            let drained = pin!(nodes.drain_among(name, disks));
             // Nobody waits for what is held, if nothing is.
             if at == 0 {
                 held.push(drained.await?);

@@ -9,6 +9,8 @@ mod vhost_user_blk;
 use std::path::Path;
 use std::sync::Arc;
 
+use tracing::trace;
+
 use crate::nodes::{User, unknown_node};
 use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
@@ -308,7 +310,7 @@ impl ServerExports {
                 for bitmap in &bitmaps {
                     nodes.show_bitmap(&bitmap.node, &bitmap.name);
                 }
-                self.entries.push(ExportEntry {
+                self.note(ExportEntry {
                     id,
                     node: name,
                     joined,
@@ -323,6 +325,17 @@ impl ServerExports {
                 Err(failure)
             }
         }
+    }
+
+    fn note(&mut self, entry: ExportEntry) {
+        trace!(
+            name: "block_export_added",
+            id = entry.id,
+            node = entry.node,
+            kind = entry.served.kind(),
+            export = ?Arc::as_ptr(&entry.served.accounting())
+        );
+        self.entries.push(entry);
     }
 
     /// Refuses what cannot be beside what there is.
@@ -433,6 +446,7 @@ impl ExportEntry {
         let lifted = nodes.lift_limits(&shown(&self.node, self.joined, &nodes));
         self.served.end(offered).await;
         drop(lifted);
+        trace!(name: "block_export_removed", id = self.id);
         self.joined
             .into_iter()
             .for_each(|joined| nodes.leave(joined));

@@ -110,8 +110,7 @@ async fn find(
     if !nodes.contains(node) {
         return Err(failure(unknown(node)));
     }
-    let mut layer = Some(node.to_owned());
-    while let Some(node) = layer {
+    for node in nodes.shown_chain(node) {
         let found = bitmap::find(nodes, &node, name).await.map_err(failure)?;
         if let Some((bitmap, state)) = found {
             let changes = !nodes.device(&node).map_err(failure)?.info().read_only;
@@ -124,7 +123,6 @@ async fn find(
             let view = view.map_err(|error| Failure(with_hint(error_text(&error))));
             return Ok((node, view?));
         }
-        layer = nodes.shown_below(&node);
     }
     Err(message(format!("Bitmap '{name}' is not found")))
 }

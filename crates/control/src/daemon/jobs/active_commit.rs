@@ -18,11 +18,11 @@ pub(in crate::daemon) async fn prepare(
     let prepared = try_prepare(&mut job_nodes, job, chain).await;
     let (source, target, copier) = job_nodes.or_leave(prepared).await?;
     Ok(Mirroring {
+        initial: InitialSync::Layers(commit::layers(&job_nodes.nodes, chain)),
         job_nodes,
         source,
         target,
         copier,
-        initial: InitialSync::Layers(commit::layers(chain)),
         zeroes_target: false,
         policies,
         watching: true,
@@ -41,7 +41,7 @@ async fn try_prepare(
     let grain_bytes = commit::grain_bytes(&job_nodes.nodes, &base)?;
     let dirty = DirtyMap::in_grains_of(grain_bytes, source.size_bytes());
     let tracker = Tracker::new(source, dirty.clone());
-    let part = MirrorPart::Layers(commit::layers(chain));
+    let part = MirrorPart::Layers(commit::layers(&job_nodes.nodes, chain));
     let copier = commit::copier(job_nodes, (&top, &base), part, dirty).await?;
     let front = tracker.clone();
     job_nodes.nodes.insert_filter(&top, Some(front)).await?;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::node_bitmap::NodeBitmap;
-use crate::nodes::{Changes, DrainedUsers};
+use crate::nodes::{Changes, DrainedUsers, Keeps};
 use vellum::BlockDevice;
 use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{
@@ -155,7 +155,7 @@ impl Backup {
         let has_users = job_nodes.nodes.is_used_by(&what.source, |_| true);
         job_nodes.join(&job.settings, &what.source, "main node", changes, keeps)?;
         // What is written below by others comes past no filter.
-        let kept = job_nodes.keep_below(&what.source, true);
+        let kept = job_nodes.keep_below(&what.source, Keeps::All);
         kept.map_err(|error| match has_users {
             true => error.context("backup", "Could not replace node"),
             false => error,
@@ -163,7 +163,8 @@ impl Backup {
         let (content, all) = (Changes::CONTENT, Changes::ALL);
         job_nodes.join(&job.settings, &what.target, "target", content, all)?;
         let nodes = &job_nodes.nodes;
-        Ok((nodes.device(&what.source)?, nodes.device(&what.target)?))
+        let target = job_nodes.way_to(&what.target)?;
+        Ok((nodes.device(&what.source)?, target))
     }
 
     /// Has users go through the filter.

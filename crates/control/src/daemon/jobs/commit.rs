@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::Nodes;
-use crate::nodes::Changes;
+use crate::nodes::{BETWEEN, Changes, OVERLAY, User};
 use vellum::{Error, ErrorKind};
 use vellum_jobs::live::{
     CopyOutcome, DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart,
@@ -17,6 +17,7 @@ use super::{Job, JobNodes, PARALLEL, Settings, Work};
 /// A commit of layers in the middle of a chain.
 pub(in crate::daemon) struct Commit {
     job_nodes: JobNodes,
+    user: User,
     /// The image above.
     overlay: String,
     /// What is committed, and in the end the base.
@@ -54,15 +55,17 @@ pub(super) fn join_all(
     };
     job_nodes.join(settings, top, top_role, none, kept)?;
     for node in between {
-        job_nodes.join(settings, node, "intermediate node", none, Changes::ALL)?;
+        job_nodes.join(settings, node, BETWEEN, none, Changes::ALL)?;
     }
     job_nodes.join(settings, base, "base", Changes::CONTENT, Changes::ALL)?;
     Ok((top.clone(), base.clone()))
 }
 
-/// How many layers of a chain are committed.
-pub(super) fn layers(chain: &[String]) -> u32 {
-    chain.len() as u32 - 1
+/// How many layers of a chain are committed: all but the base, and but for filters.
+pub(super) fn layers(nodes: &Nodes, chain: &[String]) -> u32 {
+    let above_base = &chain[..chain.len() - 1];
+    let layers = above_base.iter().filter(|node| !nodes.is_filter(node));
+    layers.count() as u32
 }
 
 /// The grain in which is noted what has to be copied to a node, in bytes: QEMU's.
@@ -81,7 +84,7 @@ pub(super) async fn copier(
     part: MirrorPart,
     dirty: Arc<DirtyMap>,
 ) -> vellum::Result<LiveMirror> {
-    let (source, target) = (job_nodes.nodes.device(top)?, job_nodes.nodes.device(base)?);
+    let (source, target) = (job_nodes.way_to(top)?, job_nodes.way_to(base)?);
     let options = LiveMirrorOptions {
         part,
         parallel: PARALLEL,
@@ -102,8 +105,11 @@ impl Commit {
     ) -> vellum::Result<Commit> {
         let prepared = Commit::try_prepare(&mut job_nodes, job, &overlay, &chain).await;
         let (copier, size_bytes) = job_nodes.or_leave(prepared).await?;
+        let id = job.settings.id.clone();
+        let kind = job.settings.kind;
         Ok(Commit {
             job_nodes,
+            user: User::Job { id, kind },
             overlay,
             chain,
             backing_file,
@@ -120,14 +126,14 @@ impl Commit {
         chain: &[String],
     ) -> vellum::Result<(LiveMirror, u64)> {
         let none = Changes::NONE;
-        job_nodes.join(&job.settings, overlay, "overlay", none, none)?;
-        let (top, base) = join_all(job_nodes, &job.settings, chain, "intermediate node")?;
+        job_nodes.join(&job.settings, overlay, OVERLAY, none, none)?;
+        let (top, base) = join_all(job_nodes, &job.settings, chain, BETWEEN)?;
         job_nodes.open(&base).await?;
         job_nodes.open(overlay).await?;
         let device = job_nodes.nodes.device(&top)?;
         let size_bytes = device.size_bytes();
         let dirty = DirtyMap::in_grains_of(grain_bytes(&job_nodes.nodes, &base)?, size_bytes);
-        let part = MirrorPart::Layers(layers(chain));
+        let part = MirrorPart::Layers(layers(&job_nodes.nodes, chain));
         let copier = copier(job_nodes, (&top, &base), part, dirty).await?;
         job_nodes.show_filter(&job.settings, "commit_top", &top, device)?;
         Ok((copier, size_bytes))
@@ -141,7 +147,7 @@ impl Work for Commit {
         loop {
             let done = match begun {
                 false => {
-                    let initial = InitialSync::Layers(layers(&self.chain));
+                    let initial = InitialSync::Layers(layers(&self.job_nodes.nodes, &self.chain));
                     self.copier.begin(initial, &job.control).await
                 }
                 true => self.copier.catch_up(&job.control).await,
@@ -161,7 +167,14 @@ impl Work for Commit {
         self.copier.finish().await?;
         let base = self.chain.last().map(String::as_str);
         let file = self.backing_file.take();
-        self.job_nodes.nodes.rebase(&self.overlay, base, file).await
+        // A stream may have put another image over the top meanwhile. Until all of them have left
+        // that, it shows what it did: each may stand on either.
+        for overlay in self.job_nodes.nodes.overlays_of_job(&self.user) {
+            self.job_nodes.open(&overlay).await?;
+            let nodes = &self.job_nodes.nodes;
+            nodes.rebase(&overlay, base, file.clone()).await?;
+        }
+        Ok(())
     }
 
     async fn leave(mut self) {
@@ -170,7 +183,10 @@ impl Work for Commit {
             self.copier.left_target().await;
         }
         drop(self.copier);
+        self.job_nodes.nodes.leave_all(&self.user);
         self.job_nodes.leave().await;
-        self.job_nodes.nodes.drop_unused(&self.chain).await;
+        let mut unused = vec![self.overlay];
+        unused.append(&mut self.chain);
+        self.job_nodes.nodes.drop_unused(&unused).await;
     }
 }

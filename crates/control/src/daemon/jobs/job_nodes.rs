@@ -6,7 +6,7 @@ use vellum::BlockDevice;
 use vellum_io::spawn;
 
 use crate::Nodes;
-use crate::nodes::{Changes, RequiredAccess, User};
+use crate::nodes::{Changes, Keeps, RequiredAccess, User, unknown_node};
 
 use super::Settings;
 
@@ -36,7 +36,8 @@ impl JobNodes {
     }
 
     /// Uses a node, on which no other job works: neither would know what the other one does to it,
-    /// whichever way each of them was led there.
+    /// whichever way each of them was led there. Only the image over what is committed may be one that
+    /// a stream reads.
     pub(in crate::daemon) fn join(
         &mut self,
         settings: &Settings,
@@ -53,14 +54,26 @@ impl JobNodes {
             keeps,
         };
         let user = User::Job { id, kind };
-        self.nodes.check_no_other_job(node, &user)?;
+        self.nodes.check_no_other_job(node, &user, &wanted.role)?;
         let joined = self.nodes.join(user, node, wanted)?;
         self.uses.push((joined.id, node.to_owned()));
         Ok(())
     }
 
-    /// Has nobody change what lies below a node, but by that node; or ends that.
-    pub(in crate::daemon) fn keep_below(&self, node: &str, keeps: bool) -> vellum::Result<()> {
+    /// The job's own way to a node that it uses, which leads to it also where the node, or one below it,
+    /// is opened anew.
+    ///
+    /// # Errors
+    /// If it does not use the node.
+    pub(in crate::daemon) fn way_to(&self, node: &str) -> vellum::Result<Arc<dyn BlockDevice>> {
+        let mut uses = self.uses.iter();
+        let found = uses.find(|(_, used)| used == node);
+        let link = found.and_then(|(id, _)| self.nodes.link_of(*id));
+        Ok(link.ok_or_else(|| unknown_node(node))?)
+    }
+
+    /// Has nobody change some of what lies below a node, but by that node.
+    pub(in crate::daemon) fn keep_below(&self, node: &str, keeps: Keeps) -> vellum::Result<()> {
         let mut uses = self.uses.iter().filter(|(_, used)| used == node);
         uses.try_for_each(|(id, _)| self.nodes.keep_below(*id, keeps))
     }

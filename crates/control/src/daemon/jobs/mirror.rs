@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use crate::nodes::Changes;
+use crate::nodes::{Changes, Keeps};
 use vellum::{Error, ErrorKind};
 use vellum_jobs::live::{
     DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart, Tracker,
@@ -88,9 +88,10 @@ async fn try_prepare(
     job_nodes.join(settings, &what.source, "main node", none, size)?;
     let (content, all) = (Changes::CONTENT, Changes::ALL);
     job_nodes.join(settings, &what.target, "target", content, all)?;
-    job_nodes.keep_below(&what.target, true)?;
+    job_nodes.keep_below(&what.target, Keeps::All)?;
     let nodes = job_nodes.nodes.clone();
-    let (source, target) = (nodes.device(&what.source)?, nodes.device(&what.target)?);
+    let source = nodes.device(&what.source)?;
+    let target = job_nodes.way_to(&what.target)?;
     if target.info().read_only {
         let message = "Block node is read-only";
         return Err(Error::new(ErrorKind::InvalidArgument, "mirror", message).target(&*what.target));

@@ -20,6 +20,7 @@ use vellum_jobs::live::{CopyOutcome, InitialSync, LiveMirror};
 
 use super::failures::ErrorPolicies;
 use super::{Completion, Job, JobNodes, Work};
+use crate::nodes::Keeps;
 
 /// So long are users held up by the first attempt to end; each other one may take twice as
 /// long as the one before.
@@ -86,13 +87,18 @@ impl Mirroring {
                 limit *= 2;
                 continue;
             }
+            // Somebody may have opened it anew with another size, and those who are led there were
+            // told of one.
+            if self.copier.is_of_other_size() {
+                return Err(other_size());
+            }
             // The target is a copy of this moment, or what users write to from now on: nothing
             // of the source may land there any more.
             self.copier.handle().release();
             if job.completion() == Some(Completion::InForce) {
                 if self.stands_on_source {
                     // Its users write to it until they are led on.
-                    self.job_nodes.keep_below(&self.target, false)?;
+                    self.job_nodes.keep_below(&self.target, Keeps::Size)?;
                     nodes.put_over(&self.target, &self.source).await?;
                 }
                 nodes.redirect_to(held, &self.target).await?;
@@ -105,11 +111,15 @@ impl Mirroring {
     }
 }
 
+fn other_size() -> Error {
+    let message = "Source and target image have different sizes";
+    Error::new(ErrorKind::InvalidArgument, "mirror", message)
+}
+
 impl Work for Mirroring {
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
         if self.copier.is_of_other_size() {
-            let message = "Source and target image have different sizes";
-            return Err(Error::new(ErrorKind::InvalidArgument, "mirror", message));
+            return Err(other_size());
         }
         job.follow(self.copier.handle());
         if self.begin(job).await? == CopyOutcome::GivenUp {

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use event_listener::Event;
 use serde_json::{Value, json};
+use tracing::trace;
 use vellum_io::spawn;
 use vellum_jobs::copy::Observer;
 use vellum_jobs::job::{JobCommand, JobControl, Status, Verb};
@@ -187,7 +188,13 @@ impl Job {
     }
 
     pub(super) fn enter(&self, status: Status) {
-        self.status.set(status);
+        let before = self.status.replace(status);
+        trace!(
+            name: "job_state_transition",
+            job = self.settings.id,
+            from = before.name(),
+            to = status.name()
+        );
         self.changed.notify(usize::MAX);
         let data = json!({"status": status.name(), "id": self.settings.id});
         self.events.emit("JOB_STATUS_CHANGE", data);
@@ -450,6 +457,10 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     job.bitmap.take();
     drop(parts);
     let mut described = job.describe_as_event();
+    match &outcome {
+        Ok(_) => trace!(name: "job_completed", job = job.settings.id),
+        Err(error) => trace!(name: "job_completed", job = job.settings.id, error = %error),
+    }
     let event = match outcome {
         Ok(CopyOutcome::All) => "BLOCK_JOB_COMPLETED",
         Ok(CopyOutcome::GivenUp) => {

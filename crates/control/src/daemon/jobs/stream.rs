@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 
-use crate::nodes::Changes;
+use crate::nodes::{BETWEEN, Changes, Keeps};
 use vellum::nodes::CopyOnRead;
 use vellum_jobs::live::{CopyOutcome, LiveStream};
+use vellum_storage::mutants::{self, Mutant};
 
 use super::failures::{Action, ErrorPolicies};
 use super::{Job, JobNodes, PARALLEL, ProgressReporter, Work};
@@ -61,9 +62,11 @@ impl Stream {
         // It changes what the image holds, and not what that shows.
         let none = Changes::NONE;
         job_nodes.join(&job.settings, &what.image, "main node", none, Changes::SIZE)?;
-        for node in &what.between {
-            job_nodes.join(&job.settings, node, "intermediate node", none, Changes::ALL)?;
-            job_nodes.keep_below(node, true)?;
+        for (at, node) in what.between.iter().enumerate() {
+            job_nodes.join(&job.settings, node, BETWEEN, none, Changes::ALL)?;
+            // A base stays what it is to those above, also where another job commits to it.
+            let is_last = at + 1 == what.between.len() && what.base.is_some();
+            job_nodes.keep_below(node, if is_last { Keeps::Files } else { Keeps::All })?;
         }
         job_nodes.open(&what.image).await?;
         let image = job_nodes.nodes.device(&what.image)?;
@@ -79,7 +82,11 @@ impl Stream {
             image,
             filter,
             layers: match what.base {
-                Some(_) => what.between.len() as u32,
+                Some(_) => {
+                    let nodes = &job_nodes.nodes;
+                    let layers = what.between.iter().filter(|node| !nodes.is_filter(node));
+                    layers.count() as u32
+                }
                 // The last one that is named may be a filter, which has layers below it.
                 None => job_nodes.nodes.layers_below(&what.image),
             },
@@ -90,7 +97,7 @@ impl Stream {
 
 impl Work for Stream {
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome> {
-        if self.between.is_empty() {
+        if self.stream.layers == 0 {
             return Ok(CopyOutcome::All);
         }
         job.set_progress(0, self.stream.image.size_bytes());
@@ -117,13 +124,23 @@ impl Work for Stream {
                 }
             }
         }
-        self.stream.image.flush().await?;
+        if !mutants::is(Mutant::RenameUnflushed) {
+            self.stream.image.flush().await?;
+        }
         Ok(CopyOutcome::All)
     }
 
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
-        let (base, file) = (self.base.as_deref(), self.backing_file.take());
-        self.job_nodes.nodes.rebase(&self.image, base, file).await
+        let nodes = &self.job_nodes.nodes;
+        let file = self.backing_file.take();
+        let lowest = self.between.last().unwrap_or(&self.image);
+        // The layer that was named may be committed by now, and what is below be another one.
+        let base = match self.base {
+            Some(_) => nodes.shown_below(lowest),
+            None => None,
+        };
+        nodes.rebase(&self.image, base.as_deref(), file).await?;
+        nodes.also_overlay(lowest, &self.image)
     }
 
     async fn leave(mut self) {

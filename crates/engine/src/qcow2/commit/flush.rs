@@ -10,6 +10,7 @@ use crate::qcow2::integrity::overlap::Metadata;
 use crate::qcow2::mapping::l1::L1Sector;
 use crate::qcow2::table_cache::cache::WriteBack;
 use std::sync::Arc;
+use tracing::trace;
 use vellum_io::sync::atomic::Ordering;
 use vellum_io::{Error, ErrorKind, Result, spawn_to_completion};
 use vellum_storage::Event;
@@ -80,6 +81,7 @@ impl Image {
 
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
+        trace!(name: "qcow2_flush_start", image = self.name);
         // Two coalescers, so that the next writeback runs beside this commit.
         self.emit(Event::FlushToOs).await;
         // Rule 8: buffered bytes get their place before the mapping is written.
@@ -89,8 +91,12 @@ impl Image {
         };
         // One cluster that cannot be copied keeps no other change from the disk.
         self.emit(Event::FlushToDisk).await;
-        self.commit().await?;
-        written_back
+        let flushed = self.commit().await.and(written_back);
+        match &flushed {
+            Ok(()) => trace!(name: "qcow2_flush_done", image = self.name),
+            Err(error) => trace!(name: "qcow2_flush_failed", image = self.name, error = %error),
+        }
+        flushed
     }
 
     /// Makes durable what was written to places that the mapping on disk leads to.
@@ -182,15 +188,18 @@ impl Image {
 
     async fn run_commit(self: &Arc<Self>) -> Result<()> {
         self.fail_stop.check("flush", &self.name)?;
+        trace!(name: "qcow2_commit_start", image = self.name);
         let dropped = std::mem::take(&mut self.commits.lists().not_durable);
         match self.write_everything().await {
             Ok(()) => self.commits.lists().durable.extend(dropped),
             Err(failure) => {
+                trace!(name: "qcow2_commit_failed", image = self.name, error = %failure.error());
                 self.commits.lists().not_durable.splice(0..0, dropped);
                 self.metadata_write_failed(&failure).await;
                 return Err(failure.into_error());
             }
         }
+        trace!(name: "qcow2_commit_done", image = self.name);
         self.reclaim().await
     }
 

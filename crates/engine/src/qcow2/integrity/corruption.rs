@@ -5,6 +5,7 @@ use super::fail_stop::State;
 use crate::qcow2::image::Image;
 use crate::qcow2::messages::Corruption;
 use std::sync::atomic::Ordering;
+use tracing::trace;
 use vellum_format::features::Incompatible;
 use vellum_format::header::field;
 use vellum_io::{Error, ErrorKind};
@@ -62,6 +63,7 @@ impl Image {
 
     /// Stops all changes from now on.
     pub(crate) fn stop_changes(&self, reason: Error) {
+        trace!(name: "qcow2_changes_stopped", image = self.name, reason = %reason);
         self.fail_stop.change(|state| match state {
             State::Open => State::Broken(reason),
             State::Unwritten(first) => State::Broken(first),
@@ -72,6 +74,7 @@ impl Image {
     /// Stops all changes since metadata could not be written; the close tries again.
     /// A failed barrier is different: what it should have made durable may be lost.
     pub(crate) fn stop_changes_until_retry(&self, reason: Error) {
+        trace!(name: "qcow2_changes_stopped", image = self.name, reason = %reason);
         self.fail_stop.change(|state| match state {
             State::Open => State::Unwritten(reason),
             stopped => stopped,
