@@ -122,6 +122,14 @@ pub enum Op {
     ReceiveMessage,
     /// Give a device all of the buffers as one message.
     SendMessage,
+    /// Give an entry of a queue of `/dev/fuse` to the kernel, and wait for the next request
+    /// in it. Only the end of the mount, or of the lane, ends it otherwise.
+    FuseEntry {
+        /// Number of the queue.
+        queue: u16,
+        /// The request that the entry holds the answer of; 0 if there is none.
+        answered: u64,
+    },
     /// Accept a connection.
     Accept,
     /// Wait until the descriptor is ready.
@@ -153,6 +161,7 @@ impl Op {
             Op::Fallocate { .. } => "fallocate",
             Op::Receive | Op::ReceiveMessage => "receive",
             Op::Send | Op::SendMessage => "send",
+            Op::FuseEntry { .. } => "wait for a request",
             Op::Accept => "accept",
             Op::Poll { .. } => "poll",
             Op::Connect { .. } => "connect",
@@ -400,6 +409,8 @@ impl Request {
             Op::Send => sys::send(fd, &mut self.buffers, skip),
             Op::ReceiveMessage => sys::receive_message(fd, &mut self.buffers),
             Op::SendMessage => sys::send_message(fd, &mut self.buffers),
+            // There is no system call for it.
+            Op::FuseEntry { .. } => Err(libc::EOPNOTSUPP),
             Op::Accept => sys::accept(fd),
             Op::Poll { events } => poll_once(fd, *events),
             Op::Call { work, .. } | Op::Connect { work } => {
