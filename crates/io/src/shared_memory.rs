@@ -111,7 +111,8 @@ impl SharedMemory {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at a place of the kernel's choice harms nothing.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
         let start = NonNull::new(start.map_err(failed)?.cast()).ok_or_else(none)?;
         let mapping = Mapping {
             start,

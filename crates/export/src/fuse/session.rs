@@ -19,10 +19,10 @@ use vellum_io::{Buffer, Buffers, Io, spawn};
 
 use super::MAX_TRANSFER_BYTES;
 use super::file::{Errno, File};
-use super::queue::LaneQueues;
 use super::proto::{
     self, Body, HEAD_BYTES, HEADER_BYTES, Header, Operation, REPLY_HEADER_BYTES, ROOT_ID, Transfer,
 };
+use super::queue::LaneQueues;
 use crate::accounting::{Operation as Counted, StartedRequest};
 use crate::fair_depth::StreamDepth;
 use crate::nbd::Stop;

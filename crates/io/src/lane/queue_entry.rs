@@ -72,12 +72,7 @@ impl QueueEntry {
     }
 }
 
-fn start(
-    file: Arc<Descriptor>,
-    queue: u16,
-    answered: u64,
-    memory: SharedBuffer,
-) -> Io<HeldEntry> {
+fn start(file: Arc<Descriptor>, queue: u16, answered: u64, memory: SharedBuffer) -> Io<HeldEntry> {
     let op = Op::FuseEntry { queue, answered };
     let memory = SharedBuffers::from_iter([memory]);
     submit(Request::shared(file, op, memory), HeldEntry::take)

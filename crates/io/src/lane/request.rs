@@ -174,6 +174,11 @@ impl Op {
         matches!(self, Op::Call { .. } | Op::Connect { .. })
     }
 
+    /// Whether only a ring that takes commands can do it.
+    pub(crate) fn is_command(&self) -> bool {
+        matches!(self, Op::FuseEntry { .. })
+    }
+
     /// Whether it may change what the next flush must make durable.
     fn changes(&self) -> bool {
         matches!(

@@ -100,8 +100,7 @@ impl Ring {
         }
     }
 
-    /// As [`Ring::push`], of a command. A narrow ring does nothing instead, whose completion
-    /// comes all the same.
+    /// As [`Ring::push`], of a command. A narrow ring, which gets none, would do nothing instead.
     ///
     /// # Safety
     /// As [`Ring::push`].

@@ -108,7 +108,9 @@ impl Uring {
 
     /// Starts a request under a free slot.
     pub(crate) fn start(&mut self, slot: u32, request: Request) {
-        if request.op.needs_worker() {
+        // A worker says that there is no such call.
+        let is_strange = request.op.is_command() && !self.takes_commands();
+        if request.op.needs_worker() || is_strange {
             self.at_workers += 1;
             workers::submit(request, slot, &self.mailbox);
             return;
@@ -314,9 +316,9 @@ impl Uring {
         let Some(request) = &mut entry.request else {
             return;
         };
-        match request.op {
-            Op::FuseEntry { .. } => self.commands -= 1,
-            _ => self.in_kernel -= 1,
+        match request.op.is_command() {
+            true => self.commands -= 1,
+            false => self.in_kernel -= 1,
         }
         let result = if result < 0 {
             Err(-result as Errno)
