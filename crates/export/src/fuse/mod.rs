@@ -287,10 +287,8 @@ fn devices(kernel: MessageDevice, count: usize) -> Vec<MessageDevice> {
 
 /// The queues that there would be, for so many lanes; `None` where none are wanted or possible.
 fn queues(transport: Transport, lanes: usize) -> Result<Option<Vec<LaneQueues>>> {
-    if transport == Transport::Device {
-        return Ok(None);
-    }
-    let queues = queue::deal_out(lanes);
+    let is_wanted = transport != Transport::Device && queue::is_switched_on() == Some(true);
+    let queues = is_wanted.then(|| queue::deal_out(lanes)).flatten();
     match queues.is_none() && transport == Transport::IoUring {
         true => Err(no_queues()),
         false => Ok(queues),
@@ -310,14 +308,14 @@ fn lanes_for(count: usize, queues: Option<&[LaneQueues]>) -> Lanes {
 
 /// Why requests cannot come over io_uring.
 fn no_queues() -> Error {
-    let switch = "/sys/module/fuse/parameters/enable_uring";
-    let text = match std::fs::read_to_string(switch) {
-        Ok(value) if value.trim() == "N" => format!(
+    let text = match queue::is_switched_on() {
+        Some(false) => format!(
             "FUSE over io_uring is switched off in the kernel: root switches it on with \
-             'echo Y > {switch}'"
+             'echo Y > {}'",
+            queue::SWITCH
         ),
-        Ok(_) => "the kernel refuses the rings that FUSE over io_uring takes".to_owned(),
-        Err(_) => "the kernel has no FUSE over io_uring, which came with Linux 6.14".to_owned(),
+        Some(true) => "the kernel refuses the rings that FUSE over io_uring takes".to_owned(),
+        None => "the kernel has no FUSE over io_uring, which came with Linux 6.14".to_owned(),
     };
     Error::new(ErrorKind::Unsupported, "mount", text)
 }

@@ -26,6 +26,8 @@ use super::proto::{self, Body, HEADER_BYTES, Header, Operation, Transfer};
 use super::session::{Request, Session};
 use crate::nbd::Stop;
 
+/// Whether the kernel hands out requests so.
+pub(super) const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The processors that there may be, as the kernel counts them.
 const PROCESSORS: &str = "/sys/devices/system/cpu/possible";
 /// Most entries of a queue: as many as its processor has requests in flight.
@@ -36,6 +38,12 @@ const ALL_ENTRIES: usize = 1024;
 const ENTRIES_MIN: usize = 4;
 /// More than any operation but writes says of itself in bytes.
 const OPERATION_BYTES: usize = 128;
+
+/// Whether the kernel offers queues to mounts; `None` if it has no such switch.
+pub(super) fn is_switched_on() -> Option<bool> {
+    let value = fs::read_to_string(SWITCH).ok()?;
+    Some(value.trim() == "Y")
+}
 
 /// The queues of one lane, with entries for each.
 #[derive(Debug, Default)]
