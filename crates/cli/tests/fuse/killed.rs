@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::loop_mount::Loop;
-use crate::place::{Place, Server, is_mounted, transports, wait_for};
+use crate::place::{Place, Server, is_gone, is_mounted, transports, wait_for};
 
 const BLOCK: usize = 4096;
 const WRITERS: usize = 4;
@@ -194,16 +194,13 @@ fn check_replaced_mounts(transport: &str) {
     place.check_image(&model);
 }
 
-/// What users of a mount hear whose server was killed. While the kernel takes the queues of its
-/// server apart, which takes a moment, what it has put into them is cancelled.
+/// What users of a mount hear whose server was killed.
 fn check_is_dead(place: &Place, transport: &str) {
     wait_for("the end of the connection", || {
         let dead = fs::metadata(place.path("disk")).unwrap_err();
-        let errno = dead.raw_os_error().expect("an error of the system");
-        let is_gone = [libc::ENOTCONN, libc::ECONNABORTED].contains(&errno);
-        let is_going = transport == "--io-uring=on" && errno == libc::ECANCELED;
-        assert!(is_gone || is_going, "{transport}: {dead}");
-        is_gone
+        let errno = dead.raw_os_error();
+        assert!(is_gone(transport, errno), "{transport}: {dead}");
+        errno != Some(libc::ECANCELED)
     });
 }
 

@@ -197,6 +197,16 @@ pub fn transports() -> Vec<&'static str> {
         .collect()
 }
 
+/// What requests may fail with whose mount's server has ended. While the kernel takes its queues
+/// apart, which takes a moment, what is put into them is cancelled.
+pub fn is_gone(transport: &str, errno: Option<i32>) -> bool {
+    let cancelled = (transport == "--io-uring=on").then_some(libc::ECANCELED);
+    let gone = [libc::ENOTCONN, libc::ECONNABORTED]
+        .into_iter()
+        .chain(cancelled);
+    errno.is_some_and(|errno| gone.into_iter().any(|other| other == errno))
+}
+
 fn mountpoints() -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
     let second = |line: &str| line.split(' ').nth(1).map(str::to_owned);

@@ -45,14 +45,14 @@ pub(super) fn is_switched_on() -> Option<bool> {
     Some(value.trim() == "Y")
 }
 
-/// The queues of one lane, with entries for each.
+/// The entries of one lane, with the numbers of their queues.
 #[derive(Debug, Default)]
-pub(super) struct LaneQueues(Vec<(u16, Vec<QueueEntry>)>);
+pub(super) struct LaneQueues(Vec<(u16, QueueEntry)>);
 
 impl LaneQueues {
-    /// Entries of all its queues.
+    /// How many entries there are.
     pub(super) fn entries(&self) -> usize {
-        self.0.iter().map(|(_, entries)| entries.len()).sum()
+        self.0.len()
     }
 }
 
@@ -64,7 +64,8 @@ pub(super) fn deal_out(lanes: usize) -> Option<Vec<LaneQueues>> {
     let mut dealt: Vec<LaneQueues> = (0..lanes).map(|_| LaneQueues::default()).collect();
     for queue in 0..queues {
         let entries = QueueEntry::several(count, MAX_TRANSFER_BYTES).ok()?;
-        dealt[usize::from(queue) % lanes].0.push((queue, entries));
+        let lane = &mut dealt[usize::from(queue) % lanes].0;
+        lane.extend(entries.into_iter().map(|entry| (queue, entry)));
     }
     Some(dealt)
 }
@@ -94,12 +95,8 @@ impl Session {
         queues: LaneQueues,
         stop: &Stop,
     ) -> Vec<JoinHandle<()>> {
-        let entries = queues.0.into_iter().flat_map(|(queue, entries)| {
-            let numbered = entries.into_iter().map(move |entry| (queue, entry));
-            numbered
-        });
         let serve = |(queue, entry)| spawn(self.clone().serve_entry(queue, entry, stop.clone()));
-        entries.map(serve).collect()
+        queues.0.into_iter().map(serve).collect()
     }
 
     async fn serve_entry(self: Rc<Self>, queue: u16, entry: QueueEntry, stop: Stop) {
@@ -222,12 +219,17 @@ mod tests {
     #[test]
     fn every_queue_has_a_lane_and_entries() {
         let dealt = deal_out(2).expect("the system tells how many there are");
-        let mut queues: Vec<_> = dealt.iter().flat_map(|lane| &lane.0).collect();
-        queues.sort_by_key(|(queue, _)| *queue);
-        for (number, (queue, entries)) in queues.iter().enumerate() {
-            assert_eq!(usize::from(*queue), number);
-            assert!((ENTRIES_MIN..=ENTRIES_MAX).contains(&entries.len()));
+        let mut counts = std::collections::BTreeMap::new();
+        for (queue, _) in dealt.iter().flat_map(|lane| &lane.0) {
+            *counts.entry(usize::from(*queue)).or_insert(0) += 1;
         }
+        assert!(counts.keys().copied().eq(0..counts.len()), "{counts:?}");
+        let counts = counts.into_values();
+        assert!(
+            counts
+                .into_iter()
+                .all(|count| (ENTRIES_MIN..=ENTRIES_MAX).contains(&count))
+        );
         assert!(!dealt[0].0.is_empty());
     }
 }

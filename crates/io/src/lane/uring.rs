@@ -295,10 +295,7 @@ impl Uring {
     }
 
     fn collect(&mut self, finished: &mut Vec<(u32, Completion)>) {
-        loop {
-            let Some(completion) = self.ring.next_completion() else {
-                break;
-            };
+        while let Some(completion) = self.ring.next_completion() {
             let result = i64::from(completion.result());
             match completion.user_data() {
                 CANCEL => {}

@@ -38,8 +38,10 @@ fn lanes_without_commands_refuse_entries() {
 #[test]
 fn lanes_with_commands_ask_the_kernel() {
     let work = || {
-        let mut options = LaneOptions::default();
-        options.commands = true;
+        let options = LaneOptions {
+            commands: true,
+            ..LaneOptions::default()
+        };
         lane::install(&options).unwrap();
         assert!(!lane::takes_commands() || lane::backend() == Backend::IoUring);
         assert_eq!(register_with_a_socket(), libc::EOPNOTSUPP);
