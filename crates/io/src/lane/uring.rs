@@ -47,17 +47,16 @@ struct Entry {
 
 /// One thread's ring.
 pub(crate) struct Uring {
-    /// Before `entries`, which must outlive it.
+    /// Dropped before `entries`. Rule 10: the memory of commands that still wait outlives it.
     ring: Ring,
     /// By slot, used again and again. The boxes must not move with the vector.
     #[allow(clippy::vec_box)]
     entries: Vec<Box<Entry>>,
     /// Slots that found the ring full.
     backlog: VecDeque<u32>,
-    /// Requests that the kernel has, without commands.
+    /// Requests that the kernel has, without commands: those wait for others, so they take
+    /// nobody's turn.
     in_kernel: usize,
-    /// Commands that the kernel has. They wait for others, so they take nobody's turn.
-    commands: usize,
     limit: usize,
     /// Calls that workers have.
     at_workers: usize,
@@ -88,7 +87,6 @@ impl Uring {
             entries: Vec::new(),
             backlog: VecDeque::new(),
             in_kernel: 0,
-            commands: 0,
             limit,
             at_workers: 0,
             mailbox: Arc::new(CompletionQueue::new(event.clone())),
@@ -165,7 +163,6 @@ impl Uring {
         if let Op::FuseEntry { queue, answered } = request.op {
             let command = entry.memory.command(request, queue, answered);
             let command = command.user_data(u64::from(slot));
-            self.commands += 1;
             // SAFETY: as in `push`.
             self.push_by(|ring| unsafe { ring.push_command(&command) });
             return;
@@ -313,9 +310,8 @@ impl Uring {
         let Some(request) = &mut entry.request else {
             return;
         };
-        match request.op.is_command() {
-            true => self.commands -= 1,
-            false => self.in_kernel -= 1,
+        if !request.op.is_command() {
+            self.in_kernel -= 1;
         }
         let result = if result < 0 {
             Err(-result as Errno)
