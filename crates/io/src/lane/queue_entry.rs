@@ -43,6 +43,15 @@ const HEADER_ROOM_BYTES: usize = 4096;
 /// Where the number of iovecs stands in a submission.
 const SUBMISSION_LEN_AT: usize = 24;
 
+/// A command: which only this module makes, for an answer to a request that another entry holds
+/// would give the kernel memory that is not there any more.
+#[derive(Debug, Clone, Copy)]
+pub struct EntryCommand {
+    queue: u16,
+    /// The request that the entry holds the answer of; 0 if there is none.
+    answered: u64,
+}
+
 /// Memory for an entry, which no kernel knows yet.
 #[derive(Debug)]
 pub struct QueueEntry(SharedBuffer);
@@ -73,7 +82,7 @@ impl QueueEntry {
 }
 
 fn start(file: Arc<Descriptor>, queue: u16, answered: u64, memory: SharedBuffer) -> Io<HeldEntry> {
-    let op = Op::FuseEntry { queue, answered };
+    let op = Op::FuseEntry(EntryCommand { queue, answered });
     let memory = SharedBuffers::from_iter([memory]);
     submit(Request::shared(file, op, memory), HeldEntry::take)
 }
@@ -96,7 +105,7 @@ impl HeldEntry {
             mut shared,
             ..
         } = done.request;
-        let (Op::FuseEntry { queue, .. }, Some(memory)) = (op, shared.pop()) else {
+        let (Op::FuseEntry(command), Some(memory)) = (op, shared.pop()) else {
             let message = "something else has ended";
             return Err(Error::new(ErrorKind::Io, "take an entry", message));
         };
@@ -105,7 +114,7 @@ impl HeldEntry {
         let id = u64::from_ne_bytes(id);
         Ok(HeldEntry {
             file,
-            queue,
+            queue: command.queue,
             id,
             memory,
         })
@@ -182,9 +191,10 @@ pub(super) fn tell_apart(vecs: &mut IoVecs) {
     }
 }
 
-/// What the kernel is asked to do with an entry; `answered` is 0 for a new one. The memory that
-/// `vecs` name is used until the completion, `vecs` itself only when the command is handed over.
-pub(super) fn command(fd: RawFd, queue: u16, answered: u64, vecs: &IoVecs) -> Entry128 {
+/// What the kernel is asked to do with an entry. The memory that `vecs` name is used until the
+/// completion, `vecs` itself only when the command is handed over.
+pub(super) fn submission(fd: RawFd, command: EntryCommand, vecs: &IoVecs) -> Entry128 {
+    let EntryCommand { queue, answered } = command;
     // Flags, the request, the queue.
     let mut area = [0; 80];
     area[8..16].copy_from_slice(&answered.to_ne_bytes());

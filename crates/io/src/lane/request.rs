@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use super::queue_entry::EntryCommand;
 use super::syncs::{RunningSync, Syncs};
 use crate::align::SharedGuard;
 use crate::buffer::total_len;
@@ -124,12 +125,7 @@ pub enum Op {
     SendMessage,
     /// Give an entry of a queue of `/dev/fuse` to the kernel, and wait for the next request
     /// in it. Only the end of the mount, or of the lane, ends it otherwise.
-    FuseEntry {
-        /// Number of the queue.
-        queue: u16,
-        /// The request that the entry holds the answer of; 0 if there is none.
-        answered: u64,
-    },
+    FuseEntry(EntryCommand),
     /// Accept a connection.
     Accept,
     /// Wait until the descriptor is ready.
@@ -161,7 +157,7 @@ impl Op {
             Op::Fallocate { .. } => "fallocate",
             Op::Receive | Op::ReceiveMessage => "receive",
             Op::Send | Op::SendMessage => "send",
-            Op::FuseEntry { .. } => "wait for a request",
+            Op::FuseEntry(_) => "wait for a request",
             Op::Accept => "accept",
             Op::Poll { .. } => "poll",
             Op::Connect { .. } => "connect",
@@ -176,7 +172,7 @@ impl Op {
 
     /// Whether only a ring that takes commands can do it.
     pub(crate) fn is_command(&self) -> bool {
-        matches!(self, Op::FuseEntry { .. })
+        matches!(self, Op::FuseEntry(_))
     }
 
     /// Whether it may change what the next flush must make durable.
@@ -415,7 +411,7 @@ impl Request {
             Op::ReceiveMessage => sys::receive_message(fd, &mut self.buffers),
             Op::SendMessage => sys::send_message(fd, &mut self.buffers),
             // There is no system call for it.
-            Op::FuseEntry { .. } => Err(libc::EOPNOTSUPP),
+            Op::FuseEntry(_) => Err(libc::EOPNOTSUPP),
             Op::Accept => sys::accept(fd),
             Op::Poll { events } => poll_once(fd, *events),
             Op::Call { work, .. } | Op::Connect { work } => {

@@ -3,7 +3,7 @@
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use super::queue_entry;
+use super::queue_entry::{self, EntryCommand};
 use super::request::{Op, Request};
 use crate::sys::{self, IoVecs, MAX_TRANSFER_BYTES};
 
@@ -30,12 +30,11 @@ impl Memory {
     pub(crate) fn command(
         &mut self,
         request: &mut Request,
-        queue: u16,
-        answered: u64,
+        command: EntryCommand,
     ) -> squeue::Entry128 {
         self.vecs = request.io_vecs();
         queue_entry::tell_apart(&mut self.vecs);
-        queue_entry::command(request.file.raw(), queue, answered, &self.vecs)
+        queue_entry::submission(request.file.raw(), command, &self.vecs)
     }
 
     /// Waits until the request's descriptor is ready for it.
@@ -81,9 +80,7 @@ impl Memory {
             }
             Op::Poll { .. } => Self::readiness(request),
             // Calls go to the workers and never come here, nor do commands.
-            Op::Call { .. } | Op::Connect { .. } | Op::FuseEntry { .. } => {
-                opcode::Nop::new().build()
-            }
+            Op::Call { .. } | Op::Connect { .. } | Op::FuseEntry(_) => opcode::Nop::new().build(),
         }
     }
 

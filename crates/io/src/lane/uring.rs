@@ -160,8 +160,8 @@ impl Uring {
         let Some(request) = &mut entry.request else {
             return;
         };
-        if let Op::FuseEntry { queue, answered } = request.op {
-            let command = entry.memory.command(request, queue, answered);
+        if let Op::FuseEntry(command) = request.op {
+            let command = entry.memory.command(request, command);
             let command = command.user_data(u64::from(slot));
             // SAFETY: as in `push`.
             self.push_by(|ring| unsafe { ring.push_command(&command) });
