@@ -1,7 +1,7 @@
-//! Memory that other processes change at any time: a guest's.
+//! Memory that others change at any time: a guest, or the kernel.
 //!
-//! A [`SharedMemory`] is a mapped piece of a file that somebody else has mapped too. A
-//! [`SharedBuffer`] is a range of one and keeps it mapped.
+//! A [`SharedMemory`] is a mapped piece of a file that somebody else has mapped too, or memory
+//! that the kernel was told of. A [`SharedBuffer`] is a range of one and keeps it mapped.
 //!
 //! Invariants:
 //! - Nothing here gives out a reference to such memory: bytes are copied in and out, and two or
@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use smallvec::SmallVec;
 
 use crate::{Error, ErrorKind, Result};
@@ -96,6 +96,33 @@ impl SharedMemory {
             mapped_bytes,
             skipped_bytes: skipped as usize,
         })))
+    }
+
+    /// `len_bytes` bytes that no other process has, each page of which takes memory only once it
+    /// is touched: for the kernel, which changes them at any time.
+    ///
+    /// # Errors
+    /// What the system says if there is no room for them.
+    pub fn anonymous(len_bytes: u64) -> Result<Self> {
+        const OPERATION: &str = "map memory";
+        let failed = |errno: rustix::io::Errno| Error::from_errno(OPERATION, errno.raw_os_error());
+        let none = || Error::from_errno(OPERATION, libc::ENOMEM);
+        let mapped_bytes = usize::try_from(len_bytes).map_err(|_| none())?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at a place of the kernel's choice harms nothing.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
+        let start = NonNull::new(start.map_err(failed)?.cast()).ok_or_else(none)?;
+        let mapping = Mapping {
+            start,
+            mapped_bytes,
+            skipped_bytes: 0,
+        };
+        // Huge pages would take memory that is never touched. A kernel without them refuses.
+        // SAFETY: it changes nothing but how pages come to the mapping, which is nobody else's.
+        let _ = unsafe { madvise(start.as_ptr().cast(), mapped_bytes, Advice::LinuxNoHugepage) };
+        Ok(SharedMemory(Arc::new(mapping)))
     }
 
     /// How many bytes were asked for.
@@ -187,6 +214,21 @@ impl SharedBuffer {
         self.start = unsafe { self.start.add(at_bytes) };
         self.len_bytes -= at_bytes;
         head
+    }
+
+    /// `len_bytes` bytes from `at_bytes` on.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    #[must_use]
+    pub fn piece(&self, at_bytes: usize, len_bytes: usize) -> SharedBuffer {
+        self.check(at_bytes, len_bytes);
+        SharedBuffer {
+            memory: self.memory.clone(),
+            // SAFETY: not beyond the end, by the check above.
+            start: unsafe { self.start.add(at_bytes) },
+            len_bytes,
+        }
     }
 
     /// Copies as many bytes as `bytes` has, from `at_bytes` on, out of the memory.

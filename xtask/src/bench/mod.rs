@@ -114,11 +114,12 @@ fn programs(export: Export, options: &Options, workspace: &Workspace) -> Result<
         Some(path) => path.clone(),
         None => workspace.build_vellum()?,
     };
-    let name = "vellum";
-    let mut programs = vec![Program::Vellum { name, path }];
+    let ours = |name, path, more| Program::Vellum { name, path, more };
+    let mut programs = vec![ours("vellum", path.clone(), "")];
     if let Some(path) = options.before.clone() {
-        let name = "before";
-        programs.push(Program::Vellum { name, path });
+        programs.push(ours("before", path, ""));
+    } else if options.transports && export == Export::Fuse {
+        programs.push(ours("/dev/fuse", path, ",io-uring=off"));
     }
     programs.extend(export.rivals());
     Ok(programs)

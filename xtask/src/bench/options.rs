@@ -7,7 +7,7 @@ use lexopt::{Arg, ValueExt as _};
 
 pub const USAGE: &str = "\
 usage: cargo xtask bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--only WORD]...
-                         [--json FILE] [--vellum PROGRAM] [--before PROGRAM]";
+                         [--json FILE] [--vellum PROGRAM] [--before PROGRAM | --transports]";
 
 const MIB: u64 = 1 << 20;
 
@@ -20,6 +20,8 @@ pub struct Options {
     pub vellum: Option<PathBuf>,
     /// Another program of ours, between ours and QEMU's.
     pub before: Option<PathBuf>,
+    /// Of FUSE: ours over `/dev/fuse` in the place of another program of ours.
+    pub transports: bool,
     /// Of one measurement.
     pub seconds: f64,
     pub rounds: usize,
@@ -37,6 +39,7 @@ impl Options {
             disk_bytes: 1024 * MIB,
             vellum: None,
             before: None,
+            transports: false,
             seconds: 0.0,
             rounds: 0,
             only: Vec::new(),
@@ -45,6 +48,7 @@ impl Options {
         while let Some(argument) = arguments.next()? {
             match argument {
                 Arg::Long("quick") => options.is_quick = true,
+                Arg::Long("transports") => options.transports = true,
                 Arg::Long("seconds") => options.seconds = arguments.value()?.parse()?,
                 Arg::Long("rounds") => options.rounds = arguments.value()?.parse()?,
                 Arg::Long("only") => options.only.push(arguments.value()?.string()?),

@@ -99,8 +99,8 @@ pub fn table(rows: &[Row], programs: &[Program], clients: &str) -> String {
         rule.push_str(" ---: | ---: |");
     }
     let before = (1..programs.len()).find(|index| !programs[*index].is_qemu());
-    if before.is_some() {
-        head.push_str(" of before |");
+    if let Some(before) = before {
+        let _ = write!(head, " of {} |", programs[before]);
         rule.push_str(" ---: |");
     }
     head.push_str(" of QEMU's fastest |");
@@ -191,6 +191,7 @@ mod tests {
         let vellum = Program::Vellum {
             name: "vellum",
             path: PathBuf::new(),
+            more: "",
         };
         let daemon = Program::StorageDaemon(Aio::IoUring);
         let programs = [

@@ -41,7 +41,12 @@ impl Aio {
 #[derive(Debug, Clone)]
 pub enum Program {
     /// `vellum daemon` of this program.
-    Vellum { name: &'static str, path: PathBuf },
+    Vellum {
+        name: &'static str,
+        path: PathBuf,
+        /// More options of its export.
+        more: &'static str,
+    },
     /// The real `qemu-storage-daemon`, with a thread of its own for the export that polls as
     /// long as QEMU thinks best.
     StorageDaemon(Aio),
@@ -86,16 +91,16 @@ impl Server {
     /// Serves a row's image in `folder`, which is empty.
     pub fn start(program: &Program, export: Export, row: &Row, folder: &Path) -> Result<Self> {
         let mut command = match program {
-            Program::Vellum { path, .. } => {
+            Program::Vellum { path, more, .. } => {
                 let mut command = Command::new(path);
                 command.arg("daemon");
-                add_export(&mut command, export, row, None);
+                add_export(&mut command, export, row, None, more);
                 command
             }
             Program::StorageDaemon(aio) => {
                 let mut command = process::program("qemu-storage-daemon")?;
                 command.args(["--object", "iothread,id=polls"]);
-                add_export(&mut command, export, row, Some(*aio));
+                add_export(&mut command, export, row, Some(*aio), "");
                 command
             }
             Program::Nbd(aio) => {
@@ -190,8 +195,8 @@ impl Drop for Server {
     }
 }
 
-/// The options of a storage daemon: QEMU's with `aio`, or ours.
-fn add_export(command: &mut Command, export: Export, row: &Row, aio: Option<Aio>) {
+/// The options of a storage daemon: QEMU's with `aio`, or ours with `more` of the export's.
+fn add_export(command: &mut Command, export: Export, row: &Row, aio: Option<Aio>, more: &str) {
     let image = row.image();
     let mut file = format!(
         "driver=file,node-name=file,filename={},discard=unmap",
@@ -209,6 +214,7 @@ fn add_export(command: &mut Command, export: Export, row: &Row, aio: Option<Aio>
         Export::Nbd => format!("type=nbd,name={NBD_NAME}"),
     };
     options.push_str(",id=e,node-name=disk,writable=on");
+    options.push_str(more);
     if let Some(aio) = aio {
         file.push_str(&format!(",aio={}", aio.name()));
         options.push_str(",iothread=polls");

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use vellum_control::{Aio, CacheMode, DetectZeroes};
+use vellum_export::fuse::Transport;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::server::Failure;
@@ -14,6 +15,7 @@ enum Id {
     ReadOnly,
     Growable,
     AllowOther,
+    IoUring,
     Files,
     Partition,
     Snapshot,
@@ -36,6 +38,7 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::new(Id::ReadOnly, 'r', "read-only", Takes::Nothing),
     OptionSpec::long(Id::Growable, "growable", Takes::Nothing),
     OptionSpec::long(Id::AllowOther, "allow-other", Takes::Nothing),
+    OptionSpec::long(Id::IoUring, "io-uring", Takes::Value),
     OptionSpec::long(Id::Files, "files", Takes::Nothing),
     OptionSpec::long(Id::Partition, "partition", Takes::Value),
     OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
@@ -75,6 +78,8 @@ pub(super) struct Arguments {
     pub(super) read_only: bool,
     pub(super) growable: bool,
     pub(super) allow_other: bool,
+    /// How requests come from the kernel.
+    pub(super) transport: Transport,
     /// The files on the disk are shown, and not the disk.
     pub(super) files: bool,
     /// Those in this partition.
@@ -126,6 +131,14 @@ impl Arguments {
             Id::ReadOnly => self.read_only = true,
             Id::Growable => self.growable = true,
             Id::AllowOther => self.allow_other = true,
+            Id::IoUring => {
+                self.transport = match value.as_str() {
+                    "auto" => Transport::Auto,
+                    "off" => Transport::Device,
+                    "on" => Transport::IoUring,
+                    _ => return fail(format!("Invalid io-uring mode '{value}'")),
+                }
+            }
             Id::Files => self.files = true,
             Id::Partition => match value.parse() {
                 Ok(number) => self.partition = Some(number),
@@ -178,6 +191,9 @@ impl Arguments {
         }
         if self.files && self.temporary {
             return fail("--snapshot is of no use where nothing can be written");
+        }
+        if self.files && self.transport == Transport::IoUring {
+            return fail("--io-uring is of no use with --files");
         }
         if self.snapshot.is_some() || self.files {
             self.read_only = true;
@@ -237,6 +253,11 @@ mod tests {
                 "--partition is of use with --files alone",
             ),
             ("--files --partition=x a b", "Invalid partition number 'x'"),
+            (
+                "--files --io-uring=on a b",
+                "--io-uring is of no use with --files",
+            ),
+            ("--io-uring=yes a b", "Invalid io-uring mode 'yes'"),
             ("--cache=foo a b", "Invalid cache mode `foo'"),
             ("--aio=foo a b", "Invalid aio mode 'foo'"),
             ("--discard=foo a b", "Invalid discard mode `foo'"),

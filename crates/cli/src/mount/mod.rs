@@ -93,6 +93,8 @@ How to open the image:
       --detect-zeroes=MODE   off, on, unmap
 
 How to run:
+      --io-uring=MODE        have requests come over io_uring: on, off, auto (default:
+                             where the kernel has that switched on)
       --fork                 go to the background once FILE is there
       --pid-file=PATH        write the process id to PATH
 "
@@ -154,7 +156,8 @@ async fn serve(
         .allow_other(match arguments.allow_other {
             true => AllowOther::On,
             false => AllowOther::Off,
-        });
+        })
+        .transport(arguments.transport);
     let export = Export::new(device, mountpoint, &options).await;
     let export = export.map_err(failed)?;
     let begun = tell(arguments, ready, || {

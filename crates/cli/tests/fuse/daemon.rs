@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use crate::place::{Place, is_mounted, wait_for};
 
 /// A client of a monitor.
-struct Monitor {
+pub struct Monitor {
     stream: UnixStream,
     lines: std::io::Lines<BufReader<UnixStream>>,
 }
 
 impl Monitor {
-    fn connect(path: &Path) -> Monitor {
+    pub fn connect(path: &Path) -> Monitor {
         wait_for("a monitor", || path.exists());
         let stream = UnixStream::connect(path).expect("a monitor");
         let lines = BufReader::new(stream.try_clone().expect("a clone")).lines();
@@ -44,7 +44,7 @@ impl Monitor {
         }
     }
 
-    fn must(&mut self, command: &str, arguments: Value) -> Value {
+    pub fn must(&mut self, command: &str, arguments: Value) -> Value {
         let mut answer = self.ask(command, arguments);
         assert!(answer.get("return").is_some(), "{command}: {answer}");
         answer["return"].take()

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-use crate::place::Place;
+use crate::place::{Place, transports};
 
 const SIZE_BYTES: usize = 8 << 20;
 const KEEP: FallocateFlags = FallocateFlags::KEEP_SIZE;
@@ -62,12 +62,16 @@ fn change(file: &File, model: &mut [u8], random: &mut fastrand::Rng) {
 
 #[test]
 fn requests_of_all_kinds_do_what_the_model_says() {
-    let place = Place::new("8M");
-    let mut random = fastrand::Rng::with_seed(17);
+    check_against_model(&Place::new("8M"), &[], 17);
+}
+
+/// Compares what requests of all kinds give and leave with what they should.
+pub fn check_against_model(place: &Place, options: &[&str], seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut model = vec![0; SIZE_BYTES];
     for _ in 0..2 {
-        let server = place.mount(&[]);
-        let file = open(&place);
+        let server = place.mount(options);
+        let file = open(place);
         for _ in 0..400 {
             change(&file, &mut model, &mut random);
         }
@@ -81,8 +85,14 @@ fn requests_of_all_kinds_do_what_the_model_says() {
 
 #[test]
 fn readers_and_writers_at_once_see_their_own_bytes() {
+    for transport in transports() {
+        check_readers_and_writers(transport);
+    }
+}
+
+fn check_readers_and_writers(transport: &str) {
     let place = Place::new("8M");
-    let server = place.mount(&[]);
+    let server = place.mount(&[transport]);
     let part = SIZE_BYTES / 8;
     let work = |number: usize| {
         let file = open(&place);

@@ -3,10 +3,11 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::loop_mount::Loop;
-use crate::place::{Place, Server};
+use crate::place::{Place, Server, is_gone, is_mounted, transports, wait_for};
 
 const BLOCK: usize = 4096;
 const WRITERS: usize = 4;
@@ -14,8 +15,14 @@ const WRITERS: usize = 4;
 const BLOCKS: usize = 512;
 const KILLS: u64 = 6;
 
-fn mount(place: &Place, format: &str) -> Server {
-    place.start(&["mount", "-f", format, "image", "disk"])
+fn mount(place: &Place, format: &str, transport: &str) -> Server {
+    place.start(&["mount", "-f", format, transport, "image", "disk"])
+}
+
+/// Each format over each transport.
+fn cases() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let each = |format| transports().into_iter().map(move |it| (format, it));
+    ["qcow2", "raw"].into_iter().flat_map(each)
 }
 
 /// What a block may hold: what was there at the last sync that was acknowledged, and all that was
@@ -49,11 +56,11 @@ fn write_until_killed(file: &File, writer: usize, seed: u64, mut allowed: Allowe
 /// after a kill, and nothing that nobody wrote.
 #[test]
 fn what_several_writers_have_synced_survives_kills() {
-    for format in ["qcow2", "raw"] {
+    for (format, transport) in cases() {
         let place = Place::of_format(format, "8M");
         let mut allowed: Vec<Allowed> = vec![vec![vec![0]; BLOCKS]; WRITERS];
         for kill in 0..KILLS {
-            let server = mount(&place, format);
+            let server = mount(&place, format, transport);
             let mut options = File::options();
             let file = options.read(true).write(true).open(place.path("disk"));
             let file = file.expect("the disk");
@@ -70,7 +77,7 @@ fn what_several_writers_have_synced_survives_kills() {
                 ended.map(|ended| ended.expect("a writer")).collect()
             });
             drop((file, server));
-            let server = mount(&place, format);
+            let server = mount(&place, format, transport);
             let whole = fs::read(place.path("disk")).expect("the disk");
             server.end();
             for (number, bytes) in whole.chunks_exact(BLOCK).enumerate() {
@@ -80,7 +87,7 @@ fn what_several_writers_have_synced_survives_kills() {
                 let is_one = is_whole && values.contains(&value);
                 assert!(
                     is_one,
-                    "{format}, kill {kill}, block {number}: {value} of {values:?}"
+                    "{format}, {transport}, kill {kill}, block {number}: {value} of {values:?}"
                 );
                 *values = vec![value];
             }
@@ -95,16 +102,16 @@ fn what_several_writers_have_synced_survives_kills() {
 /// is killed, and it is sound.
 #[test]
 fn a_file_system_keeps_what_it_has_made_durable() {
-    for format in ["qcow2", "raw"] {
+    for (format, transport) in cases() {
         let place = Place::of_format(format, "64M");
         let (disk, files) = (place.word("disk"), place.word("files"));
         fs::create_dir(place.path("files")).expect("a folder");
-        let server = mount(&place, format);
+        let server = mount(&place, format, transport);
         place.must("mkfs.ext4", &["-q", "-F", &disk]);
         server.end();
         let mut durable: Vec<(String, Vec<u8>)> = Vec::new();
         for kill in 0..3_u8 {
-            let server = mount(&place, format);
+            let server = mount(&place, format, transport);
             let device = Loop::new(&place);
             place.must("mount", &[&device.device, &files]);
             for number in 0..8_u8 {
@@ -121,7 +128,7 @@ fn a_file_system_keeps_what_it_has_made_durable() {
             server.signal("-KILL");
             place.must("umount", &["--lazy", &files]);
             drop((device, server));
-            let server = mount(&place, format);
+            let server = mount(&place, format, transport);
             // The journal is played as the next mount would; it exits with 1 if it did anything.
             let played = place.run("e2fsck", &["-p", &disk]);
             assert!(
@@ -132,7 +139,10 @@ fn a_file_system_keeps_what_it_has_made_durable() {
             for (name, bytes) in &durable {
                 place.must("debugfs", &["-R", &format!("dump /{name} found"), &disk]);
                 let found = fs::read(place.path("found")).expect("a file");
-                assert!(found == *bytes, "{format}, kill {kill}: {name}");
+                assert!(
+                    found == *bytes,
+                    "{format}, {transport}, kill {kill}: {name}"
+                );
             }
             server.end();
         }
@@ -146,10 +156,16 @@ fn a_file_system_keeps_what_it_has_made_durable() {
 /// server has left mounted is replaced.
 #[test]
 fn acknowledged_syncs_hold_and_dead_mounts_are_replaced() {
+    for transport in transports() {
+        check_replaced_mounts(transport);
+    }
+}
+
+fn check_replaced_mounts(transport: &str) {
     let place = Place::new("8M");
     let mut model = vec![0; 8 << 20];
     for round in 0..10_u8 {
-        let mut server = place.mount(&[]);
+        let mut server = place.mount(&[transport]);
         let mut options = File::options();
         let is_through = round % 2 == 1;
         if is_through {
@@ -168,14 +184,46 @@ fn acknowledged_syncs_hold_and_dead_mounts_are_replaced() {
         }
         server.signal("-KILL");
         assert_eq!(server.wait(), None);
-        let dead = fs::metadata(place.path("disk")).unwrap_err();
-        let errno = dead.raw_os_error().expect("an error of the system");
-        assert!([libc::ENOTCONN, libc::ECONNABORTED].contains(&errno));
+        check_is_dead(&place, transport);
     }
-    let server = place.mount(&[]);
+    let server = place.mount(&[transport]);
     let whole = fs::read(place.path("disk")).expect("the disk");
     assert!(whole == model);
     server.end();
     place.must("qemu-img", &["check", "-q", "-r", "leaks", "image"]);
     place.check_image(&model);
+}
+
+/// What users of a mount hear whose server was killed.
+fn check_is_dead(place: &Place, transport: &str) {
+    wait_for("the end of the connection", || {
+        let dead = fs::metadata(place.path("disk")).unwrap_err();
+        let errno = dead.raw_os_error();
+        assert!(is_gone(transport, errno), "{transport}: {dead}");
+        errno != Some(libc::ECANCELED)
+    });
+}
+
+/// Nobody has to wait until the kernel has noticed: it knows the attributes of a dead mount for
+/// a second more.
+#[test]
+fn a_dead_mount_is_replaced_at_once() {
+    for transport in transports() {
+        let place = Place::new("8M");
+        let mut server = place.mount(&[transport]);
+        let found = fs::metadata(place.path("disk")).expect("attributes");
+        assert_eq!(found.len(), 8 << 20);
+        server.signal("-KILL");
+        assert_eq!(server.wait(), None);
+        let vellum = env!("CARGO_BIN_EXE_vellum");
+        let words = ["mount", "--fork", "--pid-file", "pid", "-f", "qcow2"];
+        place.must(
+            vellum,
+            &[&words[..], &[transport, "image", "disk"]].concat(),
+        );
+        let pid = fs::read_to_string(place.path("pid")).expect("a pid");
+        place.must("kill", &["-TERM", pid.trim()]);
+        wait_for("the end", || !Path::new("/proc").join(pid.trim()).exists());
+        assert!(!is_mounted(&place.path("disk")), "{transport}");
+    }
 }

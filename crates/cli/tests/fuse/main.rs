@@ -12,3 +12,4 @@ mod killed;
 mod listing;
 mod loop_mount;
 mod place;
+mod transport;

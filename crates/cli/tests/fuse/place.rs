@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+/// The switch of FUSE over io_uring in the kernel.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// What an unhurried machine may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -92,6 +94,16 @@ impl Place {
         server
     }
 
+    /// The program in the background, whatever it does.
+    pub fn start_bare(&self, words: &[&str]) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+        command.current_dir(self.folder.path()).args(words);
+        Server {
+            child: command.spawn().expect("the program runs"),
+            mountpoint: self.path("disk"),
+        }
+    }
+
     /// `vellum mount` of `image` over `disk`.
     pub fn mount(&self, options: &[&str]) -> Server {
         let words = [&["mount", "-f", "qcow2"], options, &["image", "disk"]].concat();
@@ -154,6 +166,11 @@ impl Server {
         status.and_then(|status| status.code())
     }
 
+    /// Waits for an end that was asked for.
+    pub fn wait_for_end(mut self) {
+        assert_eq!(self.wait(), Some(0));
+    }
+
     /// Ends it as a service manager would.
     pub fn end(mut self) {
         self.signal("-TERM");
@@ -169,6 +186,25 @@ impl Drop for Server {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Options for the ways in which this kernel can hand out requests.
+pub fn transports() -> Vec<&'static str> {
+    let offered = fs::read_to_string(SWITCH).is_ok_and(|value| value.trim() == "Y");
+    let over_io_uring = offered.then_some("--io-uring=on");
+    std::iter::once("--io-uring=off")
+        .chain(over_io_uring)
+        .collect()
+}
+
+/// What requests may fail with whose mount's server has ended. While the kernel takes its queues
+/// apart, which takes a moment, what is put into them is cancelled.
+pub fn is_gone(transport: &str, errno: Option<i32>) -> bool {
+    let cancelled = (transport == "--io-uring=on").then_some(libc::ECANCELED);
+    let gone = [libc::ENOTCONN, libc::ECONNABORTED]
+        .into_iter()
+        .chain(cancelled);
+    errno.is_some_and(|errno| gone.into_iter().any(|other| other == errno))
 }
 
 fn mountpoints() -> Vec<String> {

@@ -15,6 +15,7 @@
         "block-export-add<vhost-user-blk>.addr.type = theirs",
         "addresses of type vsock are refused by name",
     ),
+    ("block-export-add<fuse>.io-uring is ours", "beyond QEMU's"),
     ("block-export-add<vhost-user-blk>.poll-max-ns is ours", "beyond QEMU's"),
     ("block-export-add<vhost-user-blk>.serial is ours", "beyond QEMU's"),
     ("blockdev-backup.x-vellum-fleecing is ours", "beyond QEMU's"),

@@ -11,11 +11,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use vellum::{BlockDevice, Preallocation, RequestFlags, ZeroRequest};
+use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Error, ErrorKind, Io, lane};
 
 use crate::accounting::Accounting;
 
-use super::proto::{Allocate, Attributes, Operation, Seek, SetAttributes, Time, Transfer, set};
+use super::proto::{
+    self, Allocate, Attributes, Body, Operation, Seek, SetAttributes, Time, Transfer, set,
+};
 
 /// Why a request fails.
 pub(super) type Errno = i32;
@@ -26,6 +29,8 @@ const BLOCK_BYTES: u32 = 4096;
 const SECTOR_BYTES: u64 = 512;
 /// Most that is made zero at once: a power of two.
 const ZERO_BYTES: u64 = 1 << 30;
+/// How long the kernel may rely on attributes.
+const ATTRIBUTES_SECONDS: u64 = 1;
 /// So many extents are looked at before others on the lane have their turn.
 const EXTENTS_A_TURN: u32 = 32;
 
@@ -99,8 +104,42 @@ impl File {
         }
     }
 
+    /// Does what is neither a read nor a write; what is answered.
+    pub(super) async fn perform(&self, operation: Operation) -> Result<Body, Errno> {
+        match operation {
+            Operation::GetAttributes => {}
+            Operation::SetAttributes(wanted) => self.set_attributes(wanted).await?,
+            Operation::Open => {
+                let flags = proto::OPEN_DIRECT_IO | proto::OPEN_PARALLEL_DIRECT_WRITES;
+                return Ok(proto::opened(flags));
+            }
+            Operation::StatFs => {
+                let (blocks, free, block_bytes) = self.blocks();
+                return Ok(proto::file_system(blocks, free, block_bytes));
+            }
+            Operation::Release => return Ok(Body::default()),
+            Operation::Sync => {
+                let synced = self.device.flush().await;
+                return synced
+                    .map(|()| Body::default())
+                    .map_err(|error| errno(&error));
+            }
+            Operation::Allocate(wanted) => {
+                return self.allocate(wanted).await.map(|()| Body::default());
+            }
+            Operation::Seek(wanted) => return self.seek(wanted).await.map(proto::sought),
+            // Reads and writes go another way; the greeting comes once.
+            Operation::Init(_)
+            | Operation::Read(_)
+            | Operation::Write(_)
+            | Operation::Silent
+            | Operation::Unknown => return Err(libc::ENOSYS),
+        }
+        Ok(self.attributes().encode(ATTRIBUTES_SECONDS))
+    }
+
     /// What it is.
-    pub(super) fn attributes(&self) -> Attributes {
+    fn attributes(&self) -> Attributes {
         let size_bytes = self.device.size_bytes();
         let mut kept = self.kept.lock();
         if self.touched.swap(false, Ordering::Relaxed) {
@@ -124,7 +163,7 @@ impl File {
     }
 
     /// The size of the file system and what of it is free: blocks and their length.
-    pub(super) fn blocks(&self) -> (u64, u64, u32) {
+    fn blocks(&self) -> (u64, u64, u32) {
         let size_bytes = self.device.size_bytes();
         let blocks = size_bytes.div_ceil(u64::from(BLOCK_BYTES));
         let used = self.allocated_bytes(size_bytes) / u64::from(BLOCK_BYTES);
@@ -132,7 +171,7 @@ impl File {
     }
 
     /// Sets what is asked for, or nothing.
-    pub(super) async fn set_attributes(&self, wanted: SetAttributes) -> Result<(), Errno> {
+    async fn set_attributes(&self, wanted: SetAttributes) -> Result<(), Errno> {
         self.check_attributes(&wanted)?;
         if wanted.valid & set::SIZE != 0 {
             let _turn = self.size_turn.lock().await;
@@ -229,6 +268,22 @@ impl File {
         Some(self.device.read(transfer.offset_bytes, buffer))
     }
 
+    /// As [`File::read`], straight into `memory`, which has room for all of it; how much it will
+    /// be. `None`: not this range, as it lies.
+    pub(super) fn read_into(
+        &self,
+        transfer: Transfer,
+        mut memory: SharedBuffer,
+    ) -> Option<(Io<()>, usize)> {
+        let left = self.left(transfer.offset_bytes);
+        let len_bytes = u64::from(transfer.len_bytes).min(left) as usize;
+        if len_bytes < memory.len() {
+            memory = memory.piece(0, len_bytes);
+        }
+        let io = self.device.read_into(transfer.offset_bytes, &[memory])?;
+        Some((io, len_bytes))
+    }
+
     /// How much there is from an offset on, in bytes.
     fn left(&self, offset_bytes: u64) -> u64 {
         self.device.size_bytes().saturating_sub(offset_bytes)
@@ -240,14 +295,28 @@ impl File {
         transfer: Transfer,
         data: Buffer,
     ) -> Result<Io<Buffer>, Buffer> {
-        let fits = data.len() as u64 <= self.left(transfer.offset_bytes);
+        match self.writes_at_once(transfer, data.len()) {
+            Some(flags) => Ok(self.device.write(transfer.offset_bytes, data, flags)),
+            None => Err(data),
+        }
+    }
+
+    /// As [`File::write_at_once`], straight from `memory`. `None`: not so, and nothing was done.
+    pub(super) fn write_from(&self, transfer: Transfer, memory: SharedBuffer) -> Option<Io<()>> {
+        let flags = self.writes_at_once(transfer, memory.len())?;
+        self.device
+            .write_from(transfer.offset_bytes, &[memory], flags)
+    }
+
+    /// How a write is done that needs nothing but that.
+    fn writes_at_once(&self, transfer: Transfer, len_bytes: usize) -> Option<RequestFlags> {
+        let fits = len_bytes as u64 <= self.left(transfer.offset_bytes);
         if !fits || !self.rights.writable {
-            return Err(data);
+            return None;
         }
         self.touched.store(true, Ordering::Relaxed);
         let is_durable = transfer.open_flags & libc::O_DSYNC as u32 != 0;
-        let flags = RequestFlags::default().fua(is_durable);
-        Ok(self.device.write(transfer.offset_bytes, data, flags))
+        Some(RequestFlags::default().fua(is_durable))
     }
 
     /// Writes what fits, or makes the file longer if it may, and returns how much was written.
@@ -289,13 +358,8 @@ impl File {
         result.map_err(|error| errno(&error))
     }
 
-    /// Makes all that was written durable.
-    pub(super) fn sync(&self) -> Io<()> {
-        self.device.flush()
-    }
-
     /// `fallocate(2)`.
-    pub(super) async fn allocate(&self, wanted: Allocate) -> Result<(), Errno> {
+    async fn allocate(&self, wanted: Allocate) -> Result<(), Errno> {
         self.check_writable()?;
         let (from, end) = (
             wanted.offset_bytes,
@@ -373,7 +437,7 @@ impl File {
     }
 
     /// `lseek(2)`, for data and holes: what reads as zeroes without being read is a hole.
-    pub(super) async fn seek(&self, wanted: Seek) -> Result<u64, Errno> {
+    async fn seek(&self, wanted: Seek) -> Result<u64, Errno> {
         let wants_hole = match wanted.whence as i32 {
             libc::SEEK_HOLE => true,
             libc::SEEK_DATA => false,

@@ -5,6 +5,7 @@
 //! descriptor of its own. `proto` is the messages, `mount` and `clone` the way to the kernel,
 //! `session` one descriptor's service, `file` what is done to the disk. There is no library
 //! between: those that there are bring threads that block, and requests here run on lanes.
+//! `queue` is how requests come where the kernel has FUSE over io_uring.
 //!
 //! Invariants:
 //! - The kernel is trusted, but no message is read beyond its end.
@@ -14,10 +15,11 @@ mod clone;
 mod file;
 mod mount;
 mod proto;
+mod queue;
 mod session;
 pub mod tree;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -27,15 +29,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use event_listener::Event;
 use vellum::BlockDevice;
 use vellum_io::lane::message::MessageDevice;
+use vellum_io::lane::{self, LaneOptions};
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 
 use crate::accounting::Accounting;
 use crate::fair_depth::FairDepth;
 use crate::nbd::Stop;
-use crate::nbd::lanes::{self, LaneSlot, Lanes};
+use crate::nbd::lanes::{LaneSlot, Lanes, end as end_lanes};
 use file::{File, Rights};
 use mount::{Kind, Mount};
 use proto::{HEADER_BYTES, Header, Init, Operation, Welcome};
+use queue::LaneQueues;
 use session::{End, Session};
 
 /// Most that one request reads or writes, in bytes: what the kernel has at most.
@@ -55,6 +59,19 @@ pub enum AllowOther {
     Auto,
 }
 
+/// How requests come from the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// Over io_uring where the kernel has that (Linux 6.14) and it is switched on, else over
+    /// `/dev/fuse`.
+    #[default]
+    Auto,
+    /// Over `/dev/fuse`.
+    Device,
+    /// Over io_uring, or not at all.
+    IoUring,
+}
+
 vellum_io::with_setters! {
     /// How a disk is shown.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +86,8 @@ vellum_io::with_setters! {
         pub allow_other: AllowOther,
         /// Most threads that serve it.
         pub max_lanes: usize,
+        /// How requests come.
+        pub transport: Transport,
         /// Exports that it must not keep waiting.
         pub fair_depth: FairDepth,
     }
@@ -84,6 +103,7 @@ impl Default for ExportOptions {
             resizable: false,
             allow_other: AllowOther::Auto,
             max_lanes: processors,
+            transport: Transport::Auto,
             fair_depth: FairDepth::default(),
         }
     }
@@ -95,6 +115,8 @@ pub struct Export {
     shared: Arc<Shared>,
     mount: RefCell<Mount>,
     lanes: RefCell<Lanes>,
+    /// Requests come over io_uring.
+    has_queues: Cell<bool>,
 }
 
 /// What sessions share.
@@ -127,7 +149,7 @@ impl Export {
         let mounted = mount::mount(Kind::File, &mountpoint, &source, options.allow_other)?;
         let (mount, descriptor, allow_other) = mounted;
         let kernel = MessageDevice::new(descriptor, mount::DEVICE)?;
-        greet(&kernel).await?;
+        let devices = devices(kernel, options.max_lanes.max(1));
         let rights = Rights {
             writable: options.writable,
             growable: options.growable,
@@ -141,34 +163,56 @@ impl Export {
             ended: Event::new(),
             unmounted: Stop::new(),
         });
+        let queues = queues(options.transport, devices.len())?;
         let export = Export {
             mountpoint,
             shared,
             mount: RefCell::new(mount),
-            lanes: RefCell::new(Lanes::new(options.max_lanes.max(1) + 1)),
+            lanes: RefCell::new(lanes_for(devices.len(), queues.as_deref())),
+            has_queues: Cell::new(false),
         };
-        export.start_sessions(kernel, options.max_lanes);
-        Ok(export)
+        match export.start(devices, queues, options.transport).await {
+            Ok(()) => Ok(export),
+            Err(error) => {
+                export.end().await;
+                Err(error)
+            }
+        }
     }
 
     /// Serves on other lanes than the calling one, which may be who looks at the file.
-    fn start_sessions(&self, kernel: MessageDevice, count: usize) {
-        let mut lanes = self.lanes.borrow_mut();
-        let (_own, own_slot) = lanes.take_slot();
-        for number in 0..count.max(1) {
-            let device = match number {
-                0 => Ok(kernel.clone()),
-                _ => clone::clone(kernel.as_fd())
-                    .and_then(|descriptor| MessageDevice::new(descriptor, mount::DEVICE)),
-            };
-            // Fewer do as well.
-            let Ok(device) = device else { break };
-            let (remote, slot) = lanes.take_slot();
+    async fn start(
+        &self,
+        devices: Vec<MessageDevice>,
+        queues: Option<Vec<LaneQueues>>,
+        transport: Transport,
+    ) -> Result<()> {
+        let slots: Vec<_> = {
+            let mut lanes = self.lanes.borrow_mut();
+            let (_own, _own_slot) = lanes.take_slot();
+            devices.iter().map(|_| lanes.take_slot()).collect()
+        };
+        // Once the kernel is told of queues it waits for all of them.
+        let mut queues = queues;
+        for (remote, _) in &slots {
+            let asked = remote.call(|| async { Ok(lane::takes_commands()) });
+            let takes_commands = queues.is_some() && asked.await?;
+            queues = queues.filter(|_| takes_commands);
+        }
+        let offered = greet(&devices[0], queues.is_some()).await?;
+        let queues = queues.filter(|_| offered);
+        if queues.is_none() && transport == Transport::IoUring {
+            return Err(no_queues());
+        }
+        self.has_queues.set(queues.is_some());
+        let mut queues = queues.into_iter().flatten();
+        for ((remote, slot), device) in slots.into_iter().zip(devices) {
             let shared = self.shared.clone();
             shared.running.fetch_add(1, Ordering::SeqCst);
-            remote.spawn(move || serve(device, shared, slot));
+            let queues = queues.next().unwrap_or_default();
+            remote.spawn(move || serve(device, queues, shared, slot));
         }
-        drop(own_slot);
+        Ok(())
     }
 
     /// Where it is mounted.
@@ -179,6 +223,11 @@ impl Export {
     /// Counts what is asked of the file.
     pub fn accounting(&self) -> &Arc<Accounting> {
         &self.shared.file.accounting
+    }
+
+    /// Whether requests come over io_uring.
+    pub fn is_over_io_uring(&self) -> bool {
+        self.has_queues.get()
     }
 
     /// What is requested as soon as somebody else has unmounted the file.
@@ -200,7 +249,7 @@ impl Export {
                 ended.await;
             }
         }
-        lanes::end(&self.lanes).await;
+        end_lanes(&self.lanes).await;
     }
 }
 
@@ -213,9 +262,9 @@ impl fmt::Debug for Export {
 }
 
 /// A session's life on its lane.
-async fn serve(device: MessageDevice, shared: Arc<Shared>, slot: LaneSlot) {
+async fn serve(device: MessageDevice, queues: LaneQueues, shared: Arc<Shared>, slot: LaneSlot) {
     let session = Session::new(device, shared.file.clone());
-    if session.run(&shared.stop).await == End::Unmounted {
+    if session.run(queues, &shared.stop).await == End::Unmounted {
         shared.unmounted.request();
     }
     drop(slot);
@@ -223,12 +272,67 @@ async fn serve(device: MessageDevice, shared: Arc<Shared>, slot: LaneSlot) {
     shared.ended.notify(usize::MAX);
 }
 
-/// Answers the kernel's greeting, which comes before everything else.
-async fn greet(kernel: &MessageDevice) -> Result<()> {
+/// Descriptors of a mount: its own, and up to `count` in all.
+fn devices(kernel: MessageDevice, count: usize) -> Vec<MessageDevice> {
+    let mut devices = vec![kernel];
+    while devices.len() < count {
+        let cloned = clone::clone(devices[0].as_fd())
+            .and_then(|descriptor| MessageDevice::new(descriptor, mount::DEVICE));
+        // Fewer do as well.
+        let Ok(device) = cloned else { break };
+        devices.push(device);
+    }
+    devices
+}
+
+/// The queues that there would be, for so many lanes; `None` where none are wanted or possible.
+fn queues(transport: Transport, lanes: usize) -> Result<Option<Vec<LaneQueues>>> {
+    let is_wanted = transport != Transport::Device && queue::is_switched_on() == Some(true);
+    let queues = is_wanted.then(|| queue::deal_out(lanes)).flatten();
+    match queues.is_none() && transport == Transport::IoUring {
+        true => Err(no_queues()),
+        false => Ok(queues),
+    }
+}
+
+/// Lanes beside the calling one, for requests that come over queues or not.
+fn lanes_for(count: usize, queues: Option<&[LaneQueues]>) -> Lanes {
+    let mut options = LaneOptions::default();
+    let most = queues.and_then(|queues| queues.iter().map(LaneQueues::entries).max());
+    if let Some(entries) = most {
+        options.commands = true;
+        options.ring_entries += u32::try_from(entries).unwrap_or(0);
+    }
+    Lanes::with_options(count + 1, options)
+}
+
+/// Why requests cannot come over io_uring.
+fn no_queues() -> Error {
+    let text = match queue::is_switched_on() {
+        Some(false) => format!(
+            "FUSE over io_uring is switched off in the kernel: root switches it on with \
+             'echo Y > {}'",
+            queue::SWITCH
+        ),
+        Some(true) => "the kernel refuses the rings that FUSE over io_uring takes".to_owned(),
+        None => "the kernel has no FUSE over io_uring, which came with Linux 6.14".to_owned(),
+    };
+    Error::new(ErrorKind::Unsupported, "mount", text)
+}
+
+/// Answers the kernel's greeting, which comes before everything else; whether requests come over
+/// queues, if they may.
+async fn greet(kernel: &MessageDevice, has_queues: bool) -> Result<bool> {
     let (buffers, len_bytes) = kernel.recv(session::receive_buffers()).await?;
-    let reply = answer_greeting(&session::gather(&buffers, 0, len_bytes), welcome)?;
+    let offered = Cell::new(false);
+    let reply = answer_greeting(&session::gather(&buffers, 0, len_bytes), |init| {
+        let welcome = welcome(init, has_queues);
+        offered.set(welcome.flags2 & proto::INIT2_OVER_IO_URING != 0);
+        welcome
+    })?;
     let reply = Buffer::copy_of(&reply);
-    kernel.send(Buffers::from_iter([reply])).await.map(drop)
+    kernel.send(Buffers::from_iter([reply])).await?;
+    Ok(offered.get())
 }
 
 /// The answer to the kernel's greeting: what `welcome` says to it.
@@ -251,7 +355,11 @@ fn answer_greeting(message: &[u8], welcome: impl Fn(&Init) -> Welcome) -> Result
     Ok([&reply, body.bytes()].concat())
 }
 
-fn welcome(init: &Init) -> Welcome {
+fn welcome(init: &Init, has_queues: bool) -> Welcome {
+    let mut flags2 = proto::INIT2_DIRECT_IO_ALLOW_MMAP;
+    if has_queues {
+        flags2 |= proto::INIT2_OVER_IO_URING;
+    }
     let flags = proto::INIT_ASYNC_READ
         | proto::INIT_BIG_WRITES
         | proto::INIT_ASYNC_DIO
@@ -261,7 +369,7 @@ fn welcome(init: &Init) -> Welcome {
         minor: init.minor.min(proto::VERSION.1),
         max_readahead_bytes: init.max_readahead_bytes,
         flags: flags & init.flags,
-        flags2: proto::INIT2_DIRECT_IO_ALLOW_MMAP & init.flags2,
+        flags2: flags2 & init.flags2,
         max_background: MAX_BACKGROUND,
         max_write_bytes: MAX_TRANSFER_BYTES as u32,
         max_pages: (MAX_TRANSFER_BYTES / 4096) as u16,

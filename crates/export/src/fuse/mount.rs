@@ -39,6 +39,21 @@ pub(super) enum Kind {
     Tree,
 }
 
+impl Kind {
+    fn is(self, found: &fs::Metadata) -> bool {
+        match self {
+            Kind::File => found.is_file(),
+            Kind::Tree => found.is_dir(),
+        }
+    }
+}
+
+/// Whether a mount says so whose server has died. It cancels requests while the kernel takes the
+/// server's queues apart.
+fn is_dead(errno: i32) -> bool {
+    matches!(errno, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)
+}
+
 /// What is mounted, and how.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
@@ -66,11 +81,10 @@ pub(super) fn prepare(mountpoint: &Path, kind: Kind) -> Result<()> {
     let shown = mountpoint.display();
     for _ in 0..REPAIRS_MAX {
         let error = match fs::metadata(mountpoint) {
-            Ok(found) if kind == Kind::File && found.is_file() => return Ok(()),
-            // The kernel remembers what a directory was, also of a server that has died.
-            Ok(found) if kind == Kind::Tree && found.is_dir() => {
+            Ok(found) if kind.is(&found) => {
+                // The kernel remembers what was there, also of a server that has died.
                 match rustix::fs::statfs(mountpoint) {
-                    Err(errno @ (Errno::NOTCONN | Errno::CONNABORTED)) => errno.into(),
+                    Err(errno) if is_dead(errno.raw_os_error()) => errno.into(),
                     _ => return Ok(()),
                 }
             }
@@ -84,10 +98,7 @@ pub(super) fn prepare(mountpoint: &Path, kind: Kind) -> Result<()> {
             }
             Err(error) => error,
         };
-        let is_dead = matches!(
-            error.raw_os_error(),
-            Some(libc::ENOTCONN | libc::ECONNABORTED)
-        );
+        let is_dead = error.raw_os_error().is_some_and(is_dead);
         let repaired = is_dead && unmount(mountpoint).is_ok();
         if !repaired {
             let text = format!("Failed to stat '{shown}'");

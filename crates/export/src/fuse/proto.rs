@@ -35,6 +35,8 @@ pub(super) const INIT_MAX_PAGES: u32 = 1 << 22;
 pub(super) const INIT_EXT: u32 = 1 << 30;
 /// In the second word: files around the page cache may be mapped into memory.
 pub(super) const INIT2_DIRECT_IO_ALLOW_MMAP: u32 = 1 << 4;
+/// In the second word: requests come over io_uring, too.
+pub(super) const INIT2_OVER_IO_URING: u32 = 1 << 9;
 
 /// The page cache is left out.
 pub(super) const OPEN_DIRECT_IO: u32 = 1 << 0;

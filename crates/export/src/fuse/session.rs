@@ -1,5 +1,5 @@
 //! One descriptor of a mount and the lane that serves it: messages of the kernel come in, are
-//! begun at once, and answered as they end.
+//! begun at once, and answered as they end. What comes over io_uring is in `queue`.
 //!
 //! Invariants:
 //! - What was begun ends before the session does.
@@ -22,6 +22,7 @@ use super::file::{Errno, File};
 use super::proto::{
     self, Body, HEAD_BYTES, HEADER_BYTES, Header, Operation, REPLY_HEADER_BYTES, ROOT_ID, Transfer,
 };
+use super::queue::LaneQueues;
 use crate::accounting::{Operation as Counted, StartedRequest};
 use crate::fair_depth::StreamDepth;
 use crate::nbd::Stop;
@@ -31,8 +32,6 @@ const MAX_IN_FLIGHT_BYTES: usize = 32 << 20;
 /// Data of writes up to this length in bytes is copied, so that the memory that messages come
 /// into is used again.
 const COPIED_BYTES: usize = 32 << 10;
-/// How long the kernel may rely on attributes.
-const ATTRIBUTES_SECONDS: u64 = 1;
 
 /// How a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,16 +44,16 @@ pub(super) enum End {
 
 /// A session.
 pub(super) struct Session {
-    device: MessageDevice,
-    file: Arc<File>,
+    pub(super) device: MessageDevice,
+    pub(super) file: Arc<File>,
     requests: StreamDepth,
     bytes: Cell<usize>,
-    /// Waits for requests to end; only the session itself does.
-    waiter: RefCell<Option<Waker>>,
+    /// Tasks that wait for requests to end.
+    waiters: RefCell<Vec<Waker>>,
 }
 
 /// A request that was begun; it is over when this is dropped.
-struct Request {
+pub(super) struct Request {
     session: Rc<Session>,
     unique: u64,
     bytes: usize,
@@ -67,8 +66,8 @@ impl Drop for Request {
         let session = &self.session;
         session.requests.leave();
         session.bytes.set(session.bytes.get() - self.bytes);
-        if let Some(waiter) = session.waiter.take() {
-            waiter.wake();
+        if !session.waiters.borrow().is_empty() {
+            session.waiters.take().into_iter().for_each(Waker::wake);
         }
     }
 }
@@ -92,12 +91,15 @@ impl Session {
             requests: StreamDepth::new(&file.accounting),
             file,
             bytes: Cell::new(0),
-            waiter: RefCell::new(None),
+            waiters: RefCell::default(),
         })
     }
 
     /// Serves until `stop` is requested or the mount is gone.
-    pub(super) async fn run(self: Rc<Self>, stop: &Stop) -> End {
+    pub(super) async fn run(self: Rc<Self>, queues: LaneQueues, stop: &Stop) -> End {
+        // The lane's own, so that lanes do not wait for each other.
+        let queues_end = Stop::new();
+        let serving = self.serve_queues(queues, &queues_end);
         let mut stopped = pin!(stop.wait());
         let mut buffers = receive_buffers();
         let end = loop {
@@ -115,20 +117,24 @@ impl Session {
                 Err(_) => break End::Unmounted,
             };
         };
+        queues_end.request();
+        for entry in serving {
+            entry.await;
+        }
         self.wait_until(|| self.requests.get() == 0).await;
         end
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.bytes.get() <= MAX_IN_FLIGHT_BYTES && self.requests.has_room()
     }
 
-    async fn wait_until(&self, condition: impl Fn() -> bool) {
+    pub(super) async fn wait_until(&self, condition: impl Fn() -> bool) {
         poll_fn(|context| {
             if condition() {
                 return Poll::Ready(());
             }
-            *self.waiter.borrow_mut() = Some(context.waker().clone());
+            self.waiters.borrow_mut().push(context.waker().clone());
             Poll::Pending
         })
         .await;
@@ -164,7 +170,7 @@ impl Session {
         buffers
     }
 
-    fn begin(self: &Rc<Self>, header: &Header, operation: Option<Operation>) -> Request {
+    pub(super) fn begin(self: &Rc<Self>, header: &Header, operation: Option<Operation>) -> Request {
         let bytes = match operation {
             Some(Operation::Read(transfer) | Operation::Write(transfer)) => transfer.len_bytes,
             _ => 0,
@@ -219,44 +225,16 @@ fn take_data(buffer: &mut Buffer, len_bytes: usize) -> Buffer {
 }
 
 impl Request {
-    fn file(&self) -> &Arc<File> {
+    pub(super) fn file(&self) -> &Arc<File> {
         &self.session.file
     }
 
     fn perform(self, operation: Operation) {
-        let file = self.file().clone();
-        match operation {
-            Operation::Read(transfer) => self.read(transfer),
-            Operation::GetAttributes => self.answer(&file.attributes().encode(ATTRIBUTES_SECONDS)),
-            Operation::SetAttributes(wanted) => self.run(async move {
-                file.set_attributes(wanted).await?;
-                Ok(file.attributes().encode(ATTRIBUTES_SECONDS))
-            }),
-            Operation::Open => {
-                let flags = proto::OPEN_DIRECT_IO | proto::OPEN_PARALLEL_DIRECT_WRITES;
-                self.answer(&proto::opened(flags));
-            }
-            Operation::StatFs => {
-                let (blocks, free, block_bytes) = file.blocks();
-                self.answer(&proto::file_system(blocks, free, block_bytes));
-            }
-            Operation::Release => self.answer(&Body::default()),
-            Operation::Sync => {
-                let sync = file.sync();
-                self.when_done(sync, |request, ()| request.answer(&Body::default()));
-            }
-            Operation::Allocate(wanted) => self.run(async move {
-                file.allocate(wanted).await?;
-                Ok(Body::default())
-            }),
-            Operation::Seek(wanted) => {
-                self.run(async move { Ok(proto::sought(file.seek(wanted).await?)) });
-            }
-            // Writes have come by another way; the greeting comes once.
-            Operation::Init(_) | Operation::Write(_) | Operation::Silent | Operation::Unknown => {
-                self.fail(libc::ENOSYS);
-            }
+        if let Operation::Read(transfer) = operation {
+            return self.read(transfer);
         }
+        let file = self.file().clone();
+        self.run(async move { file.perform(operation).await });
     }
 
     fn read(self, transfer: Transfer) {
@@ -305,16 +283,21 @@ impl Request {
     }
 
     fn fail(self, errno: Errno) {
-        if let Some(started) = &self.started {
-            let reason = vellum_io::error::errno_text(errno);
-            self.file().accounting.fail(started, errno, &reason);
-        }
+        self.note_failure(errno);
         let header = proto::reply_header(self.unique, errno, 0);
         self.send(Buffer::copy_of(&header), None);
     }
 
+    /// Counts a request that has failed.
+    pub(super) fn note_failure(&self, errno: Errno) {
+        if let Some(started) = &self.started {
+            let reason = vellum_io::error::errno_text(errno);
+            self.file().accounting.fail(started, errno, &reason);
+        }
+    }
+
     /// Counts a request that has succeeded.
-    fn succeed(&self) {
+    pub(super) fn succeed(&self) {
         if let Some(started) = &self.started {
             self.file().accounting.succeed(started);
         }

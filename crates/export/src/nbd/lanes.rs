@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use vellum_io::executor;
-use vellum_io::lane::{self, Remote};
+use vellum_io::lane::{self, LaneOptions, Remote};
 
 use super::stop::Stop;
 
@@ -16,6 +16,7 @@ use super::stop::Stop;
 pub(crate) struct Lanes {
     lanes: Vec<Lane>,
     most: usize,
+    options: LaneOptions,
     end: Stop,
 }
 
@@ -57,7 +58,16 @@ impl Lanes {
         Lanes {
             lanes: vec![own],
             most: most.max(1),
+            options: LaneOptions::default(),
             end: Stop::new(),
+        }
+    }
+
+    /// As [`Lanes::new`], with other lanes set up as `options` say.
+    pub(crate) fn with_options(most: usize, options: LaneOptions) -> Self {
+        Lanes {
+            options,
+            ..Lanes::new(most)
         }
     }
 
@@ -85,7 +95,7 @@ impl Lanes {
         let all_busy = self.lanes.iter().all(|lane| load(lane) > 0);
         if all_busy && self.lanes.len() < self.most {
             // Without another thread the ones that run must do.
-            if let Ok(lane) = start_lane(self.lanes.len(), self.end.clone()) {
+            if let Ok(lane) = start_lane(self.lanes.len(), &self.options, self.end.clone()) {
                 self.lanes.push(lane);
             }
         }
@@ -126,7 +136,8 @@ impl Drop for EndNotifier {
     }
 }
 
-fn start_lane(number: usize, end: Stop) -> io::Result<Lane> {
+fn start_lane(number: usize, options: &LaneOptions, end: Stop) -> io::Result<Lane> {
+    let options = options.clone();
     let (sender, receiver) = std::sync::mpsc::channel();
     let ended = Stop::new();
     let ending = EndNotifier(ended.clone());
@@ -134,6 +145,10 @@ fn start_lane(number: usize, end: Stop) -> io::Result<Lane> {
         .name(format!("lane-{number}"))
         .spawn(move || {
             let _ending = ending;
+            // Whoever waits for the lane is told by what does not come.
+            if lane::install(&options).is_err() {
+                return;
+            }
             lane::block_on(async move {
                 // Nobody listens only if the server has given up on this lane.
                 let _ = sender.send(lane::remote());

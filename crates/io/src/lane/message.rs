@@ -30,6 +30,11 @@ impl MessageDevice {
         Ok(MessageDevice { file })
     }
 
+    /// The descriptor, for requests.
+    pub(super) fn descriptor(&self) -> Arc<Descriptor> {
+        self.file.clone()
+    }
+
     /// Receives one message into the buffers, in order, and returns them with its length in
     /// bytes. What the message does not fill has unspecified content.
     ///

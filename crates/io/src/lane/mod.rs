@@ -23,8 +23,10 @@ mod event_loop;
 mod interleavings;
 pub mod message;
 pub mod net;
+pub mod queue_entry;
 mod reactor;
 mod request;
+mod ring;
 mod submission;
 mod syncs;
 mod thread;
@@ -100,6 +102,9 @@ pub struct LaneOptions {
     /// Submissions that fit into the ring at a time; four times as many requests
     /// may be in the kernel, more wait their turn.
     pub ring_entries: u32,
+    /// Commands of devices ([`queue_entry`]) can be started, where the kernel has them; all
+    /// submissions are longer then.
+    pub commands: bool,
 }
 
 impl Default for LaneOptions {
@@ -107,6 +112,7 @@ impl Default for LaneOptions {
         LaneOptions {
             backend: Backend::Auto,
             ring_entries: 128,
+            commands: false,
         }
     }
 }
@@ -256,6 +262,15 @@ pub fn remote() -> Remote {
 /// If a lane cannot be set up at all.
 pub fn backend() -> Backend {
     current_or_panic().reactor.backend()
+}
+
+/// Whether the calling thread's lane can start commands of devices: it was asked for, and the
+/// kernel has them.
+///
+/// # Panics
+/// If a lane cannot be set up at all.
+pub fn takes_commands() -> bool {
+    current_or_panic().reactor.takes_commands()
 }
 
 /// A number for the calling thread's lane, to deal things out among lanes.

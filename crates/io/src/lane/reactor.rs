@@ -69,6 +69,14 @@ impl Reactor {
         self.backend
     }
 
+    /// Whether commands of devices can be started.
+    pub(crate) fn takes_commands(&self) -> bool {
+        match &self.inner.borrow().driver {
+            Some(Driver::Uring(uring)) => uring.takes_commands(),
+            _ => false,
+        }
+    }
+
     /// Starts a request; `finish` turns its end into the caller's result.
     pub(crate) fn start<T>(
         self: &Rc<Self>,
@@ -226,7 +234,7 @@ impl Inner {
 fn open_driver(options: &LaneOptions, event: &Arc<EventFd>) -> Result<(Driver, Backend)> {
     let wanted = options.backend.resolve();
     if wanted != Backend::Threads {
-        match Uring::new(options.ring_entries, event.clone()) {
+        match Uring::new(options, event.clone()) {
             Ok(uring) => return Ok((Driver::Uring(Box::new(uring)), Backend::IoUring)),
             Err(error) if wanted == Backend::IoUring => {
                 return Err(Error::from_io("set up io_uring", &error));

@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use super::queue_entry::EntryCommand;
 use super::syncs::{RunningSync, Syncs};
 use crate::align::SharedGuard;
 use crate::buffer::total_len;
@@ -122,6 +123,9 @@ pub enum Op {
     ReceiveMessage,
     /// Give a device all of the buffers as one message.
     SendMessage,
+    /// Give an entry of a queue of `/dev/fuse` to the kernel, and wait for the next request
+    /// in it. Only the end of the mount, or of the lane, ends it otherwise.
+    FuseEntry(EntryCommand),
     /// Accept a connection.
     Accept,
     /// Wait until the descriptor is ready.
@@ -153,6 +157,7 @@ impl Op {
             Op::Fallocate { .. } => "fallocate",
             Op::Receive | Op::ReceiveMessage => "receive",
             Op::Send | Op::SendMessage => "send",
+            Op::FuseEntry(_) => "wait for a request",
             Op::Accept => "accept",
             Op::Poll { .. } => "poll",
             Op::Connect { .. } => "connect",
@@ -163,6 +168,11 @@ impl Op {
     /// Whether only a worker thread can do it.
     pub(crate) fn needs_worker(&self) -> bool {
         matches!(self, Op::Call { .. } | Op::Connect { .. })
+    }
+
+    /// Whether only a ring that takes commands can do it.
+    pub(crate) fn is_command(&self) -> bool {
+        matches!(self, Op::FuseEntry(_))
     }
 
     /// Whether it may change what the next flush must make durable.
@@ -400,6 +410,8 @@ impl Request {
             Op::Send => sys::send(fd, &mut self.buffers, skip),
             Op::ReceiveMessage => sys::receive_message(fd, &mut self.buffers),
             Op::SendMessage => sys::send_message(fd, &mut self.buffers),
+            // There is no system call for it.
+            Op::FuseEntry(_) => Err(libc::EOPNOTSUPP),
             Op::Accept => sys::accept(fd),
             Op::Poll { events } => poll_once(fd, *events),
             Op::Call { work, .. } | Op::Connect { work } => {

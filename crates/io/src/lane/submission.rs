@@ -3,6 +3,7 @@
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
+use super::queue_entry::{self, EntryCommand};
 use super::request::{Op, Request};
 use crate::sys::{self, IoVecs, MAX_TRANSFER_BYTES};
 
@@ -23,6 +24,17 @@ impl Memory {
             vecs: IoVecs::new(),
             header: sys::message_header(&mut IoVecs::new()),
         }
+    }
+
+    /// Gives the kernel an entry of a queue.
+    pub(crate) fn command(
+        &mut self,
+        request: &mut Request,
+        command: EntryCommand,
+    ) -> squeue::Entry128 {
+        self.vecs = request.io_vecs();
+        queue_entry::tell_apart(&mut self.vecs);
+        queue_entry::submission(request.file.raw(), command, &self.vecs)
     }
 
     /// Waits until the request's descriptor is ready for it.
@@ -67,8 +79,8 @@ impl Memory {
                     .build()
             }
             Op::Poll { .. } => Self::readiness(request),
-            // Calls go to the workers and never come here.
-            Op::Call { .. } | Op::Connect { .. } => opcode::Nop::new().build(),
+            // Calls go to the workers and never come here, nor do commands.
+            Op::Call { .. } | Op::Connect { .. } | Op::FuseEntry(_) => opcode::Nop::new().build(),
         }
     }
 

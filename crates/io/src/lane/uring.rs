@@ -5,24 +5,25 @@
 //!   request is neither moved nor dropped while the kernel works on it:
 //!   [`Uring::finish`] is the only place that takes one out.
 //! - The driver is never dropped with entries in the kernel: `Drop` cancels what
-//!   could wait forever and collects all the rest.
+//!   could wait forever and collects all the rest. Commands, which only the kernel ends, go
+//!   with the ring, which is dropped before their entries are.
 
 use std::collections::VecDeque;
 use std::io;
 #[cfg(not(shuttle))]
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::time::Instant;
 
-use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::types::Fd;
+use io_uring::{opcode, squeue};
 
-use super::Wait;
 #[cfg(not(shuttle))]
 use super::event_loop::{Counter, PollSet};
 use super::request::{Completion, Op, Request, Step};
+use super::ring::Ring;
 use super::submission::Memory;
 use super::workers::{self, CompletionQueue};
+use super::{LaneOptions, Wait};
 use crate::sys::{Errno, EventFd};
 
 /// The completion of the read that waits for the event counter.
@@ -46,13 +47,15 @@ struct Entry {
 
 /// One thread's ring.
 pub(crate) struct Uring {
-    ring: IoUring,
+    /// Dropped before `entries`. Rule 10: the memory of commands that still wait outlives it.
+    ring: Ring,
     /// By slot, used again and again. The boxes must not move with the vector.
     #[allow(clippy::vec_box)]
     entries: Vec<Box<Entry>>,
     /// Slots that found the ring full.
     backlog: VecDeque<u32>,
-    /// Requests that the kernel has.
+    /// Requests that the kernel has, without commands: those wait for others, so they take
+    /// nobody's turn.
     in_kernel: usize,
     limit: usize,
     /// Calls that workers have.
@@ -70,15 +73,15 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// Sets up a ring; fails where the kernel refuses io_uring.
-    pub(crate) fn new(entries: u32, event: Arc<EventFd>) -> io::Result<Self> {
-        let ring = build_ring(entries)?;
-        if !(ring.params().is_feature_nodrop()
-            && ring.params().is_feature_submit_stable()
-            && ring.params().is_feature_ext_arg())
-        {
-            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
-        }
-        let limit = ring.params().cq_entries() as usize;
+    pub(crate) fn new(options: &LaneOptions, event: Arc<EventFd>) -> io::Result<Self> {
+        let wide = options
+            .commands
+            .then(|| Ring::wide(options.ring_entries).ok());
+        let ring = match wide.flatten() {
+            Some(ring) => ring,
+            None => Ring::narrow(options.ring_entries)?,
+        };
+        let limit = ring.completion_room();
         Ok(Uring {
             ring,
             entries: Vec::new(),
@@ -96,9 +99,16 @@ impl Uring {
         })
     }
 
+    /// Whether commands of devices can be started.
+    pub(crate) fn takes_commands(&self) -> bool {
+        self.ring.is_wide()
+    }
+
     /// Starts a request under a free slot.
     pub(crate) fn start(&mut self, slot: u32, request: Request) {
-        if request.op.needs_worker() {
+        // A worker says that there is no such call.
+        let is_strange = request.op.is_command() && !self.takes_commands();
+        if request.op.needs_worker() || is_strange {
             self.at_workers += 1;
             workers::submit(request, slot, &self.mailbox);
             return;
@@ -150,6 +160,13 @@ impl Uring {
         let Some(request) = &mut entry.request else {
             return;
         };
+        if let Op::FuseEntry(command) = request.op {
+            let command = entry.memory.command(request, command);
+            let command = command.user_data(u64::from(slot));
+            // SAFETY: as in `push`.
+            self.push_by(|ring| unsafe { ring.push_command(&command) });
+            return;
+        }
         let submission = match entry.polling {
             true => Memory::readiness(request),
             false => entry.memory.rest(request),
@@ -161,13 +178,14 @@ impl Uring {
 
     /// Queues a submission; what it points to stays in place until its completion.
     fn push(&mut self, submission: &squeue::Entry) {
-        loop {
-            // SAFETY: the submission points into a boxed entry of `self.entries`,
-            // the buffers that it owns, or `self.event_count`; all stay where they
-            // are until the completion (see the module's head).
-            if unsafe { self.ring.submission().push(submission) }.is_ok() {
-                break;
-            }
+        // SAFETY: the submission points into a boxed entry of `self.entries`, the buffers that
+        // it owns, or `self.event_count`; all stay where they are until the completion (see the
+        // module's head).
+        self.push_by(|ring| unsafe { ring.push(submission) });
+    }
+
+    fn push_by(&mut self, push: impl Fn(&mut Ring) -> bool) {
+        while !push(&mut self.ring) {
             // Full: hand over what is there. Errors (EBUSY, EAGAIN) pass.
             let _ = self.ring.submit();
         }
@@ -180,14 +198,14 @@ impl Uring {
     /// starts on the first of many requests while the others are still being made; one with much
     /// to do waits for no one, and gets them in fewer calls.
     fn is_batch(&mut self) -> bool {
-        let queued = self.ring.submission().len();
+        let queued = self.ring.queued();
         let in_kernel = self.in_kernel.saturating_sub(queued);
         queued >= (in_kernel / 4).clamp(2, MAX_BATCH)
     }
 
     /// Submits all that is queued. What the kernel refuses for now is left to a turn.
     fn hand_over(&mut self) {
-        if !self.ring.submission().is_empty() && self.ring.submit().is_err() {
+        if self.ring.queued() > 0 && self.ring.submit().is_err() {
             self.event.signal();
         }
     }
@@ -222,7 +240,6 @@ impl Uring {
     pub(crate) fn join_poll_set(&mut self, set: &PollSet) -> io::Result<()> {
         let completions = Counter::new()?;
         self.ring
-            .submitter()
             .register_eventfd(completions.as_fd().as_raw_fd())?;
         set.add(completions.as_fd())?;
         self.completions = Some(completions);
@@ -241,10 +258,7 @@ impl Uring {
         self.arm_event();
         self.push_backlog();
         self.hand_over();
-        let queue = self.ring.submission();
-        let deferred = queue.taskrun() || queue.cq_overflow();
-        drop(queue);
-        if deferred || !self.ring.completion().is_empty() {
+        if self.ring.holds_back() || self.ring.has_completions() {
             self.event.signal();
         }
     }
@@ -256,27 +270,12 @@ impl Uring {
     }
 
     fn enter(&mut self, wait: Wait) -> Result<(), Errno> {
-        let waiting = !self.ring.completion().is_empty();
+        let waiting = self.ring.has_completions();
         let wait = if waiting { Wait::No } else { wait };
-        let result = match wait {
-            Wait::No => {
-                let queue = self.ring.submission();
-                if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
-                    return Ok(());
-                }
-                drop(queue);
-                self.ring.submit()
-            }
-            Wait::Forever => self.ring.submit_and_wait(1),
-            Wait::Until(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let time = Timespec::new()
-                    .sec(left.as_secs())
-                    .nsec(left.subsec_nanos());
-                let args = SubmitArgs::new().timespec(&time);
-                self.ring.submitter().submit_with_args(1, &args)
-            }
-        };
+        if matches!(wait, Wait::No) && self.ring.queued() == 0 && !self.ring.holds_back() {
+            return Ok(());
+        }
+        let result = self.ring.submit_and_wait(wait);
         result
             .map(drop)
             .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
@@ -293,10 +292,7 @@ impl Uring {
     }
 
     fn collect(&mut self, finished: &mut Vec<(u32, Completion)>) {
-        loop {
-            let Some(completion) = self.ring.completion().next() else {
-                break;
-            };
+        while let Some(completion) = self.ring.next_completion() {
             let result = i64::from(completion.result());
             match completion.user_data() {
                 CANCEL => {}
@@ -310,11 +306,13 @@ impl Uring {
     }
 
     fn complete(&mut self, slot: u32, result: i64, finished: &mut Vec<(u32, Completion)>) {
-        self.in_kernel -= 1;
         let entry = &mut *self.entries[slot as usize];
         let Some(request) = &mut entry.request else {
             return;
         };
+        if !request.op.is_command() {
+            self.in_kernel -= 1;
+        }
         let result = if result < 0 {
             Err(-result as Errno)
         } else {
@@ -351,8 +349,9 @@ impl Uring {
         self.in_kernel > 0 || !self.backlog.is_empty() || self.at_workers > 0
     }
 
-    /// Cancels what could wait forever and waits for all the rest.
+    /// Cancels what could wait forever and waits for all the rest but commands.
     pub(crate) fn shut_down(&mut self) {
+        self.hand_over();
         let endless: Vec<u32> = (0_u32..)
             .zip(&self.entries)
             .filter(|(_, entry)| {
@@ -395,37 +394,4 @@ impl Entry {
             cancelled: false,
         }
     }
-}
-
-/// A ring with the cheapest completion delivery that the kernel offers.
-fn build_ring(entries: u32) -> io::Result<IoUring> {
-    let completions = entries.saturating_mul(4);
-    let mut builder = IoUring::builder();
-    builder
-        .setup_clamp()
-        .setup_cqsize(completions)
-        .setup_submit_all();
-    // Completions run in this thread's io_uring_enter only (Linux 6.1).
-    let deferred = builder
-        .clone()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .build(entries);
-    if deferred.is_ok() {
-        return deferred;
-    }
-    // Without inter-processor interrupts (5.19), then plain.
-    let cooperative = builder
-        .clone()
-        .setup_coop_taskrun()
-        .setup_taskrun_flag()
-        .build(entries);
-    if cooperative.is_ok() {
-        return cooperative;
-    }
-    IoUring::builder()
-        .setup_clamp()
-        .setup_cqsize(completions)
-        .build(entries)
 }

@@ -5,6 +5,7 @@
 mod event_loop;
 mod message;
 mod net;
+mod queue_entry;
 mod tasks;
 mod thread;
 

@@ -191,6 +191,7 @@ fn more_requests_than_the_ring_holds() {
     let options = LaneOptions {
         backend: Backend::IoUring,
         ring_entries: 2,
+        ..LaneOptions::default()
     };
     let thread = std::thread::spawn(move || {
         lane::install(&options).unwrap();

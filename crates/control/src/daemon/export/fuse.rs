@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Io, Preallocation, delegate};
 use vellum_export::fair_depth::FairDepth;
-use vellum_export::fuse::{AllowOther, Export, ExportOptions};
+use vellum_export::fuse::{AllowOther, Export, ExportOptions, Transport};
 use vellum_io::error::io_text;
 
 use super::super::{Failure, failure, message, need};
@@ -18,6 +18,7 @@ pub(super) struct Wanted {
     mountpoint: PathBuf,
     growable: bool,
     allow_other: AllowOther,
+    transport: Transport,
 }
 
 impl Wanted {
@@ -27,23 +28,21 @@ impl Wanted {
         let mountpoint = std::path::absolute(&path)
             .map_err(|error| message(format!("Failed to stat '{path}': {}", io_text(&error))))?;
         let growable = options.take_bool("growable").map_err(failure)?;
-        let allow_other = match options.take_text("allow-other").map_err(failure)? {
-            None => AllowOther::Auto,
-            Some(text) => match text.as_str() {
-                "off" => AllowOther::Off,
-                "on" => AllowOther::On,
-                "auto" => AllowOther::Auto,
-                other => {
-                    return Err(message(format!(
-                        "Parameter 'allow-other' does not accept value '{other}'"
-                    )));
-                }
-            },
+        let allow_other = match take_mode(options, "allow-other")? {
+            Mode::Auto => AllowOther::Auto,
+            Mode::Off => AllowOther::Off,
+            Mode::On => AllowOther::On,
+        };
+        let transport = match take_mode(options, "io-uring")? {
+            Mode::Auto => Transport::Auto,
+            Mode::Off => Transport::Device,
+            Mode::On => Transport::IoUring,
         };
         Ok(Wanted {
             mountpoint,
             growable: growable.unwrap_or(false),
             allow_other,
+            transport,
         })
     }
 
@@ -86,9 +85,29 @@ impl Wanted {
             .fair_depth(neighbours.clone())
             .growable(self.growable)
             .resizable(true)
-            .allow_other(self.allow_other);
+            .allow_other(self.allow_other)
+            .transport(self.transport);
         let export = Export::new(device, self.mountpoint, &options).await;
         export.map_err(failure)
+    }
+}
+
+/// Whether something is wanted.
+enum Mode {
+    Auto,
+    Off,
+    On,
+}
+
+fn take_mode(options: &mut Options, name: &str) -> Result<Mode, Failure> {
+    let text = options.take_text(name).map_err(failure)?;
+    match text.as_deref() {
+        None | Some("auto") => Ok(Mode::Auto),
+        Some("off") => Ok(Mode::Off),
+        Some("on") => Ok(Mode::On),
+        Some(other) => Err(message(format!(
+            "Parameter '{name}' does not accept value '{other}'"
+        ))),
     }
 }
 
@@ -151,8 +170,8 @@ impl ResizeInTurn {
 
 impl BlockDevice for ResizeInTurn {
     delegate!(
-        device: info, size_bytes, read, write, write_zeroes, write_compressed, discard, flush,
-        block_status, clear, close, backing, storage, format_device, allocated_bytes,
+        device: info, size_bytes, read, read_into, write, write_from, write_zeroes,
+        write_compressed, discard, flush, block_status, clear, close, backing, storage, format_device, allocated_bytes,
     );
 
     fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {
