@@ -56,7 +56,13 @@ fn made(driver: &str, options: &mut Options) -> Result<UploadTarget> {
     let object = crate::drivers::object_options(driver, options)?;
     crate::graph::refuse_unknown(options, driver)?;
     let file = tempfile::tempfile().map_err(|error| {
-        Error::from_io("make a temporary file for", &error).target(object.url.clone())
+        let folder = std::env::temp_dir();
+        let why = vellum_io::error::io_text(&error);
+        let message = format!(
+            "cannot make a temporary file in '{}': {why}",
+            folder.display()
+        );
+        Error::new(vellum::ErrorKind::Io, "create", message).target(object.url.clone())
     })?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(UploadTarget { object, file, path })

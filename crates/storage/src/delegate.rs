@@ -28,6 +28,11 @@ macro_rules! delegate {
             $crate::delegate!(@call self $inner name())
         }
     };
+    (@ version $inner:tt) => {
+        fn version(&self) -> Option<String> {
+            $crate::delegate!(@call self $inner version())
+        }
+    };
     (@ len_bytes $inner:tt) => {
         fn len_bytes(&self) -> ::vellum_io::Result<u64> {
             $crate::delegate!(@call self $inner len_bytes())

@@ -1,6 +1,7 @@
 //! Images behind a cache on this host: as a person uses it.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -136,7 +137,74 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
         waiting.join().expect("a read");
     });
     let kinds = fs::read_dir(place.path("cache")).expect("a folder");
-    assert_eq!(kinds.count(), 4, "a lock, and the files of one version");
+    assert_eq!(kinds.count(), 3, "a lock, and the files of one version");
+}
+
+/// With a monitor nodes stand on each other through others.
+#[test]
+fn a_daemon_with_a_monitor_has_caches_too() {
+    let (place, gateway) = with_golden();
+    let (golden, socket) = (cached(""), place.path("socket").display().to_string());
+    place.fine(
+        &gateway,
+        &["create", "-f", "qcow2", "-b", &golden, "-F", "qcow2", "vm"],
+    );
+    let inside = golden.strip_prefix("json:").expect("a name");
+    let node = inside.replacen('{', r#"{"node-name":"golden","read-only":true,"#, 1);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    command.args([
+        "daemon",
+        "--chardev",
+        "stdio,id=m",
+        "--monitor",
+        "chardev=m",
+    ]);
+    command.args(["--blockdev", &node]);
+    command.args([
+        "--blockdev",
+        "driver=qcow2,node-name=vm,file.driver=file,file.filename=vm",
+    ]);
+    command.args([
+        "--nbd-server",
+        &format!("addr.type=unix,addr.path={socket}"),
+    ]);
+    command.args(["--export", "nbd,id=e,node-name=vm,writable=on"]);
+    command
+        .envs(gateway.environment())
+        .current_dir(place.folder.path());
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut daemon = Killed(command.spawn().expect("vellum daemon"));
+    let until = Instant::now() + Duration::from_secs(20);
+    while !place.path("socket").exists() {
+        assert!(Instant::now() < until, "no socket");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let export = format!("nbd+unix:///vm?socket={socket}");
+    let words = [
+        "-f",
+        "raw",
+        "-c",
+        "read -P 1 0 1M",
+        "-c",
+        "write -P 9 1M 70k",
+        &export,
+    ];
+    place.good("qemu-io", &words);
+    let mut monitor = daemon.0.stdin.take().expect("a pipe");
+    let end = br#"{"execute":"qmp_capabilities"}{"execute":"quit"}"#;
+    monitor.write_all(end).expect("a pipe");
+    assert_eq!(daemon.0.wait().expect("an end").code(), Some(0));
+    place.fine(
+        &gateway,
+        &[
+            "io",
+            "-c",
+            "read -P 9 1M 70k",
+            "-c",
+            "read -P 1 2M 1M",
+            "vm",
+        ],
+    );
 }
 
 #[test]

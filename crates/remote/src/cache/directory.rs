@@ -1,7 +1,8 @@
-//! The folder of a cache: the three files of each version of a file.
+//! The folder of a cache: the two files of each version of a file.
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -9,12 +10,10 @@ use rustix::fs::FallocateFlags;
 use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::lock::ranges;
 
-use super::layout::{HEADER_BYTES, Identity, USERS, entries_of};
-use super::table::SharedTable;
+use super::layout::{HEADER_BYTES, Identity, USERS};
 
 const INDEX: &str = "index";
 const DATA: &str = "data";
-const TABLE: &str = "table";
 /// The order in which blocks were wanted, when that was recorded.
 const TRACE: &str = "trace";
 /// What whoever makes room claims.
@@ -32,7 +31,6 @@ pub(super) struct Files {
     /// Claims are made on it; it says who uses the others.
     pub(super) index: File,
     pub(super) data: File,
-    pub(super) table: File,
 }
 
 fn failed(operation: &'static str, path: &Path, error: &io::Error) -> Error {
@@ -118,13 +116,12 @@ impl Directory {
             }
             self.prepare(identity, &index)?;
             let data = self.open_file(&stem, DATA, true)?;
-            let table = self.open_file(&stem, TABLE, true)?;
             set_len_at_least(&data, identity.len_bytes)
                 .map_err(|error| failed("make", &self.file(&stem, DATA), &error))?;
             // It is mapped, and memory for which a disk has no room ends the program.
-            allocate(&table, SharedTable::len_bytes(identity.groups()))
-                .map_err(|error| failed("make", &self.file(&stem, TABLE), &error))?;
-            return Ok(Files { index, data, table });
+            allocate(&index, &identity.table())
+                .map_err(|error| failed("make", &self.file(&stem, INDEX), &error))?;
+            return Ok(Files { index, data });
         }
         let message = "its files come and go; is another program at work in the folder?";
         Err(Error::new(ErrorKind::Io, "open", message).target(self.0.display().to_string()))
@@ -164,10 +161,7 @@ impl Directory {
                 }
             }
         }
-        let len_bytes = entries_of(&(0..identity.blocks())).end;
-        let made = index
-            .write_all_at(&identity.encode(), 0)
-            .and_then(|()| set_len_at_least(index, len_bytes));
+        let made = index.write_all_at(&identity.encode(), 0);
         made.map_err(|error| failed("make", &path, &error))?;
         ranges::try_share(index, &USERS).map(drop)
     }
@@ -195,9 +189,10 @@ impl Directory {
         let mut page = vec![0; HEADER_BYTES as usize];
         index.read_exact_at(&mut page, 0).ok()?;
         let identity = Identity::decode(&page).ok()?;
+        // Its table must be there to be mapped.
+        let len_bytes = index.metadata().ok()?.len();
         let data = self.open_file(stem, DATA, false).ok()?;
-        let table = self.open_file(stem, TABLE, false).ok()?;
-        Some((identity, Files { index, data, table }))
+        (len_bytes >= identity.table().end).then_some((identity, Files { index, data }))
     }
 
     /// Bytes that the data of all versions takes.
@@ -215,7 +210,7 @@ impl Directory {
             return Ok(());
         }
         // The index last: whoever finds none makes all of them.
-        for kind in [DATA, TABLE, INDEX] {
+        for kind in [DATA, INDEX] {
             let path = self.file(stem, kind);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -235,12 +230,13 @@ fn set_len_at_least(file: &File, len_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Has a file take its space up to a length.
-fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+/// Has a file take the space of a range, whose bytes stay.
+fn allocate(file: &File, range: &Range<u64>) -> io::Result<()> {
+    let len_bytes = range.end - range.start;
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), range.start, len_bytes) {
         Err(rustix::io::Errno::OPNOTSUPP) => {
-            let start = file.metadata()?.len().min(len_bytes);
-            let zeroes = vec![0; (len_bytes - start) as usize];
+            let start = file.metadata()?.len().clamp(range.start, range.end);
+            let zeroes = vec![0; (range.end - start) as usize];
             file.write_all_at(&zeroes, start)
         }
         done => done.map_err(Into::into),

@@ -63,7 +63,7 @@ fn versions(directory: &Directory) -> Result<Vec<Version>> {
     for stem in directory.stems()? {
         // What is damaged is nobody's, and is made anew by whoever wants it.
         if let Some((identity, files)) = directory.look_into(&stem) {
-            let table = SharedTable::map(&files.table, identity.groups())?;
+            let table = SharedTable::map(&files.index, &identity.table())?;
             let place = Place::of_files(identity, files)?;
             versions.push(Version { stem, place, table });
         }

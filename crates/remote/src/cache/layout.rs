@@ -2,7 +2,10 @@
 //!
 //! An index begins with a header of one page, which says which version of which file the blocks are
 //! of. Behind it there are 16 bytes for each block: the beginning of its BLAKE3 hash, or zeroes while
-//! the block is not there. Nothing more is needed after a crash: a block whose bytes have another
+//! the block is not there. Then, from a multiple of 4096 on, the table that processes share
+//! ([`super::table`]): a generation and a time for each group of blocks.
+//!
+//! Nothing more is needed after a crash: a block whose bytes have another
 //! hash counts as not there, whatever of the writes was lost.
 
 use std::ops::Range;
@@ -17,6 +20,10 @@ pub(super) const GROUP_BLOCKS: u64 = 64;
 pub(super) const HEADER_BYTES: u64 = 4096;
 /// Length of an entry.
 pub(super) const ENTRY_BYTES: u64 = 16;
+/// Bytes of a group's generation and time in the table.
+pub(super) const GROUP_BYTES: u64 = 16;
+/// Memory is mapped in these.
+const PAGE_BYTES: u64 = 4096;
 /// The byte of an index that whoever uses it shares.
 pub(super) const USERS: Range<u64> = 0..1;
 
@@ -73,6 +80,14 @@ impl Identity {
 
     pub(super) fn groups(&self) -> u64 {
         self.blocks().div_ceil(GROUP_BLOCKS)
+    }
+
+    /// Where the table is in the index.
+    pub(super) fn table(&self) -> Range<u64> {
+        let start = entries_of(&(0..self.blocks()))
+            .end
+            .next_multiple_of(PAGE_BYTES);
+        start..start + self.groups().max(1) * GROUP_BYTES
     }
 
     pub(super) fn group_blocks(&self, group: u64) -> Range<u64> {
@@ -206,5 +221,6 @@ mod tests {
         assert_eq!((identity.blocks(), identity.groups()), (5, 1));
         assert_eq!(identity.group_blocks(0), 0..5);
         assert_eq!(entries_of(&(1..3)), 4112..4144);
+        assert_eq!(identity.table(), 8192..8208);
     }
 }

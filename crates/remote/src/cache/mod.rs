@@ -1,8 +1,8 @@
 //! A cache on this host of files on other machines: what was read once is here afterwards.
 //!
-//! A folder holds the blocks of any number of files, each version of one in three files of its own:
+//! A folder holds the blocks of any number of files, each version of one in two files of its own:
 //! `STEM.data`, sparse, with each block in its place; `STEM.index`, with a hash of each block that is
-//! there ([`layout`]); `STEM.table`, by which processes tell each other what is thrown out
+//! there ([`layout`]), and a table by which processes tell each other what is thrown out
 //! ([`table`]). [`CacheStorage`] reads blocks that are there straight from the file; what is not
 //! there is fetched once, whoever wants it, in whichever process ([`fill`]). When the folder takes
 //! more than its limit, the groups that were used longest ago go ([`evict`]).

@@ -1,6 +1,8 @@
 //! [`CacheStorage`]: a file on another machine with a cache on this host, as a storage to be read.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,6 +23,9 @@ use super::trace::{self, Trace};
 
 /// A read that finds blocks thrown out again and again goes to the server in the end.
 const ATTEMPTS: u32 = 16;
+
+/// Longest text of a trace.
+const MOST_TRACE_BYTES: u64 = 16 << 20;
 
 /// How a file is cached.
 #[derive(Debug, Clone)]
@@ -155,7 +160,8 @@ impl CacheStorage {
         let directory = Directory::open(&options.directory)?;
         let files = directory.files(&identity)?;
         let groups = identity.groups();
-        let table = Table::new(SharedTable::map(&files.table, groups)?, groups);
+        let table = SharedTable::map(&files.index, &identity.table())?;
+        let table = Table::new(table, groups);
         let place = Place::of_files(identity, files)?;
         Ok(Self::with(Cache::new(
             name,
@@ -181,8 +187,10 @@ impl CacheStorage {
             len_bytes: below.len_bytes()?,
         };
         let groups = identity.groups();
-        let table = tempfile::tempfile().map_err(|error| Error::from_io("make", &error))?;
-        let table = Table::new(SharedTable::map(&table, groups)?, groups);
+        let file = tempfile::tempfile();
+        let file = file.and_then(|file| file.set_len(identity.table().end).map(|()| file));
+        let file = file.map_err(|error| Error::from_io("make", &error))?;
+        let table = Table::new(SharedTable::map(&file, &identity.table())?, groups);
         let place = Place::of_storages(identity, data, index);
         let name = below.name().to_owned();
         Ok(Self::with(Cache::new(
@@ -217,6 +225,13 @@ impl CacheStorage {
         let error = Error::new(ErrorKind::ReadOnly, operation, message);
         Io::ready(Err(error.target(&self.cache.name)))
     }
+}
+
+/// The text of a trace, if it is a file of a length that traces have.
+fn read_trace(path: &Path) -> Option<String> {
+    let found = fs::metadata(path).ok()?;
+    let is_trace = found.is_file() && found.len() <= MOST_TRACE_BYTES;
+    is_trace.then(|| fs::read_to_string(path).ok())?
 }
 
 /// Whether there is an entry for each block.
@@ -310,7 +325,7 @@ impl Cache {
         let identity = self.identity();
         let beside = self.directory.as_ref().map(|at| at.trace(identity));
         let path = self.options.trace.clone().or(beside);
-        let text = path.and_then(|path| fs::read_to_string(path).ok());
+        let text = path.and_then(|path| read_trace(&path));
         let runs = text.and_then(|text| trace::parse(&text, identity.len_bytes));
         for run in runs.unwrap_or_default() {
             if !self.bring_ahead(run).await {
@@ -370,7 +385,12 @@ impl Cache {
         }
         let path = directory.trace(self.identity());
         let new = path.with_extension("trace.new");
-        let written = fs::write(&new, trace.text()).and_then(|()| fs::rename(&new, &path));
+        let mut options = fs::File::options();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options
+            .open(&new)
+            .and_then(|mut file| file.write_all(trace.text().as_bytes()))
+            .and_then(|()| fs::rename(&new, &path));
         if let Err(error) = written {
             self.say(&format!("the trace could not be written: {error}"));
         }
@@ -477,8 +497,9 @@ mod tests {
         };
         let groups = identity.groups();
         let file = tempfile::tempfile().unwrap();
-        let table = Table::new(SharedTable::map(&file, groups).unwrap(), groups);
-        let other = SharedTable::map(&file, groups).unwrap();
+        file.set_len(identity.table().end).unwrap();
+        let map = || SharedTable::map(&file, &identity.table()).unwrap();
+        let (table, other) = (Table::new(map(), groups), map());
         let data = DelayStorage::new(Arc::new(MemStorage::new()));
         let place = Place::of_storages(identity, data.clone(), Arc::new(MemStorage::new()));
         let below = Arc::new(MemStorage::with_bytes(bytes));

@@ -22,10 +22,8 @@ use smallvec::SmallVec;
 use vellum_io::Result;
 use vellum_io::shared_memory::{SharedBuffer, SharedMemory};
 
-use super::layout::GROUP_BLOCKS;
+use super::layout::{GROUP_BLOCKS, GROUP_BYTES};
 
-/// Bytes of a group's generation and time in the shared table.
-const GROUP_BYTES: u64 = 16;
 /// A group's time of use is as old as this at most.
 const USE_SECONDS: u64 = 8;
 
@@ -42,19 +40,11 @@ pub(super) fn now_seconds() -> u64 {
 }
 
 impl SharedTable {
-    /// Length of the file of a table of so many groups.
-    pub(super) fn len_bytes(groups: u64) -> u64 {
-        groups.max(1) * GROUP_BYTES
-    }
-
-    /// Maps the file of a table of so many groups, which is made long enough.
-    pub(super) fn map(file: &File, groups: u64) -> Result<Self> {
-        let len_bytes = Self::len_bytes(groups);
-        if file.metadata().is_ok_and(|found| found.len() < len_bytes) {
-            let grown = file.set_len(len_bytes);
-            grown.map_err(|error| vellum_io::Error::from_io("make", &error))?;
-        }
-        let memory = std::sync::Arc::new(SharedMemory::map(file.as_fd(), 0, len_bytes)?);
+    /// Maps the table, which is there in the file.
+    pub(super) fn map(file: &File, table: &Range<u64>) -> Result<Self> {
+        let len_bytes = table.end - table.start;
+        let mapped = SharedMemory::map(file.as_fd(), table.start, len_bytes)?;
+        let memory = std::sync::Arc::new(mapped);
         let memory = memory.range(0, len_bytes);
         Ok(SharedTable {
             memory: memory.expect("all of what was mapped"),
@@ -196,11 +186,10 @@ mod tests {
 
     fn table(groups: u64) -> (Table, SharedTable) {
         let file = tempfile::tempfile().unwrap();
-        let other = SharedTable::map(&file, groups).unwrap();
-        (
-            Table::new(SharedTable::map(&file, groups).unwrap(), groups),
-            other,
-        )
+        let place = 4096..4096 + groups * GROUP_BYTES;
+        file.set_len(place.end).unwrap();
+        let map = || SharedTable::map(&file, &place).unwrap();
+        (Table::new(map(), groups), map())
     }
 
     #[test]
