@@ -31,7 +31,7 @@ enum Kind {
     Protocol,
 }
 
-const NAMINGS: [Naming; 11] = [
+const NAMINGS: [Naming; 12] = [
     naming("raw", &["offset", "size"], &["file"], Kind::Format),
     naming("luks", &["key-secret"], &["header", "file"], Kind::Format),
     naming(
@@ -51,6 +51,21 @@ const NAMINGS: [Naming; 11] = [
     naming("null-aio", &["size"], &[], Kind::Protocol),
     naming("copy-on-read", &["bottom"], &["file"], Kind::Filter),
     naming("throttle", &["throttle-group"], &["file"], Kind::Filter),
+    naming(
+        "cache",
+        &[
+            "directory",
+            "limit",
+            "outage",
+            "prefetch",
+            "prefetch-speed",
+            "readahead",
+            "trace",
+            "version",
+        ],
+        &["file"],
+        Kind::Filter,
+    ),
     naming("blklogwrites", &[], &["file", "log"], Kind::Filter),
     naming("preallocate", &[], &["file"], Kind::Filter),
 ];
@@ -313,6 +328,10 @@ mod tests {
             (
                 "driver=raw,size=1k,offset=1k,file.filename=a",
                 r#"json:{"offset": "1k", "driver": "raw", "size": "1k", "file": {"driver": "file", "filename": "a"}}"#,
+            ),
+            (
+                "driver=cache,directory=d,record-trace=on,file.driver=s3,file.url=s3://b/k,file.readahead=0",
+                r#"json:{"directory": "d", "driver": "cache", "file": {"driver": "s3", "url": "s3://b/k"}}"#,
             ),
             (
                 "driver=throttle,throttle-group=t,file.filename=a",
