@@ -3,6 +3,8 @@
 //! Invariants:
 //! - A block that is wanted and not known to be whole is on its way, once in this process
 //!   ([`State::on_way`]) and, by its claim, once on this host.
+//! - A group that somebody has begun to throw out is repaired under a claim that excludes
+//!   everybody, other tasks of this process too: claims of one open file do not exclude each other.
 //! - Pieces that nobody waits for leave room for those that somebody does.
 //! - No lock is held while anybody waits.
 
@@ -109,6 +111,8 @@ pub(super) struct Cache {
     task_ended: Event,
     pieces: Semaphore,
     ahead: Semaphore,
+    /// Whoever repairs a group has it.
+    repairs: async_lock::Mutex<()>,
     /// The server does not answer just now, which was said.
     is_out: AtomicBool,
     fetched_bytes: AtomicU64,
@@ -144,6 +148,7 @@ impl Cache {
             task_ended: Event::new(),
             pieces: Semaphore::new(MOST_PIECES),
             ahead: Semaphore::new(MOST_AHEAD),
+            repairs: async_lock::Mutex::new(()),
             is_out: AtomicBool::new(false),
             fetched_bytes: AtomicU64::new(0),
         }
@@ -232,13 +237,13 @@ impl Cache {
             result = Err(self.closed_error());
         }
         // Whoever has waited for another piece may find some of this one here by now.
-        let mut next = piece.start;
+        let (mut next, mut stored) = (piece.start, 0);
         while result.is_ok() && next < piece.end {
             let Some(run) = self.next_missing(next..piece.end).await else {
                 break;
             };
             next = run.end;
-            result = self.fetch(run).await;
+            result = self.fetch(run).await.map(|bytes| stored += bytes);
         }
         let on_way: Vec<_> = {
             let mut state = self.state.lock();
@@ -249,6 +254,8 @@ impl Cache {
         for one in on_way {
             one.finish(result.clone());
         }
+        // Nobody who reads waits for that.
+        self.mind_limit(stored).await;
     }
 
     /// The first run of blocks that are not here and whole; what is before it is known to be.
@@ -283,17 +290,23 @@ impl Cache {
         }
     }
 
-    /// Fetches blocks that were not here, unless another process does so meanwhile.
-    async fn fetch(&self, run: Range<u64>) -> Result<()> {
+    /// Fetches blocks that were not here, unless another process does so meanwhile; how many bytes
+    /// were stored.
+    async fn fetch(&self, run: Range<u64>) -> Result<u64> {
         let entries = entries_of(&run);
         let mut pause = FIRST_LOOK;
         loop {
             if self.place.try_claim(&entries)? {
-                let fetched = self.fetch_claimed(&run).await;
+                let half_gone = self.half_gone(&run);
+                if half_gone.is_none() {
+                    let fetched = self.fetch_claimed(&run).await;
+                    self.place.release(&entries);
+                    return fetched;
+                }
+                // All of the group has to be claimed for that, by whoever does it alone.
                 self.place.release(&entries);
-                if let Some(stored) = fetched? {
-                    self.mind_limit(stored).await;
-                    return Ok(());
+                if let Some(group) = half_gone {
+                    self.repair(group).await?;
                 }
             }
             if self.is_closed() {
@@ -304,17 +317,13 @@ impl Cache {
             pause = (2 * pause).min(LONGEST_LOOK);
             self.note_whole(&run).await;
             if self.table.whole(run.clone()).is_some() {
-                return Ok(());
+                return Ok(0);
             }
         }
     }
 
-    /// Fetches what is missing of a run that is claimed; how many bytes were stored. `None`: others
-    /// have to give up their claims first.
-    async fn fetch_claimed(&self, run: &Range<u64>) -> Result<Option<u64>> {
-        if !self.repair_groups(run).await? {
-            return Ok(None);
-        }
+    /// Fetches what is missing of a run that is claimed; how many bytes were stored.
+    async fn fetch_claimed(&self, run: &Range<u64>) -> Result<u64> {
         let (mut next, mut stored) = (run.start, 0);
         while let Some(missing) = self.next_missing(next..run.end).await {
             next = missing.end;
@@ -325,7 +334,7 @@ impl Cache {
             if done.is_err() {
                 // Whoever waits reads from the server.
                 self.state.lock().full_since = Some(now());
-                return Ok(Some(stored));
+                return Ok(stored);
             }
             self.state.lock().full_since = None;
             stored += len_bytes;
@@ -334,32 +343,30 @@ impl Cache {
                 self.table.set_whole(block, generation);
             }
         }
-        Ok(Some(stored))
+        Ok(stored)
     }
 
-    /// Finishes what somebody has begun who died while throwing groups out; not if others have
-    /// claims there.
-    async fn repair_groups(&self, run: &Range<u64>) -> Result<bool> {
-        let shared = self.table.shared();
-        for group in run.start / GROUP_BLOCKS..run.end.div_ceil(GROUP_BLOCKS) {
-            if shared.generation(group).is_multiple_of(2) {
-                continue;
-            }
-            let entries = entries_of(&self.identity().group_blocks(group));
-            if !self.place.try_claim(&entries)? {
-                return Ok(false);
-            }
-            let done = evict::finish(&self.place, shared, group).await;
-            // Of what was claimed before only this run is.
-            let claimed = entries_of(run);
-            for part in [entries.start..claimed.start, claimed.end..entries.end] {
-                if part.start < part.end {
-                    self.place.release(&part);
-                }
-            }
-            done?;
+    /// A group of these blocks that somebody has begun to throw out.
+    fn half_gone(&self, run: &Range<u64>) -> Option<u64> {
+        let mut groups = run.start / GROUP_BLOCKS..run.end.div_ceil(GROUP_BLOCKS);
+        groups.find(|&group| !self.table.shared().generation(group).is_multiple_of(2))
+    }
+
+    /// Finishes what somebody has begun who died while throwing a group out; not if anybody has a
+    /// claim there.
+    async fn repair(&self, group: u64) -> Result<()> {
+        let _turn = self.repairs.lock().await;
+        let entries = entries_of(&self.identity().group_blocks(group));
+        if !self.place.try_claim_alone(&entries)? {
+            return Ok(());
         }
-        Ok(true)
+        let shared = self.table.shared();
+        let done = match shared.generation(group).is_multiple_of(2) {
+            true => Ok(()),
+            false => evict::finish(&self.place, shared, group).await,
+        };
+        self.place.release_alone(&entries);
+        done
     }
 
     /// Reads from the server; during an outage as long as it may last.
@@ -403,6 +410,9 @@ impl Cache {
         let (Some(directory), Some(limit)) = (&self.directory, self.options.limit_bytes) else {
             return;
         };
+        if stored == 0 {
+            return;
+        }
         {
             let mut state = self.state.lock();
             state.stored_bytes += stored;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use vellum_io::{Buffer, Buffers, Error, Result};
@@ -20,6 +21,8 @@ pub(super) struct Place {
     pub(super) index: Arc<dyn Storage>,
     /// What claims are made on: the index. Storages that are nobody else's have none.
     claims: Option<File>,
+    /// The index opened once more: claims on it exclude those of this same process, too.
+    alone: Option<File>,
 }
 
 impl Place {
@@ -27,8 +30,11 @@ impl Place {
         // Claims keep processes apart; locks of images would keep others out.
         let options = FileOptions::default().locks(Locks::Unlocked);
         let stem = identity.stem();
-        let claims = files.index.try_clone();
-        let claims = claims.map_err(|error| Error::from_io("open", &error))?;
+        let failed = |error| Error::from_io("open", &error);
+        let claims = files.index.try_clone().map_err(failed)?;
+        let again = format!("/proc/self/fd/{}", claims.as_raw_fd());
+        let alone = File::options().read(true).write(true).open(again);
+        let alone = alone.map_err(failed)?;
         let open = |file: File, kind| {
             FileStorage::from_descriptor(file.into(), format!("{stem}.{kind}"), &options)
         };
@@ -37,6 +43,7 @@ impl Place {
             index: open(files.index, "index")?,
             identity,
             claims: Some(claims),
+            alone: Some(alone),
         })
     }
 
@@ -51,6 +58,7 @@ impl Place {
             data,
             index,
             claims: None,
+            alone: None,
         }
     }
 
@@ -62,6 +70,18 @@ impl Place {
     pub(super) fn try_claim(&self, entries: &Range<u64>) -> Result<bool> {
         let claims = self.claims.as_ref();
         claims.map_or(Ok(true), |file| ranges::try_claim(file, entries))
+    }
+
+    /// Claims entries of which nobody has any, not even another task of this process.
+    pub(super) fn try_claim_alone(&self, entries: &Range<u64>) -> Result<bool> {
+        let alone = self.alone.as_ref();
+        alone.map_or(Ok(true), |file| ranges::try_claim(file, entries))
+    }
+
+    pub(super) fn release_alone(&self, entries: &Range<u64>) {
+        if let Some(file) = &self.alone {
+            ranges::release(file, entries);
+        }
     }
 
     pub(super) fn release(&self, entries: &Range<u64>) {

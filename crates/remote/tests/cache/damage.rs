@@ -78,11 +78,19 @@ fn a_group_that_somebody_has_begun_to_throw_out_comes_back() {
     let mut data = fs::read(&path).unwrap();
     data[..2 << 20].fill(0);
     fs::write(&path, data).unwrap();
-    lane::block_on(async {
-        let cache = open(&below, options(folder.path())).await;
-        check_some(&*cache, &below.bytes, 1, 50).await;
-        check_all(&*cache, &below.bytes).await;
-        cache.close().await.unwrap();
+    // Several who read find it so, with several pieces of it each.
+    std::thread::scope(|scope| {
+        for seed in 0..3 {
+            let (below, folder) = (&below, folder.path());
+            scope.spawn(move || {
+                lane::block_on(async {
+                    let cache = open(below, options(folder)).await;
+                    check_all(&*cache, &below.bytes).await;
+                    check_some(&*cache, &below.bytes, seed, 50).await;
+                    cache.close().await.unwrap();
+                });
+            });
+        }
     });
     assert_eq!(below.fetched_bytes() - fetched, 4 << 20);
     assert_eq!(fs::read(file(folder.path(), "index")).unwrap()[table], 2);
