@@ -25,10 +25,7 @@
     ("blockdev-add<http>.bearer-token-secret is ours", "beyond QEMU's"),
     ("blockdev-add<http>.keep-size is ours", "beyond QEMU's"),
     ("blockdev-add<https>.", "options beyond QEMU's"),
-    ("blockdev-add<cache>", "caches of files on other machines are ours"),
-    ("blockdev-add<az>", "object stores are ours"),
-    ("blockdev-add<gs>", "object stores are ours"),
-    ("blockdev-add<s3>", "object stores are ours"),
+    ("blockdev-add.driver = ours", "files on other machines, and caches of them"),
     ("blockdev-add<qcow2>", "options beyond QEMU's"),
     (
         "chardev-add.backend.type = theirs",

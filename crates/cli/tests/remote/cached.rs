@@ -37,7 +37,7 @@ fn with_golden() -> (Place, Gateway) {
 
 #[test]
 fn a_golden_image_is_needed_until_all_of_it_is_here() {
-    let (place, gateway) = with_golden();
+    let (place, mut gateway) = with_golden();
     let image = cached("");
     place.fine(
         &gateway,
@@ -52,34 +52,17 @@ fn a_golden_image_is_needed_until_all_of_it_is_here() {
         "vm",
     ];
     place.fine(&gateway, &io);
-    let port = gateway.port;
-    drop(gateway);
     // Without the server a part is not enough.
-    let gone = Gateway::start_at(&place, port + 1);
-    let away = |words: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-        command.args(words).current_dir(place.folder.path());
-        command.envs(gone.environment());
-        command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}"));
-        let done = command.output().expect("vellum");
-        (
-            done.status.code(),
-            String::from_utf8_lossy(&done.stderr).into_owned(),
-        )
-    };
-    let (code, error) = away(&["io", "-c", "read -P 1 0 1M", "vm"]);
-    assert_eq!(code, Some(1), "{error}");
-    assert!(
-        error.contains("Failed to connect: Connection refused"),
-        "{error}"
-    );
-    // Another server of the same name: a copy of all is made.
-    let gateway = Gateway::start_at(&place, port);
+    gateway.go_away();
+    let said = place.vellum(&gateway, &["io", "-c", "read -P 1 0 1M", "vm"]);
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert!(said.err.contains("the connection broke"), "{}", said.err);
+    gateway.come_back(&place);
     let file = image.replacen("qcow2", "raw", 1);
     place.fine(&gateway, &["convert", "-O", "raw", &file, "copy"]);
     place.fine(&gateway, &["compare", &image, "www/disk.qcow2"]);
-    drop(gateway);
-    let io = [
+    gateway.go_away();
+    let read = [
         "io",
         "-c",
         "read -P 2 20M 3M",
@@ -87,15 +70,19 @@ fn a_golden_image_is_needed_until_all_of_it_is_here() {
         "read -P 9 1M 70k",
         "vm",
     ];
-    let (code, error) = away(&io);
-    assert_eq!(code, Some(0), "{error}");
-    assert!(error.contains("all of the file is in the cache"), "{error}");
+    let said = place.vellum(&gateway, &read);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(
+        said.err.contains("all of the file is in the cache"),
+        "{}",
+        said.err
+    );
 }
 
 #[test]
 fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
-    let (place, gateway) = with_golden();
-    let port = gateway.port;
+    let (place, mut gateway) = with_golden();
+    let environment = gateway.environment();
     let image = cached(r#""readahead":0,"#);
     let start = |number: usize| {
         let socket = place.path(&format!("socket{number}"));
@@ -105,7 +92,7 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
             .arg(&socket)
             .arg(&image);
         command
-            .envs(gateway.environment())
+            .envs(environment.clone())
             .current_dir(place.folder.path());
         let server = Killed(command.stdout(Stdio::null()).spawn().expect("our qemu-nbd"));
         let until = Instant::now() + Duration::from_secs(20);
@@ -124,7 +111,7 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
             scope.spawn(|| read(export, "read -P 1 0 5M"));
         }
     });
-    drop(gateway);
+    gateway.go_away();
     // What is here does not notice; what is not waits until the server is back.
     thread::scope(|scope| {
         let waiting = scope.spawn(|| read(&servers[0].1, "read -P 2 20M 3M"));
@@ -133,7 +120,7 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
         }
         assert!(!waiting.is_finished());
         thread::sleep(Duration::from_secs(1));
-        let _back = Gateway::start_at(&place, port);
+        gateway.come_back(&place);
         waiting.join().expect("a read");
     });
     let kinds = fs::read_dir(place.path("cache")).expect("a folder");

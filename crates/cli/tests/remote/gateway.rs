@@ -1,18 +1,38 @@
-//! versitygw on loopback: an object store over folders of a test.
+//! versitygw on loopback: an object store over folders of a test, behind a port that stays the
+//! test's own while the store is away.
 
 use std::fs;
-use std::net::TcpStream;
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Place;
 use super::server::{Killed, free_port};
 
-/// A running object store. Buckets are folders below `store`.
+/// An object store. Buckets are folders below `store`.
 pub struct Gateway {
-    _process: Killed,
-    pub port: u16,
+    process: Option<Killed>,
+    /// Where clients come.
+    port: u16,
+    /// Where the store listens; 0: it is away.
+    inside: Arc<AtomicU16>,
+}
+
+/// Leads bytes both ways until either side ends.
+fn lead_on(client: &TcpStream, store: &TcpStream) {
+    let clone = |stream: &TcpStream| stream.try_clone().expect("a connection");
+    for (mut from, mut to) in [(clone(client), clone(store)), (clone(store), clone(client))] {
+        thread::spawn(move || {
+            // Whichever way it ends, the other side learns of it.
+            let _ = io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+        });
+    }
 }
 
 /// Who may do everything there.
@@ -32,10 +52,40 @@ fn program() -> PathBuf {
 impl Gateway {
     /// Serves the folder `store`, in which there is a bucket `images`.
     pub fn start(place: &Place) -> Gateway {
-        Self::start_at(place, free_port())
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let inside = Arc::<AtomicU16>::default();
+        let mut gateway = Gateway {
+            process: None,
+            port: listener.local_addr().expect("an address").port(),
+            inside: inside.clone(),
+        };
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                // Whoever comes while the store is away is sent away, too.
+                let store = TcpStream::connect(("127.0.0.1", inside.load(Ordering::SeqCst)));
+                if let Ok(store) = store {
+                    lead_on(&client, &store);
+                }
+            }
+        });
+        gateway.come_back(place);
+        gateway
     }
 
-    pub fn start_at(place: &Place, port: u16) -> Gateway {
+    /// Ends the store; its clients are sent away.
+    pub fn go_away(&mut self) {
+        self.inside.store(0, Ordering::SeqCst);
+        self.process = None;
+    }
+
+    /// Starts the store anew.
+    pub fn come_back(&mut self, place: &Place) {
+        let port = free_port();
+        self.process = Some(Self::serve(place, port));
+        self.inside.store(port, Ordering::SeqCst);
+    }
+
+    fn serve(place: &Place, port: u16) -> Killed {
         for folder in ["store/images", "sidecar"] {
             fs::create_dir_all(place.path(folder)).expect("a folder");
         }
@@ -57,10 +107,7 @@ impl Gateway {
             assert!(Instant::now() < until, "versitygw: {log:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        Gateway {
-            _process: process,
-            port,
-        }
+        process
     }
 
     pub fn endpoint(&self) -> String {

@@ -53,6 +53,7 @@ pub(crate) fn take(driver: &str, options: &mut Options) -> Result<ObjectOptions>
         .take_bool("virtual-hosted-style")?
         .unwrap_or_default();
     object.credentials = take_credentials(options)?;
+    object.check()?;
     Ok(object)
 }
 

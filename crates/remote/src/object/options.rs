@@ -88,6 +88,14 @@ impl ObjectOptions {
         }
     }
 
+    /// Whether the URL names an object.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn check(&self) -> Result<()> {
+        self.place().map(drop)
+    }
+
     pub(super) fn place(&self) -> Result<Place> {
         let wrong = |why: &str| {
             let message = format!("'{}' names no object: {why}", self.url);
