@@ -80,12 +80,20 @@ impl Gateway {
 
     /// Starts the store anew.
     pub fn come_back(&mut self, place: &Place) {
-        let port = free_port();
-        self.process = Some(Self::serve(place, port));
-        self.inside.store(port, Ordering::SeqCst);
+        for _ in 0..10 {
+            let port = free_port();
+            if let Some(process) = Self::serve(place, port) {
+                self.process = Some(process);
+                self.inside.store(port, Ordering::SeqCst);
+                return;
+            }
+        }
+        let log = fs::read_to_string(place.path("gateway.log"));
+        panic!("versitygw ends at once: {log:?}");
     }
 
-    fn serve(place: &Place, port: u16) -> Killed {
+    /// The process, unless it ends: somebody else has taken the port meanwhile.
+    fn serve(place: &Place, port: u16) -> Option<Killed> {
         for folder in ["store/images", "sidecar"] {
             fs::create_dir_all(place.path(folder)).expect("a folder");
         }
@@ -100,14 +108,24 @@ impl Gateway {
             .stderr(log)
             .stdin(Stdio::null())
             .spawn();
-        let process = Killed(child.expect("versitygw"));
+        let mut process = Killed(child.expect("versitygw"));
         let until = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        // Who answers may be somebody else, and this one about to end: it says when it listens.
+        let is_listening = || {
             let log = fs::read_to_string(place.path("gateway.log"));
-            assert!(Instant::now() < until, "versitygw: {log:?}");
-            std::thread::sleep(Duration::from_millis(10));
+            log.is_ok_and(|log| log.contains("listening on"))
+                && TcpStream::connect(("127.0.0.1", port)).is_ok()
+        };
+        while !is_listening() {
+            assert!(Instant::now() < until, "versitygw does not listen");
+            if process.0.try_wait().expect("versitygw").is_some() {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(10));
         }
-        process
+        thread::sleep(Duration::from_millis(100));
+        let ended = process.0.try_wait().expect("versitygw").is_some();
+        (!ended).then_some(process)
     }
 
     pub fn endpoint(&self) -> String {
