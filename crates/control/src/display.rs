@@ -194,7 +194,7 @@ fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
             json.extend(nbd_naming_options(options));
             nbd_name::name_of(options)
         }
-        "http" | "https" | "s3" | "gs" | "az" => {
+        driver if url_name::is_scheme(driver) => {
             let (plain, named) = url_name::name_of(options);
             json.extend(named);
             plain
@@ -331,7 +331,7 @@ mod tests {
             ),
             (
                 "driver=cache,directory=d,record-trace=on,file.driver=s3,file.url=s3://b/k,file.readahead=0",
-                r#"json:{"directory": "d", "driver": "cache", "file": {"driver": "s3", "url": "s3://b/k"}}"#,
+                r#"json:{"driver": "cache", "file": {"url": "s3://b/k", "driver": "s3"}, "directory": "d"}"#,
             ),
             (
                 "driver=throttle,throttle-group=t,file.filename=a",
