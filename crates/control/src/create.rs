@@ -16,7 +16,7 @@ use crate::encryption;
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
-use crate::{ImageSpec, OpenFlags, checksums, error_text, filename, open_device};
+use crate::{ImageSpec, OpenFlags, checksums, error_text, filename, open_device, url_name};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -59,12 +59,12 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
     if filename.starts_with("json:") {
         return Err(invalid("Unknown protocol 'json'"));
     }
-    if let Some(
-        protocol @ ("blkdebug" | "blkverify" | "http" | "https" | "null-co" | "null-aio" | "s3"
-        | "gs" | "az"),
-    ) = filename::protocol(filename)
-    {
-        let hint = match crate::url_name::is_store(protocol) {
+    let makes_none = |protocol: &&str| {
+        matches!(*protocol, "blkdebug" | "blkverify" | "null-co" | "null-aio")
+            || url_name::is_scheme(protocol)
+    };
+    if let Some(protocol) = filename::protocol(filename).filter(makes_none) {
+        let hint = match url_name::is_store(protocol) {
             true => "; make the image here, and put a whole image there with 'convert'",
             false => "",
         };

@@ -73,6 +73,18 @@ pub(crate) fn invalid(message: impl Into<String>) -> Error {
 }
 
 impl OpenedNode {
+    /// A file on another machine, to be read: nothing here protects it.
+    #[cfg(feature = "remote")]
+    pub(crate) fn remote(driver: &'static str, storage: Arc<dyn Storage>) -> OpenedNode {
+        OpenedNode {
+            driver,
+            kind: NodeKind::Storage(storage),
+            filtered: None,
+            files: Vec::new(),
+            writable: false,
+        }
+    }
+
     /// A format, whose files are locked.
     pub(crate) fn device(driver: &'static str, device: Arc<dyn BlockDevice>) -> OpenedNode {
         OpenedNode {

@@ -20,6 +20,7 @@ mod fetch;
 mod http;
 #[cfg(feature = "s3")]
 mod object;
+mod read_only;
 mod runtime;
 mod storage;
 mod streams;

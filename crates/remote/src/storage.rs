@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
+use vellum_storage::Storage;
 use vellum_storage::file::{FileOptions, FileStorage};
-use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
 
 use crate::fetch::{Fetcher, Source};
 use crate::http::{self, HttpOptions};
 #[cfg(feature = "s3")]
 use crate::object::{self, ObjectOptions};
+use crate::read_only::read_only;
 use crate::runtime::Runtime;
 
 /// A file on another machine. It may only be read; its length is that of the version that was opened.
@@ -105,12 +106,7 @@ impl RemoteStorage {
 }
 
 impl Storage for RemoteStorage {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            read_only: true,
-            ..Capabilities::default()
-        }
-    }
+    read_only!();
 
     fn name(&self) -> &str {
         match &self.access {
@@ -144,26 +140,6 @@ impl Storage for RemoteStorage {
                 })
             }
         }
-    }
-
-    fn write(&self, _offset_bytes: u64, _buffers: Buffers, _flags: WriteFlags) -> Io<Buffers> {
-        self.refuse("write")
-    }
-
-    fn write_zeroes(&self, _offset_bytes: u64, _len_bytes: u64, _flags: ZeroFlags) -> Io<()> {
-        self.refuse("write zeroes")
-    }
-
-    fn discard(&self, _offset_bytes: u64, _len_bytes: u64) -> Io<()> {
-        self.refuse("discard")
-    }
-
-    fn flush(&self) -> Io<()> {
-        Io::ready(Ok(()))
-    }
-
-    fn truncate(&self, _len_bytes: u64) -> Io<()> {
-        self.refuse("truncate")
     }
 
     fn close(&self) -> Io<()> {

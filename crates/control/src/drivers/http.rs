@@ -5,7 +5,7 @@ use vellum_remote::{Credentials, HttpOptions, RemoteStorage};
 use zeroize::Zeroizing;
 
 use crate::file_node::CommonOptions;
-use crate::graph::{NodeKind, OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::options::Options;
 use crate::{stderr, url_name};
 
@@ -23,13 +23,7 @@ pub(super) async fn open(
     let client = take(driver, &mut options)?;
     refuse_unknown(&options, driver)?;
     let storage = RemoteStorage::open_http(client).await?;
-    Ok(OpenedNode {
-        driver,
-        kind: NodeKind::Storage(storage),
-        filtered: None,
-        files: Vec::new(),
-        writable: false,
-    })
+    Ok(OpenedNode::remote(driver, storage))
 }
 
 fn take(driver: &str, options: &mut Options) -> Result<HttpOptions> {

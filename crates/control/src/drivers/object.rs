@@ -4,7 +4,7 @@ use vellum::Result;
 use vellum_remote::{ObjectCredentials, ObjectOptions, RemoteStorage};
 
 use crate::file_node::CommonOptions;
-use crate::graph::{NodeKind, OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::options::Options;
 use crate::url_name;
 
@@ -25,13 +25,7 @@ pub(super) async fn open(
     let object = take(driver, &mut options)?;
     refuse_unknown(&options, driver)?;
     let storage = RemoteStorage::open_object(object).await?;
-    Ok(OpenedNode {
-        driver,
-        kind: NodeKind::Storage(storage),
-        filtered: None,
-        files: Vec::new(),
-        writable: false,
-    })
+    Ok(OpenedNode::remote(driver, storage))
 }
 
 /// The object that options describe; takes them.

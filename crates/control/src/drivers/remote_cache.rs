@@ -6,7 +6,7 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_remote::{CacheOptions, CacheStorage};
 
 use crate::file_node::CommonOptions;
-use crate::graph::{NodeKind, OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
+use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::options::Options;
 use crate::{stderr, url_name};
 
@@ -128,13 +128,7 @@ async fn alone(source: &str, name: &str, cache: CacheOptions, error: Error) -> R
         crate::error_text(&error)
     ));
     let storage = CacheStorage::open_alone(source, &found, name, cache).await?;
-    Ok(OpenedNode {
-        driver: "cache",
-        kind: NodeKind::Storage(storage),
-        filtered: None,
-        files: Vec::new(),
-        writable: false,
-    })
+    Ok(OpenedNode::remote("cache", storage))
 }
 
 #[cfg(test)]

@@ -369,14 +369,19 @@ impl Cache {
         done
     }
 
+    /// Where bytes come from that are not here.
+    pub(super) fn server(&self) -> Result<&Arc<dyn Storage>> {
+        self.below.as_ref().ok_or_else(|| {
+            let message = "a block of the cache is gone or damaged, and the server could not be \
+                           reached when this was opened; open it anew";
+            Error::new(ErrorKind::Io, "read", message).target(&self.name)
+        })
+    }
+
     /// Reads from the server; during an outage as long as it may last.
     async fn read_below(&self, blocks: &Range<u64>) -> Result<Buffer> {
         let since = now();
-        let Some(below) = &self.below else {
-            let message = "a block of the cache is damaged, and the server could not be reached when \
-                           this was opened; open it anew";
-            return Err(Error::new(ErrorKind::Io, "read", message).target(&self.name));
-        };
+        let below = self.server()?;
         loop {
             let error = match self.place.read_from(&**below, blocks).await {
                 Ok(bytes) => {

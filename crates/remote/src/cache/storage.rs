@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use smallvec::SmallVec;
 use vellum_io::buffer::total_len;
 use vellum_io::lane::{self, sleep};
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
-use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
+use vellum_storage::Storage;
 
 use super::directory::Directory;
 use super::fill::{Cache, PIECE_BLOCKS};
@@ -20,6 +21,7 @@ use super::layout::{ABSENT, BLOCK_BYTES, Identity};
 use super::place::Place;
 use super::table::{SharedTable, Table};
 use super::trace::{self, Trace};
+use crate::read_only::read_only;
 
 /// A read that finds blocks thrown out again and again goes to the server in the end.
 const ATTEMPTS: u32 = 16;
@@ -247,7 +249,7 @@ async fn is_whole(place: &Place) -> bool {
 
 impl Cache {
     /// The blocks that a range of bytes lies in, as far as the file reaches.
-    fn blocks_of(&self, offset_bytes: u64, len_bytes: u64) -> std::ops::Range<u64> {
+    fn blocks_of(&self, offset_bytes: u64, len_bytes: u64) -> Range<u64> {
         let len = self.identity().len_bytes;
         let end = offset_bytes.saturating_add(len_bytes).min(len);
         let start = offset_bytes.min(end);
@@ -255,7 +257,7 @@ impl Cache {
     }
 
     /// Notes a read, for what is fetched ahead and for the trace.
-    fn note(self: &Arc<Self>, blocks: &std::ops::Range<u64>) {
+    fn note(self: &Arc<Self>, blocks: &Range<u64>) {
         if self.below.is_none() {
             return;
         }
@@ -312,12 +314,7 @@ impl Cache {
                 }
             }
         }
-        let Some(below) = &self.below else {
-            let message = "a block of the cache is gone, and the server could not be reached when \
-                           this was opened; open it anew";
-            return Err(Error::new(ErrorKind::Io, "read", message).target(&self.name));
-        };
-        below.read(offset_bytes, buffers).await
+        self.server()?.read(offset_bytes, buffers).await
     }
 
     /// Brings here what a trace names, then everything if that is wanted.
@@ -338,7 +335,7 @@ impl Cache {
     }
 
     /// Brings blocks here that nobody waits for; whether all of them are here.
-    async fn bring_ahead(self: &Arc<Self>, blocks: std::ops::Range<u64>) -> bool {
+    async fn bring_ahead(self: &Arc<Self>, blocks: Range<u64>) -> bool {
         let mut next = blocks.start;
         while next < blocks.end {
             if self.is_closed() || !self.can_store() {
@@ -406,12 +403,7 @@ impl Drop for CacheStorage {
 }
 
 impl Storage for CacheStorage {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            read_only: true,
-            ..Capabilities::default()
-        }
-    }
+    read_only!();
 
     fn name(&self) -> &str {
         &self.cache.name
@@ -439,26 +431,6 @@ impl Storage for CacheStorage {
             };
             cache.read_slowly(offset_bytes, buffers).await
         })
-    }
-
-    fn write(&self, _offset_bytes: u64, _buffers: Buffers, _flags: WriteFlags) -> Io<Buffers> {
-        self.refuse("write")
-    }
-
-    fn write_zeroes(&self, _offset_bytes: u64, _len_bytes: u64, _flags: ZeroFlags) -> Io<()> {
-        self.refuse("write zeroes")
-    }
-
-    fn discard(&self, _offset_bytes: u64, _len_bytes: u64) -> Io<()> {
-        self.refuse("discard")
-    }
-
-    fn flush(&self) -> Io<()> {
-        Io::ready(Ok(()))
-    }
-
-    fn truncate(&self, _len_bytes: u64) -> Io<()> {
-        self.refuse("truncate")
     }
 
     fn close(&self) -> Io<()> {

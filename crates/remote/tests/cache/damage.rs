@@ -96,18 +96,23 @@ fn a_group_that_somebody_has_begun_to_throw_out_comes_back() {
     assert_eq!(fs::read(file(folder.path(), "index")).unwrap()[table], 2);
 }
 
+/// A cache whose data lies in a storage that fails.
+fn over(below: &Arc<Below>, data: &Arc<FaultStorage>) -> Arc<CacheStorage> {
+    CacheStorage::in_storages(
+        Arc::new(Shared(below.clone())),
+        data.clone(),
+        Arc::new(MemStorage::new()),
+        options(Path::new("")),
+    )
+    .expect("a cache")
+}
+
 #[test]
 fn what_the_disk_does_not_give_back_comes_from_the_server() {
     let below = Below::new(content(23, 2 << 20));
     lane::block_on(async {
         let data = FaultStorage::new(Arc::new(MemStorage::new()));
-        let cache = CacheStorage::in_storages(
-            Arc::new(Shared(below.clone())),
-            data.clone(),
-            Arc::new(MemStorage::new()),
-            options(Path::new("")),
-        );
-        let cache = cache.unwrap();
+        let cache = over(&below, &data);
         check_all(&*cache, &below.bytes).await;
         let reads = Matching::operation(Operation::Read);
         data.fail(reads, 2, Times::Always, IO);
@@ -125,13 +130,7 @@ fn a_cache_that_cannot_be_written_is_passed_by() {
         let data = FaultStorage::new(Arc::new(MemStorage::new()));
         let writes = Matching::operation(Operation::Write);
         data.fail(writes, 3, Times::Always, NO_SPACE);
-        let cache = CacheStorage::in_storages(
-            Arc::new(Shared(below.clone())),
-            data.clone(),
-            Arc::new(MemStorage::new()),
-            options(Path::new("")),
-        );
-        let cache = cache.unwrap();
+        let cache = over(&below, &data);
         check_some(&*cache, &below.bytes, 5, 100).await;
         check_all(&*cache, &below.bytes).await;
         // Nobody tries again with each read.

@@ -5,19 +5,15 @@ use std::rc::Rc;
 use crate::drivers;
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure, Outcome};
+use crate::url_name;
 
 use super::{Daemon, done};
 
-/// Drivers that stand on nothing.
-const BOTTOM: [&str; 11] = [
-    "az",
-    "gs",
-    "s3",
+/// Drivers that stand on nothing, beside those of URLs.
+const BOTTOM: [&str; 6] = [
     "file",
     "host_device",
     "host_cdrom",
-    "http",
-    "https",
     "nbd",
     "null-co",
     "null-aio",
@@ -76,7 +72,8 @@ fn check(options: Options, prefix: &str) -> Result<Options, Failure> {
     if matches!(driver, "file" | "host_device" | "host_cdrom") && !has("filename") {
         return missing("filename");
     }
-    if !BOTTOM.contains(&driver) && driver != "blkverify" && !has(below) {
+    let is_bottom = BOTTOM.contains(&driver) || url_name::is_scheme(driver);
+    if !is_bottom && driver != "blkverify" && !has(below) {
         return missing(below);
     }
     let known: Vec<&str> = drivers::option_names(driver).collect();
