@@ -38,7 +38,7 @@ pub(super) async fn make_room(directory: &Directory, goal_bytes: u64) -> Result<
     let versions = versions(directory)?;
     let mut groups = Vec::new();
     for (at, version) in versions.iter().enumerate() {
-        let used = |group| version.table.used_seconds(group);
+        let used = |group| version.table.used_milliseconds(group);
         let all = (0..version.place.identity.groups()).map(|group| (used(group), at, group));
         groups.extend(all.filter(|&(used, ..)| used != 0));
     }
@@ -51,7 +51,7 @@ pub(super) async fn make_room(directory: &Directory, goal_bytes: u64) -> Result<
     }
     for Version { stem, place, table } in &versions {
         let mut groups = 0..place.identity.groups();
-        if groups.all(|group| table.used_seconds(group) == 0) {
+        if groups.all(|group| table.used_milliseconds(group) == 0) {
             directory.remove_unused(stem, place.claims())?;
         }
     }

@@ -2,7 +2,7 @@
 //! thrown out.
 //!
 //! Each group has a *generation* in memory that all processes share, odd while the group is being
-//! thrown out, and the second at which somebody used it last. A process notes beside the generation
+//! thrown out, and the time at which somebody used it last. A process notes beside the generation
 //! that it knows which blocks it has found whole. Whoever reads such a block straight from the file
 //! looks at the generation before and after: if it is another one, the bytes are not to be used.
 //!
@@ -24,8 +24,8 @@ use vellum_io::shared_memory::{SharedBuffer, SharedMemory};
 
 use super::layout::{GROUP_BLOCKS, GROUP_BYTES};
 
-/// A group's time of use is as old as this at most.
-const USE_SECONDS: u64 = 8;
+/// A group that is used all the time has a time of use as old as this at most.
+const USE_MILLISECONDS: u64 = 8000;
 
 /// The table that processes share.
 #[derive(Debug)]
@@ -33,10 +33,10 @@ pub(super) struct SharedTable {
     memory: SharedBuffer,
 }
 
-/// Seconds since 1970.
-pub(super) fn now_seconds() -> u64 {
+/// Milliseconds since 1970: what is filled within one second goes in the order in which it came.
+fn now_milliseconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(1, |since| since.as_secs().max(1))
+    since.map_or(1, |since| (since.as_millis() as u64).max(1))
 }
 
 impl SharedTable {
@@ -62,14 +62,14 @@ impl SharedTable {
     }
 
     /// When the group was used last; 0: there is nothing of it.
-    pub(super) fn used_seconds(&self, group: u64) -> u64 {
+    pub(super) fn used_milliseconds(&self, group: u64) -> u64 {
         let at = (group * GROUP_BYTES + 8) as usize;
         self.memory.load_u64(at, Ordering::Relaxed)
     }
 
-    pub(super) fn set_used(&self, group: u64, seconds: u64) {
+    pub(super) fn set_used(&self, group: u64, milliseconds: u64) {
         let at = (group * GROUP_BYTES + 8) as usize;
-        self.memory.store_u64(at, seconds, Ordering::Relaxed);
+        self.memory.store_u64(at, milliseconds, Ordering::Relaxed);
     }
 }
 
@@ -115,7 +115,7 @@ impl Table {
             shared,
             known: (0..groups).map(|_| Known::default()).collect(),
             changes: Mutex::new(()),
-            clock: AtomicU64::new(now_seconds()),
+            clock: AtomicU64::new(now_milliseconds()),
         }
     }
 
@@ -125,7 +125,7 @@ impl Table {
 
     /// Looks at the time, before blocks are used.
     pub(super) fn tick(&self) {
-        self.clock.store(now_seconds(), Ordering::Relaxed);
+        self.clock.store(now_milliseconds(), Ordering::Relaxed);
     }
 
     /// If all of the blocks are known to be whole: what to ask [`Table::is_unchanged`] with when they
@@ -174,7 +174,7 @@ impl Table {
     /// Notes that a group is used now.
     fn touch(&self, group: u64) {
         let now = self.clock.load(Ordering::Relaxed);
-        if self.shared.used_seconds(group) + USE_SECONDS <= now {
+        if self.shared.used_milliseconds(group) + USE_MILLISECONDS <= now {
             self.shared.set_used(group, now);
         }
     }
@@ -213,7 +213,7 @@ mod tests {
         }
         let seen = table.whole(60..70).unwrap();
         assert!(table.is_unchanged(&seen) && !whole(59..70) && !whole(60..71));
-        assert!(other.used_seconds(0) > 0 && other.used_seconds(2) == 0);
+        assert!(other.used_milliseconds(0) > 0 && other.used_milliseconds(2) == 0);
         // Another process throws out the second group while it is read.
         other.set_generation(1, 1);
         assert!(!table.is_unchanged(&seen) && !whole(64..65));
