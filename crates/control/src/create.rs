@@ -16,7 +16,9 @@ use crate::encryption;
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
-use crate::{ImageSpec, OpenFlags, checksums, error_text, filename, open_device, url_name};
+use crate::{
+    ImageSpec, OpenFlags, checksums, error_text, filename, open_device, repository, url_name,
+};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -60,8 +62,10 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
         return Err(invalid("Unknown protocol 'json'"));
     }
     let makes_none = |protocol: &&str| {
-        matches!(*protocol, "blkdebug" | "blkverify" | "null-co" | "null-aio")
-            || url_name::is_scheme(protocol)
+        matches!(
+            *protocol,
+            "blkdebug" | "blkverify" | "null-co" | "null-aio" | repository::DRIVER
+        ) || url_name::is_scheme(protocol)
     };
     if let Some(protocol) = filename::protocol(filename).filter(makes_none) {
         let hint = match url_name::is_store(protocol) {

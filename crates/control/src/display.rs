@@ -8,6 +8,7 @@ use crate::json;
 use crate::nbd_name;
 use crate::open::node_options;
 use crate::options::{Options, Scalar};
+use crate::repository;
 use crate::spec::ImageSpec;
 use crate::url_name;
 
@@ -196,6 +197,11 @@ fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
         }
         driver if url_name::is_scheme(driver) => {
             let (plain, named) = url_name::name_of(options);
+            json.extend(named);
+            plain
+        }
+        repository::DRIVER => {
+            let (plain, named) = repository::name_of(options);
             json.extend(named);
             plain
         }

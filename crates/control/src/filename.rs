@@ -4,6 +4,7 @@ use vellum::{Error, ErrorKind, Result};
 
 use crate::nbd_name;
 use crate::options::Options;
+use crate::repository;
 use crate::url_name;
 
 /// Protocols whose names are taken apart here.
@@ -13,6 +14,7 @@ const OURS: &[&str] = &[
     "null-co",
     "null-aio",
     "host_device",
+    repository::DRIVER,
 ];
 
 /// The protocol prefix of a name (`nbd` of `nbd:localhost`), if it has one.
@@ -76,6 +78,11 @@ pub fn node_options(name: &str) -> Result<Options> {
             return Err(invalid(format!(
                 "The only allowed filename for this driver is '{known}://'"
             )));
+        }
+        repository::DRIVER => {
+            let mut options = repository::options(rest)?;
+            options.set_text("driver", known);
+            return Ok(options);
         }
         "host_device" => options.set_text("filename", rest),
         "blkdebug" => {

@@ -49,6 +49,7 @@ pub mod probed_raw;
 mod qcow2_node;
 pub mod qmp;
 pub mod reopen;
+pub mod repository;
 pub mod scrub;
 pub mod secret;
 pub mod shown_bitmaps;

@@ -20,7 +20,6 @@ mod fetch;
 mod http;
 #[cfg(feature = "s3")]
 mod object;
-mod read_only;
 mod runtime;
 mod storage;
 mod streams;
@@ -29,5 +28,5 @@ pub use cache::{CacheOptions, CacheStorage, Found};
 pub use connection::{ConnectionOptions, Login};
 pub use http::{Credentials, HttpOptions};
 #[cfg(feature = "s3")]
-pub use object::{ObjectCredentials, ObjectOptions, Upload, upload};
+pub use object::{Bucket, BucketObject, ObjectCredentials, ObjectOptions, Upload, upload};
 pub use storage::RemoteStorage;

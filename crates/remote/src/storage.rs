@@ -10,7 +10,6 @@ use crate::fetch::{Fetcher, Source};
 use crate::http::{self, HttpOptions};
 #[cfg(feature = "s3")]
 use crate::object::{self, ObjectOptions};
-use crate::read_only::read_only;
 use crate::runtime::Runtime;
 
 /// A file on another machine. It may only be read; its length is that of the version that was opened.
@@ -106,7 +105,7 @@ impl RemoteStorage {
 }
 
 impl Storage for RemoteStorage {
-    read_only!();
+    vellum_storage::read_only!();
 
     fn name(&self) -> &str {
         match &self.access {

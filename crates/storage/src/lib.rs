@@ -15,6 +15,7 @@ pub mod mem;
 #[doc(hidden)]
 pub mod mutants;
 pub mod nodes;
+mod read_only;
 pub mod secret;
 mod storage;
 mod sys;

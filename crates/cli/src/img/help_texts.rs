@@ -1,6 +1,8 @@
 //! What `--help` tells of each subcommand: how it is called, in QEMU's notation (which
 //! scripts search), and what its arguments mean.
 
+use super::repository::help_texts as repository;
+
 /// The help of a subcommand.
 #[derive(Debug)]
 pub struct Text {
@@ -15,14 +17,14 @@ pub struct Text {
 /// An argument and what it does.
 pub type Argument = (&'static str, &'static str);
 
-const FORMAT: Argument = ("-f, --format FMT", "the format of FILENAME");
-const IMAGE_OPTS: Argument = (
+pub const FORMAT: Argument = ("-f, --format FMT", "the format of FILENAME");
+pub const IMAGE_OPTS: Argument = (
     "--image-opts",
     "FILENAME is a list of options, not a name (excludes --format)",
 );
-const OBJECT: Argument = ("--object OBJDEF", "an object, such as a secret with a key");
-const QUIET: Argument = ("-q, --quiet", "print errors only");
-const PROGRESS: Argument = ("-p, --progress", "show how far it is");
+pub const OBJECT: Argument = ("--object OBJDEF", "an object, such as a secret with a key");
+pub const QUIET: Argument = ("-q, --quiet", "print errors only");
+pub const PROGRESS: Argument = ("-p, --progress", "show how far it is");
 const CACHE: Argument = ("-t, --cache CACHE", "cache mode of FILENAME (writeback)");
 const SHARE: Argument = ("-U, --force-share", "others may write meanwhile");
 const OUTPUT: Argument = (
@@ -50,7 +52,11 @@ static TEXTS: &[(&str, Text)] = &[
     ("info", INFO),
     ("map", MAP),
     ("measure", MEASURE),
+    ("open", repository::OPEN),
+    ("pull", repository::PULL),
+    ("push", repository::PUSH),
     ("rebase", REBASE),
+    ("repo", repository::REPO),
     ("resize", RESIZE),
     ("scrub", SCRUB),
     ("seal", SEAL),

@@ -24,6 +24,7 @@ mod info;
 mod map;
 mod measure;
 mod rebase;
+mod repository;
 mod resize;
 mod resume;
 mod scrub;
@@ -115,10 +116,34 @@ const SUBCOMMANDS: &[Subcommand] = &[
         run: measure::run,
     },
     Subcommand {
+        name: "open",
+        about: "Make an overlay on a disk in a repository",
+        options: repository::open::options,
+        run: repository::open::run,
+    },
+    Subcommand {
+        name: "pull",
+        about: "Copy a disk out of a repository",
+        options: repository::pull::options,
+        run: repository::pull::run,
+    },
+    Subcommand {
+        name: "push",
+        about: "Put a disk into a repository",
+        options: repository::push::options,
+        run: repository::push::run,
+    },
+    Subcommand {
         name: "rebase",
         about: "Change the backing file of an image",
         options: rebase::options,
         run: rebase::run,
+    },
+    Subcommand {
+        name: "repo",
+        about: "List, verify and clean a repository",
+        options: repository::repo::options,
+        run: repository::repo::run,
     },
     Subcommand {
         name: "resize",
@@ -153,7 +178,14 @@ const SUBCOMMANDS: &[Subcommand] = &[
 ];
 
 /// Subcommands that QEMU's program does not have.
-const OWN: [&str; 3] = ["scrub", "seal", "verify"];
+const OWN: [&str; 7] = ["open", "pull", "push", "repo", "scrub", "seal", "verify"];
+
+/// The subcommand of a name.
+fn subcommand(name: &str) -> Option<&'static Subcommand> {
+    SUBCOMMANDS
+        .iter()
+        .find(|subcommand| subcommand.name == name)
+}
 
 /// The subcommands of a program that is called so.
 pub fn subcommands(is_own: bool) -> impl Iterator<Item = &'static Subcommand> {

@@ -33,6 +33,7 @@ mod remote_cache;
 #[cfg(not(feature = "remote"))]
 #[path = "no_remote_cache.rs"]
 mod remote_cache;
+mod repository;
 #[cfg(feature = "remote")]
 mod server_options;
 mod throttle;
@@ -128,6 +129,7 @@ static DRIVERS: &[Driver] = &[
     format("raw", |o, c, a| {
         Box::pin(open_format(Some(Format::Raw { probed: false }), o, c, a))
     }),
+    protocol("repository", |o, c, a| Box::pin(repository::open(o, c, a))),
     protocol("s3", |o, c, a| Box::pin(object::open("s3", o, c, a))),
     protocol("snapshot-access", |o, c, a| {
         Box::pin(copy_before_write::open_snapshot(o, c, a))

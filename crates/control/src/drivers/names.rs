@@ -74,6 +74,7 @@ fn own(driver: &str) -> &'static [&'static str] {
         "raw" => &["offset", "size"],
         "luks" => &["key-secret", "header"],
         "file" | "host_device" | "host_cdrom" => &["filename", "aio", "locking"],
+        "repository" => &["path", "tag", "number"],
         "http" | "https" | "s3" | "gs" | "az" | "cache" => of_servers(driver),
         "nbd" => &[
             "server.type",
@@ -123,7 +124,12 @@ pub fn option_names(driver: &str) -> impl Iterator<Item = &'static str> {
         _ => &[],
     };
     let common = ["driver", "node-name", "file", "backing"];
-    let lists = [own(driver), changeable, &reopen::COMMON];
+    // What a repository in an object store is reached with.
+    let store = match driver {
+        "repository" => of_servers("s3"),
+        _ => &[],
+    };
+    let lists = [own(driver), store, changeable, &reopen::COMMON];
     common.into_iter().chain(lists.concat())
 }
 

@@ -21,7 +21,6 @@ use super::layout::{ABSENT, BLOCK_BYTES, Identity};
 use super::place::Place;
 use super::table::{SharedTable, Table};
 use super::trace::{self, Trace};
-use crate::read_only::read_only;
 
 /// A read that finds blocks thrown out again and again goes to the server in the end.
 const ATTEMPTS: u32 = 16;
@@ -403,7 +402,7 @@ impl Drop for CacheStorage {
 }
 
 impl Storage for CacheStorage {
-    read_only!();
+    vellum_storage::read_only!();
 
     fn name(&self) -> &str {
         &self.cache.name

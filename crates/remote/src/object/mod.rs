@@ -9,12 +9,14 @@
 //! - An object is there as a whole or not at all: an upload that ends early shows nothing.
 //! - Credentials go to the store's endpoint alone; nobody is led on elsewhere.
 
+mod bucket;
 mod client;
 mod options;
 mod source;
 mod store_failure;
 mod upload;
 
+pub use bucket::{Bucket, BucketObject};
 pub use options::{ObjectCredentials, ObjectOptions};
 pub(crate) use source::{Source, Version, open};
 pub use upload::{Upload, upload};

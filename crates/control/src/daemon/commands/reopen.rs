@@ -10,13 +10,14 @@ use crate::url_name;
 use super::{Daemon, done};
 
 /// Drivers that stand on nothing, beside those of URLs.
-const BOTTOM: [&str; 6] = [
+const BOTTOM: [&str; 7] = [
     "file",
     "host_device",
     "host_cdrom",
     "nbd",
     "null-co",
     "null-aio",
+    "repository",
 ];
 
 pub(super) async fn reopen(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {

@@ -1,13 +1,15 @@
-//! What all storages of this crate say to whoever wants to change them.
+//! [`read_only!`](crate::read_only): what storages that cannot be written say to whoever wants to.
 
-/// The methods of [`vellum_storage::Storage`] that change something, and what goes with them, for a
-/// storage with a method `refuse`, which says why it may only be read.
+/// The methods of [`Storage`](crate::Storage) that change something, and what goes with them, for a
+/// storage that is only read. It has a method that says why:
+/// `fn refuse<T>(&self, operation: &'static str) -> Io<T>`.
+#[macro_export]
 macro_rules! read_only {
     () => {
-        fn capabilities(&self) -> ::vellum_storage::Capabilities {
-            ::vellum_storage::Capabilities {
+        fn capabilities(&self) -> $crate::Capabilities {
+            $crate::Capabilities {
                 read_only: true,
-                ..::vellum_storage::Capabilities::default()
+                ..$crate::Capabilities::default()
             }
         }
 
@@ -15,7 +17,7 @@ macro_rules! read_only {
             &self,
             _offset_bytes: u64,
             _buffers: ::vellum_io::Buffers,
-            _flags: ::vellum_storage::WriteFlags,
+            _flags: $crate::WriteFlags,
         ) -> ::vellum_io::Io<::vellum_io::Buffers> {
             self.refuse("write")
         }
@@ -24,7 +26,7 @@ macro_rules! read_only {
             &self,
             _offset_bytes: u64,
             _len_bytes: u64,
-            _flags: ::vellum_storage::ZeroFlags,
+            _flags: $crate::ZeroFlags,
         ) -> ::vellum_io::Io<()> {
             self.refuse("write zeroes")
         }
@@ -42,4 +44,3 @@ macro_rules! read_only {
         }
     };
 }
-pub(crate) use read_only;

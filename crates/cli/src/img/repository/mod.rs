@@ -1,0 +1,65 @@
+//! `push`, `pull`, `open` and `repo`: disks in repositories.
+
+pub mod help_texts;
+pub mod open;
+pub mod pull;
+pub mod push;
+pub mod repo;
+
+use serde_json::{Value, json};
+use vellum_control::repository::Named;
+use vellum_repository::{DiskName, Manifest, Repository};
+
+use super::command::Failure;
+use crate::size::human;
+
+/// Takes the name of a repository, and of a disk in it, apart.
+fn named(name: &str) -> Result<Named, Failure> {
+    Named::parse(name).map_err(|error| {
+        let why = vellum_control::error_text(&error);
+        Failure::Message(format!("Could not open '{name}': {why}"))
+    })
+}
+
+/// The name of the disk of a manifest.
+fn disk_name(manifest: &Manifest) -> DiskName {
+    DiskName {
+        tag: manifest.tag.clone(),
+        number: Some(manifest.number),
+    }
+}
+
+/// A manifest for programs.
+fn manifest_json(manifest: &Manifest) -> Value {
+    json!({
+        "tag": manifest.tag.as_str(),
+        "number": manifest.number,
+        "push": manifest.push.to_string(),
+        "virtual-size": manifest.disk_bytes,
+        "created": manifest.created_seconds,
+        "host": manifest.host,
+        "incremental": manifest.base.is_some(),
+        "read": manifest.cost.read_bytes,
+        "new": manifest.cost.new_bytes,
+        "sent": manifest.cost.sent_bytes,
+    })
+}
+
+/// The newest disk of the tag that was named, or the one of the number.
+async fn find(named: &Named) -> Result<(Repository, Manifest), Failure> {
+    let repository = named.open().await?;
+    let manifest = repository.find(&named.disk).await?;
+    Ok((repository, manifest))
+}
+
+/// Sizes for people.
+fn sizes(manifest: &Manifest) -> String {
+    let cost = manifest.cost;
+    format!(
+        "{} of {} read, {} new, {} sent",
+        human(cost.read_bytes),
+        human(manifest.disk_bytes),
+        human(cost.new_bytes),
+        human(cost.sent_bytes)
+    )
+}

@@ -1,0 +1,174 @@
+//! `pull`: copies a disk out of a repository.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::super::command::{Command, Failure, Outcome, check_object, fail};
+use super::super::{convert, help, subcommand};
+use super::{find, named};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use vellum_control::filename;
+use vellum_control::repository::Named;
+use vellum_io::error::io_text;
+use vellum_io::lane;
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Quiet,
+    Progress,
+    Format,
+    Options,
+    Compress,
+    Existing,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
+    OptionSpec::new(Opt::Format, 'O', "target-format", Takes::Value),
+    OptionSpec::new(Opt::Options, 'o', "target-options", Takes::Value),
+    OptionSpec::new(Opt::Compress, 'c', "compress", Takes::Nothing),
+    OptionSpec::new(Opt::Existing, 'n', "no-create", Takes::Nothing),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut words = Vec::<String>::new();
+    let (mut format, mut existing) = (None, false);
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Quiet => words.push("-q".into()),
+            Opt::Progress => words.push("-p".into()),
+            Opt::Format => format = Some(value),
+            Opt::Options => words.extend(["-o".into(), value]),
+            Opt::Compress => words.push("-c".into()),
+            Opt::Existing => existing = true,
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let operands = parser.operands();
+    let [disk, target] = operands.as_slice() else {
+        let message = "Expecting a disk in a repository and a file";
+        return Err(Failure::Usage(message.into()));
+    };
+    let named = named(disk)?;
+    let number = find_number(&named)?;
+    let format = format.unwrap_or_else(|| format_of(target).to_owned());
+    words.extend(["-f", "raw", "-O"].map(str::to_owned));
+    words.push(format);
+    if existing {
+        words.push("-n".into());
+    }
+    words.push(format!("json:{}", named.node(number)));
+    match unfinished_path(target, existing) {
+        None => copy(command, words, target),
+        Some((path, unfinished)) => {
+            let name = unfinished.to_string_lossy().into_owned();
+            let copied = copy(command, words, &name);
+            if !matches!(copied, Ok(0)) {
+                // What is wrong was said.
+                let _ = fs::remove_file(&unfinished);
+                return copied;
+            }
+            let named = sync(&unfinished).and_then(|()| fs::rename(&unfinished, &path));
+            match named.and_then(|()| sync(path.parent().unwrap_or(Path::new(".")))) {
+                Ok(()) => Ok(0),
+                Err(error) => fail(format!("Could not create '{target}': {}", io_text(&error))),
+            }
+        }
+    }
+}
+
+/// The number of the disk. The copy chooses by itself what its lane is like, so this one is another
+/// thread's.
+fn find_number(named: &Named) -> Result<u64, Failure> {
+    let find = || lane::block_on(find(named)).map(|(_, manifest)| manifest.number);
+    std::thread::scope(|scope| {
+        let found = scope.spawn(find).join();
+        found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn copy(command: Command<'_>, mut words: Vec<String>, target: &str) -> Outcome {
+    words.push(target.to_owned());
+    let command = Command {
+        subcommand: subcommand("convert").unwrap_or(command.subcommand),
+        ..command
+    };
+    convert::run(command, words.into_iter().map(OsString::from).collect())
+}
+
+/// The format that a name's ending says; qcow2 unless that is of a raw disk.
+fn format_of(target: &str) -> &'static str {
+    let ending = Path::new(target).extension();
+    match ending.and_then(|ending| ending.to_str()) {
+        Some("raw" | "img") => "raw",
+        _ => "qcow2",
+    }
+}
+
+/// Where the image is made until it is complete; `None` where it is made in its place.
+fn unfinished_path(target: &str, existing: bool) -> Option<(PathBuf, PathBuf)> {
+    if existing || filename::protocol(target).is_some() {
+        return None;
+    }
+    let path = fs::canonicalize(target).unwrap_or_else(|_| PathBuf::from(target));
+    if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+        return None;
+    }
+    let mut name = path.file_name()?.to_owned();
+    name.push(format!(".pull-{}", std::process::id()));
+    let unfinished = path.with_file_name(name);
+    // A name that looks like a protocol's is none behind a slash.
+    let unfinished = match unfinished.is_absolute() {
+        true => unfinished,
+        false => Path::new(".").join(unfinished),
+    };
+    Some((path, unfinished))
+}
+
+fn sync(path: &Path) -> std::io::Result<()> {
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
+    fs::File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_made_beside_its_name() {
+        let (path, unfinished) = unfinished_path("/nowhere/disk.qcow2", false).unwrap();
+        assert_eq!(path, Path::new("/nowhere/disk.qcow2"));
+        assert!(unfinished.starts_with("/nowhere"));
+        let name = unfinished
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .into_owned();
+        assert!(name.starts_with("disk.qcow2.pull-"));
+        assert_eq!(unfinished_path("/dev/null", false), None);
+        assert_eq!(unfinished_path("/nowhere/disk", true), None);
+        assert_eq!(unfinished_path("nbd://localhost", false), None);
+        assert_eq!(
+            (format_of("a.img"), format_of("a"), format_of("b/c.qcow2")),
+            ("raw", "qcow2", "qcow2")
+        );
+    }
+}

@@ -1,0 +1,243 @@
+//! `push`: puts a disk into a repository.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_control::repository::{Named, Tracking, dirty_of};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, open_device};
+use vellum_io::lane;
+use vellum_repository::{DiskName, PushId, PushOptions, Pushed, Repository, Since, push};
+
+use super::super::command::{
+    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, number, open_failure,
+    reading_once,
+};
+use super::super::common::{self, CommonArgs};
+use super::super::help;
+use super::{disk_name, manifest_json, named, sizes};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::report;
+
+type Opt = common::Opt<Own>;
+
+#[derive(Debug, Clone, Copy)]
+enum Own {
+    Bitmap,
+    Since,
+    Full,
+    Track,
+    Level,
+    TakeOver,
+    Cache,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    Opt::HELP,
+    Opt::QUIET,
+    Opt::PROGRESS,
+    Opt::FORMAT,
+    Opt::IMAGE_OPTS,
+    Opt::OUTPUT,
+    Opt::FORCE_SHARE,
+    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
+    Opt::own_long(Own::Bitmap, "bitmap", Takes::Value),
+    Opt::own_long(Own::Since, "since", Takes::Value),
+    Opt::own_long(Own::Full, "full", Takes::Nothing),
+    Opt::own_long(Own::Track, "track", Takes::Nothing),
+    Opt::own_long(Own::Level, "level", Takes::Value),
+    Opt::own_long(Own::TakeOver, "take-over", Takes::Nothing),
+    Opt::OBJECT,
+];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
+
+#[derive(Debug, Default)]
+struct Arguments {
+    common: CommonArgs,
+    cache: CacheMode,
+    bitmap: Option<String>,
+    since: Option<String>,
+    full: bool,
+    track: bool,
+    level: Option<i32>,
+    take_over: bool,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let parsed = common::parse(command, OPTIONS, args, |option, value| {
+        match option {
+            Own::Cache => arguments.cache = cache_mode("source cache", &value)?,
+            Own::Bitmap => arguments.bitmap = Some(value),
+            Own::Since => arguments.since = Some(value),
+            Own::Full => arguments.full = true,
+            Own::Track => arguments.track = true,
+            Own::Level => arguments.level = Some(number("level", &value, 1, 19)? as i32),
+            Own::TakeOver => arguments.take_over = true,
+        }
+        Ok(())
+    })?;
+    let Some(common) = parsed else {
+        return help::subcommand(command);
+    };
+    arguments.common = common;
+    let excluding = [
+        arguments.bitmap.is_some(),
+        arguments.since.is_some(),
+        arguments.full,
+    ];
+    if excluding.iter().filter(|&&given| given).count() > 1 {
+        let message = "--bitmap, --since and --full exclude each other";
+        return Err(Failure::Usage(message.into()));
+    }
+    if arguments.track && arguments.common.force_share {
+        let message = "--track changes the image, which --force-share leaves to others";
+        return Err(Failure::Usage(message.into()));
+    }
+    let [disk, repository] = arguments.common.operands.as_slice() else {
+        let message = "Expecting a disk and a repository";
+        return Err(Failure::Usage(message.into()));
+    };
+    let spec = arguments.common.image(disk)?;
+    let named = named(repository)?;
+    named.refuse_number()?;
+    install_bulk_lane(arguments.cache.direct)?;
+    lane::block_on(push_disk(command, &spec, &named, &arguments))
+}
+
+async fn push_disk(
+    command: Command<'_>,
+    spec: &ImageSpec,
+    named: &Named,
+    arguments: &Arguments,
+) -> Outcome {
+    let flags = OpenFlags {
+        writable: arguments.track,
+        ..reading_once(arguments.cache, arguments.common.force_share)
+    };
+    let device = open_device(spec, &flags).await;
+    let device = device.map_err(|error| open_failure(&spec.name, &error))?;
+    let pushed = push_open(command, &device, named, arguments).await;
+    let closed = device.close().await;
+    let pushed = pushed?;
+    closed?;
+    tell(&pushed, arguments);
+    Ok(0)
+}
+
+async fn push_open(
+    command: Command<'_>,
+    device: &Arc<dyn BlockDevice>,
+    named: &Named,
+    arguments: &Arguments,
+) -> Result<Pushed, Failure> {
+    let repository = Repository::open_or_make(named.objects.clone()).await?;
+    let tracking = Tracking::of(&**device, named);
+    let mut options = PushOptions::new(named.disk.tag.clone())?;
+    options.level = arguments.level.unwrap_or(options.level);
+    options.take_over = arguments.take_over;
+    options.since = since(device, &repository, named, tracking.as_ref(), arguments).await?;
+    let track = match (arguments.track, &tracking) {
+        (false, _) => None,
+        (true, Some(tracking)) => Some(tracking),
+        (true, None) => return fail("--track needs a disk in qcow2, which can hold bitmaps"),
+    };
+    // What changes from now on is not in what is read.
+    if let Some(tracking) = track {
+        tracking.begin(options.push).await?;
+    }
+    let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
+    let quiet = quiet || arguments.common.output == Output::Json;
+    let mut progress = Progress::new(command.program, wanted, quiet, 1.0);
+    let pushed = push(&repository, device, &options, |done, total| {
+        progress.show(done, total)
+    })
+    .await;
+    progress.end();
+    match (&pushed, track) {
+        (Ok(_), Some(tracking)) => tracking.keep_only(options.push).await?,
+        (Err(_), Some(tracking)) => tracking.give_up(options.push).await,
+        (_, None) => {}
+    }
+    Ok(pushed?)
+}
+
+/// What has changed since when, as far as that is known.
+async fn since(
+    device: &Arc<dyn BlockDevice>,
+    repository: &Repository,
+    named: &Named,
+    tracking: Option<&Tracking>,
+    arguments: &Arguments,
+) -> Result<Option<Since>, Failure> {
+    if arguments.full {
+        return Ok(None);
+    }
+    if let Some(bitmap) = &arguments.bitmap {
+        let manifest = repository.look_for(&named.disk).await?;
+        let Some(manifest) = manifest else {
+            return fail(format!(
+                "There is no disk '{}' yet that the bitmap could be since: push all of it first",
+                named.disk
+            ));
+        };
+        let dirty = dirty_of(&**device, bitmap).await?;
+        return Ok(Some(since_push(disk_name(&manifest), manifest.push, dirty)));
+    }
+    let base = match &arguments.since {
+        Some(base) => Some(repository.find(&DiskName::parse(base)?).await?),
+        None => repository.look_for(&named.disk).await?,
+    };
+    let Some(base) = base else {
+        return Ok(None);
+    };
+    let dirty = match tracking {
+        Some(tracking) => tracking.since(base.push).await?,
+        None => None,
+    };
+    match dirty {
+        Some(dirty) => Ok(Some(since_push(disk_name(&base), base.push, dirty))),
+        None if arguments.since.is_some() => fail(format!(
+            "The image does not know what has changed since '{}': push with --track leaves a bitmap \
+             that does",
+            disk_name(&base)
+        )),
+        None => Ok(None),
+    }
+}
+
+fn since_push(base: DiskName, push: PushId, dirty: Vec<std::ops::Range<u64>>) -> Since {
+    Since {
+        base,
+        push: Some(push),
+        dirty,
+    }
+}
+
+fn tell(pushed: &Pushed, arguments: &Arguments) {
+    let manifest = &pushed.manifest;
+    match arguments.common.output {
+        Output::Json => report::print(format_args!("{:#}\n", manifest_json(manifest))),
+        Output::Human if arguments.common.quiet => {}
+        Output::Human => {
+            let kind = match manifest.base {
+                Some(_) => "changes",
+                None => "all",
+            };
+            let name = disk_name(manifest);
+            report::print(format_args!("{name}: {kind}; {}\n", sizes(manifest)));
+            if pushed.resumed_segments > 0 {
+                let count = pushed.resumed_segments;
+                report::print(format_args!(
+                    "{count} segments of a push that was killed did not need to be sent again\n"
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! `repo`: lists, verifies and cleans a repository.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::json;
+use vellum_control::repository::Named;
+use vellum_io::lane;
+use vellum_repository::{
+    Collected, GcOptions, Keep, Manifest, PruneOptions, TagName, Verified, gc, prune, remove_tag,
+    verify,
+};
+
+use super::super::command::{Command, Failure, Outcome, check_object, fail, number};
+use super::super::help;
+use super::{disk_name, manifest_json, named};
+use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::size::human;
+use crate::{localtime, report};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opt {
+    Help,
+    Quiet,
+    Progress,
+    Output,
+    ReadData,
+    Keep,
+    KeepWithin,
+    DryRun,
+    BreakLock,
+    StaleAfter,
+    Object,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
+    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
+    OptionSpec::long(Opt::Output, "output", Takes::Value),
+    OptionSpec::long(Opt::ReadData, "read-data", Takes::Nothing),
+    OptionSpec::long(Opt::Keep, "keep", Takes::Value),
+    OptionSpec::long(Opt::KeepWithin, "keep-within", Takes::Value),
+    OptionSpec::long(Opt::DryRun, "dry-run", Takes::Nothing),
+    OptionSpec::long(Opt::BreakLock, "break-lock", Takes::Nothing),
+    OptionSpec::long(Opt::StaleAfter, "stale-after", Takes::Value),
+    OptionSpec::long(Opt::Object, "object", Takes::Value),
+];
+
+/// What can be done, and the options that belong to it alone.
+const ACTIONS: &[(&str, &[Opt])] = &[
+    ("gc", &[Opt::DryRun, Opt::BreakLock, Opt::StaleAfter]),
+    ("list", &[]),
+    (
+        "prune",
+        &[Opt::Keep, Opt::KeepWithin, Opt::DryRun, Opt::BreakLock],
+    ),
+    ("remove", &[Opt::DryRun, Opt::BreakLock]),
+    ("verify", &[Opt::ReadData]),
+];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
+
+#[derive(Debug, Default)]
+struct Arguments {
+    quiet: bool,
+    progress: bool,
+    output: Output,
+    read_data: bool,
+    keep: Keep,
+    dry_run: bool,
+    break_lock: bool,
+    stale: Option<Duration>,
+}
+
+pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut arguments = Arguments::default();
+    let mut special = Vec::new();
+    let mut parser = command.parser(OPTIONS, args);
+    while let Some((option, value)) = parser.next_option()? {
+        let value = value.unwrap_or_default();
+        if ACTIONS.iter().any(|(_, own)| own.contains(&option)) {
+            special.push(option);
+        }
+        match option {
+            Opt::Help => return help::subcommand(command),
+            Opt::Quiet => arguments.quiet = true,
+            Opt::Progress => arguments.progress = true,
+            Opt::Output => arguments.output = Output::parse(&value)?,
+            Opt::ReadData => arguments.read_data = true,
+            Opt::Keep => arguments.keep.newest = Some(number("count", &value, 1, 1 << 40)?),
+            Opt::KeepWithin => arguments.keep.within = Some(duration(&value)?),
+            Opt::DryRun => arguments.dry_run = true,
+            Opt::BreakLock => arguments.break_lock = true,
+            Opt::StaleAfter => arguments.stale = Some(duration(&value)?),
+            Opt::Object => check_object(&value)?,
+        }
+    }
+    let operands = parser.operands();
+    let [action, repository] = operands.as_slice() else {
+        let message = "Expecting list, verify, prune, remove or gc, and a repository";
+        return Err(Failure::Usage(message.into()));
+    };
+    let Some((_, own)) = ACTIONS.iter().find(|(name, _)| name == action) else {
+        return Err(Failure::Usage(format!("A repository has no '{action}'")));
+    };
+    if special.iter().any(|option| !own.contains(option)) {
+        return Err(Failure::Usage(format!(
+            "One of the options is not of '{action}'"
+        )));
+    }
+    let has_tag = has_tag(repository);
+    let named = named(repository)?;
+    named.refuse_number()?;
+    let tag = has_tag.then(|| named.disk.tag.clone());
+    lane::block_on(async {
+        match (action.as_str(), tag) {
+            ("list", tag) => list(&named, tag, &arguments).await,
+            ("prune", tag) => prune_disks(&named, tag, &arguments).await,
+            ("remove", Some(tag)) => remove(&named, &tag, &arguments).await,
+            ("remove", None) => fail("Name the tag that is to be removed: REPOSITORY:TAG"),
+            (_, Some(_)) => fail(format!("'{action}' is of a whole repository: name no tag")),
+            ("gc", None) => collect(&named, &arguments).await,
+            (_, None) => verify_all(command, &named, &arguments).await,
+        }
+    })
+}
+
+/// Whether a name says a tag; without, the newest disks of all tags are meant.
+fn has_tag(name: &str) -> bool {
+    vellum_control::repository::options(name).is_ok_and(|options| options.contains("tag"))
+}
+
+/// A time as `30d`, `12h`, `15m`, `10s`.
+fn duration(text: &str) -> Result<Duration, Failure> {
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
+    let unit = units.iter().find(|(letter, _)| text.ends_with(*letter));
+    let count = text
+        .get(..text.len().saturating_sub(1))
+        .and_then(|count| count.parse::<u64>().ok());
+    match (unit, count) {
+        (Some((_, seconds)), Some(count)) if count < 1 << 32 => {
+            Ok(Duration::from_secs(count * seconds))
+        }
+        _ => fail(format!("'{text}' is no time: 30d, 12h, 15m or 10s")),
+    }
+}
+
+fn print_json(value: &serde_json::Value) {
+    report::print(format_args!("{value:#}\n"));
+}
+
+async fn list(named: &Named, tag: Option<TagName>, arguments: &Arguments) -> Outcome {
+    let repository = named.open().await?;
+    let mut disks = repository.disks().await?;
+    disks.retain(|disk| tag.as_ref().is_none_or(|tag| disk.tag == *tag));
+    match arguments.output {
+        Output::Json => print_json(&disks.iter().map(manifest_json).collect()),
+        Output::Human => print_disks(&disks),
+    }
+    Ok(0)
+}
+
+fn print_disks(disks: &[Manifest]) {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["disk", "made", "size", "read", "new", "sent", "host"]);
+    for disk in disks {
+        let cost = disk.cost;
+        let made = i64::try_from(disk.created_seconds).unwrap_or(i64::MAX);
+        table.add_row([
+            disk_name(disk).to_string(),
+            localtime::format(made),
+            human(disk.disk_bytes),
+            human(cost.read_bytes),
+            human(cost.new_bytes),
+            human(cost.sent_bytes),
+            disk.host.clone(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2).take(4) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for line in table.lines() {
+        report::print(format_args!("{}\n", line.trim_end()));
+    }
+}
+
+fn removal(arguments: &Arguments, tag: Option<TagName>) -> PruneOptions {
+    PruneOptions {
+        tag,
+        break_lock: arguments.break_lock,
+        dry_run: arguments.dry_run,
+        ..PruneOptions::default()
+    }
+}
+
+async fn prune_disks(named: &Named, tag: Option<TagName>, arguments: &Arguments) -> Outcome {
+    let repository = named.open().await?;
+    let pruned = prune(&repository, &arguments.keep, &removal(arguments, tag)).await?;
+    match arguments.output {
+        Output::Json => print_json(&pruned.iter().map(manifest_json).collect()),
+        Output::Human if arguments.quiet => {}
+        Output::Human => {
+            for disk in &pruned {
+                report::print(format_args!("{}\n", disk_name(disk)));
+            }
+            let done = if arguments.dry_run {
+                "would be removed"
+            } else {
+                "removed"
+            };
+            report::print(format_args!("{} disks {done}\n", pruned.len()));
+        }
+    }
+    Ok(0)
+}
+
+async fn remove(named: &Named, tag: &TagName, arguments: &Arguments) -> Outcome {
+    let repository = named.open().await?;
+    let removed = remove_tag(&repository, tag, &removal(arguments, None)).await?;
+    match arguments.output {
+        Output::Json => print_json(&json!({"removed-disks": removed})),
+        Output::Human if arguments.quiet => {}
+        Output::Human => {
+            let done = if arguments.dry_run {
+                "would be removed"
+            } else {
+                "removed"
+            };
+            report::print(format_args!("{removed} disks {done}\n"));
+        }
+    }
+    Ok(0)
+}
+
+async fn collect(named: &Named, arguments: &Arguments) -> Outcome {
+    let repository = named.open().await?;
+    let mut options = GcOptions {
+        break_lock: arguments.break_lock,
+        dry_run: arguments.dry_run,
+        ..GcOptions::default()
+    };
+    options.stale = arguments.stale.unwrap_or(options.stale);
+    let collected = gc(&repository, &options).await?;
+    let Collected {
+        removed,
+        removed_bytes,
+        waiting,
+        given_up,
+    } = collected;
+    match arguments.output {
+        Output::Json => print_json(&json!({
+            "removed-objects": removed,
+            "removed-bytes": removed_bytes,
+            "waiting-objects": waiting,
+            "given-up-pushes": given_up,
+        })),
+        Output::Human if arguments.quiet => {}
+        Output::Human => {
+            let done = if arguments.dry_run {
+                "would be removed"
+            } else {
+                "removed"
+            };
+            let bytes = human(removed_bytes);
+            report::print(format_args!("{removed} objects of {bytes} {done}\n"));
+            if waiting > 0 {
+                report::print(format_args!(
+                    "{waiting} objects wait until the pushes have ended that run\n"
+                ));
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// Exit code: something is damaged.
+const DAMAGED: i32 = 2;
+
+async fn verify_all(command: Command<'_>, named: &Named, arguments: &Arguments) -> Outcome {
+    let repository = named.open().await?;
+    let quiet = arguments.quiet || arguments.output == Output::Json;
+    let mut progress = Progress::new(command.program, arguments.progress, quiet, 1.0);
+    let verified = verify(&repository, arguments.read_data, |done, total| {
+        progress.show(done, total);
+    })
+    .await;
+    progress.end();
+    let verified = verified?;
+    match arguments.output {
+        Output::Json => print_json(&json!({
+            "disks": verified.disks,
+            "segments": verified.segments,
+            "segment-bytes": verified.segment_bytes,
+            "unused-objects": verified.unused,
+            "unused-bytes": verified.unused_bytes,
+            "problems": verified.problems,
+        })),
+        Output::Human => print_verified(&verified, arguments),
+    }
+    Ok(if verified.problems.is_empty() {
+        0
+    } else {
+        DAMAGED
+    })
+}
+
+fn print_verified(verified: &Verified, arguments: &Arguments) {
+    for problem in &verified.problems {
+        report::eprint_line(problem);
+    }
+    if arguments.quiet {
+        return;
+    }
+    let Verified {
+        disks,
+        segments,
+        segment_bytes,
+        unused,
+        unused_bytes,
+        ..
+    } = verified;
+    let what = if arguments.read_data {
+        "read"
+    } else {
+        "looked at"
+    };
+    report::print(format_args!(
+        "{disks} disks, {segments} segments of {} {what}: {} problems\n",
+        human(*segment_bytes),
+        verified.problems.len()
+    ));
+    if *unused > 0 {
+        let bytes = human(*unused_bytes);
+        report::print(format_args!(
+            "{unused} segments of {bytes} are of no disk; 'vellum repo gc' removes them\n"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, seconds) in [("10s", 10), ("2m", 120), ("1h", 3600), ("30d", 30 * 86400)] {
+            assert_eq!(duration(text).unwrap().as_secs(), seconds);
+        }
+        for text in ["", "d", "10", "-1d", "1w", "99999999999999d", "ä"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! `repository`: a disk in a repository, to be read.
+
+use vellum::Result;
+use vellum_repository::{Repository, RepositoryStorage};
+
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode};
+use crate::options::Options;
+use crate::repository::{self, DRIVER};
+
+pub(super) async fn open(
+    mut options: Options,
+    common: CommonOptions,
+    _around: OpenContext,
+) -> Result<OpenedNode> {
+    if common.writable {
+        return Err(repository::refuse_writes());
+    }
+    let disk = repository::take_disk(&mut options)?;
+    let objects = repository::take_objects(&mut options)?;
+    let opened = Repository::open(objects).await?;
+    let storage = RepositoryStorage::open(&opened, &disk).await?;
+    Ok(OpenedNode::remote(DRIVER, storage))
+}

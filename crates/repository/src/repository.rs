@@ -1,0 +1,256 @@
+//! [`Repository`]: what is in a store, by tags and numbers.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use futures_util::stream::{self, StreamExt};
+use vellum_io::{Error, ErrorKind, Result};
+
+use crate::codec::manifest::{Entry, MOST_ENTRY_BYTES, Manifest, TombstoneKind};
+use crate::codec::{CHUNK_BYTES, PushId};
+use crate::names::{self, DiskName, TagName};
+use crate::objects::Objects;
+
+/// Small objects that are asked for at once.
+pub(crate) const REQUESTS_AT_ONCE: usize = 16;
+
+/// A repository: disks in a store of objects, each chunk of them once.
+#[derive(Debug, Clone)]
+pub struct Repository {
+    objects: Arc<dyn Objects>,
+}
+
+/// What manifests lead to.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Used {
+    pub(crate) segments: BTreeMap<PushId, BTreeSet<u32>>,
+    pub(crate) pushes: HashSet<PushId>,
+}
+
+impl Used {
+    pub(crate) fn add(&mut self, manifest: &Manifest) {
+        self.pushes.extend(manifest.pushes());
+        for (push, number) in manifest.segment_numbers() {
+            self.segments.entry(push).or_default().insert(number);
+        }
+    }
+
+    pub(crate) fn has_segment(&self, push: PushId, number: u32) -> bool {
+        let numbers = self.segments.get(&push);
+        numbers.is_some_and(|numbers| numbers.contains(&number))
+    }
+}
+
+fn marker() -> Vec<u8> {
+    format!("{{\"vellum-repository\": 1, \"chunk-bytes\": {CHUNK_BYTES}}}\n").into_bytes()
+}
+
+impl Repository {
+    /// Opens a repository.
+    ///
+    /// # Errors
+    /// If there is none, or one of a newer program.
+    pub async fn open(objects: Arc<dyn Objects>) -> Result<Self> {
+        let found = objects.get(names::MARKER, 4096).await;
+        match found {
+            Ok(found) if found == marker() => Ok(Repository { objects }),
+            Ok(_) => {
+                let message = "this is no repository that this program knows";
+                Err(Error::new(ErrorKind::Unsupported, "open", message).target(objects.name()))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let message = "there is no repository: the first push makes one";
+                Err(Error::new(ErrorKind::NotFound, "open", message).target(objects.name()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a repository, and makes one where there is none.
+    ///
+    /// # Errors
+    /// As [`Repository::open`].
+    pub async fn open_or_make(objects: Arc<dyn Objects>) -> Result<Self> {
+        match Repository::open(objects.clone()).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                objects.put_new(names::MARKER, marker()).await?;
+                Repository::open(objects).await
+            }
+            opened => opened,
+        }
+    }
+
+    /// The store.
+    pub fn objects(&self) -> &Arc<dyn Objects> {
+        &self.objects
+    }
+
+    /// Where it is, for messages.
+    pub fn name(&self) -> &str {
+        self.objects.name()
+    }
+
+    /// The tags, and under each the numbers that something is under, ascending.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn numbers(&self) -> Result<BTreeMap<TagName, Vec<u64>>> {
+        self.numbers_below(names::TAGS).await
+    }
+
+    /// The numbers of a tag that something is under, ascending.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn numbers_of(&self, tag: &TagName) -> Result<Vec<u64>> {
+        let mut numbers = self.numbers_below(&names::tag(tag)).await?;
+        Ok(numbers.remove(tag).unwrap_or_default())
+    }
+
+    async fn numbers_below(&self, prefix: &str) -> Result<BTreeMap<TagName, Vec<u64>>> {
+        let mut numbers = BTreeMap::<TagName, Vec<u64>>::new();
+        for object in self.objects.list(prefix).await? {
+            if let Some((tag, number)) = names::parse_entry(&object.key) {
+                numbers.entry(tag).or_default().push(number);
+            }
+        }
+        numbers
+            .values_mut()
+            .for_each(|numbers| numbers.sort_unstable());
+        Ok(numbers)
+    }
+
+    /// What is under a number; `None` if nothing is.
+    ///
+    /// # Errors
+    /// If it is damaged, and what the store says.
+    pub async fn entry(&self, tag: &TagName, number: u64) -> Result<Option<Entry>> {
+        let key = names::entry(tag, number);
+        let found = match self.objects.get(&key, MOST_ENTRY_BYTES).await {
+            Ok(found) => found,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let entry = Entry::decode(&found, tag, number);
+        entry.map(Some).map_err(|error| self.at(error, &key))
+    }
+
+    /// An error about an object.
+    pub(crate) fn at(&self, error: Error, key: &str) -> Error {
+        error.target(format!("{}/{key}", self.name()))
+    }
+
+    /// The manifest of a disk.
+    ///
+    /// # Errors
+    /// If there is no such disk.
+    pub async fn find(&self, disk: &DiskName) -> Result<Manifest> {
+        match self.look_for(disk).await? {
+            Some(manifest) => Ok(manifest),
+            None => {
+                let message = format!("there is no disk '{disk}' in the repository");
+                Err(Error::new(ErrorKind::NotFound, "open", message).target(self.name()))
+            }
+        }
+    }
+
+    /// As [`Repository::find`]; `None` if there is none.
+    ///
+    /// # Errors
+    /// If something is damaged, and what the store says.
+    pub async fn look_for(&self, disk: &DiskName) -> Result<Option<Manifest>> {
+        let numbers = self.numbers_of(&disk.tag).await?;
+        for &number in numbers.iter().rev() {
+            match self.entry(&disk.tag, number).await? {
+                Some(Entry::Manifest(found)) if disk.number.is_none_or(|want| want == number) => {
+                    return Ok(Some(*found));
+                }
+                Some(Entry::Tombstone(found)) if found.kind == TombstoneKind::Removed => break,
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// The disks of all tags, by tag and number.
+    ///
+    /// # Errors
+    /// If a manifest is damaged, and what the store says.
+    pub async fn disks(&self) -> Result<Vec<Manifest>> {
+        let mut disks = Vec::new();
+        self.each_entry(|_, _, entry| {
+            if let Entry::Manifest(manifest) = entry? {
+                disks.push(*manifest);
+            }
+            Ok(())
+        })
+        .await?;
+        disks.sort_by(|a, b| (&a.tag, a.number).cmp(&(&b.tag, b.number)));
+        Ok(disks)
+    }
+
+    /// All that counts: manifests and tombstones, newest first within each tag, given to `take` one by
+    /// one, and what cannot be read.
+    ///
+    /// # Errors
+    /// That of `take`, and what the store says to lists.
+    pub(crate) async fn each_entry(
+        &self,
+        mut take: impl FnMut(&TagName, u64, Result<Entry>) -> Result<()>,
+    ) -> Result<()> {
+        let numbers = self.numbers().await?;
+        let all = numbers.into_iter().flat_map(|(tag, numbers)| {
+            let numbers = numbers.into_iter().rev();
+            numbers.map(move |number| (tag.clone(), number))
+        });
+        let read = |(tag, number): (TagName, u64)| async move {
+            let entry = self.entry(&tag, number).await;
+            (tag, number, entry.transpose())
+        };
+        let mut entries = stream::iter(all.map(read)).buffered(REQUESTS_AT_ONCE);
+        let mut removed = None;
+        while let Some((tag, number, entry)) = entries.next().await {
+            // What was removed meanwhile is not there any more, and what is below a tag's removal.
+            let Some(entry) = entry.filter(|_| removed.as_ref() != Some(&tag)) else {
+                continue;
+            };
+            if let Ok(Entry::Tombstone(there)) = &entry
+                && there.kind == TombstoneKind::Removed
+            {
+                removed = Some(tag.clone());
+            }
+            take(&tag, number, entry)?;
+        }
+        Ok(())
+    }
+
+    /// What all manifests lead to.
+    ///
+    /// # Errors
+    /// If one cannot be read: nobody knows what it leads to.
+    pub(crate) async fn used(&self) -> Result<Used> {
+        let mut used = Used::default();
+        self.each_entry(|_, _, entry| {
+            if let Entry::Manifest(manifest) = entry? {
+                used.add(&manifest);
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(used)
+    }
+
+    /// Removes objects side by side.
+    ///
+    /// # Errors
+    /// What the store says; all others are removed nevertheless.
+    pub(crate) async fn remove_all(&self, keys: Vec<String>) -> Result<()> {
+        let removed = stream::iter(keys).map(|key| async move { self.objects.remove(&key).await });
+        let mut removed = removed.buffer_unordered(REQUESTS_AT_ONCE);
+        let mut result = Ok(());
+        while let Some(one) = removed.next().await {
+            result = result.and(one);
+        }
+        result
+    }
+}

@@ -1,0 +1,197 @@
+//! Looks whether everything is there that disks lead to, and is what was written.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use futures_util::stream::{self, StreamExt};
+use vellum_io::{Result, lane};
+
+use crate::codec::manifest::{Entry, Manifest, piece_chunks};
+use crate::codec::piece::SegmentRef;
+use crate::codec::segment::{SegmentIndex, decompress};
+use crate::codec::{PushId, damaged};
+use crate::names::{self, DiskName};
+use crate::pieces;
+use crate::repository::Repository;
+
+/// Segments that are read at once.
+const SEGMENTS_AT_ONCE: usize = 4;
+
+/// What was looked at, and what is wrong.
+#[derive(Debug, Default)]
+pub struct Verified {
+    /// Disks.
+    pub disks: u64,
+    /// Segments that they lead to.
+    pub segments: u64,
+    /// Bytes of these.
+    pub segment_bytes: u64,
+    /// Objects that no disk leads to, and their bytes; `vellum repo gc` removes them.
+    pub unused: u64,
+    /// Their bytes.
+    pub unused_bytes: u64,
+    /// What is wrong, and which disks it damages.
+    pub problems: Vec<String>,
+}
+
+/// Looks at all disks. `with_data`: all chunks are read and compared; otherwise only what leads to them,
+/// and that they are there, with the right length. `progress` is told how many segments of how many
+/// are done.
+///
+/// # Errors
+/// What the store says to lists; that something is wrong is no error.
+pub async fn verify(
+    repository: &Repository,
+    with_data: bool,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Verified> {
+    let mut verified = Verified::default();
+    let mut disks = Vec::new();
+    repository
+        .each_entry(|tag, number, entry| {
+            match entry {
+                Ok(Entry::Manifest(manifest)) => disks.push(*manifest),
+                Ok(Entry::Tombstone(_)) => {}
+                Err(error) => verified.problems.push(format!("{tag}@{number}: {error}")),
+            }
+            Ok(())
+        })
+        .await?;
+    verified.disks = disks.len() as u64;
+    let mut segments = BTreeMap::<(PushId, u32), (SegmentRef, String)>::new();
+    let mut seen = HashSet::new();
+    for disk in &disks {
+        look_at_map(repository, disk, &mut seen, &mut segments, &mut verified).await;
+    }
+    let listed = repository.objects().list(names::SEGMENTS).await?;
+    let lengths = listed
+        .iter()
+        .map(|object| (object.key.as_str(), object.len_bytes));
+    let lengths = lengths.collect::<HashMap<_, _>>();
+    let mut there = Vec::new();
+    for ((push, number), (segment, disk)) in &segments {
+        let key = names::part(names::SEGMENTS, *push, *number);
+        let wanted = segment.footer.segment_bytes();
+        match lengths.get(key.as_str()) {
+            None => verified
+                .problems
+                .push(format!("{key} is missing (of {disk})")),
+            Some(&len) if len != wanted => {
+                let problem = format!("{key} has {len} bytes, not {wanted} (of {disk})");
+                verified.problems.push(problem);
+            }
+            Some(_) => {
+                verified.segment_bytes += wanted;
+                there.push((key, *segment, disk.clone()));
+            }
+        }
+    }
+    verified.segments = segments.len() as u64;
+    count_unused(&listed, &segments, &mut verified);
+    let total = there.len() as u64;
+    let check = |(key, segment, disk): (String, SegmentRef, String)| async move {
+        let checked = check_segment(repository, &key, &segment, with_data).await;
+        checked.err().map(|error| format!("{error} (of {disk})"))
+    };
+    let mut checks = stream::iter(there).map(check).buffered(SEGMENTS_AT_ONCE);
+    let mut done = 0;
+    while let Some(problem) = checks.next().await {
+        verified.problems.extend(problem);
+        done += 1;
+        progress(done, total);
+    }
+    Ok(verified)
+}
+
+fn count_unused(
+    listed: &[crate::ObjectInfo],
+    segments: &BTreeMap<(PushId, u32), (SegmentRef, String)>,
+    verified: &mut Verified,
+) {
+    let is_unused = |key: &str| {
+        let part = names::parse_part(names::SEGMENTS, key);
+        part.is_none_or(|part| !segments.contains_key(&part))
+    };
+    for object in listed.iter().filter(|object| is_unused(&object.key)) {
+        verified.unused += 1;
+        verified.unused_bytes += object.len_bytes;
+    }
+}
+
+async fn look_at_map(
+    repository: &Repository,
+    disk: &Manifest,
+    seen: &mut HashSet<[u8; 32]>,
+    segments: &mut BTreeMap<(PushId, u32), (SegmentRef, String)>,
+    verified: &mut Verified,
+) {
+    let name = DiskName {
+        tag: disk.tag.clone(),
+        number: Some(disk.number),
+    };
+    let listed = disk.segment_numbers().collect::<HashSet<_>>();
+    for (number, at) in (0..).zip(&disk.pieces) {
+        let Some(at) = at.as_ref() else { continue };
+        // What another disk has shown to be whole; but the manifest must list its segments, too.
+        let is_new = seen.insert(at.hash.0);
+        let chunks = piece_chunks(disk.disk_bytes, number);
+        let piece = match pieces::load(repository, at, chunks).await {
+            Ok(piece) => piece,
+            Err(error) => {
+                verified.problems.push(format!("{error} (of {name})"));
+                continue;
+            }
+        };
+        for segment in piece.segments() {
+            let key = (segment.push, segment.number);
+            if !listed.contains(&key) {
+                let problem = format!("the manifest of {name} does not list all of its segments");
+                verified.problems.push(problem);
+            }
+            if is_new {
+                segments
+                    .entry(key)
+                    .or_insert_with(|| (*segment, name.to_string()));
+            }
+        }
+    }
+}
+
+async fn check_segment(
+    repository: &Repository,
+    key: &str,
+    segment: &SegmentRef,
+    with_data: bool,
+) -> Result<()> {
+    let objects = repository.objects();
+    let footer = segment.footer;
+    let range = match with_data {
+        true => 0..footer.index_range().end,
+        false => footer.index_range(),
+    };
+    let bytes = objects.get_range(key, range).await?;
+    let checked = lane::compute(move || {
+        let data_bytes = if with_data {
+            footer.data_bytes as usize
+        } else {
+            0
+        };
+        let (data, index) = bytes
+            .split_at_checked(data_bytes)
+            .ok_or_else(|| damaged("a segment ends too early"))?;
+        if *blake3::hash(index).as_bytes() != footer.index_hash {
+            return Err(damaged("a segment that is not what was written"));
+        }
+        let index = SegmentIndex::decode(index, footer.chunks)?;
+        if !with_data {
+            return Ok(());
+        }
+        for (number, chunk) in (0..).zip(index.chunks()) {
+            let range = index.range(number..number + 1);
+            let stored = range.and_then(|range| data.get(range.start as usize..range.end as usize));
+            let stored = stored.ok_or_else(|| damaged("a segment ends too early"))?;
+            decompress(stored, &chunk.hash)?;
+        }
+        Ok(())
+    });
+    checked.await.map_err(|error| repository.at(error, key))
+}

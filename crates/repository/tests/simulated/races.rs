@@ -1,0 +1,242 @@
+//! One push that is held up at one place while somebody else works.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use vellum::raw::{Raw, RawOptions};
+use vellum_io::ErrorKind;
+use vellum_io::executor::Executor;
+use vellum_repository::{
+    CHUNK_BYTES, Collected, GcOptions, Holder, Keep, Objects, PruneOptions, PushId, PushOptions,
+    Pushed, Repository, TagName, gc, prune, push, remove_tag, verify,
+};
+use vellum_storage::MemStorage;
+
+use crate::store::{Client, Store};
+
+type Shared = Arc<Mutex<Store>>;
+
+/// Something that runs by its own.
+struct Running<T> {
+    store: Shared,
+    executor: Executor,
+    client: usize,
+    done: Rc<RefCell<Option<T>>>,
+}
+
+impl<T: 'static> Running<T> {
+    fn new<F: Future<Output = T> + 'static>(
+        store: &Shared,
+        client: usize,
+        work: impl FnOnce(Repository) -> F,
+    ) -> Self {
+        let executor = Executor::new(|| {});
+        let done = Rc::new(RefCell::new(None));
+        let slot = done.clone();
+        let objects: Arc<dyn Objects> = Arc::new(Client::new(store, client));
+        // Opened by hand, since the work is made before anything runs.
+        let opened = Rc::new(RefCell::new(None));
+        let opening = opened.clone();
+        drop(executor.spawn(async move {
+            *opening.borrow_mut() = Some(Repository::open_or_make(objects).await.unwrap());
+        }));
+        let repository = loop {
+            executor.run_ready();
+            if let Some(repository) = opened.borrow_mut().take() {
+                break repository;
+            }
+            assert!(store.lock().step_of(client));
+        };
+        let work = work(repository);
+        drop(executor.spawn(async move {
+            let result = work.await;
+            *slot.borrow_mut() = Some(result);
+        }));
+        Running {
+            store: store.clone(),
+            executor,
+            client,
+            done,
+        }
+    }
+
+    /// Runs it until it is about to make an object of such a key.
+    fn run_until_it_makes(&self, prefix: &str) {
+        loop {
+            self.executor.run_ready();
+            assert!(self.done.borrow().is_none(), "it has ended before {prefix}");
+            let mut store = self.store.lock();
+            if store.is_asked_to_make(prefix) {
+                return;
+            }
+            assert!(store.step_of(self.client));
+        }
+    }
+
+    fn finish(self) -> T {
+        loop {
+            self.executor.run_ready();
+            if let Some(result) = self.done.borrow_mut().take() {
+                return result;
+            }
+            assert!(
+                self.store.lock().step_of(self.client),
+                "it waits for nothing"
+            );
+        }
+    }
+}
+
+fn holder(boot: &str) -> Holder {
+    Holder {
+        host: "elsewhere".to_owned(),
+        boot: boot.to_owned(),
+        pid_namespace: String::new(),
+        pid: 1,
+        started: String::new(),
+    }
+}
+
+fn tag(name: &str) -> TagName {
+    TagName::parse(name).unwrap()
+}
+
+/// A disk of chunks of so many kinds, beginning with `first`.
+fn pushing(
+    store: &Shared,
+    id: u8,
+    name: &'static str,
+    first: u32,
+    chunks: u32,
+) -> Running<vellum_io::Result<Pushed>> {
+    let mut bytes = vec![0; chunks as usize * CHUNK_BYTES as usize];
+    for (chunk, kind) in bytes.chunks_mut(CHUNK_BYTES as usize).zip(first..) {
+        chunk[..4].copy_from_slice(&(kind + 1).to_be_bytes());
+    }
+    let disk = Raw::open(
+        Arc::new(MemStorage::with_bytes(bytes)),
+        RawOptions::default(),
+    )
+    .unwrap();
+    Running::new(store, usize::from(id), move |repository| async move {
+        let options = PushOptions {
+            push: PushId([id; 16]),
+            holder: holder(&id.to_string()),
+            ..PushOptions::new(tag(name))?
+        };
+        let disk: Arc<dyn vellum::BlockDevice> = disk;
+        push(&repository, &disk, &options, |_, _| {}).await
+    })
+}
+
+fn removing(store: &Shared, name: &'static str) -> u64 {
+    let removing = Running::new(store, 1001, move |repository| async move {
+        remove_tag(&repository, &tag(name), &PruneOptions::default()).await
+    });
+    removing.finish().unwrap()
+}
+
+fn collecting(store: &Shared, stale: Duration) -> Collected {
+    let collecting = Running::new(store, 1000, move |repository| async move {
+        let options = GcOptions {
+            stale,
+            ..GcOptions::default()
+        };
+        gc(&repository, &options).await
+    });
+    collecting.finish().unwrap()
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn check(store: &Shared) {
+    let verifying = Running::new(store, 1002, |repository| async move {
+        verify(&repository, true, |_, _| {}).await
+    });
+    let verified = verifying.finish().unwrap();
+    assert_eq!(verified.problems, Vec::<String>::new());
+}
+
+#[test]
+fn what_a_push_has_seen_stays_until_it_has_ended() {
+    let store = Shared::default();
+    pushing(&store, 1, "one", 0, 3).finish().unwrap();
+    let slow = pushing(&store, 2, "two", 0, 3);
+    slow.run_until_it_makes("tags/two/");
+    assert_eq!(removing(&store, "one"), 1);
+    let collected = collecting(&store, DAY);
+    assert_eq!(collected.removed, 0);
+    assert!(collected.waiting > 0);
+    let pushed = slow.finish().unwrap();
+    assert_eq!(pushed.manifest.cost.new_bytes, 0);
+    check(&store);
+    assert_eq!(collecting(&store, DAY).waiting, 0);
+    check(&store);
+    assert_eq!(removing(&store, "two"), 1);
+    assert!(collecting(&store, DAY).removed > 0);
+    assert_eq!(collecting(&store, DAY), Collected::default());
+}
+
+#[test]
+fn what_no_disk_leads_to_is_sent_again() {
+    let store = Shared::default();
+    // Two segments, of which the second disk has the second one alone.
+    pushing(&store, 1, "one", 0, 300).finish().unwrap();
+    pushing(&store, 2, "one", 256, 44).finish().unwrap();
+    let pruning = Running::new(&store, 1003, |repository| async move {
+        let keep = Keep {
+            newest: Some(1),
+            within: None,
+        };
+        prune(&repository, &keep, &PruneOptions::default()).await
+    });
+    assert_eq!(pruning.finish().unwrap().len(), 1);
+    assert_eq!(collecting(&store, DAY).removed, 1);
+    let pushed = pushing(&store, 3, "two", 0, 256).finish().unwrap();
+    assert_eq!(pushed.manifest.cost.new_bytes, 256 * CHUNK_BYTES);
+    check(&store);
+}
+
+#[test]
+fn a_push_that_was_given_up_fails() {
+    let store = Shared::default();
+    pushing(&store, 1, "one", 0, 3).finish().unwrap();
+    let slow = pushing(&store, 2, "one", 5, 3);
+    slow.run_until_it_makes("tags/one/");
+    // Time passes with requests.
+    let collected = collecting(&store, Duration::ZERO);
+    assert_eq!(collected.given_up, 1);
+    let error = slow.finish().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed);
+    check(&store);
+    let pushed = pushing(&store, 3, "one", 5, 3).finish().unwrap();
+    // The second number was the one that was given up.
+    assert_eq!(pushed.manifest.number, 3);
+    check(&store);
+}
+
+#[test]
+fn of_two_pushes_to_a_tag_one_is_refused() {
+    let store = Shared::default();
+    let slow = pushing(&store, 1, "one", 0, 3);
+    slow.run_until_it_makes("segments/");
+    let error = pushing(&store, 2, "one", 5, 3).finish().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Locked);
+    slow.finish().unwrap();
+    pushing(&store, 3, "one", 5, 3).finish().unwrap();
+    check(&store);
+}
+
+#[test]
+fn removing_a_tag_ends_a_push_to_it() {
+    let store = Shared::default();
+    pushing(&store, 1, "one", 0, 3).finish().unwrap();
+    let slow = pushing(&store, 2, "one", 5, 3);
+    slow.run_until_it_makes("tags/one/");
+    assert_eq!(removing(&store, "one"), 1);
+    assert_eq!(slow.finish().unwrap_err().kind(), ErrorKind::Changed);
+    check(&store);
+}
